@@ -1,0 +1,53 @@
+"""Time as something that can be handed in."""
+
+import time
+from typing import Protocol
+
+from typing_extensions import override
+
+__all__ = ["Clock", "FakeClock", "SystemClock"]
+
+
+class Clock(Protocol):
+    """Monotonic seconds, and a way to wait for them."""
+
+    def now_s(self) -> float:
+        """Return monotonic seconds since some fixed moment."""
+        ...
+
+    def sleep(self, duration_s: float) -> None:
+        """Return after ``duration_s``."""
+        ...
+
+
+class SystemClock(Clock):
+    """The machine's monotonic clock."""
+
+    @override
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    @override
+    def sleep(self, duration_s: float) -> None:
+        time.sleep(duration_s)
+
+
+class FakeClock(Clock):
+    """A clock that moves only when told to; sleeping moves it."""
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now_s = start_s
+        self.slept_s: list[float] = []
+
+    @override
+    def now_s(self) -> float:
+        return self._now_s
+
+    @override
+    def sleep(self, duration_s: float) -> None:
+        self.slept_s.append(duration_s)
+        self.advance(duration_s)
+
+    def advance(self, duration_s: float) -> None:
+        """Move the clock forward."""
+        self._now_s += duration_s

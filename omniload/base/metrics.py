@@ -1,0 +1,52 @@
+"""The metrics registry: prometheus-client, one registry of our own.
+
+Metric names start with ``omniload_`` and end in their unit. A process that wants to
+be scraped calls ``serve``; it binds loopback unless told otherwise.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+__all__ = [
+    "BATCH_WAIT_SECONDS",
+    "IMBALANCE_RATIO",
+    "PLAN_SECONDS",
+    "REGISTRY",
+    "SAMPLES_SKIPPED",
+    "TOKENS_PLANNED",
+    "serve",
+]
+
+REGISTRY = CollectorRegistry()
+"""Holds this project's metrics and no one else's."""
+
+TOKENS_PLANNED = Counter(
+    "omniload_tokens_planned", "Tokens placed in plans", ["source"], registry=REGISTRY
+)
+SAMPLES_SKIPPED = Counter(
+    "omniload_samples_skipped",
+    "Records that could not be read and were skipped",
+    ["source"],
+    registry=REGISTRY,
+)
+IMBALANCE_RATIO = Gauge(
+    "omniload_imbalance_ratio",
+    "Heaviest microbatch over the mean, of the last plan",
+    registry=REGISTRY,
+)
+PLAN_SECONDS = Histogram(
+    "omniload_plan_seconds",
+    "Time to plan one step",
+    registry=REGISTRY,
+    buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+)
+BATCH_WAIT_SECONDS = Histogram(
+    "omniload_batch_wait_seconds",
+    "Time a rank waited for its batch",
+    registry=REGISTRY,
+    buckets=(0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+)
+
+
+def serve(port: int, *, address: str = "127.0.0.1") -> None:
+    """Answer scrapes of the registry at ``http://address:port/metrics`` from a daemon thread."""
+    start_http_server(port, addr=address, registry=REGISTRY)

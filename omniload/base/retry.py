@@ -1,0 +1,45 @@
+"""Retrying what may succeed later, and nothing else."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from omniload.base.errors import UnavailableError
+
+__all__ = ["backoff_s", "with_retries"]
+
+Result = TypeVar("Result")
+
+
+def backoff_s(
+    *, first_s: float = 0.1, factor: float = 2.0, longest_s: float = 5.0, attempts: int = 5
+) -> Iterator[float]:
+    """Yield the waits between ``attempts`` attempts: growing by ``factor``, capped at ``longest_s``."""
+    wait_s = first_s
+    for _ in range(attempts - 1):
+        yield min(wait_s, longest_s)
+        wait_s *= factor
+
+
+def with_retries(
+    attempt: Callable[[], Result], waits_s: Sequence[float], sleep: Callable[[float], None]
+) -> Result:
+    """Call ``attempt`` until it answers, waiting ``waits_s`` between attempts.
+
+    Only ``UnavailableError`` is retried: an integrity or configuration error would
+    be the same the second time.
+
+    Raises:
+        UnavailableError: The last attempt's, noting how many there were.
+    """
+    for wait_s in waits_s:
+        try:
+            return attempt()
+        except UnavailableError:
+            sleep(wait_s)
+    try:
+        return attempt()
+    except UnavailableError as error:
+        error.add_note(
+            f"gave up after {len(waits_s) + 1} attempts over {sum(waits_s):.1f} s of waiting"
+        )
+        raise

@@ -1,0 +1,108 @@
+"""Quantities as people write them: ``4MiB``, ``30s``, ``1.5T``."""
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+__all__ = [
+    "Bytes",
+    "Count",
+    "Seconds",
+    "format_bytes",
+    "format_count",
+    "parse_bytes",
+    "parse_count",
+    "parse_seconds",
+]
+
+_NUMBER = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
+
+_COUNT_OF_SUFFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
+_BYTES_OF_SUFFIX = {
+    "": 1,
+    "b": 1,
+    **{unit: 10 ** (3 * i) for i, unit in enumerate(("kb", "mb", "gb", "tb"), start=1)},
+    **{unit: 1 << (10 * i) for i, unit in enumerate(("kib", "mib", "gib", "tib"), start=1)},
+}
+_SECONDS_OF_SUFFIX = {
+    "": 1.0,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+}
+
+
+def _split(text: str, suffixes: list[str]) -> tuple[str, str]:
+    match = _NUMBER.match(text)
+    if match is None or match[2].lower() not in suffixes:
+        shown = ", ".join(suffix for suffix in suffixes if suffix)
+        raise ValueError(f"{text!r} is not a quantity; write a number with one of {shown}")
+    return match[1].replace("_", ""), match[2].lower()
+
+
+def _whole(text: str, scale_of: dict[str, int]) -> int:
+    number, suffix = _split(text, list(scale_of))
+    value = float(number) * scale_of[suffix] if "." in number else int(number) * scale_of[suffix]
+    if value != int(value):
+        raise ValueError(f"{text!r} is not a whole number of units")
+    return int(value)
+
+
+def parse_count(value: object) -> object:
+    """Read a count such as ``512k`` or ``1.5T`` (powers of 1000); leave numbers alone.
+
+    Raises:
+        ValueError: The text is not a number with a known suffix.
+    """
+    return _whole(value, _COUNT_OF_SUFFIX) if isinstance(value, str) else value
+
+
+def parse_bytes(value: object) -> object:
+    """Read a size such as ``4MiB`` (1024) or ``4MB`` (1000); leave numbers alone.
+
+    Raises:
+        ValueError: The text is not a number with a known suffix.
+    """
+    return _whole(value, _BYTES_OF_SUFFIX) if isinstance(value, str) else value
+
+
+def parse_seconds(value: object) -> object:
+    """Read a duration such as ``250ms``, ``30s`` or ``2h``; leave numbers alone.
+
+    Raises:
+        ValueError: The text is not a number with a known suffix.
+    """
+    if not isinstance(value, str):
+        return value
+    number, suffix = _split(value, list(_SECONDS_OF_SUFFIX))
+    return float(number) * _SECONDS_OF_SUFFIX[suffix]
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Write a size for people, in binary units with three significant digits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size_bytes) < 1024:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.3g} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.3g} TiB"
+
+
+def format_count(count: float) -> str:
+    """Write a count for people: ``950``, ``12.3k``, ``4.5M``."""
+    for suffix in ("", "k", "M", "G"):
+        if abs(count) < 1000:
+            return f"{count:.0f}" if suffix == "" else f"{count:.3g}{suffix}"
+        count /= 1000
+    return f"{count:.3g}T"
+
+
+Count = Annotated[int, BeforeValidator(parse_count), Field(ge=0)]
+"""A count in a configuration file; accepts ``512k``."""
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
+"""A size in a configuration file; accepts ``4MiB``."""
+Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(ge=0)]
+"""A duration in a configuration file; accepts ``30s``."""

@@ -1,0 +1,67 @@
+"""What a rank trains on.
+
+Shape suffixes:
+    R  rows of the microbatch      T  tokens in a row
+    D  documents (pieces) of all rows, in order; padding at a row's end counts as one
+    K  pieces that hold samples, without the padding
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["IGNORE_LABEL", "Batch", "Microbatch"]
+
+IGNORE_LABEL = -100
+"""Label of a token that predicts nothing, the value torch's cross entropy ignores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Microbatch:
+    """Packed rows with everything a varlen attention needs.
+
+    Rows lie end to end: flattened, ``cu_seqlens`` bounds every document, and a row's
+    padding is a document of its own, so the bounds always cover all ``R * T`` tokens.
+    """
+
+    tokens_RT: NDArray[np.int32]
+    """Token ids; 0 in the padding."""
+    labels_RT: NDArray[np.int32]
+    """The next token of the same document, also across a cut; ``IGNORE_LABEL`` at its end and in the padding."""
+    positions_RT: NDArray[np.int32]
+    """Place of the token in its piece, from 0."""
+    source_ids_RT: NDArray[np.int16]
+    """Number of the source; -1 in the padding."""
+    cu_seqlens: NDArray[np.int32]
+    """Boundaries of the documents in the flattened rows, ``[D + 1]``, from 0 to ``R * T``."""
+    keys_K4: NDArray[np.int64]
+    """Source, position, sub and first token of every piece: the address of its bytes."""
+
+    @property
+    def loss_mask_RT(self) -> NDArray[np.bool_]:
+        """True where a label is predicted."""
+        return np.not_equal(self.labels_RT, IGNORE_LABEL)
+
+    @property
+    def max_seqlen(self) -> int:
+        """Longest document."""
+        return int(np.diff(self.cu_seqlens).max(initial=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """All microbatches of one rank in one step, and what the plan says of the whole step."""
+
+    step: int
+    """Number of the step, from 0."""
+    microbatches: tuple[Microbatch, ...]
+    """In the order they are to be run."""
+    loss_tokens: int
+    """Labels predicted in the whole step over all ranks: divide summed losses by it."""
+    imbalance: float
+    """Heaviest rank over the mean, by cost."""
+    bound: float
+    """Least possible ``imbalance`` for the rows of the step."""
+    tokens_by_source: dict[str, int] = field(default_factory=dict)
+    """Tokens of each source in the whole step over all ranks."""

@@ -1,0 +1,331 @@
+"""The data-mix file: sources, weights in stages, packing, batch, balance.
+
+The file says what the user wrote. What only a run knows (ranks, mesh) is handed in
+beside it, so one file serves any number of ranks.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from omniload.base.config import StrictModel, load_yaml
+from omniload.base.units import Bytes, Count
+
+__all__ = [
+    "BalanceConfig",
+    "BatchConfig",
+    "BpeTokenizer",
+    "ByteTokenizer",
+    "JsonlSource",
+    "MixConfig",
+    "OnError",
+    "PackConfig",
+    "ParquetSource",
+    "RuntimeConfig",
+    "ShuffleConfig",
+    "SourceConfig",
+    "Stage",
+    "TextSource",
+    "TokenizerConfig",
+    "WeightsConfig",
+    "load_mix",
+]
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$", max_length=128)]
+
+
+class OnError(StrictModel):
+    """What happens to a record that cannot be decoded."""
+
+    policy: Literal["raise", "skip"] = "raise"
+    """``raise`` stops the run at the first one; ``skip`` counts it and goes on."""
+    limit: int = Field(default=100, ge=0)
+    """With ``skip``: more than this many bad records in a source stop the run."""
+
+
+class ShuffleConfig(StrictModel):
+    """How far the order of a source departs from the order of its files."""
+
+    method: Literal["none", "shards", "block"] = "block"
+    """``none``: as stored. ``shards``: shards permuted. ``block``: shards permuted, then rows inside a block."""
+    block_units: int = Field(default=4, ge=1, le=4096)
+    """Units (row groups, file ranges) whose rows are permuted together; they are held in memory decoded."""
+
+
+class _SourceBase(StrictModel):
+    path: str | tuple[str, ...]
+    """Files: paths, globs or URLs that fsspec opens; relative ones start at the mix file."""
+    tags: dict[Name, str] = {}
+    """Labels that travel with the source into reports."""
+    shuffle: ShuffleConfig = ShuffleConfig()
+    """Order of the records."""
+    on_error: OnError = OnError()
+    """What to do with a record that cannot be decoded."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The patterns as a tuple, however they were written."""
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+
+class ParquetSource(_SourceBase):
+    """Parquet shards; one row is one record."""
+
+    type: Literal["parquet"]
+    text: str | None = None
+    """Column of text, to be tokenised."""
+    tokens: str | None = None
+    """Column of token ids (a list of integers), used as they are."""
+
+    @model_validator(mode="after")
+    def _one_column(self) -> Self:
+        if (self.text is None) == (self.tokens is None):
+            raise ValueError(
+                f"text is {self.text!r} and tokens is {self.tokens!r}; name exactly one column"
+            )
+        return self
+
+
+class JsonlSource(_SourceBase):
+    """Lines of JSON objects, plain or compressed (``.zst``, ``.gz``); one line is one record."""
+
+    type: Literal["jsonl"]
+    text: str = "text"
+    """Key of the text."""
+    unit: Bytes = 4 << 20
+    """A plain shard is cut into ranges of about this size for random access; compressed ones are one range."""
+
+
+class TextSource(_SourceBase):
+    """Plain text; one file is one record."""
+
+    type: Literal["text"]
+    files_per_unit: int = Field(default=64, ge=1)
+    """Files read together."""
+
+
+# A closed list. The file names a format, never a class to import.
+SourceConfig = Annotated[ParquetSource | JsonlSource | TextSource, Field(discriminator="type")]
+
+
+class BpeTokenizer(StrictModel):
+    """A ``tokenizer.json`` of the Hugging Face tokenizers library."""
+
+    type: Literal["bpe"]
+    path: str
+    """The file; a relative path starts at the mix file."""
+    end_of_document: str | None = None
+    """Special token put after every document; it must be in the vocabulary."""
+
+
+class ByteTokenizer(StrictModel):
+    """UTF-8 bytes as tokens 0 to 255, and 256 after every document."""
+
+    type: Literal["bytes"]
+
+
+TokenizerConfig = Annotated[BpeTokenizer | ByteTokenizer, Field(discriminator="type")]
+
+
+class Stage(StrictModel):
+    """Source weights from one step onward."""
+
+    from_step: int = Field(ge=0)
+    """First step at which these weights hold (a ramp starts here)."""
+    weights: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(min_length=1)
+    """Relative weight of each source; they need not sum to one, and a source not named has weight 0."""
+    ramp_steps: int = Field(default=0, ge=0)
+    """Steps over which the weights move linearly from the stage before; 0 changes at once."""
+
+    @model_validator(mode="after")
+    def _some_weight(self) -> Self:
+        if not any(weight > 0 for weight in self.weights.values()):
+            raise ValueError(
+                f"weights are all 0 in the stage from step {self.from_step}; give one source a weight above 0"
+            )
+        return self
+
+
+class WeightsConfig(StrictModel):
+    """How much of each source is drawn."""
+
+    level: Literal["token", "sample"] = "token"
+    """What a weight counts."""
+    stop: Literal["never", "first_exhausted", "all_exhausted"] = "never"
+    """``never`` repeats sources for ever; the others end the run after the first or the last source's first epoch."""
+    stages: tuple[Stage, ...] = Field(min_length=1)
+    """Weights over time; the first stage starts at step 0."""
+
+    @model_validator(mode="after")
+    def _stages_follow_each_other(self) -> Self:
+        if self.stages[0].from_step != 0:
+            raise ValueError(
+                f"stages[0].from_step is {self.stages[0].from_step}; the first stage starts at step 0"
+            )
+        if self.stages[0].ramp_steps:
+            raise ValueError(
+                f"stages[0].ramp_steps is {self.stages[0].ramp_steps}; nothing comes before the first stage"
+            )
+        for i, (earlier, later) in enumerate(
+            zip(self.stages, self.stages[1:], strict=False), start=1
+        ):
+            if later.from_step < earlier.from_step + max(1, earlier.ramp_steps):
+                raise ValueError(
+                    f"stages[{i}].from_step is {later.from_step}, before the end of stage {i - 1} and its ramp "
+                    f"at step {earlier.from_step + max(1, earlier.ramp_steps)}; move it or shorten the ramp"
+                )
+        return self
+
+
+class PackConfig(StrictModel):
+    """How documents become rows of fixed length."""
+
+    length: Count = Field(ge=2)
+    """Tokens in a row."""
+    method: Literal["best_fit", "concat_and_split"] = "best_fit"
+    """``best_fit`` keeps documents whole; ``concat_and_split`` fills rows to the last token and cuts documents."""
+    overlong: Literal["split", "truncate", "drop"] = "split"
+    """A document longer than a row: cut into pieces, cut off, or left out (and counted)."""
+    lookahead_rows: int = Field(default=1, ge=0)
+    """Best fit chooses among documents for this many rows more than a step needs; the rest is carried to the next step."""
+
+
+class BatchConfig(StrictModel):
+    """How much one step trains on."""
+
+    tokens: Count = Field(ge=2)
+    """Tokens of a step over all ranks; a multiple of ``pack.length``."""
+    micro_tokens: Count = Field(ge=2)
+    """Most tokens in one microbatch of one rank; a multiple of ``pack.length``."""
+
+
+class BalanceConfig(StrictModel):
+    """How rows are dealt to ranks and microbatches."""
+
+    method: Literal["greedy_swap", "karmarkar_karp", "none"] = "greedy_swap"
+    """Balancing algorithm; ``none`` deals rows in order."""
+    linear: float = Field(default=768.0, ge=0, allow_inf_nan=False)
+    """Cost of a token; six times the width of the model is its feed-forward part."""
+    quadratic: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Cost of a token pair within a document: attention."""
+
+    @model_validator(mode="after")
+    def _some_cost(self) -> Self:
+        if self.linear == 0 and self.quadratic == 0:
+            raise ValueError("linear and quadratic are both 0; give a cost to balance")
+        return self
+
+
+class RuntimeConfig(StrictModel):
+    """How the data plane runs; none of this changes what is trained on."""
+
+    kind: Literal["auto", "local", "ray"] = "auto"
+    """``local``: threads in the trainer's process, one rank. ``ray``: actors. ``auto``: local for one rank."""
+    prefetch_steps: int = Field(default=4, ge=1, le=1024)
+    """Steps built ahead of the slowest rank."""
+    loaders: int = Field(default=0, ge=0)
+    """Source loader actors; 0 groups sources by their cost."""
+    constructors: int = Field(default=0, ge=0)
+    """Data constructor actors; 0 starts one for every 8 data-parallel ranks."""
+
+
+class MixConfig(StrictModel):
+    """A declared mix of sources."""
+
+    version: Literal[1]
+    """Version of this format."""
+    seed: int = Field(ge=0, lt=1 << 63)
+    """Decides every order; the same seed gives the same samples in every step."""
+    sources: dict[Name, SourceConfig] = Field(min_length=1)
+    """The sources by name."""
+    mix: WeightsConfig
+    """Weights over time."""
+    pack: PackConfig
+    """Rows."""
+    batch: BatchConfig
+    """Size of a step."""
+    tokenizer: TokenizerConfig | None = None
+    """Needed when a source holds text."""
+    balance: BalanceConfig = BalanceConfig()
+    """Equal work."""
+    runtime: RuntimeConfig = RuntimeConfig()
+    """Threads or actors."""
+
+    @field_validator("batch")
+    @classmethod
+    def _micro_fits(cls, batch: BatchConfig) -> BatchConfig:
+        if batch.micro_tokens > batch.tokens:
+            raise ValueError(
+                f"micro_tokens is {batch.micro_tokens}, more than tokens {batch.tokens}; lower it"
+            )
+        return batch
+
+    @model_validator(mode="after")
+    def _weights_name_declared_sources(self) -> Self:
+        for i, stage in enumerate(self.mix.stages):
+            if unknown := sorted(stage.weights.keys() - self.sources.keys()):
+                raise ValueError(
+                    f"mix.stages[{i}].weights names {unknown}, not among sources "
+                    f"{sorted(self.sources)}; declare the source or remove the weight"
+                )
+        named = {
+            name
+            for stage in self.mix.stages
+            for name, weight in stage.weights.items()
+            if weight > 0
+        }
+        if unused := sorted(self.sources.keys() - named):
+            raise ValueError(
+                f"sources {unused} have no weight in any stage; give them one or remove them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rows_fill_the_batch(self) -> Self:
+        for key in ("tokens", "micro_tokens"):
+            value = getattr(self.batch, key)
+            if value % self.pack.length:
+                raise ValueError(
+                    f"batch.{key} is {value}, not a multiple of pack.length {self.pack.length}; "
+                    f"use {max(1, round(value / self.pack.length)) * self.pack.length}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _text_has_a_tokenizer(self) -> Self:
+        if self.tokenizer is None:
+            for name, source in self.sources.items():
+                if source.type != "parquet" or source.text is not None:
+                    raise ValueError(
+                        f"sources.{name} holds text and there is no tokenizer; add a tokenizer"
+                    )
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Source names in the order of the file; a source's number is its place here."""
+        return tuple(self.sources)
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of one step over all ranks."""
+        return self.batch.tokens // self.pack.length
+
+    @property
+    def rows_per_microbatch(self) -> int:
+        """Most rows in one microbatch."""
+        return self.batch.micro_tokens // self.pack.length
+
+
+def load_mix(path: str | Path) -> tuple[MixConfig, Path]:
+    """Read a mix file.
+
+    Returns:
+        The mix, and the folder that its relative paths start at.
+
+    Raises:
+        ConfigError: The file is missing or faulty; every fault with its line.
+    """
+    file = Path(path)
+    return load_yaml(file, MixConfig), file.resolve().parent

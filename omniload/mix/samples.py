@@ -1,0 +1,61 @@
+"""Metadata of samples: what the planner knows of them. Never their payload.
+
+Shape suffixes:
+    N  samples of one source, in position order
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["SampleTable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleTable:
+    """Samples made from the raw positions ``start`` to ``stop`` of a source.
+
+    A raw record may give no sample (it was dropped) or several; ``subs_N`` numbers
+    those of one record from 0. Positions run on over epochs:
+    ``epoch = position // positions_in_an_epoch``.
+    """
+
+    start: int
+    """First raw position covered."""
+    stop: int
+    """First raw position no longer covered."""
+    positions_N: NDArray[np.int64]
+    """Raw position of each sample; never falling."""
+    subs_N: NDArray[np.int32]
+    """Number of the sample within its record."""
+    lengths_N: NDArray[np.int32]
+    """Tokens in each sample, at least 1."""
+
+    def __len__(self) -> int:
+        return len(self.positions_N)
+
+    @classmethod
+    def empty(cls, at: int) -> Self:
+        """Return a table that covers nothing, at position ``at``."""
+        return cls(
+            start=at,
+            stop=at,
+            positions_N=np.empty(0, np.int64),
+            subs_N=np.empty(0, np.int32),
+            lengths_N=np.empty(0, np.int32),
+        )
+
+    def followed_by(self, other: "SampleTable") -> "SampleTable":
+        """Return this table and the one that starts where it stops, as one."""
+        assert other.start == self.stop, (
+            f"a table from {other.start} does not follow one that stops at {self.stop}"
+        )
+        return SampleTable(
+            start=self.start,
+            stop=other.stop,
+            positions_N=np.concatenate((self.positions_N, other.positions_N)),
+            subs_N=np.concatenate((self.subs_N, other.subs_N)),
+            lengths_N=np.concatenate((self.lengths_N, other.lengths_N)),
+        )

@@ -1,0 +1,37 @@
+"""Weights of the sources at a step: stages, and linear ramps between them."""
+
+from collections.abc import Sequence
+
+from omniload.mix.config import MixConfig, Stage
+
+__all__ = ["boundaries", "weights_at"]
+
+
+def weights_at(stages: Sequence[Stage], names: Sequence[str], step: int) -> tuple[float, ...]:
+    """Return the share of each source at ``step``; they sum to one.
+
+    A ramp moves from the shares of the stage before to those of its own stage, one
+    equal part a step: at its ``i``-th step, ``i`` from 1, the part done is
+    ``i / ramp_steps``.
+    """
+    current = max(i for i, stage in enumerate(stages) if stage.from_step <= step)
+    stage = stages[current]
+    target = _shares(stage, names)
+    done = step - stage.from_step + 1
+    if done >= stage.ramp_steps:
+        return target
+    before = _shares(stages[current - 1], names)
+    part = done / stage.ramp_steps
+    return tuple(b + (t - b) * part for b, t in zip(before, target, strict=True))
+
+
+def boundaries(mix: MixConfig) -> tuple[int, ...]:
+    """Return the steps at which weights start or stop to change."""
+    stages = mix.mix.stages
+    return tuple(sorted({step for s in stages for step in (s.from_step, s.from_step + s.ramp_steps)}))
+
+
+def _shares(stage: Stage, names: Sequence[str]) -> tuple[float, ...]:
+    weights = [stage.weights.get(name, 0.0) for name in names]
+    total = sum(weights)
+    return tuple(weight / total for weight in weights)

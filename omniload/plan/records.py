@@ -1,0 +1,116 @@
+"""What a plan says: the pieces of every row of a step, and where each row goes.
+
+Shape suffixes:
+    P  pieces of documents, grouped by row, in their order within it
+    R  rows of the step
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["PieceTable", "StepPlan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceTable:
+    """Parts of samples, each addressed by its key ``(source, position, sub)`` and a token range."""
+
+    sources_P: NDArray[np.int32]
+    """Number of the source."""
+    positions_P: NDArray[np.int64]
+    """Raw position in the source."""
+    subs_P: NDArray[np.int32]
+    """Number of the sample within its record."""
+    starts_P: NDArray[np.int32]
+    """First token of the sample that belongs to the piece."""
+    stops_P: NDArray[np.int32]
+    """First token that no longer does."""
+    sizes_P: NDArray[np.int32]
+    """Tokens of the whole sample; a piece that stops short of it has a next token to predict."""
+
+    def __len__(self) -> int:
+        return len(self.sources_P)
+
+    @property
+    def lengths_P(self) -> NDArray[np.int32]:
+        """Tokens in each piece."""
+        return self.stops_P - self.starts_P
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> "PieceTable":
+        """Return the pieces at ``indices``."""
+        return PieceTable(**{name: getattr(self, name)[indices] for name in PIECE_COLUMNS})
+
+    @staticmethod
+    def concatenated(tables: "list[PieceTable]") -> "PieceTable":
+        """Return the pieces of all tables, in order."""
+        return PieceTable(
+            **{name: np.concatenate([getattr(t, name) for t in tables]) for name in PIECE_COLUMNS}
+        )
+
+    @staticmethod
+    def empty() -> "PieceTable":
+        """Return a table of no pieces."""
+        return PieceTable(**{name: np.empty(0, dtype) for name, dtype in PIECE_COLUMNS.items()})
+
+
+PIECE_COLUMNS: dict[str, type[np.generic]] = {
+    "sources_P": np.int32,
+    "positions_P": np.int64,
+    "subs_P": np.int32,
+    "starts_P": np.int32,
+    "stops_P": np.int32,
+    "sizes_P": np.int32,
+}
+"""Columns of a ``PieceTable`` and their types, in the order of the digest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One step: which pieces make up which row, and which microbatch of which rank trains on it.
+
+    Membership (``pieces`` and ``row_offsets``) does not depend on the number of ranks;
+    ``dp_ranks_R`` and ``microbatches_R`` alone do.
+    """
+
+    step: int
+    """Number of the step, from 0."""
+    pieces: PieceTable
+    """All pieces, grouped by row."""
+    row_offsets: NDArray[np.int64]
+    """Boundaries of the rows in ``pieces``, ``[R + 1]``."""
+    dp_ranks_R: NDArray[np.int32]
+    """Data-parallel rank of each row."""
+    microbatches_R: NDArray[np.int32]
+    """Microbatch of each row within its rank."""
+    num_microbatches: int
+    """Microbatches of every rank in this step."""
+    imbalance: float
+    """Heaviest rank over the mean, by cost."""
+    bound: float
+    """Least possible ``imbalance`` for these rows: the same quotient for the reachable lower bound."""
+    mix_revision: int = 0
+    """Revision of the mix under which the step was drawn."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the step."""
+        return len(self.row_offsets) - 1
+
+    def membership_digest(self) -> str:
+        """Return a digest of what is trained on: equal whatever the ranks, loaders or timing."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(np.int64(self.step).tobytes())
+        digest.update(self.row_offsets.astype("<i8").tobytes())
+        for name, dtype in PIECE_COLUMNS.items():
+            digest.update(
+                getattr(self.pieces, name).astype(np.dtype(dtype).newbyteorder("<")).tobytes()
+            )
+        return digest.hexdigest()
+
+    def rows_of(self, dp_rank: int, microbatch: int) -> NDArray[np.int64]:
+        """Return the rows of one microbatch of one data-parallel rank, in plan order."""
+        return np.flatnonzero((self.dp_ranks_R == dp_rank) & (self.microbatches_R == microbatch))
