@@ -13,7 +13,7 @@ _ROOT = "omniload"
 
 def get_logger(name: str) -> logging.Logger:
     """Return the project's logger for a module; pass ``__name__``."""
-    return logging.getLogger(name if name.split(".")[0] == _ROOT else f"{_ROOT}.{name}")
+    return logging.getLogger(name if name.startswith(f"{_ROOT}.") else f"{_ROOT}.{name}")
 
 
 def set_up_logging(level: str = "INFO", *, role: str = "") -> None:

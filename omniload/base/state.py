@@ -7,7 +7,7 @@ from omniload.base.errors import StateError
 
 __all__ = ["Json", "JsonObject", "Stateful", "require_version"]
 
-Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 JsonObject: TypeAlias = dict[str, Json]
 
 

@@ -1,1 +1,4 @@
-"""What is drawn: the YAML, weights at a step, the order of a source, cursors, journal. Pure; no I/O but the journal file."""
+"""What is drawn: the YAML, weights at a step, order of a source, cursors, journal.
+
+Pure, but for the journal's file.
+"""

@@ -56,7 +56,7 @@ class ShuffleConfig(StrictModel):
 class _SourceBase(StrictModel):
     path: str | tuple[str, ...]
     """Files: paths, globs or URLs that fsspec opens; relative ones start at the mix file."""
-    tags: dict[Name, str] = {}
+    tags: dict[Name, str] = Field(default_factory=dict)
     """Labels that travel with the source into reports."""
     shuffle: ShuffleConfig = ShuffleConfig()
     """Order of the records."""
@@ -188,7 +188,7 @@ class PackConfig(StrictModel):
     overlong: Literal["split", "truncate", "drop"] = "split"
     """A document longer than a row: cut into pieces, cut off, or left out (and counted)."""
     lookahead_rows: int = Field(default=1, ge=0)
-    """Best fit chooses among documents for this many rows more than a step needs; the rest is carried to the next step."""
+    """Best fit chooses among documents for this many rows more than it fills; the rest waits for the next step."""
 
 
 class BatchConfig(StrictModel):

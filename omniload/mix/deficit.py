@@ -29,6 +29,8 @@ __all__ = ["WEIGHT_ONE", "Drawn", "draw", "integer_weights"]
 WEIGHT_ONE = 1 << 30
 """Integer weights sum to this: a share is met to about one part in a billion."""
 
+_TICK_BITS = 32
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
@@ -59,7 +61,9 @@ def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
             raise ValueError(f"weights[{i}] is {weight}; a weight is finite and at least 0")
     total = float(sum(weights))
     if total <= 0:
-        raise ValueError(f"weights {list(weights)} sum to {total}; give one source a weight above 0")
+        raise ValueError(
+            f"weights {list(weights)} sum to {total}; give one source a weight above 0"
+        )
     exact = [weight / total * WEIGHT_ONE for weight in weights]
     whole = [max(int(value), 1) if value > 0 else 0 for value in exact]
     by_remainder = sorted(
@@ -111,7 +115,10 @@ def draw(
 
 
 def _serve(
-    lengths: Sequence[NDArray[np.integer]], weights_S: Sequence[int], credits_S: Sequence[int], budget: int
+    lengths: Sequence[NDArray[np.integer]],
+    weights_S: Sequence[int],
+    credits_S: Sequence[int],
+    budget: int,
 ) -> tuple[list[int], list[int], list[int], int | None]:
     """Run the queueing discipline in virtual time: tokens drawn by this call.
 
@@ -124,25 +131,30 @@ def _serve(
     served = [0] * len(queues)
     order: list[int] = []
     now = 0
-    # Keys are exact integers over a common divisor only per source, so they are compared as
-    # quotients in floating point: identical on every machine, and a rounding only delays a
-    # sample that is due within 1e-15 of another.
-    waiting = [(-credits_S[s] / weights_S[s], s) for s in range(len(queues)) if weights_S[s] > 0]
+    # Times are floors in units of 2**-32 token. Floors shift exactly with the origin of time, so
+    # cutting a draw in two cannot change the order; quotients in floating point could.
+    waiting = [
+        ((-credits_S[s] << _TICK_BITS) // weights_S[s], s)
+        for s in range(len(queues))
+        if weights_S[s] > 0
+    ]
     heapq.heapify(waiting)
-    started: list[tuple[float, int]] = []
+    started: list[tuple[int, int]] = []
 
     while now < budget:
-        while waiting and (waiting[0][0] <= now or not started):
+        ticks = now << _TICK_BITS
+        while waiting and (waiting[0][0] <= ticks or not started):
             _, s = heapq.heappop(waiting)
             if counts[s] == len(queues[s]):
                 return order, counts, served, s
-            due = WEIGHT_ONE * (served[s] + queues[s][counts[s]]) - credits_S[s]
-            heapq.heappush(started, (due / weights_S[s], s))
+            finish = WEIGHT_ONE * (served[s] + queues[s][counts[s]]) - credits_S[s]
+            heapq.heappush(started, ((finish << _TICK_BITS) // weights_S[s], s))
         _, s = heapq.heappop(started)
         length = queues[s][counts[s]]
         order.append(s)
         counts[s] += 1
         served[s] += length
         now += length
-        heapq.heappush(waiting, ((WEIGHT_ONE * served[s] - credits_S[s]) / weights_S[s], s))
+        start = WEIGHT_ONE * served[s] - credits_S[s]
+        heapq.heappush(waiting, ((start << _TICK_BITS) // weights_S[s], s))
     return order, counts, served, None

@@ -28,7 +28,9 @@ def weights_at(stages: Sequence[Stage], names: Sequence[str], step: int) -> tupl
 def boundaries(mix: MixConfig) -> tuple[int, ...]:
     """Return the steps at which weights start or stop to change."""
     stages = mix.mix.stages
-    return tuple(sorted({step for s in stages for step in (s.from_step, s.from_step + s.ramp_steps)}))
+    return tuple(
+        sorted({step for s in stages for step in (s.from_step, s.from_step + s.ramp_steps)})
+    )
 
 
 def _shares(stage: Stage, names: Sequence[str]) -> tuple[float, ...]:
