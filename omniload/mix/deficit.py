@@ -41,9 +41,9 @@ class Drawn:
     counts_S: NDArray[np.int64]
     """Samples taken from the head of each source."""
     credits_S: tuple[int, ...]
-    """Credit of each source afterwards, in tokens times ``WEIGHT_ONE``."""
-    tokens: int
-    """Tokens drawn."""
+    """Credit of each source afterwards, in the unit of ``lengths`` times ``WEIGHT_ONE``."""
+    served_S: tuple[int, ...]
+    """What was drawn of each source, in the unit of ``lengths``."""
     starved: int | None
     """Source whose next sample was due and not at hand; ``None`` when the budget was reached."""
 
@@ -83,6 +83,7 @@ def draw(
     credits_S: Sequence[int],
     *,
     budget: int,
+    sizes: Sequence[NDArray[np.integer]] | None = None,
 ) -> Drawn:
     """Draw samples until they hold ``budget`` tokens.
 
@@ -91,46 +92,50 @@ def draw(
 
     Args:
         lengths: What each source has at hand: the length of its next samples, in order, ``[S]``;
-            with weights by samples, ones.
+            what weights count. With weights by samples, ones.
         weights_S: Integer weights from ``integer_weights``.
         credits_S: Credits left by the draw before; zeros at the start.
         budget: Tokens to draw; the last sample may exceed it.
+        sizes: Tokens of the same samples where ``lengths`` counts something else.
 
     Returns:
         The draw. With constant weights every source's tokens stay within one sample
         (the longest of any source) of its share, above and below, after every sample.
     """
-    order, counts, served, starved = _serve(lengths, weights_S, credits_S, budget)
-    tokens = sum(served)
+    units = [column.tolist() for column in lengths]
+    tokens = units if sizes is None else [column.tolist() for column in sizes]
+    order, counts, served, starved = _serve(units, tokens, weights_S, credits_S, budget)
+    total = sum(served)
     return Drawn(
         sources_N=np.asarray(order, np.int32),
         counts_S=np.asarray(counts, np.int64),
         credits_S=tuple(
-            credit + weight * tokens - WEIGHT_ONE * taken
+            credit + weight * total - WEIGHT_ONE * taken
             for credit, weight, taken in zip(credits_S, weights_S, served, strict=True)
         ),
-        tokens=tokens,
+        served_S=tuple(served),
         starved=starved,
     )
 
 
 def _serve(
-    lengths: Sequence[NDArray[np.integer]],
+    queues: list[list[int]],
+    tokens: list[list[int]],
     weights_S: Sequence[int],
     credits_S: Sequence[int],
     budget: int,
 ) -> tuple[list[int], list[int], list[int], int | None]:
-    """Run the queueing discipline in virtual time: tokens drawn by this call.
+    """Run the queueing discipline in virtual time, from 0 at the start of this call.
 
     A source's next sample *starts* when its credit reaches 0 and *finishes* when the
     whole sample is owed; both move only when the source is drawn, which makes a draw
     ``O(log S)``: sources wait by start, and those that have started by finish.
     """
-    queues = [column.tolist() for column in lengths]
     counts = [0] * len(queues)
     served = [0] * len(queues)
     order: list[int] = []
-    now = 0
+    now = 0  # virtual time: what was served in all
+    left = budget
     # Times are floors in units of 2**-32 token. Floors shift exactly with the origin of time, so
     # cutting a draw in two cannot change the order; quotients in floating point could.
     waiting = [
@@ -141,7 +146,7 @@ def _serve(
     heapq.heapify(waiting)
     started: list[tuple[int, int]] = []
 
-    while now < budget:
+    while left > 0:
         ticks = now << _TICK_BITS
         while waiting and (waiting[0][0] <= ticks or not started):
             _, s = heapq.heappop(waiting)
@@ -151,6 +156,7 @@ def _serve(
             heapq.heappush(started, ((finish << _TICK_BITS) // weights_S[s], s))
         _, s = heapq.heappop(started)
         length = queues[s][counts[s]]
+        left -= tokens[s][counts[s]]
         order.append(s)
         counts[s] += 1
         served[s] += length

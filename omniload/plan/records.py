@@ -1,71 +1,18 @@
 """What a plan says: the pieces of every row of a step, and where each row goes.
 
 Shape suffixes:
-    P  pieces of documents, grouped by row, in their order within it
     R  rows of the step
 """
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PieceTable", "StepPlan"]
+from omniload.mix.pieces import PIECE_COLUMNS, PieceTable
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PieceTable:
-    """Parts of samples, each addressed by its key ``(source, position, sub)`` and a token range."""
-
-    sources_P: NDArray[np.int32]
-    """Number of the source."""
-    positions_P: NDArray[np.int64]
-    """Raw position in the source."""
-    subs_P: NDArray[np.int32]
-    """Number of the sample within its record."""
-    starts_P: NDArray[np.int32]
-    """First token of the sample that belongs to the piece."""
-    stops_P: NDArray[np.int32]
-    """First token that no longer does."""
-    sizes_P: NDArray[np.int32]
-    """Tokens of the whole sample; a piece that stops short of it has a next token to predict."""
-
-    def __len__(self) -> int:
-        return len(self.sources_P)
-
-    @property
-    def lengths_P(self) -> NDArray[np.int32]:
-        """Tokens in each piece."""
-        return self.stops_P - self.starts_P
-
-    def take(self, indices: NDArray[np.integer[Any]]) -> "PieceTable":
-        """Return the pieces at ``indices``."""
-        return PieceTable(**{name: getattr(self, name)[indices] for name in PIECE_COLUMNS})
-
-    @staticmethod
-    def concatenated(tables: "list[PieceTable]") -> "PieceTable":
-        """Return the pieces of all tables, in order."""
-        return PieceTable(
-            **{name: np.concatenate([getattr(t, name) for t in tables]) for name in PIECE_COLUMNS}
-        )
-
-    @staticmethod
-    def empty() -> "PieceTable":
-        """Return a table of no pieces."""
-        return PieceTable(**{name: np.empty(0, dtype) for name, dtype in PIECE_COLUMNS.items()})
-
-
-PIECE_COLUMNS: dict[str, type[np.generic]] = {
-    "sources_P": np.int32,
-    "positions_P": np.int64,
-    "subs_P": np.int32,
-    "starts_P": np.int32,
-    "stops_P": np.int32,
-    "sizes_P": np.int32,
-}
-"""Columns of a ``PieceTable`` and their types, in the order of the digest."""
+__all__ = ["StepPlan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
