@@ -1,0 +1,273 @@
+"""The manifest: what stands at the path of a striped file, a symbolic link, or a file with attributes.
+
+A manifest is a header of 4096 bytes, a body, and a tail, laid out byte by byte in
+``docs/design/0010-fusefs-format.md``. Its size is ``RESIDUE`` modulo 4096, so a
+listing tells apart nearly every plain file without opening it; magic at both ends
+decides, and both header and body carry a checksum. A manifest is published last
+and atomically: whoever reads it whole can rely on every object it names.
+"""
+
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import orjson
+import xxhash
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError
+
+from fusefs.layout import StripeLayout
+from omniload.base.config import StrictModel
+from omniload.base.errors import IntegrityError, StateError
+
+__all__ = [
+    "HEADER_BYTES",
+    "MAGIC",
+    "VERSION",
+    "Header",
+    "Manifest",
+    "Segment",
+    "decode_header",
+    "decode_manifest",
+    "encode_manifest",
+    "has_manifest_size",
+    "unit_checksum",
+]
+
+VERSION = 1
+MAGIC = b'{"omnifs":'
+TAIL = b"\nomnifs\n"
+HEADER_BYTES = 4096
+RESIDUE = 1365
+"""Size of every manifest modulo 4096: odd, so no padded or block-sized plain file has it."""
+_SUM_BYTES = 18  # b"\n", 16 hexadecimal digits, b"\n"
+
+_SEGMENT = np.dtype(
+    [("id", "V16"), ("size", "<u8"), ("unit", "<u4"), ("count", "<u2"), ("reserved", "<u2")]
+)
+
+
+class Header(StrictModel):
+    """The JSON of a manifest's first 4096 bytes: all that ``stat`` needs."""
+
+    omnifs: int
+    """Version of the format."""
+    kind: Literal["file", "symlink"]
+    size: int = Field(ge=0)
+    """Bytes of the logical file; of the target for a symbolic link."""
+    mtime_ns: int
+    mode: int = Field(ge=0, le=0o7777)
+    """Permission bits."""
+    segments: int = Field(ge=0)
+    """Segment records in the body."""
+    units: int = Field(ge=0)
+    """Unit checksums in the body."""
+    inline: int = Field(ge=0)
+    """Bytes of the file held in the body itself."""
+    target: str | None = None
+    """Target of a symbolic link."""
+    xattrs: dict[str, str] = Field(default_factory=dict)
+    """Extended attributes, values in hexadecimal."""
+    body_xxh3: str
+    """xxh3-64 of the body, 16 hexadecimal digits."""
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of the body."""
+        return self.segments * _SEGMENT.itemsize + self.units * 8 + self.inline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A range of the file striped in one go; its objects are named by ``segment_id`` and never change."""
+
+    segment_id: str
+    """32 hexadecimal digits, random."""
+    layout: StripeLayout
+    size_bytes: int
+    checksums_U: NDArray[np.uint64]
+    """xxh3-64 of every unit, ``[U]``."""
+
+    def object_paths(self) -> list[str]:
+        """Return the paths of all objects of the segment."""
+        count = self.layout.num_objects(self.size_bytes)
+        return [self.object_path(number) for number in range(count)]
+
+    def object_path(self, number: int) -> str:
+        """Return the path of one object; 256 folders keep each of them short."""
+        return object_path(self.segment_id, number)
+
+
+def object_path(segment_id: str, number: int) -> str:
+    """Return where object ``number`` of a segment lies on the store."""
+    return f".omnifs/objects/{segment_id[:2]}/{segment_id}.{number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A logical file: its attributes, and either its segments in order, its bytes, or its target."""
+
+    kind: Literal["file", "symlink"] = "file"
+    mtime_ns: int
+    mode: int = 0o644
+    segments: tuple[Segment, ...] = ()
+    inline: bytes = b""
+    target: str | None = None
+    xattrs: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the logical file."""
+        if self.target is not None:
+            return len(self.target.encode())
+        return len(self.inline) + sum(segment.size_bytes for segment in self.segments)
+
+    def object_paths(self) -> list[str]:
+        """Return the paths of every object the manifest names."""
+        return [path for segment in self.segments for path in segment.object_paths()]
+
+
+def unit_checksum(unit: bytes | bytearray | memoryview) -> int:
+    """Return the xxh3-64 of one stripe unit."""
+    return xxhash.xxh3_64_intdigest(unit)
+
+
+def has_manifest_size(size_bytes: int) -> bool:
+    """Tell whether a store file of ``size_bytes`` may be a manifest; if not, it is a plain file."""
+    return size_bytes % 4096 == RESIDUE and size_bytes > HEADER_BYTES
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the bytes of a manifest.
+
+    Raises:
+        ValueError: Target and extended attributes together do not fit the header.
+    """
+    records = np.zeros(len(manifest.segments), _SEGMENT)
+    for record, segment in zip(records, manifest.segments, strict=True):
+        record["id"] = np.void(binascii.unhexlify(segment.segment_id))
+        record["size"] = segment.size_bytes
+        record["unit"] = segment.layout.unit_bytes
+        # 256 objects at most, so 16 bits are ample.
+        record["count"] = segment.layout.stripe_count
+    sums = [segment.checksums_U.astype("<u8").tobytes() for segment in manifest.segments]
+    body = b"".join([records.tobytes(), *sums, manifest.inline])
+    header = Header(
+        omnifs=VERSION,
+        kind=manifest.kind,
+        size=manifest.size_bytes,
+        mtime_ns=manifest.mtime_ns,
+        mode=manifest.mode,
+        segments=len(records),
+        units=sum(len(segment.checksums_U) for segment in manifest.segments),
+        inline=len(manifest.inline),
+        target=manifest.target,
+        xattrs={name: value.hex() for name, value in manifest.xattrs.items()},
+        body_xxh3=xxhash.xxh3_64_hexdigest(body),
+    )
+    text = orjson.dumps(header.model_dump())
+    room = HEADER_BYTES - _SUM_BYTES
+    if len(text) > room:
+        raise ValueError(
+            f"attributes need a header of {len(text)} bytes, more than {room}; "
+            "shorten the link target or the extended attributes"
+        )
+    text = text.ljust(room)
+    digest = xxhash.xxh3_64_hexdigest(text).encode()
+    used = HEADER_BYTES + len(body) + len(TAIL)
+    padding = b" " * ((RESIDUE - used) % 4096)
+    return b"".join([text, b"\n", digest, b"\n", body, padding, TAIL])
+
+
+def decode_header(head: bytes | memoryview, *, name: str) -> Header:
+    """Read the first ``HEADER_BYTES`` of a manifest.
+
+    Args:
+        head: At least those bytes.
+        name: Path for messages.
+
+    Raises:
+        IntegrityError: The header is cut short or does not match its checksum.
+        StateError: Another version wrote it.
+    """
+    block = bytes(head[:HEADER_BYTES])
+    text = block[: HEADER_BYTES - _SUM_BYTES]
+    found = block[len(text) + 1 : len(text) + 17]
+    if len(block) < HEADER_BYTES or xxhash.xxh3_64_hexdigest(text).encode() != found:
+        raise IntegrityError(
+            f"manifest {name!r}: header of {len(block)} bytes does not match its checksum "
+            f"{found.decode('ascii', 'replace')!r}; restore the file from another copy"
+        )
+    value = orjson.loads(text)
+    if value.get("omnifs") != VERSION:
+        raise StateError(
+            f"manifest {name!r} has version {value.get('omnifs')!r}, this code reads {VERSION}; "
+            "use the release that wrote it"
+        )
+    try:
+        return Header.model_validate(value)
+    except ValidationError as error:
+        raise IntegrityError(f"manifest {name!r}: header breaks the format: {error}") from error
+
+
+def decode_manifest(data: bytes | memoryview, *, name: str) -> Manifest:
+    """Read a whole manifest.
+
+    Raises:
+        IntegrityError: It is cut short, altered, or contradicts itself.
+        StateError: Another version wrote it.
+    """
+    header = decode_header(data[:HEADER_BYTES], name=name)
+    body = bytes(data[HEADER_BYTES : HEADER_BYTES + header.body_bytes])
+    digest = xxhash.xxh3_64_hexdigest(body)
+    whole = has_manifest_size(len(data)) and bytes(data[-len(TAIL) :]) == TAIL
+    if not whole or len(body) < header.body_bytes or digest != header.body_xxh3:
+        raise IntegrityError(
+            f"manifest {name!r}: body has checksum {digest}, header says {header.body_xxh3}; "
+            f"{len(data)} bytes read; restore the file from another copy"
+        )
+    split = header.segments * _SEGMENT.itemsize
+    records = np.frombuffer(body[:split], _SEGMENT)
+    sums_U = np.frombuffer(body[split : split + header.units * 8], "<u8")
+    manifest = Manifest(
+        kind=header.kind,
+        mtime_ns=header.mtime_ns,
+        mode=header.mode,
+        segments=tuple(_segments(records, sums_U, name)),
+        inline=body[split + header.units * 8 :],
+        target=header.target,
+        xattrs={key: bytes.fromhex(value) for key, value in header.xattrs.items()},
+    )
+    if manifest.size_bytes != header.size:
+        raise IntegrityError(
+            f"manifest {name!r}: segments hold {manifest.size_bytes} bytes, "
+            f"header says {header.size}"
+        )
+    return manifest
+
+
+def _segments(
+    records: NDArray[np.void], sums_U: NDArray[np.uint64], name: str
+) -> Sequence[Segment]:
+    segments, at = [], 0
+    for record in records:
+        try:
+            layout = StripeLayout(int(record["unit"]), int(record["count"]))
+        except ValueError as error:
+            raise IntegrityError(f"manifest {name!r}: {error}") from error
+        size = int(record["size"])
+        units = layout.num_units(size)
+        segments.append(
+            Segment(
+                segment_id=record["id"].tobytes().hex(),
+                layout=layout,
+                size_bytes=size,
+                checksums_U=sums_U[at : at + units],
+            )
+        )
+        at += units
+    if at != len(sums_U):
+        raise IntegrityError(f"manifest {name!r}: {len(sums_U)} checksums for {at} units")
+    return segments
