@@ -1,0 +1,78 @@
+"""Shape of the included model."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from omniload.base.config import StrictModel
+
+__all__ = ["MoEConfig", "MoEShape"]
+
+
+class MoEShape(StrictModel):
+    """Everything about the model but its vocabulary, which the tokenizer decides."""
+
+    dim: int = Field(default=128, ge=2, le=65_536)
+    """Width of the residual stream."""
+    num_layers: int = Field(default=2, ge=1, le=1024)
+    """Transformer blocks."""
+    num_heads: int = Field(default=4, ge=1)
+    """Query heads; they divide ``dim``."""
+    num_kv_heads: int = Field(default=2, ge=1)
+    """Key and value heads; each serves ``num_heads / num_kv_heads`` query heads."""
+    hidden: int = Field(default=256, ge=1)
+    """Width of one expert."""
+    num_experts: int = Field(default=8, ge=1, le=4096)
+    """Experts in a layer."""
+    top_k: int = Field(default=2, ge=1)
+    """Experts that see a token."""
+    balance_weight: float = Field(default=0.01, ge=0, allow_inf_nan=False)
+    """Weight of the balance loss beside the token loss; the balance loss is 1 at even load."""
+    rope_theta: float = Field(default=10_000.0, gt=1, allow_inf_nan=False)
+    """Longest rotary wavelength over two pi, in tokens."""
+    norm_epsilon: float = Field(default=1e-5, gt=0, lt=1)
+    """Added to the mean square in every norm."""
+    tied_embeddings: bool = False
+    """Use the embedding matrix as the output matrix too."""
+    init_std: float = Field(default=0.02, gt=0, lt=1)
+    """Standard deviation of the first weights; projections into the residual stream get less."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.dim % self.num_heads or (self.dim // self.num_heads) % 2:
+            unit = 2 * self.num_heads
+            raise ValueError(
+                f"dim is {self.dim} and num_heads {self.num_heads}: dim / num_heads must be an even "
+                f"whole number for rotary positions; use dim {unit * max(1, self.dim // unit)}"
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads is {self.num_heads}, not a multiple of num_kv_heads {self.num_kv_heads}; "
+                "lower num_kv_heads to a divisor"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _enough_experts(self) -> Self:
+        if self.top_k > self.num_experts:
+            raise ValueError(
+                f"top_k is {self.top_k}, more than num_experts {self.num_experts}; lower it"
+            )
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return self.dim // self.num_heads
+
+
+class MoEConfig(MoEShape):
+    """A model that can be built."""
+
+    vocab_size: int = Field(ge=2, le=1 << 24)
+    """Token ids the model knows."""
+
+    @classmethod
+    def of(cls, shape: MoEShape, vocab_size: int) -> Self:
+        """Give ``shape`` a vocabulary."""
+        return cls(vocab_size=vocab_size, **shape.model_dump(include=set(MoEShape.model_fields)))

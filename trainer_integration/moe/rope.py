@@ -1,0 +1,51 @@
+"""Rotary positions.
+
+Shape suffixes:
+    N  tokens        H  heads        C  width of a head, C2 half of it
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+__all__ = ["Rotation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Cosines and sines of every token's position, computed once for all layers."""
+
+    cos_N1C2: Tensor
+    """Cosine of each angle; the middle axis spreads over heads."""
+    sin_N1C2: Tensor
+    """Sine of each angle."""
+
+    @classmethod
+    def at(cls, positions_N: Tensor, head_dim: int, theta: float) -> Self:
+        """Return the rotation of ``positions_N``, whole numbers from 0.
+
+        Pair ``i`` of a head turns by ``position * theta ** (-2 i / head_dim)``. Angles
+        are formed in float64, so that far positions keep their difference exactly.
+        """
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+        angles_NC2 = positions_N.double().outer(theta ** -exponents.to(positions_N.device))
+        return cls(angles_NC2.cos().float().unsqueeze(1), angles_NC2.sin().float().unsqueeze(1))
+
+    def apply(self, x_NHC: Tensor) -> Tensor:
+        """Turn the heads: component ``i`` pairs with ``i + C / 2``.
+
+        The product of a turned query and a turned key depends on their distance only.
+
+        Source:
+            Su et al., arXiv 2104.09864.
+        """
+        left_NHC2, right_NHC2 = x_NHC.chunk(2, dim=-1)
+        return torch.cat(
+            (
+                left_NHC2 * self.cos_N1C2 - right_NHC2 * self.sin_N1C2,
+                right_NHC2 * self.cos_N1C2 + left_NHC2 * self.sin_N1C2,
+            ),
+            dim=-1,
+        )
