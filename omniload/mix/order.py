@@ -1,0 +1,206 @@
+"""The order of a source: which record stands at a position, as a function and not as a list.
+
+A source is shards, cut into units (row groups, ranges of a file) of known row counts.
+In every epoch the shards are permuted, their units laid end to end, and blocks of a few
+consecutive units formed; rows are permuted inside a block::
+
+    shards       C              A        B            permuted by (seed, source, epoch)
+    units        c0  c1  c2     a0  a1   b0
+    blocks       [c0 c1   c2    a0] [a1  b0]          of ``block_units`` units
+    positions    rows of block 0 permuted, then rows of block 1 permuted
+
+So the record at any position of any epoch is found without what came before it, and a
+reader needs one block in memory. Randomness is counter-based: raw 64-bit draws of
+Philox, keyed by a digest of (version, seed, source, epoch, purpose, block), sorted.
+``Generator.permutation`` would be shorter, but its stream may change between releases
+of numpy; raw Philox draws are fixed by the algorithm.
+
+Source:
+    Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011), for Philox.
+
+Shape suffixes:
+    U  units of the source      B  rows of a block
+    N  positions asked for
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.mix.config import ShuffleConfig
+
+__all__ = ["ORDER_VERSION", "Located", "Order", "Span"]
+
+ORDER_VERSION = 1
+"""Enters every key; raised when the order of the same seed changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Consecutive positions that lie in one block of one epoch."""
+
+    epoch: int
+    """The epoch."""
+    block: int
+    """Number of the block in the epoch's order."""
+    offset: int
+    """Place of the first position within the block."""
+    start: int
+    """First position, counted over all epochs."""
+    stop: int
+    """First position no longer in the span."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """Where the records of a range of positions are stored."""
+
+    epochs_N: NDArray[np.int64]
+    """Epoch of each position."""
+    blocks_N: NDArray[np.int64]
+    """Block of the epoch's order."""
+    units_N: NDArray[np.int64]
+    """Unit of the source, as numbered by whoever made the order."""
+    rows_N: NDArray[np.int64]
+    """Row within the unit."""
+
+
+class Order:
+    """Decides which row of which unit stands at each position.
+
+    Units without rows take no part. Building an epoch costs one sort of the shards; it
+    is kept until another epoch is asked for, and then a position costs a binary search.
+    """
+
+    def __init__(
+        self,
+        unit_rows: NDArray[np.integer[Any]],
+        unit_shards: NDArray[np.integer[Any]],
+        *,
+        seed: int,
+        source: str,
+        shuffle: ShuffleConfig,
+    ) -> None:
+        rows_U, shards_U = np.asarray(unit_rows, np.int64), np.asarray(unit_shards, np.int64)
+        if rows_U.shape != shards_U.shape:
+            raise ValueError(
+                f"unit_rows has shape {rows_U.shape}, unit_shards {shards_U.shape}; both are [U]"
+            )
+        if len(rows_U) and rows_U.min() < 0:
+            raise ValueError(f"unit_rows[{rows_U.argmin()}] is {rows_U.min()}; rows are at least 0")
+        self._units_U = np.flatnonzero(rows_U)
+        if not len(self._units_U):
+            raise ValueError(
+                f"source {source!r} has {len(rows_U)} units and no row; an order needs at least one"
+            )
+        self._rows_of_unit = rows_U
+        # Shards are numbered by their place among those that hold rows, so an empty shard more or
+        # less does not change the order.
+        self._shards_U = np.unique(shards_U[self._units_U], return_inverse=True)[1]
+        self._num_shards = int(self._shards_U.max()) + 1
+        self._seed, self._source, self._method = seed, source, shuffle.method
+        # Only a permutation inside the block needs several units in memory.
+        self._block_units = shuffle.block_units if shuffle.method == "block" else 1
+        self.positions_per_epoch = int(rows_U.sum())
+        """Rows of the source: positions in an epoch."""
+        self._epoch = -1
+        self._ordered_U: NDArray[np.int64] = self._units_U
+        self._block_offsets: NDArray[np.int64] = np.zeros(1, np.int64)
+
+    def spans(self, start: int, stop: int) -> Iterator[Span]:
+        """Cut the positions ``start`` to ``stop`` where blocks and epochs end.
+
+        Raises:
+            ValueError: ``start`` is negative or after ``stop``.
+        """
+        if not 0 <= start <= stop:
+            raise ValueError(f"positions {start} to {stop} are no range; 0 <= start <= stop")
+        while start < stop:
+            epoch, within = divmod(start, self.positions_per_epoch)
+            self._enter(epoch)
+            block = int(np.searchsorted(self._block_offsets, within, side="right")) - 1
+            first, end = (int(x) for x in self._block_offsets[block : block + 2])
+            until = min(stop, start + end - within)
+            yield Span(epoch=epoch, block=block, offset=within - first, start=start, stop=until)
+            start = until
+
+    def units_of(self, epoch: int, block: int) -> NDArray[np.int64]:
+        """Return the units of a block by rising number; their rows, end to end, are its rows.
+
+        Raises:
+            IndexError: The epoch has no such block.
+        """
+        self._enter(epoch)
+        if not 0 <= block < len(self._block_offsets) - 1:
+            raise IndexError(
+                f"block is {block}; epoch {epoch} of source {self._source!r} has "
+                f"{len(self._block_offsets) - 1} blocks"
+            )
+        at = block * self._block_units
+        return np.sort(self._ordered_U[at : at + self._block_units])
+
+    def rows_of(self, epoch: int, block: int) -> NDArray[np.int64]:
+        """Return the order of a block's rows, ``[B]``: numbers into its units laid end to end."""
+        num_rows = int(self._rows_of_unit[self.units_of(epoch, block)].sum())
+        if self._method != "block":
+            return np.arange(num_rows)
+        return self._permutation(num_rows, epoch, "rows", block)
+
+    def locate(self, start: int, stop: int) -> Located:
+        """Find the unit and row of every position from ``start`` to ``stop``.
+
+        Returns:
+            One entry a position; over the positions of one epoch every row of every
+            unit occurs exactly once.
+
+        Raises:
+            ValueError: ``start`` is negative or after ``stop``.
+        """
+        parts = [self._locate(span) for span in self.spans(start, stop)]
+        columns = np.concatenate(parts, axis=1) if parts else np.empty((4, 0), np.int64)
+        return Located(
+            epochs_N=columns[0], blocks_N=columns[1], units_N=columns[2], rows_N=columns[3]
+        )
+
+    def _locate(self, span: Span) -> NDArray[np.int64]:
+        """Return epochs, blocks, units and rows of one span, ``[4, N]``."""
+        units = self.units_of(span.epoch, span.block)
+        count = span.stop - span.start
+        rows = self.rows_of(span.epoch, span.block)[span.offset : span.offset + count]
+        ends = np.cumsum(self._rows_of_unit[units])
+        which = np.searchsorted(ends, rows, side="right")
+        begins = ends - self._rows_of_unit[units]
+        return np.stack(
+            (
+                np.full(count, span.epoch),
+                np.full(count, span.block),
+                units[which],
+                rows - begins[which],
+            )
+        )
+
+    def _enter(self, epoch: int) -> None:
+        """Lay out the units of ``epoch`` and the offsets of its blocks."""
+        if epoch == self._epoch:
+            return
+        if self._method != "none":
+            rank = np.empty(self._num_shards, np.int64)
+            rank[self._permutation(self._num_shards, epoch, "shards")] = np.arange(self._num_shards)
+            self._ordered_U = self._units_U[np.argsort(rank[self._shards_U], kind="stable")]
+        begins = np.arange(0, len(self._ordered_U), self._block_units)
+        block_rows = np.add.reduceat(self._rows_of_unit[self._ordered_U], begins)
+        self._block_offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(block_rows)))
+        self._epoch = epoch
+
+    def _permutation(
+        self, count: int, epoch: int, purpose: str, block: int = 0
+    ) -> NDArray[np.int64]:
+        """Return a permutation of ``range(count)`` that its key alone decides."""
+        key = f"omniload.order\0{ORDER_VERSION}\0{self._seed}\0{self._source}\0{epoch}\0{purpose}\0{block}"
+        digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
+        draws = np.random.Philox(key=np.frombuffer(digest, "<u8")).random_raw(count)
+        return np.argsort(np.asarray(draws), kind="stable")

@@ -1,0 +1,92 @@
+"""Moves whole columns of sequences: between Arrow and ``Ragged``, end to end, by index.
+
+Text is a ``Ragged`` of UTF-8 bytes, token ids one of int32; both move the same way.
+
+Shape suffixes:
+    N  sequences        V  values of all sequences together
+"""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from omniload.base.ragged import Ragged
+
+__all__ = ["as_binary", "drained", "take", "text_array", "text_bytes"]
+
+
+def as_binary(column: Ragged) -> pa.LargeBinaryArray:
+    """Show a column to Arrow as binary strings of ``itemsize`` bytes a value; only offsets are copied."""
+    return pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(),
+        len(column),
+        [
+            None,
+            pa.py_buffer(column.offsets * column.values_V.itemsize),
+            pa.py_buffer(column.values_V),
+        ],
+    )
+
+
+def take(binary: pa.LargeBinaryArray, indices_N: NDArray[np.int64], dtype: np.dtype[Any]) -> Ragged:
+    """Return the sequences at ``indices_N``, copied end to end.
+
+    Arrow copies each with one memcpy and lets go of the interpreter lock: sequences of
+    650 tokens move at 2.2 G tokens/s, against 0.8 for one numpy slice a sequence and 0.3
+    for Arrow's ``take`` of lists; of 30 tokens at 0.7 against 0.05 and 0.1 (one core).
+
+    Args:
+        binary: The column, from ``as_binary``.
+        indices_N: Sequences wanted, in the order wanted.
+        dtype: Type of the values.
+    """
+    taken = binary.take(pa.array(indices_N))
+    _, offsets, values = taken.buffers()
+    ends = np.frombuffer(offsets, np.int64, len(taken) + 1)
+    size = int(ends[-1])
+    # Arrow leaves the buffer out when nothing was taken.
+    out = np.frombuffer(values if size else b"", dtype, size // dtype.itemsize)
+    return Ragged(values_V=out, offsets=ends if dtype.itemsize == 1 else ends // dtype.itemsize)
+
+
+def drained(columns: list[Ragged], dtype: np.dtype[Any]) -> Ragged:
+    """Lay columns end to end and empty the list on the way; a single column is not copied.
+
+    Each column is let go of once it is copied, so that the peak is one column above the
+    result rather than twice the result.
+    """
+    if len(columns) == 1:
+        return columns.pop()
+    offsets = np.zeros(sum(map(len, columns)) + 1, np.int64)
+    values = np.empty(sum(len(column.values_V) for column in columns), dtype)
+    row = at = 0
+    columns.reverse()
+    while columns:
+        column = columns.pop()
+        values[at : at + len(column.values_V)] = column.values_V
+        offsets[row + 1 : row + 1 + len(column)] = column.offsets[1:] + at
+        row, at = row + len(column), at + len(column.values_V)
+    return Ragged(values_V=values, offsets=offsets)
+
+
+def text_array(column: Ragged) -> pa.LargeStringArray:
+    """Show a column of UTF-8 bytes as an Arrow array of strings, without a copy."""
+    return pa.LargeStringArray.from_buffers(
+        len(column),
+        pa.py_buffer(np.ascontiguousarray(column.offsets)),
+        pa.py_buffer(column.values_V),
+    )
+
+
+def text_bytes(texts: pa.Array) -> Ragged:
+    """Show an Arrow array of strings as a column of UTF-8 bytes; only offsets are copied."""
+    large = texts.cast(pa.large_string())
+    _, offsets, values = large.buffers()
+    if len(large) == 0 or values is None:
+        return Ragged(values_V=np.empty(0, np.uint8), offsets=np.zeros(len(large) + 1, np.int64))
+    ends = np.frombuffer(offsets, np.int64)[large.offset : large.offset + len(large) + 1]
+    return Ragged(
+        values_V=np.frombuffer(values, np.uint8)[ends[0] : ends[-1]], offsets=ends - ends[0]
+    )

@@ -1,0 +1,1 @@
+"""Formats of shards: each cuts files into units and decodes one unit at a time."""

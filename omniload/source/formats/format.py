@@ -1,0 +1,82 @@
+"""The protocol of a format, and the words it is spoken in.
+
+Shape suffixes:
+    U  units of a source      B  records of one unit
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from omniload.base.ragged import Ragged
+from omniload.source.columns import text_bytes
+
+__all__ = ["MAX_UNIT_BYTES", "Format", "Records", "UnitTable"]
+
+MAX_UNIT_BYTES = 1 << 30
+"""Largest unit that is decoded in memory at once, decompressed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitTable:
+    """What can be decoded on its own: row groups, byte ranges, groups of files."""
+
+    rows_U: NDArray[np.int64]
+    """Records in each unit."""
+    shards_U: NDArray[np.int64]
+    """Number of the shard that holds it; never falling."""
+    starts_U: NDArray[np.int64]
+    """Where the unit starts; a row group, a byte or a file, as the format counts."""
+    stops_U: NDArray[np.int64]
+    """Where it stops."""
+
+    def __len__(self) -> int:
+        return len(self.rows_U)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """The records of one unit."""
+
+    column: Ragged
+    """Token ids (int32) or UTF-8 text (uint8) of each record."""
+    bad_B: NDArray[np.bool_]
+    """True where a record could not be decoded; its sequence means nothing."""
+    reason: str = ""
+    """Where the first bad record is and what is wrong with it."""
+
+    @classmethod
+    def of_texts(cls, texts: "list[str | None]", reason: str = "") -> Self:
+        """Hold texts; ``None`` is a bad record."""
+        array = pa.array(texts, pa.large_string())
+        bad = np.fromiter((text is None for text in texts), np.bool_, len(texts))
+        return cls(column=text_bytes(array), bad_B=bad, reason=reason)
+
+
+class Format(Protocol):
+    """Cuts the files of a source into units and decodes one at a time. Not thread-safe."""
+
+    holds_text: bool
+    """Whether records are text, to be tokenised, or token ids."""
+
+    def units(self) -> UnitTable:
+        """Return the units of the source; they do not change while it is open.
+
+        Raises:
+            ConfigError: A shard has no such column, or a unit is too large.
+            IntegrityError: A shard is cut short, corrupt, or changed.
+        """
+        ...
+
+    def read_unit(self, unit: int) -> Records:
+        """Decode the records of a unit.
+
+        Raises:
+            IntegrityError: The shard is cut short, corrupt, or changed since the source was
+                opened. Single bad records are marked instead.
+            UnavailableError: The store did not answer.
+        """
+        ...

@@ -1,0 +1,61 @@
+"""Plain text: one file is one record, and files are read in groups."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from typing_extensions import override
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.units import format_bytes
+from omniload.source.files import ShardFile, reading
+from omniload.source.formats.format import MAX_UNIT_BYTES, Format, Records, UnitTable
+
+__all__ = ["TextFormat"]
+
+
+class TextFormat(Format):
+    """Reads files whole; ``files_per_unit`` of them, in order, are a unit and a shard of the order."""
+
+    holds_text = True
+
+    def __init__(self, files: Sequence[ShardFile], *, files_per_unit: int) -> None:
+        self._files = files
+        starts = np.arange(0, len(files), files_per_unit)
+        stops = np.minimum(starts + files_per_unit, len(files))
+        self._units = UnitTable(
+            rows_U=stops - starts, shards_U=np.arange(len(starts)), starts_U=starts, stops_U=stops
+        )
+        for unit, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+            size = sum(file.size_bytes for file in files[start:stop])
+            if size > MAX_UNIT_BYTES:
+                raise ConfigError(
+                    f"{files[start].path}: unit {unit} of {stop - start} files holds {format_bytes(size)}, more than "
+                    f"{format_bytes(MAX_UNIT_BYTES)}; lower files_per_unit, or split the files"
+                )
+
+    @override
+    def units(self) -> UnitTable:
+        return self._units
+
+    @override
+    def read_unit(self, unit: int) -> Records:
+        texts: list[str | None] = []
+        reason = ""
+        for file in self._files[self._units.starts_U[unit] : self._units.stops_U[unit]]:
+            data = _bytes_of(file)
+            try:
+                texts.append(data.decode())
+            except UnicodeDecodeError as error:
+                texts.append(None)
+                reason = reason or f"{file.path}: is not UTF-8: {error}"
+        return Records.of_texts(texts, reason)
+
+
+def _bytes_of(file: ShardFile) -> bytes:
+    with reading(file), file.open() as opened:
+        data: bytes = opened.read()
+    if len(data) != file.size_bytes:
+        raise IntegrityError(
+            f"{file.path}: gave {len(data)} bytes of {file.size_bytes}; replace the file"
+        )
+    return data

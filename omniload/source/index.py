@@ -1,0 +1,142 @@
+"""The index of a source: the units of every file, found once and kept.
+
+Finding them means reading footers or scanning for newlines, which for a large source
+takes longer than opening it should. The index is kept in ``cache_dir``, one file a
+source, and what it says of a shard is used while the shard's size and modification
+time are the same.
+"""
+
+import hashlib
+import os
+import uuid
+import zipfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.base.log import get_logger
+from omniload.source.files import ShardFile
+from omniload.source.formats.format import UnitTable
+
+__all__ = ["INDEX_VERSION", "FileUnits", "IndexCache", "index_of"]
+
+INDEX_VERSION = 1
+"""Version of the index file; another version is built anew."""
+
+_READERS = 8
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileUnits:
+    """Units of one file: their record counts, and where each starts and stops."""
+
+    rows: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexCache:
+    """Where the index of a source is kept."""
+
+    folder: Path
+    """The folder; created when needed."""
+    source: str
+    """Name of the source."""
+
+    def path(self, kind: str) -> Path:
+        """Return the file that keeps units cut in the way ``kind`` says."""
+        digest = hashlib.blake2b(kind.encode(), digest_size=6).hexdigest()
+        return self.folder / f"{self.source}.{digest}.index.npz"
+
+
+def index_of(
+    files: Sequence[ShardFile],
+    build: Callable[[ShardFile], FileUnits],
+    *,
+    kind: str,
+    cache: IndexCache | None,
+) -> UnitTable:
+    """Return the units of all files, building only what is not kept.
+
+    Args:
+        files: The shards.
+        build: Finds the units of one file; called from several threads.
+        kind: Says how files are cut; units cut otherwise are not taken from the cache.
+        cache: Where the index is kept; ``None`` builds it every time.
+
+    Raises:
+        OmniloadError: What ``build`` raises, for the first file at fault.
+    """
+    kept = _load(cache.path(kind)) if cache else {}
+    missing = [file for file in files if (file.path, file.stamp, file.size_bytes) not in kept]
+    with ThreadPoolExecutor(min(_READERS, max(1, len(missing)))) as pool:
+        built = dict(zip((file.path for file in missing), pool.map(build, missing), strict=True))
+    units = [built.get(file.path) or kept[file.path, file.stamp, file.size_bytes] for file in files]
+    if cache and missing:
+        _save(cache.path(kind), files, units)
+    counts = [len(unit.rows) for unit in units]
+    return UnitTable(
+        rows_U=_joined([unit.rows for unit in units]),
+        shards_U=np.repeat(np.arange(len(files)), counts),
+        starts_U=_joined([unit.starts for unit in units]),
+        stops_U=_joined([unit.stops for unit in units]),
+    )
+
+
+def _joined(columns: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
+    return np.concatenate(columns).astype(np.int64) if columns else np.empty(0, np.int64)
+
+
+def _load(path: Path) -> dict[tuple[str, str, int], FileUnits]:
+    """Read the index; one that is missing, of another version or damaged counts as empty."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            if int(stored["version"]) != INDEX_VERSION:
+                return {}
+            names = zip(
+                stored["paths"].tolist(),
+                stored["stamps"].tolist(),
+                stored["sizes"].tolist(),
+                strict=True,
+            )
+            cuts = np.cumsum(stored["counts"])[:-1]
+            columns = (np.split(stored[key], cuts) for key in ("rows", "starts", "stops"))
+            return {
+                name: FileUnits(rows=rows, starts=starts, stops=stops)
+                for name, rows, starts, stops in zip(names, *columns, strict=True)
+            }
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        _log.warning("%s: index cannot be read (%s); building it anew", path, error)
+        return {}
+
+
+def _save(path: Path, files: Sequence[ShardFile], units: Sequence[FileUnits]) -> None:
+    """Write the index whole or not at all; a run does not fail for want of it."""
+    unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.unfinished")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished.open("wb") as out:
+            np.savez(
+                out,
+                version=np.int64(INDEX_VERSION),
+                paths=np.array([file.path for file in files]),
+                stamps=np.array([file.stamp for file in files]),
+                sizes=np.array([file.size_bytes for file in files], np.int64),
+                counts=np.array([len(unit.rows) for unit in units], np.int64),
+                rows=_joined([unit.rows for unit in units]),
+                starts=_joined([unit.starts for unit in units]),
+                stops=_joined([unit.stops for unit in units]),
+            )
+        os.replace(unfinished, path)  # noqa: PTH105 -- replaces in one step
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        _log.warning("%s: index cannot be kept (%s); it will be built again", path, error)

@@ -1,0 +1,248 @@
+"""A source: samples by position, whatever the format of its files.
+
+Shape suffixes:
+    N  samples        R  records of a block, or of a read
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.ragged import Ragged
+from omniload.mix.config import OnError, SourceConfig, TokenizerConfig
+from omniload.mix.order import Order, Span
+from omniload.mix.samples import SampleTable
+from omniload.source.columns import as_binary, drained, take, text_array
+from omniload.source.formats.format import Format, Records
+from omniload.source.formats.opening import open_format
+from omniload.source.index import IndexCache
+from omniload.source.tokenize import Tokenizer, open_tokenizer
+
+__all__ = ["RecordSource", "SampleBlock", "Source", "open_source"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleBlock:
+    """The samples of the raw positions from ``table.start`` to ``table.stop``."""
+
+    table: SampleTable
+    """What the planner knows of them."""
+    tokens: Ragged
+    """Token ids (int32), one sequence a sample, in the order of the table."""
+    skipped: int
+    """Records among the positions that could not be decoded and were left out."""
+
+
+class Source(Protocol):
+    """Samples addressed by position; positions run on over epochs."""
+
+    name: str
+    """Name in the mix file."""
+    positions_per_epoch: int
+    """Records of the source."""
+
+    def read(self, start: int, stop: int) -> SampleBlock:
+        """Return the samples of positions ``start`` to ``stop``, which may span epochs.
+
+        Returns:
+            The same samples however a range is cut into reads, in this process and any other.
+
+        Raises:
+            IntegrityError: A record or shard cannot be decoded, or changed since the source
+                was opened.
+            UnavailableError: The store did not answer.
+            ValueError: ``start`` is negative or after ``stop``.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """Decoded units, their records end to end."""
+
+    units: tuple[int, ...]
+    binary_R: pa.LargeBinaryArray
+    dtype: np.dtype[Any]
+    usable_R: NDArray[np.bool_]
+    """Decoded and not empty."""
+    bad_R: NDArray[np.bool_]
+
+
+class RecordSource(Source):
+    """Reads records through a format, in the order of the source, one decoded block at a time.
+
+    For one thread: the decoded block is replaced while reading.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        order: Order,
+        record_format: Format,
+        *,
+        tokenizer: Tokenizer | None,
+        on_error: OnError,
+    ) -> None:
+        self.name = name
+        self.positions_per_epoch = order.positions_per_epoch
+        self._order, self._format, self._tokenizer = order, record_format, tokenizer
+        self._on_error = on_error
+        self._bad_of_unit: dict[int, int] = {}
+        self._block: _Block | None = None
+        self._rows: tuple[int, int, NDArray[np.int64]] | None = None
+
+    @override
+    def read(self, start: int, stop: int) -> SampleBlock:
+        parts = [self._read_span(span) for span in self._order.spans(start, stop)]
+        if len(parts) == 1:
+            return parts[0]
+        tokens = [part.tokens for part in parts] or [
+            Ragged(values_V=np.empty(0, np.int32), offsets=np.zeros(1, np.int64))
+        ]
+        return SampleBlock(
+            table=_joined([part.table for part in parts], start),
+            tokens=drained(tokens, np.dtype(np.int32)),
+            skipped=sum(part.skipped for part in parts),
+        )
+
+    def release(self) -> None:
+        """Let go of the decoded block; the next read decodes it again."""
+        self._block = self._rows = None
+
+    def _read_span(self, span: Span) -> SampleBlock:
+        block = self._decoded(tuple(self._order.units_of(span.epoch, span.block).tolist()))
+        rows = self._rows_of(span)[span.offset : span.offset + span.stop - span.start]
+        usable = block.usable_R[rows]
+        tokens = take(block.binary_R, rows[usable], block.dtype)
+        positions = span.start + np.flatnonzero(usable)
+        if self._tokenizer is not None:
+            tokens = self._tokenizer.encode(text_array(tokens))
+            if not tokens.lengths_N.all():
+                given = np.flatnonzero(tokens.lengths_N)
+                tokens, positions = tokens.take(given), positions[given]
+        return SampleBlock(
+            table=SampleTable(
+                start=span.start,
+                stop=span.stop,
+                positions_N=positions,
+                subs_N=np.zeros(len(positions), np.int32),
+                lengths_N=tokens.lengths_N.astype(np.int32),
+            ),
+            tokens=tokens,
+            skipped=int(np.count_nonzero(block.bad_R[rows])),
+        )
+
+    def _rows_of(self, span: Span) -> NDArray[np.int64]:
+        if self._rows is None or self._rows[:2] != (span.epoch, span.block):
+            rows = self._order.rows_of(span.epoch, span.block)
+            self._rows = span.epoch, span.block, rows
+        return self._rows[2]
+
+    def _decoded(self, units: tuple[int, ...]) -> _Block:
+        """Return the records of ``units``: those at hand, or newly decoded ones in their place."""
+        # A source of one block decodes once for all epochs: the units are the same, only the
+        # order of the rows is another.
+        if self._block is None or self._block.units != units:
+            self._block = None
+            self._block = self._decode(units)
+        return self._block
+
+    def _decode(self, units: tuple[int, ...]) -> _Block:
+        columns: list[Ragged] = []
+        bad: list[NDArray[np.bool_]] = []
+        for unit in units:
+            records = self._format.read_unit(unit)
+            self._judge(unit, records)
+            columns.append(records.column)
+            bad.append(records.bad_B)
+        dtype = columns[0].values_V.dtype
+        column = drained(columns, dtype)
+        bad_R = np.concatenate(bad)
+        return _Block(
+            units=units,
+            binary_R=as_binary(column),
+            dtype=dtype,
+            usable_R=~bad_R & (column.lengths_N > 0),
+            bad_R=bad_R,
+        )
+
+    def _judge(self, unit: int, records: Records) -> None:
+        """Apply ``on_error`` to the bad records of a unit.
+
+        Counts are kept by unit, so reading a unit again counts nothing twice.
+        """
+        if not records.reason:
+            return
+        if self._on_error.policy == "raise":
+            raise IntegrityError(
+                f"{records.reason}; mend it, or set on_error: {{policy: skip}} in sources.{self.name} "
+                "to leave such records out"
+            )
+        self._bad_of_unit[unit] = int(np.count_nonzero(records.bad_B))
+        found = sum(self._bad_of_unit.values())
+        if found > self._on_error.limit:
+            raise IntegrityError(
+                f"sources.{self.name}: {found} records could not be decoded, more than on_error.limit "
+                f"{self._on_error.limit}; the last of them: {records.reason}; mend the files or raise the limit"
+            )
+
+
+def _joined(tables: list[SampleTable], start: int) -> SampleTable:
+    if not tables:
+        return SampleTable.empty(start)
+    return SampleTable(
+        start=start,
+        stop=tables[-1].stop,
+        positions_N=np.concatenate([table.positions_N for table in tables]),
+        subs_N=np.concatenate([table.subs_N for table in tables]),
+        lengths_N=np.concatenate([table.lengths_N for table in tables]),
+    )
+
+
+def open_source(
+    name: str,
+    config: SourceConfig,
+    *,
+    seed: int,
+    tokenizer: TokenizerConfig | None,
+    base_dir: Path,
+    cache_dir: Path | None = None,
+) -> Source:
+    """Open a source of a mix file.
+
+    Args:
+        name: Its name; decides the order together with ``seed``.
+        config: What the file says of it.
+        seed: Seed of the mix.
+        tokenizer: Tokenizer of the mix; needed when the source holds text.
+        base_dir: Folder that relative paths start at.
+        cache_dir: Folder that keeps the index; ``None`` builds it each time.
+
+    Raises:
+        ConfigError: Files or columns are missing, the source holds no record, or text has
+            no tokenizer.
+        IntegrityError: A shard is cut short or corrupt.
+        UnavailableError: A store did not answer.
+    """
+    cache = IndexCache(folder=cache_dir, source=name) if cache_dir else None
+    record_format = open_format(name, config, base_dir=base_dir, cache=cache)
+    units = record_format.units()
+    if not units.rows_U.any():
+        raise ConfigError(
+            f"sources.{name}: {', '.join(config.paths)} holds no record; remove the source or add data"
+        )
+    if record_format.holds_text and tokenizer is None:
+        raise ConfigError(f"sources.{name} holds text and there is no tokenizer; add a tokenizer")
+    encoder = (
+        open_tokenizer(tokenizer, base_dir)
+        if record_format.holds_text and tokenizer is not None
+        else None
+    )
+    order = Order(units.rows_U, units.shards_U, seed=seed, source=name, shuffle=config.shuffle)
+    return RecordSource(name, order, record_format, tokenizer=encoder, on_error=config.on_error)

@@ -1,0 +1,149 @@
+"""Tokenizers: whole columns of text to token ids.
+
+Shape suffixes:
+    N  texts        V  values of all texts together
+"""
+
+import os
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import tokenizers
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from omniload.base.errors import ConfigError
+from omniload.base.ragged import Ragged
+from omniload.mix.config import BpeTokenizer, TokenizerConfig
+from omniload.source.columns import text_bytes
+
+__all__ = ["BpeEncoder", "ByteEncoder", "Tokenizer", "open_tokenizer"]
+
+_BYTES_END = 256
+
+
+class Tokenizer(Protocol):
+    """Turns texts into token ids and back."""
+
+    vocab_size: int
+    """One above the highest token id."""
+    end_of_document_id: int | None
+    """Token put after every document, if any."""
+
+    def encode(self, texts: pa.Array | Sequence[str]) -> Ragged:
+        """Return the token ids (int32) of each text, its end-of-document token last.
+
+        A text that gives no tokens stays empty, without an end-of-document token.
+        """
+        ...
+
+    def decode(self, ids_V: NDArray[np.integer[Any]]) -> str:
+        """Return the text of token ids, for people to read; special tokens are left out."""
+        ...
+
+
+def open_tokenizer(config: TokenizerConfig, base_dir: Path) -> Tokenizer:
+    """Open the tokenizer a mix file names.
+
+    Args:
+        config: What the file says.
+        base_dir: Folder that a relative path starts at.
+
+    Raises:
+        ConfigError: The file is missing or no ``tokenizer.json``, or the end-of-document
+            token is not in its vocabulary.
+    """
+    return _open_bpe(config, base_dir) if isinstance(config, BpeTokenizer) else ByteEncoder()
+
+
+class ByteEncoder(Tokenizer):
+    """UTF-8 bytes as tokens 0 to 255, and 256 after every document."""
+
+    def __init__(self) -> None:
+        self.vocab_size = _BYTES_END + 1
+        self.end_of_document_id: int | None = _BYTES_END
+
+    @override
+    def encode(self, texts: pa.Array | Sequence[str]) -> Ragged:
+        column = text_bytes(texts if isinstance(texts, pa.Array) else pa.array(texts, pa.string()))
+        lengths = column.lengths_N
+        ends_after = lengths > 0
+        offsets = np.zeros(len(column) + 1, np.int64)
+        np.cumsum(lengths + ends_after, out=offsets[1:])
+        is_end = np.zeros(int(offsets[-1]), np.bool_)
+        is_end[offsets[1:][ends_after] - 1] = True
+        values = np.full(len(is_end), _BYTES_END, np.int32)
+        values[~is_end] = column.values_V
+        return Ragged(values_V=values, offsets=offsets)
+
+    @override
+    def decode(self, ids_V: NDArray[np.integer[Any]]) -> str:
+        ids = np.asarray(ids_V)
+        return ids[ids < _BYTES_END].astype(np.uint8).tobytes().decode(errors="replace")
+
+
+class BpeEncoder(Tokenizer):
+    """A tokenizer of the Hugging Face tokenizers library.
+
+    Texts are encoded as they are: truncation and padding that the file asks for are off,
+    and its template of special tokens is not applied, because documents are joined and
+    cut by the packer. The library lets go of the interpreter lock while it encodes.
+    """
+
+    def __init__(self, library: tokenizers.Tokenizer, end_of_document_id: int | None) -> None:
+        library.no_truncation()
+        library.no_padding()
+        self._library = library
+        self.vocab_size = max(library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.end_of_document_id = end_of_document_id
+
+    @override
+    def encode(self, texts: pa.Array | Sequence[str]) -> Ragged:
+        batch = texts.to_pylist() if isinstance(texts, pa.Array) else list(texts)
+        ids = [
+            encoding.ids
+            for encoding in self._library.encode_batch_fast(batch, add_special_tokens=False)
+        ]
+        if self.end_of_document_id is not None:
+            for sequence in ids:
+                if sequence:
+                    sequence.append(self.end_of_document_id)
+        offsets = np.zeros(len(ids) + 1, np.int64)
+        np.cumsum(np.fromiter(map(len, ids), np.int64, len(ids)), out=offsets[1:])
+        values = np.fromiter(chain.from_iterable(ids), np.int32, int(offsets[-1]))
+        return Ragged(values_V=values, offsets=offsets)
+
+    @override
+    def decode(self, ids_V: NDArray[np.integer[Any]]) -> str:
+        text: str = self._library.decode(np.asarray(ids_V).tolist(), skip_special_tokens=True)
+        return text
+
+
+def _open_bpe(config: BpeTokenizer, base_dir: Path) -> BpeEncoder:
+    # The library starts a thread per core in every process that encodes; loaders are many, and
+    # each already has a core of its own. Whoever sets the variable is obeyed.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    path = base_dir / config.path
+    try:
+        library = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"tokenizer.path: {path}: no such file; give the path of a tokenizer.json, "
+            "relative ones start at the mix file"
+        ) from None
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(f"tokenizer.path: {path}: is no tokenizer.json: {error}") from error
+    if config.end_of_document is None:
+        return BpeEncoder(library, None)
+    end = library.token_to_id(config.end_of_document)
+    if end is None:
+        special = [token.content for token in library.get_added_tokens_decoder().values()]
+        raise ConfigError(
+            f"tokenizer.end_of_document is {config.end_of_document!r}, not in the vocabulary of {path}; "
+            f"its special tokens are {', '.join(special) or 'none'}"
+        )
+    return BpeEncoder(library, end)
