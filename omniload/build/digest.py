@@ -40,8 +40,15 @@ def microbatch_digest(microbatch: Microbatch) -> int:
 
 
 def batch_digest(batch: Batch) -> int:
-    """Return one rank's share of the digest of its step, in ``[0, 2**64)``."""
-    return combined(microbatch_digest(microbatch) for microbatch in batch.microbatches)
+    """Return one rank's share of the digest of its step, in ``[0, 2**64)``.
+
+    Raises:
+        ValueError: The batch holds context-parallel slices; a row's digest needs the whole row.
+    """
+    whole = [microbatch for microbatch in batch.microbatches if isinstance(microbatch, Microbatch)]
+    if len(whole) < len(batch.microbatches):
+        raise ValueError(f"step {batch.step} holds context-parallel slices; take digests where whole rows are served")
+    return combined(microbatch_digest(microbatch) for microbatch in whole)
 
 
 def combined(digests: Iterable[int]) -> int:

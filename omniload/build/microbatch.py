@@ -4,14 +4,16 @@ Shape suffixes:
     R  rows of the microbatch      T  tokens in a row
     D  documents (pieces) of all rows, in order; padding at a row's end counts as one
     K  pieces that hold samples, without the padding
+    C  tokens in a context-parallel slice of a row
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["IGNORE_LABEL", "Batch", "Microbatch"]
+__all__ = ["IGNORE_LABEL", "Batch", "CpSlice", "Microbatch"]
 
 IGNORE_LABEL = -100
 """Label of a token that predicts nothing, the value torch's cross entropy ignores."""
@@ -50,18 +52,34 @@ class Microbatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CpSlice:
+    """One cp peer's part of a microbatch."""
+
+    tokens_RC: NDArray[np.int32]
+    """Token ids."""
+    labels_RC: NDArray[np.int32]
+    """Labels: taken before slicing, so the last token of a slice still has its own."""
+    positions_RC: NDArray[np.int32]
+    """Places of the tokens in their pieces."""
+    indices_C: NDArray[np.int64]
+    """Columns of the row that the slice holds, in order."""
+    cu_seqlens: NDArray[np.int32]
+    """Document bounds of the whole rows: attention reaches beyond the slice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """All microbatches of one rank in one step, and what the plan says of the whole step."""
 
     step: int
     """Number of the step, from 0."""
-    microbatches: tuple[Microbatch, ...]
-    """In the order they are to be run."""
+    microbatches: tuple[Microbatch | CpSlice, ...]
+    """In the order they are to be run; slices of them where context parallelism shares the rows."""
     loss_tokens: int
     """Labels predicted in the whole step over all ranks: divide summed losses by it."""
     imbalance: float
     """Heaviest rank over the mean, by cost."""
     bound: float
     """Least possible ``imbalance`` for the rows of the step."""
-    tokens_by_source: dict[str, int] = field(default_factory=dict)
+    tokens_by_source: Mapping[str, int] = field(default_factory=dict)
     """Tokens of each source in the whole step over all ranks."""

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import IntegrityError
-from omniload.base.ragged import Ragged
 from omniload.build.microbatch import IGNORE_LABEL, Microbatch
 from omniload.mix.pieces import PieceTable
 
@@ -21,14 +20,20 @@ def stops_with_next(pieces: PieceTable) -> NDArray[np.int32]:
 
 
 def build_rows(
-    pieces: PieceTable, row_offsets: NDArray[np.int64], tokens: Ragged, *, length: int
+    pieces: PieceTable,
+    row_offsets: NDArray[np.int64],
+    values_V: NDArray[np.int32],
+    bounds_K2: NDArray[np.int64],
+    *,
+    length: int,
 ) -> Microbatch:
     """Lay pieces out in rows of ``length`` tokens.
 
     Args:
         pieces: Pieces grouped by row, in their order within it, ``[K]``.
         row_offsets: Boundaries of the rows in ``pieces``, ``[R + 1]``.
-        tokens: Tokens of each piece from its start to ``stops_with_next``, in the order of ``pieces``.
+        values_V: Tokens fetched from the source loaders.
+        bounds_K2: Where each piece lies in ``values_V``: first token, and the end of ``stops_with_next``.
         length: Tokens in a row, ``T``.
 
     Returns:
@@ -41,10 +46,11 @@ def build_rows(
     num_rows = len(row_offsets) - 1
     lengths_K = pieces.lengths_P.astype(np.int64)
     wanted_K = (stops_with_next(pieces) - pieces.starts_P).astype(np.int64)
-    if not np.array_equal(tokens.lengths_N, wanted_K):
-        at = int(np.flatnonzero(tokens.lengths_N != wanted_K)[0])
+    found_K = bounds_K2[:, 1] - bounds_K2[:, 0]
+    if not np.array_equal(found_K, wanted_K):
+        at = int(np.flatnonzero(found_K != wanted_K)[0])
         raise IntegrityError(
-            f"sample {_key_of(pieces, at)} gave {int(tokens.lengths_N[at])} tokens where {int(wanted_K[at])} were "
+            f"sample {_key_of(pieces, at)} gave {int(found_K[at])} tokens where {int(wanted_K[at])} were "
             "planned; the source changed while it was read"
         )
     row_of_K = np.repeat(np.arange(num_rows), np.diff(row_offsets))
@@ -58,19 +64,18 @@ def build_rows(
     positions = np.zeros(size, np.int32)
     source_ids = np.full(size, -1, np.int16)
     count = np.arange(length, dtype=np.int32)
-    values = tokens.values_V
     # One memcpy per piece and column; an index array would cost eight bytes per token.
     for begin, n, source, first, n_read in zip(
         begins_K.tolist(),
         lengths_K.tolist(),
         pieces.sources_P.tolist(),
-        tokens.offsets.tolist(),
+        bounds_K2[:, 0].tolist(),
         wanted_K.tolist(),
-        strict=False,
+        strict=True,
     ):
         end = begin + n
-        out[begin:end] = values[first : first + n]
-        labels[begin : begin + n_read - 1] = values[first + 1 : first + n_read]
+        out[begin:end] = values_V[first : first + n]
+        labels[begin : begin + n_read - 1] = values_V[first + 1 : first + n_read]
         positions[begin:end] = count[:n]
         source_ids[begin:end] = source
     shape = (num_rows, length)

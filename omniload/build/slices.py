@@ -4,30 +4,12 @@ Shape suffixes:
     R  rows        T  tokens in a row        C  tokens in a peer's slice, T / cp
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.build.microbatch import Microbatch
+from omniload.build.microbatch import CpSlice, Microbatch
 
-__all__ = ["CpSlice", "cp_indices", "slice_for_cp"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpSlice:
-    """One cp peer's part of a microbatch."""
-
-    tokens_RC: NDArray[np.int32]
-    """Token ids."""
-    labels_RC: NDArray[np.int32]
-    """Labels: taken before slicing, so the last token of a slice still has its own."""
-    positions_RC: NDArray[np.int32]
-    """Places of the tokens in their pieces."""
-    indices_C: NDArray[np.int64]
-    """Columns of the row that the slice holds, in order."""
-    cu_seqlens: NDArray[np.int32]
-    """Document bounds of the whole rows: attention reaches beyond the slice."""
+__all__ = ["cp_indices", "slice_for_cp"]
 
 
 def cp_indices(length: int, cp_rank: int, cp_size: int) -> NDArray[np.int64]:

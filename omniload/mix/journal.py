@@ -121,14 +121,18 @@ class StepRecord:
 class Journal:
     """An open journal, appended to by one planner."""
 
-    def __init__(self, path: Path, base: JsonObject) -> None:
-        """Start a journal at ``path`` from state ``base``, replacing what was there.
+    def __init__(self, path: Path, state: JsonObject) -> None:
+        """Open a journal at ``path`` for a run that continues from ``state``.
 
-        The new file takes the old one's place in one move, so a kill leaves one or the other.
+        Records of earlier steps of the same mix stay; those of ``state["step"]`` and later
+        belong to work that was lost and are dropped. The new file takes the old one's
+        place in one move, so a kill leaves one or the other.
         """
+        base, records = _history(path, state)
         partial = path.with_name(path.name + ".partial")
         with partial.open("wb") as file:
             file.write(_line({"version": JOURNAL_VERSION, "base": base}))
+            file.writelines(_line(record) for record in records)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -199,6 +203,22 @@ def state_before(
             "choose a step within"
         )
     return state
+
+
+def _history(path: Path, state: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
+    """Return the base and the records before ``state``, where the file at ``path`` leads up to it."""
+    try:
+        base, records = read_journal(path)
+    except (StateError, IntegrityError):
+        return state, []
+    first, step = base.get("step"), state["step"]
+    if (
+        base.get("fingerprint") != state["fingerprint"]
+        or not isinstance(first, int)
+        or not isinstance(step, int)
+    ):
+        return state, []
+    return (base, records[: step - first]) if first <= step <= first + len(records) else (state, [])
 
 
 def _line(value: JsonObject) -> bytes:

@@ -5,7 +5,8 @@ Shape suffixes:
 """
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,10 @@ class StepPlan:
     """Heaviest rank over the mean, by cost."""
     bound: float
     """Least possible ``imbalance`` for these rows: the same quotient for the reachable lower bound."""
+    tokens_S: tuple[int, ...]
+    """Tokens of each source in the whole step."""
+    loss_tokens: int
+    """Labels predicted in the whole step."""
     mix_revision: int = 0
     """Revision of the mix under which the step was drawn."""
 
@@ -57,6 +62,20 @@ class StepPlan:
                 getattr(self.pieces, name).astype(np.dtype(dtype).newbyteorder("<")).tobytes()
             )
         return digest.hexdigest()
+
+    def part_of(self, dp_ranks: Sequence[int]) -> "StepPlan":
+        """Return the plan with the rows of ``dp_ranks`` only; what is said of the whole step stays."""
+        rows = np.flatnonzero(np.isin(self.dp_ranks_R, dp_ranks))
+        counts = np.diff(self.row_offsets)[rows]
+        offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        pieces = np.repeat(self.row_offsets[rows] - offsets[:-1], counts) + np.arange(offsets[-1])
+        return replace(
+            self,
+            pieces=self.pieces.take(pieces),
+            row_offsets=offsets,
+            dp_ranks_R=self.dp_ranks_R[rows],
+            microbatches_R=self.microbatches_R[rows],
+        )
 
     def rows_of(self, dp_rank: int, microbatch: int) -> NDArray[np.int64]:
         """Return the rows of one microbatch of one data-parallel rank, in plan order."""

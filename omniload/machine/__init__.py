@@ -1,0 +1,6 @@
+"""When things happen: planner, source loader, data constructor, scaler, supervisor.
+
+Every machine holds state and answers ``handle(event) -> commands``; no I/O, no clock, no
+threads. Shells in ``omniload.actors`` carry events in and commands out. Every command is
+safe to repeat.
+"""

@@ -1,0 +1,118 @@
+"""Events and commands that pass between planner, source loaders and data constructors.
+
+::
+
+    planner --ReadAhead--> source loader --SamplesReported--> planner
+    planner --AppendJournal--> journal, then --PublishPlan--> data constructor
+    data constructor --SliceRequest--> source loader --Ragged--> data constructor
+    client --StepTaken--> planner --ReleaseSamples--> source loader
+                                  --ReleaseSteps--> data constructor
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.base.state import JsonObject
+from omniload.mix.samples import SampleTable
+from omniload.plan.records import StepPlan
+
+__all__ = [
+    "AppendJournal",
+    "EndOfData",
+    "PlannerCommand",
+    "PlannerEvent",
+    "PublishPlan",
+    "ReadAhead",
+    "ReleaseSamples",
+    "ReleaseSteps",
+    "SamplesReported",
+    "SliceRequest",
+    "Started",
+    "StepTaken",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The loaders and constructors stand ready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplesReported:
+    """A source loader has read and holds these samples."""
+
+    source: int
+    table: SampleTable
+    skipped: int = 0
+    """Records in the range that could not be decoded and were skipped by policy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTaken:
+    """A rank has handed the batch of ``step`` to its trainer: it wants the ones after it."""
+
+    step: int
+    dp_rank: int
+
+
+PlannerEvent = Started | SamplesReported | StepTaken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadAhead:
+    """Read and hold the raw positions ``start`` to ``stop`` of a source, and report their samples."""
+
+    source: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendJournal:
+    """Make this record durable before anything that follows it."""
+
+    record: JsonObject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishPlan:
+    """Build the step: every constructor its ranks' rows."""
+
+    plan: StepPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseSamples:
+    """Samples of these sources before these raw positions are no longer needed."""
+
+    floors: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseSteps:
+    """Batches of steps before ``step`` are no longer needed."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndOfData:
+    """There is no step ``step``: the mix says to stop before it."""
+
+    step: int
+
+
+PlannerCommand = ReadAhead | AppendJournal | PublishPlan | ReleaseSamples | ReleaseSteps | EndOfData
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceRequest:
+    """Token ranges of samples of one source: one request per source and step."""
+
+    source: int
+    positions_N: NDArray[np.int64]
+    subs_N: NDArray[np.int32]
+    starts_N: NDArray[np.int32]
+    stops_N: NDArray[np.int32]

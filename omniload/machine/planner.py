@@ -1,0 +1,226 @@
+"""The Planner machine: mix, pack membership, cost, balance, place; metadata only.
+
+It plans step after step, at most ``prefetch_steps`` ahead of the slowest rank, tells the
+source loaders what to read and what to let go, and makes every step durable in the
+journal before it is published.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+import numpy as np
+
+from omniload.base.errors import ConfigError, StateError
+from omniload.base.state import JsonObject
+from omniload.machine.messages import (
+    AppendJournal,
+    EndOfData,
+    PlannerCommand,
+    PlannerEvent,
+    PublishPlan,
+    ReadAhead,
+    ReleaseSamples,
+    ReleaseSteps,
+    SamplesReported,
+    Started,
+    StepTaken,
+)
+from omniload.machine.queue import SampleQueue
+from omniload.machine.strategy import place
+from omniload.mix.config import MixConfig
+from omniload.mix.deficit import WEIGHT_ONE
+from omniload.mix.journal import StepRecord
+from omniload.mix.schedule import weights_at
+from omniload.mix.state import MixState
+from omniload.plan.membership import Membership, Starved, membership_of
+from omniload.plan.place_tree import ClientPlaceTree
+
+__all__ = ["Planner"]
+
+_STEPS_READ_AHEAD = 2
+"""Steps' worth of metadata known ahead of the next plan, for each source by its share."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Planner:
+    """Publishes one plan per step, in order, once every source can supply it."""
+
+    mix: MixConfig
+    tree: ClientPlaceTree
+    positions_per_epoch_S: Sequence[int]
+    """Raw records of each source."""
+    state: MixState
+    """State before the next step to plan."""
+    fingerprint: dict[str, str]
+    """What a later resume must find unchanged."""
+    num_steps: int | None = None
+    """First step that is not planned; ``None`` for no end but the mix's own."""
+    skipped_S: list[int] = field(init=False)
+    """Records skipped by policy so far, by source, in this life of the planner."""
+    overlong_S: list[int] = field(init=False)
+    """Tokens cut off or dropped with overlong documents so far, by source, in this life."""
+    _queues: list[SampleQueue] = field(init=False)
+    _states: dict[int, MixState] = field(init=False)
+    _wanted: dict[int, int] = field(init=False)
+    _ended: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        num_sources = len(self.mix.names)
+        self.skipped_S, self.overlong_S = [0] * num_sources, [0] * num_sources
+        self._queues = [SampleQueue.at(self.state.floor_of(s)) for s in range(num_sources)]
+        self._states = {self.state.step: self.state}
+        self._wanted = dict.fromkeys(range(self.tree.size_of("dp")), self.state.step)
+
+    def handle(self, event: PlannerEvent) -> tuple[PlannerCommand, ...]:
+        """Apply one event and return what must now be done, in order.
+
+        Raises:
+            ConfigError: A source gives no samples at all.
+        """
+        match event:
+            case Started():
+                return tuple(self._advance())
+            case SamplesReported(source=source, table=table, skipped=skipped):
+                if not self._queues[source].report(table, self.state.cursors_S[source]):
+                    return ()
+                self.skipped_S[source] += skipped
+                return tuple(self._advance())
+            case StepTaken(step=step, dp_rank=dp_rank):
+                before = self.slowest_step
+                self._wanted[dp_rank] = max(self._wanted[dp_rank], step + 1)
+                if self.slowest_step == before:
+                    return ()
+                return (*self._release(), *self._advance())
+            case _:
+                assert_never(event)
+
+    @property
+    def slowest_step(self) -> int:
+        """The step that the slowest rank wants next."""
+        return min(self._wanted.values())
+
+    def state_at(self, step: int) -> JsonObject:
+        """Return the state before ``step`` as plain JSON: resuming from it, ``step`` comes next.
+
+        Raises:
+            StateError: The state is no longer held, or the step is not planned yet.
+        """
+        if step not in self._states:
+            raise StateError(
+                f"the state before step {step} is not held, only steps {min(self._states)} to {max(self._states)}; "
+                "take the state at the trainer's own step"
+            )
+        return self._states[step].to_json(self.mix.names, self.fingerprint)
+
+    def _advance(self) -> list[PlannerCommand]:
+        """Plan as many steps as may be planned, and ask for what the following ones need."""
+        commands: list[PlannerCommand] = []
+        while (
+            not self._ended
+            and self.state.step < self.slowest_step + self.mix.runtime.prefetch_steps
+        ):
+            if self.state.step == self.num_steps:
+                self._ended = True
+                commands.append(EndOfData(step=self.state.step))
+                break
+            needs = self._needs()
+            short = [s for s, need in enumerate(needs) if self._queues[s].tokens < need]
+            if short:
+                break
+            membership = membership_of(
+                self.mix, self.state, [queue.table for queue in self._queues]
+            )
+            if isinstance(membership, Starved):
+                commands += self._read(
+                    membership.source, self._queues[membership.source].tokens + needs[0]
+                )
+                self._refuse_barren(membership.source)
+                break
+            if self._must_stop(membership):
+                self._ended = True
+                commands.append(EndOfData(step=self.state.step))
+                break
+            commands += self._publish(membership)
+        if not self._ended:
+            commands += self._top_up()
+        return commands
+
+    def _needs(self) -> list[int]:
+        """Return the tokens of each source that the next step is likely to draw; at least 1 where it draws any."""
+        weights = weights_at(self.mix.mix.stages, self.mix.names, self.state.step)
+        if self.mix.mix.level == "sample":
+            return [1 if weight > 0 else 0 for weight in weights]
+        budget = (self.mix.rows_per_step + self.mix.pack.lookahead_rows) * self.mix.pack.length
+        return [
+            max(1, int(weight * budget + credit / WEIGHT_ONE)) if weight > 0 else 0
+            for weight, credit in zip(weights, self.state.credits_S, strict=True)
+        ]
+
+    def _top_up(self) -> list[PlannerCommand]:
+        """Ask for more of every source of which less than the coming steps' share is known."""
+        ahead = self.state.step + _STEPS_READ_AHEAD
+        soon = weights_at(self.mix.mix.stages, self.mix.names, ahead)
+        commands: list[PlannerCommand] = []
+        for s, (need, weight) in enumerate(zip(self._needs(), soon, strict=True)):
+            target = max(need, int(weight * self.mix.batch.tokens)) * _STEPS_READ_AHEAD
+            if self._queues[s].tokens < target:
+                commands += self._read(s, 2 * target - self._queues[s].tokens)
+                self._refuse_barren(s)
+        return commands
+
+    def _read(self, source: int, tokens: int) -> list[PlannerCommand]:
+        queue = self._queues[source]
+        if queue.asked_to > queue.table.stop:
+            return []  # the answer is under way
+        start, stop = queue.next_range(tokens)
+        queue.asked_to = stop
+        return [ReadAhead(source=source, start=start, stop=stop)]
+
+    def _refuse_barren(self, source: int) -> None:
+        """Stop a run that would read a source round and round and never find a usable sample."""
+        queue, epoch = self._queues[source], self.positions_per_epoch_S[source]
+        shortest = int(queue.table.lengths_N.min(initial=np.iinfo(np.int32).max))
+        barren = queue.tokens == 0 or (
+            self.mix.pack.overlong == "drop" and shortest > self.mix.pack.length
+        )
+        if queue.seen_positions > epoch and barren:
+            raise ConfigError(
+                f"sources.{self.mix.names[source]}: none of its {epoch} records gives a sample that fits pack.length "
+                f"{self.mix.pack.length}; remove the source, or change pack.overlong or its text key"
+            )
+
+    def _must_stop(self, membership: Membership) -> bool:
+        policy = self.mix.mix.stop
+        if policy == "first_exhausted":
+            cursors = membership.after.cursors_S
+            return any(
+                p >= n for (p, _), n in zip(cursors, self.positions_per_epoch_S, strict=True)
+            )
+        if policy == "all_exhausted":
+            cursors = self.state.cursors_S
+            return all(
+                p >= n for (p, _), n in zip(cursors, self.positions_per_epoch_S, strict=True)
+            )
+        return False
+
+    def _publish(self, membership: Membership) -> list[PlannerCommand]:
+        plan = place(self.mix, self.tree, self.state, membership)
+        for s, count in enumerate(membership.counts_S.tolist()):
+            self._queues[s].draw(count)
+            self.overlong_S[s] += int(membership.truncated_S[s])
+        record = StepRecord.between(self.state, membership.after, plan.membership_digest())
+        self.state = membership.after
+        self._states[self.state.step] = self.state
+        return [AppendJournal(record=record.to_json(self.mix.names)), PublishPlan(plan=plan)]
+
+    def _release(self) -> list[PlannerCommand]:
+        """Let go of what no rank can ask for again."""
+        step = self.slowest_step
+        for old in [s for s in self._states if s < step]:
+            del self._states[old]
+        state = self._states[step]
+        return [
+            ReleaseSteps(step=step),
+            ReleaseSamples(floors={s: state.floor_of(s) for s in range(len(self.mix.names))}),
+        ]

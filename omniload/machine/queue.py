@@ -1,0 +1,88 @@
+"""What the planner knows of the samples ahead of a source's cursor."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from omniload.mix.samples import SampleTable
+from omniload.mix.state import Cursor
+
+__all__ = ["SampleQueue"]
+
+_FIRST_READ = 256
+_LARGEST_READ = 1 << 16
+
+
+@dataclass(slots=True, kw_only=True)
+class SampleQueue:
+    """Reported and not yet drawn samples of one source, in position order."""
+
+    table: SampleTable
+    """The samples; ``table.stop`` is the first raw position not yet reported."""
+    tokens: int = 0
+    """Tokens in ``table``."""
+    asked_to: int = 0
+    """End of the range asked for; equal to ``table.stop`` when nothing is under way."""
+    _seen_positions: int = field(default=0, init=False)
+    _seen_tokens: int = field(default=0, init=False)
+
+    @classmethod
+    def at(cls, position: int) -> "SampleQueue":
+        """Return an empty queue whose first report will start at raw ``position``."""
+        return cls(table=SampleTable.empty(position), asked_to=position)
+
+    def report(self, table: SampleTable, cursor: Cursor) -> bool:
+        """Take in a report; samples before ``cursor`` were drawn in an earlier life.
+
+        Returns:
+            False when the report is a repetition and was ignored.
+        """
+        if table.start != self.table.stop:
+            return False
+        self._seen_positions += table.stop - table.start
+        self._seen_tokens += int(table.lengths_N.sum())
+        position, sub = cursor
+        if table.start <= position:
+            fresh = (table.positions_N > position) | (
+                (table.positions_N == position) & (table.subs_N >= sub)
+            )
+            table = SampleTable(
+                start=table.start,
+                stop=table.stop,
+                positions_N=table.positions_N[fresh],
+                subs_N=table.subs_N[fresh],
+                lengths_N=table.lengths_N[fresh],
+            )
+        self.table = self.table.followed_by(table)
+        self.tokens += int(table.lengths_N.sum())
+        return True
+
+    def draw(self, count: int) -> None:
+        """Remove the first ``count`` samples."""
+        table = self.table
+        self.tokens -= int(table.lengths_N[:count].sum())
+        self.table = SampleTable(
+            start=table.start,
+            stop=table.stop,
+            positions_N=table.positions_N[count:],
+            subs_N=table.subs_N[count:],
+            lengths_N=table.lengths_N[count:],
+        )
+
+    def next_range(self, tokens: int) -> tuple[int, int]:
+        """Return the raw positions to read for about ``tokens`` more tokens, as far as is known."""
+        start = self.table.stop
+        if self._seen_positions == 0:
+            return start, start + _FIRST_READ
+        per_position = max(self._seen_tokens / self._seen_positions, 1 / 16)
+        return start, start + int(np.clip(np.ceil(tokens / per_position), 1, _LARGEST_READ))
+
+    @property
+    def usable_share(self) -> float:
+        """Samples seen per raw position; 0 when all records so far gave none."""
+        return self._seen_tokens / max(self._seen_positions, 1)
+
+    @property
+    def seen_positions(self) -> int:
+        """Raw positions reported so far."""
+        return self._seen_positions

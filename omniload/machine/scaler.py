@@ -1,0 +1,69 @@
+"""The Scaler: how many source loaders there are, and which sources share one.
+
+Each source has a cost triple (P, T, M) as in the paper: preprocessing, transfer, memory.
+At start, light sources are put together so that no loader carries much more than the
+mean; a loader per source would cost a process of tens of megabytes each.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from omniload.plan.balance import balance
+
+__all__ = ["SourceCost", "group_sources"]
+
+_BUSY_SHARE = 0.7
+"""Share of a core that a loader may be planned to use; the rest absorbs bursts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceCost:
+    """The cost of serving a source at its share of the mix."""
+
+    preprocess_s: float
+    """P: processor seconds of reading and transforming, per second of training."""
+    transfer_s: float
+    """T: processor seconds of handing samples over, per second of training."""
+    memory_bytes: int
+    """M: access state and decoded block."""
+
+    @property
+    def busy(self) -> float:
+        """Share of a core that the source keeps busy."""
+        return self.preprocess_s + self.transfer_s
+
+
+def group_sources(
+    costs: Sequence[SourceCost],
+    *,
+    num_loaders: int = 0,
+    max_loaders: int = 8,
+    memory_limit_bytes: int = 2 << 30,
+) -> tuple[tuple[int, ...], ...]:
+    """Deal sources to loaders.
+
+    Args:
+        costs: Cost of each source, ``[S]``.
+        num_loaders: Loaders to use; 0 takes as many as the work and the memory need.
+        max_loaders: Most loaders when the number is free.
+        memory_limit_bytes: Memory one loader should stay under.
+
+    Returns:
+        Numbers of the sources of each loader; every source once, no loader empty.
+
+    Raises:
+        ValueError: There are no sources.
+    """
+    if not costs:
+        raise ValueError("there are 0 sources to group; declare at least one")
+    work = np.asarray([max(cost.busy, 1e-9) for cost in costs])
+    memory = sum(cost.memory_bytes for cost in costs)
+    needed = max(math.ceil(work.sum() / _BUSY_SHARE), math.ceil(memory / memory_limit_bytes), 1)
+    count = min(num_loaders or min(needed, max_loaders), len(costs))
+    # Longest first fills every bin before any gets a second source, so none stays empty.
+    bins = balance(work, count).bins_N
+    groups = [tuple(np.flatnonzero(bins == number).tolist()) for number in range(count)]
+    return tuple(group for group in groups if group)

@@ -1,0 +1,56 @@
+"""The strategy that a mix file declares, as the chain of the paper's primitives.
+
+The same chain can be written by hand against ``DGraph``; this is the one the planner runs.
+"""
+
+import numpy as np
+
+from omniload.build.rows import stops_with_next
+from omniload.mix.config import MixConfig
+from omniload.mix.state import MixState
+from omniload.plan.cost import QuadraticCost
+from omniload.plan.dgraph import DGraph, num_microbatches_of
+from omniload.plan.membership import Membership
+from omniload.plan.place_tree import ClientPlaceTree
+from omniload.plan.records import StepPlan
+
+__all__ = ["place"]
+
+
+def place(
+    mix: MixConfig, tree: ClientPlaceTree, state: MixState, membership: Membership
+) -> StepPlan:
+    """Deal the rows of a step to data-parallel ranks and microbatches, balanced by cost.
+
+    Raises:
+        ValueError: The step has fewer rows than there are ranks.
+    """
+    pieces = membership.pieces
+    num_rows = len(membership.row_offsets) - 1
+    num_microbatches = num_microbatches_of(num_rows, tree.size_of("dp"), mix.rows_per_microbatch)
+    placement = (
+        DGraph.of_rows(pieces.lengths_P, membership.row_offsets)
+        .distribute("dp", microbatches=num_microbatches, max_count=mix.rows_per_microbatch)
+        .cost(QuadraticCost(linear=mix.balance.linear, quadratic=mix.balance.quadratic))
+        .balance(mix.balance.method)
+        .broadcast_at("tp")
+        .plan(tree)
+    )
+    lengths = pieces.lengths_P
+    return StepPlan(
+        step=state.step,
+        pieces=pieces,
+        row_offsets=membership.row_offsets,
+        dp_ranks_R=placement.buckets_N,
+        microbatches_R=placement.microbatches_N,
+        num_microbatches=num_microbatches,
+        imbalance=placement.imbalance,
+        bound=placement.bound,
+        tokens_S=tuple(
+            np.bincount(pieces.sources_P, weights=lengths, minlength=len(mix.names))
+            .astype(np.int64)
+            .tolist()
+        ),
+        loss_tokens=int((stops_with_next(pieces) - pieces.starts_P).sum()) - len(pieces),
+        mix_revision=state.mix_revision,
+    )

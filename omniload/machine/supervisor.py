@@ -1,0 +1,138 @@
+"""The Supervisor: keeps a job of several ranks running, from checkpoint to checkpoint."""
+
+from dataclasses import dataclass, field
+from typing import assert_never
+
+__all__ = [
+    "Command",
+    "Event",
+    "GiveUp",
+    "RankExited",
+    "RanksStopped",
+    "Start",
+    "StartRanks",
+    "Stop",
+    "StopRanks",
+    "Succeed",
+    "Supervisor",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExited:
+    """A rank's process has ended."""
+
+    rank: int
+    attempt: int
+    """The attempt it was started in; an exit of an earlier attempt is old news."""
+    code: int
+    """Exit code; negative is the signal that killed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RanksStopped:
+    """No process of the last attempt is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Somebody asked for the job to end (Ctrl-C, SIGTERM)."""
+
+
+Event = Start | RankExited | RanksStopped | Stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRanks:
+    """Start data plane and ranks; a later attempt starts from the latest checkpoint."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopRanks:
+    """End every process of the attempt; answered by ``RanksStopped``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Succeed:
+    """All ranks are done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """End the job."""
+
+    reason: str
+    exit_code: int
+
+
+Command = StartRanks | StopRanks | Succeed | GiveUp
+
+_CONFIG_EXIT, _INTEGRITY_EXIT = 2, 5
+
+
+@dataclass(slots=True, kw_only=True)
+class Supervisor:
+    """Restarts the whole job when a rank dies, as often as allowed.
+
+    One rank cannot go on alone: its peers wait for it in a collective. A fault that would
+    be the same again (configuration, integrity) is not retried.
+    """
+
+    num_ranks: int
+    max_restarts: int
+    attempt: int = 0
+    done: set[int] = field(default_factory=set)
+    _ending: GiveUp | None = field(default=None, init=False)
+    _stopping: bool = field(default=False, init=False)
+
+    def handle(self, event: Event) -> tuple[Command, ...]:
+        """Apply one event and return what must now be done, in order."""
+        match event:
+            case Start():
+                return (StartRanks(attempt=self.attempt),)
+            case RankExited(attempt=attempt) if attempt != self.attempt or self._stopping:
+                return ()
+            case RankExited(rank=rank, code=0):
+                self.done.add(rank)
+                return (Succeed(),) if len(self.done) == self.num_ranks else ()
+            case RankExited(rank=rank, code=code):
+                self._stopping = True
+                self._ending = self._verdict(rank, code)
+                return (StopRanks(),)
+            case Stop():
+                self._stopping = True
+                self._ending = GiveUp(reason="interrupted", exit_code=130)
+                return (StopRanks(),)
+            case RanksStopped():
+                return self._after_stop()
+            case _:
+                assert_never(event)
+
+    def _verdict(self, rank: int, code: int) -> GiveUp | None:
+        cause = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if code in (_CONFIG_EXIT, _INTEGRITY_EXIT):
+            return GiveUp(
+                reason=f"rank {rank} ended with {cause}, which a restart would repeat",
+                exit_code=code,
+            )
+        if self.attempt >= self.max_restarts:
+            reason = f"rank {rank} ended with {cause} after {self.attempt} restarts (max_restarts {self.max_restarts})"
+            return GiveUp(reason=reason, exit_code=code if code > 0 else 3)
+        return None
+
+    def _after_stop(self) -> tuple[Command, ...]:
+        if not self._stopping:
+            return ()
+        if self._ending is not None:
+            return (self._ending,)
+        self._stopping = False
+        self.attempt += 1
+        self.done.clear()
+        return (StartRanks(attempt=self.attempt),)

@@ -1,0 +1,50 @@
+"""What must stay the same for a run to resume with the same samples.
+
+Only what decides membership counts: seed, sources, weights, packing, tokens of a step,
+tokenizer, and the number of records found. Ranks, microbatches, balance and runtime may
+change freely.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import orjson
+
+from omniload.mix.config import MixConfig
+
+__all__ = ["fingerprint_of"]
+
+_NOT_MEMBERSHIP = {"tags", "on_error"}
+
+
+def fingerprint_of(
+    mix: MixConfig, positions_per_epoch_S: Sequence[int], *, tokenizer_digest: str = ""
+) -> dict[str, str]:
+    """Return a short digest of every part of the mix that decides what is trained on.
+
+    Args:
+        mix: The declared mix.
+        positions_per_epoch_S: Records found in each source.
+        tokenizer_digest: Digest of the tokenizer's file.
+
+    Returns:
+        Digests by part: ``seed``, ``mix``, ``pack``, ``batch.tokens``, ``tokenizer``, and for each
+        source ``sources.NAME`` (what was declared) and ``sources.NAME.records`` (what was found).
+    """
+    parts: dict[str, str] = {
+        "seed": str(mix.seed),
+        "batch.tokens": str(mix.batch.tokens),
+        "mix": _digest(mix.mix.model_dump(mode="json")),
+        "pack": _digest(mix.pack.model_dump(mode="json")),
+        "tokenizer": tokenizer_digest,
+    }
+    for (name, source), records in zip(mix.sources.items(), positions_per_epoch_S, strict=True):
+        parts[f"sources.{name}"] = _digest(source.model_dump(mode="json", exclude=_NOT_MEMBERSHIP))
+        parts[f"sources.{name}.records"] = str(records)
+    return parts
+
+
+def _digest(value: Mapping[str, object]) -> str:
+    return hashlib.blake2b(
+        orjson.dumps(value, option=orjson.OPT_SORT_KEYS), digest_size=6
+    ).hexdigest()
