@@ -1,0 +1,76 @@
+"""Shell of the Data Constructor: fetches what a plan names, builds, and serves its ranks."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from omniload.base.ragged import Ragged
+from omniload.build.microbatch import Batch
+from omniload.machine.data_constructor import BuildStep, DataConstructor, FetchSlices, SlicesFetched
+from omniload.machine.messages import ReleaseSteps, SliceRequest
+from omniload.plan.records import StepPlan
+
+__all__ = ["ConstructorShell"]
+
+
+class ConstructorShell:
+    """Builds in the thread that calls ``build``; ``take`` waits in any other."""
+
+    def __init__(
+        self, machine: DataConstructor, fetch: Callable[[Sequence[SliceRequest]], Sequence[Ragged]]
+    ) -> None:
+        self._machine = machine
+        self._fetch = fetch
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        self._end: int | None = None
+
+    def build(self, plan: StepPlan) -> int:
+        """Build the part of a plan that concerns this constructor; return the step."""
+        for command in self._machine.handle(BuildStep(plan=plan)):
+            if isinstance(command, FetchSlices):
+                slices = self._fetch(command.requests)
+                with self._changed:
+                    self._machine.handle(SlicesFetched(step=command.step, slices=slices))
+                    self._changed.notify_all()
+        return plan.step
+
+    def take(
+        self, step: int, dp_rank: int, cp_rank: int = 0, timeout_s: float | None = None
+    ) -> Batch | None:
+        """Wait for a step and return one rank's batch; ``None`` when the data ends before it.
+
+        Raises:
+            TimeoutError: ``timeout_s`` passed first.
+            OmniloadError: The data plane has failed; the cause as it was raised.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._settled(step), timeout_s):
+                raise TimeoutError(f"step {step} was not built within {timeout_s} s")
+            if self._machine.has(step):
+                return self._machine.batch_of(step, dp_rank, cp_rank)
+            if self._error is not None:
+                raise self._error
+            if self._end is not None and step >= self._end:
+                return None
+            return self._machine.batch_of(step, dp_rank, cp_rank)
+
+    def release(self, command: ReleaseSteps) -> None:
+        """Let go of steps that every rank has taken."""
+        with self._changed:
+            self._machine.handle(command)
+
+    def end(self, step: int) -> None:
+        """Say that there is no step ``step`` nor any after it."""
+        with self._changed:
+            self._end = step
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Wake every rank that waits, with the reason why its batch will not come."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def _settled(self, step: int) -> bool:
+        ended = self._end is not None and step >= self._end
+        return self._machine.has(step) or self._error is not None or ended

@@ -1,0 +1,76 @@
+"""Shell of the Source Loader: opens its sources, reads when told to, answers slice requests."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from omniload.base.ragged import Ragged
+from omniload.machine.messages import ReadAhead, ReleaseSamples, SamplesReported, SliceRequest
+from omniload.machine.source_loader import SamplesRead, SourceLoader
+from omniload.mix.config import MixConfig
+from omniload.source.source import Source, open_source
+
+__all__ = ["LoaderShell"]
+
+
+class LoaderShell:
+    """Holds the only open copy of its sources. Safe to call from several threads."""
+
+    def __init__(
+        self, mix: MixConfig, sources: Sequence[int], *, base_dir: Path, cache_dir: Path | None
+    ) -> None:
+        names = mix.names
+        self._machine = SourceLoader(names={s: names[s] for s in sources})
+        self._lock = threading.Lock()
+        self._sources: Mapping[int, Source] = {
+            s: open_source(
+                names[s],
+                mix.sources[names[s]],
+                seed=mix.seed,
+                tokenizer=mix.tokenizer,
+                base_dir=base_dir,
+                cache_dir=cache_dir,
+            )
+            for s in sources
+        }
+        # A source decodes into its own state: one read of it at a time.
+        self._reading = {s: threading.Lock() for s in sources}
+
+    def positions_per_epoch(self) -> dict[int, int]:
+        """Return the number of records of each source."""
+        return {s: source.positions_per_epoch for s, source in self._sources.items()}
+
+    def read_ahead(self, command: ReadAhead) -> SamplesReported:
+        """Read and hold a range, and say what it gave."""
+        with self._reading[command.source]:
+            with self._lock:
+                (answer,) = self._machine.handle(command)
+            if isinstance(answer, SamplesReported):
+                return answer
+            block = self._sources[answer.source].read(answer.start, answer.stop)
+            with self._lock:
+                (report,) = self._machine.handle(
+                    SamplesRead(
+                        source=answer.source,
+                        table=block.table,
+                        tokens=block.tokens,
+                        skipped=block.skipped,
+                    )
+                )
+            assert isinstance(report, SamplesReported)
+            return report
+
+    def slices(self, requests: Sequence[SliceRequest]) -> list[Ragged]:
+        """Return the asked token ranges, request by request."""
+        with self._lock:
+            return [self._machine.slices(request) for request in requests]
+
+    def release(self, command: ReleaseSamples) -> None:
+        """Let go of samples that no plan needs any more."""
+        with self._lock:
+            self._machine.handle(command)
+
+    def held_tokens(self) -> int:
+        """Return the tokens in the buffer, over all sources."""
+        with self._lock:
+            return self._machine.held_tokens()

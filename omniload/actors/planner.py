@@ -1,0 +1,187 @@
+"""Shell of the Planner: one thread that carries events in and commands out."""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from omniload.base.log import get_logger
+from omniload.base.metrics import IMBALANCE_RATIO, PLAN_SECONDS, SAMPLES_SKIPPED, TOKENS_PLANNED
+from omniload.base.state import JsonObject
+from omniload.machine.messages import (
+    AppendJournal,
+    EndOfData,
+    PlannerEvent,
+    PublishPlan,
+    ReadAhead,
+    ReleaseSamples,
+    ReleaseSteps,
+    SamplesReported,
+    Started,
+    StepTaken,
+)
+from omniload.machine.planner import Planner
+from omniload.mix.journal import Journal
+from omniload.plan.records import StepPlan
+
+__all__ = ["ConstructorLink", "LoaderLink", "PlannerShell"]
+
+_LOG = get_logger(__name__)
+
+
+class LoaderLink(Protocol):
+    """A way to a source loader."""
+
+    def read_ahead(self, command: ReadAhead) -> "Future[SamplesReported]":
+        """Start reading; the future holds the report."""
+        ...
+
+    def release(self, command: ReleaseSamples) -> None:
+        """Let go; no answer."""
+        ...
+
+
+class ConstructorLink(Protocol):
+    """A way to a data constructor."""
+
+    @property
+    def dp_ranks(self) -> Sequence[int]:
+        """Data-parallel ranks that it serves."""
+        ...
+
+    def build(self, plan: StepPlan) -> "Future[int]":
+        """Start building; the future tells when it is done."""
+        ...
+
+    def release(self, command: ReleaseSteps) -> None:
+        """Let go; no answer."""
+        ...
+
+    def end(self, step: int) -> None:
+        """There is no such step."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """The data plane has failed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    error: BaseException
+
+
+class _Stop:
+    pass
+
+
+class PlannerShell:
+    """Runs a planner. Any failure of a loader or a constructor reaches every waiting rank."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        loader_of: Callable[[int], LoaderLink],
+        constructors: Sequence[ConstructorLink],
+        journal: Journal | None,
+    ) -> None:
+        self._planner = planner
+        self._loader_of = loader_of
+        self._constructors = constructors
+        self._journal = journal
+        self._lock = threading.Lock()
+        self._events: queue.SimpleQueue[PlannerEvent | _Failed | _Stop] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="omniload-planner", daemon=True)
+
+    def start(self) -> None:
+        """Begin to plan."""
+        self._events.put(Started())
+        self._thread.start()
+
+    def taken(self, step: int, dp_rank: int) -> None:
+        """Tell that a rank's trainer has the batch of ``step``."""
+        self._events.put(StepTaken(step=step, dp_rank=dp_rank))
+
+    def state_at(self, step: int) -> JsonObject:
+        """Return the state before ``step``; see ``Planner.state_at``."""
+        with self._lock:
+            return self._planner.state_at(step)
+
+    def close(self) -> None:
+        """Stop planning and close the journal."""
+        self._events.put(_Stop())
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._journal is not None:
+            self._journal.close()
+
+    def _run(self) -> None:
+        try:
+            while not isinstance(event := self._events.get(), _Stop):
+                self._apply(event)
+        except Exception as error:  # noqa: BLE001 -- the outermost loop: everyone who waits must hear of it
+            _LOG.error("the data plane stops: %s", error)
+            for constructor in self._constructors:
+                constructor.fail(error)
+
+    def _apply(self, event: PlannerEvent | _Failed) -> None:
+        if isinstance(event, _Failed):
+            raise event.error
+        with self._lock, PLAN_SECONDS.time():
+            commands = self._planner.handle(event)
+        self._count_skipped(event)
+        for command in commands:
+            if isinstance(command, AppendJournal):
+                if self._journal is not None:
+                    self._journal.append(command.record)
+            elif isinstance(command, ReadAhead | ReleaseSamples):
+                self._tell_loaders(command)
+            else:
+                self._tell_constructors(command)
+
+    def _tell_loaders(self, command: ReadAhead | ReleaseSamples) -> None:
+        if isinstance(command, ReadAhead):
+            self._loader_of(command.source).read_ahead(command).add_done_callback(self._on_report)
+            return
+        links = {id(link): link for link in map(self._loader_of, command.floors)}
+        for link in links.values():
+            link.release(command)
+
+    def _tell_constructors(self, command: PublishPlan | ReleaseSteps | EndOfData) -> None:
+        for constructor in self._constructors:
+            match command:
+                case PublishPlan(plan=plan):
+                    constructor.build(plan.part_of(constructor.dp_ranks)).add_done_callback(
+                        self._on_built
+                    )
+                case ReleaseSteps():
+                    constructor.release(command)
+                case EndOfData(step=step):
+                    constructor.end(step)
+                case _:
+                    assert_never(command)
+        if isinstance(command, PublishPlan):
+            self._measure(command.plan)
+
+    def _on_report(self, future: "Future[SamplesReported]") -> None:
+        error = future.exception()
+        self._events.put(future.result() if error is None else _Failed(error))
+
+    def _on_built(self, future: "Future[int]") -> None:
+        if (error := future.exception()) is not None:
+            self._events.put(_Failed(error))
+
+    def _count_skipped(self, event: PlannerEvent) -> None:
+        if isinstance(event, SamplesReported) and event.skipped:
+            name = self._planner.mix.names[event.source]
+            SAMPLES_SKIPPED.labels(name).inc(event.skipped)
+            _LOG.warning(
+                "source %s: skipped %d records that cannot be decoded", name, event.skipped
+            )
+
+    def _measure(self, plan: StepPlan) -> None:
+        IMBALANCE_RATIO.set(plan.imbalance)
+        for name, tokens in zip(self._planner.mix.names, plan.tokens_S, strict=True):
+            TOKENS_PLANNED.labels(name).inc(tokens)
