@@ -42,7 +42,11 @@ def take(binary: pa.LargeBinaryArray, indices_N: NDArray[np.int64], dtype: np.dt
         indices_N: Sequences wanted, in the order wanted.
         dtype: Type of the values.
     """
-    taken = binary.take(pa.array(indices_N))
+    # pa.array(indices_N) would import pandas where it is installed: 40 MB in every loader.
+    indices = pa.Int64Array.from_buffers(
+        pa.int64(), len(indices_N), [None, pa.py_buffer(indices_N)]
+    )
+    taken = binary.take(indices)
     _, offsets, values = taken.buffers()
     ends = np.frombuffer(offsets, np.int64, len(taken) + 1)
     size = int(ends[-1])

@@ -231,7 +231,7 @@ def open_source(
         UnavailableError: A store did not answer.
     """
     cache = IndexCache(folder=cache_dir, source=name) if cache_dir else None
-    record_format = open_format(name, config, base_dir=base_dir, cache=cache)
+    record_format = open_format(name, config, base_dir=base_dir, cache=cache).format
     units = record_format.units()
     if not units.rows_U.any():
         raise ConfigError(

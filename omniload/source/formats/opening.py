@@ -1,5 +1,6 @@
 """From what a mix file says of a source to the format that reads it."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from omniload.mix.config import JsonlSource, ParquetSource, SourceConfig
@@ -10,12 +11,20 @@ from omniload.source.formats.parquet import ParquetFormat
 from omniload.source.formats.text import TextFormat
 from omniload.source.index import IndexCache
 
-__all__ = ["open_format"]
+__all__ = ["OpenFormat", "open_format"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenFormat:
+    """A format and the files it reads."""
+
+    format: Format
+    files: tuple[ShardFile, ...]
 
 
 def open_format(
     name: str, config: SourceConfig, *, base_dir: Path, cache: IndexCache | None = None
-) -> Format:
+) -> OpenFormat:
     """Find the files of a source and index their units.
 
     Raises:
@@ -23,7 +32,8 @@ def open_format(
         IntegrityError: A shard is cut short or corrupt.
         UnavailableError: A store did not answer.
     """
-    return _format_of(config, find_files(config.paths, base_dir, source=name), cache)
+    files = find_files(config.paths, base_dir, source=name)
+    return OpenFormat(format=_format_of(config, files, cache), files=files)
 
 
 def _format_of(

@@ -1,0 +1,138 @@
+"""How large a source is: exact record counts, and tokens estimated from a bounded sample.
+
+Shape suffixes:
+    R  records of a unit
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.base.errors import ConfigError
+from omniload.mix.config import SourceConfig, TokenizerConfig
+from omniload.source.columns import as_binary, take, text_array
+from omniload.source.formats.format import Format
+from omniload.source.formats.opening import open_format
+from omniload.source.index import IndexCache
+from omniload.source.tokenize import Tokenizer, open_tokenizer
+
+__all__ = ["SourceProfile", "profile"]
+
+_UNIT_TEXT_BYTES = 1 << 20
+_UNIT_TOKENS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceProfile:
+    """What a source holds."""
+
+    name: str
+    """Name in the mix file."""
+    records: int
+    """Records, counted."""
+    shards: int
+    """Files."""
+    size_bytes: int
+    """Bytes of the files, as stored."""
+    sampled_records: int
+    """Records that the estimates rest on."""
+    tokens_per_record: float
+    """Mean tokens of a record, estimated; a record that gives no sample counts as 0."""
+    bad_records: int
+    """Records of the sample that could not be decoded."""
+    longest_tokens: int
+    """Longest sampled record."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the source, estimated."""
+        return round(self.records * self.tokens_per_record)
+
+    @property
+    def exact(self) -> bool:
+        """Whether every record was sampled."""
+        return self.sampled_records == self.records
+
+
+def profile(
+    name: str,
+    config: SourceConfig,
+    *,
+    tokenizer: TokenizerConfig | None,
+    base_dir: Path,
+    cache_dir: Path | None = None,
+    units: int = 4,
+) -> SourceProfile:
+    """Measure a source: its records exactly, its tokens from a few units.
+
+    Units are taken evenly over the source, and records evenly over a unit, at most about
+    a megabyte of text a unit; no randomness, so the same files give the same answer.
+
+    Args:
+        name: Its name in the mix file.
+        config: What the file says of it.
+        tokenizer: Tokenizer of the mix; needed when the source holds text.
+        base_dir: Folder that relative paths start at.
+        cache_dir: Folder that keeps the index.
+        units: Most units to decode.
+
+    Raises:
+        OmniloadError: As for ``open_source``; a record that cannot be decoded is counted.
+    """
+    cache = IndexCache(folder=cache_dir, source=name) if cache_dir else None
+    opened = open_format(name, config, base_dir=base_dir, cache=cache)
+    rows_U = opened.format.units().rows_U
+    filled = np.flatnonzero(rows_U)
+    if not len(filled):
+        raise ConfigError(
+            f"sources.{name}: {', '.join(config.paths)} holds no record; remove the source or add data"
+        )
+    if opened.format.holds_text and tokenizer is None:
+        raise ConfigError(f"sources.{name} holds text and there is no tokenizer; add a tokenizer")
+    encoder = (
+        open_tokenizer(tokenizer, base_dir)
+        if opened.format.holds_text and tokenizer is not None
+        else None
+    )
+    chosen = filled[_evenly(len(filled), units)]
+    sampled = [_lengths(opened.format, unit, encoder) for unit in chosen.tolist()]
+    lengths = np.concatenate([lengths for lengths, _ in sampled])
+    # A unit speaks for as many records as it holds, however many of them were tokenised.
+    means = [float(lengths.mean()) for lengths, _ in sampled]
+    return SourceProfile(
+        name=name,
+        records=int(rows_U.sum()),
+        shards=len(opened.files),
+        size_bytes=sum(file.size_bytes for file in opened.files),
+        sampled_records=len(lengths),
+        tokens_per_record=float(np.average(means, weights=rows_U[chosen])),
+        bad_records=sum(bad for _, bad in sampled),
+        longest_tokens=int(lengths.max(initial=0)),
+    )
+
+
+def _evenly(count: int, wanted: int) -> NDArray[np.int64]:
+    """Return at most ``wanted`` numbers below ``count``, in the middle of equal parts."""
+    wanted = min(count, max(1, wanted))
+    return (np.arange(wanted) * 2 + 1) * count // (2 * wanted)
+
+
+def _lengths(
+    record_format: Format, unit: int, encoder: Tokenizer | None
+) -> tuple[NDArray[np.int64], int]:
+    """Return the tokens of sampled records of a unit, and how many of them are bad."""
+    records = record_format.read_unit(unit)
+    column = records.column
+    limit = _UNIT_TOKENS if encoder is None else _UNIT_TEXT_BYTES
+    mean = max(1.0, len(column.values_V) / len(column))
+    rows = _evenly(len(column), int(limit / mean))
+    bad_R = records.bad_B[rows]
+    if encoder is None:
+        lengths = np.where(bad_R, 0, column.lengths_N[rows])
+    else:
+        lengths = np.zeros(len(rows), np.int64)
+        texts = take(as_binary(column), rows[~bad_R], column.values_V.dtype)
+        lengths[~bad_R] = encoder.encode(text_array(texts)).lengths_N
+    return lengths, int(np.count_nonzero(bad_R))
