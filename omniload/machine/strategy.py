@@ -9,9 +9,10 @@ from omniload.build.rows import stops_with_next
 from omniload.mix.config import MixConfig
 from omniload.mix.state import MixState
 from omniload.plan.cost import QuadraticCost
-from omniload.plan.dgraph import DGraph, num_microbatches_of
+from omniload.plan.dgraph import DGraph
 from omniload.plan.membership import Membership
 from omniload.plan.place_tree import ClientPlaceTree
+from omniload.plan.placement import num_microbatches_of
 from omniload.plan.records import StepPlan
 
 __all__ = ["place"]

@@ -1,0 +1,69 @@
+"""What one rank uses to get its batches.
+
+::
+
+    with open_plane(spec) as plane, Client(plane.handle(dp_rank=0)) as client:
+        for batch in client:
+            train(batch)
+            state = client.state_dict()   # plain JSON, at this step boundary
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Self
+
+from omniload.actors.plane import RankHandle
+from omniload.base.metrics import BATCH_WAIT_SECONDS
+from omniload.base.state import JsonObject
+from omniload.build.microbatch import Batch
+
+__all__ = ["Client"]
+
+
+class Client:
+    """Batches of one rank, in step order, and the state of the data at the trainer's step boundary."""
+
+    def __init__(self, handle: RankHandle) -> None:
+        self._handle = handle
+        self.next_step = handle.first_step
+        """The step that the next batch belongs to."""
+        self.last_wait_s = 0.0
+        """Seconds the last ``next_batch`` waited."""
+
+    def next_batch(self) -> Batch | None:
+        """Return the batch of ``next_step``, or ``None`` when the data has ended.
+
+        Raises:
+            OmniloadError: The data plane has failed; the cause as it was raised there.
+        """
+        began_s = time.perf_counter()
+        batch = self._handle.take(self.next_step)
+        self.last_wait_s = time.perf_counter() - began_s
+        BATCH_WAIT_SECONDS.observe(self.last_wait_s)
+        if batch is None:
+            return None
+        assert batch.step == self.next_step, f"asked for step {self.next_step}, got step {batch.step}"
+        self._handle.taken(self.next_step)
+        self.next_step += 1
+        return batch
+
+    def state_dict(self) -> JsonObject:
+        """Return the state after the batches handed out so far, whatever was prefetched beyond them.
+
+        A data plane opened with it continues with the batch that ``next_batch`` would return now.
+        """
+        return self._handle.state_at(self.next_step)
+
+    def close(self) -> None:
+        """Let go of the data plane."""
+        self._handle.close()
+
+    def __iter__(self) -> Iterator[Batch]:
+        while (batch := self.next_batch()) is not None:
+            yield batch
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
