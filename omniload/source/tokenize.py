@@ -91,7 +91,9 @@ class BpeEncoder(Tokenizer):
 
     Texts are encoded as they are: truncation and padding that the file asks for are off,
     and its template of special tokens is not applied, because documents are joined and
-    cut by the packer. The library lets go of the interpreter lock while it encodes.
+    cut by the packer. The library lets go of the interpreter lock while it encodes (about
+    1 M tokens/s a core). It hands out Python lists; making arrays of them costs 37 ns a token,
+    4 % of encoding, and the other ways (an array a list, Arrow) cost as much or more.
     """
 
     def __init__(self, library: tokenizers.Tokenizer, end_of_document_id: int | None) -> None:
