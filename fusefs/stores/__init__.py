@@ -1,0 +1,1 @@
+"""Stores: where objects and manifests lie, behind one protocol."""

@@ -1,0 +1,192 @@
+"""HDFS, S3, GCS and Azure through pyarrow.fs.
+
+What pyarrow does that matters here (Arrow C++ 26, ``hdfs.cc``), each met below:
+
+- ``get_file_info`` of HDFS answers "not found" for every failure, outages too;
+- ``move`` of HDFS deletes the target, then renames;
+- a sequential ``read`` is cut to 64 KiB; ``read_at`` asks for the whole range at once;
+- ``flush`` is not durable: nothing is until ``close``;
+- ``create_dir`` succeeds on a directory that is there.
+"""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+from pyarrow import fs as pafs
+from typing_extensions import override
+
+from fusefs.stores.backend import Backend, PuttingStore, RenamingStore
+from fusefs.stores.protocol import Entry, ObjectWriter, Store, name_of
+from omniload.base.errors import ConfigError, UnavailableError
+
+__all__ = ["arrow_store"]
+
+_PUTTING = frozenset({"s3", "gcs", "abfs"})
+_SAME_MEANING = (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError)
+
+
+def arrow_store(url: str) -> Store:
+    """Open ``hdfs://host:port/path``, ``s3://bucket/path`` and what else pyarrow.fs knows.
+
+    Raises:
+        ConfigError: pyarrow does not know the scheme, or cannot load what it needs.
+        UnavailableError: The store does not answer.
+    """
+    try:
+        filesystem, root = pafs.FileSystem.from_uri(url)
+    except (ValueError, NotImplementedError, pa.ArrowInvalid) as error:
+        raise ConfigError(f"store {url!r}: {error}") from error
+    except OSError as error:
+        hint = "; is libhdfs.so in ARROW_LIBHDFS_DIR and CLASSPATH the list of Hadoop's jars?"
+        raise UnavailableError(
+            f"store {url!r}: {error}{hint if urlsplit(url).scheme == 'hdfs' else ''}"
+        ) from error
+    return store_on(filesystem, root, url)
+
+
+def store_on(filesystem: pafs.FileSystem, root: str, url: str) -> Store:
+    """Return the store for a pyarrow filesystem: by whether a put of it replaces atomically."""
+    if filesystem.type_name in _PUTTING:
+        return PuttingStore(ArrowBackend(filesystem, root, url))
+    return RenamingStore(ArrowBackend(filesystem, root, url))
+
+
+class ArrowBackend(Backend):
+    """The calls of a ``pyarrow.fs.FileSystem`` under a root."""
+
+    def __init__(self, filesystem: pafs.FileSystem, root: str, url: str) -> None:
+        self._fs = filesystem
+        self._root = root.rstrip("/")
+        self._url = url
+
+    @property
+    @override
+    def location(self) -> str:
+        return self._url
+
+    @override
+    def find(self, path: str) -> Entry | None:
+        with _mapped(path):
+            info = self._fs.get_file_info(self._at(path))
+            if info.type == pafs.FileType.NotFound:
+                return self._find_surely(path)
+        return _entry(info)
+
+    def _find_surely(self, path: str) -> Entry | None:
+        """Tell "nothing there" from "no answer": a listing reports its failure, ``get_file_info`` none."""
+        try:
+            self._fs.get_file_info(pafs.FileSelector(self._at(path), allow_not_found=False))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            # S3 reports a missing prefix without an errno of its own.
+            if error.errno in {None, errno.ENOTDIR} and self._fs.type_name != "hdfs":
+                return None
+            raise
+        info = self._fs.get_file_info(self._at(path))
+        return None if info.type == pafs.FileType.NotFound else _entry(info)
+
+    @override
+    def listing(self, path: str) -> list[Entry]:
+        with _mapped(path):
+            found = self._fs.get_file_info(pafs.FileSelector(self._at(path)))
+        return [_entry(info) for info in found if info.base_name]
+
+    @override
+    def read(self, path: str, offset: int, size_bytes: int) -> bytes:
+        with _mapped(path), self._fs.open_input_file(self._at(path)) as file:
+            return _read_fully(file, offset, size_bytes)
+
+    @override
+    def open_new(self, path: str) -> ObjectWriter:
+        with _mapped(path):
+            try:
+                stream = self._fs.open_output_stream(self._at(path))
+            except FileNotFoundError:
+                # HDFS and object stores make parents by themselves; others say there is none.
+                self._fs.create_dir(self._at(path).rpartition("/")[0], recursive=True)
+                stream = self._fs.open_output_stream(self._at(path))
+        return _ArrowWriter(stream, self, path)
+
+    @override
+    def move(self, source: str, target: str) -> None:
+        with _mapped(source):
+            self._fs.move(self._at(source), self._at(target))
+
+    @override
+    def remove(self, path: str) -> None:
+        with _mapped(path):
+            self._fs.delete_file(self._at(path))
+
+    @override
+    def make_directory(self, path: str) -> None:
+        with _mapped(path):
+            self._fs.create_dir(self._at(path), recursive=True)
+
+    @override
+    def remove_directory(self, path: str) -> None:
+        with _mapped(path):
+            self._fs.delete_dir(self._at(path))
+
+    @override
+    def close(self) -> None:
+        pass
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root or "/"
+
+
+class _ArrowWriter(ObjectWriter):
+    def __init__(self, stream: pa.NativeFile, backend: ArrowBackend, path: str) -> None:
+        self._stream, self._backend, self._path = stream, backend, path
+
+    @override
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        with _mapped(self._path):
+            self._stream.write(data)
+
+    @override
+    def close(self) -> None:
+        with _mapped(self._path):
+            self._stream.close()
+
+    @override
+    def abort(self) -> None:
+        # Closing is the only way to end the stream's lease; what it leaves behind goes too.
+        with suppress(OSError, UnavailableError, ValueError):
+            self._stream.close()
+        with suppress(OSError, UnavailableError):
+            self._backend.remove(self._path)
+
+
+def _read_fully(file: pa.NativeFile, offset: int, size_bytes: int) -> bytes:
+    """Read at a position until ``size_bytes`` or the end; a positional read may stop early."""
+    data: bytes = file.read_at(size_bytes, offset)
+    while data and len(data) < size_bytes:
+        more = file.read_at(size_bytes - len(data), offset + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def _entry(info: pafs.FileInfo) -> Entry:
+    is_directory = info.type == pafs.FileType.Directory
+    return Entry(name_of(info.path), is_directory, info.size or 0, info.mtime_ns or 0)
+
+
+@contextmanager
+def _mapped(path: str) -> Iterator[None]:
+    try:
+        yield
+    except _SAME_MEANING:
+        raise
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        raise UnavailableError(f"{path!r}: the store answers: {error}") from error
+    except (pa.ArrowException, ValueError) as error:
+        raise UnavailableError(f"{path!r}: the store answers: {error}") from error

@@ -1,0 +1,305 @@
+"""Stores built from a client's few calls: ``RenamingStore`` and ``PuttingStore``.
+
+A client library (pyarrow, fsspec) becomes a ``Backend``; which store stands on it
+depends on one question: can the client rename (HDFS, sftp), or does a put replace an
+object in one go (S3, GCS, Azure)?
+"""
+
+import uuid
+from contextlib import suppress
+from typing import Protocol
+
+import orjson
+import xxhash
+from typing_extensions import override
+
+from fusefs.stores.protocol import (
+    RESERVED,
+    TEMPORARY,
+    Entry,
+    ObjectWriter,
+    Store,
+    Usage,
+    check_rename,
+    check_whole,
+    not_empty,
+    parent_of,
+)
+from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
+
+__all__ = ["Backend", "PuttingStore", "RenamingStore"]
+
+INTENTS = f"{RESERVED}/intents"
+
+
+class Backend(Protocol):
+    """The calls of a client library, with errors as ``fusefs.stores.protocol`` wants them."""
+
+    @property
+    def location(self) -> str:
+        """URL for people."""
+        ...
+
+    def find(self, path: str) -> Entry | None:
+        """Describe ``path``; ``None`` only where the store positively says nothing is there."""
+        ...
+
+    def listing(self, path: str) -> list[Entry]:
+        """Return what lies directly in a directory."""
+        ...
+
+    def read(self, path: str, offset: int, size_bytes: int) -> bytes:
+        """Return up to ``size_bytes`` bytes."""
+        ...
+
+    def open_new(self, path: str) -> ObjectWriter:
+        """Open a file for writing; the caller knows that it does not exist."""
+        ...
+
+    def move(self, source: str, target: str) -> None:
+        """Rename a file or directory to a name that is free, or copy and remove it."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        ...
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory and its parents."""
+        ...
+
+    def remove_directory(self, path: str) -> None:
+        """Remove a directory that the caller knows to be empty."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections."""
+        ...
+
+
+class _BackendStore(Store):
+    """What both stores share; subclasses say how a file replaces another."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    @property
+    @override
+    def location(self) -> str:
+        return self._backend.location
+
+    def _find(self, path: str) -> Entry | None:
+        return self._backend.find(path)
+
+    @override
+    def stat(self, path: str) -> Entry:
+        found = self._find(path)
+        if found is None:
+            above = parent_of(path)
+            if path and above and (entry := self._find(above)) and not entry.is_directory:
+                raise NotADirectoryError(20, "a parent is a file", path)
+            raise FileNotFoundError(2, "nothing there", path)
+        return found
+
+    @override
+    def listing(self, path: str) -> list[Entry]:
+        if not self.stat(path).is_directory:
+            raise NotADirectoryError(20, "not a directory", path)
+        return self._backend.listing(path)
+
+    @override
+    def read(self, path: str, offset: int, size_bytes: int) -> bytes:
+        if size_bytes == 0:
+            return b""
+        try:
+            return check_whole(
+                self._backend.read(path, offset, size_bytes), path, offset, size_bytes
+            )
+        except (FileNotFoundError, UnavailableError, IntegrityError):
+            # Clients call a directory not found, broken or empty; and a file that is being
+            # replaced is not found until stat has finished the replacement.
+            if self.stat(path).is_directory:
+                raise IsADirectoryError(21, "is a directory", path) from None
+        return check_whole(self._backend.read(path, offset, size_bytes), path, offset, size_bytes)
+
+    @override
+    def create(self, path: str) -> ObjectWriter:
+        if self._backend.find(path) is not None:
+            raise FileExistsError(17, "objects are written once", path)
+        return self._backend.open_new(path)
+
+    @override
+    def remove(self, path: str) -> None:
+        if self.stat(path).is_directory:
+            raise IsADirectoryError(21, "is a directory", path)
+        self._backend.remove(path)
+
+    @override
+    def make_directory(self, path: str) -> None:
+        if self._find(path) is not None:
+            raise FileExistsError(17, "something is there", path)
+        self._backend.make_directory(path)
+
+    @override
+    def remove_directory(self, path: str) -> None:
+        if self.listing(path):
+            raise not_empty(path)
+        self._backend.remove_directory(path)
+
+    @override
+    def usage(self) -> Usage | None:
+        return None
+
+    @override
+    def close(self) -> None:
+        self._backend.close()
+
+    def _check_rename(self, source: str, target: str) -> Entry | None:
+        """Apply the rules of rename; return what stands at the target."""
+        if target.startswith(f"{source}/"):
+            raise OSError(22, "a directory cannot go into itself", target)
+        moved, there = self.stat(source), self._find(target)
+        held = self._backend.listing(target) if there is not None and there.is_directory else []
+        check_rename(moved, there, held, target)
+        return there
+
+    def _write(self, path: str, data: bytes) -> None:
+        writer = self._backend.open_new(path)
+        try:
+            writer.write(data)
+            writer.close()
+        except BaseException:
+            writer.abort()
+            raise
+
+
+class PuttingStore(_BackendStore):
+    """Over an object store: a put is atomic; a rename is a copy, of a directory file by file."""
+
+    @override
+    def publish(self, path: str, data: bytes) -> None:
+        found = self._find(path)
+        if found is not None and found.is_directory:
+            raise IsADirectoryError(21, "a directory is there", path)
+        self._write(path, data)
+
+    @override
+    def rename(self, source: str, target: str) -> None:
+        if source == target:
+            self.stat(source)
+            return
+        there = self._check_rename(source, target)
+        if there is not None and there.is_directory:
+            self._backend.remove_directory(target)
+        self._move(source, target)
+
+    def _move(self, source: str, target: str) -> None:
+        if not self.stat(source).is_directory:
+            self._backend.move(source, target)
+            return
+        self._backend.make_directory(target)
+        for entry in self._backend.listing(source):
+            self._move(f"{source}/{entry.name}", f"{target}/{entry.name}")
+        self._backend.remove_directory(source)
+
+
+class RenamingStore(_BackendStore):
+    """Over a client whose rename does not replace in one go: an intent closes the gap.
+
+    Before the target is removed, the intent to put the source there is written down.
+    Whoever finds the target missing looks for its intent and finishes the rename, so
+    that nobody sees the gap, and a crash inside it loses nothing.
+    """
+
+    @override
+    def _find(self, path: str) -> Entry | None:
+        found = self._backend.find(path)
+        if found is not None or not path or path.startswith(RESERVED):
+            return found
+        source = self._intended_source(path)
+        if source is not None and self._backend.find(source) is not None:
+            return self._finish(source, path)
+        return self._backend.find(path)
+
+    def _finish(self, source: str, path: str) -> Entry | None:
+        try:
+            self._backend.move(source, path)
+        except (OSError, UnavailableError):
+            # Another may have finished it first: then the source is gone and the target is there.
+            found = self._backend.find(path)
+            if found is None and self._backend.find(source) is not None:
+                raise
+            return found
+        return self._backend.find(path)
+
+    @override
+    def publish(self, path: str, data: bytes) -> None:
+        temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
+        self._write(temporary, data)
+        try:
+            self.rename(temporary, path)
+        except (OSError, OmniloadError):
+            with suppress(OSError, OmniloadError):
+                # An intent that names it makes it the only copy.
+                if self._intended_source(path) != temporary:
+                    self._backend.remove(temporary)
+            raise
+
+    @override
+    def rename(self, source: str, target: str) -> None:
+        if source == target:
+            self.stat(source)
+            return
+        there = self._check_rename(source, target)
+        if there is not None and there.is_directory:
+            self._backend.remove_directory(target)
+        elif there is not None:
+            self._replace(source, target)
+            return
+        elif (above := parent_of(target)) and self._backend.find(above) is None:
+            self._backend.make_directory(above)
+        self._backend.move(source, target)
+
+    @override
+    def remove(self, path: str) -> None:
+        # Else the intent of a writer that died would bring the file back later.
+        self._forget_intent(path)
+        super().remove(path)
+
+    def _replace(self, source: str, target: str) -> None:
+        record = orjson.dumps({"version": 1, "source": source, "target": target})
+        intent = _intent_path(target)
+        self._forget_intent(target)
+        self._write(intent, record)
+        self._backend.remove(target)
+        try:
+            self._backend.move(source, target)
+        except (OSError, UnavailableError):
+            finished = self._backend.find(source) is None and self._backend.find(target) is not None
+            if not finished:
+                raise
+        self._forget_intent(target)
+
+    def _intended_source(self, path: str) -> str | None:
+        intent = _intent_path(path)
+        found = self._backend.find(intent)
+        if found is None:
+            return None
+        try:
+            record = orjson.loads(self._backend.read(intent, 0, found.size_bytes))
+        except (FileNotFoundError, orjson.JSONDecodeError):
+            # Gone since, or half written by a writer that has not removed the target yet.
+            return None
+        source = record.get("source")
+        mine = record.get("version") == 1 and record.get("target") == path
+        return source if mine and isinstance(source, str) else None
+
+    def _forget_intent(self, path: str) -> None:
+        if self._backend.find(_intent_path(path)) is not None:
+            with suppress(FileNotFoundError):
+                self._backend.remove(_intent_path(path))
+
+
+def _intent_path(target: str) -> str:
+    digest = xxhash.xxh3_128_hexdigest(target.encode("utf-8", "surrogateescape"))
+    return f"{INTENTS}/{digest}"

@@ -1,0 +1,194 @@
+"""Anything fsspec opens: hdfs-native, WebHDFS, sftp, object stores, its memory file system."""
+
+import errno
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from typing import IO, Any
+
+import fsspec
+from fsspec.core import url_to_fs
+from typing_extensions import override
+
+from fusefs.stores.backend import Backend, PuttingStore, RenamingStore
+from fusefs.stores.protocol import Entry, ObjectWriter, Store, name_of
+from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
+
+__all__ = ["fsspec_store"]
+
+_PUTTING = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "memory", "oci", "oss"})
+_SAME_MEANING = (
+    FileNotFoundError,
+    FileExistsError,
+    PermissionError,
+    NotADirectoryError,
+    IsADirectoryError,
+    OmniloadError,
+)
+
+
+def fsspec_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
+    """Open a URL with fsspec; a put replaces atomically where the protocol is an object store's.
+
+    Raises:
+        ConfigError: No installed package opens the URL.
+    """
+    try:
+        filesystem, root = url_to_fs(url, use_listings_cache=False, **(options or {}))
+    except (ImportError, ValueError, TypeError) as error:
+        raise ConfigError(f"store {url!r}: {error}; install the package that opens it") from error
+    protocol = filesystem.protocol
+    names = {protocol} if isinstance(protocol, str) else set(protocol)
+    if "webhdfs" in names:
+        _refuse_error_pages(filesystem)
+    backend = FsspecBackend(filesystem, root, url)
+    return PuttingStore(backend) if names & _PUTTING else RenamingStore(backend)
+
+
+class FsspecBackend(Backend):
+    """The calls of an ``fsspec.AbstractFileSystem`` under a root."""
+
+    def __init__(self, filesystem: fsspec.AbstractFileSystem, root: str, url: str) -> None:
+        self._fs = filesystem
+        self._root = root.rstrip("/")
+        self._url = url
+
+    @property
+    @override
+    def location(self) -> str:
+        return self._url
+
+    @override
+    def find(self, path: str) -> Entry | None:
+        with _mapped(path):
+            try:
+                return _entry(self._fs.info(self._at(path)))
+            except (FileNotFoundError, NotADirectoryError):
+                # An object store has no entry for a root that nothing was put under.
+                return None if path else Entry("", True, 0, 0)
+
+    @override
+    def listing(self, path: str) -> list[Entry]:
+        with _mapped(path):
+            try:
+                found = self._fs.ls(self._at(path), detail=True)
+            except FileNotFoundError:
+                if path:
+                    raise
+                found = []
+        root = self._at(path).strip("/")
+        entries = [item for item in found if item["name"].strip("/") != root]
+        return [_entry(item) for item in entries]
+
+    @override
+    def read(self, path: str, offset: int, size_bytes: int) -> bytes:
+        with _mapped(path):
+            data = self._fs.cat_file(self._at(path), start=offset, end=offset + size_bytes)
+        return bytes(data)
+
+    @override
+    def open_new(self, path: str) -> ObjectWriter:
+        with _mapped(path):
+            self._fs.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
+            return _FsspecWriter(self._fs.open(self._at(path), "wb"), self, path)
+
+    @override
+    def move(self, source: str, target: str) -> None:
+        with _mapped(source):
+            self._fs.mv(self._at(source), self._at(target), recursive=True)
+
+    @override
+    def remove(self, path: str) -> None:
+        with _mapped(path):
+            self._fs.rm_file(self._at(path))
+
+    @override
+    def make_directory(self, path: str) -> None:
+        with _mapped(path):
+            self._fs.makedirs(self._at(path), exist_ok=True)
+
+    @override
+    def remove_directory(self, path: str) -> None:
+        with _mapped(path):
+            if type(self._fs).rmdir is fsspec.AbstractFileSystem.rmdir:
+                # fsspec's own rmdir does nothing; such clients (WebHDFS) remove both kinds with rm.
+                self._fs.rm(self._at(path), recursive=False)
+            else:
+                self._fs.rmdir(self._at(path))
+
+    @override
+    def close(self) -> None:
+        pass
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root or "/"
+
+
+class _FsspecWriter(ObjectWriter):
+    def __init__(self, file: IO[bytes], backend: FsspecBackend, path: str) -> None:
+        self._file, self._backend, self._path = file, backend, path
+
+    @override
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        with _mapped(self._path):
+            self._file.write(data)
+
+    @override
+    def close(self) -> None:
+        with _mapped(self._path):
+            self._file.close()
+
+    @override
+    def abort(self) -> None:
+        # Whatever a client raises here, the stream was given up already.
+        with suppress(Exception):
+            getattr(self._file, "discard", self._file.close)()
+        with suppress(Exception):
+            self._file.close()
+        with suppress(Exception):
+            self._backend.remove(self._path)
+
+
+def _entry(item: Mapping[str, Any]) -> Entry:
+    is_directory = item["type"] == "directory"
+    size = 0 if is_directory else int(item.get("size") or 0)
+    return Entry(name_of(item["name"].rstrip("/")), is_directory, size, _mtime_ns(item))
+
+
+def _mtime_ns(item: Mapping[str, Any]) -> int:
+    for key in ("mtime", "LastModified", "last_modified", "modified", "created"):
+        value = item.get(key)
+        if isinstance(value, datetime):
+            return int(value.timestamp() * 1e9)
+        if isinstance(value, int | float):
+            # HDFS clients count milliseconds, POSIX ones seconds.
+            return int(value * (1e6 if value > 1e11 else 1e9))
+    millis = item.get("modificationTime", item.get("modification_time"))
+    return int(millis) * 1_000_000 if millis else 0
+
+
+def _refuse_error_pages(webhdfs: fsspec.AbstractFileSystem) -> None:
+    """Make a data node's error an error: fsspec's WebHDFS returns its JSON as bytes of the file."""
+
+    def check(response: Any, *_: Any, **__: Any) -> None:  # noqa: ANN401 -- requests is optional
+        if "op=open" in response.url.lower() and response.status_code >= 400:
+            response.raise_for_status()
+
+    webhdfs.session.hooks["response"].append(check)
+
+
+@contextmanager
+def _mapped(path: str) -> Iterator[None]:
+    try:
+        yield
+    except _SAME_MEANING:
+        raise
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.ENOTEMPTY}:
+            raise
+        raise UnavailableError(f"{path!r}: the store answers: {error}") from error
+    except Exception as error:
+        # Every fsspec client raises errors of its own; none may end the mount, all may be retried.
+        raise UnavailableError(
+            f"{path!r}: the store answers: {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,37 @@
+"""From a URL to a store."""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from fusefs.stores.arrow import arrow_store
+from fusefs.stores.fsspec_store import fsspec_store
+from fusefs.stores.local import LocalStore
+from fusefs.stores.memory import MemoryStore
+from fusefs.stores.protocol import Store
+
+__all__ = ["open_store"]
+
+_ARROW = frozenset({"hdfs", "viewfs", "s3", "gs", "gcs", "abfs", "abfss"})
+
+
+def open_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
+    """Open the store at ``url``.
+
+    Args:
+        url: A path or ``file://`` for a directory; ``mem:`` for memory; ``hdfs``, ``s3``, ``gs``,
+            ``abfs`` for pyarrow; ``fsspec+SCHEME://...`` or any other scheme for fsspec.
+        options: Handed to fsspec.
+
+    Raises:
+        ConfigError: The URL names nothing that can be opened.
+        UnavailableError: The store does not answer.
+    """
+    parts = urlsplit(url)
+    if parts.scheme in {"", "file"}:
+        return LocalStore(parts.path if parts.scheme else url)
+    if parts.scheme == "mem":
+        return MemoryStore()
+    if parts.scheme in _ARROW and not options:
+        return arrow_store(url)
+    return fsspec_store(url.removeprefix("fsspec+"), options)

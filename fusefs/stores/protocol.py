@@ -1,0 +1,220 @@
+"""What fusefs asks of a store, and the errors every store raises alike.
+
+Errors are part of the protocol, since a wrong one becomes wrong data further up:
+
+- ``FileNotFoundError`` only where the store positively says that nothing is there;
+- ``UnavailableError`` for every outage, timeout or unknown failure: it may be retried;
+- ``IntegrityError`` for a read that returns fewer bytes than asked;
+- ``FileExistsError``, ``NotADirectoryError``, ``IsADirectoryError``, ``PermissionError`` and
+  ``OSError`` with ``ENOTEMPTY`` or ``ENOSPC`` as POSIX means them.
+"""
+
+import errno
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from omniload.base.errors import IntegrityError
+
+__all__ = [
+    "RESERVED",
+    "TEMPORARY",
+    "Entry",
+    "ObjectWriter",
+    "Store",
+    "Usage",
+    "check_rename",
+    "check_whole",
+    "checked_path",
+    "name_of",
+    "not_empty",
+    "parent_of",
+]
+
+RESERVED = ".omnifs"
+"""Folder in the root of a store that holds objects and work in progress."""
+TEMPORARY = f"{RESERVED}/new"
+MAX_NAME_BYTES = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a store says about a path."""
+
+    name: str
+    """Last component; empty for the root."""
+    is_directory: bool
+    size_bytes: int
+    mtime_ns: int
+    """Whole seconds on some stores: never the only witness of a change."""
+    mode: int | None = None
+    """Permission bits, where the store keeps them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Space of a store."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+class ObjectWriter(Protocol):
+    """One object being written, front to back, by one thread at a time."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append ``data``; it may be reused by the caller after the call."""
+        ...
+
+    def close(self) -> None:
+        """Return when the object is whole, visible and durable."""
+        ...
+
+    def abort(self) -> None:
+        """Give the object up; what is left of it, if anything, is an orphan. Never raises."""
+        ...
+
+
+class Store(Protocol):
+    """Files and directories by relative path; the root is the empty path. Safe in threads."""
+
+    @property
+    def location(self) -> str:
+        """URL for people and messages."""
+        ...
+
+    def stat(self, path: str) -> Entry:
+        """Describe ``path``."""
+        ...
+
+    def listing(self, path: str) -> list[Entry]:
+        """Return what lies directly in a directory, in any order."""
+        ...
+
+    def read(self, path: str, offset: int, size_bytes: int) -> bytes:
+        """Return exactly ``size_bytes`` bytes from ``offset``.
+
+        Raises:
+            IntegrityError: The file holds fewer.
+        """
+        ...
+
+    def create(self, path: str) -> ObjectWriter:
+        """Start an object that does not exist yet; missing parents are made.
+
+        Raises:
+            FileExistsError: It does: objects are written once.
+        """
+        ...
+
+    def publish(self, path: str, data: bytes) -> None:
+        """Put a small file at ``path`` durably and atomically, over one that may be there.
+
+        Whoever reads the path meanwhile gets the old bytes or the new, and after a
+        crash at any moment one of both is there. Missing parents are made.
+
+        Raises:
+            IsADirectoryError: A directory is there.
+        """
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename as POSIX does: over a file, or over an empty directory."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        ...
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory; missing parents are made.
+
+        Raises:
+            FileExistsError: Something is there.
+        """
+        ...
+
+    def remove_directory(self, path: str) -> None:
+        """Remove an empty directory.
+
+        Raises:
+            OSError: ``ENOTEMPTY``.
+        """
+        ...
+
+    def usage(self) -> Usage | None:
+        """Return the space of the store where it can tell."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections."""
+        ...
+
+
+def checked_path(path: str) -> str:
+    """Return ``path`` without slashes at its ends.
+
+    Raises:
+        ValueError: A component is empty, ``.``, ``..``, holds a zero byte or is too long,
+            so that no path leaves the store.
+    """
+    path = path.strip("/")
+    if not path:
+        return ""
+    for part in path.split("/"):
+        if part in {"", ".", ".."} or "\0" in part:
+            raise ValueError(f"path {path!r} has the component {part!r}; give a plain path")
+        if len(part.encode("utf-8", "surrogateescape")) > MAX_NAME_BYTES:
+            raise ValueError(f"name {part!r} has more than {MAX_NAME_BYTES} bytes; shorten it")
+    return path
+
+
+def parent_of(path: str) -> str:
+    """Return the directory of ``path``; the root's is the root."""
+    return path.rpartition("/")[0]
+
+
+def name_of(path: str) -> str:
+    """Return the last component of ``path``."""
+    return path.rpartition("/")[2]
+
+
+def not_empty(path: str) -> OSError:
+    """Return the error for a directory that is not empty."""
+    return OSError(errno.ENOTEMPTY, "directory not empty; remove what it holds first", path)
+
+
+def check_whole(data: bytes, path: str, offset: int, size_bytes: int) -> bytes:
+    """Return ``data`` if it is whole.
+
+    Raises:
+        IntegrityError: It is shorter than asked. The kernel would fill the rest with zeroes.
+    """
+    if len(data) != size_bytes:
+        raise IntegrityError(
+            f"{path!r} gives {len(data)} of the {size_bytes} bytes wanted at offset {offset}; "
+            "it was cut short or changed while it was read"
+        )
+    return data
+
+
+def check_rename(source: Entry, target: Entry | None, held: Sequence[Entry], path: str) -> None:
+    """Apply the rules of rename for stores that do not know them.
+
+    Args:
+        source: What is renamed.
+        target: What stands at the target, if anything.
+        held: Content of the target where it is a directory.
+        path: The target, for messages.
+
+    Raises:
+        OSError: POSIX forbids it.
+    """
+    if target is None:
+        return
+    if target.is_directory and not source.is_directory:
+        raise IsADirectoryError(errno.EISDIR, "a directory is there; remove it first", path)
+    if source.is_directory and not target.is_directory:
+        raise NotADirectoryError(errno.ENOTDIR, "a file is there; remove it first", path)
+    if held:
+        raise not_empty(path)

@@ -1,0 +1,133 @@
+"""Patience with a store: bounded retries of what may be repeated, and a count of what was asked."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from typing_extensions import override
+
+from fusefs.stores.protocol import Entry, ObjectWriter, Store, Usage
+from omniload.base.errors import UnavailableError
+from omniload.base.retry import backoff_s, with_retries
+
+__all__ = ["RetryingStore"]
+
+Result = TypeVar("Result")
+
+DEFAULT_WAITS_S = tuple(backoff_s(first_s=0.1, attempts=5))
+
+
+class RetryingStore(Store):
+    """Another store, asked again while it is unavailable.
+
+    Reads, listings, publishing and removing may be repeated; a stream of an object may
+    not, since what was written is no longer held. After a rename that failed, the
+    outcome is looked at before it is tried again: the first may have been carried out.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        waits_s: Sequence[float] = DEFAULT_WAITS_S,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store = store
+        self._waits_s = tuple(waits_s)
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self.calls: Counter[str] = Counter()
+        """Calls by name, retries included."""
+
+    @property
+    @override
+    def location(self) -> str:
+        return self._store.location
+
+    @override
+    def stat(self, path: str) -> Entry:
+        return self._patiently("stat", lambda: self._store.stat(path))
+
+    @override
+    def listing(self, path: str) -> list[Entry]:
+        return self._patiently("listing", lambda: self._store.listing(path))
+
+    @override
+    def read(self, path: str, offset: int, size_bytes: int) -> bytes:
+        return self._patiently("read", lambda: self._store.read(path, offset, size_bytes))
+
+    @override
+    def create(self, path: str) -> ObjectWriter:
+        return self._patiently("create", lambda: self._store.create(path))
+
+    @override
+    def publish(self, path: str, data: bytes) -> None:
+        self._patiently("publish", lambda: self._store.publish(path, data))
+
+    @override
+    def rename(self, source: str, target: str) -> None:
+        before = self._store_identity(source)
+
+        def attempt() -> None:
+            try:
+                self._store.rename(source, target)
+            except FileNotFoundError:
+                if self._store_identity(target) != before:
+                    raise
+
+        try:
+            self._count("rename")
+            self._store.rename(source, target)
+        except UnavailableError:
+            self._patiently("rename", attempt)
+
+    @override
+    def remove(self, path: str) -> None:
+        self._repeatable_removal("remove", path, self._store.remove)
+
+    @override
+    def make_directory(self, path: str) -> None:
+        self._patiently("make_directory", lambda: self._store.make_directory(path))
+
+    @override
+    def remove_directory(self, path: str) -> None:
+        self._repeatable_removal("remove_directory", path, self._store.remove_directory)
+
+    @override
+    def usage(self) -> Usage | None:
+        return self._patiently("usage", self._store.usage)
+
+    @override
+    def close(self) -> None:
+        self._store.close()
+
+    def _store_identity(self, path: str) -> tuple[bool, int, int]:
+        entry = self._patiently("stat", lambda: self._store.stat(path))
+        return entry.is_directory, entry.size_bytes, entry.mtime_ns
+
+    def _repeatable_removal(self, name: str, path: str, remove: Callable[[str], None]) -> None:
+        try:
+            self._count(name)
+            remove(path)
+        except UnavailableError:
+
+            def again() -> None:
+                try:
+                    remove(path)
+                except FileNotFoundError:
+                    return  # the attempt that was not answered was carried out
+
+            self._patiently(name, again)
+
+    def _patiently(self, name: str, attempt: Callable[[], Result]) -> Result:
+        def counted() -> Result:
+            self._count(name)
+            return attempt()
+
+        return with_retries(counted, self._waits_s, self._sleep)
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self.calls[name] += 1

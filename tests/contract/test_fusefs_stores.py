@@ -1,0 +1,82 @@
+"""The store contract over every store that needs no server."""
+
+import uuid
+
+import pytest
+from pyarrow import fs as pafs
+
+from fusefs.stores.arrow import store_on
+from fusefs.stores.fsspec_store import fsspec_store
+from fusefs.stores.local import LocalStore
+from fusefs.stores.memory import MemoryStore
+from fusefs.stores.opening import open_store
+from fusefs.stores.protocol import checked_path
+from fusefs.stores.retrying import RetryingStore
+from omniload.base.errors import ConfigError
+from tests.support.fusefs_store_contract import StoreContract
+
+
+class TestMemoryStore(StoreContract):
+    @pytest.fixture
+    def store(self):
+        return MemoryStore()
+
+
+class TestLocalStore(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path):
+        return LocalStore(tmp_path)
+
+
+class TestRetryingStore(StoreContract):
+    @pytest.fixture
+    def store(self):
+        return RetryingStore(MemoryStore(), waits_s=())
+
+
+class TestArrowStoreOverALocalDirectory(StoreContract):
+    """pyarrow's client under the store for clients that rename, as for HDFS."""
+
+    @pytest.fixture
+    def store(self, tmp_path):
+        return store_on(pafs.LocalFileSystem(), str(tmp_path), "test:")
+
+
+class TestFsspecStoreThatPuts(StoreContract):
+    @pytest.fixture
+    def store(self):
+        return fsspec_store(f"memory://{uuid.uuid4().hex}")
+
+
+class TestFsspecStoreThatRenames(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path):
+        return fsspec_store(f"file://{tmp_path}")
+
+
+@pytest.mark.parametrize("path", ["a/../b", "a//b", "./a", "a\0b", "n" * 256])
+def test_a_path_that_is_not_plain_is_refused(path):
+    with pytest.raises(ValueError, match=r"plain path|shorten it"):
+        checked_path(path)
+
+
+def test_a_path_that_is_a_symbolic_link_never_leads_out_of_a_local_store(tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"secret")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/link").symlink_to(outside)
+    store = LocalStore(tmp_path / "store")
+
+    assert store.listing("") == []
+    with pytest.raises(OSError, match="symbolic"):
+        store.read("link", 0, 6)
+
+
+@pytest.mark.parametrize("url", ["nosuchscheme://host/x", "/no/such/folder"])
+def test_a_url_that_opens_nothing_is_a_configuration_error_with_the_url(url):
+    with pytest.raises(ConfigError, match=url.partition(":")[0]):
+        open_store(url)
+
+
+def test_a_path_opens_as_a_local_directory(tmp_path):
+    assert open_store(str(tmp_path)).location == open_store(f"file://{tmp_path}").location

@@ -1,0 +1,178 @@
+"""Outages and crashes of stores, by script."""
+
+import pytest
+from pyarrow import fs as pafs
+
+from fusefs.stores.arrow import ArrowBackend, store_on
+from fusefs.stores.backend import INTENTS, RenamingStore
+from fusefs.stores.memory import MemoryStore
+from fusefs.stores.retrying import RetryingStore
+from omniload.base.errors import IntegrityError, UnavailableError
+from tests.support.fusefs_faulty_store import FaultyStore, Outage
+
+
+def a_retrying_store(faulty, waits):
+    return RetryingStore(faulty, waits_s=[0.1, 0.2], sleep=waits.append)
+
+
+def test_a_read_outlives_an_outage_of_two_answers():
+    objects = MemoryStore()
+    objects.publish("a", b"payload")
+    faulty = FaultyStore(objects, {("read", 1): Outage, ("read", 2): Outage})
+    waited = []
+
+    assert a_retrying_store(faulty, waited).read("a", 0, 7) == b"payload"
+    assert waited == [0.1, 0.2]
+    faulty.assert_all_faults_fired()
+
+
+def test_an_outage_that_lasts_is_unavailable_and_never_not_found():
+    faulty = FaultyStore(MemoryStore(), {("stat", n): Outage for n in (1, 2, 3)})
+
+    with pytest.raises(UnavailableError) as caught:
+        a_retrying_store(faulty, []).stat("a")
+
+    assert "gave up after 3 attempts" in caught.value.__notes__[0]
+    faulty.assert_all_faults_fired()
+
+
+def test_an_integrity_error_is_not_retried():
+    objects = MemoryStore()
+    objects.publish("a", b"pay")
+    waited = []
+
+    with pytest.raises(IntegrityError):
+        a_retrying_store(objects, waited).read("a", 0, 7)
+    assert waited == []
+
+
+def test_a_rename_that_was_carried_out_but_not_answered_counts_as_done():
+    objects = MemoryStore()
+    objects.publish("a", b"1")
+    faulty = FaultyStore(objects, {("rename", 1): Outage}, carry_out=True)
+
+    a_retrying_store(faulty, []).rename("a", "b")
+
+    assert objects.read("b", 0, 1) == b"1"
+    faulty.assert_all_faults_fired()
+
+
+def test_a_removal_that_was_carried_out_but_not_answered_counts_as_done():
+    objects = MemoryStore()
+    objects.publish("a", b"1")
+    faulty = FaultyStore(objects, {("remove", 1): Outage}, carry_out=True)
+
+    a_retrying_store(faulty, []).remove("a")
+
+    assert objects.listing("") == []
+    faulty.assert_all_faults_fired()
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+class CrashingBackend(ArrowBackend):
+    """Dies before its n-th call that changes something."""
+
+    def __init__(self, root, crash_at):
+        super().__init__(pafs.LocalFileSystem(), str(root), "test:")
+        self._left = crash_at
+
+    def _changing(self):
+        self._left -= 1
+        if self._left == 0:
+            raise Crash
+
+    def open_new(self, path):
+        self._changing()
+        return super().open_new(path)
+
+    def move(self, source, target):
+        self._changing()
+        super().move(source, target)
+
+    def remove(self, path):
+        self._changing()
+        super().remove(path)
+
+
+class LostAnswer(CrashingBackend):
+    """Loses the name node instead of the process."""
+
+    def _changing(self):
+        self._left -= 1
+        if self._left == 0:
+            raise UnavailableError("scripted outage")
+
+
+@pytest.mark.parametrize("fails_at", range(1, 6))
+def test_an_outage_at_any_moment_of_a_replacement_leaves_the_old_file_or_the_new(
+    tmp_path, fails_at
+):
+    store_on(pafs.LocalFileSystem(), str(tmp_path), "test:").publish("f", b"old")
+    failing = RenamingStore(LostAnswer(tmp_path, fails_at))
+
+    with pytest.raises(UnavailableError):
+        failing.publish("f", b"new")
+
+    assert failing.read("f", 0, 3) == (b"old" if fails_at <= 3 else b"new")
+    failing.publish("f", b"end")
+    assert failing.read("f", 0, 3) == b"end"
+
+
+@pytest.mark.parametrize("crash_at", range(1, 6))
+def test_a_crash_at_any_moment_of_a_replacement_leaves_the_old_file_or_the_new(tmp_path, crash_at):
+    store_on(pafs.LocalFileSystem(), str(tmp_path), "test:").publish("f", b"old")
+    dying = RenamingStore(CrashingBackend(tmp_path, crash_at))
+
+    with pytest.raises(Crash):
+        dying.publish("f", b"new")
+
+    survivor = store_on(pafs.LocalFileSystem(), str(tmp_path), "test:")
+    assert survivor.stat("f").size_bytes == 3
+    assert survivor.read("f", 0, 3) == (b"old" if crash_at <= 3 else b"new")
+
+
+def test_a_file_unlinked_after_a_crash_does_not_come_back(tmp_path):
+    store_on(pafs.LocalFileSystem(), str(tmp_path), "test:").publish("f", b"old")
+    dying = RenamingStore(CrashingBackend(tmp_path, 3))  # the intent stands, the target too
+    with pytest.raises(Crash):
+        dying.publish("f", b"new")
+    survivor = store_on(pafs.LocalFileSystem(), str(tmp_path), "test:")
+    assert len(survivor.listing(INTENTS)) == 1
+
+    survivor.remove("f")
+
+    with pytest.raises(FileNotFoundError):
+        survivor.stat("f")
+
+
+class DeafHadoop:
+    """A client that answers "not found" for everything, and says why only when it lists."""
+
+    type_name = "hdfs"
+
+    def __init__(self, why):
+        self.why = why
+
+    def get_file_info(self, what):
+        if isinstance(what, pafs.FileSelector):
+            raise self.why
+        return pafs.FileInfo(what, pafs.FileType.NotFound)
+
+
+def test_a_name_node_that_does_not_answer_is_unavailable_though_its_client_says_not_found():
+    deaf = RenamingStore(ArrowBackend(DeafHadoop(OSError(255, "Unknown error 255")), "/r", "hdfs:"))
+
+    with pytest.raises(UnavailableError, match="Unknown error 255"):
+        deaf.stat("a")
+
+
+def test_a_name_node_that_says_not_found_is_believed():
+    answering = RenamingStore(
+        ArrowBackend(DeafHadoop(FileNotFoundError(2, "No such file")), "/r", "hdfs:")
+    )
+
+    with pytest.raises(FileNotFoundError):
+        answering.stat("a")

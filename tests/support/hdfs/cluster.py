@@ -1,0 +1,216 @@
+"""A real HDFS on loopback for tests: one NameNode and some DataNodes, in a folder of its own.
+
+Jars and libhdfs come from ``fetch.sh``, once, into ``OMNILOAD_HDFS_CACHE`` (default
+``~/.cache/omniload/hdfs``). By hand::
+
+    python -m tests.support.hdfs.cluster 3      # starts three DataNodes, waits for Ctrl-C
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CACHE = Path(os.environ.get("OMNILOAD_HDFS_CACHE", "~/.cache/omniload/hdfs")).expanduser()
+JAVA_HOME = Path(os.environ.get("JAVA_HOME", "/usr/lib/jvm/java-17-openjdk-amd64"))
+# Hadoop 2.7 on Java 17 reaches into packages that are closed by now.
+OPENS = [
+    *(f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in ("lang", "nio", "net")),
+    "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-exports=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
+]
+NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
+DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
+
+
+def why_not() -> str | None:
+    """Say what is missing for a real HDFS; None where it can be started."""
+    if not (JAVA_HOME / "bin/java").exists():
+        return f"no JDK 17 at {JAVA_HOME}; set JAVA_HOME"
+    if shutil.which("gcc") is None:
+        return "no gcc to build libhdfs with"
+    return None
+
+
+def fetched() -> Path:
+    """Return the folder of jars and libhdfs, filling it the first time (minutes)."""
+    if not ((CACHE / "jars/complete").exists() and (CACHE / "lib/libhdfs.so").exists()):
+        script = Path(__file__).with_name("fetch.sh")
+        environment = {**os.environ, "JAVA_HOME": str(JAVA_HOME)}
+        subprocess.run([script, CACHE], check=True, env=environment)
+    return CACHE
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Cluster:
+    """A running HDFS."""
+
+    folder: Path
+    port: int
+    http_port: int
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"hdfs://127.0.0.1:{self.port}"
+
+    @property
+    def webhdfs_url(self) -> str:
+        return f"webhdfs://127.0.0.1:{self.http_port}"
+
+    @property
+    def classpath(self) -> str:
+        jars = sorted(str(jar) for jar in (CACHE / "jars").glob("*.jar"))
+        return ":".join([f"{self.folder}/conf", f"{self.folder}/web", *jars])
+
+    def client_environment(self) -> Mapping[str, str]:
+        """Return what pyarrow.fs.HadoopFileSystem needs in the environment before its first use."""
+        return {
+            "JAVA_HOME": str(JAVA_HOME),
+            "ARROW_LIBHDFS_DIR": str(CACHE / "lib"),
+            "CLASSPATH": self.classpath,
+            "LIBHDFS_OPTS": " ".join(["-Xmx512m", *OPENS]),
+        }
+
+    def java(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        main = NAMENODE if name.startswith("namenode") else DATANODE
+        command = [f"{JAVA_HOME}/bin/java", "-Xmx256m", *OPENS, "-cp", self.classpath, main]
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen([*command, *arguments], stdout=log, stderr=log)
+        self.processes[name] = process
+        return process
+
+    def start_namenode(self) -> None:
+        self.java("namenode")
+
+    def start_datanode(self, number: int) -> None:
+        settings = {"dfs.datanode.data.dir": f"file://{self.folder}/data{number}"}
+        for key in ("address", "http.address", "ipc.address"):
+            settings[f"dfs.datanode.{key}"] = f"127.0.0.1:{free_port()}"
+        (self.folder / f"data{number}").mkdir(exist_ok=True)
+        pairs = [part for key, value in settings.items() for part in ("-D", f"{key}={value}")]
+        self.java(f"datanode{number}", *pairs)
+
+    def live_datanodes(self) -> int:
+        query = "jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
+        try:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.http_port}/{query}", timeout=5
+            ) as r:
+                beans = json.load(r)["beans"]
+        except OSError:
+            return 0
+        return int(beans[0]["NumLiveDataNodes"]) if beans else 0
+
+    def wait(self, datanodes: int, *, timeout_s: float = 90) -> None:
+        end = time.monotonic() + timeout_s
+        pause = threading.Event()
+        while self.live_datanodes() < datanodes:
+            for name, process in self.processes.items():
+                if process.poll() is not None:
+                    log = (self.folder / f"{name}.log").read_text(errors="replace")[-2000:]
+                    raise RuntimeError(f"{name} ended with {process.returncode}:\n{log}")
+            if time.monotonic() > end:
+                raise TimeoutError(f"{datanodes} data nodes not up; see {self.folder}/*.log")
+            pause.wait(0.2)
+
+    def stop_process(self, name: str, sig: int = signal.SIGTERM) -> None:
+        process = self.processes.pop(name)
+        with suppress(ProcessLookupError):
+            process.send_signal(sig)
+        try:
+            process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def stop(self) -> None:
+        for name in list(self.processes):
+            self.stop_process(name, signal.SIGKILL)
+
+
+def _write_configuration(cluster: Cluster, replication: int) -> None:
+    folder = cluster.folder
+    (folder / "conf").mkdir()
+    for app in ("hdfs", "datanode"):
+        (folder / f"web/webapps/{app}/WEB-INF").mkdir(parents=True)
+        (folder / f"web/webapps/{app}/WEB-INF/web.xml").write_text(
+            '<web-app version="2.4" xmlns="http://java.sun.com/xml/ns/j2ee"/>'
+        )
+    (folder / "web/webapps/static").mkdir()
+    (folder / "conf/log4j.properties").write_text(
+        "log4j.rootLogger=WARN,c\nlog4j.appender.c=org.apache.log4j.ConsoleAppender\n"
+        "log4j.appender.c.layout=org.apache.log4j.PatternLayout\n"
+        "log4j.appender.c.layout.ConversionPattern=%d %p %c{1}: %m%n\n"
+    )
+    core = {"fs.defaultFS": cluster.url, "hadoop.tmp.dir": f"{folder}/work"}
+    # A client that meets a dead name node must answer within a test's patience.
+    core |= {"ipc.client.connect.max.retries": 1, "ipc.client.connect.timeout": 2000}
+    hdfs = {
+        "dfs.namenode.name.dir": f"file://{folder}/name",
+        "dfs.replication": replication,
+        "dfs.namenode.http-address": f"127.0.0.1:{cluster.http_port}",
+        "dfs.webhdfs.enabled": "true",
+        "dfs.namenode.datanode.registration.ip-hostname-check": "false",
+        "dfs.namenode.safemode.extension": 0,
+        "dfs.namenode.fs-limits.min-block-size": 4096,
+        "dfs.blockreport.initialDelay": 0,
+        "dfs.datanode.max.transfer.threads": 4096,
+        "dfs.client.block.write.replace-datanode-on-failure.policy": "NEVER",
+        "dfs.client.retry.policy.enabled": "false",
+    }
+    for name, settings in (("core", core), ("hdfs", hdfs)):
+        properties = "".join(
+            f"<property><name>{key}</name><value>{value}</value></property>"
+            for key, value in settings.items()
+        )
+        text = f"<configuration>{properties}</configuration>"
+        (folder / f"conf/{name}-site.xml").write_text(text)
+
+
+@contextmanager
+def hdfs_cluster(datanodes: int = 1) -> Iterator[Cluster]:
+    """Start a fresh HDFS, and stop and remove it at the end."""
+    fetched()
+    folder = Path(tempfile.mkdtemp(prefix="omniload-hdfs-"))
+    cluster = Cluster(folder, free_port(), free_port())
+    try:
+        _write_configuration(cluster, min(datanodes, 3))
+        formatting = cluster.java("namenode-format", "-format", "-force", "-nonInteractive")
+        if formatting.wait(timeout=60):
+            raise RuntimeError((folder / "namenode-format.log").read_text(errors="replace")[-2000:])
+        del cluster.processes["namenode-format"]
+        cluster.start_namenode()
+        for number in range(datanodes):
+            cluster.start_datanode(number)
+        cluster.wait(datanodes)
+        yield cluster
+    finally:
+        cluster.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    with hdfs_cluster(int(sys.argv[1]) if len(sys.argv) > 1 else 1) as running:
+        sys.stdout.write(f"{running.url} {running.webhdfs_url}\n")
+        for key, value in running.client_environment().items():
+            sys.stdout.write(f"export {key}='{value}'\n")
+        sys.stdout.flush()
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})
