@@ -4,13 +4,14 @@ It needs no network and no data set, holds real text of real length distribution
 comes out the same every time on one installation. One source is tokenised beforehand.
 """
 
+import errno
 import gzip
 import json
 import os
 import shutil
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from sysconfig import get_path
@@ -141,14 +142,22 @@ def build_sample_corpus(
         texts = _gather(installation or this_installation(), size, tell)
         corpus = _write(unfinished, texts, vocab_size, tell)
         (unfinished / _MARKER).write_text(_marker(corpus, size), encoding="utf-8")
-        os.replace(unfinished, target)  # noqa: PTH105 -- takes the place of an empty folder in one step
-    except BaseException:
+        there = _put_in_place(unfinished, target, size)
+    finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-        raise
     tell("done", 1.0)
-    return SampleCorpus(
-        folder=target, sources=corpus.sources, vocab_size=corpus.vocab_size, built=True
-    )
+    return there or replace(corpus, folder=target)
+
+
+def _put_in_place(unfinished: Path, target: Path, size: int) -> SampleCorpus | None:
+    """Rename the finished folder; return the corpus that somebody else put there meanwhile."""
+    try:
+        os.replace(unfinished, target)  # noqa: PTH105 -- takes the place of an empty folder in one step
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return _existing(target, size)
+    return None
 
 
 def _existing(target: Path, size: int) -> SampleCorpus | None:

@@ -127,7 +127,7 @@ def _docstring(node: ast.AST) -> str:
     if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         return ""
     said = ast.get_docstring(node) or ""
-    # An escape such as \\ud800 makes a string that no format can hold.
+    # An escape for a lone surrogate makes a string that no format can hold.
     writable = said.encode(errors="ignore").decode() == said
     return said if writable and len(said) >= _SHORTEST_DOCSTRING else ""
 
