@@ -153,11 +153,14 @@ def write_report(
 
 
 def print_table(table: Table) -> None:
-    """Show a table on the terminal."""
+    """Show a table on the terminal; a pipe has no width to keep to."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
     shown = RichTable(*table.columns, title=table.caption or None)
     for row in table.rows:
         shown.add_row(*map(str, row))
-    Console().print(shown)
+    console.print(shown)
 
 
 def _line(cells: Sequence[Cell]) -> str:
