@@ -1,0 +1,79 @@
+"""A Ray of our own on this machine: private folder, private token, loopback only.
+
+It never joins a cluster that happens to run here, and leaves nothing behind.
+"""
+
+import secrets
+import shutil
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+from omniload.actors.ray_environment import ray
+from omniload.base.errors import StateError
+
+__all__ = ["ClusterAddress", "PrivateCluster", "connect"]
+
+_NODE_ADDRESS = "127.0.0.2"
+"""Loopback. Ray replaces 127.0.0.1 by the machine's outward address; other loopback addresses it leaves alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterAddress:
+    """What another process of the same job needs to join, beside the environment it inherits."""
+
+    address: str
+    namespace: str
+
+
+class PrivateCluster:
+    """A single-node Ray started for one job and ended with it."""
+
+    def __init__(self, *, object_store_bytes: int) -> None:
+        """Start Ray.
+
+        Raises:
+            StateError: This process already uses Ray.
+        """
+        if ray.is_initialized():
+            raise StateError(
+                "this process is connected to a Ray cluster already; close it (ray.shutdown()) "
+                "or set runtime.kind to local"
+            )
+        namespace = f"omniload-{secrets.token_hex(4)}"
+        # Short: the paths of Ray's sockets below it must stay under 107 characters.
+        self._folder = tempfile.mkdtemp(prefix="omniload-ray-")
+        try:
+            context: Any = ray.init(
+                address="local",
+                namespace=namespace,
+                num_cpus=1,  # actors ask for none; this only keeps Ray from starting idle workers
+                object_store_memory=object_store_bytes,
+                include_dashboard=False,
+                configure_logging=False,
+                log_to_driver=False,
+                _temp_dir=self._folder,
+                _node_ip_address=_NODE_ADDRESS,
+            )
+        except BaseException:
+            self.close()
+            raise
+        self.address = ClusterAddress(
+            address=context.address_info["gcs_address"], namespace=namespace
+        )
+
+    def close(self) -> None:
+        """End every Ray process and remove the folder."""
+        ray.shutdown()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def connect(address: ClusterAddress) -> None:
+    """Join a job's cluster from another process of it."""
+    ray.init(
+        address=address.address,
+        namespace=address.namespace,
+        configure_logging=False,
+        log_to_driver=False,
+        _node_ip_address=_NODE_ADDRESS,
+    )
