@@ -1,0 +1,319 @@
+"""Checkpoints: whole or absent, checked on read, free of pickle.
+
+::
+
+    step-00000020/                  committed by one rename
+      meta.json                     version, model, size and checksum of every other file
+      loader.json                   the data plane's state at the same step
+      shard-00001-....safetensors   what rank 0 wrote; tensors are spread over the ranks
+      shard-00002-....safetensors
+    step-00000040.partial/          being written, or left by a crash; never read
+
+Tensors go through torch's distributed checkpoint (DCP) in its safetensors form, whose
+files hold JSON and numbers only; any number of ranks can load what any number saved.
+There is no RNG to save: randomness is a function of seed and position.
+"""
+
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from omniload.base.errors import IntegrityError, StateError
+from omniload.base.log import get_logger
+from omniload.base.state import Json, JsonObject, require_version
+from trainer_integration.seals import (
+    FileSeal,
+    read_sealed_json,
+    sync_folder,
+    write_sealed_json,
+    write_synced,
+)
+
+__all__ = ["Checkpoints", "Restored", "latest", "steps_in"]
+
+_VERSION = 1
+_META, _LOADER = "meta.json", "loader.json"
+_COMMITTED = re.compile(r"step-(\d{8,})")
+_PARTIAL_SUFFIX = ".partial"
+_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+_log = get_logger(__name__)
+
+
+def steps_in(folder: Path) -> tuple[int, ...]:
+    """Return the steps of the committed checkpoints in ``folder``, rising."""
+    if not folder.is_dir():
+        return ()
+    names = (_COMMITTED.fullmatch(entry.name) for entry in folder.iterdir() if entry.is_dir())
+    return tuple(sorted(int(name[1]) for name in names if name is not None))
+
+
+def latest(folder: Path) -> Path | None:
+    """Return the newest committed checkpoint in ``folder``, None where there is none."""
+    steps = steps_in(folder)
+    return _path(folder, steps[-1]) if steps else None
+
+
+def _path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What a checkpoint held beside the tensors that were loaded in place."""
+
+    step: int
+    """Steps done when it was saved: the number of the next one."""
+    loader_state: JsonObject
+    """State of the data plane at that step."""
+
+
+class Checkpoints:
+    """The checkpoints of one run, saved and loaded by all ranks together.
+
+    Every rank calls every method, in the same order.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model_config: Mapping[str, Json],
+        *,
+        keep: int = 3,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Use ``folder``, shared by all ranks of ``group``; ``model_config`` must not change."""
+        self.folder = folder
+        self._model_config = dict(model_config)
+        self._keep = keep
+        self._group = group
+        self._rank = 0 if group is None else dist.get_rank(group)
+        self._world_size = 1 if group is None else dist.get_world_size(group)
+
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader_state: Mapping[str, Json],
+    ) -> Path:
+        """Save and commit; when this returns on any rank the checkpoint is on storage.
+
+        Args:
+            step: Steps done.
+            model: Its parameters are saved.
+            optimizer: Has taken a step; its gradients are dropped.
+            loader_state: The data plane's state after the same steps; rank 0's is saved.
+
+        Returns:
+            The committed folder.
+
+        Raises:
+            StateError: A checkpoint of this step exists, or the optimiser has no state.
+        """
+        final = _path(self.folder, step)
+        partial = final.with_name(final.name + _PARTIAL_SUFFIX)
+        if final.exists():
+            raise StateError(f"{final} exists already; resume from it, or move it away")
+        if not optimizer.state:
+            raise StateError(f"the optimiser has no state at step {step}; save after a step")
+        if self._rank == 0:
+            self._sweep()
+            partial.mkdir(parents=True)
+        self._barrier()
+        dcp_save(
+            _tensors_of(model, optimizer),
+            storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True),
+            process_group=self._group,
+            no_dist=self._group is None,
+        )
+        seals = self._gathered_seals(partial)
+        if self._rank == 0:
+            self._commit(partial, final, seals, loader_state)
+        self._barrier()
+        return final
+
+    def load(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int | None = None
+    ) -> Restored | None:
+        """Load into ``model`` and ``optimizer``, in place.
+
+        Every file is read and checked once, by one of the ranks, before any is used.
+
+        Args:
+            model: Built from the same configuration; any number of ranks.
+            optimizer: Its optimiser, used or fresh.
+            step: Which checkpoint; None takes the newest.
+
+        Returns:
+            What else was saved; None where there is no checkpoint.
+
+        Raises:
+            IntegrityError: A file is missing or not what was saved; raised on all ranks.
+            StateError: Written by another release or for another model, or not there.
+        """
+        steps = steps_in(self.folder)
+        if step is None and not steps:
+            return None
+        step = steps[-1] if step is None else step
+        if step not in steps:
+            raise StateError(
+                f"{self.folder} has no checkpoint of step {step}; it has {list(steps)}"
+            )
+        path = _path(self.folder, step)
+        meta = read_sealed_json(path / _META)
+        require_version(meta, _VERSION, of=f"checkpoint {path}")
+        self._require_same_model(path, meta)
+        self._verify(path, meta)
+        tensors = _tensors_of(model, optimizer)
+        dcp_load(
+            tensors,
+            storage_reader=HuggingFaceStorageReader(str(path)),
+            process_group=self._group,
+            no_dist=self._group is None,
+        )
+        _set_optimizer(model, optimizer, tensors)
+        return Restored(step=step, loader_state=orjson.loads((path / _LOADER).read_bytes()))
+
+    def _sweep(self) -> None:
+        """Remove what a crash left half written or half deleted."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for entry in sorted(self.folder.glob(f"step-*{_PARTIAL_SUFFIX}")):
+            _log.warning("removing %s, left by an interrupted save", entry)
+            shutil.rmtree(entry)
+
+    def _gathered_seals(self, partial: Path) -> dict[str, FileSeal]:
+        """Have every rank read its own file back, and return the seals of all."""
+        own = sorted(partial.glob(f"shard-{self._rank + 1:05d}-*.safetensors"))
+        seal = FileSeal.of(own[0]) if own else FileSeal(size_bytes=-1, xxh3=0)
+        # Two signed halves: a checksum does not fit a signed 64-bit element.
+        row = torch.tensor([seal.size_bytes, seal.xxh3 >> 32, seal.xxh3 & 0xFFFFFFFF])
+        rows = [torch.empty_like(row) for _ in range(self._world_size)]
+        if self._group is None:
+            rows = [row]
+        else:
+            dist.all_gather(rows, row, group=self._group)
+        found = {}
+        for i, (size_bytes, high, low) in enumerate((r.tolist() for r in rows), start=1):
+            for file in sorted(partial.glob(f"shard-{i:05d}-*.safetensors")):
+                found[file.name] = FileSeal(size_bytes=size_bytes, xxh3=high << 32 | low)
+        return found
+
+    def _commit(
+        self,
+        partial: Path,
+        final: Path,
+        seals: dict[str, FileSeal],
+        loader_state: Mapping[str, Json],
+    ) -> None:
+        write_synced(partial / _LOADER, orjson.dumps(loader_state))
+        seals = {**seals, _LOADER: FileSeal.of(partial / _LOADER)}
+        meta: JsonObject = {
+            "version": _VERSION,
+            "world_size": self._world_size,
+            "model": self._model_config,
+            "files": {name: seal.to_json() for name, seal in seals.items()},
+        }
+        write_sealed_json(partial / _META, meta)
+        sync_folder(partial)
+        partial.rename(final)
+        sync_folder(self.folder)
+        for step in steps_in(self.folder)[: -self._keep]:
+            # Renamed first: deleting takes time, and half a checkpoint must not look whole.
+            old = _path(self.folder, step)
+            shutil.rmtree(old.rename(old.with_name(old.name + _PARTIAL_SUFFIX)))
+
+    def _require_same_model(self, path: Path, meta: JsonObject) -> None:
+        saved = meta.get("model")
+        assert isinstance(saved, dict), "the digest of meta.json fits, so its form does"
+        changed = [
+            f"{key} was {saved.get(key)!r} and is {self._model_config.get(key)!r}"
+            for key in sorted(saved.keys() | self._model_config.keys())
+            if saved.get(key) != self._model_config.get(key)
+        ]
+        if changed:
+            raise StateError(
+                f"{path} holds another model: {'; '.join(changed)}; restore the configuration "
+                "or start in a new folder"
+            )
+
+    def _verify(self, path: Path, meta: JsonObject) -> None:
+        """Check every file once, spread over the ranks; all ranks raise if one finds a fault."""
+        listed = meta.get("files")
+        assert isinstance(listed, dict), "the digest of meta.json fits, so its form does"
+        names = sorted(listed)
+        present = {file.name for file in path.glob("*.safetensors")}
+        if strangers := sorted(present - listed.keys()):
+            raise IntegrityError(
+                f"{path} holds {strangers}, which were not saved with it; remove them"
+            )
+        faults = [
+            (i, fault)
+            for i, name in enumerate(names)
+            if i % self._world_size == self._rank
+            and (fault := FileSeal.from_json(listed[name]).fault_in(path / name)) is not None
+        ]
+        worst = torch.tensor(faults[0][0] if faults else -1)
+        if self._group is not None:
+            dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=self._group)
+        if faults:
+            raise IntegrityError(f"{faults[0][1]}; resume from an earlier checkpoint")
+        if int(worst) >= 0:
+            raise IntegrityError(
+                f"{path / names[int(worst)]} is not what was saved, another rank found; resume "
+                "from an earlier checkpoint"
+            )
+
+    def _barrier(self) -> None:
+        if self._group is not None:
+            dist.barrier(group=self._group)
+
+
+def _tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return all tensors by name. The optimiser's other settings come from configuration."""
+    # A fresh optimiser makes its state here, and refuses to while gradients exist.
+    optimizer.zero_grad(set_to_none=True)
+    of_model, of_optimizer = _flat_states(model, optimizer)
+    return {
+        **{f"model.{name}": value for name, value in of_model.items()},
+        **{
+            f"optimizer.{name}": value
+            for name, value in of_optimizer.items()
+            if isinstance(value, Tensor)
+        },
+    }
+
+
+def _set_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+) -> None:
+    _, state = _flat_states(model, optimizer)
+    loaded = {name: tensors.get(f"optimizer.{name}", value) for name, value in state.items()}
+    set_optimizer_state_dict(model, optimizer, loaded, options=_FLAT)
+
+
+def _flat_states(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return both states by name: tensors, and settings of the optimiser, which torch types as nested."""
+    of_model, of_optimizer = get_state_dict(model, optimizer, options=_FLAT)
+    return dict(of_model), dict(of_optimizer)

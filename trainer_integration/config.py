@@ -1,0 +1,145 @@
+"""The training file: which mix, which model, how long, where to.
+
+Free of torch, so that a command can check a file without waiting for it.
+"""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from omniload.base.config import StrictModel, load_yaml
+from trainer_integration.moe.config import MoEConfig, MoEShape
+
+__all__ = ["CheckpointConfig", "OptimizerConfig", "ParallelConfig", "TrainConfig", "load_train"]
+
+
+class ParallelConfig(StrictModel):
+    """Ranks along each axis."""
+
+    dp: int = Field(default=1, ge=1, le=65_536)
+    """Data-parallel ranks: each trains on its own microbatches, gradients are summed."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of the run."""
+        return self.dp
+
+
+class OptimizerConfig(StrictModel):
+    """AdamW with linear warm-up, then a cosine down to a share of the peak."""
+
+    lr: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    """Peak learning rate."""
+    final_lr_ratio: float = Field(default=0.1, ge=0, le=1)
+    """Learning rate of the last step over the peak."""
+    warmup_steps: int = Field(default=10, ge=0)
+    """Steps over which the learning rate grows to its peak."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of the averages of gradients and of their squares."""
+    weight_decay: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    """Decay of matrices; norm weights have none."""
+    clip_norm: float = Field(default=1.0, gt=0)
+    """Longest gradient, over all parameters; ``.inf`` never clips."""
+
+    @model_validator(mode="after")
+    def _betas_decay(self) -> Self:
+        for i, beta in enumerate(self.betas):
+            if not 0 <= beta < 1:
+                raise ValueError(f"betas[{i}] is {beta}; use a value from 0 up to, not with, 1")
+        return self
+
+
+class CheckpointConfig(StrictModel):
+    """When the run is saved, and where."""
+
+    every_steps: int = Field(default=100, ge=1)
+    """Steps between checkpoints."""
+    keep: int = Field(default=3, ge=1)
+    """Newest checkpoints that stay."""
+    folder: str | None = None
+    """Where they go; default: ``checkpoints`` in ``run_dir``."""
+
+
+class TrainConfig(StrictModel):
+    """One training run. Relative paths start at the folder of the file."""
+
+    version: Literal[1]
+    """Version of this format."""
+    mix: str = Field(min_length=1)
+    """Path of the mix file."""
+    steps: int = Field(ge=1)
+    """Steps of the whole run, restarts included."""
+    parallel: ParallelConfig = ParallelConfig()
+    """Processes."""
+    model: MoEShape = MoEShape()
+    """The model, but for its vocabulary."""
+    vocab_size: int | None = Field(default=None, ge=2)
+    """Token ids the model knows; default: as many as the mix's tokenizer has."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """How weights follow gradients."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """How the run survives."""
+    run_dir: str = Field(default="run", min_length=1)
+    """Where logs, metrics and checkpoints go."""
+    max_restarts: int = Field(default=3, ge=0)
+    """Restarts from the last checkpoint after a rank died; one more ends the run."""
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+    """Decides the first weights."""
+    digest: bool = True
+    """Record a digest of every step's samples, so that two runs can be compared."""
+
+    @model_validator(mode="after")
+    def _warm_up_ends(self) -> Self:
+        if self.optimizer.warmup_steps > self.steps:
+            raise ValueError(
+                f"optimizer.warmup_steps is {self.optimizer.warmup_steps}, more than steps "
+                f"{self.steps}; lower it"
+            )
+        return self
+
+    def moe(self, tokenizer_vocab_size: int | None = None) -> MoEConfig:
+        """Return the model with its vocabulary.
+
+        Args:
+            tokenizer_vocab_size: Ids of the tokenizer; None where the mix has none.
+
+        Raises:
+            ValueError: Neither the file nor the tokenizer gives a size, or the file's is
+                too small for the tokenizer.
+        """
+        size = self.vocab_size or tokenizer_vocab_size
+        if size is None:
+            raise ValueError("vocab_size is not given and the mix has no tokenizer; give it")
+        if tokenizer_vocab_size is not None and size < tokenizer_vocab_size:
+            raise ValueError(
+                f"vocab_size is {size}, less than the tokenizer's {tokenizer_vocab_size}; raise it"
+            )
+        return MoEConfig.of(self.model, size)
+
+    def mix_file(self, folder: Path) -> Path:
+        """Return the mix file, ``folder`` being that of the training file."""
+        return folder / self.mix
+
+    def run_folder(self, folder: Path) -> Path:
+        """Return the folder of the run."""
+        return folder / self.run_dir
+
+    def checkpoint_folder(self, folder: Path) -> Path:
+        """Return the folder of the checkpoints."""
+        if self.checkpoint.folder is None:
+            return self.run_folder(folder) / "checkpoints"
+        return folder / self.checkpoint.folder
+
+
+def load_train(path: str | Path) -> tuple[TrainConfig, Path]:
+    """Read a training file.
+
+    Returns:
+        The configuration, and the folder that its relative paths start at.
+
+    Raises:
+        ConfigError: The file is missing or faulty; every fault with its line.
+    """
+    file = Path(path)
+    return load_yaml(file, TrainConfig), file.resolve().parent
