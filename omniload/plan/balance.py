@@ -30,7 +30,8 @@ TOLERANCE = 2e-5
 """Exchanges stop once the heaviest bin is within this part of the reachable bound."""
 
 _TRIALS_PER_BIN = 16
-"""Pairs of bins that may be tried, for every bin: bounds the time on instances that cannot improve."""
+_MOST_TRIALS = 8_192
+"""Pairs of bins that may be tried, for every bin and in all: bounds the time where gains are tiny."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +278,7 @@ def _exchanged(
         loads_B=_loads(costs, bins_N, num_bins),
         counts=counts,
     )
-    trials = _TRIALS_PER_BIN * num_bins
+    trials = min(_TRIALS_PER_BIN * num_bins, _MOST_TRIALS)
     enough = bound * (1 + TOLERANCE)
     while trials > 0:
         heavy = int(bins.loads_B.argmax())

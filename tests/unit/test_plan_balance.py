@@ -102,6 +102,14 @@ def test_a_bin_is_never_left_below_the_least_count(method):
     assert min(counts_of(balanced, 4)) >= 2
 
 
+def test_an_exchange_does_not_take_the_last_item_that_a_bin_must_keep():
+    costs_N = np.array([10.0, 9.9, 2.0, 1.0, 4.0, 4.0])  # giving 2.0 away would be lighter
+
+    balanced = balance(costs_N, 3, min_count=2)
+
+    assert counts_of(balanced, 3) == [2, 2, 2]
+
+
 def test_the_bound_is_the_mean_when_items_are_small():
     assert reachable_bound(np.ones(12), 4) == 3.0
 

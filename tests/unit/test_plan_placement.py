@@ -75,6 +75,13 @@ def test_one_heavy_row_does_not_leave_a_microbatch_empty():
     assert counts.min() >= 1
 
 
+@pytest.mark.parametrize("method", ["greedy_swap", "karmarkar_karp", "none"])
+def test_rows_that_cost_nothing_still_fill_every_microbatch(method):
+    dealt, microbatches_N = place(np.zeros(6), 2, Distribution(microbatches=3), method=method)
+
+    assert np.bincount(dealt.bins_N * 3 + microbatches_N, minlength=6).tolist() == [1] * 6
+
+
 def test_too_few_microbatches_are_refused_with_how_many_are_needed():
     with pytest.raises(ValueError, match=r"hold 8 of 9; use 3 microbatches"):
         place(np.ones(9), 2, Distribution(microbatches=2, max_count=2))
