@@ -1,17 +1,15 @@
 """Open the data plane that a mix file asks for."""
 
-from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from omniload.actors.local import LocalPlane
-from omniload.actors.plane import DataPlane, PlaneSpec
+from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError
 
-__all__ = ["open_plane", "runtime_of"]
+if TYPE_CHECKING:
+    from omniload.actors.ray_plane import RayPlane
 
-
-class _OpenPlane(DataPlane, AbstractContextManager["_OpenPlane"], Protocol):
-    """A data plane that closes itself at the end of a ``with``."""
+__all__ = ["open_plane", "open_ray_plane", "runtime_of"]
 
 
 def runtime_of(spec: PlaneSpec) -> str:
@@ -22,7 +20,7 @@ def runtime_of(spec: PlaneSpec) -> str:
     return "local" if spec.tree.world_size == 1 else "ray"
 
 
-def open_plane(spec: PlaneSpec) -> _OpenPlane:
+def open_plane(spec: PlaneSpec) -> "LocalPlane | RayPlane":
     """Open the sources of a mix and start planning; use it in a ``with``.
 
     Raises:
@@ -31,6 +29,16 @@ def open_plane(spec: PlaneSpec) -> _OpenPlane:
     """
     if runtime_of(spec) == "local":
         return LocalPlane(spec)
+    return open_ray_plane(spec)
+
+
+def open_ray_plane(spec: PlaneSpec) -> "RayPlane":
+    """Open the data plane as actors in a private Ray; use it in a ``with``.
+
+    Raises:
+        ConfigError: As for ``open_plane``.
+        StateError: As for ``open_plane``, or this process uses Ray already.
+    """
     try:
         from omniload.actors.ray_plane import RayPlane  # noqa: PLC0415 -- an extra, absent for local users
     except ModuleNotFoundError as error:

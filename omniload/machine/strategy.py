@@ -21,11 +21,7 @@ __all__ = ["place"]
 def place(
     mix: MixConfig, tree: ClientPlaceTree, state: MixState, membership: Membership
 ) -> StepPlan:
-    """Deal the rows of a step to data-parallel ranks and microbatches, balanced by cost.
-
-    Raises:
-        ValueError: The step has fewer rows than there are ranks.
-    """
+    """Deal the rows of a step to data-parallel ranks and microbatches, balanced by cost."""
     pieces = membership.pieces
     num_rows = len(membership.row_offsets) - 1
     num_microbatches = num_microbatches_of(num_rows, tree.size_of("dp"), mix.rows_per_microbatch)

@@ -1,0 +1,159 @@
+"""What a run says of itself: one JSON line per step, event and memory sample, in the run's folder.
+
+The launcher alone writes it. After a restart the steps since the checkpoint are run
+again and logged again, with a higher ``attempt``; readers take the last.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from omniload.base.config import StrictModel
+from omniload.base.errors import StateError
+
+__all__ = [
+    "LOG_NAME",
+    "EventKind",
+    "EventLine",
+    "Line",
+    "MemoryLine",
+    "RunLog",
+    "StepLine",
+    "last_of_each_step",
+    "parse_line",
+    "read_log",
+]
+
+LOG_NAME = "log.jsonl"
+"""File in the run's folder."""
+
+
+EventKind = Literal["start", "plane", "resume", "checkpoint", "exit", "restart", "end"]
+"""What can happen to a job."""
+
+
+class StepLine(StrictModel):
+    """One optimiser step, over all ranks."""
+
+    kind: Literal["step"] = "step"
+    version: Literal[1] = 1
+    attempt: int
+    """Times the job was started before, in this launch."""
+    step: int
+    loss: float
+    """Mean cross entropy of a label, in nats."""
+    balance_loss: float
+    grad_norm: float
+    lr: float
+    tokens: int
+    """Tokens trained on, without padding."""
+    seconds: float
+    """Wall time of the step on rank 0, the wait for data included."""
+    wait_s: tuple[float, ...]
+    """Time each rank waited for its batch, ``[ranks]``."""
+    compute_s: tuple[float, ...]
+    """Time of each rank's forward and backward passes, ``[ranks]``."""
+    imbalance: float
+    """Planned: heaviest rank over the mean, by cost."""
+    bound: float
+    """Least possible ``imbalance`` for the rows of the step."""
+    tokens_by_source: dict[str, int]
+    digest: str | None
+    """Digest of the samples of the step as they arrived at the trainers: 16 hex digits."""
+
+
+class EventLine(StrictModel):
+    """Something that happened to the job."""
+
+    kind: Literal["event"] = "event"
+    version: Literal[1] = 1
+    attempt: int
+    seconds: float
+    """Since the launch."""
+    what: EventKind
+    detail: str = ""
+    step: int | None = None
+
+
+class MemoryLine(StrictModel):
+    """Proportional set size by role."""
+
+    kind: Literal["memory"] = "memory"
+    version: Literal[1] = 1
+    attempt: int
+    seconds: float
+    """Since the launch."""
+    pss_bytes: dict[str, int]
+
+
+Line = Annotated[StepLine | EventLine | MemoryLine, Field(discriminator="kind")]
+_LINES: TypeAdapter[StepLine | EventLine | MemoryLine] = TypeAdapter(Line)
+
+
+def parse_line(text: str) -> StepLine | EventLine | MemoryLine:
+    """Return the line that was written as ``text``.
+
+    Raises:
+        ValueError: It is none of ours.
+    """
+    return _LINES.validate_json(text)
+
+
+class RunLog:
+    """The log of a run, appended to."""
+
+    def __init__(self, run_dir: Path) -> None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._file = (run_dir / LOG_NAME).open("a", encoding="utf-8", buffering=1)
+
+    def write(self, line: StepLine | EventLine | MemoryLine) -> None:
+        """Append one line."""
+        self._file.write(line.model_dump_json() + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_log(run_dir: Path) -> list[StepLine | EventLine | MemoryLine]:
+    """Return the lines of a run's log; a torn last line, as a kill leaves it, is left out.
+
+    Raises:
+        StateError: The folder holds no log, or a line before the last is not one of ours.
+    """
+    path = run_dir / LOG_NAME
+    try:
+        texts = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise StateError(f"{path}: no such log; give the folder of a run") from None
+    lines = []
+    for number, text in enumerate(texts, start=1):
+        try:
+            lines.append(_LINES.validate_json(text))
+        except ValidationError as error:
+            if number == len(texts):
+                break
+            raise StateError(
+                f"{path}:{number}: not a line of a run's log: {error.errors()[0]['msg']}"
+            ) from error
+    return lines
+
+
+def last_of_each_step(lines: Iterable[StepLine | EventLine | MemoryLine]) -> Sequence[StepLine]:
+    """Return one line per step, in step order: the one that was run last."""
+    by_step = {line.step: line for line in lines if isinstance(line, StepLine)}
+    return [by_step[step] for step in sorted(by_step)]
