@@ -1,0 +1,63 @@
+"""Rules for every test: what unit tests may touch, how properties are searched, what must not be left behind."""
+
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import HealthCheck, settings
+
+UNIT = Path(__file__).parent / "unit"
+
+settings.register_profile(
+    "dev",
+    deadline=None,  # the machine is shared: time says nothing about the code
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("ci", settings.get_profile("dev"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def _refused(name):
+    def refuse(*_args, **_kwargs):
+        pytest.fail(f"a unit test called {name}; compute only, or move the test to integration")
+
+    return refuse
+
+
+@pytest.fixture(autouse=True)
+def unit_tests_only_compute(request, monkeypatch):
+    """Fail a unit test that sleeps, connects anywhere or starts Ray."""
+    if not request.path.is_relative_to(UNIT):
+        yield
+        return
+    monkeypatch.setattr(time, "sleep", _refused("time.sleep"))
+    monkeypatch.setattr(socket.socket, "connect", _refused("socket.connect"))
+    if "ray" in sys.modules:
+        monkeypatch.setattr(sys.modules["ray"], "init", _refused("ray.init"))
+    yield
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        pytest.fail("a unit test left Ray running")
+
+
+@pytest.fixture
+def leaves_nothing_behind():
+    """Fail a test that ends with more threads of ours or more child processes than it began with."""
+    threads = set(threading.enumerate())
+    children = set(psutil.Process().children(recursive=True))
+    yield
+    stray = [
+        t.name
+        for t in threading.enumerate()
+        if t not in threads and t.name.startswith("omniload-") and t.is_alive()
+    ]
+    left = set(psutil.Process().children(recursive=True)) - children
+    # A process that was told to end may still be on its way out.
+    _, alive = psutil.wait_procs(left, timeout=10)
+    assert stray == []
+    assert [process.name() for process in alive] == []
