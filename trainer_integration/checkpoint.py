@@ -16,7 +16,9 @@ There is no RNG to save: randomness is a function of seed and position.
 
 import re
 import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,12 +142,14 @@ class Checkpoints:
             self._sweep()
             partial.mkdir(parents=True)
         self._barrier()
-        dcp_save(
-            _tensors_of(model, optimizer),
-            storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True),
-            process_group=self._group,
-            no_dist=self._group is None,
-        )
+        tensors = _tensors_of(model, optimizer)
+        with _alone_without_a_warning():
+            dcp_save(
+                tensors,
+                storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True),
+                process_group=self._group,
+                no_dist=self._group is None,
+            )
         seals = self._gathered_seals(partial)
         if self._rank == 0:
             self._commit(partial, final, seals, loader_state)
@@ -185,12 +189,13 @@ class Checkpoints:
         self._require_same_model(path, meta)
         self._verify(path, meta)
         tensors = _tensors_of(model, optimizer)
-        dcp_load(
-            tensors,
-            storage_reader=HuggingFaceStorageReader(str(path)),
-            process_group=self._group,
-            no_dist=self._group is None,
-        )
+        with _alone_without_a_warning():
+            dcp_load(
+                tensors,
+                storage_reader=HuggingFaceStorageReader(str(path)),
+                process_group=self._group,
+                no_dist=self._group is None,
+            )
         _set_optimizer(model, optimizer, tensors)
         return Restored(step=step, loader_state=orjson.loads((path / _LOADER).read_bytes()))
 
@@ -286,6 +291,14 @@ class Checkpoints:
     def _barrier(self) -> None:
         if self._group is not None:
             dist.barrier(group=self._group)
+
+
+@contextmanager
+def _alone_without_a_warning() -> Iterator[None]:
+    """Silence DCP's remark that there is one process: with no group that is what is meant."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def _tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
