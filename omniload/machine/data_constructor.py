@@ -67,6 +67,7 @@ class DataConstructor:
     """Peers that share a data-parallel rank's rows."""
     _pending: dict[int, _Pending] = field(default_factory=dict, init=False)
     _built: dict[tuple[int, int], Batch] = field(default_factory=dict, init=False)
+    _released_to: int = field(default=0, init=False)
 
     def handle(
         self, event: BuildStep | SlicesFetched | ReleaseSteps
@@ -74,18 +75,19 @@ class DataConstructor:
         """Apply one event and return what must now be done, in order."""
         match event:
             case BuildStep(plan=plan):
-                if self.has(plan.step):
+                if self.has(plan.step) or self.is_released(plan.step):
                     return (BatchesBuilt(step=plan.step),)
                 pending = _Pending(plan, np.argsort(plan.pieces.sources_P, kind="stable"))
                 self._pending[plan.step] = pending
                 return (FetchSlices(step=plan.step, requests=_requests(pending)),)
             case SlicesFetched(step=step, slices=slices):
                 pending_step = self._pending.pop(step, None)
-                if pending_step is None:
+                if pending_step is None or self.is_released(step):
                     return ()
                 self._build(pending_step, slices)
                 return (BatchesBuilt(step=step),)
             case ReleaseSteps(step=step):
+                self._released_to = max(self._released_to, step)
                 for key in [key for key in self._built if key[0] < step]:
                     del self._built[key]
                 return ()
@@ -93,6 +95,10 @@ class DataConstructor:
     def has(self, step: int) -> bool:
         """Tell whether ``step`` is built."""
         return (step, self.dp_ranks[0]) in self._built
+
+    def is_released(self, step: int) -> bool:
+        """Tell whether every rank has taken ``step``, so that it will not be built again."""
+        return step < self._released_to
 
     def batch_of(self, step: int, dp_rank: int, cp_rank: int = 0) -> Batch:
         """Return what one rank trains on in a built step.

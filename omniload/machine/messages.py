@@ -55,6 +55,8 @@ class StepTaken:
 
     step: int
     dp_rank: int
+    cp_rank: int = 0
+    """Peers of a cp group fetch a slice each: the step is needed until all of them have theirs."""
 
 
 PlannerEvent = Started | SamplesReported | StepTaken

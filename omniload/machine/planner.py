@@ -7,9 +7,8 @@ journal before it is published.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import assert_never
-
-import numpy as np
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import JsonObject
@@ -62,7 +61,8 @@ class Planner:
     """Tokens cut off or dropped with overlong documents so far, by source, in this life."""
     _queues: list[SampleQueue] = field(init=False)
     _states: dict[int, MixState] = field(init=False)
-    _wanted: dict[int, int] = field(init=False)
+    _wanted: dict[tuple[int, int], int] = field(init=False)
+    """Next step of every rank, by its place along dp and cp."""
     _ended: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -70,7 +70,8 @@ class Planner:
         self.skipped_S, self.overlong_S = [0] * num_sources, [0] * num_sources
         self._queues = [SampleQueue.at(self.state.floor_of(s)) for s in range(num_sources)]
         self._states = {self.state.step: self.state}
-        self._wanted = dict.fromkeys(range(self.tree.size_of("dp")), self.state.step)
+        ranks = product(range(self.tree.size_of("dp")), range(self.tree.size_of("cp")))
+        self._wanted = dict.fromkeys(ranks, self.state.step)
 
     def handle(self, event: PlannerEvent) -> tuple[PlannerCommand, ...]:
         """Apply one event and return what must now be done, in order.
@@ -86,9 +87,9 @@ class Planner:
                     return ()
                 self.skipped_S[source] += skipped
                 return tuple(self._advance())
-            case StepTaken(step=step, dp_rank=dp_rank):
-                before = self.slowest_step
-                self._wanted[dp_rank] = max(self._wanted[dp_rank], step + 1)
+            case StepTaken(step=step, dp_rank=dp_rank, cp_rank=cp_rank):
+                before, rank = self.slowest_step, (dp_rank, cp_rank)
+                self._wanted[rank] = max(self._wanted[rank], step + 1)
                 if self.slowest_step == before:
                     return ()
                 return (*self._release(), *self._advance())
@@ -132,10 +133,9 @@ class Planner:
                 self.mix, self.state, [queue.table for queue in self._queues]
             )
             if isinstance(membership, Starved):
-                commands += self._read(
-                    membership.source, self._queues[membership.source].tokens + needs[0]
-                )
-                self._refuse_barren(membership.source)
+                source = membership.source
+                commands += self._read(source, self._queues[source].tokens + needs[source])
+                self._refuse_barren(source)
                 break
             if self._must_stop(membership):
                 self._ended = True
@@ -180,11 +180,10 @@ class Planner:
     def _refuse_barren(self, source: int) -> None:
         """Stop a run that would read a source round and round and never find a usable sample."""
         queue, epoch = self._queues[source], self.positions_per_epoch_S[source]
-        shortest = int(queue.table.lengths_N.min(initial=np.iinfo(np.int32).max))
-        barren = queue.tokens == 0 or (
-            self.mix.pack.overlong == "drop" and shortest > self.mix.pack.length
-        )
-        if queue.seen_positions > epoch and barren:
+        # Of all that was ever seen: a queue that was just drawn empty says nothing.
+        dropping = self.mix.pack.method == "best_fit" and self.mix.pack.overlong == "drop"
+        barren = queue.shortest is None or (dropping and queue.shortest > self.mix.pack.length)
+        if queue.seen_positions >= epoch and barren:
             raise ConfigError(
                 f"sources.{self.mix.names[source]}: none of its {epoch} records gives a sample that fits pack.length "
                 f"{self.mix.pack.length}; remove the source, or change pack.overlong or its text key"
@@ -194,21 +193,17 @@ class Planner:
         policy = self.mix.mix.stop
         if policy == "first_exhausted":
             cursors = membership.after.cursors_S
-            return any(
-                p >= n for (p, _), n in zip(cursors, self.positions_per_epoch_S, strict=True)
-            )
+            return any(c[0] >= n for c, n in zip(cursors, self.positions_per_epoch_S, strict=True))
         if policy == "all_exhausted":
             cursors = self.state.cursors_S
-            return all(
-                p >= n for (p, _), n in zip(cursors, self.positions_per_epoch_S, strict=True)
-            )
+            return all(c[0] >= n for c, n in zip(cursors, self.positions_per_epoch_S, strict=True))
         return False
 
     def _publish(self, membership: Membership) -> list[PlannerCommand]:
         plan = place(self.mix, self.tree, self.state, membership)
-        for s, count in enumerate(membership.counts_S.tolist()):
+        for s, count in enumerate(membership.finished_S.tolist()):
             self._queues[s].draw(count)
-            self.overlong_S[s] += int(membership.truncated_S[s])
+            self.overlong_S[s] += int(membership.lost_S[s])
         record = StepRecord.between(self.state, membership.after, plan.membership_digest())
         self.state = membership.after
         self._states[self.state.step] = self.state

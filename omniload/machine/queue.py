@@ -25,6 +25,8 @@ class SampleQueue:
     """End of the range asked for; equal to ``table.stop`` when nothing is under way."""
     _seen_positions: int = field(default=0, init=False)
     _seen_tokens: int = field(default=0, init=False)
+    shortest: int | None = field(default=None, init=False)
+    """Tokens of the shortest sample reported so far; ``None`` while there was none."""
 
     @classmethod
     def at(cls, position: int) -> "SampleQueue":
@@ -41,7 +43,10 @@ class SampleQueue:
             return False
         self._seen_positions += table.stop - table.start
         self._seen_tokens += int(table.lengths_N.sum())
-        position, sub = cursor
+        if len(table):
+            found = int(table.lengths_N.min())
+            self.shortest = found if self.shortest is None else min(self.shortest, found)
+        position, sub, _ = cursor
         if table.start <= position:
             fresh = (table.positions_N > position) | (
                 (table.positions_N == position) & (table.subs_N >= sub)
@@ -76,11 +81,6 @@ class SampleQueue:
             return start, start + _FIRST_READ
         per_position = max(self._seen_tokens / self._seen_positions, 1 / 16)
         return start, start + int(np.clip(np.ceil(tokens / per_position), 1, _LARGEST_READ))
-
-    @property
-    def usable_share(self) -> float:
-        """Samples seen per raw position; 0 when all records so far gave none."""
-        return self._seen_tokens / max(self._seen_positions, 1)
 
     @property
     def seen_positions(self) -> int:

@@ -93,12 +93,13 @@ class SourceLoader:
             at = np.flatnonzero(block_of == number)
             block = blocks[number] if number < len(blocks) else None
             row = np.searchsorted(block.keys_N, wanted[at]) if block is not None else at
-            if block is None or not np.array_equal(
-                block.keys_N[np.minimum(row, len(block.keys_N) - 1)], wanted[at]
-            ):
+            if block is None or not _all_found(block.keys_N, row, wanted[at]):
                 raise self._missing(request, at)
-            starts[at] = block.tokens.offsets[row] + request.starts_N[at]
-            ends[at] = block.tokens.offsets[row] + request.stops_N[at]
+            # A sample that turned out shorter than reported must give fewer tokens, for the
+            # constructor to notice, and never those of the sample behind it.
+            first, last = block.tokens.offsets[row], block.tokens.offsets[row + 1]
+            starts[at] = np.minimum(first + request.starts_N[at], last)
+            ends[at] = np.minimum(first + request.stops_N[at], last)
             values, offsets = gather_ranges(block.tokens.values_V, starts[at], ends[at])
             parts.append((at, Ragged(values_V=values, offsets=offsets)))
         if len(parts) == 1:
@@ -135,6 +136,13 @@ class SourceLoader:
 
 def _keys(positions_N: NDArray[np.int64], subs_N: NDArray[np.int32]) -> NDArray[np.int64]:
     return (positions_N << _SUB_BITS) | subs_N
+
+
+def _all_found(
+    keys_N: NDArray[np.int64], row: NDArray[np.int64], wanted: NDArray[np.int64]
+) -> bool:
+    inside = row < len(keys_N)
+    return bool(inside.all()) and np.array_equal(keys_N[row], wanted)
 
 
 def _in_order(parts: Sequence[tuple[NDArray[np.int64], Ragged]], count: int) -> Ragged:

@@ -7,7 +7,10 @@ record, and "what was in step 1234?" is answered by planning that step again.
 The file is JSON lines. The first line is the base, each line ends in its own checksum::
 
     {"version": 1, "base": {...}}<TAB>xxh64
-    {"step": 0, "revision": 0, "digest": "...", "drawn": {"web": [position, sub, served]}, "carried": [...]}<TAB>xxh64
+    {"step": 0, "revision": 0, "digest": "...", "drawn": {"web": [...]}, "carried": [...]}<TAB>xxh64
+
+``drawn`` holds, for each source drawn from, the cursor afterwards (position, sub, token)
+and what was drawn.
 
 A torn last line, as a kill leaves it, is cut off; a damaged line before it is an
 ``IntegrityError``.
@@ -15,7 +18,7 @@ A torn last line, as a kill leaves it, is cut off; a damaged line before it is a
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -76,7 +79,7 @@ class StepRecord:
         idle = [(cursor, 0) for cursor in state.cursors_S]
         for s, change in self.drawn.items():
             idle[s] = change
-        return state.after(
+        return replace(state, mix_revision=self.revision).after(
             cursors_S=[cursor for cursor, _ in idle],
             served_S=[served for _, served in idle],
             weights_S=weights_S,
@@ -102,13 +105,14 @@ class StepRecord:
         """
         number_of = {name: s for s, name in enumerate(names)}
         try:
-            drawn: Mapping[str, tuple[int, int, int]] = record["drawn"]  # type: ignore[assignment]
+            drawn: Mapping[str, tuple[int, int, int, int]] = record["drawn"]  # type: ignore[assignment]
             return cls(
                 step=int(record["step"]),  # type: ignore[arg-type]
                 revision=int(record["revision"]),  # type: ignore[arg-type]
                 digest=str(record["digest"]),
                 drawn={
-                    number_of[name]: ((p, sub), served) for name, (p, sub, served) in drawn.items()
+                    number_of[name]: ((p, sub, at), served)
+                    for name, (p, sub, at, served) in drawn.items()
                 },
                 carried=PieceTable.from_json(record["carried"]),
             )
@@ -136,6 +140,7 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+        _sync_folder(path.parent)
         self.path = path
         self._file = path.open("ab", buffering=0)
 
@@ -219,6 +224,15 @@ def _history(path: Path, state: JsonObject) -> tuple[JsonObject, list[JsonObject
     ):
         return state, []
     return (base, records[: step - first]) if first <= step <= first + len(records) else (state, [])
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a renaming durable: without it a power cut may bring the old file back, records appended or not."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _line(value: JsonObject) -> bytes:

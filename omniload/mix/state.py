@@ -19,8 +19,8 @@ __all__ = ["STATE_VERSION", "Cursor", "MixState"]
 
 STATE_VERSION = 1
 
-Cursor = tuple[int, int]
-"""Raw position, and number of the sample within that record, of the next sample."""
+Cursor = tuple[int, int, int]
+"""The next token of a source: raw position, number of the sample within that record, token within that sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class MixState:
         zeros = (0,) * num_sources
         return cls(
             step=0,
-            cursors_S=((0, 0),) * num_sources,
+            cursors_S=((0, 0, 0),) * num_sources,
             credits_S=zeros,
             drawn_S=zeros,
             carried=PieceTable.empty(),
@@ -129,13 +129,21 @@ class MixState:
             sources = [state["sources"][name] for name in names]  # type: ignore[index, call-overload]
             return cls(
                 step=int(state["step"]),  # type: ignore[arg-type]
-                cursors_S=tuple((int(s["cursor"][0]), int(s["cursor"][1])) for s in sources),  # type: ignore[index, call-overload, arg-type]
+                cursors_S=tuple(_cursor(s["cursor"]) for s in sources),  # type: ignore[index, call-overload]
                 credits_S=tuple(int(s["credit"]) for s in sources),  # type: ignore[index, call-overload, arg-type]
                 drawn_S=tuple(int(s["drawn"]) for s in sources),  # type: ignore[index, call-overload, arg-type]
                 carried=PieceTable.from_json(state["carried"]),
                 mix_revision=int(state["mix_revision"]),  # type: ignore[arg-type]
             )
-        except (KeyError, TypeError, IndexError, AssertionError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AssertionError) as error:
             raise StateError(
                 f"the mix state is damaged ({error!r}); resume from an earlier checkpoint"
             ) from error
+
+
+def _cursor(values: Json) -> Cursor:
+    match values:
+        case [int(position), int(sub), int(token)]:
+            return position, sub, token
+        case _:
+            raise TypeError(f"a cursor is three integers, not {values!r}")

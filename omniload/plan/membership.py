@@ -4,11 +4,13 @@ The one place where weights, cursors and packing meet. It works on metadata: tab
 sample lengths for the positions ahead of every cursor.
 
 Shape suffixes:
-    S  sources        P  pieces        N  samples drawn        R  rows
+    S  sources        N  samples of a source that are known ahead
+    U  units drawn    P  pieces        R  rows
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,14 +34,14 @@ class Membership:
     """Pieces of all rows, grouped by row."""
     row_offsets: NDArray[np.int64]
     """Boundaries of the rows in ``pieces``, ``[R + 1]``."""
-    counts_S: NDArray[np.int64]
-    """Samples drawn from each source."""
+    finished_S: NDArray[np.int64]
+    """Samples at the head of each source that are used up."""
     served_S: tuple[int, ...]
     """What was drawn of each source, in the unit of the weights."""
     dropped_S: NDArray[np.int64]
-    """Samples left out because they are longer than a row and ``overlong`` is ``drop``."""
-    truncated_S: NDArray[np.int64]
-    """Tokens cut off because ``overlong`` is ``truncate``, or lost with dropped samples."""
+    """Samples among them left out because they are longer than a row and ``overlong`` is ``drop``."""
+    lost_S: NDArray[np.int64]
+    """Tokens of them that were cut off or left out with them."""
     after: MixState
     """State before the next step."""
 
@@ -66,36 +68,45 @@ def membership_of(
         whose samples are missing.
     """
     weights_S = integer_weights(weights_at(mix.mix.stages, mix.names, state.step))
-    kept = [_kept_lengths(mix, table.lengths_N) for table in ahead]
+    units = [
+        _units_of(mix, cursor, table) for cursor, table in zip(state.cursors_S, ahead, strict=True)
+    ]
     lookahead = mix.pack.lookahead_rows if mix.pack.method == "best_fit" else 0
     budget = (mix.rows_per_step + lookahead) * mix.pack.length - int(state.carried.lengths_P.sum())
     by_sample = mix.mix.level == "sample"
+    lengths = [u.stops_U - u.starts_U for u in units]
     drawn = draw(
-        [np.ones_like(k) for k in kept] if by_sample else kept,
+        [u.first_U.astype(np.int64) for u in units] if by_sample else lengths,
         weights_S,
         state.credits_S,
         budget=budget,
-        sizes=kept if by_sample else None,
+        sizes=lengths if by_sample else None,
     )
     if drawn.starved is not None:
         return Starved(drawn.starved)
 
-    fresh = _pieces_of(mix, ahead, kept, drawn)
-    pieces, row_offsets, carried = _pack(mix, state.carried, fresh)
+    pieces, row_offsets, carried = _pack(mix, state.carried, _pieces_of(ahead, units, drawn))
     counts = drawn.counts_S.tolist()
-    lost = [t.lengths_N[:n] - k[:n] for t, k, n in zip(ahead, kept, counts, strict=True)]
+    finished = [u.finished_by(n) for u, n in zip(units, counts, strict=True)]
     return Membership(
         pieces=pieces,
         row_offsets=row_offsets,
-        counts_S=drawn.counts_S,
+        finished_S=np.asarray(finished, np.int64),
         served_S=drawn.served_S,
         dropped_S=np.asarray(
-            [int((k[:n] == 0).sum()) for k, n in zip(kept, counts, strict=True)], np.int64
+            [int((u.kept_N[:m] == 0).sum()) for u, m in zip(units, finished, strict=True)], np.int64
         ),
-        truncated_S=np.asarray([int(column.sum()) for column in lost], np.int64),
+        lost_S=np.asarray(
+            [
+                int((t.lengths_N[:m] - u.kept_N[:m]).sum())
+                for t, u, m in zip(ahead, units, finished, strict=True)
+            ],
+            np.int64,
+        ),
         after=state.after(
             cursors_S=[
-                _cursor_after(state.cursors_S[s], ahead[s], n) for s, n in enumerate(counts)
+                u.cursor_after(n) or c
+                for u, n, c in zip(units, counts, state.cursors_S, strict=True)
             ],
             served_S=drawn.served_S,
             weights_S=weights_S,
@@ -104,56 +115,81 @@ def membership_of(
     )
 
 
-def _kept_lengths(mix: MixConfig, lengths_N: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the tokens of each sample that the policy for overlong documents keeps."""
-    if mix.pack.method == "concat_and_split" or mix.pack.overlong == "split":
-        return lengths_N
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Units:
+    """What the mix draws of one source: its samples, cut to at most a row each.
+
+    Drawing a long document row by row, and not at once, keeps a source within a row of
+    its share and keeps one document from filling whole steps.
+    """
+
+    table: SampleTable
+    kept_N: NDArray[np.int64]
+    """Tokens of each sample that the policy for overlong documents keeps."""
+    samples_U: NDArray[np.int64]
+    """Sample of each unit."""
+    starts_U: NDArray[np.int64]
+    stops_U: NDArray[np.int64]
+    first_U: NDArray[np.bool_]
+    """Whether the unit is the first of its sample."""
+
+    def finished_by(self, count: int) -> int:
+        """Return how many samples are used up once ``count`` units are drawn."""
+        if count == 0:
+            return 0
+        sample = int(self.samples_U[count - 1])
+        return sample + int(self.stops_U[count - 1] == self.kept_N[sample])
+
+    def cursor_after(self, count: int) -> Cursor | None:
+        """Return the cursor once ``count`` units are drawn; ``None`` when that is none."""
+        if count == 0:
+            return None
+        sample, stop = int(self.samples_U[count - 1]), int(self.stops_U[count - 1])
+        position, sub = int(self.table.positions_N[sample]), int(self.table.subs_N[sample])
+        return (position, sub + 1, 0) if stop == self.kept_N[sample] else (position, sub, stop)
+
+
+def _units_of(mix: MixConfig, cursor: Cursor, table: SampleTable) -> _Units:
+    length = mix.pack.length
+    kept_N = table.lengths_N.astype(np.int64)
     if mix.pack.overlong == "truncate":
-        return np.minimum(lengths_N, mix.pack.length)
-    return np.where(lengths_N > mix.pack.length, 0, lengths_N)
+        kept_N = np.minimum(kept_N, length)
+    elif mix.pack.overlong == "drop":
+        kept_N = np.where(kept_N > length, 0, kept_N)
+    begins_N = np.zeros_like(kept_N)
+    if len(table) and (int(table.positions_N[0]), int(table.subs_N[0])) == cursor[:2]:
+        begins_N[0] = cursor[2]
+    parts_N = -(-(kept_N - begins_N) // length)
+    samples_U = np.repeat(np.arange(len(table)), parts_N)
+    part_U = np.arange(len(samples_U)) - np.repeat(np.cumsum(parts_N) - parts_N, parts_N)
+    starts_U = begins_N[samples_U] + part_U * length
+    return _Units(
+        table=table,
+        kept_N=kept_N,
+        samples_U=samples_U,
+        starts_U=starts_U,
+        stops_U=np.minimum(starts_U + length, kept_N[samples_U]),
+        first_U=starts_U == 0,
+    )
 
 
-def _cursor_after(cursor: Cursor, table: SampleTable, count: int) -> Cursor:
-    if count == 0:
-        return cursor
-    return int(table.positions_N[count - 1]), int(table.subs_N[count - 1]) + 1
-
-
-def _pieces_of(
-    mix: MixConfig, ahead: Sequence[SampleTable], kept: Sequence[NDArray[np.int32]], drawn: Drawn
-) -> PieceTable:
-    """Return the drawn samples as pieces in drawing order, overlong ones cut to rows."""
-    counts = drawn.counts_S
-    # Samples of one source come in its order: a stable sort by source lines both up.
+def _pieces_of(ahead: Sequence[SampleTable], units: Sequence[_Units], drawn: Drawn) -> PieceTable:
+    """Return the drawn units as pieces, in drawing order."""
+    # Units of one source come in its order: a stable sort by source lines both up.
     place = np.empty(len(drawn.sources_N), np.int64)
     place[np.argsort(drawn.sources_N, kind="stable")] = np.arange(len(drawn.sources_N))
-    head = [slice(0, n) for n in counts.tolist()]
-    lengths = np.concatenate([k[h] for k, h in zip(kept, head, strict=True)])[place]
-    columns = {
-        "positions_P": np.concatenate([t.positions_N[h] for t, h in zip(ahead, head, strict=True)])[
-            place
-        ],
-        "subs_P": np.concatenate([t.subs_N[h] for t, h in zip(ahead, head, strict=True)])[place],
-        "sizes_P": np.concatenate([t.lengths_N[h] for t, h in zip(ahead, head, strict=True)])[
-            place
-        ],
+    heads = [u.samples_U[:n] for u, n in zip(units, drawn.counts_S.tolist(), strict=True)]
+    counted = list(zip(units, drawn.counts_S.tolist(), strict=True))
+    columns: dict[str, list[NDArray[Any]]] = {
+        "positions_P": [t.positions_N[head] for t, head in zip(ahead, heads, strict=True)],
+        "subs_P": [t.subs_N[head] for t, head in zip(ahead, heads, strict=True)],
+        "starts_P": [u.starts_U[:n].astype(np.int32) for u, n in counted],
+        "stops_P": [u.stops_U[:n].astype(np.int32) for u, n in counted],
+        "sizes_P": [t.lengths_N[head] for t, head in zip(ahead, heads, strict=True)],
     }
-    whole = mix.pack.method == "best_fit"
-    parts_N = (
-        -(-lengths // mix.pack.length) if whole else np.ones_like(lengths)
-    )  # 0 for a dropped sample
-    sample = np.repeat(np.arange(len(lengths)), parts_N)
-    part = np.arange(len(sample)) - np.repeat(np.cumsum(parts_N) - parts_N, parts_N)
-    if whole:
-        starts = part * mix.pack.length
-        stops = np.minimum(starts + mix.pack.length, lengths[sample])
-    else:
-        starts, stops = np.zeros_like(sample), lengths[sample]
     return PieceTable(
-        sources_P=drawn.sources_N[sample],
-        starts_P=starts.astype(np.int32),
-        stops_P=stops.astype(np.int32),
-        **{name: column[sample] for name, column in columns.items()},
+        sources_P=drawn.sources_N,
+        **{name: np.concatenate(parts)[place] for name, parts in columns.items()},
     )
 
 

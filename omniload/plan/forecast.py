@@ -1,0 +1,217 @@
+"""What a run will draw, before it starts: arithmetic over weights and sizes of sources.
+
+Shares are linear in the step between two boundaries of the schedule, so a run of any
+length costs a few array operations, not a loop over its steps.
+
+Shape suffixes:
+    S  sources        K  steps looked at
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.mix.config import MixConfig
+from omniload.mix.schedule import boundaries, weights_at
+from omniload.plan.balance import balance
+from omniload.plan.cost import QuadraticCost, row_costs
+from omniload.plan.records import StepPlan
+
+__all__ = [
+    "Forecast",
+    "SourceSizes",
+    "Span",
+    "StepFigures",
+    "figures_of",
+    "forecast",
+    "tokens_by_step",
+]
+
+_MOST_POINTS = 1024
+"""Steps of a ramp that are looked at; the rest lies between them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSizes:
+    """What the sources hold."""
+
+    samples_S: NDArray[np.float64]
+    """Samples in an epoch; above 0."""
+    tokens_per_sample_S: NDArray[np.float64]
+    """Mean tokens of a sample that are trained on; above 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """What is drawn from step ``start`` to before step ``stop``."""
+
+    start: int
+    stop: int
+    tokens_S: NDArray[np.float64]
+    """Tokens of each source."""
+    samples_S: NDArray[np.float64]
+    """Samples of each source."""
+    epochs_S: NDArray[np.float64]
+    """Times each source is gone through."""
+
+    @property
+    def shares_S(self) -> NDArray[np.float64]:
+        """Share of each source in the tokens of the span."""
+        return self.tokens_S / max(float(self.tokens_S.sum()), 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What a run will draw."""
+
+    stages: tuple[Span, ...]
+    """One span for each stage that is reached."""
+    total: Span
+    """The whole run."""
+    ends_early: bool
+    """Whether ``mix.stop`` ends the run before the steps asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFigures:
+    """What one planned step would cost."""
+
+    tokens: int
+    """Tokens in its rows."""
+    capacity: int
+    """Tokens that its rows could hold."""
+    imbalance: float
+    """Heaviest rank over the mean, as planned."""
+    imbalance_before: float
+    """The same with rows dealt in order."""
+    bound: float
+    """What ``imbalance`` cannot fall below for these rows."""
+
+
+def tokens_by_step(
+    mix: MixConfig, sizes: SourceSizes, step: int, *, tokens_per_step: float
+) -> NDArray[np.float64]:
+    """Return the tokens of each source drawn before ``step``, ``[S]``.
+
+    Args:
+        mix: The declared mix.
+        sizes: What its sources hold.
+        step: First step that does not count.
+        tokens_per_step: Tokens drawn in a step, over all sources.
+
+    Returns:
+        Tokens; exact for weights by tokens, and for weights by samples within the
+        quadrature of a ramp longer than a thousand steps.
+    """
+    total = np.zeros(len(mix.names))
+    edges = sorted({0, step, *(edge for edge in boundaries(mix) if edge < step)})
+    for start, stop in pairwise(edges):
+        first, last = (_weights(mix, k) for k in (start, stop - 1))
+        constant = np.array_equal(first, last)
+        points = 1 if constant else min(stop - start, _MOST_POINTS)
+        done_K = np.linspace(0.0, 1.0, points)[:, None]
+        shares_KS = first + (last - first) * done_K
+        if mix.mix.level == "sample":
+            shares_KS = shares_KS * sizes.tokens_per_sample_S
+            shares_KS = shares_KS / shares_KS.sum(axis=1, keepdims=True)
+        total += shares_KS.mean(axis=0) * (stop - start) * tokens_per_step
+    return total
+
+
+def forecast(
+    mix: MixConfig, sizes: SourceSizes, num_steps: int, *, tokens_per_step: float | None = None
+) -> Forecast:
+    """Say what a run of ``num_steps`` steps will draw.
+
+    Args:
+        mix: The declared mix.
+        sizes: What its sources hold.
+        num_steps: Steps asked for.
+        tokens_per_step: Tokens that a step trains on; ``batch.tokens`` when not given.
+
+    Raises:
+        ValueError: ``num_steps`` is negative, or a size is not above 0.
+    """
+    if num_steps < 0:
+        raise ValueError(f"num_steps is {num_steps}; it is at least 0")
+    for name, column in (
+        ("samples_S", sizes.samples_S),
+        ("tokens_per_sample_S", sizes.tokens_per_sample_S),
+    ):
+        if not (np.isfinite(column) & (column > 0)).all():
+            raise ValueError(f"{name} holds {float(column.min())}; every size is above 0")
+    per_step = float(mix.batch.tokens) if tokens_per_step is None else tokens_per_step
+
+    def by_step(step: int) -> NDArray[np.float64]:
+        return tokens_by_step(mix, sizes, step, tokens_per_step=per_step)
+
+    end = _end_of(mix, num_steps, lambda step: by_step(step) / _epoch_tokens(sizes))
+    starts = [stage.from_step for stage in mix.mix.stages if stage.from_step < end] or [0]
+    edges = [*starts, end]
+
+    def span(start: int, stop: int) -> Span:
+        tokens_S = by_step(stop) - by_step(start)
+        return Span(
+            start=start,
+            stop=stop,
+            tokens_S=tokens_S,
+            samples_S=tokens_S / sizes.tokens_per_sample_S,
+            epochs_S=tokens_S / _epoch_tokens(sizes),
+        )
+
+    return Forecast(
+        stages=tuple(span(a, b) for a, b in pairwise(edges)),
+        total=span(0, end),
+        ends_early=end < num_steps,
+    )
+
+
+def figures_of(mix: MixConfig, plan: StepPlan, dp: int) -> StepFigures:
+    """Measure a planned step against its rows dealt to ``dp`` ranks in order."""
+    cost = QuadraticCost(linear=mix.balance.linear, quadratic=mix.balance.quadratic)
+    costs_R = row_costs(cost(plan.pieces.lengths_P), plan.row_offsets)
+    return StepFigures(
+        tokens=int(plan.pieces.lengths_P.sum()),
+        capacity=plan.num_rows * mix.pack.length,
+        imbalance=plan.imbalance,
+        imbalance_before=balance(costs_R, dp, method="none").imbalance,
+        bound=plan.bound,
+    )
+
+
+def _weights(mix: MixConfig, step: int) -> NDArray[np.float64]:
+    return np.asarray(weights_at(mix.mix.stages, mix.names, step))
+
+
+def _epoch_tokens(sizes: SourceSizes) -> NDArray[np.float64]:
+    return sizes.samples_S * sizes.tokens_per_sample_S
+
+
+def _end_of(mix: MixConfig, num_steps: int, epochs_by: Callable[[int], NDArray[np.float64]]) -> int:
+    """Return the first step that is not trained on, by the stop policy; ``num_steps`` at most."""
+    if mix.mix.stop == "never":
+        return num_steps
+    first = mix.mix.stop == "first_exhausted"
+
+    def exhausted(step: int) -> bool:
+        done_S = epochs_by(step) >= 1.0
+        return bool(done_S.any() if first else done_S.all())
+
+    step = _first_where(exhausted, num_steps)
+    # The step that would exhaust the first source is left out; the one that exhausts the last is kept.
+    return max(step - 1, 0) if first and exhausted(step) else step
+
+
+def _first_where(holds: Callable[[int], bool], limit: int) -> int:
+    """Return the least step for which ``holds``, which once true stays true; or ``limit``."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
