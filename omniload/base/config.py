@@ -61,7 +61,7 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
     """
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        duplicates = [] if node is None else list(_duplicate_keys(node, ()))
+        duplicates = [] if node is None else list(_duplicate_keys(node, (), frozenset()))
         if duplicates:
             raise ConfigError(
                 "\n".join(
@@ -69,7 +69,8 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
                 )
             )
         value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    # Not only YAMLError: the loader passes on the ValueError of a date such as 2024-13-45.
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark is not None else 1
         problem = getattr(error, "problem", None) or error
@@ -80,18 +81,31 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
         raise ConfigError("\n".join(_faults(error, node, name))) from error
 
 
-def _duplicate_keys(node: yaml.Node, location: Location) -> Iterator[tuple[int, Location]]:
+def _duplicate_keys(
+    node: yaml.Node, location: Location, above: frozenset[int]
+) -> Iterator[tuple[int, Location]]:
+    """Walk the tree; ``above`` are the nodes around ``node``, to find one that holds itself."""
+    if id(node) in above:
+        raise yaml.constructor.ConstructorError(
+            problem=f"{_dotted(location)} refers to what holds it", problem_mark=node.start_mark
+        )
+    above |= {id(node)}
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    problem="a key is a list or a mapping; write a word",
+                    problem_mark=key.start_mark,
+                )
             here = (*location, key.value)
             if key.value in seen:
                 yield key.start_mark.line + 1, here
             seen.add(key.value)
-            yield from _duplicate_keys(value, here)
+            yield from _duplicate_keys(value, here, above)
     elif isinstance(node, yaml.SequenceNode):
         for i, value in enumerate(node.value):
-            yield from _duplicate_keys(value, (*location, i))
+            yield from _duplicate_keys(value, (*location, i), above)
 
 
 def _faults(error: ValidationError, root: yaml.Node | None, name: str) -> Iterator[str]:
