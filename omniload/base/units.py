@@ -1,6 +1,7 @@
 """Quantities as people write them: ``4MiB``, ``30s``, ``1.5T``."""
 
 import re
+from decimal import Decimal
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -46,7 +47,8 @@ def _split(text: str, suffixes: list[str]) -> tuple[str, str]:
 
 def _whole(text: str, scale_of: dict[str, int]) -> int:
     number, suffix = _split(text, list(scale_of))
-    value = float(number) * scale_of[suffix] if "." in number else int(number) * scale_of[suffix]
+    # Decimal: as a float, 1.005k would be 1004.9999999999999.
+    value = Decimal(number) * scale_of[suffix]
     if value != int(value):
         raise ValueError(f"{text!r} is not a whole number of units")
     return int(value)
@@ -85,19 +87,24 @@ def parse_seconds(value: object) -> object:
 def format_bytes(size_bytes: float) -> str:
     """Write a size for people, in binary units with three significant digits."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size_bytes) < 1024:
-            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.3g} {unit}"
+        if abs(round(size_bytes)) < 1024:
+            return f"{size_bytes:.0f} B" if unit == "B" else f"{_short(size_bytes)} {unit}"
         size_bytes /= 1024
-    return f"{size_bytes:.3g} TiB"
+    return f"{_short(size_bytes)} TiB"
 
 
 def format_count(count: float) -> str:
     """Write a count for people: ``950``, ``12.3k``, ``4.5M``."""
     for suffix in ("", "k", "M", "G"):
-        if abs(count) < 1000:
-            return f"{count:.0f}" if suffix == "" else f"{count:.3g}{suffix}"
+        if abs(round(count)) < 1000:
+            return f"{count:.0f}" if suffix == "" else f"{_short(count)}{suffix}"
         count /= 1000
-    return f"{count:.3g}T"
+    return f"{_short(count)}T"
+
+
+def _short(value: float) -> str:
+    """Write three significant digits, and never an exponent."""
+    return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 Count = Annotated[int, BeforeValidator(parse_count), Field(ge=0)]
