@@ -59,15 +59,19 @@ def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
     for i, weight in enumerate(weights):
         if not 0 <= weight < float("inf"):
             raise ValueError(f"weights[{i}] is {weight}; a weight is finite and at least 0")
-    total = float(sum(weights))
-    if total <= 0:
-        raise ValueError(
-            f"weights {list(weights)} sum to {total}; give one source a weight above 0"
-        )
-    exact = [weight / total * WEIGHT_ONE for weight in weights]
-    whole = [max(int(value), 1) if value > 0 else 0 for value in exact]
+    largest = max(weights, default=0)
+    if largest <= 0:
+        raise ValueError(f"weights {list(weights)} sum to 0; give one source a weight above 0")
+    scaled = [weight / largest for weight in weights]  # the sum of the weights may be infinite
+    total = sum(scaled)
+    exact = [value / total * WEIGHT_ONE for value in scaled]
+    whole = [
+        max(int(value), 1) if weight > 0 else 0
+        for value, weight in zip(exact, weights, strict=True)
+    ]
     by_remainder = sorted(
-        (i for i, value in enumerate(exact) if value > 0), key=lambda i: (whole[i] - exact[i], i)
+        (i for i, weight in enumerate(weights) if weight > 0),
+        key=lambda i: (whole[i] - exact[i], i),
     )
     missing = WEIGHT_ONE - sum(whole)
     if missing < 0:  # only when tiny weights were lifted to 1

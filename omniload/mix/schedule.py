@@ -35,5 +35,6 @@ def boundaries(mix: MixConfig) -> tuple[int, ...]:
 
 def _shares(stage: Stage, names: Sequence[str]) -> tuple[float, ...]:
     weights = [stage.weights.get(name, 0.0) for name in names]
-    total = sum(weights)
-    return tuple(weight / total for weight in weights)
+    largest = max(weights)  # divided by first: the sum of large weights may be infinite
+    total = sum(weight / largest for weight in weights)
+    return tuple(weight / largest / total for weight in weights)
