@@ -60,11 +60,16 @@ class PieceTable:
             StateError: The rows are not six integers each.
         """
         try:
-            columns = np.asarray(rows, np.int64).reshape(-1, len(PIECE_COLUMNS)).T
+            table = np.asarray(rows or np.empty((0, len(PIECE_COLUMNS))), np.int64)
         except (TypeError, ValueError) as error:
             raise StateError(
                 f"carried pieces are not rows of six integers: {error}; the state is damaged"
             ) from error
+        if rows is None or table.ndim != 2 or table.shape[1] != len(PIECE_COLUMNS):
+            raise StateError(
+                f"carried pieces have shape {table.shape}, not rows of six integers; the state is damaged"
+            )
+        columns = table.T
         return PieceTable(
             **{
                 name: column.astype(dtype)
