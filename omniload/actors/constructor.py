@@ -73,4 +73,5 @@ class ConstructorShell:
 
     def _settled(self, step: int) -> bool:
         ended = self._end is not None and step >= self._end
-        return self._machine.has(step) or self._error is not None or ended
+        held = self._machine.has(step) or self._machine.is_released(step)
+        return held or self._error is not None or ended

@@ -83,7 +83,7 @@ class _LocalHandle(RankHandle):
 
     @override
     def taken(self, step: int) -> None:
-        self._plane.planner.taken(step, self._dp_rank)
+        self._plane.planner.taken(step, self._dp_rank, self._cp_rank)
 
     @override
     def state_at(self, step: int) -> JsonObject:

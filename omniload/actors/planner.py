@@ -100,9 +100,9 @@ class PlannerShell:
         self._events.put(Started())
         self._thread.start()
 
-    def taken(self, step: int, dp_rank: int) -> None:
+    def taken(self, step: int, dp_rank: int, cp_rank: int = 0) -> None:
         """Tell that a rank's trainer has the batch of ``step``."""
-        self._events.put(StepTaken(step=step, dp_rank=dp_rank))
+        self._events.put(StepTaken(step=step, dp_rank=dp_rank, cp_rank=cp_rank))
 
     def state_at(self, step: int) -> JsonObject:
         """Return the state before ``step``; see ``Planner.state_at``."""
@@ -166,11 +166,13 @@ class PlannerShell:
             self._measure(command.plan)
 
     def _on_report(self, future: "Future[SamplesReported]") -> None:
+        if future.cancelled():  # the data plane is closing
+            return
         error = future.exception()
         self._events.put(future.result() if error is None else _Failed(error))
 
     def _on_built(self, future: "Future[int]") -> None:
-        if (error := future.exception()) is not None:
+        if not future.cancelled() and (error := future.exception()) is not None:
             self._events.put(_Failed(error))
 
     def _count_skipped(self, event: PlannerEvent) -> None:

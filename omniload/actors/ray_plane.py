@@ -93,8 +93,8 @@ class _PlannerActor:
     def first_step(self) -> int:
         return self._first_step
 
-    def taken(self, step: int, dp_rank: int) -> None:
-        self._shell.taken(step, dp_rank)
+    def taken(self, step: int, dp_rank: int, cp_rank: int) -> None:
+        self._shell.taken(step, dp_rank, cp_rank)
 
     def state_at(self, step: int) -> JsonObject:
         return self._shell.state_at(step)
@@ -184,7 +184,7 @@ class _RayHandle(RankHandle):
 
     @override
     def taken(self, step: int) -> None:
-        self._planner.taken.remote(step, self._dp_rank)
+        self._planner.taken.remote(step, self._dp_rank, self._cp_rank)
 
     @override
     def state_at(self, step: int) -> JsonObject:
@@ -210,12 +210,12 @@ class RayPlane(DataPlane):
         mix = spec.mix
         groups = group_sources(_costs(mix), num_loaders=mix.runtime.loaders)
         dp = spec.tree.size_of("dp")
-        num_constructors = mix.runtime.constructors or -(-dp // _RANKS_PER_CONSTRUCTOR)
+        num_constructors = min(dp, mix.runtime.constructors or -(-dp // _RANKS_PER_CONSTRUCTOR))
         dp_ranks_of = {
             f"constructor-{i}": [
                 r for r in range(dp) if spec.tree.constructor_of(r, num_constructors) == i
             ]
-            for i in range(min(num_constructors, dp))
+            for i in range(num_constructors)
         }
         self._cluster = PrivateCluster(object_store_bytes=_store_bytes(mix))
         try:
