@@ -12,6 +12,7 @@ import uuid
 import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ def _joined(columns: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
 def _load(path: Path) -> dict[tuple[str, str, int], FileUnits]:
     """Read the index; one that is missing, of another version or damaged counts as empty."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as stored:
             if int(stored["version"]) != INDEX_VERSION:
                 return {}
             names = zip(
@@ -138,5 +139,6 @@ def _save(path: Path, files: Sequence[ShardFile], units: Sequence[FileUnits]) ->
             )
         os.replace(unfinished, path)  # noqa: PTH105 -- replaces in one step
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
         _log.warning("%s: index cannot be kept (%s); it will be built again", path, error)

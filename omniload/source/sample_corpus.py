@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from sysconfig import get_path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -131,12 +132,12 @@ def build_sample_corpus(
     Raises:
         ConfigError: The folder holds something else, or a corpus of another version or size.
     """
-    target = Path(folder)
+    target = Path(folder).absolute()
     there = _existing(target, size)
     if there is not None:
         return there
     tell = progress or (lambda _stage, _part: None)
-    unfinished = target.absolute().with_name(f".{target.name}.{uuid.uuid4().hex}.unfinished")
+    unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}.unfinished")
     unfinished.mkdir(parents=True)
     try:
         texts = _gather(installation or this_installation(), size, tell)
@@ -165,7 +166,7 @@ def _existing(target: Path, size: int) -> SampleCorpus | None:
         return None
     if not (target / _MARKER).is_file():
         raise ConfigError(f"{target} is not empty and holds no {_MARKER}; choose another folder")
-    marker = json.loads((target / _MARKER).read_text(encoding="utf-8"))
+    marker = _read_marker(target / _MARKER)
     found = {key: marker.get(key) for key in ("version", "size")}
     wanted = {"version": CORPUS_VERSION, "size": size}
     if found != wanted:
@@ -179,6 +180,16 @@ def _existing(target: Path, size: int) -> SampleCorpus | None:
     return SampleCorpus(
         folder=target, sources=sources, vocab_size=marker["vocab_size"], built=False
     )
+
+
+def _read_marker(path: Path) -> dict[str, Any]:
+    try:
+        marker = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(
+            f"{path}: is not JSON: {error}; remove the folder to build anew"
+        ) from error
+    return marker if isinstance(marker, dict) else {}
 
 
 def _marker(corpus: SampleCorpus, size: int) -> str:

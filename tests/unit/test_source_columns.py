@@ -1,0 +1,75 @@
+"""Moving columns of sequences."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omniload.base.ragged import Ragged
+from omniload.source.columns import as_binary, drained, take, text_array, text_bytes
+
+INT32 = np.dtype(np.int32)
+
+
+def a_column(*sequences, dtype=np.int32):
+    return Ragged.of([np.array(s, dtype) for s in sequences], dtype)
+
+
+def listed(column):
+    return [column[i].tolist() for i in range(len(column))]
+
+
+@given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), min_size=1, max_size=8), st.data())
+def test_taking_sequences_agrees_with_taking_lists(sequences, data):
+    indices = data.draw(st.lists(st.integers(0, len(sequences) - 1), max_size=12))
+
+    taken = take(as_binary(a_column(*sequences)), np.array(indices, np.int64), INT32)
+
+    assert listed(taken) == [sequences[i] for i in indices]
+    assert taken.values_V.dtype == np.int32
+    assert taken.offsets.dtype == np.int64
+
+
+def test_taking_nothing_gives_no_sequence():
+    taken = take(as_binary(a_column([1, 2])), np.empty(0, np.int64), INT32)
+
+    assert len(taken) == 0
+    assert len(taken.values_V) == 0
+
+
+def test_columns_are_laid_end_to_end_and_let_go():
+    columns = [a_column([1], [2, 3]), a_column(), a_column([], [4])]
+
+    joined = drained(columns, INT32)
+
+    assert listed(joined) == [[1], [2, 3], [], [4]]
+    assert columns == []
+
+
+def test_a_single_column_is_not_copied():
+    column = a_column([1, 2])
+
+    assert drained([column], INT32) is column
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
+def test_text_goes_through_bytes_and_back(kind):
+    texts = ["", "é", "abc", ""]
+
+    column = text_bytes(pa.array(texts, kind))
+
+    assert text_array(column).to_pylist() == texts
+    assert column.values_V.dtype == np.uint8
+
+
+def test_a_slice_of_text_holds_its_own_bytes_only():
+    column = text_bytes(pa.array(["aa", "b", "cc"]).slice(1, 2))
+
+    assert column.values_V.tobytes() == b"bcc"
+    assert column.offsets.tolist() == [0, 1, 3]
+
+
+def test_no_text_is_an_empty_column():
+    assert len(text_bytes(pa.array([], pa.string()))) == 0
+    assert text_array(text_bytes(pa.array([], pa.string()))).to_pylist() == []

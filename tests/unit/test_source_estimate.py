@@ -1,0 +1,95 @@
+"""Estimates of how large a source is."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omniload.base.errors import ConfigError
+from omniload.mix.config import ByteTokenizer, JsonlSource, ParquetSource, TextSource
+from omniload.source.estimate import profile
+
+BYTES = ByteTokenizer(type="bytes")
+
+
+def lines(texts):
+    return b"".join(b'{"text": "%s"}\n' % text.encode() for text in texts)
+
+
+def test_a_small_source_is_measured_exactly(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(lines(["abc", "", "defgh"]))
+
+    found = profile(
+        "web", JsonlSource(type="jsonl", path="*.jsonl"), tokenizer=BYTES, base_dir=tmp_path
+    )
+
+    assert found.exact
+    assert (found.name, found.records, found.shards) == ("web", 3, 1)
+    assert (found.tokens, found.longest_tokens) == (4 + 0 + 6, 6)
+    assert found.size_bytes == (tmp_path / "a.jsonl").stat().st_size
+
+
+def test_records_are_counted_and_tokens_estimated_from_a_part(tmp_path):
+    for i in range(10):
+        tokens = [[1] * (20 + row % 3) for row in range(100)]
+        pq.write_table(pa.table({"tokens": tokens}), tmp_path / f"{i}.parquet", row_group_size=50)
+
+    config = ParquetSource(type="parquet", path="*.parquet", tokens="tokens")
+    found = profile("web", config, tokenizer=None, base_dir=tmp_path)
+
+    assert not found.exact
+    assert (found.records, found.shards, found.sampled_records) == (1000, 10, 200)
+    assert found.tokens == pytest.approx(21_000, rel=0.01)
+
+
+def test_units_weigh_by_their_records(tmp_path):
+    pq.write_table(pa.table({"tokens": [[1] * 10] * 90}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"tokens": [[1] * 100] * 10}), tmp_path / "b.parquet")
+
+    config = ParquetSource(type="parquet", path="*.parquet", tokens="tokens")
+    found = profile("web", config, tokenizer=None, base_dir=tmp_path)
+
+    assert found.tokens_per_record == pytest.approx(19)
+
+
+def test_a_long_unit_is_sampled_within_bounds(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(lines(["x" * 2000] * 2000))
+
+    config = JsonlSource(type="jsonl", path="*.jsonl", unit=1 << 30)
+    found = profile("web", config, tokenizer=BYTES, base_dir=tmp_path)
+
+    assert found.records == 2000
+    assert 500 <= found.sampled_records <= 530
+    assert found.tokens == 2000 * 2001
+
+
+def test_bad_records_are_counted_and_hold_nothing(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(lines(["abc"]) + b"bad\n")
+
+    config = JsonlSource(type="jsonl", path="*.jsonl")
+    found = profile("web", config, tokenizer=BYTES, base_dir=tmp_path)
+
+    assert (found.bad_records, found.records, found.tokens) == (1, 2, 4)
+
+
+def test_text_files_are_measured_by_file(tmp_path):
+    for i in range(5):
+        (tmp_path / f"{i}.txt").write_text("abc")
+
+    config = TextSource(type="text", path="*.txt", files_per_unit=2)
+    found = profile("web", config, tokenizer=BYTES, base_dir=tmp_path, units=1)
+
+    assert (found.records, found.shards, found.size_bytes, found.tokens) == (5, 5, 15, 20)
+
+
+def test_a_source_without_records_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b"")
+
+    with pytest.raises(ConfigError, match="holds no record"):
+        profile("web", JsonlSource(type="jsonl", path="*"), tokenizer=BYTES, base_dir=tmp_path)
+
+
+def test_text_without_a_tokenizer_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(lines(["a"]))
+
+    with pytest.raises(ConfigError, match="there is no tokenizer"):
+        profile("web", JsonlSource(type="jsonl", path="*"), tokenizer=None, base_dir=tmp_path)

@@ -1,0 +1,161 @@
+"""From patterns to files, and guarded reading."""
+
+import errno
+
+import fsspec
+import pyarrow as pa
+import pytest
+
+from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
+from omniload.source.files import find_files, reading
+
+
+@pytest.fixture
+def memory():
+    store = fsspec.filesystem("memory")
+    yield store
+    store.store.clear()
+    store.pseudo_dirs[:] = [""]
+
+
+def written(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+
+
+def found(folder, *patterns):
+    files = find_files(patterns, folder, source="web")
+    return [file.path.removeprefix(f"{folder}/") for file in files]
+
+
+def test_files_come_in_natural_order(tmp_path):
+    written(tmp_path, "part-10.txt", "part-9.txt", "part-009.txt", "a2/x.txt", "a10/x.txt")
+
+    assert found(tmp_path, "**/*.txt") == [
+        "a2/x.txt",
+        "a10/x.txt",
+        "part-009.txt",
+        "part-9.txt",
+        "part-10.txt",
+    ]
+
+
+def test_patterns_keep_their_order_and_a_file_counts_once(tmp_path):
+    written(tmp_path, "a.txt", "b.txt", "c.txt")
+
+    assert found(tmp_path, "c.txt", "*.txt") == ["c.txt", "a.txt", "b.txt"]
+
+
+def test_an_absolute_path_and_a_file_url_name_the_same_file(tmp_path):
+    written(tmp_path, "a.txt")
+
+    assert found(tmp_path, f"{tmp_path}/a.txt", f"file://{tmp_path}/a.txt") == ["a.txt"]
+
+
+def test_brackets_in_the_folder_s_name_are_no_pattern(tmp_path):
+    folder = tmp_path / "run[1]"
+    written(folder, "a.txt", "b[2].txt")
+
+    assert found(folder, "*.txt") == ["a.txt", "b[2].txt"]
+    assert found(folder, "b[2].txt") == ["b[2].txt"]
+
+
+def test_a_glob_passes_over_folders(tmp_path):
+    written(tmp_path, "a/x.txt", "b.txt")
+
+    assert found(tmp_path, "*") == ["b.txt"]
+
+
+def test_a_pattern_that_matches_nothing_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"sources\.web\.path: 'none-\*\.txt' matches no file"):
+        found(tmp_path, "none-*.txt")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"'gone\.txt' matches no file"):
+        found(tmp_path, "gone.txt")
+
+
+def test_a_folder_is_refused_with_a_pattern_to_write(tmp_path):
+    written(tmp_path, "a/x.txt")
+
+    with pytest.raises(ConfigError, match=r"it is a folder; write a pattern such as .*a/\*"):
+        found(tmp_path, "a")
+
+
+def test_an_unknown_protocol_is_a_fault_of_the_file(tmp_path):
+    with pytest.raises(ConfigError, match="nonesuch://x"):
+        found(tmp_path, "nonesuch://x")
+
+
+def test_files_of_a_store_are_found_by_glob_and_by_name(tmp_path, memory):
+    memory.pipe({"/d/b-10.txt": b"1", "/d/b-2.txt": b"22", "/d/sub/c.txt": b"3"})
+
+    assert found(tmp_path, "memory://d/*.txt") == ["/d/b-2.txt", "/d/b-10.txt"]
+    assert found(tmp_path, "memory://d/sub/c.txt") == ["/d/sub/c.txt"]
+
+
+def test_a_store_without_the_file_is_a_fault_of_the_file(tmp_path, memory):
+    with pytest.raises(ConfigError, match="matches no file"):
+        found(tmp_path, "memory://d/none.txt")
+
+
+def test_a_folder_of_a_store_is_refused(tmp_path, memory):
+    memory.pipe("/d/sub/c.txt", b"3")
+
+    with pytest.raises(ConfigError, match="it is a folder"):
+        found(tmp_path, "memory://d/sub")
+
+
+def test_files_of_a_store_are_read_and_guarded(tmp_path, memory):
+    memory.pipe("/d/a.txt", b"hello")
+    (file,) = find_files(["memory://d/a.txt"], tmp_path, source="web")
+
+    with reading(file), file.open() as opened:
+        assert opened.read() == b"hello"
+    memory.pipe("/d/a.txt", b"hello, changed")
+
+    with pytest.raises(IntegrityError, match=r"/d/a\.txt: changed"):
+        file.require_unchanged()
+
+
+@pytest.fixture
+def file(tmp_path):
+    written(tmp_path, "a.txt")
+    return find_files(["a.txt"], tmp_path, source="web")[0]
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_trusted(file, tmp_path):
+    with pytest.raises(IntegrityError, match="changed since the source was opened"), reading(file):
+        (tmp_path / "a.txt").write_text("longer than before")
+
+
+def test_a_change_explains_a_failed_decode(file, tmp_path):
+    def cut_off():
+        (tmp_path / "a.txt").write_text("longer than before")
+        raise pa.ArrowInvalid("bad magic")
+
+    with pytest.raises(IntegrityError, match="changed since"), reading(file):
+        cut_off()
+
+
+def test_a_failed_decode_names_file_and_part(file):
+    with (
+        pytest.raises(IntegrityError, match=r"a\.txt: row group 3: cannot be decoded: bad magic"),
+        reading(file, "row group 3"),
+    ):
+        raise pa.ArrowInvalid("bad magic")
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, "Input/output error"), TimeoutError("slow"), ConnectionError()]
+)
+def test_a_file_system_that_does_not_answer_may_be_asked_again(file, error):
+    with pytest.raises(UnavailableError, match="try again"), reading(file):
+        raise error
+
+
+def test_our_own_errors_pass_through_unchanged(file):
+    with pytest.raises(ConfigError, match=r"^mine$"), reading(file):
+        raise ConfigError("mine")

@@ -1,0 +1,129 @@
+"""The kept index of a source."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from omniload.base.errors import ConfigError
+from omniload.source.files import find_files
+from omniload.source.index import FileUnits, IndexCache, index_of
+
+
+class Builder:
+    """Gives every file one unit a byte, and notes what it was asked for."""
+
+    def __init__(self):
+        self.built = []
+
+    def __call__(self, file):
+        self.built.append(file.path.rpartition("/")[2])
+        n = np.arange(file.size_bytes)
+        return FileUnits(rows=n + 1, starts=n, stops=n + 1)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, size in {"a": 2, "b": 0, "c": 3}.items():
+        (tmp_path / f"{name}.x").write_bytes(bytes(size))
+    return tmp_path
+
+
+@pytest.fixture
+def indexed(folder):
+    def index(kind="k", cache=True):
+        builder = Builder()
+        files = find_files(["*.x"], folder, source="web")
+        where = IndexCache(folder=folder / "cache", source="web") if cache else None
+        return index_of(files, builder, kind=kind, cache=where), sorted(builder.built)
+
+    return index
+
+
+def test_units_of_all_files_follow_each_other(indexed):
+    table, _ = indexed(cache=False)
+
+    assert table.rows_U.tolist() == [1, 2, 1, 2, 3]
+    assert table.shards_U.tolist() == [0, 0, 2, 2, 2]
+    assert table.starts_U.tolist() == [0, 1, 0, 1, 2]
+    assert table.stops_U.tolist() == [1, 2, 1, 2, 3]
+    assert len(table) == 5
+
+
+def test_without_a_cache_nothing_is_kept(indexed, folder):
+    assert indexed(cache=False)[1] == indexed(cache=False)[1] == ["a.x", "b.x", "c.x"]
+    assert not (folder / "cache").exists()
+
+
+def test_what_is_kept_is_not_built_again(indexed):
+    first, built = indexed()
+    second, again = indexed()
+
+    assert (built, again) == (["a.x", "b.x", "c.x"], [])
+    assert np.array_equal(first.rows_U, second.rows_U)
+    assert np.array_equal(first.shards_U, second.shards_U)
+
+
+def test_only_files_that_changed_or_came_are_built(indexed, folder):
+    indexed()
+    (folder / "a.x").write_bytes(bytes(7))
+    (folder / "d.x").write_bytes(bytes(1))
+
+    table, built = indexed()
+
+    assert built == ["a.x", "d.x"]
+    assert table.shards_U.tolist() == [0] * 7 + [2] * 3 + [3]
+    assert indexed()[1] == []
+
+
+def test_units_cut_in_another_way_are_kept_apart(indexed):
+    indexed("k")
+
+    assert indexed("other")[1] == ["a.x", "b.x", "c.x"]
+    assert indexed("k")[1] == indexed("other")[1] == []
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a zip", b"PK\x03\x04 cut short"])
+def test_a_damaged_index_is_built_anew(indexed, folder, damage, caplog):
+    indexed()
+    (kept,) = (folder / "cache").iterdir()
+    kept.write_bytes(damage)
+
+    with caplog.at_level(logging.WARNING):
+        table, built = indexed()
+
+    assert built == ["a.x", "b.x", "c.x"]
+    assert len(table) == 5
+    assert indexed()[1] == []
+
+
+def test_an_index_of_another_version_is_built_anew(indexed, folder):
+    indexed()
+    (kept,) = (folder / "cache").iterdir()
+    with np.load(kept) as stored:
+        content = dict(stored)
+    with kept.open("wb") as out:
+        np.savez(out, **(content | {"version": np.int64(99)}))
+
+    assert indexed()[1] == ["a.x", "b.x", "c.x"]
+
+
+def test_a_folder_that_cannot_be_written_costs_only_time(indexed, folder):
+    (folder / "cache").write_text("a file in the way")
+
+    assert len(indexed()[0]) == 5
+    assert indexed()[1] == ["a.x", "b.x", "c.x"]
+
+
+def test_nothing_unfinished_stays_behind(indexed, folder):
+    indexed()
+
+    assert [path.suffix for path in (folder / "cache").iterdir()] == [".npz"]
+
+
+def test_a_fault_of_one_file_is_raised(folder):
+    def build(file):
+        raise ConfigError(f"{file.path}: wrong")
+
+    with pytest.raises(ConfigError, match=r"a\.x: wrong"):
+        index_of(find_files(["*.x"], folder, source="web"), build, kind="k", cache=None)

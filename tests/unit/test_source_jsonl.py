@@ -1,0 +1,195 @@
+"""Lines of JSON."""
+
+import gzip
+import re
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.source.files import find_files
+from omniload.source.formats import jsonl
+from omniload.source.formats.jsonl import JsonlFormat
+
+
+@pytest.fixture
+def opened(tmp_path):
+    def open_format(data, unit_bytes=1 << 20, name="a.jsonl"):
+        (tmp_path / name).write_bytes(data)
+        files = find_files([name], tmp_path, source="web")
+        return JsonlFormat(files, key="text", unit_bytes=unit_bytes)
+
+    return open_format
+
+
+def read(reader):
+    """Read all units; bad records are ``None``."""
+    found = []
+    for unit in range(len(reader.units())):
+        records = reader.read_unit(unit)
+        found += [
+            None if records.bad_B[i] else records.column[i].tobytes().decode()
+            for i in range(len(records.column))
+        ]
+    return found
+
+
+GOOD = b'{"id": 1, "text": "one"}\n{"text": "zw\xc3\xb6lf\\n", "more": {"a": [1, null]}}\n'
+
+
+def test_the_text_of_every_line_is_read(opened):
+    assert read(opened(GOOD)) == ["one", "zwölf\n"]
+
+
+def test_a_last_line_needs_no_newline(opened):
+    assert read(opened(GOOD + b'{"text": "last"}')) == ["one", "zwölf\n", "last"]
+
+
+def test_windows_line_ends_are_no_part_of_the_text(opened):
+    assert read(opened(GOOD.replace(b"\n{", b"\r\n{"))) == ["one", "zwölf\n"]
+
+
+def test_blank_lines_are_empty_texts(opened):
+    reader = opened(b'{"text": "a"}\n\n  \n{"text": "b"}\n\n')
+
+    assert read(reader) == ["a", "", "", "b", ""]
+    assert reader.read_unit(0).reason == ""
+
+
+def test_a_file_of_blank_lines_only_holds_empty_texts(opened):
+    assert read(opened(b"\n\n")) == ["", ""]
+
+
+def test_an_empty_file_has_no_unit(opened):
+    assert len(opened(b"").units()) == 0
+
+
+BAD_LINES = {
+    "is not JSON": b"{'text': 1}",
+    "is not JSON: unexpected end": b'{"text": "cut',
+    "is a JSON list, not an object": b'["text"]',
+    "is a JSON str, not an object": b'"text"',
+    "has no key 'text'; it has body, id": b'{"id": 1, "body": "x"}',
+    "has no key 'text'; it has none": b"{}",
+    "'text' is None, not a string": b'{"text": null}',
+    "'text' is 12, not a string": b'{"text": 12}',
+    "is not JSON: .*surrogate": b'{"text": "\\ud800"}',
+    "is not JSON: .*UTF-8": b'{"text": "\xff\xfe"}',
+}
+
+
+@pytest.mark.parametrize(("reason", "line"), BAD_LINES.items(), ids=BAD_LINES)
+def test_a_bad_line_keeps_its_position_and_is_named(opened, reason, line):
+    reader = opened(GOOD + line + b"\n" + GOOD)
+
+    records = reader.read_unit(0)
+
+    assert read(reader) == ["one", "zwölf\n", None, "one", "zwölf\n"]
+    assert records.bad_B.tolist() == [False, False, True, False, False]
+    assert re.search(rf"a\.jsonl:3: {reason}", records.reason)
+
+
+def test_line_numbers_count_from_the_start_of_the_file(opened):
+    reader = opened(GOOD * 5 + b"bad\n", unit_bytes=1)
+    last = len(reader.units()) - 1
+
+    assert ":11: is not JSON" in reader.read_unit(last).reason
+
+
+def test_two_objects_on_a_line_are_a_bad_line(opened):
+    assert read(opened(b'{"text": "a"}{"text": "b"}\n{"text": "c"}\n')) == [None, "c"]
+
+
+def test_a_key_given_twice_counts_with_its_last_value(opened):
+    assert read(opened(b'{"text": "a", "text": "b"}\n{"text": "c"}\n')) == ["b", "c"]
+
+
+def test_all_lines_at_once_and_line_by_line_agree(opened, monkeypatch):
+    data = GOOD * 20
+    at_once = read(opened(data, unit_bytes=100))
+    monkeypatch.setattr(jsonl, "_parsed", lambda *_: None)
+
+    assert read(opened(data, unit_bytes=100)) == at_once
+
+
+lines = st.lists(st.binary(max_size=12).map(lambda b: b.replace(b"\n", b"")), max_size=20)
+
+
+@given(lines, st.booleans(), st.integers(1, 30), st.integers(1, 10))
+def test_ranges_cover_the_file_and_end_at_newlines(content, ended, unit_bytes, chunk):
+    data = b"\n".join(content) + (b"\n" if ended else b"")
+    chunks = (pa.py_buffer(data[at : at + chunk]) for at in range(0, len(data), chunk))
+
+    units = jsonl._ranges(chunks, unit_bytes)
+
+    pieces = [data[a:b] for a, b in zip(units.starts.tolist(), units.stops.tolist(), strict=True)]
+    assert b"".join(pieces) == data
+    assert all(piece.endswith(b"\n") for piece in pieces[:-1])
+    assert all(len(piece) >= unit_bytes for piece in pieces[:-1])
+    counted = [piece.count(b"\n") + (not piece.endswith(b"\n")) for piece in pieces]
+    assert units.rows.tolist() == counted
+
+
+@pytest.mark.parametrize(
+    ("name", "compress"),
+    [
+        ("a.jsonl.gz", gzip.compress),
+        ("a.jsonl.zst", zstandard.compress),
+        ("a.JSONL.GZ", gzip.compress),
+    ],
+)
+def test_a_compressed_shard_is_one_unit_of_any_number_of_frames(opened, name, compress):
+    reader = opened(compress(GOOD) + compress(GOOD), unit_bytes=1, name=name)
+
+    assert len(reader.units()) == 1
+    assert read(reader) == ["one", "zwölf\n"] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "compress"), [("a.jsonl.gz", gzip.compress), ("a.jsonl.zst", zstandard.compress)]
+)
+def test_a_compressed_shard_without_lines_has_no_records(opened, name, compress):
+    assert opened(compress(b""), name=name).units().rows_U.sum() == 0
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
+def test_a_shard_that_is_not_compressed_at_all_is_named(opened, name):
+    with pytest.raises(IntegrityError, match=f"{name}: lines: cannot be decoded"):
+        opened(GOOD, name=name)
+
+
+def test_a_compressed_shard_too_large_for_memory_is_refused(opened, monkeypatch):
+    monkeypatch.setattr(jsonl, "MAX_UNIT_BYTES", 100)
+
+    with pytest.raises(ConfigError, match=r"more than 100 B when decompressed.* split it"):
+        opened(gzip.compress(GOOD * 10), name="a.jsonl.gz")
+
+
+def test_a_line_too_large_for_memory_is_refused(opened, monkeypatch):
+    monkeypatch.setattr(jsonl, "MAX_UNIT_BYTES", 100)
+
+    with pytest.raises(ConfigError, match="more than 100 B; lower unit, or split the line"):
+        opened(b'{"text": "' + b"x" * 200 + b'"}\n')
+
+
+@pytest.mark.parametrize("stop", [10, 10_000])
+def test_an_index_of_another_file_is_an_integrity_error(opened, stop):
+    reader = opened(gzip.compress(GOOD), name="a.jsonl.gz")
+    reader.units().stops_U[0] = stop
+
+    with pytest.raises(IntegrityError, match="not the one that was indexed"):
+        reader.read_unit(0)
+
+
+def test_many_lines_are_cut_into_units_of_about_the_size_asked_for(opened):
+    reader = opened(GOOD * 1000, unit_bytes=4000)
+
+    sizes = reader.units().stops_U - reader.units().starts_U
+
+    assert np.all(sizes[:-1] >= 4000)
+    assert np.all(sizes < 4000 + len(GOOD))
+    assert len(read(reader)) == 2000

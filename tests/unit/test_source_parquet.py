@@ -1,0 +1,217 @@
+"""Parquet shards."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.source.files import find_files
+from omniload.source.formats.parquet import ParquetFormat
+from omniload.source.index import IndexCache
+
+
+@pytest.fixture
+def shard(tmp_path):
+    def write(column, name="tokens", group_rows=2, shard="a", **options):
+        path = tmp_path / f"{shard}.parquet"
+        pq.write_table(
+            pa.table({"id": np.arange(len(column)), name: column}),
+            path,
+            row_group_size=group_rows,
+            **options,
+        )
+        return path
+
+    return write
+
+
+@pytest.fixture
+def opened(tmp_path):
+    def open_format(column="tokens", holds_text=False, **options):
+        files = find_files(["*.parquet"], tmp_path, source="web")
+        return ParquetFormat(files, column=column, holds_text=holds_text, **options)
+
+    return open_format
+
+
+def sequences(records):
+    return [records.column[i].tolist() for i in range(len(records.column))]
+
+
+def texts(records):
+    return [records.column[i].tobytes().decode() for i in range(len(records.column))]
+
+
+LISTS = [[1, 2], [], [2**31 - 1], [4, 5, 6], [7]]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.int32()),
+        pa.list_(pa.int64()),
+        pa.list_(pa.uint32()),
+        pa.large_list(pa.int32()),
+        pa.large_list(pa.uint64()),
+        pa.list_(pa.field("item", pa.int32(), nullable=False)),
+    ],
+    ids=str,
+)
+def test_lists_of_any_integers_are_token_ids(shard, opened, kind):
+    shard(pa.array(LISTS, kind))
+    reader = opened()
+
+    read = [reader.read_unit(unit) for unit in range(3)]
+
+    assert [s for records in read for s in sequences(records)] == LISTS
+    assert {records.column.values_V.dtype for records in read} == {np.dtype(np.int32)}
+
+
+def test_fixed_size_lists_are_token_ids(shard, opened):
+    shard(pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int16(), 2)), group_rows=3)
+
+    records = opened().read_unit(0)
+
+    assert sequences(records) == [[1, 2], [], [3, 4]]
+    assert records.bad_B.tolist() == [False, True, False]
+
+
+def test_units_are_row_groups(shard, opened):
+    shard(pa.array(LISTS), shard="a")
+    shard(pa.array(LISTS[:1]), shard="b")
+
+    units = opened().units()
+
+    assert units.rows_U.tolist() == [2, 2, 1, 1]
+    assert units.shards_U.tolist() == [0, 0, 0, 1]
+    assert units.starts_U.tolist() == [0, 1, 2, 0]
+
+
+def test_a_shard_without_rows_has_no_records(shard, opened):
+    shard(pa.array([], pa.list_(pa.int32())))
+
+    assert opened().units().rows_U.sum() == 0
+
+
+def test_int32_ids_are_not_copied(shard, opened, monkeypatch):
+    shard(pa.array(LISTS, pa.list_(pa.int32())), group_rows=5)
+
+    values = opened().read_unit(0).column.values_V
+
+    assert not values.flags.owndata
+    assert not values.flags.writeable
+
+
+def test_null_lists_are_bad_records_that_keep_their_row(shard, opened):
+    path = shard(pa.array([[1], None, [2], None], pa.list_(pa.int32())), group_rows=4)
+
+    records = opened().read_unit(0)
+
+    assert records.bad_B.tolist() == [False, True, False, True]
+    assert records.reason == f"{path}: row group 0: row 1: is null"
+    assert sequences(records) == [[1], [], [2], []]
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind"), [(-5, pa.int32()), (2**31, pa.int64()), (2**40, pa.uint64())]
+)
+def test_ids_that_are_no_token_ids_are_named_with_their_row_group(shard, opened, bad, kind):
+    path = shard(pa.array([[1], [2], [3, bad]], pa.list_(kind)))
+
+    with pytest.raises(IntegrityError, match=f"{path}: row group 1: holds token id {bad}"):
+        opened().read_unit(1)
+
+
+def test_null_ids_are_an_integrity_error(shard, opened):
+    shard(pa.array([[1, None]], pa.list_(pa.int32())))
+
+    with pytest.raises(IntegrityError, match="row group 0: 1 token ids are null"):
+        opened().read_unit(0)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())], ids=str
+)
+def test_strings_of_any_kind_are_text(shard, opened, kind):
+    shard(pa.array(["é", "", "abc"], pa.string()).cast(kind), "text")
+    reader = opened("text", holds_text=True)
+
+    assert texts(reader.read_unit(0)) == ["é", ""]
+    assert texts(reader.read_unit(1)) == ["abc"]
+
+
+def test_null_texts_are_bad_records(shard, opened):
+    path = shard(pa.array(["a", None, "c"]), "text", group_rows=3)
+
+    records = opened("text", holds_text=True).read_unit(0)
+
+    assert records.bad_B.tolist() == [False, True, False]
+    assert records.reason == f"{path}: row group 0: row 1: is null"
+    assert texts(records) == ["a", "", "c"]
+
+
+def test_text_that_is_not_utf_8_is_a_bad_record(shard, opened):
+    raw = pa.array([b"a", b"\xff\xfe", None, b"d"], pa.binary())
+    path = shard(raw.view(pa.string()), "text", group_rows=4)
+
+    records = opened("text", holds_text=True).read_unit(0)
+
+    assert records.bad_B.tolist() == [False, True, True, False]
+    assert records.reason.startswith(f"{path}: row group 0: row 1: is not UTF-8")
+    assert texts(records) == ["a", "", "", "d"]
+
+
+def test_a_missing_column_is_named_with_those_there(shard, opened):
+    path = shard(pa.array(LISTS))
+
+    with pytest.raises(ConfigError, match=f"{path}: has no column 'txet'; it has id, tokens"):
+        opened("txet", holds_text=True)
+
+
+@pytest.mark.parametrize(
+    ("column", "holds_text", "reason"),
+    [
+        ("id", True, "is int64, not text"),
+        ("tokens", True, "is list<.*>, not text .* use the key tokens"),
+        ("id", False, "is int64, not token ids"),
+    ],
+)
+def test_a_column_of_another_type_is_refused(shard, opened, column, holds_text, reason):
+    shard(pa.array(LISTS))
+
+    with pytest.raises(ConfigError, match=reason):
+        opened(column, holds_text)
+
+
+def test_floats_are_no_token_ids(shard, opened):
+    shard(pa.array([[1.0]]))
+
+    with pytest.raises(ConfigError, match="not token ids"):
+        opened()
+
+
+def test_an_empty_file_is_no_parquet(tmp_path, opened):
+    (tmp_path / "a.parquet").write_bytes(b"")
+
+    with pytest.raises(IntegrityError, match=r"a\.parquet: footer: cannot be decoded"):
+        opened()
+
+
+def test_footers_are_read_once_for_all_openings(shard, opened, tmp_path, monkeypatch):
+    shard(pa.array(LISTS))
+    cache = IndexCache(folder=tmp_path / "cache", source="web")
+    first = opened(cache=cache).units()
+    monkeypatch.setattr(ParquetFormat, "_index", lambda self, file: pytest.fail("read again"))
+
+    second = opened(cache=cache).units()
+
+    assert second.rows_U.tolist() == first.rows_U.tolist()
+
+
+def test_a_large_row_group_may_come_in_several_chunks(opened, tmp_path):
+    path = tmp_path / "a.parquet"
+    table = pa.table({"tokens": pa.chunked_array([[[1], [2]], [[3]]])})
+    pq.write_table(table, path)
+
+    assert sequences(opened().read_unit(0)) == [[1], [2], [3]]

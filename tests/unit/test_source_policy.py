@@ -1,0 +1,139 @@
+"""Bad records, and what a source says before it is read."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.mix.config import ByteTokenizer, JsonlSource, OnError, ParquetSource, ShuffleConfig
+from omniload.source.source import open_source
+
+BYTES = ByteTokenizer(type="bytes")
+LINE = b'{"text": "ok"}\n'
+BAD = b'{"text": "ok"!\n'
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Open a source of lines, a unit of 4 lines each; ``bad`` lines are none."""
+
+    def open_lines(num_lines=40, bad=(), block_units=2, **on_error):
+        content = b"".join(BAD if i in bad else LINE for i in range(num_lines))
+        (tmp_path / "a.jsonl").write_bytes(content)
+        config = JsonlSource(
+            type="jsonl",
+            path="a.jsonl",
+            unit=4 * len(LINE),
+            shuffle=ShuffleConfig(block_units=block_units),
+            on_error=OnError(**on_error),
+        )
+        return open_source("web", config, seed=1, tokenizer=BYTES, base_dir=tmp_path)
+
+    return open_lines
+
+
+def test_a_bad_record_stops_the_run_and_says_how_to_go_on(opened):
+    source = opened(bad={17})
+
+    with pytest.raises(IntegrityError) as caught:
+        source.read(0, 40)
+
+    assert "a.jsonl:18: is not JSON" in str(caught.value)
+    assert "on_error: {policy: skip} in sources.web" in str(caught.value)
+
+
+def test_skipped_records_keep_their_positions_and_are_counted(opened):
+    source = opened(bad={3, 17, 18}, policy="skip")
+
+    block = source.read(0, 40)
+
+    assert block.skipped == 3
+    assert len(block.tokens) == len(block.table) == 37
+    assert source.positions_per_epoch == 40
+    assert set(range(40)) - set(block.table.positions_N.tolist()) == {
+        p for p in range(40) if source.read(p, p + 1).skipped
+    }
+
+
+def test_skipped_records_are_counted_in_the_range_read_only(opened):
+    source = opened(bad={3, 17, 18}, policy="skip")
+
+    assert sum(source.read(p, p + 1).skipped for p in range(80)) == 6
+
+
+def test_more_bad_records_than_the_limit_stop_the_run(opened):
+    source = opened(bad=set(range(6)), policy="skip", limit=5)
+
+    with pytest.raises(IntegrityError, match=r"sources\.web: 6 records .* on_error\.limit 5; "):
+        source.read(0, 40)
+
+
+def test_as_many_bad_records_as_the_limit_are_tolerated_however_often_they_are_read(opened):
+    source = opened(bad=set(range(5)), policy="skip", limit=5)
+
+    for _ in range(3):
+        source.release()
+        assert source.read(0, 80).skipped == 10
+
+
+def test_a_limit_of_none_stops_at_the_first_bad_record(opened):
+    with pytest.raises(IntegrityError, match=r"1 records .* on_error\.limit 0"):
+        opened(bad={9}, policy="skip", limit=0).read(0, 40)
+
+
+def test_null_rows_of_parquet_follow_the_policy(tmp_path):
+    pq.write_table(pa.table({"tokens": [[1], None, [2]]}), tmp_path / "a.parquet")
+    config = ParquetSource(type="parquet", path="a.parquet", tokens="tokens")
+
+    with pytest.raises(IntegrityError, match="row group 0: row 1: is null; mend it, or set"):
+        open_source("web", config, seed=1, tokenizer=None, base_dir=tmp_path).read(0, 1)
+
+    skipping = config.model_copy(update={"on_error": OnError(policy="skip")})
+    source = open_source("web", skipping, seed=1, tokenizer=None, base_dir=tmp_path)
+    assert source.read(0, 3).skipped == 1
+
+
+def test_a_source_without_records_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b"")
+
+    with pytest.raises(ConfigError, match=r"sources\.web: \*\.jsonl holds no record"):
+        open_source(
+            "web",
+            JsonlSource(type="jsonl", path="*.jsonl"),
+            seed=1,
+            tokenizer=BYTES,
+            base_dir=tmp_path,
+        )
+
+
+def test_text_without_a_tokenizer_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(LINE)
+
+    with pytest.raises(ConfigError, match="holds text and there is no tokenizer"):
+        open_source(
+            "web",
+            JsonlSource(type="jsonl", path="*.jsonl"),
+            seed=1,
+            tokenizer=None,
+            base_dir=tmp_path,
+        )
+
+
+def test_token_ids_need_no_tokenizer_and_are_used_as_they_are(tmp_path):
+    pq.write_table(pa.table({"tokens": [[300, 5]]}), tmp_path / "a.parquet")
+    config = ParquetSource(type="parquet", path="a.parquet", tokens="tokens")
+
+    source = open_source("web", config, seed=1, tokenizer=BYTES, base_dir=tmp_path)
+
+    assert source.read(0, 1).tokens.values_V.tolist() == [300, 5]
+
+
+def test_the_index_is_kept_where_asked(tmp_path, opened):
+    opened()
+    config = JsonlSource(type="jsonl", path="a.jsonl")
+
+    open_source(
+        "web", config, seed=1, tokenizer=BYTES, base_dir=tmp_path, cache_dir=tmp_path / "cache"
+    )
+
+    assert [path.name.startswith("web.") for path in (tmp_path / "cache").iterdir()] == [True]

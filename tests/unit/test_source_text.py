@@ -1,0 +1,68 @@
+"""Plain text files."""
+
+import pytest
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.source.files import ShardFile, find_files
+from omniload.source.formats import text
+from omniload.source.formats.text import TextFormat
+
+
+@pytest.fixture
+def opened(tmp_path):
+    def open_format(*contents, files_per_unit=2):
+        for i, content in enumerate(contents):
+            (tmp_path / f"{i}.txt").write_bytes(content)
+        return TextFormat(
+            find_files(["*.txt"], tmp_path, source="web"), files_per_unit=files_per_unit
+        )
+
+    return open_format
+
+
+def texts(records):
+    return [records.column[i].tobytes().decode() for i in range(len(records.column))]
+
+
+def test_a_file_is_a_record_and_files_are_read_in_groups(opened):
+    reader = opened(b"a", "é\nb".encode(), b"c")
+
+    assert reader.units().rows_U.tolist() == [2, 1]
+    assert reader.units().shards_U.tolist() == [0, 1]
+    assert texts(reader.read_unit(0)) == ["a", "é\nb"]
+    assert texts(reader.read_unit(1)) == ["c"]
+
+
+def test_line_ends_are_kept_as_they_are(opened):
+    assert texts(opened(b"a\r\nb\r").read_unit(0)) == ["a\r\nb\r"]
+
+
+def test_a_file_that_is_not_utf_8_is_a_bad_record(opened):
+    reader = opened(b"a", b"\xff", b"c", files_per_unit=3)
+
+    records = reader.read_unit(0)
+
+    assert records.bad_B.tolist() == [False, True, False]
+    assert "1.txt: is not UTF-8" in records.reason
+    assert texts(records) == ["a", "", "c"]
+
+
+def test_a_unit_too_large_for_memory_is_refused(opened, monkeypatch):
+    monkeypatch.setattr(text, "MAX_UNIT_BYTES", 5)
+
+    with pytest.raises(ConfigError, match="unit 1 of 2 files holds 6 B, more than 5 B"):
+        opened(b"a", b"b", b"ccc", b"ddd")
+
+
+def test_a_file_that_gives_fewer_bytes_than_it_has_is_named(opened, monkeypatch):
+    reader = opened(b"abc")
+    whole = ShardFile.open
+    monkeypatch.setattr(ShardFile, "open", lambda file: _at_end(whole(file)))
+
+    with pytest.raises(IntegrityError, match=r"0\.txt: gave 1 bytes of 3"):
+        reader.read_unit(0)
+
+
+def _at_end(opened):
+    opened.seek(2)
+    return opened
