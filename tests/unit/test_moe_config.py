@@ -76,3 +76,9 @@ def test_the_cost_of_a_known_shape_is_the_sum_done_by_hand():
 
     # qkv 4 x 8, output 4 x 4, router 2 x 4, one expert 3 x 4 x 3, head 10 x 4.
     assert cost_of(config) == (6.0 * (32 + 16 + 8 + 36 + 40), 6.0 * 4)
+
+
+def test_slow_attention_weighs_pairs_and_not_tokens():
+    plain, slowed = cost_of(a_config()), cost_of(a_config(), attention_slowdown=1.5)
+
+    assert slowed == (plain[0], 1.5 * plain[1])

@@ -1,0 +1,74 @@
+"""The model's inputs from rows that the data plane built, not from a test's own."""
+
+import numpy as np
+
+from omniload.build.microbatch import IGNORE_LABEL
+from omniload.build.rows import build_rows, stops_with_next
+from omniload.plan.records import PieceTable
+from tests.support.moe_builders import a_model, all_close
+from trainer_integration.moe.inputs import ModelInputs
+
+
+def built_rows(pieces, row_offsets, samples, *, length):
+    """Build rows of ``(sample, start, stop)`` pieces."""
+    numbers, starts, stops = (np.array(column, np.int32) for column in zip(*pieces, strict=True))
+    table = PieceTable(
+        sources_P=np.zeros(len(pieces), np.int32),
+        positions_P=numbers.astype(np.int64),
+        subs_P=np.zeros(len(pieces), np.int32),
+        starts_P=starts,
+        stops_P=stops,
+        sizes_P=np.array([len(samples[i]) for i in numbers], np.int32),
+    )
+    read = [
+        samples[i][start:stop]
+        for i, start, stop in zip(numbers, starts, stops_with_next(table), strict=True)
+    ]
+    ends = np.cumsum([len(part) for part in read])
+    bounds = np.column_stack((ends - [len(part) for part in read], ends)).astype(np.int64)
+    offsets = np.array(row_offsets, np.int64)
+    return build_rows(table, offsets, np.concatenate(read), bounds, length=length)
+
+
+SAMPLES = [np.arange(10, 15, dtype=np.int32), np.arange(20, 32, dtype=np.int32)]
+
+
+def test_whole_documents_arrive_without_the_padding_between_them():
+    microbatch = built_rows([(0, 0, 5), (1, 0, 12)], [0, 1, 2], SAMPLES, length=16)
+
+    inputs = ModelInputs.of(microbatch)
+
+    assert inputs.tokens_N.tolist() == [*range(10, 15), *range(20, 32)]
+    assert inputs.rows_N.tolist() == [0] * 5 + [1] * 12
+    assert inputs.labels_N.tolist() == [11, 12, 13, 14, -100, *range(21, 32), -100]
+    assert inputs.labels_in_rows_R().tolist() == [4.0, 11.0]
+
+
+def test_a_cut_document_predicts_across_the_cut_and_attends_only_within_its_piece():
+    microbatch = built_rows([(0, 0, 5), (1, 0, 3), (1, 3, 11)], [0, 2, 3], SAMPLES, length=8)
+
+    inputs = ModelInputs.of(microbatch)
+
+    assert inputs.labels_N.tolist()[7] == 23
+    assert IGNORE_LABEL not in inputs.labels_N.tolist()[8:]
+    assert inputs.positions_N.tolist() == [*range(5), *range(3), *range(8)]
+    assert sorted(count for count, _ in inputs.documents.groups) == [3]
+
+
+def test_rows_of_the_data_plane_give_each_document_its_own_logits():
+    model = a_model()
+    together = built_rows([(0, 0, 5), (1, 0, 12)], [0, 2], SAMPLES, length=20)
+    alone = built_rows([(1, 0, 12)], [0, 1], SAMPLES, length=12)
+
+    packed = model.logits(ModelInputs.of(together))
+
+    assert all_close(packed[5:], model.logits(ModelInputs.of(alone)))
+
+
+def test_the_inputs_do_not_share_memory_with_the_microbatch():
+    microbatch = built_rows([(1, 0, 12)], [0, 1], SAMPLES, length=12)
+    inputs = ModelInputs.of(microbatch)
+
+    microbatch.tokens_RT[:] = 0
+
+    assert inputs.tokens_N.tolist() == list(range(20, 32))
