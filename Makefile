@@ -1,0 +1,47 @@
+# Two commands are all a newcomer needs: `make demo` and `make test`. Both set up what is missing.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup system demo test test-fast check format bench clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
+
+setup: $(STAMP) ## Install everything into .venv
+
+system:
+	@sh scripts/system_packages.sh
+
+$(STAMP): pyproject.toml constraints.txt scripts/set_up.sh scripts/system_packages.sh
+	@sh scripts/set_up.sh "$(PYTHON)" "$(VENV)"
+	@touch $(STAMP)
+
+demo: $(STAMP) ## Run the main job: corpus, mix, training, kill, resume, report
+	@$(BIN)/python examples/demo.py
+
+test: $(STAMP) ## Run every check and every test
+	@$(MAKE) --no-print-directory check
+	@$(BIN)/python -m pytest
+
+test-fast: $(STAMP) ## Run the tests that start no cluster and no mount
+	@$(BIN)/python -m pytest -m "not ray and not fuse and not slow"
+
+check: $(STAMP) ## Format, lint, types, import contracts
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(STAMP) ## Write the format that check wants
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## Take every measurement; reports go to benchmarks/reports
+	@for name in balance throughput mix_accuracy resume packing; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+clean: ## Remove the environment and what the demo made
+	rm -rf $(VENV) demo

@@ -1,0 +1,23 @@
+#!/bin/sh
+# Installs the project and all it needs into a virtual environment. Safe to repeat.
+# Usage: set_up.sh PYTHON VENV
+set -eu
+python=$1
+venv=$2
+here=$(cd "$(dirname "$0")/.." && pwd)
+
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    found=$("$python" --version 2>&1 || echo "no $python")
+    echo "set-up: Python 3.11 or newer is needed, found: $found; run make PYTHON=/path/to/python3.11" >&2
+    exit 2
+fi
+sh "$here/scripts/system_packages.sh"
+
+if [ ! -x "$venv/bin/python" ]; then
+    echo "set-up: creating $venv"
+    "$python" -m venv "$venv"
+fi
+echo "set-up: installing Python packages into $venv (a minute or two the first time)"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
+    --constraint "$here/constraints.txt" --editable "$here[all,dev]"
+echo "set-up: done"

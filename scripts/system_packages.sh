@@ -1,0 +1,30 @@
+#!/bin/sh
+# Installs the system packages the project needs, or prints the line that does. Debian and Ubuntu.
+set -eu
+
+missing=""
+need() { # need PACKAGE TEST...: PACKAGE is missing unless TEST succeeds
+    package=$1
+    shift
+    "$@" >/dev/null 2>&1 || missing="$missing $package"
+}
+need python3-venv "${PYTHON:-python3}" -c 'import ensurepip, venv'
+need gcc command -v gcc
+need pkg-config command -v pkg-config
+need fuse3 command -v fusermount3
+need libfuse3-dev pkg-config --exists fuse3
+need python3-dev "${PYTHON:-python3}" -c \
+    'import os, sysconfig; assert os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h"))'
+[ -z "$missing" ] && exit 0
+
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+    echo "set-up: installing system packages:$missing"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    # shellcheck disable=SC2086 -- a list of package names
+    apt-get install -y -qq --no-install-recommends $missing >/dev/null
+    exit 0
+fi
+echo "set-up: system packages are missing; run this line, then the same make command again:" >&2
+echo "    sudo apt-get update && sudo apt-get install -y$missing" >&2
+exit 3
