@@ -181,7 +181,7 @@ class Planner:
         """Stop a run that would read a source round and round and never find a usable sample."""
         queue, epoch = self._queues[source], self.positions_per_epoch_S[source]
         # Of all that was ever seen: a queue that was just drawn empty says nothing.
-        dropping = self.mix.pack.method == "best_fit" and self.mix.pack.overlong == "drop"
+        dropping = self.mix.pack.overlong == "drop"
         barren = queue.shortest is None or (dropping and queue.shortest > self.mix.pack.length)
         if queue.seen_positions >= epoch and barren:
             raise ConfigError(
