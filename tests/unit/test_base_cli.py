@@ -1,0 +1,109 @@
+"""The command: nouns from entry points, errors to standard error, codes to the caller."""
+
+from importlib.metadata import EntryPoint
+
+import click
+import pytest
+
+from omniload import __version__
+from omniload.base import cli
+from omniload.base.errors import (
+    ConfigError,
+    IntegrityError,
+    StateError,
+    UnavailableError,
+)
+
+
+@click.command()
+@click.argument("outcome")
+def act(outcome):
+    """Do what is asked."""
+    errors = {
+        "config": ConfigError("a.yaml:3: seed: wrong"),
+        "gone": UnavailableError("no answer"),
+        "state": StateError("another mix"),
+        "bytes": IntegrityError("bad checksum"),
+        "interrupt": KeyboardInterrupt(),
+    }
+    if outcome in errors:
+        error = errors[outcome]
+        if outcome == "gone":
+            error.add_note("gave up after 2 attempts")
+        raise error
+    click.echo(f"did {outcome}")
+
+
+not_a_command = 3
+
+
+@pytest.fixture(autouse=True)
+def nouns(monkeypatch):
+    """Entry points that lead into this module."""
+    points = [
+        EntryPoint("do", f"{__name__}:act", "omniload.commands"),
+        EntryPoint("bad", f"{__name__}:not_a_command", "omniload.commands"),
+    ]
+    monkeypatch.setattr(EntryPoint, "load", lambda point: globals()[point.value.split(":")[1]])
+    monkeypatch.setattr(
+        cli, "entry_points", lambda group, name=None: [p for p in points if name in (None, p.name)]
+    )
+    monkeypatch.setattr(cli, "set_up_logging", lambda level: None)
+
+
+def run(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    return ended.value.code
+
+
+def test_a_noun_is_found_among_the_entry_points(capsys):
+    assert run("do", "it") == 0
+    assert capsys.readouterr().out == "did it\n"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"), [("config", 2), ("gone", 3), ("state", 4), ("bytes", 5)]
+)
+def test_an_error_ends_the_command_with_its_own_code(outcome, code, capsys):
+    assert run("do", outcome) == code
+
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error: ")
+
+
+def test_notes_follow_the_error(capsys):
+    run("do", "gone")
+
+    assert capsys.readouterr().err == "error: no answer\n  gave up after 2 attempts\n"
+
+
+def test_an_interrupt_ends_the_command_with_130(capsys):
+    assert run("do", "interrupt") == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_an_unknown_noun_is_a_fault_of_the_input(capsys):
+    assert run("brew") == 2
+    assert "No such command 'brew'" in capsys.readouterr().err
+
+
+def test_a_missing_argument_is_a_fault_of_the_input(capsys):
+    assert run("do") == 2
+    assert "Missing argument" in capsys.readouterr().err
+
+
+def test_the_version_is_shown(capsys):
+    assert run("--version") == 0
+    assert __version__ in capsys.readouterr().out
+
+
+def test_an_unknown_log_level_is_refused(capsys):
+    assert run("--log-level", "LOUD", "do", "it") == 2
+    assert "LOUD" in capsys.readouterr().err
+
+
+def test_an_entry_point_that_is_no_command_is_our_own_mistake():
+    with pytest.raises(AssertionError, match="is not a click command"):
+        cli.main(["bad"])

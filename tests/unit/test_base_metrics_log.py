@@ -1,0 +1,90 @@
+"""Metrics and logging."""
+
+import io
+import logging
+import sys
+
+import pytest
+from prometheus_client import generate_latest
+
+from omniload.base import metrics
+from omniload.base.log import get_logger, set_up_logging
+
+
+@pytest.fixture
+def project_logger():
+    """The project's logger, put back as it was afterwards."""
+    logger = logging.getLogger("omniload")
+    kept = logger.handlers[:], logger.level, logger.propagate
+    yield logger
+    logger.handlers[:], logger.propagate = kept[0], kept[2]
+    logger.setLevel(kept[1])
+
+
+def test_every_metric_opens_with_the_projects_name_and_ends_in_its_unit():
+    names = [family.name for family in metrics.REGISTRY.collect()]
+
+    assert names
+    assert [n for n in names if not n.startswith("omniload_")] == []
+    assert [
+        n for n in names if n.split("_")[-1] not in {"planned", "skipped", "ratio", "seconds"}
+    ] == []
+
+
+def test_counting_shows_in_what_a_scrape_reads():
+    before = metrics.REGISTRY.get_sample_value("omniload_samples_skipped_total", {"source": "x"})
+
+    metrics.SAMPLES_SKIPPED.labels("x").inc(3)
+
+    after = metrics.REGISTRY.get_sample_value("omniload_samples_skipped_total", {"source": "x"})
+    assert after - (before or 0) == 3
+    assert b'omniload_samples_skipped_total{source="x"}' in generate_latest(metrics.REGISTRY)
+
+
+def test_metrics_are_served_on_loopback_unless_told_otherwise(monkeypatch):
+    served = []
+    monkeypatch.setattr(
+        metrics, "start_http_server", lambda port, **options: served.append((port, options))
+    )
+
+    metrics.serve(9100)
+
+    assert served == [(9100, {"addr": "127.0.0.1", "registry": metrics.REGISTRY})]
+
+
+def test_loggers_hang_under_the_projects_own():
+    assert get_logger("omniload.mix.order").name == "omniload.mix.order"
+    assert get_logger("snapshot.env").name == "omniload.snapshot.env"
+
+
+def test_lines_tell_level_role_and_module(monkeypatch, project_logger):
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", out)
+
+    set_up_logging("WARNING", role="rank 1")
+    get_logger("omniload.test").info("not shown")
+    get_logger("omniload.test").warning("source %s: %d records", "web", 3)
+
+    assert out.getvalue().endswith("WARNING rank 1 omniload.test: source web: 3 records\n")
+    assert out.getvalue().count("\n") == 1
+
+
+def test_setting_up_twice_writes_every_line_once(monkeypatch, project_logger):
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", out)
+
+    set_up_logging()
+    set_up_logging()
+    get_logger("omniload.test").info("hello")
+
+    assert out.getvalue().count("hello") == 1
+
+
+def test_the_root_logger_is_left_alone(project_logger):
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+
+    set_up_logging("DEBUG")
+
+    assert (root.handlers, root.level) == before
+    assert not project_logger.propagate

@@ -1,0 +1,86 @@
+"""Retrying and time that is handed in."""
+
+import pytest
+
+from omniload.base.clock import FakeClock, SystemClock
+from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
+from omniload.base.retry import backoff_s, with_retries
+
+
+def scripted(*outcomes):
+    """Return a function that gives the outcomes in turn, raising those that are errors."""
+    left = list(outcomes)
+
+    def attempt():
+        outcome = left.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    attempt.left = left
+    return attempt
+
+
+def test_waits_grow_and_are_capped():
+    assert list(backoff_s(first_s=1, factor=3, longest_s=5, attempts=5)) == [1, 3, 5, 5]
+
+
+def test_one_attempt_waits_for_nothing():
+    assert list(backoff_s(attempts=1)) == []
+
+
+def test_an_answer_is_returned_after_the_waits_that_it_took():
+    clock = FakeClock()
+    attempt = scripted(UnavailableError("outage"), UnavailableError("outage"), "data")
+
+    assert with_retries(attempt, [0.1, 0.2, 0.4], clock.sleep) == "data"
+    assert clock.slept_s == [0.1, 0.2]
+    assert attempt.left == []
+
+
+def test_the_last_error_is_raised_and_says_how_many_attempts_there_were():
+    clock = FakeClock()
+    attempt = scripted(*[UnavailableError(f"outage {i}") for i in range(3)])
+
+    with pytest.raises(UnavailableError, match="outage 2") as caught:
+        with_retries(attempt, [0.5, 1.0], clock.sleep)
+
+    assert caught.value.__notes__ == ["gave up after 3 attempts over 1.5 s of waiting"]
+    assert clock.slept_s == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("kind", [ConfigError, StateError, IntegrityError, ValueError])
+def test_what_would_be_the_same_again_is_not_retried(kind):
+    clock = FakeClock()
+    attempt = scripted(kind("no"), "data")
+
+    with pytest.raises(kind):
+        with_retries(attempt, [1.0], clock.sleep)
+
+    assert attempt.left == ["data"]
+    assert clock.slept_s == []
+
+
+def test_without_waits_there_is_one_attempt():
+    attempt = scripted(UnavailableError("outage"), "data")
+
+    with pytest.raises(UnavailableError, match="outage"):
+        with_retries(attempt, [], FakeClock().sleep)
+
+    assert attempt.left == ["data"]
+
+
+def test_a_fake_clock_moves_only_when_told_to():
+    clock = FakeClock(5.0)
+
+    clock.advance(2.0)
+    clock.sleep(0.5)
+
+    assert clock.now_s() == 7.5
+    assert clock.slept_s == [0.5]
+
+
+def test_the_system_clock_never_runs_back():
+    clock = SystemClock()
+
+    assert clock.now_s() <= clock.now_s()

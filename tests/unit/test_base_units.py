@@ -1,0 +1,121 @@
+"""Quantities as people write them."""
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from omniload.base.units import (
+    Bytes,
+    Count,
+    Seconds,
+    format_bytes,
+    format_count,
+    parse_bytes,
+    parse_count,
+    parse_seconds,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("12", 12),
+        ("512k", 512_000),
+        ("1.5T", 1_500_000_000_000),
+        ("2b", 2_000_000_000),
+        ("2G", 2_000_000_000),
+        ("1_000", 1000),
+        (" 3 M ", 3_000_000),
+        ("1.005k", 1005),
+    ],
+)
+def test_counts_are_powers_of_a_thousand(text, count):
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("7", 7),
+        ("7B", 7),
+        ("4MiB", 4 << 20),
+        ("4MB", 4_000_000),
+        ("0.5kib", 512),
+        ("1TiB", 1 << 40),
+    ],
+)
+def test_sizes_tell_binary_from_decimal_units(text, size_bytes):
+    assert parse_bytes(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "duration_s"),
+    [
+        ("250ms", 0.25),
+        ("30s", 30.0),
+        ("2m", 120.0),
+        ("2min", 120.0),
+        ("1.5h", 5400.0),
+        ("1d", 86400.0),
+        ("3", 3.0),
+    ],
+)
+def test_durations_become_seconds(text, duration_s):
+    assert parse_seconds(text) == pytest.approx(duration_s)
+
+
+@pytest.mark.parametrize("parse", [parse_count, parse_bytes, parse_seconds])
+@pytest.mark.parametrize("text", ["", "many", "-1", "4 XB", "1e3", "1.k", "0x10"])
+def test_text_that_is_no_quantity_is_refused_with_the_units_there_are(parse, text):
+    with pytest.raises(ValueError, match=r"is not a quantity; write a number with one of \w+, "):
+        parse(text)
+
+
+@pytest.mark.parametrize(("parse", "text"), [(parse_count, "1.5"), (parse_bytes, "0.3KiB")])
+def test_half_a_unit_is_refused(parse, text):
+    with pytest.raises(ValueError, match="is not a whole number of units"):
+        parse(text)
+
+
+@pytest.mark.parametrize("parse", [parse_count, parse_bytes, parse_seconds])
+def test_numbers_pass_as_they_are(parse):
+    assert parse(17) == 17
+
+
+@pytest.mark.parametrize("kind", [Count, Bytes, Seconds])
+def test_a_field_is_at_least_zero(kind):
+    with pytest.raises(ValidationError, match="greater than or equal to 0"):
+        TypeAdapter(kind).validate_python(-1)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1023.9, "1 KiB"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (1023 * 1024, "1023 KiB"),
+        (5 << 20, "5 MiB"),
+        (3 << 40, "3 TiB"),
+        (2000 << 40, "2000 TiB"),
+    ],
+)
+def test_sizes_are_written_without_exponents(size_bytes, text):
+    assert format_bytes(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (950, "950"),
+        (999.9, "1k"),
+        (12_345, "12.3k"),
+        (999_999, "1M"),
+        (4_500_000, "4.5M"),
+        (2_000_000_000_000, "2T"),
+        (5_000_000_000_000_000, "5000T"),
+    ],
+)
+def test_counts_are_written_without_exponents(count, text):
+    assert format_count(count) == text
