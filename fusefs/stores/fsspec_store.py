@@ -34,9 +34,11 @@ def fsspec_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
         ConfigError: No installed package opens the URL.
     """
     try:
-        filesystem, root = url_to_fs(url, use_listings_cache=False, **(options or {}))
+        filesystem, root = url_to_fs(url, skip_instance_cache=True, **(options or {}))
     except (ImportError, ValueError, TypeError) as error:
         raise ConfigError(f"store {url!r}: {error}; install the package that opens it") from error
+    # Set here since not every client hands the option on: a cached listing would hide changes.
+    filesystem.dircache.use_listings_cache = False
     protocol = filesystem.protocol
     names = {protocol} if isinstance(protocol, str) else set(protocol)
     if "webhdfs" in names:

@@ -1,0 +1,90 @@
+"""Blocks of objects in memory, under a hard cap, each fetched once however many ask."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+__all__ = ["Block", "BlockCache"]
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """One stripe unit: on its way, or here."""
+
+    size_bytes: int
+    data: Future[bytes] = field(default_factory=Future)
+
+
+class BlockCache:
+    """Least recently used blocks go first; a block on its way is never dropped.
+
+    Keys name bytes that never change (a unit of a write-once object), so a block is
+    never stale and nothing needs to be invalidated.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._lock = threading.Lock()
+        self._blocks: OrderedDict[Hashable, Block] = OrderedDict()
+        self._used_bytes = 0
+        self.hits = 0
+        self.misses = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all blocks, those on their way included; never above the capacity."""
+        return self._used_bytes
+
+    def get(self, key: Hashable) -> bytes | None:
+        """Return a block that is here, or None."""
+        with self._lock:
+            block = self._blocks.get(key)
+            if block is None or not block.data.done():
+                self.misses += 1
+                return None
+            self._blocks.move_to_end(key)
+            self.hits += 1
+            return block.data.result()
+
+    def claim(self, key: Hashable, size_bytes: int) -> tuple[Block | None, bool]:
+        """Return the block of ``key`` and whether the caller must now fetch it.
+
+        Returns:
+            ``(block, True)`` to the one caller that has to ``fill`` or ``fail`` it,
+            ``(block, False)`` to all others, ``(None, False)`` where blocks on their way
+            leave no room: fetch without the cache, or not at all.
+        """
+        with self._lock:
+            block = self._blocks.get(key)
+            if block is not None:
+                self._blocks.move_to_end(key)
+                return block, False
+            if not self._make_room(size_bytes):
+                return None, False
+            block = self._blocks[key] = Block(size_bytes)
+            self._used_bytes += size_bytes
+            return block, True
+
+    def fill(self, key: Hashable, data: bytes) -> None:
+        """Hand the bytes of a claimed block to everyone who waits for it."""
+        with self._lock:
+            block = self._blocks[key]
+        block.data.set_result(data)
+
+    def fail(self, key: Hashable, error: BaseException) -> None:
+        """Give up a claimed block: those who wait get ``error``, the next to ask tries again."""
+        with self._lock:
+            block = self._blocks.pop(key)
+            self._used_bytes -= block.size_bytes
+        block.data.set_exception(error)
+
+    def _make_room(self, size_bytes: int) -> bool:
+        while self._used_bytes + size_bytes > self._capacity_bytes:
+            # Blocks on their way are few and recent, so the first that is here is found at once.
+            oldest = next((k for k, block in self._blocks.items() if block.data.done()), None)
+            if oldest is None:
+                return False
+            self._used_bytes -= self._blocks.pop(oldest).size_bytes
+        return True

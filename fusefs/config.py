@@ -1,0 +1,63 @@
+"""What a user may set about striping, caches and windows."""
+
+from pathlib import PurePosixPath
+
+from pydantic import Field
+
+from fusefs.layout import StripeLayout
+from omniload.base.config import StrictModel
+from omniload.base.units import Bytes
+
+__all__ = ["DirectoryStriping", "FilesConfig", "Striping"]
+
+MiB = 1 << 20
+
+
+class Striping(StrictModel):
+    """How a file written from now on is dealt out. Existing files keep their own."""
+
+    unit: Bytes = Field(default=MiB, ge=4096, le=64 * MiB)
+    """Bytes of a stripe unit: what a checksum covers and the least that is read."""
+    count: int = Field(default=4, ge=1, le=256)
+    """Objects of a file, each read and written by a stream of its own."""
+
+    @property
+    def layout(self) -> StripeLayout:
+        """The same as arithmetic wants it."""
+        return StripeLayout(self.unit, self.count)
+
+
+class DirectoryStriping(Striping):
+    """Striping of what lies below one directory."""
+
+    path: str
+    """Directory relative to the root of the store."""
+
+
+class FilesConfig(StrictModel):
+    """Striping, memory and parallelism of one process's view of a store."""
+
+    striping: Striping = Striping()
+    """For every file no entry of ``directories`` covers."""
+    directories: tuple[DirectoryStriping, ...] = ()
+    """Exceptions by directory; the longest path that covers a file wins."""
+    plain_limit: Bytes = Field(default=MiB, le=64 * MiB)
+    """Files up to this many bytes are stored as they are."""
+    cache: Bytes = Field(default=256 * MiB, ge=8 * MiB)
+    """Most bytes of the block cache, blocks being fetched included."""
+    read_ahead: Bytes = Field(default=32 * MiB, ge=0)
+    """Most bytes fetched ahead of one offset stream."""
+    longest_read: Bytes = Field(default=4 * MiB, ge=4096)
+    """Most bytes of one ranged read of an object."""
+    write_window: Bytes = Field(default=64 * MiB, ge=MiB)
+    """Most bytes of full units on their way to the store, of all writers together."""
+    read_streams: int = Field(default=16, ge=1, le=512)
+    """Store reads in flight."""
+    write_streams: int = Field(default=32, ge=1, le=512)
+    """Store writes in flight."""
+
+    def striping_of(self, path: str) -> Striping:
+        """Return the striping for a new file at ``path``."""
+        above = PurePosixPath(path)
+        covering = [d for d in self.directories if above.is_relative_to(d.path.strip("/") or ".")]
+        return max(covering, key=lambda d: len(d.path.strip("/")), default=self.striping)

@@ -1,0 +1,391 @@
+"""The tree of files a store shows: what is at a path, and every change of it.
+
+Blocking and safe in threads. The mount, fsspec and the command line all stand on it.
+"""
+
+import errno
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Self
+
+from fusefs.cache import BlockCache
+from fusefs.catalog import SETTLED_NS, Catalog, FileInfo
+from fusefs.config import FilesConfig
+from fusefs.keeper import ObjectKeeper
+from fusefs.layout import StripeLayout
+from fusefs.manifest import Manifest, Segment, encode_manifest
+from fusefs.reading import FileReader, Piece, ReadEngine
+from fusefs.segment_writer import WriteEngine
+from fusefs.stores.protocol import RESERVED, Entry, Store, Usage, checked_path
+from fusefs.strands import ByteBudget
+from fusefs.writing import Content, FileWriter, may_be_plain
+from omniload.base.errors import IntegrityError
+
+__all__ = ["Attributes", "OpenedFile", "StripedFiles"]
+
+_PLAIN_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attributes:
+    """What a file has beside its bytes; defaults need no manifest."""
+
+    mode: int | None = None
+    mtime_ns: int | None = None
+    """None: the time of writing."""
+    xattrs: Mapping[str, bytes] | None = None
+
+    @property
+    def are_default(self) -> bool:
+        """Tell whether a plain file can carry them."""
+        return self.mode is None and self.mtime_ns is None and not self.xattrs
+
+
+class OpenedFile:
+    """A version of a file, held open: its objects stay until it is closed, on this process's part."""
+
+    def __init__(
+        self, keeper: ObjectKeeper, info: FileInfo, manifest: Manifest | None, reader: FileReader
+    ) -> None:
+        self._keeper = keeper
+        self._open = True
+        self.info = info
+        self.manifest = manifest
+        """None for a plain file."""
+        self.reader = reader
+
+    def close(self) -> None:
+        """Let the version go."""
+        if self._open:
+            self._open = False
+            if self.manifest is not None:
+                self._keeper.unpin(self.manifest)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class StripedFiles:
+    """Files of a store, striped ones whole, objects and manifests out of sight."""
+
+    def __init__(self, store: Store, config: FilesConfig | None = None) -> None:
+        self.store = store
+        self.config = config or FilesConfig()
+        self.cache = BlockCache(self.config.cache)
+        self.budget = ByteBudget(self.config.write_window)
+        self._readers = ThreadPoolExecutor(self.config.read_streams, "fusefs-read")
+        self._writers = ThreadPoolExecutor(self.config.write_streams, "fusefs-write")
+        self._reading = ReadEngine(
+            store=store,
+            pool=self._readers,
+            cache=self.cache,
+            longest_read=self.config.longest_read,
+            read_ahead=self.config.read_ahead,
+        )
+        self._writing = WriteEngine(store, self._writers, self.budget)
+        self._catalog = Catalog(store, self._readers)
+        self._keeper = ObjectKeeper(store)
+
+    def close(self) -> None:
+        """Wait for what is under way and let the store go."""
+        self._readers.shutdown(cancel_futures=True)
+        self._writers.shutdown()
+        self.store.close()
+
+    # What is there
+
+    def stat(self, path: str) -> FileInfo:
+        """Describe a path; links are not followed."""
+        return self._catalog.stat(self._visible(path))
+
+    def listing(self, path: str) -> list[FileInfo]:
+        """Describe everything directly in a directory, sorted by name."""
+        return self._catalog.listing(self._visible(path))
+
+    def manifest(self, path: str) -> Manifest | None:
+        """Return the manifest at a path; None for a plain file."""
+        path = self._visible(path)
+        return self._catalog.manifest(path, self._catalog.stat(path))
+
+    def read_link(self, path: str) -> str:
+        """Return the target of a symbolic link."""
+        manifest = self.manifest(path)
+        if manifest is None or manifest.target is None:
+            raise OSError(errno.EINVAL, "not a symbolic link", path)
+        return manifest.target
+
+    def usage(self) -> Usage | None:
+        """Return the space of the store where it can tell."""
+        return self.store.usage()
+
+    # Content
+
+    def open(self, path: str) -> OpenedFile:
+        """Open the version of a file that is at a path now.
+
+        Raises:
+            IsADirectoryError: It is a directory.
+        """
+        path = self._visible(path)
+        for attempt in range(3):
+            info = self.stat(path)
+            if info.kind == "directory":
+                raise IsADirectoryError(errno.EISDIR, "is a directory", path)
+            try:
+                manifest = self._catalog.manifest(path, info)
+            except (IntegrityError, FileNotFoundError):
+                # Replaced between stat and read: the sizes of both did not fit.
+                if attempt == 2 or self.store.stat(path) == info.entry:
+                    raise
+                continue
+            return self._opened(path, info, manifest)
+        raise AssertionError("the last attempt returns or raises")
+
+    def writer(self, path: str, base: tuple[Segment, ...] = ()) -> FileWriter:
+        """Return a writer with the striping of ``path``; nothing is there until it is published.
+
+        Args:
+            path: Decides the striping.
+            base: Segments to append to.
+        """
+        striping = self.config.striping_of(self._visible(path))
+        limit = self.config.plain_limit
+        return FileWriter(self._writing, striping.layout, plain_limit=limit, base=base)
+
+    def appender(self, path: str) -> FileWriter:
+        """Return a writer that stands at the end of a file: whole segments stay, no data is copied.
+
+        A short segment at the end is taken up again, so that many small appends do not
+        leave many segments; a plain file is read once and written anew when published.
+        """
+        with self.open(path) as file:
+            base = list(file.manifest.segments) if file.manifest is not None else []
+            if base and base[-1].size_bytes < base[-1].layout.unit_bytes:
+                base.pop()
+            writer = self.writer(path, tuple(base))
+            at, step = sum(segment.size_bytes for segment in base), self.config.longest_read
+            while at < file.reader.size_bytes:
+                data = file.reader.read(at, step)
+                writer.write(data)
+                at += len(data)
+        return writer
+
+    def publish(self, path: str, content: Content, attributes: Attributes | None = None) -> None:
+        """Put durable content at a path, whole, and remove what it replaces."""
+        path = self._visible(path)
+        attributes = attributes or Attributes()
+        replaced = self._manifest_or_none(path)
+        plain = isinstance(content, bytes) and attributes.are_default
+        if plain and isinstance(content, bytes) and may_be_plain([bytearray(content)]):
+            self.store.publish(path, content)
+            kept: Iterable[str] = ()
+        else:
+            manifest = _manifest_for(content, attributes)
+            self.store.publish(path, _encoded(manifest, path))
+            kept = manifest.object_paths()
+        self._keeper.condemn(replaced, kept)
+
+    def write_file(
+        self, path: str, data: bytes | memoryview, attributes: Attributes | None = None
+    ) -> None:
+        """Write a whole file."""
+        writer = self.writer(path)
+        try:
+            writer.write(data)
+            content = writer.finish()
+        except BaseException:
+            writer.abandon()
+            raise
+        self.publish(path, content, attributes)
+
+    def reader_of(self, content: Content) -> FileReader:
+        """Return a reader of content that is durable and may not be published."""
+        segments = () if isinstance(content, bytes) else content
+        inline = content if isinstance(content, bytes) else b""
+        manifest = Manifest(mtime_ns=0, segments=segments, inline=inline)
+        return FileReader(self._reading, self._pieces(manifest))
+
+    def discard(self, content: Content) -> None:
+        """Remove objects of content that was never published."""
+        if not isinstance(content, bytes):
+            self._keeper.condemn(Manifest(mtime_ns=0, segments=content))
+
+    def export(self, path: str, store: Store, target: str) -> int:
+        """Write a file as one plain object of ``store``; return its bytes.
+
+        Every unit is verified on the way. The target must not exist.
+        """
+        out = store.create(checked_path(target))
+        with self.open(path) as file:
+            step, at = self.config.longest_read * 4, 0
+            try:
+                while at < file.reader.size_bytes:
+                    data = file.reader.read(at, step)
+                    out.write(data)
+                    at += len(data)
+                out.close()
+            except BaseException:
+                out.abort()
+                raise
+        return at
+
+    # Names and attributes
+
+    def set_attributes(self, path: str, attributes: Attributes) -> None:
+        """Change what is not None of a file's or link's attributes; a plain file gets a manifest.
+
+        Raises:
+            OSError: ``EOPNOTSUPP`` for a directory; ``ENOSPC`` where they do not fit a header.
+        """
+        path = self._visible(path)
+        with self.open(path) as file:
+            manifest = file.manifest
+            if manifest is None:
+                manifest = self._manifest_from_plain(path, file)
+            changes = {
+                name: value
+                for name in ("mode", "mtime_ns", "xattrs")
+                if (value := getattr(attributes, name)) is not None
+            }
+            self.store.publish(path, _encoded(replace(manifest, **changes), path))
+
+    def make_link(self, path: str, target: str) -> None:
+        """Make a symbolic link."""
+        path = self._visible(path)
+        if self._exists(path):
+            raise FileExistsError(errno.EEXIST, "something is there", path)
+        link = Manifest(kind="symlink", mtime_ns=time.time_ns(), mode=0o777, target=target)
+        self.store.publish(path, _encoded(link, path))
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory."""
+        self.store.make_directory(self._visible(path))
+
+    def remove(self, path: str) -> None:
+        """Remove a file or link, and its objects when nobody here has it open."""
+        path = self._visible(path)
+        replaced = self._manifest_or_none(path)
+        self.store.remove(path)
+        self._keeper.condemn(replaced)
+
+    def remove_directory(self, path: str) -> None:
+        """Remove an empty directory."""
+        path = self._visible(path)
+        if not path:
+            raise OSError(errno.EBUSY, "the root stays", path)
+        self.store.remove_directory(path)
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename a file over another, or a directory: one rename in the store, no data moves."""
+        source, target = self._visible(source), self._visible(target)
+        replaced = self._manifest_or_none(target) if source != target else None
+        self.store.rename(source, target)
+        self._keeper.condemn(replaced)
+
+    # Inside
+
+    def _visible(self, path: str) -> str:
+        path = checked_path(path)
+        if path == RESERVED or path.startswith(f"{RESERVED}/"):
+            raise PermissionError(errno.EPERM, f"{RESERVED} belongs to the store", path)
+        return path
+
+    def _exists(self, path: str) -> bool:
+        try:
+            self.store.stat(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _manifest_or_none(self, path: str) -> Manifest | None:
+        """Return the manifest about to be replaced; a broken one names nothing we could remove."""
+        try:
+            return self.manifest(path)
+        except (FileNotFoundError, IntegrityError, NotADirectoryError):
+            return None
+
+    def _opened(self, path: str, info: FileInfo, manifest: Manifest | None) -> OpenedFile:
+        if manifest is None:
+            piece = _plain_piece(path, info.entry)
+            reader = FileReader(self._reading, [piece], when_missing=_stale)
+            return OpenedFile(self._keeper, info, None, reader)
+        self._keeper.pin(manifest)
+
+        def when_missing(object_path: str) -> Exception:
+            named = self._manifest_or_none(path)
+            if named is not None and object_path in named.object_paths():
+                return IntegrityError(
+                    f"object {object_path!r} is missing though manifest {path!r} names it; "
+                    "restore the file from another copy"
+                )
+            return _stale(path)
+
+        pieces = self._pieces(manifest)
+        return OpenedFile(
+            self._keeper,
+            info,
+            manifest,
+            FileReader(self._reading, pieces, when_missing=when_missing),
+        )
+
+    @staticmethod
+    def _pieces(manifest: Manifest) -> list[Piece]:
+        pieces, at = [], 0
+        for segment in manifest.segments:
+            pieces.append(Piece.of_segment(segment, at))
+            at += segment.size_bytes
+        if manifest.inline or not pieces:
+            pieces.append(Piece.of_bytes(manifest.inline, at))
+        return pieces
+
+    def _manifest_from_plain(self, path: str, file: OpenedFile) -> Manifest:
+        size, mtime_ns = file.reader.size_bytes, file.info.mtime_ns
+        if size <= self.config.plain_limit:
+            return Manifest(mtime_ns=mtime_ns, inline=bytes(file.reader.read(0, size)))
+        writer = self.writer(path)
+        step = self.config.longest_read
+        for at in range(0, size, step):
+            writer.write(file.reader.read(at, step))
+        content = writer.finish()
+        assert not isinstance(content, bytes), "larger than plain_limit, so striped"
+        return Manifest(mtime_ns=mtime_ns, segments=content)
+
+
+def _manifest_for(content: Content, attributes: Attributes) -> Manifest:
+    return Manifest(
+        mtime_ns=attributes.mtime_ns if attributes.mtime_ns is not None else time.time_ns(),
+        mode=attributes.mode if attributes.mode is not None else 0o644,
+        xattrs=dict(attributes.xattrs or {}),
+        segments=() if isinstance(content, bytes) else content,
+        inline=content if isinstance(content, bytes) else b"",
+    )
+
+
+def _encoded(manifest: Manifest, path: str) -> bytes:
+    try:
+        return encode_manifest(manifest)
+    except ValueError as error:
+        raise OSError(errno.ENOSPC, str(error), path) from error
+
+
+def _plain_piece(path: str, entry: Entry) -> Piece:
+    """Return a plain file as one piece, cached across opens only where its time stamp is settled."""
+    settled = entry.mtime_ns and time.time_ns() - entry.mtime_ns > SETTLED_NS
+    version = f"{entry.mtime_ns}-{entry.size_bytes}" if settled else uuid.uuid4().hex
+    return Piece(
+        start=0,
+        size_bytes=entry.size_bytes,
+        layout=StripeLayout(_PLAIN_BLOCK, 1),
+        key=f"{path}\0{version}",
+        path_of=lambda _: path,
+    )
+
+
+def _stale(path: str) -> Exception:
+    return OSError(errno.ESTALE, "the version that was opened is gone; open the file again", path)

@@ -1,0 +1,83 @@
+"""Threads for store calls: serial queues on a shared pool, and a budget of bytes in flight."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+__all__ = ["ByteBudget", "Strand"]
+
+
+class Strand:
+    """Runs what it is given one after the other, on whichever pool thread is free.
+
+    A store object takes writes from one thread at a time. A thread per object would be
+    256 threads for 64 writers of 4 objects; strands share a few.
+    """
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._changed = threading.Condition()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._running = False
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Queue ``task``; it must not raise."""
+        with self._changed:
+            self._waiting.append(task)
+            if not self._running:
+                self._running = True
+                self._pool.submit(self._run)
+
+    def join(self) -> None:
+        """Return when everything queued before has run."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running)
+
+    def _run(self) -> None:
+        with self._changed:
+            task = self._waiting.popleft()
+        try:
+            task()
+        finally:
+            with self._changed:
+                # Back to the end of the pool's queue, so that no strand starves another.
+                if self._waiting:
+                    self._pool.submit(self._run)
+                else:
+                    self._running = False
+                    self._changed.notify_all()
+
+
+class ByteBudget:
+    """Bytes that may be in flight at once; one request larger than all of it runs alone."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._changed = threading.Condition()
+        self._used_bytes = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes taken and not yet given back."""
+        return self._used_bytes
+
+    def take(self, size_bytes: int) -> None:
+        """Wait for room, then take ``size_bytes``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._fits(size_bytes))
+            self._used_bytes += size_bytes
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Tell whether ``take`` would return at once."""
+        with self._changed:
+            return self._fits(size_bytes)
+
+    def give_back(self, size_bytes: int) -> None:
+        """Return what was taken."""
+        with self._changed:
+            self._used_bytes -= size_bytes
+            self._changed.notify_all()
+
+    def _fits(self, size_bytes: int) -> bool:
+        return self._used_bytes == 0 or self._used_bytes + size_bytes <= self._capacity_bytes
