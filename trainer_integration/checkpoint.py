@@ -14,7 +14,6 @@ files hold JSON and numbers only; any number of ranks can load what any number s
 There is no RNG to save: randomness is a function of seed and position.
 """
 
-import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
@@ -42,6 +41,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.log import get_logger
 from omniload.base.state import Json, JsonObject, require_version
+from trainer_integration.checkpoint_folder import LOADER, META, VERSION, path_of, steps_in
 from trainer_integration.seals import (
     FileSeal,
     read_sealed_json,
@@ -50,33 +50,12 @@ from trainer_integration.seals import (
     write_synced,
 )
 
-__all__ = ["Checkpoints", "Restored", "latest", "steps_in"]
+__all__ = ["Checkpoints", "Restored"]
 
-_VERSION = 1
-_META, _LOADER = "meta.json", "loader.json"
-_COMMITTED = re.compile(r"step-(\d{8,})")
 _PARTIAL_SUFFIX = ".partial"
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 _log = get_logger(__name__)
-
-
-def steps_in(folder: Path) -> tuple[int, ...]:
-    """Return the steps of the committed checkpoints in ``folder``, rising."""
-    if not folder.is_dir():
-        return ()
-    names = (_COMMITTED.fullmatch(entry.name) for entry in folder.iterdir() if entry.is_dir())
-    return tuple(sorted(int(name[1]) for name in names if name is not None))
-
-
-def latest(folder: Path) -> Path | None:
-    """Return the newest committed checkpoint in ``folder``, None where there is none."""
-    steps = steps_in(folder)
-    return _path(folder, steps[-1]) if steps else None
-
-
-def _path(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:08d}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +111,7 @@ class Checkpoints:
         Raises:
             StateError: A checkpoint of this step exists, or the optimiser has no state.
         """
-        final = _path(self.folder, step)
+        final = path_of(self.folder, step)
         partial = final.with_name(final.name + _PARTIAL_SUFFIX)
         if final.exists():
             raise StateError(f"{final} exists already; resume from it, or move it away")
@@ -183,9 +162,9 @@ class Checkpoints:
             raise StateError(
                 f"{self.folder} has no checkpoint of step {step}; it has {list(steps)}"
             )
-        path = _path(self.folder, step)
-        meta = read_sealed_json(path / _META)
-        require_version(meta, _VERSION, of=f"checkpoint {path}")
+        path = path_of(self.folder, step)
+        meta = read_sealed_json(path / META)
+        require_version(meta, VERSION, of=f"checkpoint {path}")
         self._require_same_model(path, meta)
         self._verify(path, meta)
         tensors = _tensors_of(model, optimizer)
@@ -197,7 +176,7 @@ class Checkpoints:
                 no_dist=self._group is None,
             )
         _set_optimizer(model, optimizer, tensors)
-        return Restored(step=step, loader_state=orjson.loads((path / _LOADER).read_bytes()))
+        return Restored(step=step, loader_state=orjson.loads((path / LOADER).read_bytes()))
 
     def _sweep(self) -> None:
         """Remove what a crash left half written or half deleted."""
@@ -230,21 +209,21 @@ class Checkpoints:
         seals: dict[str, FileSeal],
         loader_state: Mapping[str, Json],
     ) -> None:
-        write_synced(partial / _LOADER, orjson.dumps(loader_state))
-        seals = {**seals, _LOADER: FileSeal.of(partial / _LOADER)}
+        write_synced(partial / LOADER, orjson.dumps(loader_state))
+        seals = {**seals, LOADER: FileSeal.of(partial / LOADER)}
         meta: JsonObject = {
-            "version": _VERSION,
+            "version": VERSION,
             "world_size": self._world_size,
             "model": self._model_config,
             "files": {name: seal.to_json() for name, seal in seals.items()},
         }
-        write_sealed_json(partial / _META, meta)
+        write_sealed_json(partial / META, meta)
         sync_folder(partial)
         partial.rename(final)
         sync_folder(self.folder)
         for step in steps_in(self.folder)[: -self._keep]:
             # Renamed first: deleting takes time, and half a checkpoint must not look whole.
-            old = _path(self.folder, step)
+            old = path_of(self.folder, step)
             shutil.rmtree(old.rename(old.with_name(old.name + _PARTIAL_SUFFIX)))
 
     def _require_same_model(self, path: Path, meta: JsonObject) -> None:

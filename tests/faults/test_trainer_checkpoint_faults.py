@@ -12,7 +12,8 @@ from tests.support.moe_builders import (
     rows_of,
 )
 from trainer_integration import checkpoint as checkpoint_module
-from trainer_integration.checkpoint import Checkpoints, latest, steps_in
+from trainer_integration.checkpoint import Checkpoints
+from trainer_integration.checkpoint_folder import latest, steps_in
 from trainer_integration.seals import read_sealed_json, write_sealed_json
 from trainer_integration.training import train_step
 

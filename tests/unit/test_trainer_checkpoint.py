@@ -12,7 +12,8 @@ from tests.support.moe_builders import (
     an_optimizer,
     rows_of,
 )
-from trainer_integration.checkpoint import Checkpoints, latest, steps_in
+from trainer_integration.checkpoint import Checkpoints
+from trainer_integration.checkpoint_folder import latest, steps_in
 from trainer_integration.training import train_step
 
 LOADER = {"version": 1, "cursors": {"web": [3, 1 << 40]}, "note": "caf\u00e9"}
