@@ -116,7 +116,7 @@ class StepRecord:
                 },
                 carried=PieceTable.from_json(record["carried"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise StateError(
                 f"a journal record is damaged or of another mix ({error!r})"
             ) from error
