@@ -34,7 +34,7 @@ def steps_in(folder: Path) -> tuple[int, ...]:
     """Return the steps of the committed checkpoints in ``folder``, rising."""
     if not folder.is_dir():
         return ()
-    matches = (_COMMITTED.fullmatch(path.name) for path in folder.iterdir())
+    matches = (_COMMITTED.fullmatch(path.name) for path in folder.iterdir() if path.is_dir())
     return tuple(sorted(int(match[1]) for match in matches if match))
 
 

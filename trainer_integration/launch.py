@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, assert_never
 
 from omniload.actors.opening import open_ray_plane, runtime_of
 from omniload.actors.plane import PlaneSpec
-from omniload.base.errors import OmniloadError, StateError
+from omniload.base.errors import ConfigError, OmniloadError, StateError
 from omniload.base.log import get_logger
 from omniload.base.state import JsonObject
 from omniload.machine.supervisor import (
@@ -36,12 +36,14 @@ from omniload.machine.supervisor import (
     Succeed,
     Supervisor,
 )
-from omniload.mix.config import load_mix
+from omniload.mix.config import MixConfig, load_mix
 from omniload.plan.place_tree import ClientPlaceTree
 from trainer_integration.checkpoint_folder import latest, loader_state_of, step_of
-from trainer_integration.config import load_train
+from trainer_integration.config import TrainConfig, load_train
 from trainer_integration.guard import MARK, Guard
 from trainer_integration.memory import pss_by_role
+from trainer_integration.model_of import model_of, with_cost_of
+from trainer_integration.moe.config import MoEConfig
 from trainer_integration.rank_spec import PlaneRef, RankSpec
 from trainer_integration.run_log import (
     EventKind,
@@ -89,7 +91,8 @@ class Launcher:
         """
         self.config = config.resolve()
         self.train, self._folder = load_train(config)
-        self.mix, self._base_dir = load_mix(self.train.mix_file(self._folder))
+        mix, self._base_dir = load_mix(self.train.mix_file(self._folder))
+        self.mix = with_cost_of(_model(self.train, mix, self._base_dir), mix)
         self.run_dir = self.train.run_folder(self._folder)
         self._checkpoints = self.train.checkpoint_folder(self._folder)
         self._resume = resume
@@ -302,3 +305,10 @@ class Launcher:
         self._log.write(line)
         if self._observer is not None:
             self._observer(self, line)
+
+
+def _model(train: TrainConfig, mix: MixConfig, base_dir: Path) -> MoEConfig:
+    try:
+        return model_of(train, mix, base_dir)
+    except ValueError as error:
+        raise ConfigError(f"the training file does not fit its mix: {error}") from error

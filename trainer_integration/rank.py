@@ -26,9 +26,9 @@ from omniload.build.microbatch import Batch
 from omniload.client import Client
 from omniload.mix.config import MixConfig, load_mix
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.source.tokenize import open_tokenizer
 from trainer_integration.checkpoint import Checkpoints
 from trainer_integration.config import TrainConfig, load_train
+from trainer_integration.model_of import model_of
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.optimizer import FlatAdamW
 from trainer_integration.rank_spec import PlaneRef, RankSpec
@@ -71,8 +71,7 @@ class _Trainer:
         base_dir: Path,
         group: dist.ProcessGroup | None,
     ) -> None:
-        tokenizer = None if mix.tokenizer is None else open_tokenizer(mix.tokenizer, base_dir)
-        model_config = train.moe(None if tokenizer is None else tokenizer.vocab_size)
+        model_config = model_of(train, mix, base_dir)
         self._spec, self._train, self._group = spec, train, group
         self._model = MoETransformer(model_config, seed=train.seed)
         self._optimizer = FlatAdamW(self._model, train.optimizer, train.steps)
