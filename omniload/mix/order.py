@@ -111,6 +111,19 @@ class Order:
         self._ordered_U: NDArray[np.int64] = self._units_U
         self._block_offsets: NDArray[np.int64] = np.zeros(1, np.int64)
 
+    @property
+    def fingerprint(self) -> str:
+        """Digest of all that decides the order: seed, name, shuffle, and rows of every unit.
+
+        Saved beside a position, it tells whether the position still means the same record.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        settings = (ORDER_VERSION, self._seed, self._source, self._method, self._block_units)
+        digest.update("\0".join(map(str, settings)).encode())
+        digest.update(self._rows_of_unit[self._units_U].astype("<i8").tobytes())
+        digest.update(self._shards_U.astype("<i8").tobytes())
+        return digest.hexdigest()
+
     def spans(self, start: int, stop: int) -> Iterator[Span]:
         """Cut the positions ``start`` to ``stop`` where blocks and epochs end.
 

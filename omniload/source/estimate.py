@@ -44,6 +44,8 @@ class SourceProfile:
     """Records of the sample that could not be decoded."""
     longest_tokens: int
     """Longest sampled record."""
+    block_bytes: int
+    """Memory of the largest block that is held decoded while reading, estimated from above."""
 
     @property
     def tokens(self) -> int:
@@ -97,10 +99,12 @@ def profile(
         else None
     )
     chosen = filled[_evenly(len(filled), units)]
-    sampled = [_lengths(opened.format, unit, encoder) for unit in chosen.tolist()]
-    lengths = np.concatenate([lengths for lengths, _ in sampled])
+    sampled = [_sample(opened.format, unit, encoder) for unit in chosen.tolist()]
+    lengths = np.concatenate([sample.lengths for sample in sampled])
     # A unit speaks for as many records as it holds, however many of them were tokenised.
-    means = [float(lengths.mean()) for lengths, _ in sampled]
+    means = [float(sample.lengths.mean()) for sample in sampled]
+    bytes_per_record = sum(s.decoded_bytes for s in sampled) / int(rows_U[chosen].sum())
+    block_units = config.shuffle.block_units if config.shuffle.method == "block" else 1
     return SourceProfile(
         name=name,
         records=int(rows_U.sum()),
@@ -108,8 +112,9 @@ def profile(
         size_bytes=sum(file.size_bytes for file in opened.files),
         sampled_records=len(lengths),
         tokens_per_record=float(np.average(means, weights=rows_U[chosen])),
-        bad_records=sum(bad for _, bad in sampled),
+        bad_records=sum(sample.bad for sample in sampled),
         longest_tokens=int(lengths.max(initial=0)),
+        block_bytes=round(int(np.sort(rows_U)[-block_units:].sum()) * bytes_per_record),
     )
 
 
@@ -119,10 +124,16 @@ def _evenly(count: int, wanted: int) -> NDArray[np.int64]:
     return (np.arange(wanted) * 2 + 1) * count // (2 * wanted)
 
 
-def _lengths(
-    record_format: Format, unit: int, encoder: Tokenizer | None
-) -> tuple[NDArray[np.int64], int]:
-    """Return the tokens of sampled records of a unit, and how many of them are bad."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sample:
+    """Tokens of sampled records of a unit, how many of them are bad, and the unit's memory."""
+
+    lengths: NDArray[np.int64]
+    bad: int
+    decoded_bytes: int
+
+
+def _sample(record_format: Format, unit: int, encoder: Tokenizer | None) -> _Sample:
     records = record_format.read_unit(unit)
     column = records.column
     limit = _UNIT_TOKENS if encoder is None else _UNIT_TEXT_BYTES
@@ -135,4 +146,8 @@ def _lengths(
         lengths = np.zeros(len(rows), np.int64)
         texts = take(as_binary(column), rows[~bad_R], column.values_V.dtype)
         lengths[~bad_R] = encoder.encode(text_array(texts)).lengths_N
-    return lengths, int(np.count_nonzero(bad_R))
+    return _Sample(
+        lengths=lengths,
+        bad=int(np.count_nonzero(bad_R)),
+        decoded_bytes=column.values_V.nbytes + column.offsets.nbytes,
+    )

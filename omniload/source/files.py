@@ -50,6 +50,8 @@ class ShardFile:
     def require_unchanged(self) -> None:
         """Refuse a file that is not the one the source was opened with.
 
+        A remote store may answer from a listing it keeps; then a change shows later.
+
         Raises:
             IntegrityError: Its size or modification time differs, or it is gone.
         """
@@ -110,7 +112,7 @@ def find_files(patterns: Sequence[str], base_dir: Path, *, source: str) -> tuple
             files = _expand(pattern, base_dir)
         except FileNotFoundError:
             files = []
-        except (ImportError, ValueError) as error:
+        except (ImportError, PermissionError, ValueError) as error:
             raise ConfigError(
                 f"sources.{source}.path: {pattern!r} cannot be opened: {error}"
             ) from error
@@ -133,8 +135,10 @@ def _expand(pattern: str, base_dir: Path) -> list[ShardFile]:
         store, path = url_to_fs(pattern)
         if not glob.has_magic(path):
             return [_remote(store, path)]
-        entries = store.glob(path, detail=True).values()
-        return [_of_info(store, entry) for entry in entries if entry["type"] == "file"]
+        # Listings and single answers of one store may write the same time differently, so the
+        # stamp comes from a single answer; stores that keep listings give it without a request.
+        names = [name for name, entry in store.glob(path, detail=True).items() if _is_file(entry)]
+        return [_remote(store, name) for name in names]
     path = str(base_dir / pattern.removeprefix("file://"))
     if not glob.has_magic(path) or Path(path).exists():
         return [_local(path)]
@@ -152,14 +156,14 @@ def _local(path: str) -> ShardFile:
 
 def _remote(store: fsspec.AbstractFileSystem, path: str) -> ShardFile:
     entry = store.info(path)
-    if entry["type"] != "file":
+    if not _is_file(entry):
         raise ValueError(f"it is a folder; write a pattern such as {path}/*")
-    return _of_info(store, entry)
-
-
-def _of_info(store: fsspec.AbstractFileSystem, entry: dict[str, Any]) -> ShardFile:
     stamp = next((str(entry[key]) for key in _STAMP_KEYS if entry.get(key)), "")
-    return ShardFile(path=entry["name"], size_bytes=entry["size"], stamp=stamp, remote=store)
+    return ShardFile(path=path, size_bytes=entry["size"], stamp=stamp, remote=store)
+
+
+def _is_file(entry: dict[str, Any]) -> bool:
+    return bool(entry["type"] == "file")
 
 
 def _natural(file: ShardFile) -> tuple[list[str | int], str]:

@@ -91,6 +91,8 @@ class RecordSource(Source):
     ) -> None:
         self.name = name
         self.positions_per_epoch = order.positions_per_epoch
+        self.fingerprint = order.fingerprint
+        """Digest of what decides the order; positions saved under another one do not hold."""
         self._order, self._format, self._tokenizer = order, record_format, tokenizer
         self._on_error = on_error
         self._bad_of_unit: dict[int, int] = {}

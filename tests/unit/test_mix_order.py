@@ -91,6 +91,21 @@ def test_an_empty_shard_more_does_not_change_the_order():
     assert renumbered == pairs(without, 0, 10)
 
 
+def test_the_fingerprint_tells_orders_apart():
+    orders = [
+        an_order(),
+        an_order(seed=8),
+        an_order(source="code"),
+        an_order(shuffle=ShuffleConfig(block_units=3)),
+        an_order(shuffle=ShuffleConfig(method="none")),
+        an_order((3, 2, 4, 2)),
+        an_order(shards=(0, 1, 1, 2)),
+    ]
+
+    assert len({order.fingerprint for order in orders}) == len(orders)
+    assert an_order().fingerprint == orders[0].fingerprint
+
+
 def test_spans_end_where_blocks_and_epochs_end():
     order = an_order((2, 2, 2), (0, 0, 0))
 

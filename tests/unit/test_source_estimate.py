@@ -39,6 +39,7 @@ def test_records_are_counted_and_tokens_estimated_from_a_part(tmp_path):
     assert not found.exact
     assert (found.records, found.shards, found.sampled_records) == (1000, 10, 200)
     assert found.tokens == pytest.approx(21_000, rel=0.01)
+    assert found.block_bytes == pytest.approx(4 * 50 * (21 * 4 + 8), rel=0.02)
 
 
 def test_units_weigh_by_their_records(tmp_path):
