@@ -1,0 +1,86 @@
+"""The fingerprint: changed by what decides membership, and by nothing else."""
+
+import pytest
+
+from omniload.mix.fingerprint import fingerprint_of
+from tests.support.builders import a_mix, some_facts
+
+SOURCE = {"type": "parquet", "path": "web/*.parquet", "tokens": "tokens"}
+
+
+def parts(*, records=(10, 10), tokenizer="none", **changes):
+    return fingerprint_of(a_mix(**changes), some_facts(records), tokenizer_digest=tokenizer)
+
+
+def changed(**changes):
+    before, after = parts(), parts(**changes)
+    return sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"seed": 8}, ["seed"]),
+        ({"weights": {"web": 2, "code": 1}}, ["mix"]),
+        ({"mix": {"stop": "first_exhausted"}}, ["mix"]),
+        ({"mix": {"level": "sample"}}, ["mix"]),
+        ({"pack": {"overlong": "drop"}}, ["pack"]),
+        ({"pack": {"lookahead_rows": 2}}, ["pack"]),
+        ({"rows": 8}, ["batch.tokens"]),
+        ({"tokenizer": "1234"}, ["tokenizer"]),
+        ({"records": (10, 11)}, ["sources.code.records"]),
+        (
+            {
+                "sources": {
+                    "web": SOURCE | {"path": "other/*"},
+                    "code": {**SOURCE, "path": "code/*.parquet"},
+                }
+            },
+            ["sources.web"],
+        ),
+        (
+            {
+                "sources": {
+                    "web": SOURCE | {"shuffle": {"method": "none"}},
+                    "code": {**SOURCE, "path": "code/*.parquet"},
+                }
+            },
+            ["sources.web"],
+        ),
+    ],
+)
+def test_what_decides_membership_changes_the_part_that_says_so(changes, named):
+    assert changed(**changes) == named
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"micro_rows": 1},
+        {"balance": {"method": "none"}},
+        {"runtime": {"kind": "ray", "prefetch_steps": 9, "loaders": 2, "constructors": 3}},
+        {
+            "sources": {
+                "web": SOURCE | {"tags": {"kind": "crawl"}, "on_error": {"policy": "skip"}},
+                "code": {**SOURCE, "path": "code/*.parquet"},
+            }
+        },
+    ],
+)
+def test_ranks_balance_runtime_and_labels_change_nothing(changes):
+    assert changed(**changes) == []
+
+
+def test_a_renamed_source_is_another_source():
+    assert changed(sources=("web", "books")) == [
+        "mix",
+        "sources.books",
+        "sources.books.records",
+        "sources.code",
+        "sources.code.records",
+    ]
+
+
+def test_every_source_needs_its_record_count():
+    with pytest.raises(ValueError, match="shorter"):
+        parts(records=(10,))

@@ -1,0 +1,259 @@
+"""The journal: what survives a kill, what is refused, and how records fold back into states."""
+
+import itertools
+import os
+from dataclasses import replace
+
+import pytest
+
+from omniload.base.errors import IntegrityError, StateError
+from omniload.mix.deficit import WEIGHT_ONE
+from omniload.mix.journal import (
+    JOURNAL_VERSION,
+    Journal,
+    StepRecord,
+    read_journal,
+    state_before,
+)
+from omniload.mix.pieces import PieceTable
+from omniload.mix.state import MixState
+from tests.support.builders import pieces_of
+
+NAMES = ("web", "code")
+PRINT = {"seed": "7"}
+WEIGHTS = (WEIGHT_ONE // 4, WEIGHT_ONE - WEIGHT_ONE // 4)
+
+
+def states(count):
+    """Return consecutive states; a step draws from one source or from both."""
+    found = [MixState.start(2)]
+    for step in range(count - 1):
+        before = found[-1]
+        (p, _, _), other = before.cursors_S
+        found.append(
+            before.after(
+                cursors_S=[(p + 3, 1, 0), other if step % 2 else (other[0] + 1, 0, 32)],
+                served_S=[30, 0 if step % 2 else 11],
+                weights_S=WEIGHTS,
+                carried=pieces_of([0, p + 2, 0, 0, 5 + step, 9 + step]),
+            )
+        )
+    return found
+
+
+def records_between(found):
+    return [
+        StepRecord.between(before, after, f"digest {before.step}")
+        for before, after in itertools.pairwise(found)
+    ]
+
+
+def a_journal(path, found, *, first=0):
+    with Journal(path, found[first].to_json(NAMES, PRINT)) as journal:
+        for record in records_between(found[first:]):
+            journal.append(record.to_json(NAMES))
+    return path
+
+
+def steps_in(path):
+    base, records = read_journal(path)
+    return base["step"], [record["step"] for record in records]
+
+
+def test_what_was_appended_is_read_back(tmp_path):
+    found = states(4)
+    path = a_journal(tmp_path / "j", found)
+
+    base, records = read_journal(path)
+
+    assert base == found[0].to_json(NAMES, PRINT)
+    assert [r["digest"] for r in records] == ["digest 0", "digest 1", "digest 2"]
+
+
+def test_records_fold_to_the_states_they_came_from(tmp_path):
+    found = states(6)
+    base, stored = read_journal(a_journal(tmp_path / "j", found))
+
+    records = [StepRecord.from_json(record, NAMES) for record in stored]
+    start = MixState.from_json(base, NAMES, PRINT)
+
+    folded = [state_before(k, start, records, lambda _: WEIGHTS) for k in range(6)]
+    assert [s.to_json(NAMES, PRINT) for s in folded] == [s.to_json(NAMES, PRINT) for s in found]
+
+
+def test_a_record_carries_the_revision_of_its_mix_into_the_state():
+    before = MixState.start(2)
+    after = replace(states(2)[1], mix_revision=4)
+
+    folded = StepRecord.between(before, after, "d").applied_to(before, WEIGHTS)
+
+    assert folded.mix_revision == 4
+
+
+def test_a_record_names_only_the_sources_it_drew_from():
+    found = states(3)
+
+    record = StepRecord.between(found[1], found[2], "d").to_json(NAMES)
+
+    assert record["drawn"] == {"web": [6, 1, 0, 30]}
+
+
+@pytest.mark.parametrize("torn", [1, 5, 20])
+def test_a_line_torn_by_a_kill_is_cut_off(tmp_path, torn):
+    path = a_journal(tmp_path / "j", states(4))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-torn])
+
+    kept = steps_in(path)[1]
+
+    assert kept == ([0, 1, 2] if torn == 1 else [0, 1])
+
+
+def test_a_journal_torn_in_its_first_line_is_empty(tmp_path):
+    path = a_journal(tmp_path / "j", states(1))
+    path.write_bytes(path.read_bytes()[:-9])
+
+    with pytest.raises(StateError, match="the journal is empty"):
+        read_journal(path)
+
+
+@pytest.mark.parametrize("line", [0, 1])
+def test_a_damaged_line_in_the_middle_is_refused(tmp_path, line):
+    path = a_journal(tmp_path / "j", states(4))
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[line] = lines[line].replace(b'"step":', b'"stop":', 1)
+    path.write_bytes(b"".join(lines))
+
+    with pytest.raises(IntegrityError, match=rf"j:{line + 1}: the line does not match"):
+        read_journal(path)
+
+
+def test_a_missing_journal_is_a_state_error(tmp_path):
+    with pytest.raises(StateError, match="no journal; give the folder of a run"):
+        read_journal(tmp_path / "none")
+
+
+def test_another_version_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("omniload.mix.journal.JOURNAL_VERSION", JOURNAL_VERSION + 1)
+    path = a_journal(tmp_path / "j", states(1))
+    monkeypatch.undo()
+
+    with pytest.raises(StateError, match=f"journal state has version {JOURNAL_VERSION + 1}"):
+        read_journal(path)
+
+
+def test_resuming_keeps_the_history_and_drops_the_steps_that_were_lost(tmp_path):
+    found = states(6)
+    path = a_journal(tmp_path / "j", found)
+
+    Journal(path, found[3].to_json(NAMES, PRINT)).close()
+
+    assert steps_in(path) == (0, [0, 1, 2])
+
+
+def test_a_resumed_run_appends_behind_the_history(tmp_path):
+    found = states(6)
+    path = a_journal(tmp_path / "j", found[:4])
+
+    a_journal(path, found, first=2)
+
+    assert steps_in(path) == (0, [0, 1, 2, 3, 4])
+
+
+def test_a_run_from_the_start_begins_anew(tmp_path):
+    found = states(4)
+    path = a_journal(tmp_path / "j", found)
+
+    Journal(path, found[0].to_json(NAMES, PRINT)).close()
+
+    assert steps_in(path) == (0, [])
+
+
+@pytest.mark.parametrize("step", [0, 7])
+def test_a_journal_that_does_not_lead_up_to_the_state_is_replaced(tmp_path, step):
+    found = states(8)
+    path = a_journal(tmp_path / "j", found[:5], first=2)
+
+    Journal(path, found[step].to_json(NAMES, PRINT)).close()
+
+    assert steps_in(path) == (step, [])
+
+
+def test_a_journal_of_another_mix_is_replaced(tmp_path):
+    found = states(4)
+    path = a_journal(tmp_path / "j", found)
+
+    Journal(path, found[2].to_json(NAMES, {"seed": "8"})).close()
+
+    assert steps_in(path) == (2, [])
+
+
+def test_a_kill_before_the_move_leaves_the_old_journal(tmp_path, monkeypatch):
+    found = states(4)
+    path = a_journal(tmp_path / "j", found)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(path), "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        Journal(path, found[1].to_json(NAMES, PRINT))
+
+    assert steps_in(path) == (0, [0, 1, 2])
+
+
+def test_every_record_is_on_the_disk_before_append_returns(tmp_path, monkeypatch):
+    found = states(3)
+    path = tmp_path / "j"
+    synced = []
+    real = os.fsync
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda fd: (real(fd), synced.append(path.stat().st_size if path.exists() else 0)),
+    )
+
+    with Journal(path, found[0].to_json(NAMES, PRINT)) as journal:
+        for record in records_between(found):
+            journal.append(record.to_json(NAMES))
+            assert synced[-1] == path.stat().st_size
+
+
+@pytest.mark.parametrize("step", [-1, 6])
+def test_a_step_that_the_journal_does_not_cover_is_refused(step):
+    found = states(4)
+
+    with pytest.raises(StateError, match=rf"covers steps 0 to 3, step {step} is outside"):
+        state_before(step, found[0], records_between(found), lambda _: WEIGHTS)
+
+
+def test_a_record_of_another_step_is_refused():
+    found = states(4)
+    record = records_between(found)[2]
+
+    with pytest.raises(StateError, match="has step 2 where step 0 was due"):
+        record.applied_to(found[0], WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"drawn": {"books": [1, 0, 0, 5]}},
+        {"drawn": {"web": [1]}},
+        {"drawn": None},
+        {"step": "x"},
+        {"carried": [[1]]},
+    ],
+)
+def test_a_damaged_record_is_refused(changes):
+    record = records_between(states(2))[0].to_json(NAMES) | changes
+
+    with pytest.raises(StateError, match="damaged"):
+        StepRecord.from_json(record, NAMES)
+
+
+def test_an_empty_carry_goes_through_a_record():
+    found = states(2)
+    record = StepRecord.between(found[0], replace(found[1], carried=PieceTable.empty()), "d")
+
+    assert len(StepRecord.from_json(record.to_json(NAMES), NAMES).carried) == 0

@@ -1,0 +1,148 @@
+"""The state of a mix: plain JSON there and back, and what is refused."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from omniload.base.errors import StateError
+from omniload.mix.deficit import WEIGHT_ONE
+from omniload.mix.pieces import PieceTable
+from omniload.mix.state import STATE_VERSION, MixState
+from tests.support.builders import pieces_of
+
+NAMES = ("web", "code")
+PRINT = {"seed": "7", "mix": "aa", "sources.web": "bb"}
+
+
+def a_state(**changes):
+    state = MixState(
+        step=12,
+        cursors_S=((40, 1, 0), (7, 0, 64)),
+        credits_S=(5 * WEIGHT_ONE, -5 * WEIGHT_ONE),
+        drawn_S=(1000, 990),
+        carried=pieces_of([0, 31, 0, 0, 20, 20], [1, 6, 2, 32, 40, 50]),
+        mix_revision=3,
+    )
+    return replace(state, **changes)
+
+
+def test_a_state_goes_through_json_unchanged():
+    saved = json.loads(json.dumps(a_state().to_json(NAMES, PRINT)))
+
+    again = MixState.from_json(saved, NAMES, PRINT)
+
+    assert again.to_json(NAMES, PRINT) == saved
+    assert (again.step, again.cursors_S) == (12, ((40, 1, 0), (7, 0, 64)))
+    assert (again.credits_S, again.drawn_S) == (a_state().credits_S, a_state().drawn_S)
+    assert again.carried.to_json() == [[0, 31, 0, 0, 20, 20], [1, 6, 2, 32, 40, 50]]
+    assert again.mix_revision == 3
+
+
+def test_the_start_owes_nothing_and_carries_nothing():
+    state = MixState.start(3)
+
+    assert state.step == 0
+    assert state.cursors_S == ((0, 0, 0),) * 3
+    assert sum(state.credits_S) == 0
+    assert len(state.carried) == 0
+
+
+def test_a_start_goes_through_json_too():
+    saved = json.loads(json.dumps(MixState.start(2).to_json(NAMES, PRINT)))
+
+    assert len(MixState.from_json(saved, NAMES, PRINT).carried) == 0
+
+
+def test_every_part_of_the_mix_that_changed_is_named():
+    saved = a_state().to_json(NAMES, PRINT)
+    now = {"seed": "8", "mix": "aa", "sources.books": "cc"}
+
+    with pytest.raises(StateError) as caught:
+        MixState.from_json(saved, NAMES, now)
+
+    assert "seed: 7 saved, 8 now" in str(caught.value)
+    assert "sources.web: bb saved, absent now" in str(caught.value)
+    assert "sources.books: absent saved, cc now" in str(caught.value)
+    assert "mix:" not in str(caught.value)
+
+
+def test_a_state_of_another_version_is_refused():
+    saved = a_state().to_json(NAMES, PRINT) | {"version": STATE_VERSION + 1}
+
+    with pytest.raises(StateError, match=f"has version {STATE_VERSION + 1}, this code reads"):
+        MixState.from_json(saved, NAMES, PRINT)
+
+
+def test_what_is_no_state_at_all_is_refused():
+    with pytest.raises(StateError, match="has version None"):
+        MixState.from_json({}, NAMES, PRINT)
+
+
+def damaged(path, value):
+    saved = json.loads(json.dumps(a_state().to_json(NAMES, PRINT)))
+    *above, last = path
+    node = saved
+    for part in above:
+        node = node[part]
+    if value is None:
+        del node[last]
+    else:
+        node[last] = value
+    return saved
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("step",), None),
+        (("step",), "twelve"),
+        (("fingerprint",), None),
+        (("fingerprint",), 3),
+        (("sources", "code"), None),
+        (("sources", "web", "cursor"), [1]),
+        (("sources", "web", "cursor"), ["a", 0, 0]),
+        (("sources", "web", "credit"), "much"),
+        (("carried",), None),
+        (("carried",), [[1, 2, 3], [4, 5, 6]]),
+        (("carried",), [[1, 2, 3, 4, 5, "x"]]),
+        (("carried",), [1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_a_damaged_state_is_refused_and_never_guessed_at(path, value):
+    with pytest.raises(StateError, match="damaged"):
+        MixState.from_json(damaged(path, value), NAMES, PRINT)
+
+
+def test_a_step_pays_every_source_its_share_and_takes_what_was_drawn():
+    half = WEIGHT_ONE // 2
+
+    after = MixState.start(2).after(
+        cursors_S=[(3, 1, 0), (0, 0, 0)],
+        served_S=[10, 0],
+        weights_S=[half, half],
+        carried=PieceTable.empty(),
+    )
+
+    assert after.step == 1
+    assert after.credits_S == (-5 * WEIGHT_ONE, 5 * WEIGHT_ONE)
+    assert after.drawn_S == (10, 0)
+
+
+@pytest.mark.parametrize(("source", "floor"), [(0, 31), (1, 6)])
+def test_what_is_carried_is_still_needed(source, floor):
+    assert a_state().floor_of(source) == floor
+
+
+def test_without_anything_carried_the_cursor_is_the_floor():
+    assert a_state(carried=PieceTable.empty()).floor_of(0) == 40
+
+
+def test_pieces_are_taken_and_joined_by_column():
+    table = pieces_of([0, 1, 0, 0, 5, 5], [1, 2, 0, 0, 6, 9], [0, 3, 0, 2, 4, 8])
+
+    joined = PieceTable.concatenated([table.take(np.array([2])), table.take(np.array([0]))])
+
+    assert joined.to_json() == [[0, 3, 0, 2, 4, 8], [0, 1, 0, 0, 5, 5]]
+    assert joined.lengths_P.tolist() == [2, 5]
