@@ -1,0 +1,73 @@
+"""A plan: its rows, its parts, its digest."""
+
+import numpy as np
+import pytest
+
+from tests.support.builders import a_plan
+
+ROWS = (
+    ([0, 1, 0, 0, 5, 5], [1, 2, 0, 0, 3, 3]),
+    ([0, 2, 0, 0, 8, 8],),
+    (),
+    ([1, 3, 1, 4, 9, 20],),
+)
+
+
+def plan(**changes):
+    return a_plan(ROWS, dp_ranks=[0, 1, 0, 1], microbatches=[0, 0, 1, 1], **changes)
+
+
+def test_rows_are_found_by_rank_and_microbatch():
+    assert plan().num_rows == 4
+    assert plan().rows_of(1, 1).tolist() == [3]
+    assert plan().rows_of(0, 0).tolist() == [0]
+    assert plan().rows_of(2, 0).tolist() == []
+
+
+def test_a_part_holds_the_rows_of_its_ranks_and_what_is_said_of_the_whole():
+    part = plan().part_of([1])
+
+    assert part.pieces.to_json() == [[0, 2, 0, 0, 8, 8], [1, 3, 1, 4, 9, 20]]
+    assert part.row_offsets.tolist() == [0, 1, 2]
+    assert part.microbatches_R.tolist() == [0, 1]
+    assert part.tokens_S == plan().tokens_S
+    assert part.loss_tokens == plan().loss_tokens
+
+
+def test_an_empty_row_stays_a_row_of_its_part():
+    part = plan().part_of([0])
+
+    assert np.diff(part.row_offsets).tolist() == [2, 0]
+
+
+def test_a_part_for_every_rank_is_the_plan():
+    part = plan().part_of([1, 0])
+
+    assert part.pieces.to_json() == plan().pieces.to_json()
+    assert part.membership_digest() == plan().membership_digest()
+
+
+def test_the_digest_does_not_depend_on_ranks():
+    other = a_plan(ROWS, dp_ranks=[3, 2, 1, 0], microbatches=[0, 0, 0, 0], imbalance=2.0)
+
+    assert other.membership_digest() == plan().membership_digest()
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_the_digest_changes_with_any_part_of_any_piece(place):
+    rows = [list(map(list, row)) for row in ROWS]
+    rows[3][0][place] += 1
+
+    assert a_plan(rows).membership_digest() != plan().membership_digest()
+
+
+def test_the_digest_changes_with_the_step_and_with_the_bounds_of_rows():
+    moved = [(ROWS[0][0],), (ROWS[0][1], ROWS[1][0]), (), ROWS[3]]
+
+    digests = {
+        plan().membership_digest(),
+        plan(step=1).membership_digest(),
+        a_plan(moved).membership_digest(),
+    }
+
+    assert len(digests) == 3
