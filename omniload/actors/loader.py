@@ -2,15 +2,19 @@
 
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from omniload.base.ragged import Ragged
 from omniload.machine.messages import ReadAhead, ReleaseSamples, SamplesReported, SliceRequest
 from omniload.machine.source_loader import SamplesRead, SourceLoader
 from omniload.mix.config import MixConfig
+from omniload.mix.fingerprint import SourceFacts
 from omniload.source.source import Source, open_source
 
 __all__ = ["LoaderShell"]
+
+_OPENING_THREADS = 8
 
 
 class LoaderShell:
@@ -22,8 +26,9 @@ class LoaderShell:
         names = mix.names
         self._machine = SourceLoader(names={s: names[s] for s in sources})
         self._lock = threading.Lock()
-        self._sources: Mapping[int, Source] = {
-            s: open_source(
+
+        def opened(s: int) -> Source:
+            return open_source(
                 names[s],
                 mix.sources[names[s]],
                 seed=mix.seed,
@@ -31,14 +36,23 @@ class LoaderShell:
                 base_dir=base_dir,
                 cache_dir=cache_dir,
             )
-            for s in sources
-        }
+
+        # Footers and indexes are waited for, not computed: hundreds of sources open together.
+        with ThreadPoolExecutor(_OPENING_THREADS) as pool:
+            self._sources: Mapping[int, Source] = dict(
+                zip(sources, pool.map(opened, sources), strict=True)
+            )
         # A source decodes into its own state: one read of it at a time.
         self._reading = {s: threading.Lock() for s in sources}
 
-    def positions_per_epoch(self) -> dict[int, int]:
-        """Return the number of records of each source."""
-        return {s: source.positions_per_epoch for s, source in self._sources.items()}
+    def facts(self) -> dict[int, SourceFacts]:
+        """Return what the planner must know of each source."""
+        return {
+            s: SourceFacts(
+                positions_per_epoch=source.positions_per_epoch, order_digest=source.fingerprint
+            )
+            for s, source in self._sources.items()
+        }
 
     def read_ahead(self, command: ReadAhead) -> SamplesReported:
         """Read and hold a range, and say what it gave."""

@@ -110,8 +110,8 @@ class LocalPlane(DataPlane):
         self.loader = LoaderShell(
             mix, every_source, base_dir=spec.base_dir, cache_dir=spec.cache_dir
         )
-        positions = self.loader.positions_per_epoch()
-        planner = make_planner(spec, [positions[s] for s in every_source])
+        facts = self.loader.facts()
+        planner = make_planner(spec, [facts[s] for s in every_source])
         self.first_step = planner.state.step
         dp_ranks = tuple(range(tree.size_of("dp")))
         self.constructor = ConstructorShell(

@@ -11,7 +11,7 @@ from omniload.base.state import Json, JsonObject
 from omniload.build.microbatch import Batch
 from omniload.machine.planner import Planner
 from omniload.mix.config import MixConfig
-from omniload.mix.fingerprint import fingerprint_of
+from omniload.mix.fingerprint import SourceFacts, fingerprint_of
 from omniload.mix.journal import Journal
 from omniload.mix.state import MixState
 from omniload.plan.place_tree import ClientPlaceTree
@@ -86,24 +86,24 @@ class DataPlane(Protocol):
         ...
 
 
-def make_planner(spec: PlaneSpec, positions_per_epoch_S: Sequence[int]) -> Planner:
+def make_planner(spec: PlaneSpec, facts_S: Sequence[SourceFacts]) -> Planner:
     """Return a planner at step 0, or where ``spec.state`` left off.
 
     Args:
         spec: The run.
-        positions_per_epoch_S: Records found in each source.
+        facts_S: What was found in each source.
 
     Raises:
         StateError: ``spec.state`` belongs to another mix or other data.
     """
     mix, state = spec.mix, spec.state
     fingerprint = fingerprint_of(
-        mix, positions_per_epoch_S, tokenizer_digest=tokenizer_digest(mix, spec.base_dir)
+        mix, facts_S, tokenizer_digest=tokenizer_digest(mix, spec.base_dir)
     )
     return Planner(
         mix=mix,
         tree=spec.tree,
-        positions_per_epoch_S=positions_per_epoch_S,
+        positions_per_epoch_S=[facts.positions_per_epoch for facts in facts_S],
         state=MixState.start(len(mix.names))
         if state is None
         else MixState.from_json(state, mix.names, fingerprint),

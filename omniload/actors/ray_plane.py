@@ -37,6 +37,7 @@ from omniload.machine.messages import (
 )
 from omniload.machine.scaler import SourceCost, group_sources
 from omniload.mix.config import MixConfig
+from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.schedule import weights_at
 from omniload.plan.records import StepPlan
 
@@ -75,11 +76,11 @@ class _PlannerActor:
     def __init__(
         self,
         spec: PlaneSpec,
-        positions: Sequence[int],
+        facts: Sequence[SourceFacts],
         loaders: Mapping[int, Any],
         constructors: Sequence[Any],
     ) -> None:
-        planner = make_planner(spec, positions)
+        planner = make_planner(spec, facts)
         self._first_step = planner.state.step
         links = {actor: _RayLoader(actor) for actor in loaders.values()}
         self._shell = PlannerShell(
@@ -242,9 +243,9 @@ class RayPlane(DataPlane):
         loaders = {
             s: actor for actor, group in zip(self._loaders, groups, strict=True) for s in group
         }
-        positions: dict[int, int] = {}
+        facts: dict[int, SourceFacts] = {}
         for actor in self._loaders:
-            positions |= _get(actor.positions_per_epoch.remote(), "a source loader")
+            facts |= _get(actor.facts.remote(), "a source loader")
         self._constructors = [
             _actor(_ConstructorActor, threads=4 + 2 * len(ranks) * cp)
             .options(name=name)
@@ -261,7 +262,7 @@ class RayPlane(DataPlane):
             .options(name="planner")
             .remote(
                 spec,
-                [positions[s] for s in range(len(mix.names))],
+                [facts[s] for s in range(len(mix.names))],
                 loaders,
                 list(zip(self._constructors, dp_ranks_of.values(), strict=True)),
             )

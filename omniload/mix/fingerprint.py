@@ -1,30 +1,41 @@
 """What must stay the same for a run to resume with the same samples.
 
 Only what decides membership counts: seed, sources, weights, packing, tokens of a step,
-tokenizer, and the number of records found. Ranks, microbatches, balance and runtime may
+tokenizer, and the records found. Ranks, microbatches, balance and runtime may
 change freely.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import orjson
 
 from omniload.mix.config import MixConfig
 
-__all__ = ["fingerprint_of"]
+__all__ = ["SourceFacts", "fingerprint_of"]
 
 _NOT_MEMBERSHIP = {"tags", "on_error"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFacts:
+    """What was found when a source was opened."""
+
+    positions_per_epoch: int
+    """Records."""
+    order_digest: str
+    """Digest of what their order is made from: shards, their units, and how many records each has."""
+
+
 def fingerprint_of(
-    mix: MixConfig, positions_per_epoch_S: Sequence[int], *, tokenizer_digest: str = ""
+    mix: MixConfig, facts_S: Sequence[SourceFacts], *, tokenizer_digest: str = ""
 ) -> dict[str, str]:
     """Return a short digest of every part of the mix that decides what is trained on.
 
     Args:
         mix: The declared mix.
-        positions_per_epoch_S: Records found in each source.
+        facts_S: What was found in each source.
         tokenizer_digest: Digest of the tokenizer's file.
 
     Returns:
@@ -38,9 +49,11 @@ def fingerprint_of(
         "pack": _digest(mix.pack.model_dump(mode="json")),
         "tokenizer": tokenizer_digest,
     }
-    for (name, source), records in zip(mix.sources.items(), positions_per_epoch_S, strict=True):
+    for (name, source), facts in zip(mix.sources.items(), facts_S, strict=True):
         parts[f"sources.{name}"] = _digest(source.model_dump(mode="json", exclude=_NOT_MEMBERSHIP))
-        parts[f"sources.{name}.records"] = str(records)
+        parts[f"sources.{name}.records"] = (
+            f"{facts.positions_per_epoch} records, order {facts.order_digest}"
+        )
     return parts
 
 

@@ -6,10 +6,9 @@ Shape suffixes:
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from typing_extensions import override
 
@@ -18,7 +17,7 @@ from omniload.base.ragged import Ragged
 from omniload.mix.config import OnError, SourceConfig, TokenizerConfig
 from omniload.mix.order import Order, Span
 from omniload.mix.samples import SampleTable
-from omniload.source.columns import as_binary, drained, take, text_array
+from omniload.source.columns import Chunks, drained, text_array
 from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
@@ -46,6 +45,8 @@ class Source(Protocol):
     """Name in the mix file."""
     positions_per_epoch: int
     """Records of the source."""
+    fingerprint: str
+    """Digest of what decides the order; positions saved under another one do not hold."""
 
     def read(self, start: int, stop: int) -> SampleBlock:
         """Return the samples of positions ``start`` to ``stop``, which may span epochs.
@@ -67,8 +68,7 @@ class _Block:
     """Decoded units, their records end to end."""
 
     units: tuple[int, ...]
-    binary_R: pa.LargeBinaryArray
-    dtype: np.dtype[Any]
+    column: Chunks
     usable_R: NDArray[np.bool_]
     """Decoded and not empty."""
     bad_R: NDArray[np.bool_]
@@ -92,7 +92,6 @@ class RecordSource(Source):
         self.name = name
         self.positions_per_epoch = order.positions_per_epoch
         self.fingerprint = order.fingerprint
-        """Digest of what decides the order; positions saved under another one do not hold."""
         self._order, self._format, self._tokenizer = order, record_format, tokenizer
         self._on_error = on_error
         self._bad_of_unit: dict[int, int] = {}
@@ -121,7 +120,7 @@ class RecordSource(Source):
         block = self._decoded(tuple(self._order.units_of(span.epoch, span.block).tolist()))
         rows = self._rows_of(span)[span.offset : span.offset + span.stop - span.start]
         usable = block.usable_R[rows]
-        tokens = take(block.binary_R, rows[usable], block.dtype)
+        tokens = block.column.take(rows[usable])
         positions = span.start + np.flatnonzero(usable)
         if self._tokenizer is not None:
             tokens = self._tokenizer.encode(text_array(tokens))
@@ -163,13 +162,11 @@ class RecordSource(Source):
             self._judge(unit, records)
             columns.append(records.column)
             bad.append(records.bad_B)
-        dtype = columns[0].values_V.dtype
-        column = drained(columns, dtype)
+        column = Chunks(columns, columns[0].values_V.dtype)
         bad_R = np.concatenate(bad)
         return _Block(
             units=units,
-            binary_R=as_binary(column),
-            dtype=dtype,
+            column=column,
             usable_R=~bad_R & (column.lengths_N > 0),
             bad_R=bad_R,
         )

@@ -6,6 +6,7 @@ Shape suffixes:
 
 import os
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -125,13 +126,19 @@ class BpeEncoder(Tokenizer):
         return text
 
 
+@lru_cache(maxsize=8)
+def _library(path: Path, _mtime_ns: int) -> tokenizers.Tokenizer:
+    """Read a tokenizer once for all sources of a process; it costs megabytes and is safe to share."""
+    return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+
+
 def _open_bpe(config: BpeTokenizer, base_dir: Path) -> BpeEncoder:
     # The library starts a thread per core in every process that encodes; loaders are many, and
     # each already has a core of its own. Whoever sets the variable is obeyed.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     path = base_dir / config.path
     try:
-        library = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        library = _library(path, path.stat().st_mtime_ns)
     except FileNotFoundError:
         raise ConfigError(
             f"tokenizer.path: {path}: no such file; give the path of a tokenizer.json, "

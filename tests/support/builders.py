@@ -10,7 +10,7 @@ from omniload.build.microbatch import Microbatch
 from omniload.build.rows import build_rows, stops_with_next
 from omniload.machine.planner import Planner
 from omniload.mix.config import MixConfig
-from omniload.mix.fingerprint import fingerprint_of
+from omniload.mix.fingerprint import SourceFacts, fingerprint_of
 from omniload.mix.pieces import PIECE_COLUMNS, PieceTable
 from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
@@ -139,6 +139,11 @@ def a_microbatch(rows: Sequence[Sequence[Sequence[int]]], *, length: int) -> Mic
     )
 
 
+def some_facts(records: Sequence[int]) -> list[SourceFacts]:
+    """Return what opening sources of so many records would have found."""
+    return [SourceFacts(positions_per_epoch=count, order_digest="order") for count in records]
+
+
 def a_planner(
     mix: MixConfig | None = None,
     *,
@@ -156,6 +161,6 @@ def a_planner(
         "tree": ClientPlaceTree.of(dp=dp, cp=cp),
         "positions_per_epoch_S": epoch,
         "state": state or MixState.start(len(mix.names)),
-        "fingerprint": fingerprint_of(mix, epoch),
+        "fingerprint": fingerprint_of(mix, some_facts(epoch)),
     }
     return Planner(**(defaults | changes))
