@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from omniload.base.clock import Clock, SystemClock
 from omniload.base.ragged import Ragged
+from omniload.base.retry import backoff_s, with_retries
 from omniload.machine.messages import ReadAhead, ReleaseSamples, SamplesReported, SliceRequest
 from omniload.machine.source_loader import SamplesRead, SourceLoader
 from omniload.mix.config import MixConfig
@@ -21,10 +23,17 @@ class LoaderShell:
     """Holds the only open copy of its sources. Safe to call from several threads."""
 
     def __init__(
-        self, mix: MixConfig, sources: Sequence[int], *, base_dir: Path, cache_dir: Path | None
+        self,
+        mix: MixConfig,
+        sources: Sequence[int],
+        *,
+        base_dir: Path,
+        cache_dir: Path | None,
+        clock: Clock | None = None,
     ) -> None:
         names = mix.names
         self._machine = SourceLoader(names={s: names[s] for s in sources})
+        self._clock = clock or SystemClock()
         self._lock = threading.Lock()
 
         def opened(s: int) -> Source:
@@ -55,13 +64,16 @@ class LoaderShell:
         }
 
     def read_ahead(self, command: ReadAhead) -> SamplesReported:
-        """Read and hold a range, and say what it gave."""
+        """Read and hold a range, and say what it gave; a store that does not answer is asked again for a while."""
         with self._reading[command.source]:
             with self._lock:
                 (answer,) = self._machine.handle(command)
             if isinstance(answer, SamplesReported):
                 return answer
-            block = self._sources[answer.source].read(answer.start, answer.stop)
+            source, start, stop = self._sources[answer.source], answer.start, answer.stop
+            block = with_retries(
+                lambda: source.read(start, stop), list(backoff_s()), self._clock.sleep
+            )
             with self._lock:
                 (report,) = self._machine.handle(
                     SamplesRead(

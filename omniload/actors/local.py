@@ -15,6 +15,7 @@ from omniload.actors.plane import (
     make_planner,
     open_journal,
     require_rows,
+    serve_metrics,
 )
 from omniload.actors.planner import ConstructorLink, LoaderLink, PlannerShell
 from omniload.base.errors import UnavailableError
@@ -113,6 +114,7 @@ class LocalPlane(DataPlane):
         facts = self.loader.facts()
         planner = make_planner(spec, [facts[s] for s in every_source])
         self.first_step = planner.state.step
+        serve_metrics(mix)
         dp_ranks = tuple(range(tree.size_of("dp")))
         self.constructor = ConstructorShell(
             DataConstructor(

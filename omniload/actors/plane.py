@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from omniload.base.errors import ConfigError
+from omniload.base.metrics import serve
 from omniload.base.state import Json, JsonObject
 from omniload.build.microbatch import Batch
 from omniload.machine.planner import Planner
@@ -24,6 +25,7 @@ __all__ = [
     "make_planner",
     "open_journal",
     "require_rows",
+    "serve_metrics",
     "tokenizer_digest",
 ]
 
@@ -136,6 +138,23 @@ def tokenizer_digest(mix: MixConfig, base_dir: Path) -> str:
     return hashlib.blake2b(content, digest_size=6).hexdigest() + (
         mix.tokenizer.end_of_document or ""
     )
+
+
+def serve_metrics(mix: MixConfig) -> None:
+    """Answer Prometheus from the planner's process, where the mix asks for it.
+
+    Raises:
+        ConfigError: The port is taken.
+    """
+    port = mix.runtime.metrics_port
+    if not port:
+        return
+    try:
+        serve(port)
+    except OSError as error:
+        raise ConfigError(
+            f"runtime.metrics_port {port} cannot be used ({error.strerror}); choose another"
+        ) from error
 
 
 def require_rows(spec: PlaneSpec) -> None:

@@ -19,6 +19,7 @@ from omniload.actors.plane import (
     make_planner,
     open_journal,
     require_rows,
+    serve_metrics,
 )
 from omniload.actors.planner import ConstructorLink, LoaderLink, PlannerShell
 from omniload.actors.ray_cluster import ClusterAddress, PrivateCluster, connect
@@ -81,6 +82,7 @@ class _PlannerActor:
         constructors: Sequence[Any],
     ) -> None:
         planner = make_planner(spec, facts)
+        serve_metrics(spec.mix)
         self._first_step = planner.state.step
         links = {actor: _RayLoader(actor) for actor in loaders.values()}
         self._shell = PlannerShell(

@@ -228,6 +228,8 @@ class RuntimeConfig(StrictModel):
     """Source loader actors; 0 groups sources by their cost."""
     constructors: int = Field(default=0, ge=0)
     """Data constructor actors; 0 starts one for every 8 data-parallel ranks."""
+    metrics_port: int = Field(default=0, ge=0, le=65_535)
+    """Port on loopback where the planner's process answers Prometheus at ``/metrics``; 0 for none."""
 
 
 class MixConfig(StrictModel):
