@@ -1,0 +1,111 @@
+"""The Supervisor: restarts the whole job, as often as allowed, and knows when not to."""
+
+import pytest
+
+from omniload.machine.supervisor import (
+    GiveUp,
+    RankExited,
+    RanksStopped,
+    Start,
+    StartRanks,
+    Stop,
+    StopRanks,
+    Succeed,
+    Supervisor,
+)
+
+
+def a_supervisor(*events, num_ranks=2, max_restarts=1):
+    supervisor = Supervisor(num_ranks=num_ranks, max_restarts=max_restarts)
+    supervisor.handle(Start())
+    for event in events:
+        supervisor.handle(event)
+    return supervisor
+
+
+def exited(rank, code=0, attempt=0):
+    return RankExited(rank=rank, attempt=attempt, code=code)
+
+
+def test_it_starts_with_the_first_attempt():
+    assert Supervisor(num_ranks=1, max_restarts=0).handle(Start()) == (StartRanks(attempt=0),)
+
+
+def test_the_job_succeeds_when_every_rank_is_done():
+    supervisor = a_supervisor()
+
+    assert supervisor.handle(exited(1)) == ()
+    assert supervisor.handle(exited(0)) == (Succeed(),)
+
+
+def test_a_rank_that_reports_twice_is_counted_once():
+    assert a_supervisor(exited(1)).handle(exited(1)) == ()
+
+
+@pytest.mark.parametrize("code", [1, 3, -9])
+def test_a_rank_that_dies_stops_all_and_then_starts_all(code):
+    supervisor = a_supervisor()
+
+    assert supervisor.handle(exited(1, code)) == (StopRanks(),)
+    assert supervisor.handle(RanksStopped()) == (StartRanks(attempt=1),)
+
+
+def test_ranks_done_before_a_restart_must_be_done_again():
+    supervisor = a_supervisor(exited(0), exited(1, 1), RanksStopped())
+
+    assert supervisor.handle(exited(1, attempt=1)) == ()
+    assert supervisor.handle(exited(0, attempt=1)) == (Succeed(),)
+
+
+def test_exits_while_the_others_are_being_stopped_are_no_news():
+    supervisor = a_supervisor(exited(1, 1))
+
+    assert supervisor.handle(exited(0, -15)) == ()
+    assert supervisor.handle(RanksStopped()) == (StartRanks(attempt=1),)
+
+
+def test_exits_of_an_earlier_attempt_are_no_news():
+    supervisor = a_supervisor(exited(1, 1), RanksStopped())
+
+    assert supervisor.handle(exited(0, 1, attempt=0)) == ()
+    assert supervisor.attempt == 1
+
+
+@pytest.mark.parametrize("code", [2, 5])
+def test_a_fault_that_would_be_the_same_again_is_not_retried(code):
+    supervisor = a_supervisor(exited(0, code), max_restarts=9)
+
+    (end,) = supervisor.handle(RanksStopped())
+
+    assert end == GiveUp(
+        reason=f"rank 0 ended with exit code {code}, which a restart would repeat", exit_code=code
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "exit_code"), [(1, "exit code 1", 1), (-9, "signal 9", 3)]
+)
+def test_it_gives_up_after_the_restarts_allowed(code, cause, exit_code):
+    supervisor = a_supervisor(exited(0, 1), RanksStopped(), exited(1, code, attempt=1))
+
+    (end,) = supervisor.handle(RanksStopped())
+
+    assert end.exit_code == exit_code
+    assert end.reason == f"rank 1 ended with {cause} after 1 restarts (max_restarts 1)"
+
+
+def test_a_request_to_stop_ends_the_job_as_interrupted():
+    supervisor = a_supervisor()
+
+    assert supervisor.handle(Stop()) == (StopRanks(),)
+    assert supervisor.handle(RanksStopped()) == (GiveUp(reason="interrupted", exit_code=130),)
+
+
+def test_a_request_to_stop_wins_over_a_restart_under_way():
+    supervisor = a_supervisor(exited(1, 1), Stop())
+
+    assert supervisor.handle(RanksStopped()) == (GiveUp(reason="interrupted", exit_code=130),)
+
+
+def test_ranks_that_stopped_unasked_are_no_news():
+    assert a_supervisor().handle(RanksStopped()) == ()
