@@ -190,7 +190,7 @@ def _client(spec: RankSpec, train: TrainConfig, mix: MixConfig, base_dir: Path) 
 
 def _handle(plane: PlaneRef, rank: int) -> RankHandle:
     from omniload.actors.ray_cluster import ClusterAddress  # noqa: PLC0415 -- an extra, absent for local users
-    from omniload.actors.ray_plane import PlaneAddress, handle_in  # noqa: PLC0415 -- as above
+    from omniload.actors.ray_handle import PlaneAddress, handle_in  # noqa: PLC0415 -- as above
 
     cluster = ClusterAddress(address=plane.address, namespace=plane.namespace)
     return handle_in(PlaneAddress(cluster=cluster, dp_ranks_of=plane.dp_ranks_of), rank)

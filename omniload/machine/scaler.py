@@ -11,10 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from omniload.mix.config import MixConfig
+from omniload.mix.schedule import weights_at
 from omniload.plan.balance import balance
 
-__all__ = ["SourceCost", "group_sources"]
+__all__ = ["SourceCost", "estimated_costs", "group_sources"]
 
+_PREPROCESS_S_PER_TOKEN = {"text": 1e-6, "tokens": 2e-8}
+"""Orders of size on one core: tokenising text against reading token ids."""
+_TRANSFER_S_PER_TOKEN = 1e-8
+_TOKENS_PER_S = 100_000.0
+"""What training is assumed to use, before it was measured."""
+_SOURCE_BYTES = 64 << 20
+"""A decoded block and an open file, roughly."""
 _BUSY_SHARE = 0.7
 """Share of a core that a loader may be planned to use; the rest absorbs bursts."""
 
@@ -67,3 +76,21 @@ def group_sources(
     bins = balance(work, count).bins_N
     groups = [tuple(np.flatnonzero(bins == number).tolist()) for number in range(count)]
     return tuple(group for group in groups if group)
+
+
+def estimated_costs(mix: MixConfig) -> list[SourceCost]:
+    """Estimate (P, T, M) of each source at its greatest share, before anything was measured."""
+    stages = mix.mix.stages
+    ends = [weights_at(stages, mix.names, stage.from_step + stage.ramp_steps) for stage in stages]
+    costs = []
+    for s, source in enumerate(mix.sources.values()):
+        kind = "tokens" if source.type == "parquet" and source.tokens is not None else "text"
+        share = max(weights[s] for weights in ends)
+        costs.append(
+            SourceCost(
+                preprocess_s=share * _TOKENS_PER_S * _PREPROCESS_S_PER_TOKEN[kind],
+                transfer_s=share * _TOKENS_PER_S * _TRANSFER_S_PER_TOKEN,
+                memory_bytes=_SOURCE_BYTES,
+            )
+        )
+    return costs

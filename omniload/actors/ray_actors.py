@@ -1,0 +1,153 @@
+"""The roles as Ray actors, and the planner's ways to them."""
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from typing_extensions import override
+
+from omniload.actors.constructor import ConstructorShell
+from omniload.actors.loader import LoaderShell
+from omniload.actors.plane import PlaneSpec, make_planner, open_journal, serve_metrics
+from omniload.actors.planner import ConstructorLink, LoaderLink, PlannerShell
+from omniload.actors.ray_answers import answer_to, future_of
+from omniload.actors.ray_environment import ray
+from omniload.base.ragged import Ragged
+from omniload.base.state import JsonObject
+from omniload.machine.data_constructor import DataConstructor
+from omniload.machine.messages import (
+    ReadAhead,
+    ReleaseSamples,
+    ReleaseSteps,
+    SamplesReported,
+    SliceRequest,
+)
+from omniload.mix.fingerprint import SourceFacts
+from omniload.plan.records import StepPlan
+
+__all__ = ["ConstructorActor", "LoaderActor", "PlannerActor", "actor_of"]
+
+
+def actor_of(shell: type, *, threads: int) -> Any:  # noqa: ANN401 -- Ray's decorated classes have no static type
+    """Return the actor class of a shell whose methods run in so many threads."""
+    # Not restarted by Ray: a restart would run __init__ again and lose what was held. The
+    # supervisor starts the whole plane again from the last saved state instead.
+    remote: Any = ray.remote
+    return remote(max_restarts=0, num_cpus=0, max_concurrency=threads)(shell)
+
+
+class LoaderActor(LoaderShell):
+    """A source loader; its methods run in several threads."""
+
+    def pid(self) -> int:
+        """Return the actor's process."""
+        return os.getpid()
+
+
+class ConstructorActor(ConstructorShell):
+    """A data constructor that fetches from loader actors."""
+
+    def __init__(self, machine: DataConstructor, loaders: Mapping[int, Any]) -> None:
+        super().__init__(machine, partial(_fetch, loaders))
+
+    def pid(self) -> int:
+        """Return the actor's process."""
+        return os.getpid()
+
+
+class PlannerActor:
+    """The planner."""
+
+    def __init__(
+        self,
+        spec: PlaneSpec,
+        facts: Sequence[SourceFacts],
+        loaders: Mapping[int, Any],
+        constructors: Sequence[Any],
+    ) -> None:
+        planner = make_planner(spec, facts)
+        serve_metrics(spec.mix)
+        self._first_step = planner.state.step
+        links = {actor: _RayLoader(actor) for actor in loaders.values()}
+        self._shell = PlannerShell(
+            planner,
+            lambda source: links[loaders[source]],
+            [_RayConstructor(actor, ranks) for actor, ranks in constructors],
+            open_journal(spec.run_dir, planner),
+        )
+        self._shell.start()
+
+    def first_step(self) -> int:
+        """Return the step that planning started from."""
+        return self._first_step
+
+    def taken(self, step: int, dp_rank: int, cp_rank: int) -> None:
+        """Tell that a rank's trainer has the batch of ``step``."""
+        self._shell.taken(step, dp_rank, cp_rank)
+
+    def state_at(self, step: int) -> JsonObject:
+        """Return the state before ``step``."""
+        return self._shell.state_at(step)
+
+    def pid(self) -> int:
+        """Return the actor's process."""
+        return os.getpid()
+
+    def close(self) -> None:
+        """Stop planning and close the journal."""
+        self._shell.close()
+
+
+class _RayLoader(LoaderLink):
+    def __init__(self, actor: Any) -> None:  # noqa: ANN401 -- Ray's handle has no static type
+        self._actor = actor
+
+    @override
+    def read_ahead(self, command: ReadAhead) -> "Future[SamplesReported]":
+        return future_of(self._actor.read_ahead.remote(command), "a source loader")
+
+    @override
+    def release(self, command: ReleaseSamples) -> None:
+        self._actor.release.remote(command)
+
+
+class _RayConstructor(ConstructorLink):
+    def __init__(self, actor: Any, dp_ranks: Sequence[int]) -> None:  # noqa: ANN401 -- as above
+        self._actor, self._dp_ranks = actor, dp_ranks
+
+    @property
+    @override
+    def dp_ranks(self) -> Sequence[int]:
+        return self._dp_ranks
+
+    @override
+    def build(self, plan: StepPlan) -> "Future[int]":
+        return future_of(self._actor.build.remote(plan), "a data constructor")
+
+    @override
+    def release(self, command: ReleaseSteps) -> None:
+        self._actor.release.remote(command)
+
+    @override
+    def end(self, step: int) -> None:
+        self._actor.end.remote(step)
+
+    @override
+    def fail(self, error: BaseException) -> None:
+        self._actor.fail.remote(error)
+
+
+def _fetch(loaders: Mapping[int, Any], requests: Sequence[SliceRequest]) -> list[Ragged]:
+    """Get the slices of a step: one call per loader, however many samples or sources."""
+    places: dict[Any, list[int]] = {}
+    for place, request in enumerate(requests):
+        places.setdefault(loaders[request.source], []).append(place)
+    answers = [
+        (at, actor.slices.remote([requests[place] for place in at])) for actor, at in places.items()
+    ]
+    slices: dict[int, Ragged] = {}
+    for at, ref in answers:
+        slices |= zip(at, answer_to(ref, "a source loader"), strict=True)
+    return [slices[place] for place in range(len(requests))]

@@ -1,0 +1,47 @@
+"""Answers of Ray actors, with the errors that were raised in them."""
+
+from concurrent.futures import Future
+from typing import Any
+
+from omniload.actors.ray_environment import RayActorError, RayTaskError, ray
+from omniload.base.errors import UnavailableError
+
+__all__ = ["answer_to", "future_of", "plain_error"]
+
+
+def answer_to(ref: Any, role: str) -> Any:  # noqa: ANN401 -- whatever the actor's method returns
+    """Wait for an answer.
+
+    Raises:
+        OmniloadError: What the actor raised; ``UnavailableError`` naming ``role`` when it has died.
+    """
+    try:
+        return ray.get(ref)
+    except (RayTaskError, RayActorError) as error:
+        raise plain_error(error, role) from None
+
+
+def future_of(ref: Any, role: str) -> "Future[Any]":  # noqa: ANN401 -- as above
+    """Return a future of the answer whose error is the one that was raised in the actor."""
+    answer: Future[Any] = Future()
+
+    def settle(done: "Future[Any]") -> None:
+        error = done.exception()
+        if error is None:
+            answer.set_result(done.result())
+        else:
+            answer.set_exception(plain_error(error, role))
+
+    ref.future().add_done_callback(settle)
+    return answer
+
+
+def plain_error(error: BaseException, role: str) -> BaseException:
+    """Undo Ray's wrapping; a dead actor becomes an ``UnavailableError``."""
+    if isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):
+        return plain_error(error.cause, role)
+    if isinstance(error, RayActorError):
+        return UnavailableError(
+            f"{role} has died ({type(error).__name__}); start again from the last checkpoint"
+        )
+    return error

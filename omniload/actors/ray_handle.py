@@ -1,0 +1,75 @@
+"""A rank's way to a data plane of Ray actors, from the same process or another of the job."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import override
+
+from omniload.actors.plane import RankHandle
+from omniload.actors.ray_answers import answer_to
+from omniload.actors.ray_cluster import ClusterAddress, connect
+from omniload.actors.ray_environment import ray
+from omniload.base.state import JsonObject
+from omniload.build.microbatch import Batch
+
+__all__ = ["PlaneAddress", "RayHandle", "handle_in"]
+
+_ALIVE_CHECK_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaneAddress:
+    """How another process of the job finds the data plane."""
+
+    cluster: ClusterAddress
+    dp_ranks_of: Mapping[str, Sequence[int]]
+    """Data-parallel ranks of each constructor, by actor name."""
+
+
+class RayHandle(RankHandle):
+    """A rank's way to its constructor. The next step's batch is asked for while this one trains."""
+
+    def __init__(
+        self, address: PlaneAddress, dp_rank: int, cp_rank: int, on_close: Callable[[], None]
+    ) -> None:
+        name = next(name for name, ranks in address.dp_ranks_of.items() if dp_rank in ranks)
+        self._constructor = ray.get_actor(name)
+        self._planner = ray.get_actor("planner")
+        self._dp_rank, self._cp_rank = dp_rank, cp_rank
+        self._on_close = on_close
+        self._asked: dict[int, Any] = {}
+        self.first_step = answer_to(self._planner.first_step.remote(), "the planner")
+
+    @override
+    def take(self, step: int) -> Batch | None:
+        for ahead in (step, step + 1):
+            if ahead not in self._asked:
+                self._asked[ahead] = self._constructor.take.remote(
+                    ahead, self._dp_rank, self._cp_rank
+                )
+        asked = self._asked.pop(step)
+        # A dead constructor answers at once; a dead planner would never let the step be built.
+        while not ray.wait([asked], timeout=_ALIVE_CHECK_S)[0]:
+            answer_to(self._planner.pid.remote(), "the planner")
+        batch: Batch | None = answer_to(asked, "the data constructor")
+        return batch
+
+    @override
+    def taken(self, step: int) -> None:
+        self._planner.taken.remote(step, self._dp_rank, self._cp_rank)
+
+    @override
+    def state_at(self, step: int) -> JsonObject:
+        return answer_to(self._planner.state_at.remote(step), "the planner")  # type: ignore[no-any-return]
+
+    @override
+    def close(self) -> None:
+        self._asked.clear()
+        self._on_close()
+
+
+def handle_in(address: PlaneAddress, dp_rank: int, cp_rank: int = 0) -> RankHandle:
+    """Return a rank's handle in a process that is not the plane's: joins its Ray first."""
+    connect(address.cluster)
+    return RayHandle(address, dp_rank, cp_rank, on_close=ray.shutdown)
