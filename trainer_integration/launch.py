@@ -37,6 +37,7 @@ from omniload.machine.supervisor import (
     Supervisor,
 )
 from omniload.mix.config import MixConfig, load_mix
+from omniload.mix.run_record import write_run_record
 from omniload.plan.place_tree import ClientPlaceTree
 from trainer_integration.checkpoint_folder import latest, loader_state_of, step_of
 from trainer_integration.config import TrainConfig, load_train
@@ -61,6 +62,9 @@ __all__ = ["Launcher", "Observer", "Resume"]
 
 _LOG = get_logger(__name__)
 _MEMORY_EVERY_S = 5.0
+_INTERRUPTED_EXIT = 130
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LONGEST_CAUSE = 500
 
 Resume = Literal["never", "latest"]
 Observer = Callable[["Launcher", StepLine | EventLine], None]
@@ -126,15 +130,23 @@ class Launcher:
         Raises:
             OmniloadError: The data plane cannot be started.
         """
+        newest = latest(self._checkpoints)
+        first_step = 0 if newest is None else step_of(newest)
+        mix_file = self.train.mix_file(self._folder)
+        write_run_record(
+            self.run_dir, mix_file, {"dp": self.train.parallel.dp}, from_step=first_step
+        )
         os.environ[MARK] = self._job  # inherited by Ray's processes and by the ranks
         guard = Guard(self._job)
-        previous = {
-            number: signal.signal(number, self._on_signal)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        previous = {number: signal.getsignal(number) for number in _ENDING_SIGNALS}
+        self._listen()
         try:
-            with RunLog(self.run_dir) as self._log:
-                return self._supervise()
+            with RunLog(self.run_dir, fresh=newest is None) as self._log:
+                try:
+                    return self._supervise()
+                except SystemExit:  # what Ray makes of a SIGTERM while it is starting
+                    self._tell("end", "interrupted")
+                    return _INTERRUPTED_EXIT
         finally:
             self._stop_ranks()
             for number, handler in previous.items():
@@ -191,6 +203,7 @@ class Launcher:
         reference = None
         if runtime_of(spec) == "ray":
             self._attempt.plane = plane = open_ray_plane(spec)
+            self._listen()  # Ray has put its own handlers in place
             self._attempt.roles = plane.pids()
             reference = PlaneRef(
                 address=plane.address.cluster.address,
@@ -212,8 +225,8 @@ class Launcher:
         state: JsonObject | None,
     ) -> None:
         assert self._attempt is not None
-        logs = self.run_dir / "logs"
-        logs.mkdir(exist_ok=True)
+        log_file = self._rank_log(attempt, rank)
+        log_file.parent.mkdir(exist_ok=True)
         rendezvous = self.run_dir / f"rendezvous-{self._job}-{attempt}"
         spec = RankSpec(
             config=self.config,
@@ -224,7 +237,7 @@ class Launcher:
             plane=plane,
             loader_state=state if plane is None else None,
         )
-        with (logs / f"rank-{rank}-attempt-{attempt}.log").open("w", encoding="utf-8") as log:
+        with log_file.open("w", encoding="utf-8") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "trainer_integration.rank"],
                 stdin=subprocess.PIPE,
@@ -252,9 +265,21 @@ class Launcher:
                 self._write(line)
         code = process.wait()
         if self._attempt is not None and self._attempt.number == attempt:
-            cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
-            self._tell("exit", f"rank {rank}: {cause}", attempt=attempt)
+            self._tell("exit", f"rank {rank}: {self._cause(attempt, rank, code)}", attempt=attempt)
         self._events.put(RankExited(rank=rank, attempt=attempt, code=code))
+
+    def _cause(self, attempt: int, rank: int, code: int) -> str:
+        """Say how a rank ended, with the last line it wrote where it failed."""
+        if code < 0:
+            return f"signal {signal.Signals(-code).name}"
+        if code == 0:
+            return "code 0"
+        lines = self._rank_log(attempt, rank).read_text(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
+        return f"code {code}: {last[:_LONGEST_CAUSE]}"
+
+    def _rank_log(self, attempt: int, rank: int) -> Path:
+        return self.run_dir / "logs" / f"rank-{rank}-attempt-{attempt}.log"
 
     def _stop_ranks(self) -> None:
         """End every process of the attempt. Ranks wait for each other in collectives, so they are killed."""
@@ -270,6 +295,10 @@ class Launcher:
                 attempt.plane.close()
         for leftover in self.run_dir.glob(f"rendezvous-{self._job}-*"):
             leftover.unlink(missing_ok=True)
+
+    def _listen(self) -> None:
+        for number in _ENDING_SIGNALS:
+            signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         _LOG.warning("%s: ending the job", signal.Signals(number).name)

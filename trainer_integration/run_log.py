@@ -4,6 +4,7 @@ The launcher alone writes it. After a restart the steps since the checkpoint are
 again and logged again, with a higher ``attempt``; readers take the last.
 """
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -105,9 +106,13 @@ def parse_line(text: str) -> StepLine | EventLine | MemoryLine:
 class RunLog:
     """The log of a run, appended to."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, fresh: bool = False) -> None:
+        """Open the log; ``fresh`` drops lines of work that left no checkpoint, as the journal does."""
         run_dir.mkdir(parents=True, exist_ok=True)
-        self._file = (run_dir / LOG_NAME).open("a", encoding="utf-8", buffering=1)
+        path = run_dir / LOG_NAME
+        if not fresh and path.exists():
+            _cut_torn_line(path)
+        self._file = path.open("w" if fresh else "a", encoding="utf-8", buffering=1)
 
     def write(self, line: StepLine | EventLine | MemoryLine) -> None:
         """Append one line."""
@@ -127,6 +132,12 @@ class RunLog:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Cut off what a kill left of a line, or the next line would be joined to it."""
+    whole = path.read_bytes().rfind(b"\n") + 1
+    os.truncate(path, whole)
 
 
 def read_log(run_dir: Path) -> list[StepLine | EventLine | MemoryLine]:

@@ -74,7 +74,7 @@ class GiveUp:
 
 Command = StartRanks | StopRanks | Succeed | GiveUp
 
-_CONFIG_EXIT, _INTEGRITY_EXIT = 2, 5
+_CONFIG_EXIT, _STATE_EXIT, _INTEGRITY_EXIT = 2, 4, 5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class Supervisor:
     """Restarts the whole job when a rank dies, as often as allowed.
 
     One rank cannot go on alone: its peers wait for it in a collective. A fault that would
-    be the same again (configuration, integrity) is not retried.
+    be the same again (configuration, state, integrity) is not retried.
     """
 
     num_ranks: int
@@ -117,7 +117,7 @@ class Supervisor:
 
     def _verdict(self, rank: int, code: int) -> GiveUp | None:
         cause = f"signal {-code}" if code < 0 else f"exit code {code}"
-        if code in (_CONFIG_EXIT, _INTEGRITY_EXIT):
+        if code in (_CONFIG_EXIT, _STATE_EXIT, _INTEGRITY_EXIT):
             return GiveUp(
                 reason=f"rank {rank} ended with {cause}, which a restart would repeat",
                 exit_code=code,
