@@ -7,9 +7,10 @@ Shape suffixes:
     S  sources        K  steps looked at
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +29,11 @@ __all__ = [
     "figures_of",
     "forecast",
     "tokens_by_step",
+    "warnings_of",
 ]
 
+_MOST_EPOCHS = 4
+_WORTH_A_WARNING = 0.01
 _MOST_POINTS = 1024
 """Steps of a ramp that are looked at; the rest lies between them."""
 
@@ -180,6 +184,45 @@ def figures_of(mix: MixConfig, plan: StepPlan, dp: int) -> StepFigures:
         imbalance_before=balance(costs_R, dp, method="none").imbalance,
         bound=plan.bound,
     )
+
+
+def warnings_of(
+    names: Sequence[str], expected: Forecast, steps: Sequence[StepFigures]
+) -> list[str]:
+    """Return what a user should know before starting, each with its remedy.
+
+    Args:
+        names: Names of the sources.
+        expected: What the run will draw.
+        steps: Some of its steps, planned.
+
+    Source:
+        Muennighoff et al., "Scaling Data-Constrained Language Models" (2023), on repetition:
+        up to about four epochs it costs little, beyond that it helps less and less.
+    """
+    warnings = [
+        f"{name} is gone through {epochs:.1f} times, more than {_MOST_EPOCHS}; "
+        "lower its weight, add data or train for fewer steps"
+        for name, epochs in zip(names, expected.total.epochs_S.tolist(), strict=True)
+        if epochs > _MOST_EPOCHS
+    ]
+    if expected.ends_early:
+        warnings.append(
+            f"mix.stop ends the run before step {expected.total.stop:,}; raise weights evenly with the "
+            "sources' sizes, or set mix.stop to never"
+        )
+    bound = fmean(step.bound for step in steps)
+    if bound > 1 + _WORTH_A_WARNING:
+        warnings.append(
+            f"the heaviest row costs {bound:.2f} times the mean of a rank, so balancing cannot reach 1; "
+            "raise batch.tokens, shorten pack.length or use fewer ranks"
+        )
+    waste = 1 - sum(step.tokens for step in steps) / sum(step.capacity for step in steps)
+    if waste > _WORTH_A_WARNING:
+        warnings.append(
+            f"{waste:.1%} of the rows is padding; raise pack.lookahead_rows, or pack by concat_and_split"
+        )
+    return warnings
 
 
 def _weights(mix: MixConfig, step: int) -> NDArray[np.float64]:

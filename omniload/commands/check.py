@@ -1,0 +1,96 @@
+"""``omniload mix check``: is the file valid, and is what it names there?"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from omniload.base.units import format_bytes
+from omniload.commands.display import Cell, bar, colour_of, emit_json, output, table
+from omniload.commands.opening import FoundSource, find_sources, open_spec
+from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
+from omniload.mix.config import MixConfig
+from omniload.mix.schedule import boundaries, weights_at
+
+__all__ = ["check", "shares_table"]
+
+_BAR_WIDTH = 8
+
+
+@click.command
+@mix_argument
+@dp_option
+@cache_option
+@json_option
+def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
+    """Check a mix file and everything it names: files, footers, tokenizer, batch.
+
+    All faults are reported at once. Nothing is decoded, and nothing is written but the
+    indexes of the sources.
+
+    \b
+    Example:
+      omniload mix check examples/quickstart.yaml --dp 2
+    """  # noqa: D301 -- click's own marker
+    spec = open_spec(file, dp=dp, cache_dir=cache_dir)
+    found = find_sources(spec)
+    mix = spec.mix
+    if as_json:
+        emit_json(
+            {
+                "file": str(file),
+                "dp": dp,
+                "rows_per_step": mix.rows_per_step,
+                "sources": [asdict(source) for source in found],
+                "shares": [
+                    {"step": step, "shares": _shares(mix, step)} for step in boundaries(mix)
+                ],
+            }
+        )
+        return
+    console = output()
+    console.print(_sources_table(found))
+    console.print(shares_table(mix))
+    ranks = f"{dp} data-parallel rank{'s' if dp > 1 else ''}"
+    rows = f"{mix.rows_per_step} rows of {mix.pack.length:,} tokens"
+    console.print(Text(f"{file}: valid; a step is {rows} over {ranks}"))
+
+
+def shares_table(mix: MixConfig) -> Table:
+    """Lay out the normalised weight of each source at every step where weights start or stop to change."""
+    steps = boundaries(mix)
+    shares = [_shares(mix, step) for step in steps]
+    rows = [
+        [Text(name, colour_of(s)), *(_share_cell(at[name], s) for at in shares)]
+        for s, name in enumerate(mix.names)
+    ]
+    columns = [("source", False), *((f"step {step:,}", False) for step in steps)]
+    return table(f"shares by {mix.mix.level}", columns, rows)
+
+
+def _shares(mix: MixConfig, step: int) -> dict[str, float]:
+    return dict(zip(mix.names, weights_at(mix.mix.stages, mix.names, step), strict=True))
+
+
+def _share_cell(share: float, source: int) -> Text:
+    return Text.assemble(f"{share:7.2%} ", (bar(share, _BAR_WIDTH), colour_of(source)))
+
+
+def _sources_table(found: Sequence[FoundSource]) -> Table:
+    columns = [("source", False), ("format", False)]
+    columns += [(heading, True) for heading in ("shards", "units", "records", "stored")]
+    rows: list[list[Cell]] = [
+        [
+            Text(source.name, colour_of(s)),
+            source.format,
+            f"{source.shards:,}",
+            f"{source.units:,}",
+            f"{source.records:,}",
+            format_bytes(source.size_bytes),
+        ]
+        for s, source in enumerate(found)
+    ]
+    return table(f"{len(found)} sources", columns, rows)

@@ -1,0 +1,118 @@
+"""How commands speak: tables and bars on standard output, progress on standard error."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import click
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+__all__ = [
+    "Cell",
+    "Column",
+    "bar",
+    "colour_of",
+    "emit_json",
+    "excerpt",
+    "output",
+    "progress",
+    "row_bar",
+    "table",
+]
+
+Cell: TypeAlias = str | Text
+"""What a table holds; text as it is, never markup."""
+Column: TypeAlias = tuple[str, bool]
+"""Heading of a column, and whether it holds numbers."""
+
+_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "bright_cyan", "bright_green")
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_WIDTH_WITHOUT_TERMINAL = 120
+
+
+def output() -> Console:
+    """Return the console of standard output; lines in a pipe are 120 wide."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
+    return console
+
+
+def emit_json(value: object) -> None:
+    """Print a value as JSON; numpy's arrays and numbers are fine."""
+    option = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY
+    click.echo(orjson.dumps(value, option=option).decode())
+
+
+@contextmanager
+def progress(what: str, total: float) -> Iterator[Callable[[float], None]]:
+    """Show how far long work is, on a terminal only; call the value with the amount just done."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns,
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as shown:
+        task = shown.add_task(what, total=total)
+        yield lambda amount: shown.advance(task, amount)
+
+
+def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> Table:
+    """Lay out a table; strings are shown as they are, never as markup."""
+    laid = Table(title=title, title_justify="left", title_style="bold", header_style="dim")
+    for heading, numeric in columns:
+        laid.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        laid.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return laid
+
+
+def colour_of(source: int) -> str:
+    """Return the colour of a source by its number."""
+    return _COLOURS[source % len(_COLOURS)]
+
+
+def bar(part: float, width: int) -> str:
+    """Draw ``part`` of 1 as a bar of at most ``width`` cells, to an eighth of a cell."""
+    eighths = round(min(max(part, 0.0), 1.0) * width * 8)
+    whole, rest = divmod(eighths, 8)
+    return "█" * whole + (_EIGHTHS[rest] if rest else "")
+
+
+def row_bar(
+    lengths_D: NDArray[np.integer], sources_D: NDArray[np.integer], capacity: int, width: int
+) -> Text:
+    """Draw a row of documents: a colour for each source, two shades for neighbours, dots for padding.
+
+    Args:
+        lengths_D: Tokens of each document of the row, in order.
+        sources_D: Number of the source of each.
+        capacity: Tokens in the row.
+        width: Cells to draw; each shows the document at its middle.
+    """
+    middles = (np.arange(width) + 0.5) * capacity / width
+    documents = np.searchsorted(np.cumsum(lengths_D), middles, side="right")
+    drawn = Text()
+    for document in documents.tolist():
+        if document == len(lengths_D):
+            drawn.append("·", Style(dim=True))
+        else:
+            shade = "█▓"[document % 2]
+            drawn.append(shade, Style(color=colour_of(int(sources_D[document]))))
+    return drawn
+
+
+def excerpt(text: str, width: int) -> str:
+    """Return the start of a text on one line; control characters are shown, never sent to a terminal."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:width])
+    return shown if len(shown) <= width else shown[: width - 1] + "…"

@@ -1,0 +1,162 @@
+"""Opening what a mix file names, as far as a question needs it: files and their indexes."""
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from omniload.actors.plane import PlaneSpec, require_rows
+from omniload.base.errors import (
+    ConfigError,
+    IntegrityError,
+    OmniloadError,
+    StateError,
+    UnavailableError,
+)
+from omniload.commands.display import progress
+from omniload.mix.config import MixConfig, load_mix
+from omniload.plan.place_tree import ClientPlaceTree
+from omniload.source.formats.opening import open_format
+from omniload.source.index import IndexCache
+from omniload.source.tokenize import Tokenizer, open_tokenizer
+
+__all__ = [
+    "FoundSource",
+    "find_sources",
+    "index_folder",
+    "open_spec",
+    "raise_together",
+    "tokenizer_of",
+]
+
+_OPENERS = 8
+_GRAVITY = (IntegrityError, ConfigError, StateError, UnavailableError, OmniloadError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundSource:
+    """What is known of a source without decoding any of it."""
+
+    name: str
+    """Name in the mix file."""
+    format: str
+    """``parquet``, ``jsonl`` or ``text``."""
+    shards: int
+    """Files."""
+    units: int
+    """Parts that can be decoded on their own."""
+    records: int
+    """Records, counted."""
+    size_bytes: int
+    """Bytes of the files, as stored."""
+
+
+def index_folder(mix_path: Path) -> Path:
+    """Return the folder that keeps the indexes of a mix file's sources, under the user's cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    digest = hashlib.blake2b(str(mix_path.resolve()).encode(), digest_size=6).hexdigest()
+    return Path(cache) / "omniload" / "index" / f"{mix_path.stem}.{digest}"
+
+
+def open_spec(
+    file: Path, *, dp: int, cache_dir: Path | None, ahead: int | None = None
+) -> PlaneSpec:
+    """Read a mix file for ``dp`` ranks.
+
+    Args:
+        file: The mix file.
+        dp: Data-parallel ranks.
+        cache_dir: Folder of indexes; the mix file's own by default.
+        ahead: Steps to plan ahead, where that should not be as the file says.
+
+    Raises:
+        ConfigError: The file is missing or faulty.
+    """
+    mix, base_dir = load_mix(file)
+    if ahead is not None:
+        runtime = mix.runtime.model_copy(update={"prefetch_steps": ahead})
+        mix = mix.model_copy(update={"runtime": runtime})
+    return PlaneSpec(
+        mix=mix,
+        base_dir=base_dir,
+        tree=ClientPlaceTree.of(dp=dp),
+        cache_dir=cache_dir or index_folder(file),
+    )
+
+
+def tokenizer_of(mix: MixConfig, base_dir: Path) -> Tokenizer | None:
+    """Open the tokenizer of a mix, if it has one.
+
+    Raises:
+        ConfigError: Its file is missing or no tokenizer.
+    """
+    return None if mix.tokenizer is None else open_tokenizer(mix.tokenizer, base_dir)
+
+
+def find_sources(spec: PlaneSpec) -> list[FoundSource]:
+    """Find and index every source, several at a time, and test the tokenizer and the batch.
+
+    Returns:
+        The sources in the order of the file.
+
+    Raises:
+        OmniloadError: Everything that is wrong, in one error; see ``raise_together``.
+    """
+    mix = spec.mix
+    with (
+        progress("opening sources", len(mix.names)) as advance,
+        ThreadPoolExecutor(min(_OPENERS, len(mix.names))) as pool,
+    ):
+        opening = [pool.submit(_find, spec, name) for name in mix.names]
+        for _ in as_completed(opening):
+            advance(1)
+    results = [
+        _outcome(lambda: require_rows(spec)),
+        _outcome(lambda: tokenizer_of(mix, spec.base_dir)),
+        *(_outcome(future.result) for future in opening),
+    ]
+    raise_together([result for result in results if isinstance(result, OmniloadError)])
+    return [result for result in results if isinstance(result, FoundSource)]
+
+
+def _outcome(check: Callable[[], object]) -> object:
+    """Return what ``check`` returns, or the error it raises."""
+    try:
+        return check()
+    except OmniloadError as error:
+        return error
+
+
+def raise_together(errors: Sequence[OmniloadError]) -> None:
+    """Raise what was found wrong as one error, each message on a line of its own.
+
+    Its class is that of the error that is least likely to go away by itself.
+    """
+    if not errors:
+        return
+    if len(errors) == 1:
+        raise errors[0]
+    gravest = min(errors, key=lambda error: _GRAVITY.index(type(error)))
+    raise type(gravest)("\n".join(str(error) for error in errors)) from gravest
+
+
+def _find(spec: PlaneSpec, name: str) -> FoundSource:
+    config = spec.mix.sources[name]
+    cache = IndexCache(folder=spec.cache_dir, source=name) if spec.cache_dir else None
+    opened = open_format(name, config, base_dir=spec.base_dir, cache=cache)
+    units = opened.format.units()
+    records = int(units.rows_U.sum())
+    if records == 0:
+        raise ConfigError(
+            f"sources.{name}: {', '.join(config.paths)} holds no record; remove the source or add data"
+        )
+    return FoundSource(
+        name=name,
+        format=config.type,
+        shards=len(opened.files),
+        units=len(units),
+        records=records,
+        size_bytes=sum(file.size_bytes for file in opened.files),
+    )

@@ -1,0 +1,62 @@
+"""Options that several commands share."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+from typing_extensions import override
+
+from omniload.base.units import parse_bytes
+
+__all__ = [
+    "BYTES",
+    "cache_option",
+    "dp_option",
+    "json_option",
+    "mix_argument",
+    "run_argument",
+]
+
+
+class _Bytes(click.ParamType[int]):
+    """A size such as ``12MiB``."""
+
+    name = "size"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            size = parse_bytes(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        assert isinstance(size, int), f"a size is a whole number, not {size!r}"
+        return size
+
+
+BYTES = _Bytes()
+"""Type of an option that takes a size."""
+
+mix_argument = click.argument("file", type=click.Path(path_type=Path))
+"""The mix file."""
+
+run_argument = click.argument("run", type=click.Path(path_type=Path))
+"""Folder of a run."""
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+"""Machine-readable output."""
+
+dp_option = click.option(
+    "--dp",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Data-parallel ranks that share a step.",
+)
+"""Ranks to plan for."""
+
+cache_option = click.option(
+    "--cache-dir",
+    type=click.Path(path_type=Path),
+    help="Folder that keeps indexes of sources; a folder of the mix file's own under ~/.cache by default.",
+)
+"""Where indexes are kept."""

@@ -1,0 +1,112 @@
+"""Planning for real, in this thread, and training on nothing.
+
+The planner, the source loader and the data constructor are those of a run; only the
+shells are left out. So what is planned, shown or audited here is what a run does.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.actors.loader import LoaderShell
+from omniload.actors.plane import PlaneSpec, make_planner, require_rows
+from omniload.build.microbatch import Batch
+from omniload.machine.data_constructor import BuildStep, DataConstructor, FetchSlices, SlicesFetched
+from omniload.machine.messages import (
+    EndOfData,
+    PlannerEvent,
+    PublishPlan,
+    ReadAhead,
+    ReleaseSamples,
+    SliceRequest,
+    Started,
+    StepTaken,
+)
+from omniload.mix.pieces import PieceTable
+from omniload.plan.records import StepPlan
+
+__all__ = ["Rehearsal"]
+
+
+class Rehearsal:
+    """Steps of a mix, planned one after the other; each one's samples are at hand until the next."""
+
+    def __init__(self, spec: PlaneSpec) -> None:
+        """Open the sources; planning starts where ``spec.state`` says.
+
+        Raises:
+            ConfigError: The mix, a source or the batch is refused.
+            StateError: ``spec.state`` does not fit the mix or the data.
+        """
+        require_rows(spec)
+        self._spec = spec
+        every_source = range(len(spec.mix.names))
+        self._loader = LoaderShell(
+            spec.mix, every_source, base_dir=spec.base_dir, cache_dir=spec.cache_dir
+        )
+        facts = self._loader.facts()
+        self._planner = make_planner(spec, [facts[s] for s in every_source])
+
+    @property
+    def overlong_S(self) -> NDArray[np.int64]:
+        """Tokens cut off or dropped with overlong documents so far, by source."""
+        return np.asarray(self._planner.overlong_S, np.int64)
+
+    @property
+    def skipped_S(self) -> NDArray[np.int64]:
+        """Records skipped by policy so far, by source."""
+        return np.asarray(self._planner.skipped_S, np.int64)
+
+    def plans(self) -> Iterator[StepPlan]:
+        """Yield plan after plan, until the mix or ``spec.num_steps`` ends them.
+
+        Raises:
+            OmniloadError: A source cannot be read.
+        """
+        events: deque[PlannerEvent] = deque([Started()])
+        while events:
+            for command in self._planner.handle(events.popleft()):
+                match command:
+                    case ReadAhead():
+                        events.append(self._loader.read_ahead(command))
+                    case PublishPlan(plan=plan):
+                        yield plan
+                        ranks = range(self._spec.tree.size_of("dp"))
+                        events.extend(StepTaken(step=plan.step, dp_rank=rank) for rank in ranks)
+                    case ReleaseSamples():
+                        self._loader.release(command)
+                    case EndOfData():
+                        return
+                    case _:
+                        pass  # nothing is journaled, and no built step is kept
+
+    def build(self, plan: StepPlan) -> tuple[Batch, ...]:
+        """Return every rank's batch of the plan that was yielded last."""
+        mix, ranks = self._spec.mix, tuple(range(self._spec.tree.size_of("dp")))
+        constructor = DataConstructor(dp_ranks=ranks, names=mix.names, row_length=mix.pack.length)
+        for command in constructor.handle(BuildStep(plan=plan)):
+            assert isinstance(command, FetchSlices), f"a new step is fetched, not {command!r}"
+            slices = self._loader.slices(command.requests)
+            constructor.handle(SlicesFetched(step=plan.step, slices=slices))
+        return tuple(constructor.batch_of(plan.step, rank) for rank in ranks)
+
+    def tokens_of(self, pieces: PieceTable) -> list[NDArray[np.int32]]:
+        """Return the token ids of pieces of the plan that was yielded last, in their order."""
+        order = np.argsort(pieces.sources_P, kind="stable")
+        tokens: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * len(pieces)
+        for source in np.unique(pieces.sources_P).tolist():
+            at = order[pieces.sources_P[order] == source]
+            wanted = pieces.take(at)
+            request = SliceRequest(
+                source=source,
+                positions_N=wanted.positions_P,
+                subs_N=wanted.subs_P,
+                starts_N=wanted.starts_P,
+                stops_N=wanted.stops_P,
+            )
+            (ragged,) = self._loader.slices([request])
+            for i, piece in enumerate(at.tolist()):
+                tokens[piece] = ragged[i]
+        return tokens

@@ -1,0 +1,175 @@
+"""What a run was started with: the mix as it read then, and the ranks.
+
+A run may be resumed with more ranks, another balance or another runtime, and its mix
+file may be edited afterwards. So the record holds one *life* for every start, each
+with the text of its mix, and a question about step 1234 is answered with the life that
+trained it. The file is ``run.json``, written whole or not at all::
+
+    {"version": 1, "lives": [{"from_step": 0, "mix": "../mix.yaml", "text": "...", "sizes": {"dp": 2}}]}
+
+``mix`` is relative to the run's folder, so that both may be moved together.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from omniload.base.config import parse_yaml
+from omniload.base.errors import ConfigError, StateError
+from omniload.base.state import require_version
+from omniload.mix.config import MixConfig
+
+__all__ = [
+    "RUN_RECORD_NAME",
+    "RUN_RECORD_VERSION",
+    "RunLife",
+    "RunRecord",
+    "read_run_record",
+    "write_run_record",
+]
+
+RUN_RECORD_NAME = "run.json"
+"""File of the record in the run's folder."""
+RUN_RECORD_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLife:
+    """One start of a run."""
+
+    from_step: int
+    """First step that it planned."""
+    mix_path: Path
+    """The mix file; its relative paths start at its folder."""
+    text: str
+    """The file's text at that moment."""
+    sizes: Mapping[str, int]
+    """Size of each axis of the mesh, the outermost first."""
+
+    def mix(self) -> MixConfig:
+        """Return the mix of this life, whatever its file says today.
+
+        Raises:
+            ConfigError: This release reads the text no longer.
+        """
+        return parse_yaml(self.text, MixConfig, name=str(self.mix_path))
+
+    @property
+    def base_dir(self) -> Path:
+        """Folder that the mix's relative paths start at."""
+        return self.mix_path.parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """Every start of a run, the first one first."""
+
+    lives: tuple[RunLife, ...]
+    """At least one; ``from_step`` rises."""
+
+    @property
+    def last(self) -> RunLife:
+        """The latest start."""
+        return self.lives[-1]
+
+    def life_at(self, step: int) -> RunLife:
+        """Return the start that planned ``step``.
+
+        Raises:
+            StateError: The record begins after ``step``.
+        """
+        past = [life for life in self.lives if life.from_step <= step]
+        if not past:
+            raise StateError(
+                f"the run's record begins at step {self.lives[0].from_step}, step {step} is before it; "
+                "choose a later step"
+            )
+        return past[-1]
+
+
+def write_run_record(
+    run_dir: Path, mix_path: Path, sizes: Mapping[str, int], *, from_step: int = 0
+) -> None:
+    """Note a start of the run in ``run_dir``, before its data plane is opened.
+
+    Starts at ``from_step`` or later that were noted before belong to work that was lost
+    and are dropped, as the journal drops their steps.
+
+    Args:
+        run_dir: Folder of the run; created when needed.
+        mix_path: The mix file.
+        sizes: Size of each axis of the mesh, the outermost first: ``{"dp": 2}``.
+        from_step: First step that this start plans.
+
+    Raises:
+        ConfigError: The mix file cannot be read.
+        StateError: The record that is there is damaged or of another version.
+    """
+    try:
+        text = mix_path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{mix_path}: cannot be read as UTF-8 text: {error}") from error
+    run_dir.mkdir(parents=True, exist_ok=True)
+    earlier: tuple[RunLife, ...] = ()
+    if (run_dir / RUN_RECORD_NAME).exists():
+        earlier = read_run_record(run_dir).lives
+    life = RunLife(from_step=from_step, mix_path=mix_path.resolve(), text=text, sizes=dict(sizes))
+    kept = [old for old in earlier if old.from_step < from_step]
+    content = {
+        "version": RUN_RECORD_VERSION,
+        "lives": [_to_json(each, run_dir) for each in (*kept, life)],
+    }
+    partial = run_dir / (RUN_RECORD_NAME + ".partial")
+    with partial.open("wb") as file:
+        file.write(orjson.dumps(content, option=orjson.OPT_INDENT_2))
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(run_dir / RUN_RECORD_NAME)
+
+
+def read_run_record(run_dir: Path) -> RunRecord:
+    """Read what ``write_run_record`` wrote.
+
+    Raises:
+        StateError: There is no record, or it is damaged or of another version.
+    """
+    path = run_dir / RUN_RECORD_NAME
+    try:
+        content = orjson.loads(path.read_bytes())
+        require_version(content, RUN_RECORD_VERSION, of="run")
+        lives = tuple(_from_json(life, run_dir) for life in content["lives"])
+    except FileNotFoundError:
+        raise StateError(f"{path}: no record of a run; give the folder of a run") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path, repr(error)) from error
+    if not lives:
+        raise _damaged(path, "it holds no start")
+    return RunRecord(lives=lives)
+
+
+def _damaged(path: Path, reason: str) -> StateError:
+    return StateError(
+        f"{path}: the record is damaged ({reason}); remove it and start the run again to write it anew"
+    )
+
+
+def _from_json(life: dict[str, Any], run_dir: Path) -> RunLife:
+    return RunLife(
+        from_step=int(life["from_step"]),
+        mix_path=(run_dir.resolve() / life["mix"]).resolve(),
+        text=str(life["text"]),
+        sizes={str(axis): int(size) for axis, size in life["sizes"].items()},
+    )
+
+
+def _to_json(life: RunLife, run_dir: Path) -> dict[str, object]:
+    return {
+        "from_step": life.from_step,
+        "mix": os.path.relpath(life.mix_path, run_dir.resolve()),
+        "text": life.text,
+        "sizes": dict(life.sizes),
+    }
