@@ -6,9 +6,10 @@ Shape suffixes:
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from typing_extensions import override
 
@@ -17,7 +18,7 @@ from omniload.base.ragged import Ragged
 from omniload.mix.config import OnError, SourceConfig, TokenizerConfig
 from omniload.mix.order import Order, Span
 from omniload.mix.samples import SampleTable
-from omniload.source.columns import Chunks, drained, text_array
+from omniload.source.columns import as_binary, drained, take, text_array
 from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
@@ -68,7 +69,8 @@ class _Block:
     """Decoded units, their records end to end."""
 
     units: tuple[int, ...]
-    column: Chunks
+    binary_R: pa.LargeBinaryArray
+    dtype: np.dtype[Any]
     usable_R: NDArray[np.bool_]
     """Decoded and not empty."""
     bad_R: NDArray[np.bool_]
@@ -120,7 +122,7 @@ class RecordSource(Source):
         block = self._decoded(tuple(self._order.units_of(span.epoch, span.block).tolist()))
         rows = self._rows_of(span)[span.offset : span.offset + span.stop - span.start]
         usable = block.usable_R[rows]
-        tokens = block.column.take(rows[usable])
+        tokens = take(block.binary_R, rows[usable], block.dtype)
         positions = span.start + np.flatnonzero(usable)
         if self._tokenizer is not None:
             tokens = self._tokenizer.encode(text_array(tokens))
@@ -162,11 +164,13 @@ class RecordSource(Source):
             self._judge(unit, records)
             columns.append(records.column)
             bad.append(records.bad_B)
-        column = Chunks(columns, columns[0].values_V.dtype)
+        dtype = columns[0].values_V.dtype
+        column = drained(columns, dtype)
         bad_R = np.concatenate(bad)
         return _Block(
             units=units,
-            column=column,
+            binary_R=as_binary(column),
+            dtype=dtype,
             usable_R=~bad_R & (column.lengths_N > 0),
             bad_R=bad_R,
         )
