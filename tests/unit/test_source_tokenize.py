@@ -145,6 +145,12 @@ def test_tokenizers_stay_on_one_thread_unless_told_otherwise(a_bpe, monkeypatch)
     assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
 
 
+def test_a_file_is_read_once_for_all_sources_and_again_when_it_changes(a_bpe):
+    first, second = a_bpe(), a_bpe(change=lambda library: library.add_tokens(["zebra"]))
+
+    assert second.vocab_size == first.vocab_size + 1
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.json: no such file"):
         open_tokenizer(BpeTokenizer(type="bpe", path="none.json"), tmp_path)
