@@ -2,8 +2,14 @@
 
 import click
 
+from omniload.commands.audit import audit
+from omniload.commands.bench import bench
 from omniload.commands.check import check
 from omniload.commands.plan import plan
+from omniload.commands.preview import preview
+from omniload.commands.sample import sample
+from omniload.commands.schema import schema
+from omniload.commands.show import show
 
 __all__ = ["command"]
 
@@ -19,5 +25,5 @@ def command() -> None:
     """  # noqa: D301 -- click's own marker
 
 
-for _verb in (check, plan):
+for _verb in (audit, bench, check, plan, preview, sample, schema, show):
     command.add_command(_verb)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TypeAlias
 
 import click
@@ -24,6 +25,7 @@ __all__ = [
     "output",
     "progress",
     "row_bar",
+    "stacked_bar",
     "table",
 ]
 
@@ -89,6 +91,17 @@ def bar(part: float, width: int) -> str:
     return "█" * whole + (_EIGHTHS[rest] if rest else "")
 
 
+def stacked_bar(parts: Sequence[float], width: int) -> Text:
+    """Draw parts of 1 end to end in the colours of their sources; what is above 0 shows at least a sliver."""
+    ends = np.rint(np.cumsum(parts) * width).astype(int).tolist()
+    drawn = Text()
+    for source, (start, end) in enumerate(pairwise([0, *ends])):
+        drawn.append("█" * (end - start), colour_of(source))
+    if not drawn and any(parts):
+        drawn.append(_EIGHTHS[1], colour_of(max(range(len(parts)), key=parts.__getitem__)))
+    return drawn
+
+
 def row_bar(
     lengths_D: NDArray[np.integer], sources_D: NDArray[np.integer], capacity: int, width: int
 ) -> Text:
@@ -115,4 +128,4 @@ def row_bar(
 def excerpt(text: str, width: int) -> str:
     """Return the start of a text on one line; control characters are shown, never sent to a terminal."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:width])
-    return shown if len(shown) <= width else shown[: width - 1] + "…"
+    return shown if len(text) <= width >= len(shown) else shown[: width - 1] + "…"

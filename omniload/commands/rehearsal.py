@@ -82,6 +82,10 @@ class Rehearsal:
                     case _:
                         pass  # nothing is journaled, and no built step is kept
 
+    def plan_of(self, step: int) -> StepPlan | None:
+        """Plan on until ``step`` and return its plan; ``None`` when the data ends before it."""
+        return next((plan for plan in self.plans() if plan.step == step), None)
+
     def build(self, plan: StepPlan) -> tuple[Batch, ...]:
         """Return every rank's batch of the plan that was yielded last."""
         mix, ranks = self._spec.mix, tuple(range(self._spec.tree.size_of("dp")))

@@ -1,0 +1,174 @@
+"""``omniload mix audit``: which samples were in a step, on which rank; and the proof of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import cast
+
+import click
+import numpy as np
+from rich.text import Text
+
+from omniload.actors.plane import JOURNAL_NAME, PlaneSpec
+from omniload.base.errors import IntegrityError, StateError
+from omniload.base.state import Json
+from omniload.commands.display import Cell, colour_of, emit_json, excerpt, output, table
+from omniload.commands.opening import index_folder, tokenizer_of
+from omniload.commands.options import cache_option, json_option, run_argument
+from omniload.commands.rehearsal import Rehearsal
+from omniload.commands.samples import text_of
+from omniload.mix.config import MixConfig
+from omniload.mix.journal import read_journal
+from omniload.mix.progress import fold
+from omniload.mix.run_record import RunLife, read_run_record
+from omniload.plan.place_tree import ClientPlaceTree, MeshAxis
+from omniload.plan.records import StepPlan
+
+__all__ = ["audit"]
+
+_TEXT_WIDTH = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """A piece of a sample that was trained on."""
+
+    source: str
+    position: int
+    sub: int
+    first_token: int
+    stop_token: int
+    dp_rank: int
+    microbatch: int
+    text: str
+
+
+@click.command
+@run_argument
+@click.option("--step", type=click.IntRange(min=0), required=True, help="Step to look at.")
+@click.option("--rank", type=click.IntRange(min=0), help="Only this data-parallel rank.")
+@click.option("--grep", help="Only samples whose text in this step contains this.")
+@cache_option
+@json_option
+def audit(
+    run: Path, step: int, rank: int | None, grep: str | None, cache_dir: Path | None, as_json: bool
+) -> None:
+    """Say which samples were in a step and on which rank, and prove it.
+
+    The step is planned again from the journal, with the mix and the ranks it was trained
+    with; it stands only if the plan has the digest that was journaled then.
+
+    \b
+    Example:
+      omniload mix audit demo/run --step 12 --grep socket
+    """  # noqa: D301 -- click's own marker
+    life = read_run_record(run).life_at(step)
+    base, records = read_journal(run / JOURNAL_NAME)
+    spec, journaled = _spec_before(
+        life, base, records, step, cache_dir or index_folder(life.mix_path)
+    )
+    rehearsal = Rehearsal(spec)
+    plan = rehearsal.plan_of(step)
+    digest = None if plan is None else plan.membership_digest()
+    if plan is None or digest != journaled:
+        raise IntegrityError(
+            f"step {step} planned again has digest {digest}, its journal says {journaled}: these are not the "
+            "samples that were trained on; compare the data and the release with the run's"
+        )
+    found = _found(rehearsal, plan, spec, rank, grep)
+    if as_json:
+        emit_json({"step": step, "digest": digest, "samples": [asdict(piece) for piece in found]})
+        return
+    _print(found, spec.mix, f"step {step}, digest {digest} as journaled")
+
+
+def _spec_before(
+    life: RunLife,
+    base: Mapping[str, Json],
+    records: Sequence[Mapping[str, Json]],
+    step: int,
+    cache_dir: Path,
+) -> tuple[PlaneSpec, str]:
+    """Return what plans ``step`` alone, and the digest that the journal has for it.
+
+    Raises:
+        StateError: The journal does not hold the step, or belongs to another mix.
+    """
+    digests = {record.get("step"): str(record.get("digest")) for record in records}
+    if step not in digests:
+        first = base.get("step")
+        raise StateError(
+            f"the journal holds {len(digests)} steps from step {first}, step {step} is not among them; "
+            "choose one within"
+        )
+    written = base.get("fingerprint")
+    fingerprint = {k: str(v) for k, v in written.items()} if isinstance(written, dict) else {}
+    mix = life.mix()
+    mix = mix.model_copy(update={"runtime": mix.runtime.model_copy(update={"prefetch_steps": 1})})
+    # The fingerprint of the data as it is now is compared when the planner takes the state over.
+    state = fold(mix, base, records, fingerprint, step).to_json(mix.names, fingerprint)
+    sizes = cast("Mapping[MeshAxis, int]", life.sizes)
+    spec = PlaneSpec(
+        mix=mix,
+        base_dir=life.base_dir,
+        tree=ClientPlaceTree.from_sizes(sizes),
+        state=state,
+        num_steps=step + 1,
+        cache_dir=cache_dir,
+    )
+    return spec, digests[step]
+
+
+def _found(
+    rehearsal: Rehearsal, plan: StepPlan, spec: PlaneSpec, rank: int | None, grep: str | None
+) -> list[_Found]:
+    """Return the pieces of a step, of one rank or all, that contain ``grep``."""
+    num_ranks = spec.tree.size_of("dp")
+    if rank is not None and rank >= num_ranks:
+        raise StateError(f"rank is {rank}; the step had data-parallel ranks 0 to {num_ranks - 1}")
+    part = plan if rank is None else plan.part_of([rank])
+    rows_P = np.repeat(np.arange(part.num_rows), np.diff(part.row_offsets))
+    tokenizer = tokenizer_of(spec.mix, spec.base_dir)
+    found = []
+    for p, tokens in enumerate(rehearsal.tokens_of(part.pieces)):
+        text = text_of(tokens, tokenizer, 0 if grep else _TEXT_WIDTH)
+        if grep is None or grep in text:
+            pieces = part.pieces
+            found.append(
+                _Found(
+                    source=spec.mix.names[int(pieces.sources_P[p])],
+                    position=int(pieces.positions_P[p]),
+                    sub=int(pieces.subs_P[p]),
+                    first_token=int(pieces.starts_P[p]),
+                    stop_token=int(pieces.stops_P[p]),
+                    dp_rank=int(part.dp_ranks_R[rows_P[p]]),
+                    microbatch=int(part.microbatches_R[rows_P[p]]),
+                    text=_around(text, grep),
+                )
+            )
+    return sorted(found, key=lambda piece: (piece.dp_rank, piece.microbatch))
+
+
+def _around(text: str, grep: str | None) -> str:
+    """Return the start of a text, or of the line in which ``grep`` is found."""
+    at = 0 if grep is None else text.rfind("\n", 0, text.index(grep)) + 1
+    return text[at : at + _TEXT_WIDTH + 1]
+
+
+def _print(found: Sequence[_Found], mix: MixConfig, title: str) -> None:
+    rows: list[list[Cell]] = [
+        [
+            str(piece.dp_rank),
+            str(piece.microbatch),
+            Text(piece.source, colour_of(mix.names.index(piece.source))),
+            f"{piece.position:,}" + (f".{piece.sub}" if piece.sub else ""),
+            f"{piece.first_token:,} to {piece.stop_token - 1:,}",
+            excerpt(piece.text, _TEXT_WIDTH),
+        ]
+        for piece in found
+    ]
+    columns = [("rank", True), ("microbatch", True), ("source", False), ("record", True)]
+    columns += [("tokens", True), ("text", False)]
+    console = output()
+    console.print(table(title, columns, rows))
+    console.print(Text(f"{len(found)} samples or pieces of them"))

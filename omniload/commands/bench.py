@@ -1,0 +1,140 @@
+"""``omniload mix bench``: the data plane alone, with nobody training."""
+
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+
+import click
+from rich.text import Text
+
+from omniload.actors.opening import open_plane, runtime_of
+from omniload.actors.plane import PlaneSpec
+from omniload.base.errors import ConfigError
+from omniload.base.units import format_bytes, format_count
+from omniload.client import Client
+from omniload.commands.display import Cell, emit_json, output, progress, table
+from omniload.commands.opening import find_sources, open_spec
+from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
+
+__all__ = ["bench"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """What a bench found."""
+
+    runtime: str
+    ranks: int
+    steps: int
+    """Steps timed; the first, which waits for every source to be opened, is not among them."""
+    tokens: int
+    seconds: float
+    first_batch_s: float
+    """From the start of the data plane to the first batch."""
+    waits_s: tuple[float, ...]
+    """Longest wait of a rank, step by step."""
+    imbalances: tuple[float, ...]
+    bounds: tuple[float, ...]
+    peak_memory_bytes: int
+    """Most memory of this process."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+@click.command
+@mix_argument
+@click.option(
+    "--steps",
+    type=click.IntRange(min=2),
+    default=100,
+    show_default=True,
+    help="Steps to take, the first of which is not timed.",
+)
+@click.option(
+    "--runtime",
+    type=click.Choice(["auto", "local", "ray"]),
+    help="Runtime to use instead of the file's.",
+)
+@dp_option
+@cache_option
+@json_option
+def bench(
+    file: Path, steps: int, runtime: str | None, dp: int, cache_dir: Path | None, as_json: bool
+) -> None:
+    """Measure the data plane alone: tokens per second, waits, balance.
+
+    Every rank's batches are taken as fast as they come, in one process.
+
+    \b
+    Example:
+      omniload mix bench examples/quickstart.yaml --steps 100 --runtime local
+    """  # noqa: D301 -- click's own marker
+    spec = replace(open_spec(file, dp=dp, cache_dir=cache_dir), num_steps=steps)
+    if runtime is not None:
+        kind = spec.mix.runtime.model_copy(update={"kind": runtime})
+        spec = replace(spec, mix=spec.mix.model_copy(update={"runtime": kind}))
+    find_sources(spec)
+    measured = _measure(spec, steps, dp)
+    if as_json:
+        emit_json({"tokens_per_s": measured.tokens_per_s, "measured": measured})
+        return
+    output().print(table("the data plane alone", [("", False), ("", True)], _rows(measured)))
+
+
+def _measure(spec: PlaneSpec, steps: int, dp: int) -> _Measured:
+    waits, tokens = [], 0
+    imbalances, bounds = [], []
+    began_s = time.perf_counter()
+    with progress("taking steps", steps) as advance, open_plane(spec) as plane:
+        clients = [Client(plane.handle(rank)) for rank in range(dp)]
+        first_batch_s = timed_from_s = 0.0
+        for step in range(steps):
+            batches = [client.next_batch() for client in clients]
+            batch = batches[0]
+            if batch is None:
+                break
+            advance(1)
+            if step == 0:
+                timed_from_s = time.perf_counter()
+                first_batch_s = timed_from_s - began_s
+                continue
+            waits.append(max(client.last_wait_s for client in clients))
+            tokens += sum(batch.tokens_by_source.values())
+            imbalances.append(batch.imbalance)
+            bounds.append(batch.bound)
+        seconds = time.perf_counter() - timed_from_s
+    if not waits:
+        raise ConfigError(
+            f"mix.stop {spec.mix.mix.stop!r} ends the run before step 2; nothing to time"
+        )
+    return _Measured(
+        runtime=runtime_of(spec),
+        ranks=dp,
+        steps=len(waits),
+        tokens=tokens,
+        seconds=seconds,
+        first_batch_s=first_batch_s,
+        waits_s=tuple(waits),
+        imbalances=tuple(imbalances),
+        bounds=tuple(bounds),
+        peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+    )
+
+
+def _rows(measured: _Measured) -> Sequence[Sequence[Cell]]:
+    ranks = f"{measured.ranks} rank{'s' if measured.ranks > 1 else ''}"
+    return [
+        [f"runtime {measured.runtime}, {ranks}", f"{measured.steps} steps timed"],
+        [Text("throughput", "bold"), f"{format_count(measured.tokens_per_s)} tokens/s"],
+        ["first batch after", f"{measured.first_batch_s:.2f} s"],
+        ["wait of the slowest rank, median", f"{1e3 * median(measured.waits_s):.2f} ms"],
+        ["the same, longest", f"{1e3 * max(measured.waits_s):.2f} ms"],
+        ["heaviest rank over the mean, mean", f"{fmean(measured.imbalances):.4f}"],
+        ["the least that the rows allow", f"{fmean(measured.bounds):.4f}"],
+        ["most memory of this process", format_bytes(measured.peak_memory_bytes)],
+    ]

@@ -1,0 +1,181 @@
+"""``omniload mix preview``: a few real rows, as a rank would get them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+import numpy as np
+from rich.text import Text
+
+from omniload.base.errors import ConfigError
+from omniload.build.microbatch import Batch, CpSlice, Microbatch
+from omniload.commands.display import Cell, colour_of, emit_json, excerpt, output, row_bar, table
+from omniload.commands.opening import open_spec, tokenizer_of
+from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
+from omniload.commands.rehearsal import Rehearsal
+from omniload.commands.samples import text_of
+from omniload.source.tokenize import Tokenizer
+
+__all__ = ["preview"]
+
+_BAR_WIDTH = 96
+_DOCUMENTS_SHOWN = 6
+_TEXT_WIDTH = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Document:
+    source: str
+    source_number: int
+    position: int
+    sub: int
+    first_token: int
+    length: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    dp_rank: int
+    microbatch: int
+    row: int
+    cu_seqlens: tuple[int, ...]
+    """Document bounds within the row; the last document is padding where there is any."""
+    documents: tuple[_Document, ...]
+    padding: int
+
+
+@click.command
+@mix_argument
+@click.option(
+    "--step", type=click.IntRange(min=0), default=0, show_default=True, help="Step to show."
+)
+@click.option(
+    "--rows", type=click.IntRange(min=1), default=4, show_default=True, help="Rows to show."
+)
+@dp_option
+@cache_option
+@json_option
+def preview(
+    file: Path, step: int, rows: int, dp: int, cache_dir: Path | None, as_json: bool
+) -> None:
+    """Show a few real rows of a step: their documents, bounds and first words.
+
+    Steps before the one asked for are planned too, because they decide what it holds.
+
+    \b
+    Example:
+      omniload mix preview examples/quickstart.yaml --step 3 --rows 2
+    """  # noqa: D301 -- click's own marker
+    spec = open_spec(file, dp=dp, cache_dir=cache_dir, ahead=1)
+    tokenizer = tokenizer_of(spec.mix, spec.base_dir)
+    rehearsal = Rehearsal(replace(spec, num_steps=step + 1))
+    planned = rehearsal.plan_of(step)
+    if planned is None:
+        raise ConfigError(f"mix.stop {spec.mix.mix.stop!r} ends the run before step {step}")
+    shown = _rows(rehearsal.build(planned), spec.mix.names, tokenizer, rows)
+    if as_json:
+        emit_json({"step": step, "rows": shown})
+        return
+    console = output()
+    for row in shown:
+        console.print(*_row_text(row, spec.mix.pack.length), sep="\n")
+    legend = Text("sources: ")
+    for s, name in enumerate(spec.mix.names):
+        legend.append(f"█ {name}  ", colour_of(s))
+    console.print(legend)
+
+
+def _rows(
+    batches: Sequence[Batch], names: Sequence[str], tokenizer: Tokenizer | None, most: int
+) -> list[_Row]:
+    """Return ``most`` rows, evenly over ranks and microbatches."""
+    places = [
+        (dp_rank, number, row)
+        for dp_rank, batch in enumerate(batches)
+        for number, microbatch in enumerate(batch.microbatches)
+        for row in range(_whole(microbatch).tokens_RT.shape[0])
+    ]
+    chosen = np.linspace(0, len(places) - 1, min(most, len(places))).astype(int).tolist()
+    return [
+        _row(_whole(batches[places[i][0]].microbatches[places[i][1]]), names, tokenizer, places[i])
+        for i in chosen
+    ]
+
+
+def _whole(microbatch: Microbatch | CpSlice) -> Microbatch:
+    assert isinstance(microbatch, Microbatch), "a preview has no context parallelism"
+    return microbatch
+
+
+def _row(
+    microbatch: Microbatch,
+    names: Sequence[str],
+    tokenizer: Tokenizer | None,
+    place: tuple[int, int, int],
+) -> _Row:
+    dp_rank, number, row = place
+    length = microbatch.tokens_RT.shape[1]
+    starts = microbatch.cu_seqlens[:-1].astype(np.int64)
+    sources_D = microbatch.source_ids_RT.reshape(-1)[starts]
+    held = sources_D >= 0  # padding is a document that has no key
+    keys_D4 = np.zeros((len(starts), 4), np.int64)
+    keys_D4[held] = microbatch.keys_K4
+    inside = np.flatnonzero(starts // length == row)
+    bounds = [*(starts[inside] - row * length).tolist(), length]
+    documents = []
+    for d, start, stop in zip(inside.tolist(), bounds, bounds[1:], strict=False):
+        if held[d]:
+            source, position, sub, first = keys_D4[d].tolist()
+            tokens = microbatch.tokens_RT[row, start:stop]
+            documents.append(
+                _Document(
+                    source=names[source],
+                    source_number=source,
+                    position=position,
+                    sub=sub,
+                    first_token=first,
+                    length=stop - start,
+                    text=text_of(tokens, tokenizer, _TEXT_WIDTH),
+                )
+            )
+    return _Row(
+        dp_rank=dp_rank,
+        microbatch=number,
+        row=row,
+        cu_seqlens=tuple(bounds),
+        documents=tuple(documents),
+        padding=length - sum(document.length for document in documents),
+    )
+
+
+def _row_text(row: _Row, capacity: int) -> list[object]:
+    documents = row.documents
+    lengths = np.asarray([document.length for document in documents])
+    sources = np.asarray([document.source_number for document in documents])
+    title = (
+        f"rank {row.dp_rank}, microbatch {row.microbatch}, row {row.row}: {len(documents)} documents, "
+        f"{row.padding} of {capacity:,} tokens padding"
+    )
+    bounds = ", ".join(map(str, row.cu_seqlens))
+    cells: list[list[Cell]] = [
+        [
+            Text(document.source, colour_of(document.source_number)),
+            f"{document.position}" + (f".{document.sub}" if document.sub else ""),
+            f"{document.first_token:,}",
+            f"{document.length:,}",
+            excerpt(document.text, _TEXT_WIDTH),
+        ]
+        for document in documents[:_DOCUMENTS_SHOWN]
+    ]
+    columns = [("source", False), ("position", True), ("from token", True), ("tokens", True)]
+    columns.append(("text", False))
+    more = len(documents) - _DOCUMENTS_SHOWN
+    return [
+        table(title, columns, cells),
+        *([Text(f"... and {more} more documents")] if more > 0 else []),
+        row_bar(lengths, sources, capacity, _BAR_WIDTH),
+        Text(excerpt(f"cu_seqlens {bounds}", _BAR_WIDTH + 20), "dim"),
+        "",
+    ]

@@ -1,0 +1,177 @@
+"""``omniload mix sample``: a small corpus to try things on, offline."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+import yaml
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from omniload.base.units import format_bytes, format_count
+from omniload.commands.display import (
+    Cell,
+    colour_of,
+    emit_json,
+    output,
+    progress,
+    stacked_bar,
+    table,
+)
+from omniload.commands.options import BYTES, json_option
+from omniload.source.sample_corpus import SampleCorpus, SampleSource, build_sample_corpus
+
+__all__ = ["MIX_NAME", "sample", "sample_mix"]
+
+MIX_NAME = "mix.yaml"
+"""The mix file that is put beside the corpus."""
+
+_BAR_WIDTH = 40
+_WEIGHTS = (
+    {
+        "modules": 40,
+        "functions": 25,
+        "docstrings": 15,
+        "long_modules": 8,
+        "notices": 8,
+        "reference": 4,
+    },
+    {
+        "modules": 25,
+        "functions": 20,
+        "docstrings": 15,
+        "long_modules": 24,
+        "notices": 10,
+        "reference": 6,
+    },
+)
+_HEAD = "# The mix of this corpus; examples/quickstart.yaml explains every key.\n"
+
+
+@click.command
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@click.option(
+    "--size", type=BYTES, default="12MiB", show_default=True, help="About as much text, at most."
+)
+@json_option
+def sample(folder: Path, size: int, as_json: bool) -> None:
+    """Build a corpus of very different sources from this Python installation, and a tokenizer.
+
+    A corpus that is there already is shown as it is. Beside the sources lies a mix file to
+    start from; one that you have changed is left alone.
+
+    \b
+    Example:
+      omniload mix sample demo/corpus --size 12MiB
+      omniload mix check demo/corpus/mix.yaml
+    """  # noqa: D301 -- click's own marker
+    with progress("building the corpus", 1.0) as advance:
+        done = 0.0
+
+        def tell(_what: str, part: float) -> None:
+            nonlocal done
+            advance(part - done)
+            done = part
+
+        corpus = build_sample_corpus(folder, size=size, progress=tell)
+    mix_path = _write_mix(corpus)
+    if as_json:
+        emit_json(
+            {
+                "folder": str(corpus.folder),
+                "built": corpus.built,
+                "vocab_size": corpus.vocab_size,
+                "mix": str(mix_path),
+                "sources": [asdict(source) for source in corpus.sources],
+            }
+        )
+        return
+    _print(output(), corpus, mix_path)
+
+
+def sample_mix(corpus: SampleCorpus) -> dict[str, object]:
+    """Return a mix of the corpus, as a mix file in its folder says it: that of the quickstart."""
+    names = [source.name for source in corpus.sources]
+    first, later = ({name: weights[name] for name in names} for weights in _WEIGHTS)
+    return {
+        "version": 1,
+        "seed": 20250101,
+        "sources": {source.name: source.config for source in corpus.sources},
+        "mix": {
+            "level": "token",
+            "stages": [
+                {"from_step": 0, "weights": first},
+                {"from_step": 60, "ramp_steps": 30, "weights": later},
+            ],
+        },
+        "tokenizer": corpus.tokenizer.model_dump(),
+        "pack": {"length": 512, "lookahead_rows": 2},
+        "batch": {"tokens": 8192, "micro_tokens": 4096},
+        "balance": {"method": "greedy_swap", "linear": 768, "quadratic": 1},
+    }
+
+
+def _write_mix(corpus: SampleCorpus) -> Path:
+    path = corpus.folder / MIX_NAME
+    if not path.exists():
+        text = _HEAD + yaml.safe_dump(sample_mix(corpus), sort_keys=False)
+        partial = path.with_name(f"{MIX_NAME}.{os.getpid()}.partial")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    return path
+
+
+def _print(console: Console, corpus: SampleCorpus, mix_path: Path) -> None:
+    console.print(_sources_table(corpus.sources))
+    console.print(_histogram(corpus.sources))
+    how = "built" if corpus.built else "there already"
+    vocabulary = f"tokenizer of {corpus.vocab_size:,} tokens"
+    console.print(Text(f"corpus {how}: {corpus.folder}, {vocabulary}; mix file {mix_path}"))
+
+
+def _sources_table(sources: Sequence[SampleSource]) -> Table:
+    columns = [("source", False), ("files", False)]
+    columns += [(heading, True) for heading in ("documents", "text", "stored", "tokens")]
+    columns += [("mean length", True), ("longest", True)]
+    rows: list[list[Cell]] = [
+        [
+            Text(source.name, colour_of(s)),
+            source.config["path"],
+            f"{source.records:,}",
+            format_bytes(source.text_bytes),
+            format_bytes(source.stored_bytes),
+            format_count(source.tokens),
+            f"{source.tokens / max(source.records, 1):,.0f}",
+            f"< {1 << len(source.lengths_log2):,}",
+        ]
+        for s, source in enumerate(sources)
+    ]
+    total = [sum(getattr(s, key) for s in sources) for key in ("records", "text_bytes", "tokens")]
+    rows.append(
+        ["all", "", f"{total[0]:,}", format_bytes(total[1]), "", format_count(total[2]), "", ""]
+    )
+    return table(f"{len(sources)} sources", columns, rows)
+
+
+def _histogram(sources: Sequence[SampleSource]) -> Table:
+    """Lay out how many documents and how many of their tokens are how long: few hold most."""
+    most = max(len(source.lengths_log2) for source in sources)
+    counts = [
+        [source.lengths_log2[i] if i < len(source.lengths_log2) else 0 for source in sources]
+        for i in range(most)
+    ]
+    largest = max(map(sum, counts))
+    rows: list[list[Cell]] = [
+        [
+            f"{1 << i:,} to {(2 << i) - 1:,}",
+            f"{sum(row):,}",
+            stacked_bar([count / largest for count in row], _BAR_WIDTH),
+        ]
+        for i, row in enumerate(counts)
+        if sum(row)
+    ]
+    columns = [("tokens in a document", True), ("documents", True), ("by source", False)]
+    return table("lengths, in powers of two", columns, rows)

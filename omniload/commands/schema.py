@@ -1,0 +1,19 @@
+"""``omniload mix schema``: every key of a mix file, for editors and readers."""
+
+import click
+
+from omniload.commands.display import emit_json
+from omniload.mix.config import MixConfig
+
+__all__ = ["schema"]
+
+
+@click.command
+def schema() -> None:
+    """Print the JSON schema of a mix file: every key, its meaning, range and default.
+
+    \b
+    Example:
+      omniload mix schema > mix.schema.json
+    """  # noqa: D301 -- click's own marker
+    emit_json(MixConfig.model_json_schema())

@@ -1,0 +1,61 @@
+"""``omniload mix show``: how far a run has come."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from omniload.actors.plane import JOURNAL_NAME
+from omniload.base.units import format_count
+from omniload.commands.display import Cell, colour_of, emit_json, output, table
+from omniload.commands.options import json_option, run_argument
+from omniload.mix.journal import read_journal
+from omniload.mix.progress import progress_of
+from omniload.mix.run_record import read_run_record
+
+__all__ = ["show"]
+
+
+@click.command
+@run_argument
+@json_option
+def show(run: Path, as_json: bool) -> None:
+    """Show how far a run has come: steps, shares against their targets, epochs.
+
+    Works on a run that is going on, and needs neither its sources nor its processes.
+
+    \b
+    Example:
+      omniload mix show demo/run
+    """  # noqa: D301 -- click's own marker
+    life = read_run_record(run).last
+    base, records = read_journal(run / JOURNAL_NAME)
+    progress = progress_of(life.mix(), base, records)
+    if as_json:
+        emit_json({"mix": str(life.mix_path), "sizes": life.sizes, **asdict(progress)})
+        return
+    unit = f"{progress.level}s"
+    rows: list[list[Cell]] = [
+        [
+            Text(source.name, colour_of(s)),
+            format_count(source.drawn),
+            f"{source.share:.3%}",
+            f"{source.target:.3%}",
+            f"{source.drawn - source.due:+,.0f}",
+            f"{source.position:,}",
+            f"{source.epochs:.2f}",
+        ]
+        for s, source in enumerate(progress.sources)
+    ]
+    headings = (f"{unit} drawn", "share", "target", f"{unit} off", "next record", "epochs")
+    columns = [("source", False), *((heading, True) for heading in headings)]
+    console = output()
+    console.print(table(f"planned up to step {progress.next_step:,}", columns, rows))
+    ranks = ", ".join(f"{axis} {size}" for axis, size in life.sizes.items())
+    console.print(
+        Text(
+            f"mix {life.mix_path}; {ranks}; journal from step {progress.first_step:,}; "
+            f"{progress.carried_tokens:,} tokens wait for a row"
+        )
+    )

@@ -1,0 +1,131 @@
+"""How far a run has come, from its journal alone: no source is opened.
+
+Shape suffixes:
+    S  sources
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from omniload.base.errors import StateError
+from omniload.base.state import Json
+from omniload.mix.config import MixConfig
+from omniload.mix.deficit import WEIGHT_ONE, integer_weights
+from omniload.mix.journal import StepRecord, state_before
+from omniload.mix.schedule import weights_at
+from omniload.mix.state import MixState
+
+__all__ = ["RunProgress", "SourceProgress", "fold", "progress_of", "weights_by_step"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceProgress:
+    """How much of a source was drawn."""
+
+    name: str
+    drawn: int
+    """Tokens or samples, as the mix counts."""
+    due: float
+    """What its weights ask for, of what was drawn in all."""
+    share: float
+    """Its share of what was drawn."""
+    target: float
+    """The share that its weights ask for."""
+    position: int
+    """Raw position of its next sample."""
+    epochs: float
+    """Times it was gone through."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProgress:
+    """How far a run has come."""
+
+    first_step: int
+    """Step that its journal starts at."""
+    next_step: int
+    """Step that comes next: planned ones count, whether or not the trainer was done with them."""
+    level: str
+    """What ``drawn`` counts: ``token`` or ``sample``."""
+    carried_tokens: int
+    """Tokens drawn that wait for a row."""
+    sources: tuple[SourceProgress, ...]
+
+
+def weights_by_step(mix: MixConfig) -> Callable[[int], tuple[int, ...]]:
+    """Return the integer weights at a step as a function; equal shares are scaled once."""
+    known: dict[tuple[float, ...], tuple[int, ...]] = {}
+
+    def weights(step: int) -> tuple[int, ...]:
+        shares = weights_at(mix.mix.stages, mix.names, step)
+        if shares not in known:
+            known[shares] = integer_weights(shares)
+        return known[shares]
+
+    return weights
+
+
+def fold(
+    mix: MixConfig,
+    base: Mapping[str, Json],
+    records: Sequence[Mapping[str, Json]],
+    fingerprint: Mapping[str, str],
+    step: int | None = None,
+) -> MixState:
+    """Return the state before ``step``, or after all records.
+
+    Args:
+        mix: The mix that the journal belongs to.
+        base: The journal's base state.
+        records: Its records.
+        fingerprint: Fingerprint of the mix and its data.
+        step: Step that the state stands before.
+
+    Raises:
+        StateError: The journal is of another mix, does not reach ``step``, or starts after it.
+    """
+    state = MixState.from_json(base, mix.names, fingerprint)
+    parsed = [StepRecord.from_json(record, mix.names) for record in records]
+    until = state.step + len(parsed) if step is None else step
+    return state_before(until, state, parsed, weights_by_step(mix))
+
+
+def progress_of(
+    mix: MixConfig, base: Mapping[str, Json], records: Sequence[Mapping[str, Json]]
+) -> RunProgress:
+    """Sum up a journal.
+
+    Raises:
+        StateError: The journal is damaged or of another mix.
+    """
+    fingerprint = base.get("fingerprint")
+    first = base.get("step")
+    if not isinstance(fingerprint, dict) or not isinstance(first, int):
+        raise StateError("the journal's base has no fingerprint or step; resume from a checkpoint")
+    known = {part: str(digest) for part, digest in fingerprint.items()}
+    state = fold(mix, base, records, known)
+    total = max(sum(state.drawn_S), 1)
+    sources = []
+    for s, name in enumerate(mix.names):
+        drawn, position = state.drawn_S[s], state.cursors_S[s][0]
+        # A credit is what the weights ask for less what was drawn.
+        due = drawn + state.credits_S[s] / WEIGHT_ONE
+        records_of_epoch = int(known.get(f"sources.{name}.records", "0"))
+        sources.append(
+            SourceProgress(
+                name=name,
+                drawn=drawn,
+                due=due,
+                share=drawn / total,
+                target=due / total,
+                position=position,
+                epochs=position / max(records_of_epoch, 1),
+            )
+        )
+    return RunProgress(
+        first_step=first,
+        next_step=state.step,
+        level=mix.mix.level,
+        carried_tokens=int(state.carried.lengths_P.sum()),
+        sources=tuple(sources),
+    )
