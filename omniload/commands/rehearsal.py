@@ -54,11 +54,6 @@ class Rehearsal:
         """Tokens cut off or dropped with overlong documents so far, by source."""
         return np.asarray(self._planner.overlong_S, np.int64)
 
-    @property
-    def skipped_S(self) -> NDArray[np.int64]:
-        """Records skipped by policy so far, by source."""
-        return np.asarray(self._planner.skipped_S, np.int64)
-
     def plans(self) -> Iterator[StepPlan]:
         """Yield plan after plan, until the mix or ``spec.num_steps`` ends them.
 

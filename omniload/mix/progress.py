@@ -110,7 +110,6 @@ def progress_of(
         drawn, position = state.drawn_S[s], state.cursors_S[s][0]
         # A credit is what the weights ask for less what was drawn.
         due = drawn + state.credits_S[s] / WEIGHT_ONE
-        records_of_epoch = int(known.get(f"sources.{name}.records", "0"))
         sources.append(
             SourceProgress(
                 name=name,
@@ -119,7 +118,7 @@ def progress_of(
                 share=drawn / total,
                 target=due / total,
                 position=position,
-                epochs=position / max(records_of_epoch, 1),
+                epochs=position / _records_of(known, name),
             )
         )
     return RunProgress(
@@ -129,3 +128,14 @@ def progress_of(
         carried_tokens=int(state.carried.lengths_P.sum()),
         sources=tuple(sources),
     )
+
+
+def _records_of(fingerprint: Mapping[str, str], name: str) -> int:
+    """Return the records in an epoch of a source, which its fingerprint opens with."""
+    found, _, _ = fingerprint.get(f"sources.{name}.records", "").partition(" ")
+    if not found.isdecimal() or int(found) == 0:
+        raise StateError(
+            f"the fingerprint of source {name!r} opens with {found!r}, not with its number of records; "
+            "read the journal with the release that wrote it"
+        )
+    return int(found)
