@@ -63,12 +63,19 @@ class Planner:
     _states: dict[int, MixState] = field(init=False)
     _wanted: dict[tuple[int, int], int] = field(init=False)
     """Next step of every rank, by its place along dp and cp."""
+    _reach_S: list[int] = field(init=False)
+    """End of the positions that carried pieces lie in: after a resume they are read again, drawn from or not."""
     _ended: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         num_sources = len(self.mix.names)
         self.skipped_S, self.overlong_S = [0] * num_sources, [0] * num_sources
         self._queues = [SampleQueue.at(self.state.floor_of(s)) for s in range(num_sources)]
+        carried = self.state.carried
+        self._reach_S = [
+            int(carried.positions_P[carried.sources_P == s].max(initial=-1)) + 1
+            for s in range(num_sources)
+        ]
         self._states = {self.state.step: self.state}
         ranks = product(range(self.tree.size_of("dp")), range(self.tree.size_of("cp")))
         self._wanted = dict.fromkeys(ranks, self.state.step)
@@ -126,8 +133,7 @@ class Planner:
                 commands.append(EndOfData(step=self.state.step))
                 break
             needs = self._needs()
-            short = [s for s, need in enumerate(needs) if self._queues[s].tokens < need]
-            if short:
+            if any(self._is_short(s, need) for s, need in enumerate(needs)):
                 break
             membership = membership_of(
                 self.mix, self.state, [queue.table for queue in self._queues]
@@ -164,16 +170,21 @@ class Planner:
         commands: list[PlannerCommand] = []
         for s, (need, weight) in enumerate(zip(self._needs(), soon, strict=True)):
             target = max(need, int(weight * self.mix.batch.tokens)) * _STEPS_READ_AHEAD
-            if self._queues[s].tokens < target:
+            if self._is_short(s, target):
                 commands += self._read(s, 2 * target - self._queues[s].tokens)
                 self._refuse_barren(s)
         return commands
+
+    def _is_short(self, source: int, tokens: int) -> bool:
+        queue = self._queues[source]
+        return queue.tokens < tokens or queue.table.stop < self._reach_S[source]
 
     def _read(self, source: int, tokens: int) -> list[PlannerCommand]:
         queue = self._queues[source]
         if queue.asked_to > queue.table.stop:
             return []  # the answer is under way
         start, stop = queue.next_range(tokens)
+        stop = max(stop, self._reach_S[source])
         queue.asked_to = stop
         return [ReadAhead(source=source, start=start, stop=stop)]
 
