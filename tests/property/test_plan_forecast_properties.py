@@ -1,0 +1,82 @@
+"""The forecast agrees with adding up every step."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omniload.mix.schedule import weights_at
+from omniload.plan.forecast import SourceSizes, forecast, tokens_by_step
+from tests.support.builders import a_mix
+
+NAMES = ("web", "code", "news")
+weights = st.fixed_dictionaries(dict.fromkeys(NAMES, st.integers(1, 9)))
+
+
+@st.composite
+def mixes(draw):
+    """Up to four stages with ramps, drawn by tokens or by samples."""
+    stages = [{"from_step": 0, "weights": draw(weights)}]
+    at = draw(st.integers(1, 20))
+    for _ in range(draw(st.integers(0, 3))):
+        ramp = draw(st.integers(0, 15))
+        stages.append({"from_step": at, "ramp_steps": ramp, "weights": draw(weights)})
+        at += max(1, ramp) + draw(st.integers(0, 10))
+    level = draw(st.sampled_from(["token", "sample"]))
+    return a_mix(sources=NAMES, mix={"stages": stages, "level": level})
+
+
+sizes = st.builds(
+    lambda samples, lengths: SourceSizes(
+        samples_S=np.asarray(samples, float), tokens_per_sample_S=np.asarray(lengths, float)
+    ),
+    st.lists(st.integers(1, 1000), min_size=3, max_size=3),
+    st.lists(st.integers(1, 1000), min_size=3, max_size=3),
+)
+
+
+def added_up(mix, held, step, tokens_per_step):
+    """The plain model: one step after the other."""
+    total = np.zeros(3)
+    for k in range(step):
+        shares = np.asarray(weights_at(mix.mix.stages, mix.names, k))
+        if mix.mix.level == "sample":
+            shares = shares * held.tokens_per_sample_S
+            shares = shares / shares.sum()
+        total += shares * tokens_per_step
+    return total
+
+
+@given(mixes(), sizes, st.integers(0, 90), st.integers(1, 10_000))
+def test_tokens_are_those_of_every_step_added_up(mix, held, step, tokens_per_step):
+    found = tokens_by_step(mix, held, step, tokens_per_step=tokens_per_step)
+
+    np.testing.assert_allclose(found, added_up(mix, held, step, tokens_per_step), rtol=1e-9)
+
+
+@given(mixes(), sizes, st.integers(0, 90))
+def test_stages_follow_each_other_and_add_up_to_the_whole(mix, held, num_steps):
+    expected = forecast(mix, held, num_steps)
+
+    edges = [expected.stages[0].start, *(span.stop for span in expected.stages)]
+    assert edges[0] == 0
+    assert edges[-1] == num_steps
+    assert edges == sorted(edges)
+    for name in ("tokens_S", "samples_S", "epochs_S"):
+        summed = sum(getattr(span, name) for span in expected.stages)
+        np.testing.assert_allclose(summed, getattr(expected.total, name), rtol=1e-9, atol=1e-6)
+
+
+@given(mixes(), sizes, st.integers(1, 90), st.sampled_from(["first_exhausted", "all_exhausted"]))
+def test_a_run_ends_at_the_first_step_that_the_stop_policy_names(mix, held, num_steps, stop):
+    mix = mix.model_copy(update={"mix": mix.mix.model_copy(update={"stop": stop})})
+    epoch = held.samples_S * held.tokens_per_sample_S
+    every = np.any if stop == "first_exhausted" else np.all
+
+    end = forecast(mix, held, num_steps).total.stop
+
+    def done(step):
+        return every(tokens_by_step(mix, held, step, tokens_per_step=mix.batch.tokens) >= epoch)
+
+    first = next((step for step in range(num_steps + 1) if done(step)), None)
+    kept = -1 if stop == "first_exhausted" else 0
+    assert end == (num_steps if first is None else first + kept)

@@ -1,0 +1,144 @@
+"""The record of a run's starts: what was asked for, by whom a step was planned, what is refused."""
+
+import orjson
+import pytest
+import yaml
+
+from omniload.base.errors import ConfigError, StateError
+from omniload.mix.run_record import (
+    RUN_RECORD_NAME,
+    RUN_RECORD_VERSION,
+    read_run_record,
+    write_run_record,
+)
+from tests.support.builders import a_mix
+
+
+def a_file(folder, **changes):
+    """Write a mix file that loads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "mix.yaml"
+    path.write_text(yaml.safe_dump(a_mix(**changes).model_dump(mode="json")), encoding="utf-8")
+    return path
+
+
+def test_a_record_gives_back_the_mix_and_the_ranks(tmp_path):
+    mix_path = a_file(tmp_path)
+
+    write_run_record(tmp_path / "run", mix_path, {"dp": 4, "tp": 2})
+
+    life = read_run_record(tmp_path / "run").last
+    assert life.mix() == a_mix()
+    assert life.base_dir == tmp_path.resolve()
+    assert list(life.sizes.items()) == [("dp", 4), ("tp", 2)]
+    assert life.from_step == 0
+
+
+def test_the_mix_of_a_life_is_the_one_it_was_started_with(tmp_path):
+    mix_path = a_file(tmp_path, seed=1)
+    write_run_record(tmp_path / "run", mix_path, {"dp": 1})
+
+    a_file(tmp_path, seed=2)
+
+    assert read_run_record(tmp_path / "run").last.mix().seed == 1
+
+
+def test_a_resumed_run_has_a_life_for_every_start(tmp_path):
+    mix_path = a_file(tmp_path)
+    for step, dp in ((0, 2), (10, 4), (25, 8)):
+        write_run_record(tmp_path / "run", mix_path, {"dp": dp}, from_step=step)
+
+    record = read_run_record(tmp_path / "run")
+
+    assert [record.life_at(step).sizes["dp"] for step in (0, 9, 10, 24, 25, 900)] == [
+        2,
+        2,
+        4,
+        4,
+        8,
+        8,
+    ]
+
+
+def test_a_start_at_an_earlier_step_drops_the_lives_whose_work_was_lost(tmp_path):
+    mix_path = a_file(tmp_path)
+    for step, dp in ((0, 2), (10, 4), (20, 8), (10, 16)):
+        write_run_record(tmp_path / "run", mix_path, {"dp": dp}, from_step=step)
+
+    lives = read_run_record(tmp_path / "run").lives
+
+    assert [(life.from_step, life.sizes["dp"]) for life in lives] == [(0, 2), (10, 16)]
+
+
+def test_a_step_before_the_first_life_is_refused(tmp_path):
+    write_run_record(tmp_path / "run", a_file(tmp_path), {"dp": 1}, from_step=5)
+
+    with pytest.raises(StateError, match="begins at step 5, step 3 is before it"):
+        read_run_record(tmp_path / "run").life_at(3)
+
+
+def test_run_and_mix_may_be_moved_together(tmp_path):
+    write_run_record(tmp_path / "a" / "run", a_file(tmp_path / "a"), {"dp": 1})
+
+    (tmp_path / "a").rename(tmp_path / "b")
+
+    life = read_run_record(tmp_path / "b" / "run").last
+    assert life.mix_path == (tmp_path / "b" / "mix.yaml").resolve()
+
+
+def test_nothing_unfinished_is_left_beside_the_record(tmp_path):
+    write_run_record(tmp_path / "run", a_file(tmp_path), {"dp": 1})
+
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [RUN_RECORD_NAME]
+
+
+def test_a_missing_mix_file_is_a_fault_of_the_input(tmp_path):
+    with pytest.raises(ConfigError, match=r"no\.yaml"):
+        write_run_record(tmp_path / "run", tmp_path / "no.yaml", {"dp": 1})
+
+
+def test_a_folder_without_a_record_is_no_run(tmp_path):
+    with pytest.raises(StateError, match="give the folder of a run"):
+        read_run_record(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"[]",
+        b"3",
+        b'{"version": 1}',
+        b'{"version": 1, "lives": []}',
+        b'{"version": 1, "lives": [{}]}',
+        b'{"version": 1, "lives": [{"from_step": 0, "mix": "m", "text": "", "sizes": []}]}',
+        b'{"version": 1, "lives": [{"from_step": "x", "mix": "m", "text": "", "sizes": {}}]}',
+    ],
+)
+def test_a_damaged_record_is_refused_with_what_to_do(tmp_path, content):
+    (tmp_path / RUN_RECORD_NAME).write_bytes(content)
+
+    with pytest.raises(StateError, match=r"damaged .*; remove it and start the run again"):
+        read_run_record(tmp_path)
+
+
+def test_a_record_of_another_version_is_refused(tmp_path):
+    write_run_record(tmp_path, a_file(tmp_path / "m"), {"dp": 1})
+    content = orjson.loads((tmp_path / RUN_RECORD_NAME).read_bytes())
+    content["version"] = RUN_RECORD_VERSION + 1
+    (tmp_path / RUN_RECORD_NAME).write_bytes(orjson.dumps(content))
+
+    with pytest.raises(StateError, match="run state has version 2, this code reads 1"):
+        read_run_record(tmp_path)
+
+
+def test_a_record_written_by_the_first_release_is_read(tmp_path):
+    text = yaml.safe_dump(a_mix().model_dump(mode="json"))
+    life = {"from_step": 0, "mix": "../mix.yaml", "text": text, "sizes": {"dp": 2}}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / RUN_RECORD_NAME).write_bytes(orjson.dumps({"version": 1, "lives": [life]}))
+
+    record = read_run_record(tmp_path / "run")
+
+    assert record.last.mix() == a_mix()
+    assert record.last.mix_path == (tmp_path / "mix.yaml").resolve()
