@@ -1,0 +1,29 @@
+"""A small corpus, and a working folder of a document's own."""
+
+import shutil
+
+import pytest
+
+from omniload.source.sample_corpus import build_sample_corpus
+
+CORPUS_BYTES = 300_000
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """Build the sample corpus, as ``omniload mix sample`` does, but smaller."""
+    folder = tmp_path_factory.mktemp("docs") / "corpus"
+    build_sample_corpus(folder, size=CORPUS_BYTES, vocab_size=512)
+    return folder
+
+
+@pytest.fixture
+def work(corpus, tmp_path, monkeypatch):
+    """Enter an empty folder that holds the corpus, and nothing of the user's."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    shutil.copytree(corpus, folder / "corpus")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder

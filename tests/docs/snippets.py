@@ -1,0 +1,83 @@
+"""Fenced blocks of the documentation."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+
+__all__ = ["LANGUAGES", "ROOT", "Block", "blocks_of", "documents", "parse_blocks"]
+
+ROOT = Path(__file__).parents[2]
+LANGUAGES = {"", "python", "yaml", "console", "sh"}
+"""What a fence may be labelled; a sketch has no label, and is not checked."""
+
+_FENCE = re.compile(r"^( *)(```+)\s*(.*?)\s*$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """What stands between two fences."""
+
+    path: Path
+    line: int
+    """Line of the file that the text begins on, from 1."""
+    info: tuple[str, ...]
+    """Words after the fence."""
+    text: str
+
+    @property
+    def language(self) -> str:
+        return self.info[0] if self.info else ""
+
+    @property
+    def where(self) -> str:
+        """Path and line, as editors open them."""
+        return f"{self.path}:{self.line}"
+
+    def compiled(self) -> CodeType:
+        """Return the code; a traceback shows the document's own lines."""
+        return compile("\n" * (self.line - 1) + self.text, str(self.path), "exec")
+
+    def commands(self) -> Iterator[tuple[int, str]]:
+        """Yield line number and text of every command: after ``$`` in a console, every line of a script."""
+        lines = enumerate(self.text.splitlines(), start=self.line)
+        for number, line in lines:
+            prompted = line.startswith("$ ")
+            if self.language == "console" and not prompted:
+                continue
+            command = line.removeprefix("$ ")
+            while command.endswith("\\"):
+                command = command[:-1] + next(lines)[1]
+            yield number, command
+
+
+def documents() -> list[Path]:
+    """Return the pages, README first."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks_of(path: Path) -> list[Block]:
+    """Return the blocks of a document, in order."""
+    return parse_blocks(path.read_text(encoding="utf-8"), path)
+
+
+def parse_blocks(text: str, path: Path) -> list[Block]:
+    """Return the blocks of Markdown text; a fence that is never closed is an error."""
+    blocks: list[Block] = []
+    lines = enumerate(text.splitlines(), start=1)
+    for number, line in lines:
+        opening = _FENCE.match(line)
+        if opening is None:
+            continue
+        indent, fence, info = opening.groups()
+        held: list[str] = []
+        for _, inner in lines:
+            if inner.strip() == fence:
+                break
+            held.append(inner.removeprefix(indent))
+        else:
+            raise AssertionError(f"{path}:{number}: the fence is never closed")
+        body = "".join(f"{each}\n" for each in held)
+        blocks.append(Block(path=path, line=number + 1, info=tuple(info.split()), text=body))
+    return blocks
