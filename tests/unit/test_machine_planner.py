@@ -1,0 +1,307 @@
+"""The Planner machine, with scripted events."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from omniload.base.errors import ConfigError, StateError
+from omniload.machine.messages import (
+    AppendJournal,
+    EndOfData,
+    PublishPlan,
+    ReadAhead,
+    ReleaseSamples,
+    ReleaseSteps,
+    SamplesReported,
+    Started,
+    StepTaken,
+)
+from tests.support.builders import a_mix, a_planner, a_table
+
+
+def a_small_mix(prefetch=2, **changes):
+    """One source, two rows of ten tokens a step, nothing looked ahead."""
+    settings = {
+        "sources": ("web",),
+        "rows": 2,
+        "length": 10,
+        "micro_rows": 1,
+        "pack": {"lookahead_rows": 0},
+        "runtime": {"prefetch_steps": prefetch},
+    }
+    return a_mix(**(settings | changes))
+
+
+def report(lengths, *, start=0, stop=256, source=0, skipped=0):
+    """Report one sample for each position from ``start``; the rest of the range gave none."""
+    table = replace(a_table(lengths, start=start), stop=stop)
+    return SamplesReported(source=source, table=table, skipped=skipped)
+
+
+def of_kind(commands, kind):
+    return [command for command in commands if isinstance(command, kind)]
+
+
+def steps_of(commands):
+    return [command.plan.step for command in of_kind(commands, PublishPlan)]
+
+
+def a_running_planner(lengths=(10,) * 40, mix=None, **changes):
+    """Return a planner that has started and had its first report, and what it then did."""
+    planner = a_planner(mix or a_small_mix(), **changes)
+    planner.handle(Started())
+    return planner, planner.handle(report(lengths))
+
+
+def test_it_first_asks_for_a_probe_of_every_source():
+    commands = a_planner(a_mix()).handle(Started())
+
+    assert commands == (
+        ReadAhead(source=0, start=0, stop=256),
+        ReadAhead(source=1, start=0, stop=256),
+    )
+
+
+def test_it_waits_until_every_source_can_supply_the_step():
+    planner = a_planner(a_mix(rows=2, length=10, micro_rows=1, pack={"lookahead_rows": 0}))
+    planner.handle(Started())
+
+    assert steps_of(planner.handle(report([10] * 40))) == []
+    assert steps_of(planner.handle(report([10] * 40, source=1))) == [0, 1, 2, 3]
+
+
+def test_an_answer_under_way_is_not_asked_for_again():
+    planner = a_planner(a_small_mix())
+    planner.handle(Started())
+
+    assert planner.handle(Started()) == ()
+
+
+def test_it_plans_as_far_ahead_as_it_may_and_no_further():
+    planner, commands = a_running_planner()
+
+    assert steps_of(commands) == [0, 1]
+    assert planner.state.step == 2
+
+
+def test_a_step_taken_lets_it_plan_one_more():
+    planner, _ = a_running_planner()
+
+    assert steps_of(planner.handle(StepTaken(step=0, dp_rank=0))) == [2]
+
+
+def test_the_journal_record_comes_before_its_plan():
+    _, commands = a_running_planner()
+
+    kinds = [type(c) for c in commands if isinstance(c, AppendJournal | PublishPlan)]
+    assert kinds == [AppendJournal, PublishPlan] * 2
+    records = of_kind(commands, AppendJournal)
+    assert [r.record["digest"] for r in records] == [
+        p.plan.membership_digest() for p in of_kind(commands, PublishPlan)
+    ]
+
+
+def test_a_repeated_report_is_ignored():
+    planner, _ = a_running_planner()
+    tokens = planner._queues[0].tokens
+
+    assert planner.handle(report([10] * 40, skipped=3)) == ()
+    assert planner._queues[0].tokens == tokens
+    assert planner.skipped_S == [0]
+
+
+def test_skipped_records_are_counted_by_source():
+    planner = a_planner(a_mix())
+    planner.handle(Started())
+
+    planner.handle(report([10] * 40, source=1, skipped=3))
+
+    assert planner.skipped_S == [0, 3]
+
+
+def test_tokens_lost_to_overlong_documents_are_counted():
+    mix = a_small_mix(pack={"overlong": "truncate", "lookahead_rows": 0})
+
+    planner, _ = a_running_planner([25] * 20, mix=mix)
+
+    assert planner.overlong_S == [4 * 15]
+
+
+def test_it_waits_for_the_slowest_rank():
+    planner, _ = a_running_planner(dp=2)
+
+    assert planner.handle(StepTaken(step=0, dp_rank=1)) == ()
+    assert steps_of(planner.handle(StepTaken(step=0, dp_rank=0))) == [2]
+
+
+def test_a_step_is_kept_until_every_cp_peer_has_its_slice():
+    planner, _ = a_running_planner(mix=a_small_mix(length=12), lengths=[12] * 40, cp=2)
+
+    assert planner.handle(StepTaken(step=0, dp_rank=0, cp_rank=0)) == ()
+    commands = planner.handle(StepTaken(step=0, dp_rank=0, cp_rank=1))
+    assert of_kind(commands, ReleaseSteps) == [ReleaseSteps(step=1)]
+
+
+def test_a_repeated_or_old_take_changes_nothing():
+    planner, _ = a_running_planner()
+    planner.handle(StepTaken(step=0, dp_rank=0))
+    planner.handle(StepTaken(step=1, dp_rank=0))
+
+    assert planner.handle(StepTaken(step=1, dp_rank=0)) == ()
+    assert planner.handle(StepTaken(step=0, dp_rank=0)) == ()
+    assert planner.slowest_step == 2
+
+
+def test_what_was_taken_by_all_is_released_and_samples_still_carried_are_kept():
+    mix = a_small_mix()
+    planner, _ = a_running_planner([8, 8, 9, 9, 10, 10, 10, 10, 10, 10], mix=mix)
+
+    commands = planner.handle(StepTaken(step=0, dp_rank=0))
+
+    assert of_kind(commands, ReleaseSteps) == [ReleaseSteps(step=1)]
+    # Step 0 used positions 0 and 2; position 1 found no room and is carried.
+    assert of_kind(commands, ReleaseSamples) == [ReleaseSamples(floors={0: 1})]
+
+
+def test_it_reads_on_before_it_runs_dry():
+    _, commands = a_running_planner([10] * 6)
+
+    (read,) = of_kind(commands, ReadAhead)
+    assert (read.source, read.start) == (0, 256)
+
+
+def test_a_starved_step_asks_for_more_and_is_planned_when_it_comes():
+    planner, commands = a_running_planner([10])
+
+    (read,) = of_kind(commands, ReadAhead)
+    assert steps_of(commands) == []
+    assert read.start == 256
+    more = report([10] * (read.stop - read.start), start=read.start, stop=read.stop)
+    assert steps_of(planner.handle(more))[0] == 0
+
+
+def test_the_number_of_steps_ends_the_data():
+    planner, commands = a_running_planner(num_steps=1)
+
+    assert steps_of(commands) == [0]
+    assert of_kind(commands, EndOfData) == [EndOfData(step=1)]
+    assert steps_of(planner.handle(StepTaken(step=0, dp_rank=0))) == []
+
+
+def test_no_steps_end_the_data_at_once():
+    assert EndOfData(step=0) in a_planner(a_small_mix(), num_steps=0).handle(Started())
+
+
+def ends_at(stop, epoch, *, sources=("web",), lengths=((10,) * 60,)):
+    mix = a_small_mix(prefetch=50, sources=sources, mix={"stop": stop})
+    planner = a_planner(mix, epoch=epoch)
+    commands = list(planner.handle(Started()))
+    for s, column in enumerate(lengths):
+        commands += planner.handle(report(column, source=s))
+    return [command.step for command in of_kind(commands, EndOfData)]
+
+
+def test_the_run_stops_before_a_step_that_would_repeat_a_source():
+    assert ends_at("first_exhausted", [10]) == [5]
+    assert ends_at("first_exhausted", [11]) == [5]
+
+
+def test_the_run_stops_once_the_last_source_repeats():
+    two = {"sources": ("web", "code"), "lengths": ((10,) * 60, (10,) * 60)}
+
+    (first,) = ends_at("first_exhausted", [5, 20], **two)
+    (last,) = ends_at("all_exhausted", [5, 20], **two)
+
+    assert first == 5
+    assert 20 <= last <= 22
+
+
+def test_a_run_without_end_goes_on_over_epochs():
+    assert ends_at("never", [3]) == []
+
+
+@pytest.mark.parametrize(
+    ("lengths", "pack"), [([], {}), ([11] * 200, {"overlong": "drop", "lookahead_rows": 0})]
+)
+def test_a_source_that_gives_nothing_usable_is_refused(lengths, pack):
+    planner = a_planner(a_small_mix(pack=pack), epoch=[100])
+    planner.handle(Started())
+
+    with pytest.raises(ConfigError, match=r"sources\.web: none of its 100 records gives a sample"):
+        planner.handle(report(lengths))
+
+
+def test_a_source_that_was_just_drawn_empty_is_not_barren():
+    planner = a_planner(a_small_mix(), epoch=[2])
+    planner.handle(Started())
+
+    commands = planner.handle(report([10, 10, 10, 10]))
+
+    assert steps_of(commands) == [0, 1]
+    assert planner._queues[0].tokens == 0
+    assert len(of_kind(commands, ReadAhead)) == 1
+
+
+def test_a_source_of_long_and_short_documents_is_not_barren():
+    mix = a_small_mix(pack={"overlong": "drop", "lookahead_rows": 0})
+    planner = a_planner(mix, epoch=[3])
+    planner.handle(Started())
+    planner.handle(report([10, 11, 11]))
+
+    commands = planner.handle(report([10, 11, 11, 10, 11, 11, 10, 11], start=256, stop=300))
+
+    assert steps_of(commands) == [0, 1]
+
+
+def test_the_state_at_a_step_is_what_it_was_before_that_step():
+    planner, _ = a_running_planner()
+
+    assert planner.state_at(0)["sources"]["web"]["cursor"] == [0, 0, 0]
+    assert planner.state_at(1)["sources"]["web"]["cursor"] == [1, 1, 0]
+    assert [planner.state_at(k)["step"] for k in range(3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("step", [0, 9])
+def test_a_state_that_is_not_held_is_a_state_error(step):
+    planner, _ = a_running_planner()
+    planner.handle(StepTaken(step=0, dp_rank=0))
+
+    with pytest.raises(StateError, match=rf"before step {step} is not held, only steps 1 to 3"):
+        planner.state_at(step)
+
+
+def test_a_resumed_planner_reads_from_what_is_carried_on():
+    mix = a_small_mix()
+    planner, _ = a_running_planner([8, 8, 9, 9, 10, 10, 10, 10, 10, 10], mix=mix)
+    state = planner._states[1]
+
+    (read,) = a_planner(mix, state=state).handle(Started())
+
+    assert state.carried.positions_P.tolist() == [1]
+    assert (read.start, read.source) == (1, 0)
+
+
+def test_a_resumed_planner_plans_the_next_step_as_the_first_one_did():
+    mix, lengths = a_small_mix(), [8, 8, 9, 9, 10, 10, 10, 10, 10, 10]
+    first, commands = a_running_planner(lengths, mix=mix)
+    second = a_planner(mix, state=first._states[1])
+    second.handle(Started())
+
+    again = second.handle(report(lengths[1:], start=1))
+
+    digests = {p.plan.step: p.plan.membership_digest() for p in of_kind(commands, PublishPlan)}
+    assert of_kind(again, PublishPlan)[0].plan.membership_digest() == digests[1]
+
+
+def test_every_row_of_a_plan_goes_to_a_rank_and_a_microbatch():
+    mix = a_small_mix(rows=8, micro_rows=2)
+
+    _, commands = a_running_planner(mix=mix, dp=2)
+
+    plan = of_kind(commands, PublishPlan)[0].plan
+    assert np.bincount(plan.dp_ranks_R).tolist() == [4, 4]
+    assert plan.num_microbatches == 2
+    assert plan.tokens_S == (80,)
+    assert plan.loss_tokens == 72
+    assert plan.imbalance >= plan.bound >= 1.0
