@@ -20,6 +20,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("ci", settings.get_profile("dev"), derandomize=True)
+settings.register_profile("thorough", settings.get_profile("dev"), max_examples=1000)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 

@@ -1,0 +1,160 @@
+"""Whatever the ranks, loaders, constructors, prefetching and the order of messages: the same batches."""
+
+import json
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omniload.machine import queue
+from omniload.mix.deficit import integer_weights
+from omniload.mix.journal import StepRecord, state_before
+from omniload.mix.schedule import weights_at
+from omniload.mix.state import MixState
+from tests.support.builders import a_mix
+from tests.support.simulation import Simulation, reference_digests
+
+STEPS = 5
+
+records = st.lists(st.integers(1, 50), min_size=1, max_size=3) | st.just([])
+# One record at least gives a sample that fits a row: a barren source is refused, elsewhere.
+epochs = st.lists(records, max_size=12).map(lambda rows: [[9], *rows])
+
+
+@st.composite
+def mixes(draw):
+    names = ("web", "code", "books")[: draw(st.integers(1, 3))]
+    pack = {
+        "method": draw(st.sampled_from(["best_fit", "concat_and_split"])),
+        "overlong": draw(st.sampled_from(["split", "truncate", "drop"])),
+        "lookahead_rows": draw(st.integers(0, 2)),
+    }
+    weights = {name: draw(st.integers(1, 5)) for name in names}
+    later = {name: draw(st.integers(0, 5)) for name in names[1:]} | {names[0]: 1}
+    stages = [
+        {"from_step": 0, "weights": weights},
+        {"from_step": 2, "weights": later, "ramp_steps": 2},
+    ]
+    level = draw(st.sampled_from(["token", "sample"]))
+    return a_mix(
+        sources=names,
+        rows=8,
+        length=16,
+        micro_rows=draw(st.sampled_from([1, 2, 8])),
+        pack=pack,
+        mix={"stages": stages, "level": level},
+        runtime={"prefetch_steps": draw(st.integers(1, 8))},
+        balance={"method": draw(st.sampled_from(["greedy_swap", "karmarkar_karp", "none"]))},
+    )
+
+
+@st.composite
+def worlds(draw):
+    mix = draw(mixes())
+    return {
+        "mix": mix,
+        "epochs": [draw(epochs) for _ in mix.names],
+        "num_steps": STEPS,
+        "dp": draw(st.sampled_from([1, 2, 3, 4, 8])),
+        "num_loaders": draw(st.integers(1, 3)),
+        "num_constructors": draw(st.integers(1, 4)),
+        "seed": draw(st.integers(0, 1 << 30)),
+        "repeat_share": draw(st.sampled_from([0.0, 0.2, 0.5])),
+    }
+
+
+def simulated(first_read, **world):
+    """Run a simulation whose first reads are short, so that it reads often."""
+    simulation = Simulation(**world)
+    with patch.object(queue, "_FIRST_READ", first_read):
+        digests = simulation.run()
+    return simulation, digests
+
+
+@given(worlds(), st.integers(1, 20))
+def test_every_step_is_the_one_that_the_mix_alone_decides(world, first_read):
+    simulation, digests = simulated(first_read, **world)
+
+    assert digests == reference_digests(world["mix"], world["epochs"], num_steps=STEPS)
+    assert simulation.published == list(range(STEPS))
+
+
+@given(worlds(), st.integers(1, 20))
+def test_no_row_is_handed_out_twice_or_kept_back(world, first_read):
+    simulation, _ = simulated(first_read, **world)
+
+    for step in range(STEPS):
+        rows = [
+            len(microbatch.tokens_RT)
+            for rank in range(world["dp"])
+            for microbatch in simulation.batches[step, rank].microbatches
+        ]
+        assert sum(rows) == world["mix"].rows_per_step
+        assert max(rows) <= world["mix"].rows_per_microbatch
+
+
+@settings(max_examples=40)
+@given(worlds(), st.integers(1, 20), st.integers(0, STEPS - 1), worlds())
+def test_a_run_resumes_in_another_world_with_the_same_steps(world, first_read, at, other):
+    first, digests = simulated(first_read, **world)
+    saved = json.loads(json.dumps(first.states[at]))
+
+    state = MixState.from_json(saved, world["mix"].names, first.planner.fingerprint)
+    elsewhere = other | {"mix": world["mix"], "epochs": world["epochs"], "state": state}
+    second, rest = simulated(first_read, **elsewhere)
+
+    assert rest == digests[at:]
+    for step in second.states:
+        assert second.states[step] == first.states.get(step, second.states[step])
+
+
+@settings(max_examples=40)
+@given(worlds(), st.integers(1, 20))
+def test_the_journal_folds_to_the_planners_own_states(world, first_read):
+    simulation, _ = simulated(first_read, **world)
+    mix, names = world["mix"], world["mix"].names
+
+    steps = [StepRecord.from_json(json.loads(json.dumps(r)), names) for r in simulation.journal]
+
+    for step, state in simulation.states.items():
+        folded = state_before(
+            step,
+            MixState.start(len(names)),
+            steps,
+            lambda k: integer_weights(weights_at(mix.mix.stages, names, k)),
+        )
+        assert folded.to_json(names, simulation.planner.fingerprint) == state
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_buffers_do_not_grow_with_the_length_of_the_run(seed):
+    world = {
+        "mix": a_mix(rows=8, length=16, micro_rows=4),
+        "epochs": [[[5], [9, 30], [], [44]], [[12]] * 7],
+        "dp": 2,
+        "seed": seed,
+    }
+
+    short, _ = simulated(8, **world, num_steps=25)
+    long, _ = simulated(8, **world, num_steps=150)
+
+    assert long.most_held <= 2 * short.most_held
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_piece_carried_from_a_source_that_lost_its_weight_is_still_there_after_a_resume(seed):
+    stages = [
+        {"from_step": 0, "weights": {"web": 1, "code": 1}},
+        {"from_step": 2, "weights": {"web": 1}},
+    ]
+    mix = a_mix(rows=8, length=16, micro_rows=4, mix={"stages": stages}, pack={"lookahead_rows": 4})
+    world = {"mix": mix, "epochs": [[[9]], [[9]]], "num_steps": STEPS, "seed": seed}
+    first, digests = simulated(4, **world)
+    assert first.states[2]["carried"]
+
+    state = MixState.from_json(first.states[2], mix.names, first.planner.fingerprint)
+    assert 1 in state.carried.sources_P.tolist()
+    _, rest = simulated(4, **world, state=state)
+
+    assert rest == digests[2:]
