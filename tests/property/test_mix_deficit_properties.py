@@ -1,0 +1,147 @@
+"""Every source stays within one longest sample of its share, after every sample, wherever draws are cut."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omniload.mix.deficit import WEIGHT_ONE, draw, integer_weights
+
+weights_lists = st.lists(
+    st.one_of(st.integers(1, 9), st.floats(1e-3, 1e3)), min_size=1, max_size=12
+)
+shares = st.lists(
+    st.floats(0, 1e308, allow_subnormal=True) | st.just(5e-324), min_size=1, max_size=40
+)
+
+
+@st.composite
+def draws(draw_from):
+    weights = draw_from(weights_lists)
+    seed = draw_from(st.integers(0, 1 << 30))
+    longest = draw_from(st.sampled_from([1, 7, 100, 5000]))
+    rng = np.random.default_rng(seed)
+    columns = [rng.integers(1, longest + 1, 400).astype(np.int32) for _ in weights]
+    return integer_weights(weights), columns
+
+
+@given(shares.filter(any))
+def test_integer_weights_have_one_sum_and_keep_every_weight_above_zero(weights):
+    whole = integer_weights(weights)
+
+    assert sum(whole) == WEIGHT_ONE
+    assert [w > 0 for w in whole] == [weight > 0 for weight in weights]
+
+
+def strays_of(weights_S, columns, drawn):
+    """Return, after every sample, how far every source is from its share, ``[N, S]``, in tokens."""
+    taken = [0] * len(columns)
+    lengths = []
+    for s in drawn.sources_N.tolist():
+        lengths.append(int(columns[s][taken[s]]))
+        taken[s] += 1
+    served = np.zeros((len(lengths), len(columns)))
+    served[np.arange(len(lengths)), drawn.sources_N] = lengths
+    served = served.cumsum(axis=0)
+    return served - served.sum(axis=1, keepdims=True) * np.array(weights_S) / WEIGHT_ONE
+
+
+@given(draws())
+def test_every_source_stays_within_one_longest_sample_of_its_share_after_every_sample(given_draw):
+    weights_S, columns = given_draw
+    longest = max(int(column.max()) for column in columns)
+
+    drawn = draw(columns, weights_S, [0] * len(columns), budget=60 * longest)
+
+    strays = strays_of(weights_S, columns, drawn)
+    # A thousandth of a token for the rounding of this test's own floating point.
+    assert strays.max(initial=0) <= longest + 1e-3
+    assert strays.min(initial=0) >= -longest - 1e-3
+
+
+@given(draws())
+def test_credits_sum_to_zero_and_are_what_the_strays_say(given_draw):
+    weights_S, columns = given_draw
+
+    drawn = draw(columns, weights_S, [0] * len(columns), budget=20_000)
+
+    assert sum(drawn.credits_S) == 0
+    for weight, credit, served in zip(weights_S, drawn.credits_S, drawn.served_S, strict=True):
+        assert credit == weight * sum(drawn.served_S) - WEIGHT_ONE * served
+
+
+@given(draws(), st.lists(st.integers(0, 9000), max_size=5))
+def test_cutting_a_draw_never_changes_its_order(given_draw, cuts):
+    weights_S, columns = given_draw
+    whole = draw(columns, weights_S, [0] * len(columns), budget=10_000)
+
+    credits_S, taken, order, tokens = (0,) * len(columns), [0] * len(columns), [], 0
+    for cut in [*sorted(cuts), 10_000]:
+        left = [column[t:] for column, t in zip(columns, taken, strict=True)]
+        part = draw(left, weights_S, credits_S, budget=cut - tokens)
+        order += part.sources_N.tolist()
+        credits_S, tokens = part.credits_S, tokens + sum(part.served_S)
+        taken = [t + n for t, n in zip(taken, part.counts_S.tolist(), strict=True)]
+
+    assert order == whole.sources_N.tolist()
+    assert credits_S == whole.credits_S
+
+
+@given(draws(), st.integers(1, 300))
+def test_a_draw_that_starves_is_the_beginning_of_the_one_that_does_not(given_draw, known):
+    weights_S, columns = given_draw
+    whole = draw(columns, weights_S, [0] * len(columns), budget=10_000)
+
+    part = draw([c[:known] for c in columns], weights_S, [0] * len(columns), budget=10_000)
+
+    assert part.sources_N.tolist() == whole.sources_N.tolist()[: len(part.sources_N)]
+    if part.starved is None:
+        assert len(part.sources_N) == len(whole.sources_N)
+    else:
+        assert part.counts_S[part.starved] == known
+
+
+@given(draws())
+def test_weights_by_samples_are_met_within_one_sample(given_draw):
+    weights_S, columns = given_draw
+    ones = [np.ones_like(column) for column in columns]
+    longest = max(int(column.max()) for column in columns)
+
+    drawn = draw(ones, weights_S, [0] * len(columns), budget=60 * longest, sizes=columns)
+
+    strays = strays_of(weights_S, ones, drawn)
+    assert np.abs(strays).max(initial=0) <= 1 + 1e-6
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(1, 100), min_size=2, max_size=8), st.integers(0, 1 << 30))
+def test_ten_thousand_samples_meet_the_mix_within_a_tenth_of_a_percent(weights, seed):
+    rng = np.random.default_rng(seed)
+    columns = [np.clip(rng.lognormal(6, 1, 11_000), 1, 2048).astype(np.int32) for _ in weights]
+    weights_S = integer_weights(weights)
+
+    drawn = draw(
+        columns, weights_S, [0] * len(weights), budget=int(sum(map(int, columns[0][:10_000])))
+    )
+
+    served = np.array(drawn.served_S) / sum(drawn.served_S)
+    assert np.abs(served - np.array(weights) / sum(weights)).max() <= 1e-3
+
+
+@pytest.mark.parametrize("stages", [[(3, 1), (1, 3)], [(1, 0), (1, 9), (5, 5)], [(1, 1), (0, 1)]])
+def test_the_mix_is_met_at_every_stage_boundary(stages):
+    rng = np.random.default_rng(1)
+    columns = [rng.integers(1, 1000, 40_000).astype(np.int32) for _ in range(2)]
+    credits_S, owed, served, taken = (0, 0), np.zeros(2), np.zeros(2), [0, 0]
+
+    for weights in stages:
+        weights_S = integer_weights(weights)
+        left = [column[t:] for column, t in zip(columns, taken, strict=True)]
+        drawn = draw(left, weights_S, credits_S, budget=4_000_000)
+        credits_S = drawn.credits_S
+        taken = [t + n for t, n in zip(taken, drawn.counts_S.tolist(), strict=True)]
+        served += drawn.served_S
+        owed += np.array(weights) / sum(weights) * sum(drawn.served_S)
+
+        assert np.abs(served - owed).max() <= 1000 * 2
+        assert np.abs(served - owed).max() <= 1e-3 * served.sum()
