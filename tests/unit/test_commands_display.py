@@ -1,0 +1,100 @@
+"""Bars, tables and excerpts: what a terminal is sent."""
+
+import io
+
+import numpy as np
+import orjson
+import pytest
+from rich.console import Console
+
+from omniload.commands.display import (
+    bar,
+    colour_of,
+    emit_json,
+    excerpt,
+    progress,
+    row_bar,
+    stacked_bar,
+    table,
+)
+
+
+def printed(*things, width=80):
+    out = io.StringIO()
+    Console(file=out, width=width, highlight=False).print(*things)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("part", "drawn"),
+    [(0, ""), (0.5, "█████"), (1, "██████████"), (0.05, "▌"), (2, "██████████"), (-1, "")],
+)
+def test_a_bar_is_as_long_as_its_part(part, drawn):
+    assert bar(part, 10) == drawn
+
+
+def test_stacked_parts_are_rounded_together_so_that_the_whole_keeps_its_length():
+    drawn = stacked_bar([1 / 3, 1 / 3, 1 / 3], 10)
+
+    assert drawn.plain == "█" * 10
+    assert [span.style for span in drawn.spans] == [colour_of(0), colour_of(1), colour_of(2)]
+
+
+def test_a_part_too_small_for_a_cell_still_shows():
+    assert stacked_bar([0.0, 0.001], 10).plain == "▏"
+    assert stacked_bar([0.0, 0.0], 10).plain == ""
+
+
+def test_a_row_is_drawn_in_proportion_with_padding_as_dots():
+    drawn = row_bar(np.asarray([50, 25]), np.asarray([0, 3]), 100, 8)
+
+    assert drawn.plain == "████▓▓··"
+
+
+def test_documents_of_one_source_next_to_each_other_can_be_told_apart():
+    drawn = row_bar(np.asarray([2, 2, 2]), np.asarray([1, 1, 1]), 6, 6)
+
+    assert drawn.plain == "██▓▓██"
+    assert {span.style.color.name for span in drawn.spans} == {colour_of(1)}
+
+
+def test_a_row_without_documents_is_all_padding():
+    assert row_bar(np.empty(0, int), np.empty(0, int), 32, 4).plain == "····"
+
+
+def test_markup_in_a_cell_is_shown_and_not_obeyed():
+    assert "[red]x[/red]" in printed(table("t", [("text", False)], [["[red]x[/red]"]]))
+
+
+def test_numbers_are_set_flush_right():
+    lines = printed(table("t", [("n", True)], [["1"], ["1000"]])).splitlines()
+
+    assert "│    1 │" in lines[4]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("short", "short"),
+        ("0123456789", "0123456789"),
+        ("01234567890", "012345678…"),
+        ("a\nb\tc", "a\\nb\\tc"),
+        ("\x1b[31mred", "\\x1b[31mr…"),
+    ],
+)
+def test_an_excerpt_is_one_line_that_moves_no_cursor(text, shown):
+    assert excerpt(text, 10) == shown
+
+
+def test_json_takes_arrays_and_dataclasses(capsys):
+    emit_json({"a": np.arange(3), "b": np.float64(0.5)})
+
+    assert orjson.loads(capsys.readouterr().out) == {"a": [0, 1, 2], "b": 0.5}
+
+
+def test_progress_leaves_standard_output_alone(capsys):
+    with progress("work", 2) as advance:
+        advance(1)
+        advance(1)
+
+    assert capsys.readouterr().out == ""

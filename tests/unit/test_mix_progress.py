@@ -1,0 +1,133 @@
+"""How far a run has come, folded from its journal."""
+
+import pytest
+
+from omniload.base.errors import StateError
+from omniload.machine.messages import (
+    AppendJournal,
+    PublishPlan,
+    SamplesReported,
+    Started,
+    StepTaken,
+)
+from omniload.mix.deficit import integer_weights
+from omniload.mix.progress import fold, progress_of, weights_by_step
+from omniload.mix.schedule import weights_at
+from tests.support.builders import a_mix, a_planner, a_table
+
+
+def a_journal(mix, *, steps, epoch=(1000, 1000), length=10):
+    """Plan ``steps`` steps of samples of one length; return base, records, and the planner."""
+    planner = a_planner(mix, epoch=list(epoch), num_steps=steps)
+    base = planner.state_at(0)
+    records = []
+    events = [Started()] + [
+        SamplesReported(source=s, table=a_table([length] * 400)) for s in range(len(mix.names))
+    ]
+    while events:
+        for command in planner.handle(events.pop(0)):
+            if isinstance(command, AppendJournal):
+                records.append(command.record)
+            elif isinstance(command, PublishPlan):
+                events.append(StepTaken(step=command.plan.step, dp_rank=0))
+    return base, records, planner
+
+
+def test_a_journal_without_steps_shows_nothing_drawn():
+    base, _, _ = a_journal(a_mix(), steps=0)
+
+    progress = progress_of(a_mix(), base, [])
+
+    assert (progress.first_step, progress.next_step) == (0, 0)
+    assert [(s.drawn, s.share, s.epochs) for s in progress.sources] == [(0, 0, 0), (0, 0, 0)]
+
+
+def test_drawn_and_due_follow_the_weights():
+    mix = a_mix(weights={"web": 3, "code": 1})
+    base, records, planner = a_journal(mix, steps=8)
+
+    progress = progress_of(mix, base, records)
+
+    web, code = progress.sources
+    assert progress.next_step == 8
+    assert (web.drawn, code.drawn) == planner.state.drawn_S
+    assert web.due == pytest.approx(0.75 * (web.drawn + code.drawn), abs=1e-6)
+    assert web.target == pytest.approx(0.75)
+    assert abs(web.drawn - web.due) <= 10
+    assert web.share + code.share == pytest.approx(1)
+
+
+def test_epochs_are_counted_by_the_records_found_at_the_start():
+    mix = a_mix()
+    base, records, planner = a_journal(mix, steps=5, epoch=(20, 1000))
+
+    progress = progress_of(mix, base, records)
+
+    position = planner.state.cursors_S[0][0]
+    assert progress.sources[0].position == position
+    assert progress.sources[0].epochs == pytest.approx(position / 20)
+
+
+def test_tokens_that_wait_for_a_row_are_counted():
+    base, records, planner = a_journal(a_mix(), steps=3)
+
+    progress = progress_of(a_mix(), base, records)
+
+    assert progress.carried_tokens == int(planner.state.carried.lengths_P.sum()) > 0
+
+
+@pytest.mark.parametrize("step", [0, 1, 4, 6])
+def test_folding_to_a_step_gives_the_state_that_the_planner_had_before_it(step):
+    mix = a_mix()
+    base, records, _ = a_journal(mix, steps=6)
+    _, _, planner = a_journal(mix, steps=step)
+
+    state = fold(mix, base, records, planner.fingerprint, step)
+
+    assert state.to_json(mix.names, planner.fingerprint) == planner.state_at(step)
+
+
+def test_folding_past_the_end_is_refused():
+    mix = a_mix()
+    base, records, planner = a_journal(mix, steps=4)
+
+    with pytest.raises(StateError, match="covers steps 0 to 4, step 9 is outside"):
+        fold(mix, base, records, planner.fingerprint, 9)
+
+
+def test_a_journal_of_another_mix_is_refused():
+    base, records, _ = a_journal(a_mix(sources=("web", "books")), steps=2)
+
+    with pytest.raises(StateError):
+        progress_of(a_mix(), base, records)
+
+
+@pytest.mark.parametrize("key", ["fingerprint", "step"])
+def test_a_base_without_its_parts_is_refused(key):
+    base, records, _ = a_journal(a_mix(), steps=2)
+    del base[key]
+
+    with pytest.raises(StateError, match="no fingerprint or step"):
+        progress_of(a_mix(), base, records)
+
+
+@pytest.mark.parametrize("written", ["many", "0 records", ""])
+def test_a_fingerprint_that_does_not_say_how_many_records_there_are_is_refused(written):
+    base, records, _ = a_journal(a_mix(), steps=2)
+    base["fingerprint"]["sources.web.records"] = written
+
+    with pytest.raises(StateError, match="source 'web' opens with"):
+        progress_of(a_mix(), base, records)
+
+
+def test_weights_by_step_are_those_of_the_schedule():
+    stages = [
+        {"from_step": 0, "weights": {"web": 1, "code": 1}},
+        {"from_step": 3, "ramp_steps": 3, "weights": {"web": 1, "code": 4}},
+    ]
+    mix = a_mix(mix={"stages": stages})
+    weights = weights_by_step(mix)
+
+    found = [weights(step) for step in range(9)]
+
+    assert found == [integer_weights(weights_at(mix.mix.stages, mix.names, k)) for k in range(9)]
