@@ -12,7 +12,7 @@ from rich.text import Text
 from omniload.actors.plane import JOURNAL_NAME, PlaneSpec
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.state import Json
-from omniload.commands.display import Cell, colour_of, emit_json, excerpt, output, table
+from omniload.commands.display import Cell, colour_of, emit_json, excerpt, output, say, table
 from omniload.commands.opening import index_folder, tokenizer_of
 from omniload.commands.options import cache_option, json_option, run_argument
 from omniload.commands.rehearsal import Rehearsal
@@ -170,5 +170,5 @@ def _print(found: Sequence[_Found], mix: MixConfig, title: str) -> None:
     columns = [("rank", True), ("microbatch", True), ("source", False), ("record", True)]
     columns += [("tokens", True), ("text", False)]
     console = output()
-    console.print(table(title, columns, rows))
-    console.print(Text(f"{len(found)} samples or pieces of them"))
+    console.print(table("", columns, rows))
+    say(console, f"{title}: {len(found)} samples or pieces of samples")

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from omniload.base.units import format_bytes
-from omniload.commands.display import Cell, bar, colour_of, emit_json, output, table
+from omniload.commands.display import Cell, bar, colour_of, emit_json, output, say, table
 from omniload.commands.opening import FoundSource, find_sources, open_spec
 from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
 from omniload.mix.config import MixConfig
@@ -56,7 +56,7 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
     console.print(shares_table(mix))
     ranks = f"{dp} data-parallel rank{'s' if dp > 1 else ''}"
     rows = f"{mix.rows_per_step} rows of {mix.pack.length:,} tokens"
-    console.print(Text(f"{file}: valid; a step is {rows} over {ranks}"))
+    say(console, f"{file}: valid; a step is {rows} over {ranks}")
 
 
 def shares_table(mix: MixConfig) -> Table:

@@ -25,6 +25,7 @@ __all__ = [
     "output",
     "progress",
     "row_bar",
+    "say",
     "stacked_bar",
     "table",
 ]
@@ -51,6 +52,11 @@ def emit_json(value: object) -> None:
     """Print a value as JSON; numpy's arrays and numbers are fine."""
     option = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY
     click.echo(orjson.dumps(value, option=option).decode())
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """Print a sentence; it is broken by the terminal, never by us, so that paths can be copied."""
+    console.print(Text(text, style), soft_wrap=True)
 
 
 @contextmanager

@@ -9,11 +9,10 @@ from statistics import fmean
 
 import click
 import numpy as np
-from rich.text import Text
 
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError
-from omniload.commands.display import emit_json, output, progress
+from omniload.commands.display import emit_json, output, progress, say
 from omniload.commands.opening import find_sources, open_spec
 from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
 from omniload.commands.plan_tables import Rehearsed, print_plan
@@ -81,7 +80,7 @@ def plan(
     console = output()
     print_plan(console, spec.mix, profiles, expected, rehearsed)
     for warning in warnings:
-        console.print(Text(f"warning: {warning}", "yellow"))
+        say(console, f"warning: {warning}", "yellow")
 
 
 def _most_rehearsed(mix: MixConfig) -> int:

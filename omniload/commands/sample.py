@@ -18,6 +18,7 @@ from omniload.commands.display import (
     emit_json,
     output,
     progress,
+    say,
     stacked_bar,
     table,
 )
@@ -129,7 +130,7 @@ def _print(console: Console, corpus: SampleCorpus, mix_path: Path) -> None:
     console.print(_histogram(corpus.sources))
     how = "built" if corpus.built else "there already"
     vocabulary = f"tokenizer of {corpus.vocab_size:,} tokens"
-    console.print(Text(f"corpus {how}: {corpus.folder}, {vocabulary}; mix file {mix_path}"))
+    say(console, f"corpus {how}: {corpus.folder}, {vocabulary}; mix file {mix_path}")
 
 
 def _sources_table(sources: Sequence[SampleSource]) -> Table:

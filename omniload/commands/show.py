@@ -8,7 +8,7 @@ from rich.text import Text
 
 from omniload.actors.plane import JOURNAL_NAME
 from omniload.base.units import format_count
-from omniload.commands.display import Cell, colour_of, emit_json, output, table
+from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.journal import read_journal
 from omniload.mix.progress import progress_of
@@ -53,9 +53,8 @@ def show(run: Path, as_json: bool) -> None:
     console = output()
     console.print(table(f"planned up to step {progress.next_step:,}", columns, rows))
     ranks = ", ".join(f"{axis} {size}" for axis, size in life.sizes.items())
-    console.print(
-        Text(
-            f"mix {life.mix_path}; {ranks}; journal from step {progress.first_step:,}; "
-            f"{progress.carried_tokens:,} tokens wait for a row"
-        )
+    say(
+        console,
+        f"mix {life.mix_path}; {ranks}; journal from step {progress.first_step:,}; "
+        f"{progress.carried_tokens:,} tokens wait for a row",
     )

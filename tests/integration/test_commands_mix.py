@@ -1,0 +1,241 @@
+"""The verbs of ``omniload mix`` before a run, on small corpora."""
+
+import os
+from itertools import chain
+
+import orjson
+import pytest
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.commands.opening import open_spec
+from omniload.commands.rehearsal import Rehearsal
+from omniload.mix.config import MixConfig
+from omniload.mix.journal import read_journal
+from tests.support.corpora import write_texts
+from tests.support.mix_commands import a_mix_file, a_run, json_of, run_mix
+
+
+@pytest.fixture
+def mix_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return a_mix_file(tmp_path)
+
+
+def files_under(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "verb", ["audit", "bench", "check", "plan", "preview", "sample", "schema", "show"]
+)
+def test_every_verb_has_help_with_an_example(verb):
+    result = run_mix(verb, "--help")
+
+    assert result.exit_code == 0
+    assert "Example:" in result.stdout
+    assert f"omniload mix {verb}" in result.stdout
+
+
+def test_check_prints_sources_and_shares(mix_path):
+    result = run_mix("check", mix_path, "--dp", 2)
+
+    assert result.exit_code == 0
+    assert "parquet" in result.stdout
+    assert "50.00%" in result.stdout
+    assert "a step is 4 rows of 32 tokens over 2 data-parallel ranks" in result.stdout
+
+
+def test_check_as_json_holds_the_same(mix_path):
+    shown = json_of("check", mix_path)
+
+    assert shown["rows_per_step"] == 4
+    assert [source["records"] for source in shown["sources"]] == [120, 120]
+    assert shown["shares"] == [{"step": 0, "shares": {"ids": 0.5, "text": 0.5}}]
+
+
+def test_check_writes_nothing_but_indexes(mix_path, tmp_path):
+    before = files_under(tmp_path)
+
+    run_mix("check", mix_path)
+
+    new = files_under(tmp_path).items() - before.items()
+    assert all(path.is_relative_to(tmp_path / "cache") for path, _ in new)
+
+
+def test_check_reports_every_fault_of_the_file_with_its_line(tmp_path):
+    path = tmp_path / "bad.yaml"
+    path.write_text("version: 2\nseed: -1\ncolour: red\n", encoding="utf-8")
+
+    result = run_mix("check", path)
+
+    assert isinstance(result.exception, ConfigError)
+    message = str(result.exception)
+    for fault in ("bad.yaml:1: version", "bad.yaml:2: seed", "bad.yaml:3: colour", "sources"):
+        assert fault in message
+
+
+def test_check_refuses_more_ranks_than_rows(mix_path):
+    result = run_mix("check", mix_path, "--dp", 5)
+
+    assert isinstance(result.exception, ConfigError)
+    assert "raise batch.tokens to 160 or more" in str(result.exception)
+
+
+def test_check_refuses_a_shard_that_is_cut_short(mix_path, tmp_path):
+    shard = tmp_path / "ids" / "0.parquet"
+    os.truncate(shard, shard.stat().st_size // 2)
+
+    result = run_mix("check", mix_path)
+
+    assert isinstance(result.exception, IntegrityError)
+
+
+def test_plan_expects_the_shares_of_the_file(mix_path):
+    shown = json_of("plan", mix_path, "--steps", 10, "--dp", 2)
+
+    assert shown["steps"] == 10
+    total = shown["total"]
+    assert total["ids"]["share"] == total["text"]["share"] == 0.5
+    drawn = sum(source["tokens"] for source in total.values())
+    assert drawn == pytest.approx(10 * 128 * (1 - shown["rehearsed"]["waste"]))
+
+
+def test_plan_measures_the_first_steps_for_real(mix_path, tmp_path):
+    batches = a_run(tmp_path / "run", mix_path, dp=2, steps=6)
+
+    shown = json_of("plan", mix_path, "--steps", 6, "--dp", 2)["rehearsed"]["steps"]
+
+    assert [step["imbalance"] for step in shown] == [batches[k][0].imbalance for k in range(6)]
+    assert [step["tokens"] for step in shown] == [
+        sum(batches[k][0].tokens_by_source.values()) for k in range(6)
+    ]
+    assert all(step["bound"] <= step["imbalance"] + 1e-9 for step in shown)
+
+
+def test_plan_says_how_many_epochs_a_run_really_takes(mix_path, tmp_path):
+    a_run(tmp_path / "run", mix_path, dp=1, steps=60)
+    done = {source["name"]: source for source in json_of("show", tmp_path / "run")["sources"]}
+
+    expected = json_of("plan", mix_path, "--steps", 60)["total"]
+
+    for name, source in done.items():
+        assert expected[name]["epochs"] == pytest.approx(source["epochs"], rel=0.1)
+
+
+def test_plan_warns_of_sources_that_are_repeated_often(mix_path):
+    result = run_mix("plan", mix_path, "--steps", 500, "--rehearse", 3)
+
+    assert result.exit_code == 0
+    assert "warning: ids is gone through" in result.stdout
+    assert "the first 3 steps, planned" in result.stdout
+
+
+def test_plan_counts_what_a_policy_for_overlong_documents_leaves_out(tmp_path):
+    path = a_mix_file(tmp_path, pack={"overlong": "drop"})
+    kept = json_of("plan", path, "--steps", 40, "--cache-dir", tmp_path / "cache")
+
+    whole = a_mix_file(tmp_path / "whole", pack={"overlong": "split"})
+    split = json_of("plan", whole, "--steps", 40, "--cache-dir", tmp_path / "cache")
+
+    # Fewer tokens in an epoch: the same budget goes through it more often.
+    assert kept["total"]["ids"]["epochs"] > 1.1 * split["total"]["ids"]["epochs"]
+
+
+def test_plan_refuses_a_source_that_gives_no_tokens(tmp_path):
+    path = a_mix_file(tmp_path)
+    write_texts(tmp_path / "text" / "0.jsonl", [""] * 30)
+
+    result = run_mix("plan", path, "--steps", 5, "--cache-dir", tmp_path / "cache")
+
+    assert isinstance(result.exception, ConfigError)
+    assert "text" in str(result.exception)
+
+
+def test_preview_shows_the_very_tokens_that_a_rank_gets(mix_path, tmp_path):
+    batches = a_run(tmp_path / "run", mix_path, dp=1, steps=4)
+
+    rows = json_of("preview", mix_path, "--step", 3, "--rows", 99)["rows"]
+
+    assert len(rows) == 4
+    keys = [
+        [document["position"] for document in row["documents"] if document["source"] == "ids"]
+        for row in rows
+    ]
+    trained = [microbatch.keys_K4 for microbatch in batches[3][0].microbatches]
+    expected = [key[1] for keys_K4 in trained for key in keys_K4.tolist() if key[0] == 0]
+    assert list(chain.from_iterable(keys)) == expected
+
+
+def test_preview_bounds_cover_every_row(mix_path):
+    for row in json_of("preview", mix_path, "--rows", 4)["rows"]:
+        assert row["cu_seqlens"][0] == 0
+        assert row["cu_seqlens"][-1] == 32
+        assert sum(document["length"] for document in row["documents"]) == 32 - row["padding"]
+
+
+def test_preview_decodes_text_and_draws_rows(mix_path):
+    result = run_mix("preview", mix_path, "--rows", 4, "--dp", 2)
+
+    assert result.exit_code == 0
+    assert "xxxx" in result.stdout
+    assert "█" in result.stdout
+    assert "cu_seqlens 0, " in result.stdout
+    assert "rank 1, microbatch 0, row" in result.stdout
+
+
+def test_preview_past_the_end_of_the_data_is_refused(tmp_path):
+    stages = [{"from_step": 0, "weights": {"ids": 1, "text": 1}}]
+    path = a_mix_file(tmp_path, mix={"stages": stages, "stop": "first_exhausted"})
+
+    result = run_mix("preview", path, "--step", 500, "--cache-dir", tmp_path / "cache")
+
+    assert isinstance(result.exception, ConfigError)
+    assert "ends the run before step 500" in str(result.exception)
+
+
+def test_bench_counts_the_tokens_of_the_steps_it_timed(mix_path, tmp_path):
+    batches = a_run(tmp_path / "run", mix_path, dp=2, steps=9)
+
+    measured = json_of("bench", mix_path, "--steps", 9, "--dp", 2, "--runtime", "local")["measured"]
+
+    assert measured["steps"] == len(measured["waits_s"]) == 8
+    assert measured["tokens"] == sum(
+        sum(batches[step][0].tokens_by_source.values()) for step in range(1, 9)
+    )
+    assert measured["imbalances"] == [batches[step][0].imbalance for step in range(1, 9)]
+
+
+def test_bench_prints_a_table(mix_path):
+    result = run_mix("bench", mix_path, "--steps", 4, "--runtime", "local")
+
+    assert result.exit_code == 0
+    assert "tokens/s" in result.stdout
+    assert "runtime local, 1 rank" in result.stdout
+
+
+def test_bench_ends_with_the_data(tmp_path):
+    stages = [{"from_step": 0, "weights": {"ids": 1, "text": 1}}]
+    path = a_mix_file(tmp_path, mix={"stages": stages, "stop": "first_exhausted"})
+
+    arguments = ("--runtime", "local", "--cache-dir", tmp_path / "cache")
+    measured = json_of("bench", path, "--steps", 500, *arguments)["measured"]
+
+    assert 2 < measured["steps"] < 499
+
+
+def test_the_schema_names_every_key():
+    schema = orjson.loads(run_mix("schema").stdout)
+
+    assert schema["properties"].keys() == MixConfig.model_fields.keys()
+    assert schema["$defs"]["PackConfig"]["properties"]["length"]["description"]
+
+
+def test_a_rehearsal_plans_what_a_run_journals(mix_path, tmp_path):
+    a_run(tmp_path / "run", mix_path, dp=2, steps=10)
+    _, records = read_journal(tmp_path / "run" / "journal.jsonl")
+    rehearsal = Rehearsal(open_spec(mix_path, dp=1, cache_dir=None, ahead=1))
+    plans = rehearsal.plans()
+
+    found = [next(plans).membership_digest() for _ in records]
+
+    assert found == [record["digest"] for record in records]
