@@ -89,7 +89,7 @@ class LoaderShell:
     def slices(self, requests: Sequence[SliceRequest]) -> list[Ragged]:
         """Return the asked token ranges, request by request."""
         with self._lock:
-            return [self._machine.slices(request) for request in requests]
+            return self._machine.slices_of(requests)
 
     def release(self, command: ReleaseSamples) -> None:
         """Let go of samples that no plan needs any more."""

@@ -1,17 +1,22 @@
 """Packed rows from pieces and their tokens.
 
 Shape suffixes:
-    R  rows        T  tokens in a row        K  pieces        D  documents
+    R  rows        T  tokens in a row        K  pieces        D  documents, a row's padding among them
+    M  microbatches
 """
+
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import IntegrityError
+from omniload.base.ragged import gather_across
 from omniload.build.microbatch import IGNORE_LABEL, Microbatch
 from omniload.mix.pieces import PieceTable
 
-__all__ = ["build_rows", "stops_with_next"]
+__all__ = ["build_rows", "split_rows", "stops_with_next"]
 
 
 def stops_with_next(pieces: PieceTable) -> NDArray[np.int32]:
@@ -44,6 +49,7 @@ def build_rows(
         IntegrityError: A source handed out a sample of another length than it had reported.
     """
     num_rows = len(row_offsets) - 1
+    values_V = values_V.astype(np.int32, copy=False)
     lengths_K = pieces.lengths_P.astype(np.int64)
     wanted_K = (stops_with_next(pieces) - pieces.starts_P).astype(np.int64)
     found_K = bounds_K2[:, 1] - bounds_K2[:, 0]
@@ -53,50 +59,71 @@ def build_rows(
             f"sample {_key_of(pieces, at)} gave {int(found_K[at])} tokens where {int(wanted_K[at])} were "
             "planned; the source changed while it was read"
         )
-    row_of_K = np.repeat(np.arange(num_rows), np.diff(row_offsets))
-    ends_K = np.cumsum(lengths_K)
-    before_row = np.concatenate(([0], ends_K))[row_offsets[:-1]]
-    begins_K = ends_K - lengths_K - before_row[row_of_K] + row_of_K * length
+    begins_R = np.concatenate(([0], np.cumsum(lengths_K)))[row_offsets]
+    unfilled_R = length - np.diff(begins_R)
+    # A row's padding is one segment more, behind its pieces; it comes from a blank column.
+    places_K = np.arange(len(pieces)) + np.repeat(np.arange(num_rows), np.diff(row_offsets))
+    places_R = row_offsets[1:] + np.arange(num_rows)
+    lengths_D = np.empty(len(pieces) + num_rows, np.int64)
+    lengths_D[places_K], lengths_D[places_R] = lengths_K, unfilled_R
+    firsts_D, padding_D = np.zeros_like(lengths_D), np.zeros_like(lengths_D)
+    firsts_D[places_K], padding_D[places_R] = bounds_K2[:, 0], 1
+    sources_D = np.full(len(lengths_D), -1, np.int16)
+    sources_D[places_K] = pieces.sources_P
+    tokens, bounds_D = gather_across(
+        [values_V, np.zeros(length, values_V.dtype)], padding_D, firsts_D, firsts_D + lengths_D
+    )
 
-    size = num_rows * length
-    out = np.zeros(size, np.int32)
-    labels = np.full(size, IGNORE_LABEL, np.int32)
-    positions = np.zeros(size, np.int32)
-    source_ids = np.full(size, -1, np.int16)
-    count = np.arange(length, dtype=np.int32)
-    # One memcpy per piece and column; an index array would cost eight bytes per token.
-    for begin, n, source, first, n_read in zip(
-        begins_K.tolist(),
-        lengths_K.tolist(),
-        pieces.sources_P.tolist(),
-        bounds_K2[:, 0].tolist(),
-        wanted_K.tolist(),
-        strict=True,
-    ):
-        end = begin + n
-        out[begin:end] = values_V[first : first + n]
-        labels[begin : begin + n_read - 1] = values_V[first + 1 : first + n_read]
-        positions[begin:end] = count[:n]
-        source_ids[begin:end] = source
+    positions = np.arange(num_rows * length, dtype=np.int32)
+    positions -= np.repeat(bounds_D[:-1].astype(np.int32), lengths_D)
+    labels = np.empty_like(tokens)
+    labels[:-1] = tokens[1:]
+    last_K = bounds_D[places_K + 1] - 1
+    cut_K = wanted_K > lengths_K
+    labels[last_K[~cut_K]] = IGNORE_LABEL
+    labels[last_K[cut_K]] = values_V[bounds_K2[cut_K, 1] - 1]
+    for end, unfilled in zip(bounds_D[places_R + 1].tolist(), unfilled_R.tolist(), strict=True):
+        labels[end - unfilled : end] = IGNORE_LABEL
+        positions[end - unfilled : end] = 0
     shape = (num_rows, length)
     return Microbatch(
-        tokens_RT=out.reshape(shape),
+        tokens_RT=tokens.reshape(shape),
         labels_RT=labels.reshape(shape),
         positions_RT=positions.reshape(shape),
-        source_ids_RT=source_ids.reshape(shape),
-        cu_seqlens=_boundaries(begins_K, lengths_K, size=size, length=length),
+        source_ids_RT=np.repeat(sources_D, lengths_D).reshape(shape),
+        cu_seqlens=bounds_D[np.append(lengths_D > 0, True)].astype(np.int32),
         keys_K4=np.column_stack(
             [pieces.sources_P, pieces.positions_P, pieces.subs_P, pieces.starts_P],
         ).astype(np.int64, copy=False),
     )
 
 
-def _boundaries(
-    begins_K: NDArray[np.int64], lengths_K: NDArray[np.int64], *, size: int, length: int
-) -> NDArray[np.int32]:
-    """Return every document's boundary, a row's padding counting as a document."""
-    row_starts = np.arange(0, size + 1, length, dtype=np.int64)
-    return np.unique(np.concatenate((row_starts, begins_K, begins_K + lengths_K))).astype(np.int32)
+def split_rows(
+    rows: Microbatch, counts_M: Sequence[int], row_offsets: NDArray[np.int64]
+) -> tuple[Microbatch, ...]:
+    """Cut rows that were built together into microbatches; they share the memory of the whole.
+
+    Args:
+        rows: What ``build_rows`` gave.
+        counts_M: Rows of each microbatch; they sum to ``R``.
+        row_offsets: Boundaries of the rows in the pieces, ``[R + 1]``.
+    """
+    length = rows.tokens_RT.shape[1]
+    cuts = np.concatenate(([0], np.cumsum(counts_M))).astype(np.int64)
+    document_cuts = np.searchsorted(rows.cu_seqlens, cuts * length)
+    return tuple(
+        Microbatch(
+            tokens_RT=rows.tokens_RT[a:b],
+            labels_RT=rows.labels_RT[a:b],
+            positions_RT=rows.positions_RT[a:b],
+            source_ids_RT=rows.source_ids_RT[a:b],
+            cu_seqlens=rows.cu_seqlens[first : last + 1] - np.int32(a * length),
+            keys_K4=rows.keys_K4[row_offsets[a] : row_offsets[b]],
+        )
+        for (a, b), (first, last) in zip(
+            pairwise(cuts.tolist()), pairwise(document_cuts.tolist()), strict=True
+        )
+    )
 
 
 def _key_of(pieces: PieceTable, at: int) -> str:

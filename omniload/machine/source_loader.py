@@ -5,14 +5,15 @@ planner says what to read and when to let go, so the buffer is bounded by the pl
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import StateError
-from omniload.base.ragged import Ragged, gather_ranges
+from omniload.base.ragged import Ragged, gather_across
 from omniload.machine.messages import ReadAhead, ReleaseSamples, SamplesReported, SliceRequest
 from omniload.mix.samples import SampleTable
 
@@ -42,9 +43,21 @@ class Read:
 
 @dataclass(slots=True)
 class _Held:
-    keys_N: NDArray[np.int64]
     table: SampleTable
     tokens: Ragged
+
+
+@dataclass(slots=True)
+class _Index:
+    """Where every held sample of one source lies."""
+
+    keys_N: NDArray[np.int64]
+    """Rising."""
+    blocks_N: NDArray[np.int64]
+    starts_N: NDArray[np.int64]
+    stops_N: NDArray[np.int64]
+    columns: list[NDArray[np.int32]]
+    """Tokens of each block."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +67,8 @@ class SourceLoader:
     names: Mapping[int, str]
     """Sources of this loader, by number."""
     _held: dict[int, deque[_Held]] = field(default_factory=dict, init=False)
+    _indexes: dict[int, _Index] = field(default_factory=dict, init=False)
+    """Indexes of what is held; made anew when asked for after a change."""
 
     def handle(
         self, event: ReadAhead | SamplesRead | ReleaseSamples
@@ -68,43 +83,57 @@ class SourceLoader:
             case SamplesRead(source=source, table=table, tokens=tokens, skipped=skipped):
                 queue = self._held.setdefault(source, deque())
                 if not queue or queue[-1].table.stop <= table.start:  # else read twice: it is held
-                    queue.append(_Held(_keys(table.positions_N, table.subs_N), table, tokens))
+                    queue.append(_Held(table, tokens))
+                    self._indexes.pop(source, None)
                 return (SamplesReported(source=source, table=table, skipped=skipped),)
             case ReleaseSamples(floors=floors):
                 for source, floor in floors.items():
                     queue = self._held.get(source, deque())
                     while queue and queue[0].table.stop <= floor:
                         queue.popleft()
+                        self._indexes.pop(source, None)
                 return ()
 
     def slices(self, request: SliceRequest) -> Ragged:
-        """Return the asked token ranges, end to end, in the order asked for.
+        """Return the asked token ranges of one source; see ``slices_of``."""
+        return self.slices_of([request])[0]
+
+    def slices_of(self, requests: Sequence[SliceRequest]) -> list[Ragged]:
+        """Return the asked token ranges of each request, end to end, in the order asked for.
 
         Raises:
             StateError: A sample is not held: it was released, or never read.
         """
-        blocks = self._held.get(request.source, deque())
-        wanted = _keys(request.positions_N, request.subs_N)
-        stops = np.asarray([block.table.stop for block in blocks], np.int64)
-        block_of = np.searchsorted(stops, request.positions_N, side="right")
-        starts, ends = np.zeros(len(wanted), np.int64), np.zeros(len(wanted), np.int64)
-        parts: list[tuple[NDArray[np.int64], Ragged]] = []
-        for number in np.unique(block_of).tolist():
-            at = np.flatnonzero(block_of == number)
-            block = blocks[number] if number < len(blocks) else None
-            row = np.searchsorted(block.keys_N, wanted[at]) if block is not None else at
-            if block is None or not _all_found(block.keys_N, row, wanted[at]):
-                raise self._missing(request, at)
+        columns: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
+        which, starts, stops = (
+            [np.empty(0, np.int64)],
+            [np.empty(0, np.int64)],
+            [np.empty(0, np.int64)],
+        )
+        for request in requests:
+            index = self._index_of(request.source)
+            wanted = _keys(request.positions_N, request.subs_N)
+            row = np.searchsorted(index.keys_N, wanted)
+            if not _all_found(index.keys_N, row, wanted):
+                raise self._missing(request, index, wanted)
             # A sample that turned out shorter than reported must give fewer tokens, for the
             # constructor to notice, and never those of the sample behind it.
-            first, last = block.tokens.offsets[row], block.tokens.offsets[row + 1]
-            starts[at] = np.minimum(first + request.starts_N[at], last)
-            ends[at] = np.minimum(first + request.stops_N[at], last)
-            values, offsets = gather_ranges(block.tokens.values_V, starts[at], ends[at])
-            parts.append((at, Ragged(values_V=values, offsets=offsets)))
-        if len(parts) == 1:
-            return parts[0][1]
-        return _in_order(parts, len(wanted))
+            first, last = index.starts_N[row], index.stops_N[row]
+            starts.append(np.minimum(first + request.starts_N, last))
+            stops.append(np.minimum(first + request.stops_N, last))
+            which.append(index.blocks_N[row] + len(columns))
+            columns += index.columns
+        # One gather for all sources: a step asks many of them for a few ranges each.
+        values, offsets = gather_across(
+            columns, np.concatenate(which), np.concatenate(starts), np.concatenate(stops)
+        )
+        cuts = np.cumsum([0, *(len(request.positions_N) for request in requests)]).tolist()
+        return [
+            Ragged(
+                values_V=values[offsets[a] : offsets[b]], offsets=offsets[a : b + 1] - offsets[a]
+            )
+            for a, b in pairwise(cuts)
+        ]
 
     def held_positions(self, source: int) -> tuple[int, int]:
         """Return the range of raw positions at hand; equal ends when there are none."""
@@ -125,13 +154,36 @@ class SourceLoader:
             None,
         )
 
-    def _missing(self, request: SliceRequest, at: NDArray[np.int64]) -> StateError:
+    def _index_of(self, source: int) -> _Index:
+        index = self._indexes.get(source)
+        if index is None:
+            index = self._indexes[source] = _index_of(self._held.get(source, ()))
+        return index
+
+    def _missing(
+        self, request: SliceRequest, index: _Index, wanted_N: NDArray[np.int64]
+    ) -> StateError:
         first, last = self.held_positions(request.source)
+        missing = request.positions_N[~np.isin(wanted_N, index.keys_N)]
         return StateError(
             f"source {self.names.get(request.source, request.source)!r} holds positions {first} to {last}, asked for "
-            f"{request.positions_N[at].min()} to {request.positions_N[at].max()}: released, or never read; "
+            f"{missing.min()} to {missing.max()}: released, or never read; "
             "restart the data plane from the last checkpoint"
         )
+
+
+def _index_of(blocks: Iterable[_Held]) -> _Index:
+    held = list(blocks)
+    nothing = np.empty(0, np.int64)
+    return _Index(
+        keys_N=np.concatenate(
+            [nothing, *(_keys(b.table.positions_N, b.table.subs_N) for b in held)]
+        ),
+        blocks_N=np.repeat(np.arange(len(held)), [len(b.table) for b in held]),
+        starts_N=np.concatenate([nothing, *(b.tokens.offsets[:-1] for b in held)]),
+        stops_N=np.concatenate([nothing, *(b.tokens.offsets[1:] for b in held)]),
+        columns=[b.tokens.values_V for b in held],
+    )
 
 
 def _keys(positions_N: NDArray[np.int64], subs_N: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -143,13 +195,3 @@ def _all_found(
 ) -> bool:
     inside = row < len(keys_N)
     return bool(inside.all()) and np.array_equal(keys_N[row], wanted)
-
-
-def _in_order(parts: Sequence[tuple[NDArray[np.int64], Ragged]], count: int) -> Ragged:
-    """Put sequences gathered block by block back into the order asked for."""
-    place = np.empty(count, np.int64)
-    place[np.concatenate([at for at, _ in parts])] = np.arange(count)
-    values = np.concatenate([ragged.values_V for _, ragged in parts])
-    lengths = np.concatenate([ragged.lengths_N for _, ragged in parts])
-    offsets = np.concatenate(([0], np.cumsum(lengths)))
-    return Ragged(values_V=values, offsets=offsets).take(place)

@@ -158,13 +158,14 @@ def _serve(
                 return order, counts, served, s
             finish = WEIGHT_ONE * (served[s] + queues[s][counts[s]]) - credits_S[s]
             heapq.heappush(started, ((finish << _TICK_BITS) // weights_S[s], s))
-        _, s = heapq.heappop(started)
-        length = queues[s][counts[s]]
-        left -= tokens[s][counts[s]]
+        # Where one sample finishes the source's next one starts.
+        start, s = heapq.heappop(started)
+        count = counts[s]
+        length = queues[s][count]
+        left -= tokens[s][count]
         order.append(s)
-        counts[s] += 1
+        counts[s] = count + 1
         served[s] += length
         now += length
-        start = WEIGHT_ONE * served[s] - credits_S[s]
-        heapq.heappush(waiting, ((start << _TICK_BITS) // weights_S[s], s))
+        heapq.heappush(waiting, (start, s))
     return order, counts, served, None

@@ -1,0 +1,79 @@
+"""Copying of ranges, against slicing them one by one."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omniload.base import ragged
+from omniload.base.ragged import gather_across, gather_ranges
+
+DTYPES = (np.uint8, np.int16, np.int32, np.int64, np.float32)
+
+
+@st.composite
+def columns_and_ranges(draw):
+    """Columns of one type, and ranges of them in any order, overlapping or empty."""
+    dtype = draw(st.sampled_from(DTYPES))
+    sizes = draw(st.lists(st.integers(0, 60), min_size=1, max_size=4))
+    columns = [
+        (np.arange(size) * 7 + 31 * i).astype(dtype) for i, size in enumerate(sizes, start=1)
+    ]
+    ranges = []
+    for _ in range(draw(st.integers(0, 12))):
+        which = draw(st.integers(0, len(columns) - 1))
+        start = draw(st.integers(0, sizes[which]))
+        ranges.append((which, start, draw(st.integers(start, sizes[which]))))
+    return columns, np.array(ranges, np.int64).reshape(-1, 3)
+
+
+def expected_of(columns, ranges):
+    parts = [columns[which][start:stop].tolist() for which, start, stop in ranges.tolist()]
+    return [value for part in parts for value in part], np.cumsum([0, *map(len, parts)]).tolist()
+
+
+@given(columns_and_ranges())
+def test_ranges_of_several_columns_are_copied_end_to_end(drawn):
+    columns, ranges = drawn
+
+    values, offsets = gather_across(columns, *ranges.T)
+
+    assert (values.tolist(), offsets.tolist()) == expected_of(columns, ranges)
+    assert values.dtype == columns[0].dtype
+    assert offsets.dtype == np.int64
+
+
+@given(columns_and_ranges(), st.sampled_from([16, 64, 128]))
+def test_columns_longer_than_a_window_are_copied_alike(drawn, window_bytes):
+    columns, ranges = drawn
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ragged, "_WINDOW_BYTES", window_bytes)
+        values, offsets = gather_across(columns, *ranges.T)
+
+    assert (values.tolist(), offsets.tolist()) == expected_of(columns, ranges)
+
+
+def test_what_was_copied_is_no_view_of_the_column():
+    column = np.arange(40, dtype=np.int32)
+
+    values, _ = gather_ranges(column, np.array([0, 8]), np.array([6, 40]))
+    column[:] = -1
+
+    assert values.tolist() == [*range(6), *range(8, 40)]
+
+
+def test_what_was_copied_may_be_written_to():
+    values, _ = gather_ranges(np.arange(40, dtype=np.int32), np.array([0]), np.array([40]))
+
+    values[0] = 7
+
+    assert values[0] == 7
+
+
+def test_a_column_that_may_not_be_written_to_is_copied_too():
+    column = np.frombuffer(np.arange(20, dtype=np.int32).tobytes(), np.int32)
+
+    values, _ = gather_ranges(column, np.array([18, 1]), np.array([20, 12]))
+
+    assert values.tolist() == [18, 19, *range(1, 12)]
