@@ -24,6 +24,7 @@ __all__ = [
     "a_planner",
     "a_table",
     "pieces_of",
+    "some_facts",
     "tokens_of",
 ]
 
@@ -139,9 +140,9 @@ def a_microbatch(rows: Sequence[Sequence[Sequence[int]]], *, length: int) -> Mic
     )
 
 
-def some_facts(records: Sequence[int]) -> list[SourceFacts]:
-    """Return what opening sources of so many records would have found."""
-    return [SourceFacts(positions_per_epoch=count, order_digest="order") for count in records]
+def some_facts(records: Sequence[int], order: str = "aa") -> list[SourceFacts]:
+    """Return what was found in sources of so many records."""
+    return [SourceFacts(positions_per_epoch=count, order_digest=order) for count in records]
 
 
 def a_planner(

@@ -8,8 +8,8 @@ from tests.support.builders import a_mix, some_facts
 SOURCE = {"type": "parquet", "path": "web/*.parquet", "tokens": "tokens"}
 
 
-def parts(*, records=(10, 10), tokenizer="none", **changes):
-    return fingerprint_of(a_mix(**changes), some_facts(records), tokenizer_digest=tokenizer)
+def parts(*, records=(10, 10), order="aa", tokenizer="none", **changes):
+    return fingerprint_of(a_mix(**changes), some_facts(records, order), tokenizer_digest=tokenizer)
 
 
 def changed(**changes):
@@ -29,6 +29,7 @@ def changed(**changes):
         ({"rows": 8}, ["batch.tokens"]),
         ({"tokenizer": "1234"}, ["tokenizer"]),
         ({"records": (10, 11)}, ["sources.code.records"]),
+        ({"order": "bb"}, ["sources.code.records", "sources.web.records"]),
         (
             {
                 "sources": {

@@ -1,0 +1,105 @@
+"""What both runtimes share: how a planner comes to be, and what is refused before anything starts."""
+
+import pytest
+
+from omniload.actors.opening import runtime_of
+from omniload.actors.plane import (
+    JOURNAL_NAME,
+    PlaneSpec,
+    make_planner,
+    open_journal,
+    require_rows,
+    tokenizer_digest,
+)
+from omniload.base.errors import ConfigError, StateError
+from omniload.mix.journal import read_journal
+from omniload.plan.place_tree import ClientPlaceTree
+from tests.support.builders import a_mix, some_facts
+
+FACTS = some_facts([100, 100])
+
+
+def a_spec(tmp_path, mix=None, *, dp=1, cp=1, **changes):
+    return PlaneSpec(
+        mix=mix or a_mix(), base_dir=tmp_path, tree=ClientPlaceTree.of(dp=dp, cp=cp), **changes
+    )
+
+
+def test_a_new_run_starts_at_step_zero(tmp_path):
+    planner = make_planner(a_spec(tmp_path, num_steps=9), FACTS)
+
+    assert planner.state.step == 0
+    assert planner.num_steps == 9
+
+
+def test_a_saved_state_is_taken_up_by_another_mesh(tmp_path):
+    saved = make_planner(a_spec(tmp_path), FACTS).state_at(0) | {"step": 5}
+
+    assert make_planner(a_spec(tmp_path, dp=4, state=saved), FACTS).state.step == 5
+
+
+def test_a_state_of_another_mix_or_other_data_is_refused(tmp_path):
+    saved = make_planner(a_spec(tmp_path), FACTS).state_at(0)
+
+    with pytest.raises(StateError, match="seed: 7 saved, 8 now"):
+        make_planner(a_spec(tmp_path, a_mix(seed=8), state=saved), FACTS)
+    with pytest.raises(
+        StateError, match=r"sources\.code\.records: 100 records.* saved, 101 records"
+    ):
+        make_planner(a_spec(tmp_path, state=saved), some_facts([100, 101]))
+
+
+def test_the_journal_is_kept_in_the_folder_of_the_run(tmp_path):
+    planner = make_planner(a_spec(tmp_path), FACTS)
+
+    open_journal(tmp_path / "runs" / "a", planner).close()
+
+    assert read_journal(tmp_path / "runs" / "a" / JOURNAL_NAME) == (planner.state_at(0), [])
+    assert open_journal(None, planner) is None
+
+
+def test_a_batch_of_fewer_rows_than_ranks_is_refused_with_what_it_takes(tmp_path):
+    with pytest.raises(ConfigError, match=r"is 4 rows .* fewer than the 5 .* to 160 or more"):
+        require_rows(a_spec(tmp_path, dp=5))
+
+
+def test_rows_that_cannot_be_sliced_evenly_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"length 32 is not a multiple of 2 \* cp = 6"):
+        require_rows(a_spec(tmp_path, cp=3))
+
+
+def test_a_batch_that_fits_is_accepted(tmp_path):
+    require_rows(a_spec(tmp_path, dp=4, cp=2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "dp", "runtime"),
+    [("auto", 1, "local"), ("auto", 2, "ray"), ("local", 2, "local"), ("ray", 1, "ray")],
+)
+def test_auto_takes_threads_for_one_rank_and_ray_for_several(tmp_path, kind, dp, runtime):
+    spec = a_spec(tmp_path, a_mix(runtime={"kind": kind}), dp=dp)
+
+    assert runtime_of(spec) == runtime
+
+
+def test_the_digest_of_a_tokenizer_follows_its_file(tmp_path):
+    mix = a_mix(tokenizer={"type": "bpe", "path": "t.json", "end_of_document": "<end>"})
+    file = tmp_path / "t.json"
+    file.write_text("one")
+    first = tokenizer_digest(mix, tmp_path)
+    file.write_text("two")
+
+    assert tokenizer_digest(mix, tmp_path) != first
+    assert first.endswith("<end>")
+
+
+def test_a_missing_tokenizer_is_a_configuration_error(tmp_path):
+    mix = a_mix(tokenizer={"type": "bpe", "path": "t.json"})
+
+    with pytest.raises(ConfigError, match="no such tokenizer file"):
+        tokenizer_digest(mix, tmp_path)
+
+
+def test_bytes_and_no_tokenizer_need_no_file(tmp_path):
+    assert tokenizer_digest(a_mix(), tmp_path) == "none"
+    assert tokenizer_digest(a_mix(tokenizer={"type": "bytes"}), tmp_path) == "bytes"
