@@ -48,7 +48,13 @@ class OpenedFile:
     """A version of a file, held open: its objects stay until it is closed, on this process's part."""
 
     def __init__(
-        self, keeper: ObjectKeeper, info: FileInfo, manifest: Manifest | None, reader: FileReader
+        self,
+        keeper: ObjectKeeper,
+        *,
+        info: FileInfo,
+        manifest: Manifest | None,
+        reader: FileReader,
+        location: list[str],
     ) -> None:
         self._keeper = keeper
         self._open = True
@@ -56,6 +62,11 @@ class OpenedFile:
         self.manifest = manifest
         """None for a plain file."""
         self.reader = reader
+        self._location = location
+
+    def moved(self, path: str) -> None:
+        """Follow a rename in this process: a plain version is read where it lies now."""
+        self._location[:] = [path]
 
     def close(self) -> None:
         """Let the version go."""
@@ -165,15 +176,19 @@ class StripedFiles:
         leave many segments; a plain file is read once and written anew when published.
         """
         with self.open(path) as file:
-            base = list(file.manifest.segments) if file.manifest is not None else []
-            if base and base[-1].size_bytes < base[-1].layout.unit_bytes:
-                base.pop()
-            writer = self.writer(path, tuple(base))
-            at, step = sum(segment.size_bytes for segment in base), self.config.longest_read
-            while at < file.reader.size_bytes:
-                data = file.reader.read(at, step)
-                writer.write(data)
-                at += len(data)
+            return self.appender_to(path, file)
+
+    def appender_to(self, path: str, file: OpenedFile) -> FileWriter:
+        """As ``appender``, for a version that is open already."""
+        base = list(file.manifest.segments) if file.manifest is not None else []
+        if base and base[-1].size_bytes < base[-1].layout.unit_bytes:
+            base.pop()
+        writer = self.writer(path, tuple(base))
+        at, step = sum(segment.size_bytes for segment in base), self.config.longest_read
+        while at < file.reader.size_bytes:
+            data = file.reader.read(at, step)
+            writer.write(data)
+            at += len(data)
         return writer
 
     def publish(self, path: str, content: Content, attributes: Attributes | None = None) -> None:
@@ -211,10 +226,11 @@ class StripedFiles:
         manifest = Manifest(mtime_ns=0, segments=segments, inline=inline)
         return FileReader(self._reading, self._pieces(manifest))
 
-    def discard(self, content: Content) -> None:
-        """Remove objects of content that was never published."""
+    def discard(self, content: Content, *, kept: Manifest | None = None) -> None:
+        """Remove objects of content that was never published, but for those ``kept`` names."""
         if not isinstance(content, bytes):
-            self._keeper.condemn(Manifest(mtime_ns=0, segments=content))
+            named = kept.object_paths() if kept is not None else ()
+            self._keeper.condemn(Manifest(mtime_ns=0, segments=content), named)
 
     def export(self, path: str, store: Store, target: str) -> int:
         """Write a file as one plain object of ``store``; return its bytes.
@@ -311,10 +327,13 @@ class StripedFiles:
             return None
 
     def _opened(self, path: str, info: FileInfo, manifest: Manifest | None) -> OpenedFile:
+        location = [path]
         if manifest is None:
-            piece = _plain_piece(path, info.entry)
+            piece = _plain_piece(location, info.entry)
             reader = FileReader(self._reading, [piece], when_missing=_stale)
-            return OpenedFile(self._keeper, info, None, reader)
+            return OpenedFile(
+                self._keeper, info=info, manifest=None, reader=reader, location=location
+            )
         self._keeper.pin(manifest)
 
         def when_missing(object_path: str) -> Exception:
@@ -326,12 +345,9 @@ class StripedFiles:
                 )
             return _stale(path)
 
-        pieces = self._pieces(manifest)
+        reader = FileReader(self._reading, self._pieces(manifest), when_missing=when_missing)
         return OpenedFile(
-            self._keeper,
-            info,
-            manifest,
-            FileReader(self._reading, pieces, when_missing=when_missing),
+            self._keeper, info=info, manifest=manifest, reader=reader, location=location
         )
 
     @staticmethod
@@ -374,7 +390,7 @@ def _encoded(manifest: Manifest, path: str) -> bytes:
         raise OSError(errno.ENOSPC, str(error), path) from error
 
 
-def _plain_piece(path: str, entry: Entry) -> Piece:
+def _plain_piece(location: list[str], entry: Entry) -> Piece:
     """Return a plain file as one piece, cached across opens only where its time stamp is settled."""
     settled = entry.mtime_ns and time.time_ns() - entry.mtime_ns > SETTLED_NS
     version = f"{entry.mtime_ns}-{entry.size_bytes}" if settled else uuid.uuid4().hex
@@ -382,8 +398,8 @@ def _plain_piece(path: str, entry: Entry) -> Piece:
         start=0,
         size_bytes=entry.size_bytes,
         layout=StripeLayout(_PLAIN_BLOCK, 1),
-        key=f"{path}\0{version}",
-        path_of=lambda _: path,
+        key=f"{location[0]}\0{version}",
+        path_of=lambda _: location[0],
     )
 
 

@@ -1,0 +1,218 @@
+"""What all handlers of one mount share: nodes, handles, and attributes known for a moment."""
+
+import errno
+import functools
+import os
+import stat as stat_bits
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import pyfuse3
+import trio
+
+from fusefs.body import Body, SpoolPlace
+from fusefs.catalog import FileInfo
+from fusefs.namespace import StripedFiles
+from fusefs.statistics import Statistics
+from fusefs.stores.protocol import MAX_NAME_BYTES, RESERVED
+from fusefs.tree import ROOT, Node, Tree
+
+__all__ = ["STATS_DIRECTORY_INODE", "STATS_INODE", "TTL_S", "Handle", "Listed", "Session"]
+
+TTL_S = 1.0
+"""How long attributes are believed, here and in the kernel: what another mount changes shows then."""
+STATS_INODE = 2**63 - 1
+STATS_DIRECTORY_INODE = 2**63 - 2
+_MOST_INFOS = 200_000
+
+
+Listed = tuple[str, pyfuse3.EntryAttributes, Node | None]
+"""One line of a listing."""
+
+
+@dataclass(slots=True)
+class Handle:
+    """One open of a file."""
+
+    node: Node
+    body: Body
+    appends: bool
+
+
+class Session:
+    """State of one mount, touched on its loop only."""
+
+    def __init__(self, files: StripedFiles, place: SpoolPlace) -> None:
+        self._files = files
+        self._place = place
+        self._tree = Tree()
+        self._handles: dict[int, Handle] = {}
+        self._listings: dict[int, list[Listed]] = {}
+        self._next_handle = 1
+        self._infos: OrderedDict[str, tuple[float, FileInfo]] = OrderedDict()
+        self._owner = (os.getuid(), os.getgid())
+        self.statistics = Statistics(files)
+
+    def _place_for(self, parent_inode: int, name: bytes) -> tuple[Node, str]:
+        """Return directory and name of something to be changed, which the store's own is not."""
+        if parent_inode in {STATS_INODE, STATS_DIRECTORY_INODE} or (
+            parent_inode == ROOT and name == RESERVED.encode()
+        ):
+            raise PermissionError(errno.EPERM, f"{RESERVED} belongs to the store")
+        self._check_name(name)
+        return self._tree.node(parent_inode), os.fsdecode(name)
+
+    @staticmethod
+    def _check_name(name: bytes) -> None:
+        if len(name) > MAX_NAME_BYTES:
+            raise OSError(errno.ENAMETOOLONG, f"a name has at most {MAX_NAME_BYTES} bytes")
+
+    def _new_handle(self) -> int:
+        self._next_handle += 1
+        return self._next_handle
+
+    def _new_stats_handle(self) -> int:
+        handle = self._new_handle()
+        self.statistics.open_views[handle] = self.statistics.as_json()
+        return handle
+
+    def _handle(self, node: Node, flags: int) -> pyfuse3.FileInfo:
+        assert node.body is not None
+        number = self._new_handle()
+        node.opens += 1
+        self._handles[number] = Handle(node, node.body, bool(flags & os.O_APPEND))
+        return pyfuse3.FileInfo(fh=number, keep_cache=False)
+
+    async def _told(self, parent: Node, name: str) -> pyfuse3.EntryAttributes:
+        """Describe something just made and count that the kernel was told of it."""
+        node = self._tree.child(parent, name)
+        node.lookups += 1
+        return await self._entry(node)
+
+    async def _is_there(self, parent: Node, name: str) -> bool:
+        node = parent.children.get(name)
+        if node is not None and node.body is not None:
+            return True
+        try:
+            await self._info(self._tree.child_path(parent, name))
+        except FileNotFoundError:
+            return False
+        return True
+
+    async def _info(self, path: str) -> FileInfo:
+        """Describe a path from what is known for less than ``TTL_S``, else from the store."""
+        known = self._infos.get(path)
+        if known is not None and known[0] > time.monotonic():
+            return known[1]
+        info = await trio.to_thread.run_sync(self._files.stat, path)
+        self._remember(path, info)
+        return info
+
+    def _remember(self, path: str, info: FileInfo) -> None:
+        self._infos[path] = (time.monotonic() + TTL_S, info)
+        self._infos.move_to_end(path)
+        while len(self._infos) > _MOST_INFOS:
+            self._infos.popitem(last=False)
+
+    def _forget_infos(self, *paths: str) -> None:
+        for path in paths:
+            below = f"{path}/"
+            for known in [p for p in self._infos if p == path or p.startswith(below)]:
+                del self._infos[known]
+
+    async def _entry(self, node: Node) -> pyfuse3.EntryAttributes:
+        if node.body is not None:
+            return self._body_entry(node)
+        if node.number == ROOT:
+            return self._described(ROOT, await self._info(""))
+        try:
+            return self._described(node.number, await self._info(self._tree.path(node)))
+        except FileNotFoundError as error:
+            if not node.is_attached:
+                raise OSError(errno.ESTALE, "unlinked and not open") from error
+            raise
+
+    def _body_entry(self, node: Node) -> pyfuse3.EntryAttributes:
+        body = node.body
+        assert body is not None
+        mode = stat_bits.S_IFREG | body.mode
+        entry = self._attributes(node.number, mode, body.size_bytes, body.mtime_ns)
+        entry.st_nlink = 1 if node.is_attached else 0
+        return entry
+
+    def _described(self, number: int, info: FileInfo) -> pyfuse3.EntryAttributes:
+        kind = {
+            "file": stat_bits.S_IFREG,
+            "directory": stat_bits.S_IFDIR,
+            "symlink": stat_bits.S_IFLNK,
+        }[info.kind]
+        return self._attributes(number, kind | info.mode, info.size_bytes, info.mtime_ns)
+
+    def _directory_entry(self, number: int) -> pyfuse3.EntryAttributes:
+        return self._attributes(number, stat_bits.S_IFDIR | 0o555, 0, 0)
+
+    def _stats_entry(self, name: bytes) -> pyfuse3.EntryAttributes:
+        if name != b"stats.json":
+            raise FileNotFoundError(errno.ENOENT, "only stats.json is here")
+        size = len(self.statistics.as_json())
+        entry = self._attributes(STATS_INODE, stat_bits.S_IFREG | 0o444, size, time.time_ns())
+        entry.attr_timeout = 0
+        return entry
+
+    def _attributes(
+        self, number: int, mode: int, size_bytes: int, mtime_ns: int
+    ) -> pyfuse3.EntryAttributes:
+        entry = pyfuse3.EntryAttributes()
+        entry.st_ino = number
+        entry.st_mode = mode
+        entry.st_nlink = 2 if stat_bits.S_ISDIR(mode) else 1
+        entry.st_uid, entry.st_gid = self._owner
+        entry.st_size = size_bytes
+        entry.st_blksize = self._files.config.striping.unit
+        entry.st_blocks = -(-size_bytes // 512)
+        # Before 1970 the kernel's unsigned seconds would end far in the future.
+        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = max(0, mtime_ns)
+        entry.attr_timeout = entry.entry_timeout = TTL_S
+        return entry
+
+    async def _open(self, node: Node, flags: int) -> pyfuse3.FileInfo:
+        known = node.body is not None
+        if not known:
+            path = self._tree.path(node)
+            opened = await trio.to_thread.run_sync(self._files.open, path)
+            # Another open may have been faster while this one waited.
+            if self._body_of(node) is None:
+                node.body = Body(self._files, self._place, path, opened)
+            else:
+                opened.close()
+        file_info = self._handle(node, flags)
+        body = self._handles[file_info.fh].body
+        try:
+            if known:
+                await trio.to_thread.run_sync(body.refresh)
+            if flags & os.O_TRUNC:
+                await trio.to_thread.run_sync(body.truncate, 0)
+        except BaseException:
+            await self._release(file_info.fh)
+            raise
+        return file_info
+
+    @staticmethod
+    def _body_of(node: Node) -> Body | None:
+        return node.body
+
+    async def _flush(self, handle: Handle, *, last: bool) -> None:
+        body = handle.body
+        if body.dirty and body.path is not None:
+            await trio.to_thread.run_sync(functools.partial(body.flush, last=last))
+            if body.path is not None:
+                self._infos.pop(body.path, None)
+
+    async def _release(self, number: int) -> None:
+        handle = self._handles.pop(number)
+        if handle.node.opens == 1:
+            await self._flush(handle, last=True)
+        self._tree.closed(handle.node)
+        if handle.node.body is not handle.body:
+            await trio.to_thread.run_sync(handle.body.close)

@@ -1,0 +1,188 @@
+"""``omniload fs``: mount, umount, stat, verify, prefetch."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fusefs.config import FilesConfig
+from fusefs.fsck import Report, verify
+from fusefs.mounting import MountConfig, start
+from fusefs.mounting import umount as unmount
+from fusefs.namespace import StripedFiles
+from fusefs.statistics import layout_of
+from fusefs.stores.opening import open_store
+from fusefs.stores.retrying import RetryingStore
+from omniload.base.config import load_yaml, parse_yaml
+from omniload.base.errors import IntegrityError, StateError
+from omniload.base.units import format_bytes
+
+__all__ = ["command"]
+
+LAYOUT_XATTR = "user.omnifs.layout"
+
+
+@click.group("fs")
+def command() -> None:
+    """Striped files over HDFS and any store."""
+
+
+@command.command("mount")
+@click.argument("store")
+@click.argument("mountpoint", type=click.Path(exists=True, file_okay=False))
+@click.option(
+    "-c", "--config", type=click.Path(exists=True, dir_okay=False), help="YAML of files: settings."
+)
+@click.option("-o", "options", multiple=True, help="ro, allow_other, or KEY=VALUE of the mount.")
+@click.option("-f", "--foreground", is_flag=True, help="Stay until it is unmounted.")
+@click.option("--log", type=click.Path(dir_okay=False), help="Where the daemon logs.")
+def mount(
+    store: str,
+    mountpoint: str,
+    config: str | None,
+    options: tuple[str, ...],
+    foreground: bool,
+    log: str | None,
+) -> None:
+    """Show STORE as a tree of files at MOUNTPOINT.
+
+    \b
+    Example:
+      omniload fs mount hdfs://namenode:9000/jobs /mnt/jobs -o cache=1GiB
+    """  # noqa: D301 -- click's own marker
+    target = os.path.abspath(mountpoint)  # noqa: PTH100 -- resolve() would ask the mount
+    settings = mount_config(store, target, options, config)
+    process = start(settings, log_path=log or (None if foreground else os.devnull))
+    if not foreground:
+        click.echo(f"{settings.store} at {target}, process {process.pid}")
+        process.returncode = 0  # it outlives us, and nobody here waits for it
+        return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: process.send_signal(received))
+    sys.exit(process.wait())
+
+
+def mount_config(
+    store: str, mountpoint: str, options: tuple[str, ...], config: str | None = None
+) -> MountConfig:
+    """Build the configuration of a mount from ``-o`` options, as fstab writes them.
+
+    Raises:
+        ConfigError: An option is unknown or out of range.
+    """
+    files = load_yaml(config, FilesConfig).model_dump() if config is not None else {}
+    fields: dict[str, Any] = {"store": store, "mountpoint": mountpoint}
+    for option in ",".join(options).split(","):
+        name, given, value = option.strip().partition("=")
+        if name in {"", "rw", "defaults", "_netdev", "user", "noauto"}:
+            continue  # mount's own words, which mount.omniload hands on
+        if name == "ro":
+            fields["read_only"] = True
+        elif name in {"unit", "count"}:
+            files["striping"] = {**files.get("striping", {}), name: value}
+        elif name in FilesConfig.model_fields:
+            files[name] = value
+        else:
+            fields[name] = value if given else True
+    text = json.dumps({**fields, "files": files})  # JSON is YAML: faults name the key
+    return parse_yaml(text, MountConfig, name="-o")
+
+
+@command.command("umount")
+@click.argument("mountpoint")
+def umount(mountpoint: str) -> None:
+    """Unmount; files that are being written must be closed first."""
+    unmount(mountpoint)
+
+
+@command.command("stat")
+@click.argument("file")
+@click.option("--store", help="Look into this store instead of a mount.")
+@click.option("--json", "as_json", is_flag=True)
+def stat(file: str, store: str | None, as_json: bool) -> None:
+    """Show how FILE is stored: plain or striped, unit, count, objects."""
+    found = _layout(file, store)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    click.echo(f"{found['path']}: {found['kind']}, {found['size_bytes']} bytes, {found['stored']}")
+    for segment in found.get("segments", ()):
+        size, unit = format_bytes(segment["size_bytes"]), format_bytes(segment["unit_bytes"])
+        click.echo(f"  {size} in units of {unit} over {segment['stripe_count']} objects")
+        for path in segment["objects"]:
+            click.echo(f"    {path}")
+
+
+def _layout(file: str, store: str | None) -> dict[str, Any]:
+    if store is None:
+        try:
+            found: dict[str, Any] = json.loads(os.getxattr(file, LAYOUT_XATTR))
+        except OSError as error:
+            raise StateError(f"{file!r} lies on no mount of ours: {error}; give --store") from error
+        return found
+    files = _open(store)
+    try:
+        return layout_of(files, file)
+    except FileNotFoundError as error:
+        raise StateError(f"{file!r} is not in {store}") from error
+    finally:
+        files.close()
+
+
+@command.command("verify")
+@click.argument("store")
+@click.option("--repair", is_flag=True, help="End interrupted replacements, remove orphans.")
+@click.option("--read-data", is_flag=True, help="Read every unit and compare its checksum.")
+@click.option("--grace", default=3600.0, show_default=True, help="Seconds a write may take.")
+@click.option("--json", "as_json", is_flag=True)
+def verify_command(store: str, repair: bool, read_data: bool, grace: float, as_json: bool) -> None:
+    """Check that every object a manifest of STORE names is there and whole."""
+    files = _open(store)
+    try:
+        report = verify(files, read_data=read_data, repair=repair, grace_s=grace)
+    finally:
+        files.close()
+    _show(report, as_json=as_json)
+    if report.harmful:
+        raise IntegrityError(f"{len(report.harmful)} faults cost data; restore those files")
+
+
+def _show(report: Report, *, as_json: bool) -> None:
+    if as_json:
+        faults = [{"kind": f.kind, "path": f.path, "detail": f.detail} for f in report.faults]
+        numbers = {
+            "files": report.files,
+            "manifests": report.manifests,
+            "objects": report.objects,
+            "bytes_verified": report.bytes_verified,
+            "faults": faults,
+            "repaired": report.repaired,
+        }
+        click.echo(json.dumps(numbers, indent=2))
+        return
+    for fault in report.faults:
+        click.echo(f"{fault.kind}: {fault.path}: {fault.detail}")
+    click.echo(
+        f"{report.files} files, {report.manifests} striped, {report.objects} objects, "
+        f"{format_bytes(report.bytes_verified)} read, {len(report.faults)} faults, "
+        f"{len(report.repaired)} repaired"
+    )
+
+
+@command.command("prefetch")
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
+def prefetch(files: tuple[str, ...]) -> None:
+    """Bring FILES of a mount into memory ahead of their reader: block cache and page cache."""
+    buffer = bytearray(8 << 20)
+    for name in files:
+        with Path(name).open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+def _open(store: str) -> StripedFiles:
+    return StripedFiles(RetryingStore(open_store(store)))

@@ -1,0 +1,76 @@
+"""What a mount tells about itself: ``/.omnifs/stats.json`` and the layout of a file."""
+
+import time
+from typing import Any
+
+import orjson
+
+from fusefs.namespace import StripedFiles
+from fusefs.stores.retrying import RetryingStore
+
+__all__ = ["Statistics", "layout_json", "layout_of"]
+
+
+class Statistics:
+    """Counts of a mount, taken when they are asked for."""
+
+    def __init__(self, files: StripedFiles) -> None:
+        self._files = files
+        self._started_s = time.monotonic()
+        self.open_views: dict[int, bytes] = {}
+        """The text each open handle reads, fixed when it was opened."""
+
+    def as_json(self) -> bytes:
+        """Return the numbers as JSON, padded to one size so that a stat before a read fits."""
+        files = self._files
+        calls = dict(files.store.calls) if isinstance(files.store, RetryingStore) else {}
+        numbers = {
+            "version": 1,
+            "store": files.store.location,
+            "uptime_s": round(time.monotonic() - self._started_s, 3),
+            "cache": {
+                "capacity_bytes": files.config.cache,
+                "used_bytes": files.cache.used_bytes,
+                "hits": files.cache.hits,
+                "misses": files.cache.misses,
+            },
+            "write_window": {
+                "capacity_bytes": files.config.write_window,
+                "used_bytes": files.budget.used_bytes,
+            },
+            "store_calls": calls,
+        }
+        text = orjson.dumps(numbers, option=orjson.OPT_INDENT_2)
+        return text.ljust(4095) + b"\n"
+
+
+def layout_of(files: StripedFiles, path: str) -> dict[str, Any]:
+    """Return how a file is stored."""
+    info = files.stat(path)
+    found: dict[str, Any] = {
+        "path": path,
+        "kind": info.kind,
+        "size_bytes": info.size_bytes,
+        "mode": f"{info.mode:04o}",
+        "mtime_ns": info.mtime_ns,
+        "stored": info.stored,
+    }
+    manifest = files.manifest(path) if info.stored == "manifest" else None
+    if manifest is not None:
+        found["inline_bytes"] = len(manifest.inline)
+        found["segments"] = [
+            {
+                "id": segment.segment_id,
+                "size_bytes": segment.size_bytes,
+                "unit_bytes": segment.layout.unit_bytes,
+                "stripe_count": segment.layout.stripe_count,
+                "objects": segment.object_paths(),
+            }
+            for segment in manifest.segments
+        ]
+    return found
+
+
+def layout_json(files: StripedFiles, path: str) -> bytes:
+    """Return ``layout_of`` as JSON."""
+    return orjson.dumps(layout_of(files, path))

@@ -1,0 +1,143 @@
+"""Inodes: numbers the kernel holds for paths, and what is open behind them.
+
+A file that is created is known here alone until its first flush, so that nobody else
+sees half of it; lookups and listings of this mount add it. A path belongs to the chain
+of nodes above, so renaming a directory renames everything below it at once.
+"""
+
+import errno
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from fusefs.body import Body
+
+__all__ = ["ROOT", "Node", "Tree"]
+
+ROOT = 1
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One inode."""
+
+    number: int
+    parent: "Node | None"
+    """None for the root and for what was unlinked."""
+    name: str
+    children: "dict[str, Node]" = field(default_factory=dict)
+    """What the kernel was told of below, and what is open there."""
+    lookups: int = 0
+    """How often the kernel was told of it."""
+    body: Body | None = None
+    """Set while it is open."""
+    opens: int = 0
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether it still has a path."""
+        return self.number == ROOT or self.parent is not None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it is a file that the store does not show yet."""
+        return self.body is not None and not self.body.published and self.is_attached
+
+
+class Tree:
+    """The nodes of one mount. Used from the mount's loop only, so it needs no lock."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(ROOT + 1)
+        self._nodes: dict[int, Node] = {ROOT: Node(ROOT, None, "", lookups=1)}
+
+    def node(self, number: int) -> Node:
+        """Return an inode.
+
+        Raises:
+            OSError: ``ESTALE`` when the kernel was never told of it or forgot it.
+        """
+        try:
+            return self._nodes[number]
+        except KeyError:
+            raise OSError(errno.ESTALE, f"inode {number} is not known") from None
+
+    def path(self, node: Node) -> str:
+        """Return the path of a node.
+
+        Raises:
+            FileNotFoundError: It was unlinked.
+        """
+        parts: list[str] = []
+        while node.number != ROOT:
+            if node.parent is None:
+                raise FileNotFoundError(errno.ENOENT, "unlinked", node.name)
+            parts.append(node.name)
+            node = node.parent
+        return "/".join(reversed(parts))
+
+    def child_path(self, parent: Node, name: str) -> str:
+        """Return the path of a name in a directory."""
+        above = self.path(parent)
+        return f"{above}/{name}" if above else name
+
+    def child(self, parent: Node, name: str) -> Node:
+        """Return the node of a name, made if there is none yet."""
+        node = parent.children.get(name)
+        if node is None:
+            node = Node(next(self._numbers), parent, name)
+            parent.children[name] = node
+            self._nodes[node.number] = node
+        return node
+
+    def pending_below(self, node: Node) -> Iterator[Node]:
+        """Yield files directly in a directory that the store does not show yet."""
+        return (child for child in node.children.values() if child.is_pending)
+
+    def open_below(self, node: Node) -> Iterator[Node]:
+        """Yield a node and all below it that are open."""
+        if node.body is not None:
+            yield node
+        for child in list(node.children.values()):
+            yield from self.open_below(child)
+
+    def detach(self, parent: Node, name: str) -> Node | None:
+        """Take a name away: the node stays for those who have it open, without a path."""
+        node = parent.children.pop(name, None)
+        if node is not None:
+            node.parent = None
+            self._drop_if_unused(node)
+        return node
+
+    def move(self, parent: Node, name: str, new_parent: Node, new_name: str) -> None:
+        """Give a name's node another name, and all below it another path."""
+        self.detach(new_parent, new_name)
+        node = parent.children.pop(name, None)
+        if node is None:
+            return
+        node.parent, node.name = new_parent, new_name
+        new_parent.children[new_name] = node
+
+    def forget(self, number: int, lookups: int) -> None:
+        """Note that the kernel gave up some of its references."""
+        node = self._nodes.get(number)
+        if node is not None and node.number != ROOT:
+            node.lookups -= lookups
+            self._drop_if_unused(node)
+
+    def closed(self, node: Node) -> None:
+        """Note that a handle was closed."""
+        node.opens -= 1
+        if node.opens == 0:
+            node.body = None
+            self._drop_if_unused(node)
+
+    def _drop_if_unused(self, node: Node) -> None:
+        if node.lookups > 0 or node.opens > 0 or node.children or node.number == ROOT:
+            return
+        self._nodes.pop(node.number, None)
+        above = node.parent
+        if above is not None and above.children.get(node.name) is node:
+            del above.children[node.name]
+            # A directory the kernel forgot before its children goes with the last of them.
+            self._drop_if_unused(above)
