@@ -1,16 +1,24 @@
-"""``omniload train``: run the included trainer, check its file, prove a run, report on it."""
+"""``omniload train``: run the included trainer, prove a run, show what it came to."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
+import orjson
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from trainer_integration.display import RunDisplay
+from omniload.base.errors import OmniloadError
+from trainer_integration.config import load_train
+from trainer_integration.display import RunDisplay, print_proof, print_summary
 from trainer_integration.launch import Launcher
+from trainer_integration.proof import Proof, prove
+from trainer_integration.report import read_finished, write_report
 
 __all__ = ["command"]
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
+_RUN = click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 
 
 @click.group("train")
@@ -27,8 +35,8 @@ def command() -> None:
     show_default=True,
     help="Continue from the newest checkpoint of the run; refuse to touch an old run otherwise.",
 )
-def run(config: Path, resume: str) -> int:
-    r"""Train as CONFIG says: data plane, ranks, restarts.
+def run_job(config: Path, resume: str) -> int:
+    r"""Train as CONFIG says: data plane, ranks, restarts, report.
 
     \b
     Example:
@@ -40,7 +48,100 @@ def run(config: Path, resume: str) -> int:
         launcher = Launcher(
             config, resume="latest" if resume == "latest" else "never", observer=display.observe
         )
-        display.expect(launcher.train.steps)
+        display.expect(launcher.train.steps, launcher.mix)
         code = launcher.run()
-    console.print(f"run folder: {launcher.run_dir}")
+    console.print(f"run folder: {launcher.run_dir.resolve()}", highlight=False, soft_wrap=True)
+    _report(launcher.run_dir)
     return code
+
+
+@command.command("verify")
+@_RUN
+@click.option(
+    "--from-step",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="First step to replay; the run's journal says where it starts.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def verify(run: Path, from_step: int, as_json: bool) -> None:
+    r"""Prove that RUN, however often it was interrupted, saw the samples of an unbroken run.
+
+    RUN is a run's folder or its training file. The mix is replayed on one rank without
+    training; every step's digest must be the one that was logged, in each attempt.
+    Ends with exit code 5 where a step differs.
+
+    \b
+    Example:
+      omniload train verify demo/run
+      omniload train verify examples/train.yaml --from-step 40
+    """
+    folder = _folder_of(run)
+    proof = _proved(folder, from_step)
+    if as_json:
+        content = proof.model_dump(mode="json") | {"holds": proof.holds}
+        click.echo(orjson.dumps(content, option=orjson.OPT_INDENT_2).decode())
+    else:
+        print_proof(Console(), proof)
+        _report(folder)
+    proof.require()
+
+
+@command.command("show")
+@_RUN
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@click.option("--html", is_flag=True, help="Write the report again too.")
+def show(run: Path, as_json: bool, html: bool) -> None:
+    r"""Show what RUN, a run's folder or its training file, came to.
+
+    \b
+    Example:
+      omniload train show demo/run
+      omniload train show examples/train.yaml --json
+    """
+    folder = _folder_of(run)
+    finished = read_finished(folder)
+    if html:
+        write_report(folder)
+    if as_json:
+        proved = None if finished.proof is None else finished.proof.holds
+        content = asdict(finished.summary) | {"proved": proved}
+        click.echo(orjson.dumps(content, option=orjson.OPT_INDENT_2).decode())
+        return
+    console = Console()
+    print_summary(console, finished.summary)
+    if finished.proof is not None:
+        print_proof(console, finished.proof)
+
+
+def _folder_of(run: Path) -> Path:
+    """Return the folder of a run that is named by it or by its training file."""
+    if run.is_dir():
+        return run
+    train, folder = load_train(run)
+    return train.run_folder(folder)
+
+
+def _proved(folder: Path, from_step: int) -> Proof:
+    console = Console(stderr=True)
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task("replaying", total=None)
+        return prove(
+            folder,
+            from_step=from_step,
+            tell=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+
+
+def _report(folder: Path) -> None:
+    """Write the report and say where it is; a run does not fail for want of one."""
+    try:
+        path = write_report(folder)
+    except OmniloadError as error:
+        click.echo(f"no report: {error}", err=True)
+        return
+    click.echo(f"report: {path.resolve()}")

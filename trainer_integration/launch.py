@@ -42,6 +42,7 @@ from omniload.plan.place_tree import ClientPlaceTree
 from trainer_integration.checkpoint_folder import latest, loader_state_of, step_of
 from trainer_integration.config import TrainConfig, load_train
 from trainer_integration.guard import MARK, Guard
+from trainer_integration.launch_record import write_launch_record
 from trainer_integration.memory import pss_by_role
 from trainer_integration.model_of import model_of, with_cost_of
 from trainer_integration.moe.config import MoEConfig
@@ -136,6 +137,7 @@ class Launcher:
         write_run_record(
             self.run_dir, mix_file, {"dp": self.train.parallel.dp}, from_step=first_step
         )
+        write_launch_record(self.run_dir, self.config, self.train)
         os.environ[MARK] = self._job  # inherited by Ray's processes and by the ranks
         guard = Guard(self._job)
         previous = {number: signal.getsignal(number) for number in _ENDING_SIGNALS}

@@ -1,0 +1,210 @@
+"""The main job, end to end: corpus, mix, training, kill, resume, proof, report.
+
+    python examples/demo.py            a few minutes on two cores
+    python examples/demo.py --fresh    build the corpus anew and forget earlier runs
+
+Ends with an exit code other than 0 when the loss does not fall, the killed run does not
+come back, or a step saw other samples than an unbroken run.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from omniload.base.errors import OmniloadError
+from omniload.base.log import set_up_logging
+from trainer_integration.config import load_train
+from trainer_integration.display import RunDisplay, print_proof, print_summary
+from trainer_integration.launch import Launcher
+from trainer_integration.proof import Proof, prove
+from trainer_integration.report import read_finished, write_report
+from trainer_integration.run_log import EventLine, StepLine
+from trainer_integration.run_summary import RunSummary
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO = ROOT / "demo"
+CORPUS = "demo/corpus"
+MIX = "examples/quickstart.yaml"
+TRAIN = "examples/train.yaml"
+VICTIM = "rank 1"
+WAIT_TARGET = 0.02
+LEAST_FALL = 1.0
+"""Nats that the loss must fall by: what a model gets from token frequencies alone is about two."""
+
+
+class DemoError(Exception):
+    """A phase did not do what it is to show."""
+
+
+@dataclass
+class Demo:
+    """The phases, and how long each took."""
+
+    console: Console
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, title: str) -> Iterator[None]:
+        """Head a phase and time it."""
+        self.console.print()
+        self.console.rule(f"[bold cyan]{len(self.seconds) + 1}[/]  [bold]{title}[/]", align="left")
+        began_s = time.perf_counter()
+        yield
+        self.seconds[title] = time.perf_counter() - began_s
+
+    def omniload(self, *arguments: str) -> None:
+        """Run a command as anyone would type it."""
+        self.console.print(f"\n[dim]$[/] [bold]omniload {' '.join(arguments)}[/]", highlight=False)
+        self.console.file.flush()
+        code = "from omniload.base.cli import main; main()"
+        done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, check=False)
+        if done.returncode:
+            raise DemoError(f"omniload {arguments[0]} {arguments[1]} ended with {done.returncode}")
+
+
+class Killer:
+    """Ends one trainer rank with SIGKILL, once, in the middle between two checkpoints."""
+
+    def __init__(self, display: RunDisplay) -> None:
+        self._display = display
+        self.killed = False
+
+    def observe(self, launcher: Launcher, line: StepLine | EventLine) -> None:
+        """Show the line, then kill when its step has come."""
+        self._display.observe(launcher, line)
+        if self.killed or not isinstance(line, StepLine):
+            return
+        due = line.step >= between(launcher.train.steps, launcher.train.checkpoint.every_steps)
+        pid = launcher.pids.get(VICTIM)
+        if due and pid is not None:
+            self.killed = True
+            self._display.say(f"[bold red]kill -9 {pid}[/]   {VICTIM}, as a failing machine would")
+            os.kill(pid, signal.SIGKILL)
+
+
+def main() -> int:
+    """Run the demo; return its exit code."""
+    options = _options()
+    set_up_logging("WARNING")
+    os.chdir(ROOT)
+    demo = Demo(Console(highlight=False))
+    try:
+        _clear(fresh=options.fresh)
+        _data(demo)
+        run_dir = _train(demo)
+        proof, summary = _prove(demo, run_dir)
+        _conclude(demo, proof, summary, run_dir)
+    except DemoError as failure:
+        demo.console.print(f"\n[bold red]failed:[/] {failure}")
+        return 1
+    except OmniloadError as error:
+        demo.console.print("\n[bold red]failed:[/]", str(error), markup=True, soft_wrap=True)
+        return error.exit_code
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="remove demo/ with its corpus and earlier runs first"
+    )
+    return parser.parse_args()
+
+
+def _clear(*, fresh: bool) -> None:
+    """Make room for a new run; an earlier one is kept under another name."""
+    if fresh and DEMO.exists():
+        shutil.rmtree(DEMO)
+    run = DEMO / "run"
+    if run.exists():
+        number = next(n for n in range(1, 10_000) if not (DEMO / f"run-{n}").exists())
+        run.rename(DEMO / f"run-{number}")
+
+
+def _data(demo: Demo) -> None:
+    with demo.phase("A real corpus, offline: what this Python installation holds"):
+        demo.omniload("mix", "sample", CORPUS)
+    with demo.phase("The mix: checked, forecast and looked at before anything starts"):
+        demo.omniload("mix", "check", MIX, "--dp", "2")
+        steps = str(load_train(TRAIN)[0].steps)
+        demo.omniload("mix", "plan", MIX, "--steps", steps, "--dp", "2")
+        demo.omniload("mix", "preview", MIX, "--step", "3", "--rows", "2", "--dp", "2")
+
+
+def _train(demo: Demo) -> Path:
+    with demo.phase(f"Training on two ranks; {VICTIM} is killed half-way and the job comes back"):
+        demo.console.print(f"\n[dim]$[/] [bold]omniload train run {TRAIN}[/]\n")
+        with RunDisplay(demo.console) as display:
+            killer = Killer(display)
+            launcher = Launcher(Path(TRAIN), observer=killer.observe)
+            display.expect(launcher.train.steps, launcher.mix)
+            code = launcher.run()
+        if code:
+            raise DemoError(f"training ended with exit code {code}; see {launcher.run_dir}/logs")
+        if not killer.killed:
+            raise DemoError(f"{VICTIM} was never killed, so nothing was resumed")
+    return launcher.run_dir.resolve()
+
+
+def _prove(demo: Demo, run_dir: Path) -> tuple[Proof, RunSummary]:
+    with demo.phase("Proof: every step saw the samples of an unbroken run"):
+        demo.console.print(f"\n[dim]$[/] [bold]omniload train verify {TRAIN}[/]\n")
+        proof = prove(run_dir)
+        print_proof(demo.console, proof)
+        proof.require()
+        summary = read_finished(run_dir).summary
+        if summary.failures < 1 or not proof.repeated:
+            raise DemoError("no step was trained twice, so the kill proved nothing")
+        demo.console.print()
+        print_summary(demo.console, summary)
+        if not summary.last_loss < summary.first_loss - LEAST_FALL:
+            raise DemoError(
+                f"the loss went from {summary.first_loss:.3f} to {summary.last_loss:.3f}, "
+                f"less than {LEAST_FALL} nats down"
+            )
+    return proof, summary
+
+
+def _conclude(demo: Demo, proof: Proof, summary: RunSummary, run_dir: Path) -> None:
+    report = write_report(run_dir)
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(justify="right", style="dim")
+    table.add_column()
+    for title, seconds in demo.seconds.items():
+        table.add_row(f"{seconds:.0f} s", title)
+    table.add_row(f"[bold]{sum(demo.seconds.values()):.0f} s[/]", "[bold]in all[/]")
+    demo.console.print()
+    demo.console.rule("[bold green]done[/]", align="left")
+    demo.console.print(table)
+    waits = f"wait for data {summary.wait_share:.2%} of a step (target {WAIT_TARGET:.0%})"
+    if summary.wait_share > WAIT_TARGET:
+        waits = f"[yellow]{waits}: above target[/]"
+    demo.console.print(
+        f"\nloss {summary.first_loss:.2f} to {summary.last_loss:.2f}, "
+        f"{len(proof.repeated)} steps trained twice on the same samples, {waits}",
+        soft_wrap=True,
+    )
+    demo.console.print(f"report: [bold]{report}[/]", soft_wrap=True)
+
+
+def between(steps: int, every: int) -> int:
+    """Return a step half-way through the run and half-way between two checkpoints."""
+    return steps // 2 // every * every + every // 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

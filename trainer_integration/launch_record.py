@@ -1,0 +1,73 @@
+"""What the latest launch of a run trained with: the training file as it read then, and versions."""
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from omniload.base.config import StrictModel
+from omniload.base.errors import StateError
+from trainer_integration.config import TrainConfig
+
+__all__ = ["LAUNCH_RECORD_NAME", "LaunchRecord", "read_launch_record", "write_launch_record"]
+
+LAUNCH_RECORD_NAME = "train.json"
+"""File of the record in the run's folder."""
+_PACKAGES = ("omniload", "torch", "ray", "numpy", "pyarrow", "tokenizers")
+
+
+class LaunchRecord(StrictModel):
+    """One launch."""
+
+    version: Literal[1] = 1
+    config_name: str
+    """Name of the training file."""
+    train: TrainConfig
+    versions: dict[str, str]
+    """Of Python and of what computes or carries samples; a package that is not installed is left out."""
+    machine: str
+    """System, processor architecture and cores."""
+
+
+def write_launch_record(run_dir: Path, config: Path, train: TrainConfig) -> None:
+    """Note a launch in the folder of its run."""
+    record = LaunchRecord(
+        config_name=config.name,
+        train=train,
+        versions={"python": platform.python_version()} | _installed(),
+        machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+    )
+    run_dir.mkdir(parents=True, exist_ok=True)
+    partial = run_dir / (LAUNCH_RECORD_NAME + ".partial")
+    partial.write_text(record.model_dump_json(indent=2), encoding="utf-8")
+    partial.replace(run_dir / LAUNCH_RECORD_NAME)
+
+
+def read_launch_record(run_dir: Path) -> LaunchRecord:
+    """Return the record of the latest launch.
+
+    Raises:
+        StateError: There is none, or it is damaged or of another version.
+    """
+    path = run_dir / LAUNCH_RECORD_NAME
+    try:
+        return LaunchRecord.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise StateError(f"{path}: no record of a launch; give the folder of a run") from None
+    except ValidationError as error:
+        raise StateError(
+            f"{path}: not a record of this release ({error.errors()[0]['msg']}); launch the run again"
+        ) from error
+
+
+def _installed() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
