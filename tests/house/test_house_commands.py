@@ -1,0 +1,36 @@
+"""The command line speaks a closed set of verbs, each explained by an example."""
+
+from importlib.metadata import entry_points
+
+import click
+import pytest
+
+VERBS = {"check", "plan", "show", "preview", "record", "prefetch", "mount", "umount"}
+VERBS |= {"save", "restore", "verify", "run", "set", "audit", "bench", "sample", "schema"}
+
+
+def nouns():
+    return {point.name: point.load() for point in entry_points(group="omniload.commands")}
+
+
+COMMANDS = [
+    pytest.param(noun, verb, command, id=f"{noun} {verb}")
+    for noun, group in nouns().items()
+    for verb, command in getattr(group, "commands", {}).items()
+]
+
+
+def test_every_noun_is_a_group_of_verbs():
+    assert nouns()
+    assert all(isinstance(noun, click.Group) for noun in nouns().values())
+
+
+@pytest.mark.parametrize(("noun", "verb", "command"), COMMANDS)
+def test_a_verb_is_one_of_the_closed_set(noun, verb, command):
+    assert verb in VERBS
+
+
+@pytest.mark.parametrize(("noun", "verb", "command"), COMMANDS)
+def test_a_command_has_an_example_that_names_it(noun, verb, command):
+    assert "Example" in (command.help or "")
+    assert f"omniload {noun} {verb}" in command.help

@@ -1,0 +1,50 @@
+"""Every module says what it offers, and offers what it says."""
+
+import ast
+
+import pytest
+
+from tests.house.modules import imported, source_files, tree_of
+
+MODULES = [path for path in source_files() if path.name != "__init__.py"]
+
+INTERNAL = {
+    "fusefs/daemon.py": {"serve"},
+    "fusefs/manifest.py": {"object_path"},
+    "fusefs/stores/arrow.py": {"ArrowBackend", "store_on"},
+    "fusefs/stores/fsspec_store.py": {"FsspecBackend"},
+    "omniload/base/cli.py": {"Nouns"},
+    "trainer_integration/guard.py": {"main"},
+}
+"""Names that lack an underscore and are not offered; the list may only grow shorter."""
+
+
+def rank(name):
+    """Order constants, then classes, then the rest, as the linter does."""
+    kind = 0 if name.isupper() else 1 if name[:1].isupper() else 2
+    return kind, name
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_what_a_module_offers_is_sorted_and_there(path):
+    module = imported(path)
+
+    offered = list(module.__all__)
+
+    assert offered == sorted(set(offered), key=rank)
+    assert [name for name in offered if not hasattr(module, name)] == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_what_a_module_does_not_offer_is_marked_private(path):
+    kinds = (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
+    # A decorated function of a command line is reached through its group.
+    defined = {
+        node.name
+        for node in tree_of(path).body
+        if isinstance(node, kinds) and not (path.name == "cli.py" and node.decorator_list)
+    }
+
+    hidden = defined - set(imported(path).__all__) - INTERNAL.get(str(path), set())
+
+    assert sorted(name for name in hidden if not name.startswith("_")) == []

@@ -1,0 +1,38 @@
+"""Names, versions and examples agree with the rules of the house."""
+
+import re
+
+import pytest
+import yaml
+
+from omniload import __version__
+from omniload.base.config import load_yaml
+from omniload.mix.config import MixConfig
+from tests.house.modules import ROOT, source_files
+
+BANNED = {"util", "utils", "helper", "helpers", "manager", "managers", "common", "misc"}
+EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", source_files(), ids=str)
+def test_a_module_is_named_for_what_it_holds(path):
+    words = {word for part in path.with_suffix("").parts for word in part.split("_")}
+
+    assert words & BANNED == set()
+
+
+def test_the_changelog_is_headed_by_the_version():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    heads = re.findall(r"^## \[(.+?)\]", text, re.MULTILINE)
+
+    assert next(head for head in heads if head != "Unreleased") == __version__
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_loads_with_its_model(path):
+    train = pytest.importorskip("trainer_integration.config")
+    keys = yaml.safe_load(path.read_text(encoding="utf-8"))
+
+    model = MixConfig if "sources" in keys else train.TrainConfig
+
+    assert load_yaml(path, model).version == 1

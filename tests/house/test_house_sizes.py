@@ -1,0 +1,38 @@
+"""Modules and functions stay short enough to be read at once."""
+
+import ast
+
+import pytest
+
+from tests.house.modules import ROOT, source_files, tree_of
+
+MODULE_LINES, SHELL_LINES, FUNCTION_LINES = 400, 160, 60
+LONGER = {
+    "omniload/actors/plane.py": (200, "the contract of both runtimes, not a shell"),
+    "omniload/actors/planner.py": (200, "one thread that speaks to every other role"),
+}
+"""Modules that may be longer, up to how many lines, and why."""
+
+
+def limit_of(path):
+    usual = SHELL_LINES if path.parts[:2] == ("omniload", "actors") else MODULE_LINES
+    return LONGER.get(str(path), (usual,))[0]
+
+
+@pytest.mark.parametrize("path", source_files(), ids=str)
+def test_a_module_is_short(path):
+    lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
+
+    assert lines <= limit_of(path)
+
+
+@pytest.mark.parametrize("path", source_files(), ids=str)
+def test_a_function_fits_a_screen(path):
+    functions = (
+        node
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    sizes = {f"{f.name}:{f.lineno}": (f.end_lineno or 0) - f.lineno + 1 for f in functions}
+
+    assert {name: size for name, size in sizes.items() if size > FUNCTION_LINES} == {}
