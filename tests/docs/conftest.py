@@ -6,7 +6,7 @@ import pytest
 
 from omniload.source.sample_corpus import build_sample_corpus
 
-CORPUS_BYTES = 300_000
+CORPUS_BYTES = 120_000
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +24,8 @@ def work(corpus, tmp_path, monkeypatch):
     folder.mkdir()
     shutil.copytree(corpus, folder / "corpus")
     monkeypatch.chdir(folder)
+    # More threads than free cores spin against each other, and the tests of the machine with them.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return folder
