@@ -8,6 +8,7 @@ Shape suffixes:
 """
 
 import io
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from omniload.base.units import format_bytes, format_count
@@ -93,7 +94,7 @@ _SHOWN_KINDS = 8
 
 def loss_chart(attempts: Sequence[Attempt]) -> str:
     """Draw the loss of every attempt; work that was lost is pale, kills and resumes are marked."""
-    with _figure(300) as (figure, finished):
+    with _figure("loss", 300) as (figure, finished):
         axes = figure.add_subplot()
         top = max((line.loss for a in attempts for line in a.steps), default=1.0)
         for attempt, later in zip(attempts, [*attempts[1:], None], strict=True):
@@ -139,7 +140,7 @@ def share_chart(shares: Shares) -> str:
     steps = np.arange(len(shares.step_NS))
     window = max(3, len(steps) // 10)
     soft_NS = smoothed(shares.step_NS, window)
-    with _figure(40 + 175 * rows) as (figure, finished):
+    with _figure("share", 40 + 200 * rows) as (figure, finished):
         grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
         for axes in grid.flat[len(order) :]:
             axes.set_visible(False)
@@ -189,7 +190,7 @@ def _tallest(shares: Shares, soft_NS: NDArray[np.float64], source: int) -> float
 
 def imbalance_chart(steps: Sequence[StepLine]) -> str:
     """Draw the heaviest rank over the mean: as planned beside the bound, and as measured."""
-    with _figure(260) as (figure, finished):
+    with _figure("imbalance", 260) as (figure, finished):
         planned_axes, measured_axes = figure.subplots(1, 2)
         at, planned = _columns(steps, lambda line: line.imbalance)
         _, bound = _columns(steps, lambda line: line.bound)
@@ -200,18 +201,17 @@ def imbalance_chart(steps: Sequence[StepLine]) -> str:
         measured_axes.plot(at, measured, color=_SERIES[0], lw=1.2, alpha=0.5, label="each step")
         soft = smoothed(measured[:, None], max(3, len(at) // 10))[:, 0]
         measured_axes.plot(at, soft, color=_SERIES[0], lw=2.5, label="moving mean")
-        measured_axes.set_title("Compute time as measured, max / mean")
+        measured_axes.set_title("Measured time, max / mean")
         for axes in (planned_axes, measured_axes):
             axes.set_ylim(bottom=1)
-            axes.legend(loc="upper right", ncols=2)
-            axes.margins(y=0.25)
+            axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0)
             _step_axis(axes)
     return finished()
 
 
 def speed_chart(steps: Sequence[StepLine]) -> str:
     """Draw the wait for data and the tokens per second of every step, with their medians."""
-    with _figure(260) as (figure, finished):
+    with _figure("speed", 260) as (figure, finished):
         wait_axes, speed_axes = figure.subplots(1, 2)
         at, waits = _columns(steps, wait_share)
         wait_axes.bar(at, waits, color=_SERIES[0], width=0.8)
@@ -243,24 +243,38 @@ def memory_chart(
 ) -> str:
     """Draw the memory of all roles, stacked; ``ends`` are the times at which an attempt failed."""
     kinds = list(bytes_by_kind)[:_SHOWN_KINDS]
-    with _figure(280) as (figure, finished):
+    layers = np.stack([bytes_by_kind[kind] for kind in kinds])
+    with _figure("memory", 280) as (figure, finished):
         axes = figure.add_subplot()
-        layers = [bytes_by_kind[kind] / (1 << 20) for kind in kinds]
-        areas = axes.stackplot(
-            seconds_N, *layers, colors=_SERIES, alpha=0.85, edgecolor=_SURFACE, linewidth=1.5
-        )
+        areas: list[Any] = []
+        for part in _unbroken(seconds_N):
+            areas = axes.stackplot(
+                seconds_N[part],
+                layers[:, part],
+                colors=_SERIES,
+                edgecolor=_SURFACE,
+                linewidth=1.5,
+            )
         for end in ends:
             axes.axvline(end, color=_ALARM, lw=1.5, ls=(0, (4, 3)))
         axes.set_xlabel("seconds since launch")
-        axes.yaxis.set_major_formatter(
-            FuncFormatter(lambda value, _: format_bytes(value * (1 << 20)))
-        )
-        axes.set_ylim(0, 1.05 * max(float(np.sum(layers, axis=0).max()), 1.0))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
+        top = 1.05 * max(float(layers.sum(0).max()), 1.0)
+        axes.yaxis.set_major_locator(MultipleLocator(2.0 ** np.ceil(np.log2(top / 6))))
+        axes.set_ylim(0, top)
         labels = [
             f"{kind}, at most {format_bytes(int(bytes_by_kind[kind].max()))}" for kind in kinds
         ]
         figure.legend(areas[::-1], labels[::-1], loc="outside right upper")
     return finished()
+
+
+def _unbroken(seconds_N: NDArray[np.float64]) -> list[slice]:
+    """Return the stretches without a gap: between attempts there is nothing to sample."""
+    gaps = np.diff(seconds_N)
+    usual = float(np.median(gaps)) if len(gaps) else 0.0
+    bounds = [0, *(np.flatnonzero(gaps > 2.5 * usual) + 1).tolist(), len(seconds_N)]
+    return [slice(a, b) for a, b in itertools.pairwise(bounds)]
 
 
 def _level(axes: Axes, value: float, text: str, colour: str) -> None:
@@ -295,17 +309,17 @@ def _columns(
 
 
 @contextmanager
-def _figure(height: int) -> Iterator[tuple[Figure, Callable[[], str]]]:
+def _figure(name: str, height: int) -> Iterator[tuple[Figure, Callable[[], str]]]:
     """Set the style and yield a figure, and what writes it as SVG once it is drawn."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH / 72, height / 72), layout="constrained")
         written = io.StringIO()
-        yield figure, lambda: _adapted(written.getvalue())
+        yield figure, lambda: _adapted(written.getvalue(), name)
         figure.savefig(written, format="svg", transparent=True)
 
 
-def _adapted(svg: str) -> str:
-    """Cut an SVG file down to what a page may hold several times, in the page's colours and font."""
+def _adapted(svg: str, name: str) -> str:
+    """Cut an SVG file down to a part of a page, in the page's colours and font, its ids beginning with ``name``."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
@@ -314,5 +328,6 @@ def _adapted(svg: str) -> str:
     svg = re.sub(r"font:( \d+)? ([\d.]+)px [^;\"]*", r"font:\1 \2px var(--font)", svg)
     svg = re.sub(r"font-family: [^;\"]*", "font-family: var(--font)", svg)
     used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', svg))
-    svg = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", svg)
+    svg = re.sub(r' id="([^"]*)"', lambda at: f' id="{name}-{at[1]}"' if at[1] in used else "", svg)
+    svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", svg)
     return re.sub(r"#0[12]000\d", lambda found: _VARIABLES[found[0]], svg).strip()

@@ -39,7 +39,7 @@ _SHOWN_SOURCES = 9
 _LONGEST_NAME = 20
 _FIGURES_WIDTH = 15
 _SHOWN_KINDS = 3
-_FAR_OFF = 0.01
+_FAR_OFF_POINTS = 1.0
 HEAD = "  step     loss    tok/s    wait   max/mean   over bound"
 """Heading of ``step_line``."""
 
@@ -195,9 +195,9 @@ def _share_table(sources: Sequence[SourceShare]) -> Table:
         if source.target is None:
             table.add_row(*row, "-", "-")
             continue
-        off = source.share - source.target
-        style = "yellow" if abs(off) > _FAR_OFF else ""
-        table.add_row(*row, f"{source.target:.2%}", Text(f"{100 * off:+.2f}", style=style))
+        off = source.points_off or 0.0
+        style = "yellow" if abs(off) > _FAR_OFF_POINTS else ""
+        table.add_row(*row, f"{source.target:.2%}", Text(f"{off:+.2f}", style=style))
     return table
 
 

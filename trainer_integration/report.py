@@ -43,7 +43,7 @@ class Finished:
     """All that is known of a run."""
 
     name: str
-    """Name of its folder."""
+    """Its folder, with the one around it."""
     lines: Sequence[StepLine | EventLine | MemoryLine]
     mix: MixConfig
     mix_text: str
@@ -84,7 +84,7 @@ def read_finished(run_dir: Path) -> Finished:
     except ConfigError as error:
         raise StateError(f"the run's mix is read no longer: {error}") from error
     return Finished(
-        name=run_dir.resolve().name,
+        name="/".join(run_dir.resolve().parts[-2:]),
         lines=lines,
         mix=mix,
         mix_text=life.text,
@@ -134,7 +134,6 @@ def page_of(run: Finished) -> str:
         events=_told(events_of(run.lines)),
         train_json=run.launch.train.model_dump_json(indent=2),
         percent=lambda value: f"{value:.2%}",
-        points=lambda share: f"{100 * (share.share - share.target):+.2f}",
         count=format_count,
     )
 
@@ -221,14 +220,14 @@ def _loss_caption(summary: RunSummary) -> str:
 
 
 def _share_caption(summary: RunSummary) -> str:
-    offs = [abs(s.share - s.target) for s in summary.sources if s.target is not None]
+    offs = [abs(s.points_off) for s in summary.sources if s.points_off is not None]
     if not offs or math.isnan(max(offs)):
         return (
             "Share of all tokens; the weights of this mix count samples, so tokens have no target."
         )
     return (
         f"Share of the tokens trained on, against the mix file's weights. At the end the source "
-        f"farthest from its target is off by {100 * max(offs):.2f} percentage points."
+        f"farthest from its target is off by {max(offs):.2f} percentage points."
     )
 
 

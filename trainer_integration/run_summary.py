@@ -75,6 +75,12 @@ class SourceShare:
     target: float | None
     """What the mix file asked for over the same steps; ``None`` where weights count samples."""
 
+    @property
+    def points_off(self) -> float | None:
+        """How far the share is above its target, in percentage points, to a hundredth."""
+        # Adding 0 turns -0.0 into 0.0.
+        return None if self.target is None else round(100 * (self.share - self.target), 2) + 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
