@@ -98,6 +98,11 @@ class Launcher:
         self.train, self._folder = load_train(config)
         mix, self._base_dir = load_mix(self.train.mix_file(self._folder))
         self.mix = with_cost_of(_model(self.train, mix, self._base_dir), mix)
+        if mix.runtime.kind == "local" and self.train.parallel.num_ranks > 1:
+            raise ConfigError(
+                f"runtime.kind is local and parallel.dp is {self.train.parallel.dp}: threads of one process "
+                "serve one rank; set runtime.kind to auto or ray, or parallel.dp to 1"
+            )
         self.run_dir = self.train.run_folder(self._folder)
         self._checkpoints = self.train.checkpoint_folder(self._folder)
         self._resume = resume

@@ -80,6 +80,34 @@ def train_step(
     started_s = time.perf_counter()
     optimizer.clear()
     labels = max(1, batch.loss_tokens)
+    sums, slots_LE = _accumulate(model, batch, labels)
+    seconds_compute = time.perf_counter() - started_s
+    optimizer.sum_over(group)
+    if group is not None:
+        dist.all_reduce(sums, group=group)
+    grad_norm = optimizer.step(batch.step)
+    token_loss, balance_loss, tokens = sums.tolist()
+    return StepResult(
+        step=batch.step,
+        loss=token_loss / labels,
+        balance_loss=balance_loss / labels,
+        grad_norm=grad_norm,
+        lr=optimizer.adamw.param_groups[0]["lr"],
+        tokens=int(tokens),
+        expert_imbalance=_imbalance(slots_LE),
+        seconds_compute=seconds_compute,
+    )
+
+
+def _accumulate(
+    model: MoETransformer, batch: Batch, labels: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run all microbatches forward and backward.
+
+    Returns:
+        Summed token loss, balance loss and tokens ``[3]``, and how many token slots each
+        expert of each layer took.
+    """
     sums = torch.zeros(3, dtype=torch.float64)
     slots_LE = torch.zeros(model.config.num_layers, model.config.num_experts, dtype=torch.int64)
     for microbatch in batch.microbatches:
@@ -102,22 +130,7 @@ def train_step(
             )
         )
         slots_LE += torch.tensor(output.slots_by_expert)
-    seconds_compute = time.perf_counter() - started_s
-    optimizer.sum_over(group)
-    if group is not None:
-        dist.all_reduce(sums, group=group)
-    grad_norm = optimizer.step(batch.step)
-    token_loss, balance_loss, tokens = sums.tolist()
-    return StepResult(
-        step=batch.step,
-        loss=token_loss / labels,
-        balance_loss=balance_loss / labels,
-        grad_norm=grad_norm,
-        lr=optimizer.adamw.param_groups[0]["lr"],
-        tokens=int(tokens),
-        expert_imbalance=_imbalance(slots_LE),
-        seconds_compute=seconds_compute,
-    )
+    return sums, slots_LE
 
 
 def _imbalance(slots_LE: torch.Tensor) -> float:

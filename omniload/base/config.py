@@ -110,15 +110,19 @@ def _duplicate_keys(
 
 def _faults(error: ValidationError, root: yaml.Node | None, name: str) -> Iterator[str]:
     found = [
-        (tuple(fault["loc"]), fault["msg"].removeprefix("Value error, "))
+        (
+            tuple(fault["loc"]),
+            fault["type"] == "missing",
+            fault["msg"].removeprefix("Value error, "),
+        )
         for fault in error.errors()
     ]
     placed = sorted(
         {
-            (*_place(root, loc), message)
-            for loc, message in found
+            (*_place(root, loc, is_missing=is_missing), message)
+            for loc, is_missing, message in found
             # A list whose items fail is also reported itself; the items say it better.
-            if not any(other != loc and other[: len(loc)] == loc and loc for other, _ in found)
+            if not any(other != loc and other[: len(loc)] == loc and loc for other, *_ in found)
         },
         key=lambda fault: (fault[0], str(fault[1])),
     )
@@ -131,11 +135,11 @@ def _dotted(location: Sequence[str | int]) -> str:
     return ".".join(str(part) for part in location)
 
 
-def _place(root: yaml.Node | None, location: Location) -> tuple[int, Location]:
+def _place(root: yaml.Node | None, location: Location, *, is_missing: bool) -> tuple[int, Location]:
     """Find the line of ``location`` and the part of it that exists in the file.
 
     Pydantic puts the tag of a union into its locations; a part that the file does
-    not hold is left out unless it is the last one, a key that is missing.
+    not hold is left out, unless it is the key that is missing.
     """
     node, line, shown = root, 1, []
     for i, part in enumerate(location):
@@ -143,7 +147,7 @@ def _place(root: yaml.Node | None, location: Location) -> tuple[int, Location]:
         if step is not None:
             line, node = step
             shown.append(part)
-        elif i == len(location) - 1:
+        elif is_missing and i == len(location) - 1:
             shown.append(part)
     return line, tuple(shown)
 

@@ -30,7 +30,7 @@ SAMPLES_SKIPPED = Counter(
 )
 IMBALANCE_RATIO = Gauge(
     "omniload_imbalance_ratio",
-    "Heaviest microbatch over the mean, of the last plan",
+    "Heaviest rank over the mean, by cost, of the last plan",
     registry=REGISTRY,
 )
 PLAN_SECONDS = Histogram(

@@ -9,7 +9,8 @@ from omniload.mix.state import Cursor
 
 __all__ = ["SampleQueue"]
 
-_FIRST_READ = 256
+_FIRST_READ = 16
+"""Records read before anything is known of their length: a record may hold a million tokens."""
 _LARGEST_READ = 1 << 16
 
 

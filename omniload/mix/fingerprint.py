@@ -40,7 +40,8 @@ def fingerprint_of(
 
     Returns:
         Digests by part: ``seed``, ``mix``, ``pack``, ``batch.tokens``, ``tokenizer``, and for each
-        source ``sources.NAME`` (what was declared) and ``sources.NAME.records`` (what was found).
+        source ``sources.NAME`` (what was declared), ``sources.NAME.records`` and
+        ``sources.NAME.order`` (what was found).
     """
     parts: dict[str, str] = {
         "seed": str(mix.seed),
@@ -51,9 +52,8 @@ def fingerprint_of(
     }
     for (name, source), facts in zip(mix.sources.items(), facts_S, strict=True):
         parts[f"sources.{name}"] = _digest(source.model_dump(mode="json", exclude=_NOT_MEMBERSHIP))
-        parts[f"sources.{name}.records"] = (
-            f"{facts.positions_per_epoch} records, order {facts.order_digest}"
-        )
+        parts[f"sources.{name}.records"] = str(facts.positions_per_epoch)
+        parts[f"sources.{name}.order"] = facts.order_digest
     return parts
 
 

@@ -131,11 +131,11 @@ def progress_of(
 
 
 def _records_of(fingerprint: Mapping[str, str], name: str) -> int:
-    """Return the records in an epoch of a source, which its fingerprint opens with."""
-    found, _, _ = fingerprint.get(f"sources.{name}.records", "").partition(" ")
+    """Return the records in an epoch of a source, as its fingerprint says."""
+    found = fingerprint.get(f"sources.{name}.records", "")
     if not found.isdecimal() or int(found) == 0:
         raise StateError(
-            f"the fingerprint of source {name!r} opens with {found!r}, not with its number of records; "
+            f"the fingerprint of source {name!r} gives {found!r} for its number of records; "
             "read the journal with the release that wrote it"
         )
     return int(found)

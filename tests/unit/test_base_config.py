@@ -7,6 +7,7 @@ from pydantic import Field, ValidationError
 
 from omniload.base.config import StrictModel, load_yaml, parse_yaml
 from omniload.base.errors import ConfigError
+from omniload.mix.config import MixConfig
 
 
 class Square(StrictModel):
@@ -142,3 +143,13 @@ def test_a_model_cannot_be_changed():
 
     with pytest.raises(ValidationError, match="frozen"):
         shape.side = 2
+
+
+def test_a_fault_of_a_whole_union_member_names_no_key_that_the_file_lacks(tmp_path):
+    file = tmp_path / "mix.yaml"
+    file.write_text("version: 1\nsources:\n  web: {type: parquet, path: web.parquet}\n")
+
+    with pytest.raises(
+        ConfigError, match=r"mix\.yaml:3: sources\.web: text is None and tokens is None"
+    ):
+        load_yaml(file, MixConfig)

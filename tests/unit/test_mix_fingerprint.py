@@ -29,7 +29,7 @@ def changed(**changes):
         ({"rows": 8}, ["batch.tokens"]),
         ({"tokenizer": "1234"}, ["tokenizer"]),
         ({"records": (10, 11)}, ["sources.code.records"]),
-        ({"order": "bb"}, ["sources.code.records", "sources.web.records"]),
+        ({"order": "bb"}, ["sources.code.order", "sources.web.order"]),
         (
             {
                 "sources": {
@@ -76,8 +76,10 @@ def test_a_renamed_source_is_another_source():
     assert changed(sources=("web", "books")) == [
         "mix",
         "sources.books",
+        "sources.books.order",
         "sources.books.records",
         "sources.code",
+        "sources.code.order",
         "sources.code.records",
     ]
 

@@ -116,7 +116,7 @@ def test_a_fingerprint_that_does_not_say_how_many_records_there_are_is_refused(w
     base, records, _ = a_journal(a_mix(), steps=2)
     base["fingerprint"]["sources.web.records"] = written
 
-    with pytest.raises(StateError, match="source 'web' opens with"):
+    with pytest.raises(StateError, match="source 'web' gives"):
         progress_of(a_mix(), base, records)
 
 

@@ -1,7 +1,9 @@
 import pytest
 
+from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig
 from trainer_integration.config import TrainConfig
+from trainer_integration.launch import Launcher
 from trainer_integration.model_of import model_of, with_cost_of
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.flops import cost_of
@@ -49,3 +51,16 @@ def test_a_cost_in_the_file_is_kept():
     mix = a_mix(linear=5.0)
 
     assert with_cost_of(MoEConfig(vocab_size=257), mix) is mix
+
+
+def test_threads_of_one_process_are_refused_for_several_ranks(tmp_path):
+    (tmp_path / "mix.yaml").write_text(
+        "{version: 1, seed: 0, sources: {web: {type: text, path: '*.txt'}}, tokenizer: {type: bytes},"
+        " mix: {stages: [{from_step: 0, weights: {web: 1}}]}, pack: {length: 64},"
+        " batch: {tokens: 128, micro_tokens: 64}, runtime: {kind: local}}"
+    )
+    config = tmp_path / "train.yaml"
+    config.write_text("{version: 1, mix: mix.yaml, steps: 20, parallel: {dp: 2}}")
+
+    with pytest.raises(ConfigError, match=r"runtime\.kind is local and parallel\.dp is 2"):
+        Launcher(config)
