@@ -211,8 +211,11 @@ class Session:
 
     async def _release(self, number: int) -> None:
         handle = self._handles.pop(number)
-        if handle.node.opens == 1:
-            await self._flush(handle, last=True)
-        self._tree.closed(handle.node)
-        if handle.node.body is not handle.body:
-            await trio.to_thread.run_sync(handle.body.close)
+        try:
+            if handle.node.opens == 1:
+                await self._flush(handle, last=True)
+        finally:
+            # Whatever the flush said: the kernel never asks for this handle again.
+            self._tree.closed(handle.node)
+            if handle.node.body is not handle.body:
+                await trio.to_thread.run_sync(handle.body.close)

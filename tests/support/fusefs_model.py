@@ -2,7 +2,7 @@
 
 ``python -m tests.support.fusefs_model STEPS SEED`` runs a long one by hand.
 """
-# ruff: noqa: PTH102, PTH104, PTH106, PTH108, PTH115, PTH208, PTH211, PTH101, PTH116 -- system calls are tested
+# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH112, PTH114, PTH115, PTH116, PTH118, PTH208, PTH211 -- system calls are tested
 
 import contextlib
 import errno
