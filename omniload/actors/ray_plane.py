@@ -51,6 +51,7 @@ class RayPlane(DataPlane):
         except BaseException:
             self._cluster.close()
             raise
+        self._closed = False
         self.address = PlaneAddress(cluster=self._cluster.address, dp_ranks_of=dp_ranks_of)
 
     def _start(
@@ -109,6 +110,10 @@ class RayPlane(DataPlane):
 
     @override
     def close(self) -> None:
+        # Once only: by the second time this process may have opened another plane in a Ray of its own.
+        if self._closed:
+            return
+        self._closed = True
         with suppress(OmniloadError):  # a dead planner has nothing left to close
             answer_to(self._planner.close.remote(), "the planner")
         self._cluster.close()

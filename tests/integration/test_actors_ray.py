@@ -137,5 +137,6 @@ def test_a_bad_record_crosses_ray_as_the_error_it_is(tmp_path):
         pytest.raises(IntegrityError, match=r"1\.jsonl.*on_error") as caught,
     ):
         fails_after_prefetched(client)
+    plane.close()  # a second time: nothing is left to close
 
     assert type(caught.value) is IntegrityError
