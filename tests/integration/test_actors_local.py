@@ -215,7 +215,7 @@ def test_bad_records_that_may_be_skipped_are_counted(tmp_path):
     before = REGISTRY.get_sample_value(*key) or 0
 
     with LocalPlane(a_spec(tmp_path, mix)) as plane, Client(plane.handle(0)) as client:
-        batches = [client.next_batch() for _ in range(3)]
+        batches = [client.next_batch() for _ in range(30)]
 
     assert (REGISTRY.get_sample_value(*key) or 0) - before >= 6
     positions = {k[1] for b in batches for m in b.microbatches for k in m.keys_K4.tolist()}

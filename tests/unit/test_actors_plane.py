@@ -43,9 +43,7 @@ def test_a_state_of_another_mix_or_other_data_is_refused(tmp_path):
 
     with pytest.raises(StateError, match="seed: 7 saved, 8 now"):
         make_planner(a_spec(tmp_path, a_mix(seed=8), state=saved), FACTS)
-    with pytest.raises(
-        StateError, match=r"sources\.code\.records: 100 records.* saved, 101 records"
-    ):
+    with pytest.raises(StateError, match=r"sources\.code\.records: 100 saved, 101 now"):
         make_planner(a_spec(tmp_path, state=saved), some_facts([100, 101]))
 
 

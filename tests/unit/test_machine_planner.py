@@ -58,8 +58,8 @@ def test_it_first_asks_for_a_probe_of_every_source():
     commands = a_planner(a_mix()).handle(Started())
 
     assert commands == (
-        ReadAhead(source=0, start=0, stop=256),
-        ReadAhead(source=1, start=0, stop=256),
+        ReadAhead(source=0, start=0, stop=16),
+        ReadAhead(source=1, start=0, stop=16),
     )
 
 

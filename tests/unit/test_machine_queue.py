@@ -68,7 +68,7 @@ def test_drawing_removes_from_the_head_and_keeps_the_range():
 
 
 def test_the_first_range_is_a_probe():
-    assert SampleQueue.at(100).next_range(10**9) == (100, 356)
+    assert SampleQueue.at(100).next_range(10**9) == (100, 116)
 
 
 def test_later_ranges_follow_from_what_was_seen():
