@@ -1,0 +1,231 @@
+"""Jobs as they are launched from a terminal: killed, stopped, resumed, and nothing left behind."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from omniload.base.cli import main
+from tests.support.corpora import a_corpus
+from tests.support.run_lines import write_mix
+from trainer_integration.guard import MARK
+from trainer_integration.proof import prove
+from trainer_integration.run_log import EventLine, last_of_each_step, read_log
+from trainer_integration.run_summary import attempts_of
+
+pytestmark = pytest.mark.slow
+
+_COMMAND = (sys.executable, "-c", "from omniload.base.cli import main; main()", "train", "run")
+_LONG_S = 120
+_MODEL = {
+    "dim": 16,
+    "num_layers": 1,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "hidden": 16,
+    "num_experts": 2,
+    "top_k": 1,
+}
+
+
+def a_job(folder: Path, *, ranks: int, steps: int, every: int, seed: int = 7) -> Path:
+    """Write a small corpus, its mix and a training file; return the latter."""
+    mix = a_corpus(folder, records=80, shards=1, seed=seed)
+    write_mix(folder / "mix.yaml", mix)
+    return a_training_file(folder, ranks=ranks, steps=steps, every=every)
+
+
+def a_training_file(folder: Path, *, ranks: int = 1, steps: int, every: int) -> Path:
+    content = {
+        "version": 1,
+        "mix": "mix.yaml",
+        "steps": steps,
+        "parallel": {"dp": ranks},
+        "model": _MODEL,
+        "vocab_size": 5000,
+        "optimizer": {"warmup_steps": 1},
+        "checkpoint": {"every_steps": every},
+    }
+    path = folder / "train.yaml"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+class Job:
+    """A launcher in a process of its own."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self.output: list[str] = []
+
+    def reach(self, step: int) -> None:
+        """Read what it prints until it shows ``step`` or a later one."""
+        for line in self.process.stdout:
+            self.output.append(line)
+            shown = re.match(r"\s+(\d+)\s+\d+\.\d{3}\s", line)
+            if shown and int(shown[1]) >= step:
+                return
+        pytest.fail(f"the job ended before step {step}:\n{''.join(self.output)}")
+
+    def ranks(self) -> list[psutil.Process]:
+        """Return the processes of the ranks."""
+        children = psutil.Process(self.process.pid).children()
+        return [child for child in children if "trainer_integration.rank" in child.cmdline()]
+
+    def end(self) -> int:
+        """Read the rest; return the exit code."""
+        rest, _ = self.process.communicate(timeout=_LONG_S)
+        self.output.append(rest)
+        return self.process.returncode
+
+
+@contextmanager
+def launched(config: Path, *options: str) -> Iterator[Job]:
+    process = subprocess.Popen(
+        [*_COMMAND, str(config), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield Job(process)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Return the processes of a job, whoever their parent is."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def none_left_of(mark: str) -> bool:
+    _, alive = psutil.wait_procs(marked(mark), timeout=_LONG_S)
+    return alive == [] and marked(mark) == []
+
+
+def events_in(run: Path) -> list[str]:
+    return [line.what for line in read_log(run) if isinstance(line, EventLine)]
+
+
+@pytest.mark.ray
+def test_a_killed_rank_brings_the_job_back_with_the_same_samples_and_leaves_nothing(tmp_path):
+    config = a_job(tmp_path, ranks=2, steps=120, every=20)
+
+    with launched(config) as job:
+        job.reach(30)
+        victim = job.ranks()[-1]
+        mark = victim.environ()[MARK]
+        victim.send_signal(signal.SIGKILL)
+        code = job.end()
+
+    assert code == 0, "".join(job.output)
+    first, second = attempts_of(read_log(tmp_path / "run"))
+    assert re.fullmatch(r"rank [01]: signal SIGKILL", first.cause)
+    assert second.resumed_from >= 20
+    assert second.resumed_from == second.steps[0].step <= first.steps[-1].step + 1
+    assert len(last_of_each_step(read_log(tmp_path / "run"))) == 120
+    assert prove(tmp_path / "run").require().num_logged >= 120
+    assert "report.html" in job.output[-1]
+    assert none_left_of(mark)
+
+
+@pytest.mark.ray
+def test_a_launcher_that_is_told_to_end_ends_every_process_and_exits_with_130(tmp_path):
+    config = a_job(tmp_path, ranks=2, steps=1_000_000, every=1_000_000)
+
+    with launched(config) as job:
+        job.reach(0)
+        mark = job.ranks()[0].environ()[MARK]
+        started = marked(mark)
+        job.process.send_signal(signal.SIGTERM)
+        code = job.end()
+
+    assert code == 130, "".join(job.output)
+    assert len(started) > 2
+    assert none_left_of(mark)
+    assert read_log(tmp_path / "run")[-1].detail == "interrupted"
+
+
+@pytest.mark.ray
+def test_a_launcher_that_is_killed_leaves_no_process(tmp_path):
+    config = a_job(tmp_path, ranks=2, steps=1_000_000, every=1_000_000)
+
+    with launched(config) as job:
+        job.reach(0)
+        mark = job.ranks()[0].environ()[MARK]
+        started = marked(mark)
+        job.process.kill()
+        _, alive = psutil.wait_procs(started, timeout=_LONG_S)
+
+    assert len(started) > 2
+    assert alive == []
+    assert none_left_of(mark)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A job of one rank that has trained four steps."""
+    folder = tmp_path_factory.mktemp("finished")
+    with launched(a_job(folder, ranks=1, steps=4, every=2)) as job:
+        assert job.end() == 0, "".join(job.output)
+    return folder
+
+
+@pytest.fixture
+def job_folder(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "job")
+
+
+def test_a_run_with_checkpoints_is_not_started_over_by_accident(job_folder, capsys):
+    before = (job_folder / "run" / "log.jsonl").read_bytes()
+
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "run", str(job_folder / "train.yaml")])
+
+    assert ended.value.code == 4
+    assert "holds step-00000004; pass --resume latest" in capsys.readouterr().err
+    assert (job_folder / "run" / "log.jsonl").read_bytes() == before
+
+
+def test_resuming_goes_on_from_the_newest_checkpoint(job_folder):
+    config = a_training_file(job_folder, steps=8, every=2)
+
+    with launched(config, "--resume", "latest") as job:
+        code = job.end()
+
+    assert code == 0, "".join(job.output)
+    run = job_folder / "run"
+    assert [line.step for line in last_of_each_step(read_log(run))] == list(range(8))
+    assert events_in(run).count("start") == 2
+    assert events_in(run).count("resume") == 1
+    assert prove(run).require().num_logged == 8
+
+
+def test_resuming_with_another_mix_names_what_changed_and_is_not_tried_again(job_folder):
+    mix = json.loads((job_folder / "mix.yaml").read_text())
+    (job_folder / "mix.yaml").write_text(json.dumps(mix | {"seed": 8}))
+    config = a_training_file(job_folder, steps=8, every=2)
+
+    with launched(config, "--resume", "latest") as job:
+        code = job.end()
+
+    assert code == 4
+    assert "seed: 7 saved, 8 now" in "".join(job.output)
+    assert "restart" not in events_in(job_folder / "run")
