@@ -3,6 +3,7 @@
 import errno
 import threading
 import time
+from contextlib import suppress
 
 from typing_extensions import override
 
@@ -163,3 +164,5 @@ class _MemoryWriter(ObjectWriter):
     @override
     def abort(self) -> None:
         self._parts.clear()
+        with suppress(FileNotFoundError):
+            self._store.remove(self._path)

@@ -1,0 +1,290 @@
+"""What the mount costs and what striping gains. All figures of one run, as ratios.
+
+    python -m benchmarks.fusefs [--hdfs] [--size-mib 512]
+
+- *cached*: 1 MiB reads of a file in the block cache through the mount (O_DIRECT, so that
+  the kernel's page cache answers nothing), against the same reads of tmpfs.
+- *hop*: the same against a pyfuse3 mount that sends each request to a thread.
+- *capped*: a store whose every stream is held to a rate, striped over 1 and 4 objects.
+- *overhead*: cold reads of striped files against the same objects read through the
+  store's client by as many threads.
+- *metadata*: stats with the kernel's attribute cache missed, and a listing of 10,000.
+"""
+
+# ruff: noqa: PTH116, PTH208 -- the calls of the operating system are what is timed
+import argparse
+import json
+import mmap
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from typing_extensions import override
+
+from fusefs.config import FilesConfig, Striping
+from fusefs.mounting import MountConfig, mount, start, umount
+from fusefs.namespace import StripedFiles
+from fusefs.stores.local import LocalStore
+from fusefs.stores.opening import open_store
+from fusefs.stores.protocol import ObjectWriter, Store
+from tests.support.hdfs.cluster import hdfs_cluster
+
+MiB = 1 << 20
+
+HOP_MOUNT = """
+import os, sys, errno, stat, trio, pyfuse3
+data = open(sys.argv[2], 'rb').read()
+class Hop(pyfuse3.Operations):
+    async def getattr(self, inode, ctx=None):
+        e = pyfuse3.EntryAttributes(); e.st_ino = inode; e.attr_timeout = e.entry_timeout = 60
+        e.st_mode = stat.S_IFDIR | 0o755 if inode == 1 else stat.S_IFREG | 0o644
+        e.st_size = 0 if inode == 1 else len(data); return e
+    async def lookup(self, parent, name, ctx=None):
+        if name != b'f': raise pyfuse3.FUSEError(errno.ENOENT)
+        return await self.getattr(2)
+    async def open(self, inode, flags, ctx): return pyfuse3.FileInfo(fh=2)
+    async def read(self, fh, off, size):
+        return await trio.to_thread.run_sync(lambda: data[off:off + size])
+pyfuse3.init(Hop(), sys.argv[1], set(pyfuse3.default_options)); print('up', flush=True)
+trio.run(pyfuse3.main); pyfuse3.close()
+"""
+
+
+def direct_read_s(path: Path, size: int) -> float:
+    """Read a file front to back by 1 MiB with O_DIRECT into one buffer; return seconds."""
+    buffer = mmap.mmap(-1, MiB)
+    file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        begin = time.perf_counter()
+        for offset in range(0, size, MiB):
+            if os.preadv(file, [buffer], offset) != MiB:
+                raise RuntimeError(f"short read at {offset}")
+        return time.perf_counter() - begin
+    finally:
+        os.close(file)
+
+
+def best(call: Callable[[], float], times: int = 5) -> float:
+    return min(call() for _ in range(times))
+
+
+class CappedStore(LocalStore):
+    """A local store whose every stream is held to a rate, as a data node's is."""
+
+    rate = 100e6
+
+    def _pause(self, size: int, begin: float) -> None:
+        left = size / self.rate - (time.perf_counter() - begin)
+        if left > 0:
+            time.sleep(left)
+
+    @override
+    def read(self, path: str, offset: int, size_bytes: int) -> bytes:
+        begin = time.perf_counter()
+        data = super().read(path, offset, size_bytes)
+        self._pause(size_bytes, begin)
+        return data
+
+    @override
+    def create(self, path: str) -> ObjectWriter:
+        return CappedWriter(super().create(path), self._pause)
+
+
+class CappedWriter(ObjectWriter):
+    """A stream held to the rate of its store."""
+
+    def __init__(self, writer: ObjectWriter, pause: Callable[[int, float], None]) -> None:
+        self._writer, self._pause = writer, pause
+
+    @override
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        begin = time.perf_counter()
+        self._writer.write(data)
+        self._pause(len(data), begin)
+
+    @override
+    def close(self) -> None:
+        self._writer.close()
+
+    @override
+    def abort(self) -> None:
+        self._writer.abort()
+
+
+def capped(base: Path, size: int) -> dict[str, float]:
+    data, found = os.urandom(size), dict[str, float]()
+    for count in (1, 4):
+        folder = Path(tempfile.mkdtemp(dir=base))
+        config = FilesConfig(striping=Striping(unit=MiB, count=count), read_ahead=64 * MiB)
+        files = StripedFiles(CappedStore(folder), config)
+        begin = time.perf_counter()
+        files.write_file("f", data)
+        wrote = size / (time.perf_counter() - begin)
+        with files.open("f") as file:
+            begin = time.perf_counter()
+            for at in range(0, size, MiB):
+                file.reader.read(at, MiB)
+            read = size / (time.perf_counter() - begin)
+        files.close()
+        shutil.rmtree(folder)
+        for name, rate in (("write", wrote), ("read", read)):
+            found[f"capped {name}, {count} stripes, of the stream rates"] = rate / (count * 100e6)
+    return found
+
+
+def cached(base: Path, size: int) -> dict[str, float]:
+    store, root = base / "store", base / "mnt"
+    store.mkdir()
+    root.mkdir()
+    (base / "plain").write_bytes(os.urandom(size))
+    found: dict[str, float] = {}
+    settings = {"files": {"cache": size + 64 * MiB}}
+    with mount(str(store), root, settings):
+        shutil.copyfile(base / "plain", root / "f")
+        direct_read_s(root / "f", size)
+        ours = best(lambda: direct_read_s(root / "f", size))
+        tmpfs = best(lambda: direct_read_s(base / "plain", size))
+        found["cached read GB/s"] = size / ours / 1e9
+        found["cached read, of tmpfs"] = tmpfs / ours
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOP_MOUNT, root, base / "plain"], stdout=subprocess.PIPE
+    )
+    process.stdout.readline()
+    hop = best(lambda: direct_read_s(root / "f", size))
+    found["cached read, times a mount with a hop per request"] = hop / ours
+    subprocess.run(["fusermount3", "-u", root], check=True)
+    process.wait()
+    shutil.rmtree(store)
+    return found
+
+
+def writers(base: Path) -> dict[str, float]:
+    """Peak memory of a mount while 64 files are written side by side, against its stated cap."""
+    store, root = base / "many", base / "many-mnt"
+    store.mkdir()
+    root.mkdir()
+    cache, window, unit = 32 * MiB, 32 * MiB, MiB
+    files = {"cache": cache, "write_window": window}
+    config = MountConfig(store=str(store), mountpoint=str(root), files=FilesConfig(**files))
+    process = start(config)
+
+    def peak() -> int:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) << 10
+
+    before, block = peak(), os.urandom(MiB)
+    opened = [(root / f"f{i}").open("wb", buffering=0) for i in range(64)]
+    for _ in range(12):
+        for file in opened:
+            file.write(block)
+    for file in opened:
+        file.close()
+    used = peak() - before
+    umount(str(root))
+    process.wait()
+    shutil.rmtree(store)
+    # A writer holds one unit that is not full and one that waits, up to plain_limit.
+    cap = cache + window + 64 * (unit + unit)
+    return {"64 writers: peak MiB": used / MiB, "64 writers: of the cap": used / cap}
+
+
+def metadata(base: Path) -> dict[str, float]:
+    store, root = base / "meta", base / "meta-mnt"
+    store.mkdir()
+    root.mkdir()
+    for i in range(10_000):
+        (store / f"f{i:05d}").touch()
+    with mount(str(store), root):
+        begin = time.perf_counter()
+        names = os.listdir(root)
+        listing = time.perf_counter() - begin
+        begin = time.perf_counter()
+        for name in names[:3000]:
+            os.stat(root / name)
+        warm = 3000 / (time.perf_counter() - begin)
+        time.sleep(1.2)  # past the time attributes are believed
+        begin = time.perf_counter()
+        for name in names[:1500]:
+            os.stat(root / name)
+        cold = 1500 / (time.perf_counter() - begin)
+    shutil.rmtree(store)
+    return {
+        "listing 10,000 entries s": listing,
+        "stats/s after a listing": warm,
+        "stats/s from the store": cold,
+    }
+
+
+def overhead(url: str, size: int) -> dict[str, float]:
+    """Cold striped reads against the same objects through the store's client, in turns."""
+    config = FilesConfig(striping=Striping(unit=MiB, count=4), cache=size + 64 * MiB)
+    writing = StripedFiles(open_store(url), config)
+    data = os.urandom(size)
+    begin = time.perf_counter()
+    writing.write_file("bench", data)
+    wrote = time.perf_counter() - begin
+    segment = writing.manifest("bench").segments[0]
+    paths = segment.object_paths()
+    ours: list[float] = []
+    theirs: list[float] = []
+    for _ in range(3):
+        files = StripedFiles(open_store(url), config)
+        with files.open("bench") as file:
+            begin = time.perf_counter()
+            for at in range(0, size, MiB):
+                file.reader.read(at, MiB)
+            ours.append(time.perf_counter() - begin)
+        files.close()
+        store = open_store(url)
+
+        def whole(path: str, store: Store = store) -> None:
+            total = store.stat(path).size_bytes
+            for at in range(0, total, 4 * MiB):
+                store.read(path, at, min(4 * MiB, total - at))
+
+        begin = time.perf_counter()
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(whole, paths))
+        theirs.append(time.perf_counter() - begin)
+    writing.remove("bench")
+    writing.close()
+    return {
+        "striped write MB/s": size / wrote / 1e6,
+        "striped read MB/s": size / min(ours) / 1e6,
+        "time of the store's own client": statistics.median(ours) / statistics.median(theirs),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size-mib", type=int, default=512)
+    parser.add_argument("--hdfs", action="store_true")
+    arguments = parser.parse_args()
+    size = arguments.size_mib * MiB
+    base = Path(tempfile.mkdtemp(prefix="fusefs-bench-", dir="/dev/shm"))
+    found: dict[str, float] = {}
+    try:
+        found |= cached(base, size)
+        found |= capped(base, size)
+        found |= metadata(base)
+        found |= writers(base)
+        (base / "cold").mkdir()
+        found |= {f"tmpfs: {k}": v for k, v in overhead(str(base / "cold"), size).items()}
+        if arguments.hdfs:
+            with hdfs_cluster(3) as cluster:
+                os.environ.update(cluster.client_environment())
+                found |= {f"HDFS: {k}": v for k, v in overhead(cluster.url, size).items()}
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+    print(json.dumps({k: round(v, 3) for k, v in found.items()}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
