@@ -42,7 +42,9 @@ class Client:
         BATCH_WAIT_SECONDS.observe(self.last_wait_s)
         if batch is None:
             return None
-        assert batch.step == self.next_step, f"asked for step {self.next_step}, got step {batch.step}"
+        assert batch.step == self.next_step, (
+            f"asked for step {self.next_step}, got step {batch.step}"
+        )
         self._handle.taken(self.next_step)
         self.next_step += 1
         return batch

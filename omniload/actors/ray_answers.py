@@ -3,7 +3,7 @@
 from concurrent.futures import Future
 from typing import Any
 
-from omniload.actors.ray_environment import RayActorError, RayTaskError, ray
+from omniload.actors.ray_environment import RayActorError, RayError, RayTaskError, ray
 from omniload.base.errors import UnavailableError
 
 __all__ = ["answer_to", "future_of", "plain_error"]
@@ -17,7 +17,7 @@ def answer_to(ref: Any, role: str) -> Any:  # noqa: ANN401 -- whatever the actor
     """
     try:
         return ray.get(ref)
-    except (RayTaskError, RayActorError) as error:
+    except RayError as error:
         raise plain_error(error, role) from None
 
 
@@ -43,5 +43,9 @@ def plain_error(error: BaseException, role: str) -> BaseException:
     if isinstance(error, RayActorError):
         return UnavailableError(
             f"{role} has died ({type(error).__name__}); start again from the last checkpoint"
+        )
+    if isinstance(error, RayError):
+        return UnavailableError(
+            f"{role} gave no answer: {type(error).__name__}: {error}; start again from the last checkpoint"
         )
     return error

@@ -19,6 +19,6 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
-__all__ = ["RayActorError", "RayTaskError", "ray"]
+__all__ = ["RayActorError", "RayError", "RayTaskError", "ray"]

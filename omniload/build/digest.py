@@ -47,7 +47,9 @@ def batch_digest(batch: Batch) -> int:
     """
     whole = [microbatch for microbatch in batch.microbatches if isinstance(microbatch, Microbatch)]
     if len(whole) < len(batch.microbatches):
-        raise ValueError(f"step {batch.step} holds context-parallel slices; take digests where whole rows are served")
+        raise ValueError(
+            f"step {batch.step} holds context-parallel slices; take digests where whole rows are served"
+        )
     return combined(microbatch_digest(microbatch) for microbatch in whole)
 
 

@@ -61,6 +61,7 @@ class SampleQueue:
             )
         self.table = self.table.followed_by(table)
         self.tokens += int(table.lengths_N.sum())
+        self.asked_to = table.stop  # less than was asked for: the rest is asked for again
         return True
 
     def draw(self, count: int) -> None:

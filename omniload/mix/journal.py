@@ -16,6 +16,7 @@ A torn last line, as a kill leaves it, is cut off; a damaged line before it is a
 ``IntegrityError``.
 """
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ import orjson
 import xxhash
 
 from omniload.base.errors import IntegrityError, StateError
+from omniload.base.log import get_logger
 from omniload.base.state import Json, JsonObject, require_version
 from omniload.mix.pieces import PieceTable
 from omniload.mix.state import Cursor, MixState
@@ -34,6 +36,8 @@ from omniload.mix.state import Cursor, MixState
 __all__ = ["JOURNAL_VERSION", "Journal", "StepRecord", "read_journal", "state_before"]
 
 JOURNAL_VERSION = 1
+
+_LOG = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +133,9 @@ class Journal:
         """Open a journal at ``path`` for a run that continues from ``state``.
 
         Records of earlier steps of the same mix stay; those of ``state["step"]`` and later
-        belong to work that was lost and are dropped. The new file takes the old one's
-        place in one move, so a kill leaves one or the other.
+        belong to work that was lost and are dropped. A journal that does not lead up to
+        ``state`` is moved aside. The new file takes the old one's place in one move, so a
+        kill leaves one or the other.
         """
         base, records = _history(path, state)
         partial = path.with_name(path.name + ".partial")
@@ -211,19 +216,33 @@ def state_before(
 
 
 def _history(path: Path, state: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
-    """Return the base and the records before ``state``, where the file at ``path`` leads up to it."""
+    """Return the base and the records before ``state``, where the file at ``path`` leads up to it.
+
+    A file that does not (another mix, a gap, damage) is moved aside, never overwritten.
+    """
+    if not path.exists():
+        return state, []
     try:
         base, records = read_journal(path)
-    except (StateError, IntegrityError):
-        return state, []
-    first, step = base.get("step"), state["step"]
-    if (
-        base.get("fingerprint") != state["fingerprint"]
-        or not isinstance(first, int)
-        or not isinstance(step, int)
-    ):
-        return state, []
-    return (base, records[: step - first]) if first <= step <= first + len(records) else (state, [])
+        first, step = base.get("step"), state["step"]
+        if (
+            base.get("fingerprint") == state["fingerprint"]
+            and isinstance(first, int)
+            and isinstance(step, int)
+            and first <= step <= first + len(records)
+        ):
+            return base, records[: step - first]
+        reason = f"it does not lead up to step {step} of this mix"
+    except (StateError, IntegrityError) as error:
+        reason = str(error)
+    number = next(n for n in itertools.count(1) if not _aside(path, n).exists())
+    _LOG.warning("%s is moved to %s: %s", path, _aside(path, number).name, reason)
+    path.rename(_aside(path, number))
+    return state, []
+
+
+def _aside(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.aside-{number}")
 
 
 def _sync_folder(folder: Path) -> None:

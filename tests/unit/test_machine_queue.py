@@ -97,3 +97,13 @@ def test_the_shortest_sample_is_remembered_after_it_was_drawn():
 
     assert queue.shortest == 3
     assert SampleQueue.at(0).shortest is None
+
+
+def test_what_a_short_report_left_out_is_asked_for_again():
+    queue = SampleQueue.at(0)
+    queue.asked_to = 8
+
+    queue.report(a_table([5, 5, 5]), (0, 0, 0))
+
+    assert queue.asked_to == 3
+    assert queue.next_range(5)[0] == 3

@@ -170,22 +170,26 @@ def test_a_run_from_the_start_begins_anew(tmp_path):
 
 
 @pytest.mark.parametrize("step", [0, 7])
-def test_a_journal_that_does_not_lead_up_to_the_state_is_replaced(tmp_path, step):
+def test_a_journal_that_does_not_lead_up_to_the_state_is_moved_aside(tmp_path, step):
     found = states(8)
     path = a_journal(tmp_path / "j", found[:5], first=2)
 
     Journal(path, found[step].to_json(NAMES, PRINT)).close()
 
     assert steps_in(path) == (step, [])
+    assert steps_in(path.with_name("j.aside-1"))[0] == 2
 
 
-def test_a_journal_of_another_mix_is_replaced(tmp_path):
+def test_a_journal_of_another_mix_is_moved_aside(tmp_path):
     found = states(4)
     path = a_journal(tmp_path / "j", found)
 
     Journal(path, found[2].to_json(NAMES, {"seed": "8"})).close()
+    Journal(path, found[2].to_json(NAMES, {"seed": "9"})).close()
 
     assert steps_in(path) == (2, [])
+    assert steps_in(path.with_name("j.aside-1"))[0] == 0
+    assert steps_in(path.with_name("j.aside-2"))[0] == 2
 
 
 def test_a_kill_before_the_move_leaves_the_old_journal(tmp_path, monkeypatch):
