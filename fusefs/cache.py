@@ -2,11 +2,14 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-__all__ = ["Block", "BlockCache"]
+__all__ = ["Block", "BlockCache", "Data"]
+
+Data = bytes | memoryview
+"""Bytes of a block; a view where a read brought several blocks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -14,7 +17,9 @@ class Block:
     """One stripe unit: on its way, or here."""
 
     size_bytes: int
-    data: Future[bytes] = field(default_factory=Future)
+    data: Future[Data] = field(default_factory=Future)
+    siblings: tuple[Hashable, ...] = ()
+    """Keys of the blocks that are views of the same memory, its own included."""
 
 
 class BlockCache:
@@ -37,7 +42,7 @@ class BlockCache:
         """Bytes of all blocks, those on their way included; never above the capacity."""
         return self._used_bytes
 
-    def get(self, key: Hashable) -> bytes | None:
+    def get(self, key: Hashable) -> Data | None:
         """Return a block that is here, or None."""
         with self._lock:
             block = self._blocks.get(key)
@@ -67,11 +72,18 @@ class BlockCache:
             self._used_bytes += size_bytes
             return block, True
 
-    def fill(self, key: Hashable, data: bytes) -> None:
-        """Hand the bytes of a claimed block to everyone who waits for it."""
+    def fill(self, filled: Mapping[Hashable, Data]) -> None:
+        """Hand the bytes of claimed blocks to everyone who waits for them.
+
+        Blocks filled together may be views of the same memory: they are dropped together
+        too, so that no view keeps memory that is no longer counted.
+        """
+        siblings = tuple(filled)
         with self._lock:
-            block = self._blocks[key]
-        block.data.set_result(data)
+            for key, data in filled.items():
+                block = self._blocks[key]
+                block.siblings = siblings
+                block.data.set_result(data)
 
     def fail(self, key: Hashable, error: BaseException) -> None:
         """Give up a claimed block: those who wait get ``error``, the next to ask tries again."""
@@ -86,5 +98,6 @@ class BlockCache:
             oldest = next((k for k, block in self._blocks.items() if block.data.done()), None)
             if oldest is None:
                 return False
-            self._used_bytes -= self._blocks.pop(oldest).size_bytes
+            for key in self._blocks[oldest].siblings:
+                self._used_bytes -= self._blocks.pop(key).size_bytes
         return True

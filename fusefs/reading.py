@@ -6,14 +6,14 @@ for. A mount calls both from its loop, so a hit costs no thread.
 """
 
 import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fusefs.cache import Block, BlockCache
+from fusefs.cache import Block, BlockCache, Data
 from fusefs.layout import MAX_UNIT_BYTES, StripeLayout, UnitRun
 from fusefs.manifest import MAGIC, Segment, unit_checksum
 from fusefs.readahead import ReadAhead
@@ -99,7 +99,7 @@ class FileReader:
         """Return the bytes if all of them are in memory; never waits."""
         parts = []
         for piece, unit, start, size in self._units(offset, size_bytes):
-            data = piece.unit_at_hand(unit)
+            data: Data | None = piece.unit_at_hand(unit)
             if data is None:
                 data = self._engine.cache.get((piece.key, unit))
             if data is None:
@@ -117,7 +117,7 @@ class FileReader:
         waiting = self.start(offset, size_bytes, process=process)
         return self.finish(offset, size_bytes, waiting)
 
-    def start(self, offset: int, size_bytes: int, *, process: int = 0) -> list[Future[bytes]]:
+    def start(self, offset: int, size_bytes: int, *, process: int = 0) -> list[Future[Data]]:
         """Fetch a range and what likely follows it; return one future per unit of the range."""
         futures = self._fetch(offset, size_bytes, needed=True)
         ahead = self._ahead.observe(process, offset, size_bytes)
@@ -132,7 +132,7 @@ class FileReader:
             self._fetch(ahead.start, len(ahead), needed=False)
 
     def finish(
-        self, offset: int, size_bytes: int, waiting: list[Future[bytes]]
+        self, offset: int, size_bytes: int, waiting: list[Future[Data]]
     ) -> bytes | memoryview:
         """Return the bytes of a range whose units ``start`` returned."""
         parts = []
@@ -142,7 +142,7 @@ class FileReader:
             parts.append(memoryview(future.result())[start : start + size])
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def prefetch(self, offset: int, size_bytes: int) -> list[Future[bytes]]:
+    def prefetch(self, offset: int, size_bytes: int) -> list[Future[Data]]:
         """Bring a range into the cache as far as it has room; wait on the result or do not."""
         return self._fetch(offset, size_bytes, needed=False)
 
@@ -161,9 +161,9 @@ class FileReader:
                 offset += size
             at += 1
 
-    def _fetch(self, offset: int, size_bytes: int, *, needed: bool) -> list[Future[bytes]]:
+    def _fetch(self, offset: int, size_bytes: int, *, needed: bool) -> list[Future[Data]]:
         """Claim the units of a range, send the missing ones to the pool, return all their futures."""
-        futures: list[Future[bytes]] = []
+        futures: list[Future[Data]] = []
         mine: dict[int, tuple[Piece, dict[int, Block | None]]] = {}
         for piece, unit, _, _ in self._units(offset, size_bytes):
             if (data := piece.unit_at_hand(unit)) is not None:
@@ -193,31 +193,30 @@ class FileReader:
         return futures
 
     def _fetch_run(self, piece: Piece, run: UnitRun, blocks: dict[int, Block | None]) -> None:
-        left = list(run.units)
+        filled: dict[Hashable, Data] = {}
+        failed: dict[int, BaseException] = {}
         try:
             data = self._read_run(piece, run)
             for unit, part in _units_of(data, run, piece.layout.unit_bytes):
-                self._verify(piece, unit, part)
-                self._settle(piece, unit, blocks[unit], part)
-                left.remove(unit)
+                try:
+                    self._verify(piece, unit, part)
+                except IntegrityError as error:
+                    failed[unit] = error
+                    continue
+                if (uncached := blocks[unit]) is None:
+                    filled[piece.key, unit] = part
+                else:
+                    uncached.data.set_result(part)
         # Whatever happened, those who wait must hear of it; they raise it.
         except BaseException as error:  # noqa: BLE001
-            for unit in left:
-                self._settle(piece, unit, blocks[unit], error)
-
-    def _settle(
-        self, piece: Piece, unit: int, uncached: Block | None, result: bytes | BaseException
-    ) -> None:
-        cache = self._engine.cache
-        if uncached is not None:
-            if isinstance(result, BaseException):
-                uncached.data.set_exception(result)
+            failed = dict.fromkeys(run.units, error)
+            filled = {}
+        self._engine.cache.fill(filled)
+        for unit, reason in failed.items():
+            if (uncached := blocks[unit]) is None:
+                self._engine.cache.fail((piece.key, unit), reason)
             else:
-                uncached.data.set_result(result)
-        elif isinstance(result, BaseException):
-            cache.fail((piece.key, unit), result)
-        else:
-            cache.fill((piece.key, unit), result)
+                uncached.data.set_exception(reason)
 
     def _read_run(self, piece: Piece, run: UnitRun) -> bytes:
         path = piece.path_of(run.object_number)
@@ -227,9 +226,9 @@ class FileReader:
             raise self._when_missing(path) from error
 
     @staticmethod
-    def _verify(piece: Piece, unit: int, data: bytes) -> None:
+    def _verify(piece: Piece, unit: int, data: Data) -> None:
         if piece.checksums_U is None:
-            if unit == 0 and data.startswith(MAGIC):
+            if unit == 0 and data[: len(MAGIC)] == MAGIC:
                 raise IntegrityError(
                     f"{piece.path_of(0)!r} begins like a manifest and has {piece.size_bytes} bytes, "
                     "which no manifest has: it was cut short; restore it from another copy"
@@ -244,14 +243,10 @@ class FileReader:
             )
 
 
-def _units_of(data: bytes, run: UnitRun, unit_bytes: int) -> Iterator[tuple[int, bytes]]:
-    if len(run.units) == 1:
-        yield run.units[0], data
-        return
+def _units_of(data: bytes, run: UnitRun, unit_bytes: int) -> Iterator[tuple[int, Data]]:
     view = memoryview(data)
     for i, unit in enumerate(run.units):
-        # A copy, so that a block that stays does not keep its neighbours' memory.
-        yield unit, bytes(view[i * unit_bytes : (i + 1) * unit_bytes])
+        yield unit, view[i * unit_bytes : (i + 1) * unit_bytes]
 
 
 def _missing(path: str) -> Exception:

@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import pyfuse3
 import trio
 
+from fusefs.cache import Data
 from fusefs.errnos import errno_of
 from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
@@ -44,7 +45,7 @@ def answered(
     return answer
 
 
-async def all_done(futures: list[Future[bytes]]) -> None:
+async def all_done(futures: list[Future[Data]]) -> None:
     """Suspend until every future is done; their errors are left in them."""
     left = sum(not future.done() for future in futures)
     if not left:
@@ -58,7 +59,7 @@ async def all_done(futures: list[Future[bytes]]) -> None:
         if left == 0:
             done.set()
 
-    def on_done(_: Future[bytes]) -> None:
+    def on_done(_: Future[Data]) -> None:
         # Pool threads report; counting happens on the loop, so it needs no lock.
         token.run_sync_soon(count)
 

@@ -15,7 +15,7 @@ def a_filled_cache(**sizes):
     cache = BlockCache(10)
     for key, size in sizes.items():
         cache.claim(key, size)
-        cache.fill(key, bytes(size))
+        cache.fill({key: bytes(size)})
     return cache
 
 
@@ -24,7 +24,7 @@ def test_a_block_is_fetched_by_one_and_shared_by_all():
     block, mine = cache.claim("a", 3)
     other, also_mine = cache.claim("a", 3)
 
-    cache.fill("a", b"abc")
+    cache.fill({"a": b"abc"})
 
     assert (mine, also_mine) == (True, False)
     assert other is block
@@ -40,6 +40,21 @@ def test_the_least_recently_used_block_goes_first():
     assert cache.get("b") is None
     assert cache.get("a") == bytes(4)
     assert cache.used_bytes == 8
+
+
+def test_views_of_the_same_memory_are_dropped_together():
+    cache = BlockCache(10)
+    memory = memoryview(bytes(8))
+    cache.claim("a", 4)
+    cache.claim("b", 4)
+    cache.fill({"a": memory[:4], "b": memory[4:]})
+    cache.get("a")
+
+    cache.claim("c", 4)
+
+    assert cache.get("a") is None
+    assert cache.get("b") is None
+    assert cache.used_bytes == 4
 
 
 def test_blocks_on_their_way_are_never_dropped_for_others():
