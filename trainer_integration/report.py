@@ -27,6 +27,7 @@ from trainer_integration.run_summary import (
     memory_by_kind,
     shares_of,
     summary_of,
+    wait_share,
 )
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def _charts(run: Finished) -> list[Chart]:
             "Wait and speed",
             charts.speed_chart(steps),
             f"Median wait for data {summary.wait_share:.2%} of a step (target "
-            f"{charts.WAIT_TARGET:.0%}); median speed {format_count(summary.tokens_per_s)} tokens per second.",
+            f"{charts.WAIT_TARGET:.0%}), longest {max(map(wait_share, steps)):.2%}; median speed {format_count(summary.tokens_per_s)} tokens per second.",
         ),
     ]
     if len(seconds) > 1:
