@@ -20,8 +20,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from fusefs.attributes import Attributes
 from fusefs.manifest import Manifest
-from fusefs.namespace import Attributes, OpenedFile, StripedFiles
+from fusefs.namespace import OpenedFile, StripedFiles
 from fusefs.writing import FileWriter
 
 __all__ = ["Body", "SpoolPlace"]

@@ -6,17 +6,18 @@ Blocking and safe in threads. The mount, fsspec and the command line all stand o
 import errno
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
+from fusefs.attributes import Attributes, encoded, manifest_for
 from fusefs.cache import BlockCache
 from fusefs.catalog import SETTLED_NS, Catalog, FileInfo
 from fusefs.config import FilesConfig
 from fusefs.keeper import ObjectKeeper
 from fusefs.layout import StripeLayout
-from fusefs.manifest import Manifest, Segment, encode_manifest
+from fusefs.manifest import Manifest, Segment
 from fusefs.reading import FileReader, Piece, ReadEngine
 from fusefs.segment_writer import WriteEngine
 from fusefs.stores.protocol import RESERVED, Entry, Store, Usage, checked_path
@@ -24,24 +25,9 @@ from fusefs.strands import ByteBudget
 from fusefs.writing import Content, FileWriter, may_be_plain
 from omniload.base.errors import IntegrityError
 
-__all__ = ["Attributes", "OpenedFile", "StripedFiles"]
+__all__ = ["OpenedFile", "StripedFiles"]
 
 _PLAIN_BLOCK = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attributes:
-    """What a file has beside its bytes; defaults need no manifest."""
-
-    mode: int | None = None
-    mtime_ns: int | None = None
-    """None: the time of writing."""
-    xattrs: Mapping[str, bytes] | None = None
-
-    @property
-    def are_default(self) -> bool:
-        """Tell whether a plain file can carry them."""
-        return self.mode is None and self.mtime_ns is None and not self.xattrs
 
 
 class OpenedFile:
@@ -201,8 +187,8 @@ class StripedFiles:
             self.store.publish(path, content)
             kept: Iterable[str] = ()
         else:
-            manifest = _manifest_for(content, attributes)
-            self.store.publish(path, _encoded(manifest, path))
+            manifest = manifest_for(content, attributes)
+            self.store.publish(path, encoded(manifest, path))
             kept = manifest.object_paths()
         self._keeper.condemn(replaced, kept)
 
@@ -269,7 +255,7 @@ class StripedFiles:
                 for name in ("mode", "mtime_ns", "xattrs")
                 if (value := getattr(attributes, name)) is not None
             }
-            self.store.publish(path, _encoded(replace(manifest, **changes), path))
+            self.store.publish(path, encoded(replace(manifest, **changes), path))
 
     def make_link(self, path: str, target: str) -> None:
         """Make a symbolic link."""
@@ -277,7 +263,7 @@ class StripedFiles:
         if self._exists(path):
             raise FileExistsError(errno.EEXIST, "something is there", path)
         link = Manifest(kind="symlink", mtime_ns=time.time_ns(), mode=0o777, target=target)
-        self.store.publish(path, _encoded(link, path))
+        self.store.publish(path, encoded(link, path))
 
     def make_directory(self, path: str) -> None:
         """Make a directory."""
@@ -371,23 +357,6 @@ class StripedFiles:
         content = writer.finish()
         assert not isinstance(content, bytes), "larger than plain_limit, so striped"
         return Manifest(mtime_ns=mtime_ns, segments=content)
-
-
-def _manifest_for(content: Content, attributes: Attributes) -> Manifest:
-    return Manifest(
-        mtime_ns=attributes.mtime_ns if attributes.mtime_ns is not None else time.time_ns(),
-        mode=attributes.mode if attributes.mode is not None else 0o644,
-        xattrs=dict(attributes.xattrs or {}),
-        segments=() if isinstance(content, bytes) else content,
-        inline=content if isinstance(content, bytes) else b"",
-    )
-
-
-def _encoded(manifest: Manifest, path: str) -> bytes:
-    try:
-        return encode_manifest(manifest)
-    except ValueError as error:
-        raise OSError(errno.ENOSPC, str(error), path) from error
 
 
 def _plain_piece(location: list[str], entry: Entry) -> Piece:

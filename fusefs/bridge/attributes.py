@@ -8,10 +8,10 @@ import stat as stat_bits
 import pyfuse3
 import trio
 
+from fusefs.attributes import Attributes
 from fusefs.bridge.answering import answered
 from fusefs.bridge.session import STATS_DIRECTORY_INODE, STATS_INODE, Session
 from fusefs.manifest import Manifest
-from fusefs.namespace import Attributes
 from fusefs.statistics import layout_json
 from fusefs.tree import Node
 

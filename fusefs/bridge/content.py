@@ -9,10 +9,11 @@ from typing import cast
 import pyfuse3
 import trio
 
+from fusefs.attributes import Attributes
 from fusefs.body import Body
 from fusefs.bridge.answering import all_done, answered
 from fusefs.bridge.session import STATS_INODE, Session
-from fusefs.namespace import Attributes, OpenedFile
+from fusefs.namespace import OpenedFile
 
 __all__ = ["ContentRequests"]
 

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fusefs.attributes import Attributes
 from fusefs.manifest import MAGIC
-from fusefs.namespace import Attributes
 from fusefs.readahead import ReadAhead
 from tests.support.fusefs_builders import contents, object_paths, tiny_files
 

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
+from fusefs.attributes import Attributes
 from fusefs.body import Body, SpoolPlace
 from fusefs.moves import remove_open, rename_open
-from fusefs.namespace import Attributes
 from fusefs.stores.memory import MemoryStore
 from omniload.base.errors import UnavailableError
 from tests.support.fusefs_builders import contents, object_paths, some_files

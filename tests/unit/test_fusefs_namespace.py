@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
+from fusefs.attributes import Attributes
 from fusefs.config import DirectoryStriping, Striping
-from fusefs.namespace import Attributes
 from fusefs.stores.memory import MemoryStore
 from tests.support.fusefs_builders import contents, object_paths, some_files, tiny_files
 
