@@ -194,7 +194,8 @@ def _charts(run: Finished) -> list[Chart]:
             "Wait and speed",
             charts.speed_chart(steps),
             f"Median wait for data {summary.wait_share:.2%} of a step (target "
-            f"{charts.WAIT_TARGET:.0%}), longest {max(map(wait_share, steps)):.2%}; median speed {format_count(summary.tokens_per_s)} tokens per second.",
+            f"{charts.WAIT_TARGET:.0%}), longest {max(map(wait_share, steps)):.2%}; "
+            f"median speed {format_count(summary.tokens_per_s)} tokens per second.",
         ),
     ]
     if len(seconds) > 1:
