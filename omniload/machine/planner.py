@@ -5,7 +5,7 @@ source loaders what to read and what to let go, and makes every step durable in 
 journal before it is published.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import assert_never
@@ -41,6 +41,20 @@ _STEPS_READ_AHEAD = 2
 """Steps' worth of metadata known ahead of the next plan, for each source by its share."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Demand:
+    """Tokens of each source that must be known before a step can be planned, and below which more are asked for."""
+
+    step: int
+    """The step."""
+    needs_S: list[int]
+    """What the step is likely to draw; at least 1 where it draws any."""
+    targets_S: list[int]
+    """What the coming steps are likely to draw."""
+    short: set[int]
+    """Sources of which less than the need is known."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Planner:
     """Publishes one plan per step, in order, once every source can supply it."""
@@ -65,6 +79,7 @@ class Planner:
     """Next step of every rank, by its place along dp and cp."""
     _reach_S: list[int] = field(init=False)
     """End of the positions that carried pieces lie in: after a resume they are read again, drawn from or not."""
+    _demand: _Demand | None = field(default=None, init=False)
     _ended: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -88,18 +103,18 @@ class Planner:
         """
         match event:
             case Started():
-                return tuple(self._advance())
+                return tuple(self._advance(range(len(self._queues))))
             case SamplesReported(source=source, table=table, skipped=skipped):
                 if not self._queues[source].report(table, self.state.cursors_S[source]):
                     return ()
                 self.skipped_S[source] += skipped
-                return tuple(self._advance())
+                return tuple(self._advance((source,)))
             case StepTaken(step=step, dp_rank=dp_rank, cp_rank=cp_rank):
                 before, rank = self.slowest_step, (dp_rank, cp_rank)
                 self._wanted[rank] = max(self._wanted[rank], step + 1)
                 if self.slowest_step == before:
                     return ()
-                return (*self._release(), *self._advance())
+                return (*self._release(), *self._advance(()))
             case _:
                 assert_never(event)
 
@@ -121,9 +136,14 @@ class Planner:
             )
         return self._states[step].to_json(self.mix.names, self.fingerprint)
 
-    def _advance(self) -> list[PlannerCommand]:
-        """Plan as many steps as may be planned, and ask for what the following ones need."""
+    def _advance(self, changed: Iterable[int]) -> list[PlannerCommand]:
+        """Plan as many steps as may be planned, and ask for what the following ones need.
+
+        Args:
+            changed: Sources of which another amount is known than when this was called last.
+        """
         commands: list[PlannerCommand] = []
+        self._recount(changed)
         while (
             not self._ended
             and self.state.step < self.slowest_step + self.mix.runtime.prefetch_steps
@@ -132,15 +152,15 @@ class Planner:
                 self._ended = True
                 commands.append(EndOfData(step=self.state.step))
                 break
-            needs = self._needs()
-            if any(self._is_short(s, need) for s, need in enumerate(needs)):
+            demand = self._demanded()
+            if demand.short:
                 break
             membership = membership_of(
                 self.mix, self.state, [queue.table for queue in self._queues]
             )
             if isinstance(membership, Starved):
                 source = membership.source
-                commands += self._read(source, self._queues[source].tokens + needs[source])
+                commands += self._read(source, self._queues[source].tokens + demand.needs_S[source])
                 self._refuse_barren(source)
                 break
             if self._must_stop(membership):
@@ -148,9 +168,34 @@ class Planner:
                 commands.append(EndOfData(step=self.state.step))
                 break
             commands += self._publish(membership)
+            changed = range(len(self._queues))
         if not self._ended:
-            commands += self._top_up()
+            commands += self._top_up(changed)
         return commands
+
+    def _demanded(self) -> _Demand:
+        """Return what the next step demands; found once a step, for there may be a report of every source in it."""
+        if self._demand is None or self._demand.step != self.state.step:
+            needs = self._needs()
+            ahead = self.state.step + _STEPS_READ_AHEAD
+            soon = weights_at(self.mix.mix.stages, self.mix.names, ahead)
+            self._demand = _Demand(
+                step=self.state.step,
+                needs_S=needs,
+                targets_S=[
+                    max(need, int(weight * self.mix.batch.tokens)) * _STEPS_READ_AHEAD
+                    for need, weight in zip(needs, soon, strict=True)
+                ],
+                short={s for s, need in enumerate(needs) if self._is_short(s, need)},
+            )
+        return self._demand
+
+    def _recount(self, changed: Iterable[int]) -> None:
+        """See whether sources of which more is known are still short."""
+        demand = self._demanded()
+        for s in demand.short.intersection(changed):
+            if not self._is_short(s, demand.needs_S[s]):
+                demand.short.remove(s)
 
     def _needs(self) -> list[int]:
         """Return the tokens of each source that the next step is likely to draw; at least 1 where it draws any."""
@@ -163,15 +208,13 @@ class Planner:
             for weight, credit in zip(weights, self.state.credits_S, strict=True)
         ]
 
-    def _top_up(self) -> list[PlannerCommand]:
+    def _top_up(self, sources: Iterable[int]) -> list[PlannerCommand]:
         """Ask for more of every source of which less than the coming steps' share is known."""
-        ahead = self.state.step + _STEPS_READ_AHEAD
-        soon = weights_at(self.mix.mix.stages, self.mix.names, ahead)
+        targets_S = self._demanded().targets_S
         commands: list[PlannerCommand] = []
-        for s, (need, weight) in enumerate(zip(self._needs(), soon, strict=True)):
-            target = max(need, int(weight * self.mix.batch.tokens)) * _STEPS_READ_AHEAD
-            if self._is_short(s, target):
-                commands += self._read(s, 2 * target - self._queues[s].tokens)
+        for s in sources:
+            if self._is_short(s, targets_S[s]):
+                commands += self._read(s, 2 * targets_S[s] - self._queues[s].tokens)
                 self._refuse_barren(s)
         return commands
 

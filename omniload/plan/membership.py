@@ -93,15 +93,13 @@ def membership_of(
         row_offsets=row_offsets,
         finished_S=np.asarray(finished, np.int64),
         served_S=drawn.served_S,
-        dropped_S=np.asarray(
-            [int((u.kept_N[:m] == 0).sum()) for u, m in zip(units, finished, strict=True)], np.int64
-        ),
-        lost_S=np.asarray(
+        dropped_S=_sums(mix, [u.kept_N[:m] == 0 for u, m in zip(units, finished, strict=True)]),
+        lost_S=_sums(
+            mix,
             [
-                int((t.lengths_N[:m] - u.kept_N[:m]).sum())
+                t.lengths_N[:m] - u.kept_N[:m]
                 for t, u, m in zip(ahead, units, finished, strict=True)
             ],
-            np.int64,
         ),
         after=state.after(
             cursors_S=[
@@ -157,6 +155,16 @@ def _units_of(mix: MixConfig, cursor: Cursor, table: SampleTable) -> _Units:
     elif mix.pack.overlong == "drop":
         kept_N = np.where(kept_N > length, 0, kept_N)
     begins_N = np.zeros_like(kept_N)
+    whole = cursor[2] == 0 and kept_N.min(initial=1) > 0 and kept_N.max(initial=1) <= length
+    if whole:  # the usual case, and there may be hundreds of sources
+        return _Units(
+            table=table,
+            kept_N=kept_N,
+            samples_U=np.arange(len(table)),
+            starts_U=begins_N,
+            stops_U=kept_N,
+            first_U=np.ones(len(table), np.bool_),
+        )
     if len(table) and (int(table.positions_N[0]), int(table.subs_N[0])) == cursor[:2]:
         begins_N[0] = cursor[2]
     parts_N = -(-(kept_N - begins_N) // length)
@@ -171,6 +179,13 @@ def _units_of(mix: MixConfig, cursor: Cursor, table: SampleTable) -> _Units:
         stops_U=np.minimum(starts_U + length, kept_N[samples_U]),
         first_U=starts_U == 0,
     )
+
+
+def _sums(mix: MixConfig, columns: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
+    """Sum what each source loses to the policy for overlong documents; splitting loses nothing."""
+    if mix.pack.overlong == "split":
+        return np.zeros(len(columns), np.int64)
+    return np.asarray([int(column.sum()) for column in columns], np.int64)
 
 
 def _pieces_of(ahead: Sequence[SampleTable], units: Sequence[_Units], drawn: Drawn) -> PieceTable:
