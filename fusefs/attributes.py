@@ -1,0 +1,49 @@
+"""What a file has beside its bytes, and the manifest that carries both."""
+
+import errno
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fusefs.manifest import Manifest, encode_manifest
+from fusefs.writing import Content
+
+__all__ = ["Attributes", "encoded", "manifest_for"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attributes:
+    """What a file has beside its bytes; defaults need no manifest."""
+
+    mode: int | None = None
+    mtime_ns: int | None = None
+    """None: the time of writing."""
+    xattrs: Mapping[str, bytes] | None = None
+
+    @property
+    def are_default(self) -> bool:
+        """Tell whether a plain file can carry them."""
+        return self.mode is None and self.mtime_ns is None and not self.xattrs
+
+
+def manifest_for(content: Content, attributes: Attributes) -> Manifest:
+    """Return the manifest of durable content with attributes."""
+    return Manifest(
+        mtime_ns=attributes.mtime_ns if attributes.mtime_ns is not None else time.time_ns(),
+        mode=attributes.mode if attributes.mode is not None else 0o644,
+        xattrs=dict(attributes.xattrs or {}),
+        segments=() if isinstance(content, bytes) else content,
+        inline=content if isinstance(content, bytes) else b"",
+    )
+
+
+def encoded(manifest: Manifest, path: str) -> bytes:
+    """Return the bytes of a manifest.
+
+    Raises:
+        OSError: ``ENOSPC`` where the attributes do not fit its header.
+    """
+    try:
+        return encode_manifest(manifest)
+    except ValueError as error:
+        raise OSError(errno.ENOSPC, str(error), path) from error
