@@ -6,7 +6,9 @@ Shape suffixes:
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +52,65 @@ def build_rows(
     """
     num_rows = len(row_offsets) - 1
     values_V = values_V.astype(np.int32, copy=False)
-    lengths_K = pieces.lengths_P.astype(np.int64)
+    _require_planned(pieces, bounds_K2)
+    laid = _laid_out(pieces.lengths_P.astype(np.int64), row_offsets, length)
+    firsts_D, padding_D = np.zeros_like(laid.lengths_D), np.zeros_like(laid.lengths_D)
+    firsts_D[laid.places_K], padding_D[laid.places_R] = bounds_K2[:, 0], 1
+    sources_D = np.full(len(firsts_D), -1, np.int16)
+    sources_D[laid.places_K] = pieces.sources_P
+    blank_T = np.zeros(length, np.int32)
+    tokens, bounds_D = gather_across(
+        [values_V, blank_T], padding_D, firsts_D, firsts_D + laid.lengths_D
+    )
+
+    positions = np.arange(num_rows * length, dtype=np.int32)
+    positions -= np.repeat(bounds_D[:-1].astype(np.int32), laid.lengths_D)
+    labels = np.empty_like(tokens)
+    labels[:-1] = tokens[1:]
+    last_K = bounds_D[laid.places_K + 1] - 1
+    cut_K = bounds_K2[:, 1] - bounds_K2[:, 0] > pieces.lengths_P
+    labels[last_K[~cut_K]] = IGNORE_LABEL
+    labels[last_K[cut_K]] = values_V[bounds_K2[cut_K, 1] - 1]
+    starts_R, ends_R = bounds_D[laid.places_R], bounds_D[laid.places_R + 1]
+    for start, end in zip(starts_R.tolist(), ends_R.tolist(), strict=True):
+        labels[start:end] = IGNORE_LABEL
+        positions[start:end] = 0
+    shape = (num_rows, length)
+    return Microbatch(
+        tokens_RT=tokens.reshape(shape),
+        labels_RT=labels.reshape(shape),
+        positions_RT=positions.reshape(shape),
+        source_ids_RT=np.repeat(sources_D, laid.lengths_D).reshape(shape),
+        cu_seqlens=bounds_D[np.append(laid.lengths_D > 0, True)].astype(np.int32),
+        keys_K4=_keys(pieces),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LaidOut:
+    """The documents of all rows: pieces, and behind those of each row its padding, which may be empty."""
+
+    lengths_D: NDArray[np.int64]
+    places_K: NDArray[np.int64]
+    """Documents that are pieces."""
+    places_R: NDArray[np.int64]
+    """Documents that are padding."""
+
+
+def _laid_out(
+    lengths_K: NDArray[np.int64], row_offsets: NDArray[np.int64], length: int
+) -> _LaidOut:
+    num_rows = len(row_offsets) - 1
+    begins_R = np.concatenate(([0], np.cumsum(lengths_K)))[row_offsets]
+    places_K = np.arange(len(lengths_K)) + np.repeat(np.arange(num_rows), np.diff(row_offsets))
+    places_R = row_offsets[1:] + np.arange(num_rows)
+    lengths_D = np.empty(len(lengths_K) + num_rows, np.int64)
+    lengths_D[places_K], lengths_D[places_R] = lengths_K, length - np.diff(begins_R)
+    return _LaidOut(lengths_D=lengths_D, places_K=places_K, places_R=places_R)
+
+
+def _require_planned(pieces: PieceTable, bounds_K2: NDArray[np.int64]) -> None:
+    """Refuse pieces of another length than was planned."""
     wanted_K = (stops_with_next(pieces) - pieces.starts_P).astype(np.int64)
     found_K = bounds_K2[:, 1] - bounds_K2[:, 0]
     if not np.array_equal(found_K, wanted_K):
@@ -59,43 +119,16 @@ def build_rows(
             f"sample {_key_of(pieces, at)} gave {int(found_K[at])} tokens where {int(wanted_K[at])} were "
             "planned; the source changed while it was read"
         )
-    begins_R = np.concatenate(([0], np.cumsum(lengths_K)))[row_offsets]
-    unfilled_R = length - np.diff(begins_R)
-    # A row's padding is one segment more, behind its pieces; it comes from a blank column.
-    places_K = np.arange(len(pieces)) + np.repeat(np.arange(num_rows), np.diff(row_offsets))
-    places_R = row_offsets[1:] + np.arange(num_rows)
-    lengths_D = np.empty(len(pieces) + num_rows, np.int64)
-    lengths_D[places_K], lengths_D[places_R] = lengths_K, unfilled_R
-    firsts_D, padding_D = np.zeros_like(lengths_D), np.zeros_like(lengths_D)
-    firsts_D[places_K], padding_D[places_R] = bounds_K2[:, 0], 1
-    sources_D = np.full(len(lengths_D), -1, np.int16)
-    sources_D[places_K] = pieces.sources_P
-    tokens, bounds_D = gather_across(
-        [values_V, np.zeros(length, values_V.dtype)], padding_D, firsts_D, firsts_D + lengths_D
-    )
 
-    positions = np.arange(num_rows * length, dtype=np.int32)
-    positions -= np.repeat(bounds_D[:-1].astype(np.int32), lengths_D)
-    labels = np.empty_like(tokens)
-    labels[:-1] = tokens[1:]
-    last_K = bounds_D[places_K + 1] - 1
-    cut_K = wanted_K > lengths_K
-    labels[last_K[~cut_K]] = IGNORE_LABEL
-    labels[last_K[cut_K]] = values_V[bounds_K2[cut_K, 1] - 1]
-    for end, unfilled in zip(bounds_D[places_R + 1].tolist(), unfilled_R.tolist(), strict=True):
-        labels[end - unfilled : end] = IGNORE_LABEL
-        positions[end - unfilled : end] = 0
-    shape = (num_rows, length)
-    return Microbatch(
-        tokens_RT=tokens.reshape(shape),
-        labels_RT=labels.reshape(shape),
-        positions_RT=positions.reshape(shape),
-        source_ids_RT=np.repeat(sources_D, lengths_D).reshape(shape),
-        cu_seqlens=bounds_D[np.append(lengths_D > 0, True)].astype(np.int32),
-        keys_K4=np.column_stack(
-            [pieces.sources_P, pieces.positions_P, pieces.subs_P, pieces.starts_P],
-        ).astype(np.int64, copy=False),
-    )
+
+def _keys(pieces: PieceTable) -> NDArray[np.int64]:
+    columns: list[NDArray[Any]] = [
+        pieces.sources_P,
+        pieces.positions_P,
+        pieces.subs_P,
+        pieces.starts_P,
+    ]
+    return np.column_stack(columns).astype(np.int64, copy=False)
 
 
 def split_rows(
