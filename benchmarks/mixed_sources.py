@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from omniload.mix.config import MixConfig
 
-__all__ = ["MixedSources", "build_sources", "mix_of"]
+__all__ = ["MixedSources", "build_sources", "lengths_of", "mix_of"]
 
 _VOCABULARY = 32_000
 
