@@ -59,7 +59,7 @@ def plan(
 
     \b
     Example:
-      omniload mix plan examples/quickstart.yaml --steps 160 --dp 2
+      omniload mix plan examples/quickstart.yaml --steps 60 --dp 2
     """  # noqa: D301 -- click's own marker
     spec = open_spec(file, dp=dp, cache_dir=cache_dir, ahead=1)
     find_sources(spec)

@@ -105,13 +105,13 @@ def sample_mix(corpus: SampleCorpus) -> dict[str, object]:
             "level": "token",
             "stages": [
                 {"from_step": 0, "weights": first},
-                {"from_step": 60, "ramp_steps": 30, "weights": later},
+                {"from_step": 20, "ramp_steps": 20, "weights": later},
             ],
         },
         "tokenizer": corpus.tokenizer.model_dump(),
         "pack": {"length": 512, "lookahead_rows": 2},
         "batch": {"tokens": 8192, "micro_tokens": 4096},
-        "balance": {"method": "greedy_swap", "linear": 768, "quadratic": 1},
+        "balance": {"method": "greedy_swap"},
     }
 
 
