@@ -75,17 +75,17 @@ def steps_of(mix: MixConfig, dp: int) -> Iterator[Planned]:
                 s, start = command.source, command.start
                 table = table_at(lengths[s], start, command.stop - start)
                 events.append(SamplesReported(source=s, table=table))
-            elif isinstance(command, PublishPlan):
-                plan = command.plan
-                yield Planned(
-                    seconds=seconds,
-                    samples=len(plan.pieces),
-                    rows=plan.num_rows,
-                    imbalance=plan.imbalance,
-                    bound=plan.bound,
-                )
-                seconds = 0.0
-                events.extend(StepTaken(step=plan.step, dp_rank=rank) for rank in range(dp))
+        plans = [command.plan for command in commands if isinstance(command, PublishPlan)]
+        for plan in plans:
+            yield Planned(
+                seconds=seconds / len(plans),
+                samples=len(plan.pieces),
+                rows=plan.num_rows,
+                imbalance=plan.imbalance,
+                bound=plan.bound,
+            )
+            events.extend(StepTaken(step=plan.step, dp_rank=rank) for rank in range(dp))
+        seconds = 0.0 if plans else seconds
 
 
 def measured(num_sources: int, num_samples: int, dp: int, steps: int) -> tuple[str, ...]:
