@@ -16,18 +16,21 @@ A torn last line, as a kill leaves it, is cut off; a damaged line before it is a
 ``IntegrityError``.
 """
 
+import errno
 import itertools
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 import orjson
 import xxhash
 
-from omniload.base.errors import IntegrityError, StateError
+from omniload.base.errors import IntegrityError, StateError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.state import Json, JsonObject, require_version
 from omniload.mix.pieces import PieceTable
@@ -132,27 +135,49 @@ class Journal:
     def __init__(self, path: Path, state: JsonObject) -> None:
         """Open a journal at ``path`` for a run that continues from ``state``.
 
-        Records of earlier steps of the same mix stay; those of ``state["step"]`` and later
-        belong to work that was lost and are dropped. A journal that does not lead up to
-        ``state`` is moved aside. The new file takes the old one's place in one move, so a
-        kill leaves one or the other.
+        Records of earlier steps of the same mix stay where they are; those of ``state["step"]``
+        and later belong to work that was lost and are cut off. A journal that does not lead up
+        to ``state`` is moved aside. Memory does not grow with the journal.
+
+        Raises:
+            UnavailableError: The file cannot be written.
         """
-        base, records = _history(path, state)
-        partial = path.with_name(path.name + ".partial")
-        with partial.open("wb") as file:
-            file.write(_line({"version": JOURNAL_VERSION, "base": base}))
-            file.writelines(_line(record) for record in records)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        _sync_folder(path.parent)
         self.path = path
-        self._file = path.open("ab", buffering=0)
+        kept = _leading_up(path, state)
+        with _writing(path):
+            if kept is None:
+                kept = _begun(path, state)
+            self._file: BinaryIO = path.open("r+b", buffering=0)
+            self._end = self._cut_to(kept)
 
     def append(self, record: JsonObject) -> None:
-        """Write one record and wait until it is on the disk."""
-        self._file.write(_line(record))
+        """Write one record and wait until it is on the disk.
+
+        Raises:
+            UnavailableError: It could not be written whole, as on a full disk; the file ends
+                with the record before.
+        """
+        line = _line(record)
+        with _writing(self.path):
+            try:
+                _write_whole(self._file, line, self._end)
+                os.fsync(self._file.fileno())
+            except OSError:
+                # Should cutting fail too, the rest is a torn last line, and the next record is
+                # written over it.
+                with suppress(OSError):
+                    self._file.truncate(self._end)
+                raise
+        self._end += len(line)
+
+    def _cut_to(self, kept: int) -> int:
+        """Make ``kept`` bytes, then a newline where a kill left it out, all of the file; return its size."""
+        self._file.truncate(kept)
+        if os.pread(self._file.fileno(), 1, kept - 1) != b"\n":
+            _write_whole(self._file, b"\n", kept)
+            kept += 1
         os.fsync(self._file.fileno())
+        return kept
 
     def close(self) -> None:
         """Close the file."""
@@ -177,18 +202,9 @@ def read_journal(path: Path) -> tuple[JsonObject, list[JsonObject]]:
         StateError: There is no journal, or it has another version.
         IntegrityError: A line before the last is damaged.
     """
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        raise StateError(f"{path}: no journal; give the folder of a run") from None
-    values = list(_values(path, lines))
-    if not values:
-        raise StateError(f"{path}: the journal is empty; resume from a checkpoint")
-    head = values[0]
-    require_version(head, JOURNAL_VERSION, of="journal")
-    base = head["base"]
-    assert isinstance(base, dict)
-    return base, values[1:]
+    lines = _sound_lines(path)
+    base = _base_in(path, next(lines, b""))
+    return base, [orjson.loads(_text_of(line)) for line in lines]
 
 
 def state_before(
@@ -215,30 +231,53 @@ def state_before(
     return state
 
 
-def _history(path: Path, state: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
-    """Return the base and the records before ``state``, where the file at ``path`` leads up to it.
+def _leading_up(path: Path, state: JsonObject) -> int | None:
+    """Return the bytes of the base and the records before ``state``, where the file leads up to it.
 
     A file that does not (another mix, a gap, damage) is moved aside, never overwritten.
     """
     if not path.exists():
-        return state, []
+        return None
     try:
-        base, records = read_journal(path)
-        first, step = base.get("step"), state["step"]
-        if (
-            base.get("fingerprint") == state["fingerprint"]
-            and isinstance(first, int)
-            and isinstance(step, int)
-            and first <= step <= first + len(records)
-        ):
-            return base, records[: step - first]
-        reason = f"it does not lead up to step {step} of this mix"
+        return _bytes_before(path, state)
     except (StateError, IntegrityError) as error:
-        reason = str(error)
-    number = next(n for n in itertools.count(1) if not _aside(path, n).exists())
-    _LOG.warning("%s is moved to %s: %s", path, _aside(path, number).name, reason)
+        number = next(n for n in itertools.count(1) if not _aside(path, n).exists())
+        _LOG.warning("%s is moved to %s: %s", path, _aside(path, number).name, error)
     path.rename(_aside(path, number))
-    return state, []
+    return None
+
+
+def _bytes_before(path: Path, state: JsonObject) -> int:
+    """Check every line, and add up those that come before ``state``; records are not parsed.
+
+    Raises:
+        StateError: The file does not lead up to ``state``.
+        IntegrityError: A line before the last is damaged.
+    """
+    lines = _sound_lines(path)
+    head = next(lines, b"")
+    base, step = _base_in(path, head), state["step"]
+    first = base.get("step")
+    size, reached = len(head), first
+    for line in lines:
+        # The journal has no gap: the i-th record is that of the i-th step from the base.
+        if isinstance(reached, int) and isinstance(step, int) and reached < step:
+            size, reached = size + len(line), reached + 1
+    if base.get("fingerprint") != state["fingerprint"] or reached != step:
+        raise StateError(f"it does not lead up to step {step} of this mix")
+    return size
+
+
+def _begun(path: Path, state: JsonObject) -> int:
+    """Write a journal of a base alone, whole or not at all; return its size."""
+    partial = path.with_name(path.name + ".partial")
+    head = _line({"version": JOURNAL_VERSION, "base": state})
+    with partial.open("wb", buffering=0) as file:
+        _write_whole(file, head, 0)
+        os.fsync(file.fileno())
+    partial.replace(path)
+    _sync_folder(path.parent)
+    return len(head)
 
 
 def _aside(path: Path, number: int) -> Path:
@@ -259,14 +298,66 @@ def _line(value: JsonObject) -> bytes:
     return text + b"\t" + xxhash.xxh64_hexdigest(text).encode() + b"\n"
 
 
-def _values(path: Path, lines: Sequence[bytes]) -> Iterator[JsonObject]:
-    for number, line in enumerate(lines, start=1):
-        text, _, checksum = line.rpartition(b"\t")
-        if xxhash.xxh64_hexdigest(text).encode() != checksum:
-            if number == len(lines):
-                return  # torn by a kill in mid-write; its batch was never handed out
-            raise IntegrityError(
-                f"{path}:{number}: the line does not match its checksum {checksum[:16]!r}; "
-                "the journal is damaged, resume from a checkpoint"
-            )
-        yield orjson.loads(text)
+def _text_of(line: bytes) -> bytes:
+    return line.rpartition(b"\t")[0]
+
+
+def _base_in(path: Path, line: bytes) -> JsonObject:
+    """Return the base state, from the first line of a journal."""
+    if not line:
+        raise StateError(f"{path}: the journal is empty; resume from a checkpoint")
+    head: JsonObject = orjson.loads(_text_of(line))
+    require_version(head, JOURNAL_VERSION, of="journal")
+    base = head["base"]
+    assert isinstance(base, dict)
+    return base
+
+
+def _sound_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines that match their checksums, up to one torn by a kill.
+
+    Raises:
+        StateError: There is no journal.
+        IntegrityError: A line before the last is damaged.
+    """
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        raise StateError(f"{path}: no journal; give the folder of a run") from None
+    with file:
+        for number, line in enumerate(file, start=1):
+            text, _, checksum = line.rstrip(b"\n").rpartition(b"\t")
+            if xxhash.xxh64_hexdigest(text).encode() != checksum:
+                if not file.read(1):
+                    return  # torn by a kill in mid-write; its batch was never handed out
+                raise IntegrityError(
+                    f"{path}:{number}: the line does not match its checksum {checksum[:16]!r}; "
+                    "the journal is damaged, resume from a checkpoint"
+                )
+            yield line
+
+
+def _write_whole(file: BinaryIO, content: bytes, offset: int) -> None:
+    """Write all of ``content`` at ``offset``: a single write may take a part, as a disk fills up.
+
+    Raises:
+        OSError: It cannot be written whole.
+    """
+    rest = memoryview(content)
+    while rest:
+        written = os.pwrite(file.fileno(), rest, offset)
+        if not written:
+            raise OSError(errno.ENOSPC, f"nothing was written of {len(rest)} bytes")
+        rest, offset = rest[written:], offset + written
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Say what went wrong, and what room there is: mostly it is a full disk."""
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(
+            f"{path}: cannot be written: {error}; {shutil.disk_usage(path.parent).free} bytes are free there; "
+            "make room and resume"
+        ) from error

@@ -1,12 +1,18 @@
 """The journal: what survives a kill, what is refused, and how records fold back into states."""
 
+import errno
 import itertools
 import os
+import subprocess
+import sys
+import tracemalloc
 from dataclasses import replace
 
+import orjson
 import pytest
+import xxhash
 
-from omniload.base.errors import IntegrityError, StateError
+from omniload.base.errors import IntegrityError, StateError, UnavailableError
 from omniload.mix.deficit import WEIGHT_ONE
 from omniload.mix.journal import (
     JOURNAL_VERSION,
@@ -192,7 +198,7 @@ def test_a_journal_of_another_mix_is_moved_aside(tmp_path):
     assert steps_in(path.with_name("j.aside-2"))[0] == 2
 
 
-def test_a_kill_before_the_move_leaves_the_old_journal(tmp_path, monkeypatch):
+def test_a_kill_before_a_new_journal_is_whole_leaves_the_old_one_aside(tmp_path, monkeypatch):
     found = states(4)
     path = a_journal(tmp_path / "j", found)
 
@@ -201,9 +207,155 @@ def test_a_kill_before_the_move_leaves_the_old_journal(tmp_path, monkeypatch):
 
     monkeypatch.setattr(type(path), "replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        Journal(path, found[1].to_json(NAMES, PRINT))
+        Journal(path, found[1].to_json(NAMES, {"seed": "8"}))
+    monkeypatch.undo()
+    Journal(path, found[1].to_json(NAMES, {"seed": "8"})).close()
+
+    assert steps_in(path.with_name("j.aside-1")) == (0, [0, 1, 2])
+    assert steps_in(path) == (1, [])
+
+
+def test_resuming_leaves_the_bytes_of_the_history_as_they_are(tmp_path):
+    found = states(6)
+    path = a_journal(tmp_path / "j", found)
+    before, identity = path.read_bytes(), path.stat().st_ino
+
+    Journal(path, found[3].to_json(NAMES, PRINT)).close()
+
+    assert before.startswith(path.read_bytes())
+    assert path.read_bytes().count(b"\n") == 4
+    assert path.stat().st_ino == identity
+
+
+@pytest.mark.parametrize("torn", [0, 1, 5, 20])
+def test_a_run_resumes_behind_a_line_that_a_kill_tore(tmp_path, torn):
+    found = states(6)
+    path = a_journal(tmp_path / "j", found[:5])
+    path.write_bytes(path.read_bytes()[: -torn or None])
+
+    a_journal(path, found, first=4 if torn < 2 else 3)
+
+    assert steps_in(path) == (0, [0, 1, 2, 3, 4])
+    assert all(line.endswith(b"\n") for line in path.read_bytes().splitlines(keepends=True))
+
+
+@pytest.mark.parametrize("line", [0, 1, 4])
+def test_a_journal_damaged_in_the_middle_is_moved_aside(tmp_path, line):
+    found = states(7)
+    path = a_journal(tmp_path / "j", found)
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[line] = lines[line].replace(b'"step":', b'"stop":', 1)
+    path.write_bytes(b"".join(lines))
+
+    Journal(path, found[2].to_json(NAMES, PRINT)).close()
+
+    assert steps_in(path) == (2, [])
+    assert path.with_name("j.aside-1").read_bytes() == b"".join(lines)
+
+
+def test_a_journal_torn_in_its_first_line_is_moved_aside(tmp_path):
+    found = states(2)
+    path = a_journal(tmp_path / "j", found[:1])
+    path.write_bytes(path.read_bytes()[:-9])
+
+    a_journal(path, found)
+
+    assert steps_in(path) == (0, [0])
+
+
+def test_opening_holds_one_record_however_long_the_journal_is(tmp_path):
+    start = MixState.start(2)
+    path = a_journal(tmp_path / "j", [start])
+    base = path.read_bytes()
+    text = orjson.dumps({"filling": "x" * 100_000})
+    record = text + b"\t" + xxhash.xxh64_hexdigest(text).encode() + b"\n"
+    path.write_bytes(base + 100 * record)
+
+    tracemalloc.start()
+    Journal(path, replace(start, step=60).to_json(NAMES, PRINT)).close()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert path.read_bytes() == base + 60 * record
+    assert peak < 20 * len(record)
+
+
+def test_a_write_that_takes_a_part_is_gone_on_with(tmp_path, monkeypatch):
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, rest, at: real(fd, bytes(rest[:7]), at))
+
+    assert steps_in(a_journal(tmp_path / "j", states(4))) == (0, [0, 1, 2])
+
+
+def failing_after(count, error):
+    """Return a ``pwrite`` that writes so many bytes in all."""
+    real, left = os.pwrite, [count]
+
+    def pwrite(fd, rest, at):
+        if not left[0]:
+            if error is None:
+                return 0
+            raise error
+        written = real(fd, bytes(rest[: left[0]]), at)
+        left[0] -= written
+        return written
+
+    return pwrite
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), None])
+def test_a_record_that_finds_no_room_leaves_the_one_before_as_the_last(
+    tmp_path, monkeypatch, error
+):
+    found = states(4)
+    path = a_journal(tmp_path / "j", found[:3])
+    whole = path.read_bytes()
+    last = records_between(found)[2].to_json(NAMES)
+    with Journal(path, found[2].to_json(NAMES, PRINT)) as journal:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pwrite", failing_after(9, error))
+            with pytest.raises(UnavailableError, match=rf"{path}: .* \d+ bytes are free there"):
+                journal.append(last)
+        assert path.read_bytes() == whole
+
+        journal.append(last)
 
     assert steps_in(path) == (0, [0, 1, 2])
+
+
+def test_a_new_journal_that_finds_no_room_is_an_outage(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "pwrite", failing_after(0, OSError(errno.ENOSPC, "full")))
+
+    with pytest.raises(UnavailableError, match="bytes are free there; make room and resume"):
+        a_journal(tmp_path / "j", states(2))
+
+    assert not (tmp_path / "j").exists()
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from omniload.mix.journal import Journal
+
+journal = Journal(Path(sys.argv[1]), {"step": 0, "fingerprint": {}})
+size = Path(sys.argv[1]).stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))
+journal.append({"step": 0})
+journal.append({"step": 1, "filling": "x" * 200})
+"""
+
+
+def test_a_limit_of_the_system_on_the_file_leaves_whole_records(tmp_path):
+    path = tmp_path / "j"
+
+    ended = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(path)], capture_output=True, text=True, check=False
+    )
+
+    assert "UnavailableError" in ended.stderr
+    assert "File too large" in ended.stderr
+    assert steps_in(path) == (0, [0])
+    assert path.read_bytes().endswith(b"\n")
 
 
 def test_every_record_is_on_the_disk_before_append_returns(tmp_path, monkeypatch):
