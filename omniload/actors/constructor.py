@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 
+from omniload.base.errors import OmniloadError
 from omniload.base.ragged import Ragged
 from omniload.build.microbatch import Batch
 from omniload.machine.data_constructor import BuildStep, DataConstructor, FetchSlices, SlicesFetched
@@ -21,7 +22,7 @@ class ConstructorShell:
         self._machine = machine
         self._fetch = fetch
         self._changed = threading.Condition()
-        self._error: BaseException | None = None
+        self._error: OmniloadError | None = None
         self._end: int | None = None
 
     def build(self, plan: StepPlan) -> int:
@@ -65,7 +66,7 @@ class ConstructorShell:
             self._end = step
             self._changed.notify_all()
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: OmniloadError) -> None:
         """Wake every rank that waits, with the reason why its batch will not come."""
         with self._changed:
             self._error = self._error or error

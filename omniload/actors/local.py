@@ -18,7 +18,7 @@ from omniload.actors.plane import (
     serve_metrics,
 )
 from omniload.actors.planner import ConstructorLink, LoaderLink, PlannerShell
-from omniload.base.errors import UnavailableError
+from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.state import JsonObject
 from omniload.build.microbatch import Batch
 from omniload.machine.data_constructor import DataConstructor
@@ -69,7 +69,7 @@ class _LocalConstructor(ConstructorLink):
         self._shell.end(step)
 
     @override
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: OmniloadError) -> None:
         self._shell.fail(error)
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
+from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.metrics import IMBALANCE_RATIO, PLAN_SECONDS, SAMPLES_SKIPPED, TOKENS_PLANNED
 from omniload.base.state import JsonObject
@@ -63,7 +64,7 @@ class ConstructorLink(Protocol):
         """There is no such step."""
         ...
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: OmniloadError) -> None:
         """The data plane has failed."""
         ...
 
@@ -92,6 +93,7 @@ class PlannerShell:
         self._constructors = constructors
         self._journal = journal
         self._lock = threading.Lock()
+        self._failure: OmniloadError | None = None
         self._events: queue.SimpleQueue[PlannerEvent | _Failed | _Stop] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="omniload-planner", daemon=True)
 
@@ -109,6 +111,15 @@ class PlannerShell:
         with self._lock:
             return self._planner.state_at(step)
 
+    def check(self) -> None:
+        """Return while planning goes on: a rank that waits need not have heard of its end.
+
+        Raises:
+            OmniloadError: What ended it.
+        """
+        if self._failure is not None:
+            raise self._failure
+
     def close(self) -> None:
         """Stop planning and close the journal."""
         self._events.put(_Stop())
@@ -122,9 +133,21 @@ class PlannerShell:
             while not isinstance(event := self._events.get(), _Stop):
                 self._apply(event)
         except Exception as error:  # noqa: BLE001 -- the outermost loop: everyone who waits must hear of it
-            _LOG.error("the data plane stops: %s", error)
-            for constructor in self._constructors:
-                constructor.fail(error)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Tell every constructor, also after one that cannot be told."""
+        # Errors of other kinds may not cross process boundaries unchanged; a string does.
+        failure = error if isinstance(error, OmniloadError) else UnavailableError(repr(error))
+        _LOG.error("the data plane stops: %s", failure, exc_info=failure is not error and error)
+        self._failure = failure
+        for constructor in self._constructors:
+            try:
+                constructor.fail(failure)
+            except Exception:  # noqa: BLE001 -- whatever ails one, the others wait
+                _LOG.exception(
+                    "the data constructor of ranks %s cannot be told", constructor.dp_ranks
+                )
 
     def _apply(self, event: PlannerEvent | _Failed) -> None:
         if isinstance(event, _Failed):

@@ -12,8 +12,9 @@ from omniload.actors.constructor import ConstructorShell
 from omniload.actors.loader import LoaderShell
 from omniload.actors.plane import PlaneSpec, make_planner, open_journal, serve_metrics
 from omniload.actors.planner import ConstructorLink, LoaderLink, PlannerShell
-from omniload.actors.ray_answers import answer_to, future_of
+from omniload.actors.ray_answers import answer_to, future_of, log_failure
 from omniload.actors.ray_environment import ray
+from omniload.base.errors import OmniloadError
 from omniload.base.ragged import Ragged
 from omniload.base.state import JsonObject
 from omniload.machine.data_constructor import DataConstructor
@@ -91,6 +92,10 @@ class PlannerActor:
         """Return the state before ``step``."""
         return self._shell.state_at(step)
 
+    def check(self) -> None:
+        """Raise what ended the planning, if anything did; see ``PlannerShell.check``."""
+        self._shell.check()
+
     def pid(self) -> int:
         """Return the actor's process."""
         return os.getpid()
@@ -110,7 +115,7 @@ class _RayLoader(LoaderLink):
 
     @override
     def release(self, command: ReleaseSamples) -> None:
-        self._actor.release.remote(command)
+        log_failure(self._actor.release.remote(command), "a source loader", "release samples")
 
 
 class _RayConstructor(ConstructorLink):
@@ -128,15 +133,15 @@ class _RayConstructor(ConstructorLink):
 
     @override
     def release(self, command: ReleaseSteps) -> None:
-        self._actor.release.remote(command)
+        log_failure(self._actor.release.remote(command), "a data constructor", "release steps")
 
     @override
     def end(self, step: int) -> None:
-        self._actor.end.remote(step)
+        log_failure(self._actor.end.remote(step), "a data constructor", "end the data")
 
     @override
-    def fail(self, error: BaseException) -> None:
-        self._actor.fail.remote(error)
+    def fail(self, error: OmniloadError) -> None:
+        log_failure(self._actor.fail.remote(error), "a data constructor", "pass on the failure")
 
 
 def _fetch(loaders: Mapping[int, Any], requests: Sequence[SliceRequest]) -> list[Ragged]:

@@ -5,8 +5,11 @@ from typing import Any
 
 from omniload.actors.ray_environment import RayActorError, RayError, RayTaskError, ray
 from omniload.base.errors import UnavailableError
+from omniload.base.log import get_logger
 
-__all__ = ["answer_to", "future_of", "plain_error"]
+__all__ = ["answer_to", "future_of", "log_failure", "plain_error"]
+
+_LOG = get_logger(__name__)
 
 
 def answer_to(ref: Any, role: str) -> Any:  # noqa: ANN401 -- whatever the actor's method returns
@@ -34,6 +37,16 @@ def future_of(ref: Any, role: str) -> "Future[Any]":  # noqa: ANN401 -- as above
 
     ref.future().add_done_callback(settle)
     return answer
+
+
+def log_failure(ref: Any, role: str, task: str) -> None:  # noqa: ANN401 -- as above
+    """Log the error of a call whose answer nobody waits for."""
+
+    def report(done: "Future[Any]") -> None:
+        if not done.cancelled() and (error := done.exception()) is not None:
+            _LOG.warning("%s did not %s: %s", role, task, error)
+
+    future_of(ref, role).add_done_callback(report)
 
 
 def plain_error(error: BaseException, role: str) -> BaseException:

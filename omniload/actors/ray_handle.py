@@ -49,9 +49,10 @@ class RayHandle(RankHandle):
                     ahead, self._dp_rank, self._cp_rank
                 )
         asked = self._asked.pop(step)
-        # A dead constructor answers at once; a dead planner would never let the step be built.
+        # A dead constructor answers at once; a planner that is dead or has stopped would never let
+        # the step be built.
         while not ray.wait([asked], timeout=_ALIVE_CHECK_S)[0]:
-            answer_to(self._planner.pid.remote(), "the planner")
+            answer_to(self._planner.check.remote(), "the planner")
         batch: Batch | None = answer_to(asked, "the data constructor")
         return batch
 

@@ -1,6 +1,7 @@
 """Faults while a data plane runs: each reaches the rank that waits, as the error it is, and none is passed over."""
 
 import errno
+import os
 from dataclasses import replace
 from itertools import islice
 
@@ -83,12 +84,14 @@ def until_error(spec, kind, match):
     return steps
 
 
-@pytest.mark.parametrize("kind", [IntegrityError, ValueError])
+@pytest.mark.parametrize(
+    ("kind", "heard"), [(IntegrityError, IntegrityError), (ValueError, UnavailableError)]
+)
 @pytest.mark.parametrize("read", [0, 3])
-def test_an_error_in_the_middle_of_reading_reaches_the_client(tmp_path, faults, kind, read):
+def test_an_error_in_the_middle_of_reading_reaches_the_client(tmp_path, faults, kind, heard, read):
     faults[read] = kind("the shard is damaged")
 
-    steps = until_error(a_spec(tmp_path), kind, "the shard is damaged")
+    steps = until_error(a_spec(tmp_path), heard, "the shard is damaged")
 
     assert faults == {}
     assert steps == list(range(len(steps)))
@@ -148,17 +151,23 @@ def test_a_shard_that_is_replaced_while_it_is_read_is_found_out(tmp_path, monkey
 
 
 def test_a_step_that_cannot_be_journaled_is_not_handed_out(tmp_path, monkeypatch):
-    real = Journal.append
+    append, write = Journal.append, os.pwrite
+    full = []
 
-    def append(journal, record):
-        if record["step"] == 2:
+    def pwrite(fd, rest, at):
+        if full:
             raise OSError(errno.ENOSPC, "no space left on the device")
-        real(journal, record)
+        return write(fd, rest, at)
 
-    monkeypatch.setattr(Journal, "append", append)
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(
+        Journal,
+        "append",
+        lambda journal, record: (full.extend([1] * (record["step"] == 2)), append(journal, record)),
+    )
     run = tmp_path / "run"
 
-    steps = until_error(a_spec(tmp_path, run_dir=run), OSError, "no space left")
+    steps = until_error(a_spec(tmp_path, run_dir=run), UnavailableError, "no space left")
 
     assert steps == [0, 1]
     assert [record["step"] for record in read_journal(run / JOURNAL_NAME)[1]] == [0, 1]

@@ -1,10 +1,12 @@
 """The shells of loader, constructor and client, without threads: what they carry, and what ends a wait."""
 
+from concurrent.futures import Future
+
 import pytest
 
 from omniload.actors.constructor import ConstructorShell
 from omniload.actors.planner import PlannerShell
-from omniload.base.errors import IntegrityError, StateError
+from omniload.base.errors import IntegrityError, StateError, UnavailableError
 from omniload.base.ragged import Ragged
 from omniload.build.microbatch import Batch
 from omniload.client import Client
@@ -134,3 +136,67 @@ def test_the_end_of_the_data_is_said_again_when_asked_again():
 
 def test_a_planner_shell_that_never_started_closes():
     PlannerShell(a_planner(), lambda source: None, [], None).close()
+
+
+class FakeLoader:
+    """A loader that answers each read with the same outcome."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def read_ahead(self, command):
+        answer = Future()
+        answer.set_exception(self.error)
+        return answer
+
+
+class FakeConstructor:
+    """A constructor that can or cannot be told of a failure."""
+
+    dp_ranks = (0,)
+
+    def __init__(self, deaf=False):
+        self.deaf, self.heard = deaf, []
+
+    def fail(self, error):
+        if self.deaf:
+            raise RuntimeError("no such actor")
+        self.heard.append(error)
+
+
+def stopped(error, constructors):
+    """Return a planner shell that ended with ``error``."""
+    shell = PlannerShell(a_planner(), lambda source: FakeLoader(error), constructors, None)
+    shell.check()
+    shell.start()
+    shell._thread.join()
+    return shell
+
+
+def test_a_failure_is_told_to_every_constructor_although_one_cannot_be_told(caplog):
+    deaf, hearing = FakeConstructor(deaf=True), FakeConstructor()
+    error = IntegrityError("bad record")
+
+    stopped(error, [deaf, hearing]).close()
+
+    assert hearing.heard == [error]
+    assert "the data constructor of ranks (0,) cannot be told" in caplog.text
+
+
+def test_a_failure_that_is_none_of_the_projects_own_is_told_as_an_outage():
+    constructor = FakeConstructor()
+
+    stopped(ValueError("bad shape"), [constructor]).close()
+
+    (heard,) = constructor.heard
+    assert isinstance(heard, UnavailableError)
+    assert str(heard) == "ValueError('bad shape')"
+
+
+def test_a_planner_that_has_stopped_says_why_whenever_asked():
+    shell = stopped(IntegrityError("bad record"), [])
+
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match="bad record"):
+            shell.check()
+    shell.close()
