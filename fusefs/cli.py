@@ -18,10 +18,10 @@ from fusefs.statistics import layout_of
 from fusefs.stores.opening import open_store
 from fusefs.stores.retrying import RetryingStore
 from omniload.base.config import load_yaml, parse_yaml
-from omniload.base.errors import IntegrityError, StateError
+from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 from omniload.base.units import format_bytes
 
-__all__ = ["command"]
+__all__ = ["command", "mount_config"]
 
 LAYOUT_XATTR = "user.omnifs.layout"
 
@@ -33,7 +33,7 @@ def command() -> None:
 
 @command.command("mount")
 @click.argument("store")
-@click.argument("mountpoint", type=click.Path(exists=True, file_okay=False))
+@click.argument("mountpoint")
 @click.option(
     "-c", "--config", type=click.Path(exists=True, dir_okay=False), help="YAML of files: settings."
 )
@@ -55,6 +55,9 @@ def mount(
       omniload fs mount hdfs://namenode:9000/jobs /mnt/jobs -o cache=1GiB
     """  # noqa: D301 -- click's own marker
     target = os.path.abspath(mountpoint)  # noqa: PTH100 -- resolve() would ask the mount
+    folder, name = os.path.split(target)
+    if not os.path.isdir(folder) or name not in os.listdir(folder):  # noqa: PTH112, PTH208 -- nor stat a dead mount
+        raise ConfigError(f"{target}: no such folder; make it, then mount there")
     settings = mount_config(store, target, options, config)
     process = start(settings, log_path=log or (None if foreground else os.devnull))
     if not foreground:
@@ -95,7 +98,12 @@ def mount_config(
 @command.command("umount")
 @click.argument("mountpoint")
 def umount(mountpoint: str) -> None:
-    """Unmount; files that are being written must be closed first."""
+    """Unmount; files that are being written must be closed first.
+
+    \b
+    Example:
+      omniload fs umount /mnt/jobs
+    """  # noqa: D301 -- click's own marker
     unmount(mountpoint)
 
 
@@ -104,7 +112,13 @@ def umount(mountpoint: str) -> None:
 @click.option("--store", help="Look into this store instead of a mount.")
 @click.option("--json", "as_json", is_flag=True)
 def stat(file: str, store: str | None, as_json: bool) -> None:
-    """Show how FILE is stored: plain or striped, unit, count, objects."""
+    """Show how FILE is stored: plain or striped, unit, count, objects.
+
+    \b
+    Example:
+      omniload fs stat /mnt/jobs/model.pt
+      omniload fs stat model.pt --store hdfs://namenode:9000/jobs
+    """  # noqa: D301 -- click's own marker
     found = _layout(file, store)
     if as_json:
         click.echo(json.dumps(found, indent=2))
@@ -140,7 +154,12 @@ def _layout(file: str, store: str | None) -> dict[str, Any]:
 @click.option("--grace", default=3600.0, show_default=True, help="Seconds a write may take.")
 @click.option("--json", "as_json", is_flag=True)
 def verify_command(store: str, repair: bool, read_data: bool, grace: float, as_json: bool) -> None:
-    """Check that every object a manifest of STORE names is there and whole."""
+    """Check that every object a manifest of STORE names is there and whole.
+
+    \b
+    Example:
+      omniload fs verify hdfs://namenode:9000/jobs --read-data
+    """  # noqa: D301 -- click's own marker
     files = _open(store)
     try:
         report = verify(files, read_data=read_data, repair=repair, grace_s=grace)
@@ -174,14 +193,22 @@ def _show(report: Report, *, as_json: bool) -> None:
 
 
 @command.command("prefetch")
-@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
+@click.argument("files", nargs=-1, required=True)
 def prefetch(files: tuple[str, ...]) -> None:
-    """Bring FILES of a mount into memory ahead of their reader: block cache and page cache."""
+    """Bring FILES of a mount into memory ahead of their reader: block cache and page cache.
+
+    \b
+    Example:
+      omniload fs prefetch /mnt/jobs/model.pt /mnt/jobs/optimizer.pt
+    """  # noqa: D301 -- click's own marker
     buffer = bytearray(8 << 20)
     for name in files:
-        with Path(name).open("rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass
+        try:
+            with Path(name).open("rb", buffering=0) as file:
+                while file.readinto(buffer):
+                    pass
+        except OSError as error:
+            raise UnavailableError(f"{name!r} cannot be read: {error.strerror or error}") from error
 
 
 def _open(store: str) -> StripedFiles:

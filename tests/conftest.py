@@ -62,3 +62,14 @@ def leaves_nothing_behind():
     _, alive = psutil.wait_procs(left, timeout=10)
     assert stray == []
     assert [process.name() for process in alive] == []
+
+
+def pytest_sessionfinish(session, exitstatus):
+    """Fail the run on CI where a real partner (a mount, HDFS, S3) was not tested: a skip is not a pass."""
+    if not os.environ.get("CI") or exitstatus != pytest.ExitCode.OK:
+        return
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = {str(report.longrepr[2]) for report in reporter.stats.get("skipped", [])}
+    if missed := sorted(reason for reason in skipped if "NOT TESTED" in reason):
+        reporter.write_line(f"failed, because CI must not skip: {missed}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

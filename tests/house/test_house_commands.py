@@ -6,7 +6,7 @@ import click
 import pytest
 
 VERBS = {"check", "plan", "show", "preview", "record", "prefetch", "mount", "umount"}
-VERBS |= {"save", "restore", "verify", "run", "set", "audit", "bench", "sample", "schema"}
+VERBS |= {"save", "restore", "verify", "run", "set", "audit", "bench", "sample", "schema", "stat"}
 
 
 def nouns():

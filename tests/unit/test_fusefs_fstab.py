@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from fusefs.errnos import errno_of
-from fusefs.helper import parsed
+from fusefs.fstab import parsed
 from fusefs.tree import ROOT, Tree
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 
