@@ -49,6 +49,20 @@ def test_the_last_error_is_raised_and_says_how_many_attempts_there_were():
     assert clock.slept_s == [0.5, 1.0]
 
 
+def test_every_repetition_is_told_with_its_reason_and_wait():
+    told = []
+    attempt = scripted(*[UnavailableError(f"outage {i}") for i in range(3)], "data")
+
+    with_retries(
+        attempt,
+        [0.1, 0.2, 0.4],
+        FakeClock().sleep,
+        lambda error, wait_s: told.append((str(error), wait_s)),
+    )
+
+    assert told == [("outage 0", 0.1), ("outage 1", 0.2), ("outage 2", 0.4)]
+
+
 @pytest.mark.parametrize("kind", [ConfigError, StateError, IntegrityError, ValueError])
 def test_what_would_be_the_same_again_is_not_retried(kind):
     clock = FakeClock()

@@ -193,6 +193,13 @@ def test_no_steps_end_the_data_at_once():
     assert EndOfData(step=0) in a_planner(a_small_mix(), num_steps=0).handle(Started())
 
 
+def test_a_run_resumed_behind_its_last_step_ends_at_once():
+    first, _ = a_running_planner()
+    resumed = a_planner(a_small_mix(), state=first.state, num_steps=1)
+
+    assert resumed.handle(Started()) == (EndOfData(step=2),)
+
+
 def ends_at(stop, epoch, *, sources=("web",), lengths=((10,) * 60,)):
     mix = a_small_mix(prefetch=50, sources=sources, mix={"stop": stop})
     planner = a_planner(mix, epoch=epoch)

@@ -1,6 +1,8 @@
 """From patterns to files, and guarded reading."""
 
 import errno
+import os
+from pathlib import Path
 
 import fsspec
 import pyarrow as pa
@@ -154,6 +156,30 @@ def test_a_failed_decode_names_file_and_part(file):
 def test_a_file_system_that_does_not_answer_may_be_asked_again(file, error):
     with pytest.raises(UnavailableError, match="try again"), reading(file):
         raise error
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
+def test_a_file_that_cannot_be_looked_at_may_be_asked_for_again(file, monkeypatch, code):
+    def stat(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", stat)
+        with (
+            pytest.raises(UnavailableError, match=r"a\.txt: cannot be looked at: .*; try again"),
+            reading(file),
+        ):
+            pytest.fail("it was not looked at first")
+
+    with reading(file), file.open() as opened:
+        assert opened.read() == b"a.txt"
+
+
+def test_a_file_that_is_gone_is_no_outage(file, tmp_path):
+    (tmp_path / "a.txt").unlink()
+
+    with pytest.raises(IntegrityError, match="gone since the source was opened"), reading(file):
+        pytest.fail("it was not looked at first")
 
 
 def test_our_own_errors_pass_through_unchanged(file):
