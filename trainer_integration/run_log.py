@@ -5,12 +5,13 @@ again and logged again, with a higher ``attempt``; readers take the last.
 """
 
 import os
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from omniload.base.config import StrictModel
 from omniload.base.errors import StateError
@@ -32,12 +33,14 @@ LOG_NAME = "log.jsonl"
 """File in the run's folder."""
 
 
-EventKind = Literal["start", "plane", "resume", "checkpoint", "exit", "restart", "end"]
+EventKind = Literal["start", "plane", "resume", "checkpoint", "data_end", "exit", "restart", "end"]
 """What can happen to a job."""
 
 
 class StepLine(StrictModel):
     """One optimiser step, over all ranks."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")  # a loss may be no number
 
     kind: Literal["step"] = "step"
     version: Literal[1] = 1
@@ -113,10 +116,13 @@ class RunLog:
         if not fresh and path.exists():
             _cut_torn_line(path)
         self._file = path.open("w" if fresh else "a", encoding="utf-8", buffering=1)
+        self._lock = threading.Lock()
 
     def write(self, line: StepLine | EventLine | MemoryLine) -> None:
-        """Append one line."""
-        self._file.write(line.model_dump_json() + "\n")
+        """Append one line; any thread may."""
+        text = line.model_dump_json() + "\n"
+        with self._lock:
+            self._file.write(text)
 
     def close(self) -> None:
         """Close the file."""
