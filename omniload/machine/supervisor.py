@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 __all__ = [
+    "CheckpointCommitted",
     "Command",
     "Event",
     "GiveUp",
@@ -34,6 +35,14 @@ class RankExited:
     """Exit code; negative is the signal that killed it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCommitted:
+    """The job got further than where it was started from."""
+
+    attempt: int
+    """The attempt that saved."""
+
+
 @dataclass(frozen=True, slots=True)
 class RanksStopped:
     """No process of the last attempt is left."""
@@ -44,7 +53,7 @@ class Stop:
     """Somebody asked for the job to end (Ctrl-C, SIGTERM)."""
 
 
-Event = Start | RankExited | RanksStopped | Stop
+Event = Start | RankExited | CheckpointCommitted | RanksStopped | Stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +66,9 @@ class StartRanks:
 @dataclass(frozen=True, slots=True)
 class StopRanks:
     """End every process of the attempt; answered by ``RanksStopped``."""
+
+    at_once: bool = False
+    """False: wait a moment for ranks that end by themselves; one may have failed more gravely."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +87,13 @@ class GiveUp:
 Command = StartRanks | StopRanks | Succeed | GiveUp
 
 _CONFIG_EXIT, _STATE_EXIT, _INTEGRITY_EXIT = 2, 4, 5
+_GRAVITY = (_STATE_EXIT, _CONFIG_EXIT, _INTEGRITY_EXIT)
+"""Exits that a restart would repeat, the gravest last."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Supervisor:
-    """Restarts the whole job when a rank dies, as often as allowed.
+    """Restarts the whole job when a rank dies, as often as allowed without a checkpoint in between.
 
     One rank cannot go on alone: its peers wait for it in a collective. A fault that would
     be the same again (configuration, state, integrity) is not retried.
@@ -88,8 +102,11 @@ class Supervisor:
     num_ranks: int
     max_restarts: int
     attempt: int = 0
+    restarts: int = 0
+    """Restarts since the last checkpoint."""
     done: set[int] = field(default_factory=set)
     _ending: GiveUp | None = field(default=None, init=False)
+    _gravity: int = field(default=-1, init=False)
     _stopping: bool = field(default=False, init=False)
 
     def handle(self, event: Event) -> tuple[Command, ...]:
@@ -97,33 +114,44 @@ class Supervisor:
         match event:
             case Start():
                 return (StartRanks(attempt=self.attempt),)
-            case RankExited(attempt=attempt) if attempt != self.attempt or self._stopping:
+            case RankExited():
+                return self._on_exit(event)
+            case CheckpointCommitted(attempt=attempt):
+                self.restarts = 0 if attempt == self.attempt else self.restarts
                 return ()
-            case RankExited(rank=rank, code=0):
-                self.done.add(rank)
-                return (Succeed(),) if len(self.done) == self.num_ranks else ()
-            case RankExited(rank=rank, code=code):
-                self._stopping = True
-                self._ending = self._verdict(rank, code)
-                return (StopRanks(),)
             case Stop():
                 self._stopping = True
                 self._ending = GiveUp(reason="interrupted", exit_code=130)
-                return (StopRanks(),)
+                self._gravity = len(_GRAVITY)
+                return (StopRanks(at_once=True),)
             case RanksStopped():
                 return self._after_stop()
             case _:
                 assert_never(event)
 
+    def _on_exit(self, exited: RankExited) -> tuple[Command, ...]:
+        if exited.attempt != self.attempt:
+            return ()
+        if exited.code == 0 and not self._stopping:
+            self.done.add(exited.rank)
+            return (Succeed(),) if len(self.done) == self.num_ranks else ()
+        gravity = _gravity(exited.code)
+        if self._stopping and gravity <= self._gravity:
+            return ()
+        commands = () if self._stopping else (StopRanks(),)
+        self._stopping = True
+        self._ending, self._gravity = self._verdict(exited.rank, exited.code), gravity
+        return commands
+
     def _verdict(self, rank: int, code: int) -> GiveUp | None:
         cause = f"signal {-code}" if code < 0 else f"exit code {code}"
-        if code in (_CONFIG_EXIT, _STATE_EXIT, _INTEGRITY_EXIT):
+        if code in _GRAVITY:
             return GiveUp(
                 reason=f"rank {rank} ended with {cause}, which a restart would repeat",
                 exit_code=code,
             )
-        if self.attempt >= self.max_restarts:
-            reason = f"rank {rank} ended with {cause} after {self.attempt} restarts (max_restarts {self.max_restarts})"
+        if self.restarts >= self.max_restarts:
+            reason = f"rank {rank} ended with {cause} after {self.restarts} restarts (max_restarts {self.max_restarts})"
             return GiveUp(reason=reason, exit_code=code if code > 0 else 3)
         return None
 
@@ -134,5 +162,11 @@ class Supervisor:
             return (self._ending,)
         self._stopping = False
         self.attempt += 1
+        self.restarts += 1
         self.done.clear()
         return (StartRanks(attempt=self.attempt),)
+
+
+def _gravity(code: int) -> int:
+    """Return the place of an exit code among those a restart would repeat, -1 for any other."""
+    return _GRAVITY.index(code) if code in _GRAVITY else -1

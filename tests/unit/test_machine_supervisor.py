@@ -3,6 +3,7 @@
 import pytest
 
 from omniload.machine.supervisor import (
+    CheckpointCommitted,
     GiveUp,
     RankExited,
     RanksStopped,
@@ -97,7 +98,7 @@ def test_it_gives_up_after_the_restarts_allowed(code, cause, exit_code):
 def test_a_request_to_stop_ends_the_job_as_interrupted():
     supervisor = a_supervisor()
 
-    assert supervisor.handle(Stop()) == (StopRanks(),)
+    assert supervisor.handle(Stop()) == (StopRanks(at_once=True),)
     assert supervisor.handle(RanksStopped()) == (GiveUp(reason="interrupted", exit_code=130),)
 
 
@@ -109,3 +110,53 @@ def test_a_request_to_stop_wins_over_a_restart_under_way():
 
 def test_ranks_that_stopped_unasked_are_no_news():
     assert a_supervisor().handle(RanksStopped()) == ()
+
+
+def test_a_checkpoint_makes_room_for_as_many_restarts_again():
+    supervisor = a_supervisor(
+        exited(0, 1), RanksStopped(), CheckpointCommitted(attempt=1), exited(0, 1, attempt=1)
+    )
+
+    assert supervisor.handle(RanksStopped()) == (StartRanks(attempt=2),)
+
+
+def test_a_checkpoint_of_an_earlier_attempt_makes_no_room():
+    supervisor = a_supervisor(
+        exited(0, 1), RanksStopped(), CheckpointCommitted(attempt=0), exited(0, 1, attempt=1)
+    )
+
+    (end,) = supervisor.handle(RanksStopped())
+
+    assert isinstance(end, GiveUp)
+
+
+@pytest.mark.parametrize("codes", [(1, 5, 4), (1, 2, 5), (4, 5, 1), (-6, 5, 2)])
+def test_the_gravest_exit_decides_whichever_came_first(codes):
+    supervisor = a_supervisor(
+        *(exited(rank, code) for rank, code in enumerate(codes)), num_ranks=3, max_restarts=9
+    )
+
+    (end,) = supervisor.handle(RanksStopped())
+
+    assert end.exit_code == 5
+
+
+def test_exits_of_one_gravity_are_told_by_the_first():
+    supervisor = a_supervisor(exited(1, 4), exited(0, 4))
+
+    (end,) = supervisor.handle(RanksStopped())
+
+    assert end.reason.startswith("rank 1 ended with exit code 4")
+
+
+def test_a_grave_exit_after_a_request_to_stop_leaves_the_job_interrupted():
+    supervisor = a_supervisor(Stop(), exited(0, 5))
+
+    assert supervisor.handle(RanksStopped()) == (GiveUp(reason="interrupted", exit_code=130),)
+
+
+def test_a_rank_that_is_done_while_the_others_are_stopped_does_not_end_the_job():
+    supervisor = a_supervisor(exited(0), exited(1, 1))
+
+    assert supervisor.handle(exited(1, 0)) == ()
+    assert supervisor.handle(RanksStopped()) == (StartRanks(attempt=1),)
