@@ -7,7 +7,6 @@ import os
 import queue
 import secrets
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,14 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Literal, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from omniload.actors.opening import open_ray_plane, runtime_of
-from omniload.actors.plane import PlaneSpec
-from omniload.base.errors import ConfigError, OmniloadError, StateError
+from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
-from omniload.base.state import JsonObject
 from omniload.machine.supervisor import (
+    CheckpointCommitted,
     Command,
     Event,
     GiveUp,
@@ -36,38 +34,32 @@ from omniload.machine.supervisor import (
     Succeed,
     Supervisor,
 )
-from omniload.mix.config import MixConfig, load_mix
-from omniload.mix.run_record import write_run_record
-from omniload.plan.place_tree import ClientPlaceTree
-from trainer_integration.checkpoint_folder import latest, loader_state_of, step_of
-from trainer_integration.config import TrainConfig, load_train
+from omniload.mix.config import MixConfig
+from omniload.mix.run_record import RUN_RECORD_NAME, read_run_record
+from trainer_integration.checkpoint_folder import path_of
+from trainer_integration.config import TrainConfig
 from trainer_integration.guard import MARK, Guard
-from trainer_integration.launch_record import write_launch_record
+from trainer_integration.launch_plan import AttemptStart, Resume, next_log_number, read_plan
 from trainer_integration.memory import pss_by_role
-from trainer_integration.model_of import model_of, with_cost_of
-from trainer_integration.moe.config import MoEConfig
-from trainer_integration.rank_spec import PlaneRef, RankSpec
-from trainer_integration.run_log import (
-    EventKind,
-    EventLine,
-    MemoryLine,
-    RunLog,
-    StepLine,
-    parse_line,
-)
+from trainer_integration.rank_process import RankProcess
+from trainer_integration.rank_spec import PlaneRef
+from trainer_integration.run_lock import RunLock
+from trainer_integration.run_log import EventKind, EventLine, MemoryLine, RunLog, StepLine
 
 if TYPE_CHECKING:
     from omniload.actors.ray_plane import RayPlane
 
-__all__ = ["Launcher", "Observer", "Resume"]
+__all__ = ["Launcher", "Observer"]
 
 _LOG = get_logger(__name__)
 _MEMORY_EVERY_S = 5.0
 _INTERRUPTED_EXIT = 130
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_LONGEST_CAUSE = 500
+_OTHER_EXITS_S = 0.5
+"""How long the peers of a rank that failed may take to say that something graver happened to them."""
+_FOLLOWER_S = 5.0
+_RANK = (sys.executable, "-m", "trainer_integration.rank")
 
-Resume = Literal["never", "latest"]
 Observer = Callable[["Launcher", StepLine | EventLine], None]
 """Called for every step and event, in the launcher's threads; it may look at ``pids``."""
 
@@ -78,7 +70,7 @@ class _Attempt:
 
     number: int
     plane: "RayPlane | None"
-    ranks: dict[int, "subprocess.Popen[str]"]
+    ranks: dict[int, RankProcess]
     roles: Mapping[str, int]
 
 
@@ -94,33 +86,37 @@ class Launcher:
             ConfigError: The training or the mix file is faulty.
             StateError: The run has checkpoints and ``resume`` is ``never``.
         """
-        self.config = config.resolve()
-        self.train, self._folder = load_train(config)
-        mix, self._base_dir = load_mix(self.train.mix_file(self._folder))
-        self.mix = with_cost_of(_model(self.train, mix, self._base_dir), mix)
-        if mix.runtime.kind == "local" and self.train.parallel.num_ranks > 1:
-            raise ConfigError(
-                f"runtime.kind is local and parallel.dp is {self.train.parallel.dp}: threads of one process "
-                "serve one rank; set runtime.kind to auto or ray, or parallel.dp to 1"
-            )
-        self.run_dir = self.train.run_folder(self._folder)
-        self._checkpoints = self.train.checkpoint_folder(self._folder)
+        self._plan = read_plan(config)
         self._resume = resume
-        newest = latest(self._checkpoints)
-        if newest is not None and resume == "never":
-            raise StateError(
-                f"{self._checkpoints} holds {newest.name}; pass --resume latest to go on from it, "
-                "or give another run_dir"
-            )
+        self._first_step = self._plan.first_step(resume)
         self._observer = observer
         self._machine = Supervisor(
-            num_ranks=self.train.parallel.num_ranks, max_restarts=self.train.max_restarts
+            num_ranks=self._plan.train.parallel.num_ranks,
+            max_restarts=self._plan.train.max_restarts,
         )
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._attempt: _Attempt | None = None
         self._job = secrets.token_hex(8)
         self._began_s = time.monotonic()
         self._log: RunLog | None = None
+        self._first_log = 0
+        self._noted = False
+        self._data_end: int | None = None
+
+    @property
+    def train(self) -> TrainConfig:
+        """The training file."""
+        return self._plan.train
+
+    @property
+    def mix(self) -> MixConfig:
+        """The mix, as it is balanced."""
+        return self._plan.mix
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of the run."""
+        return self._plan.run_dir
 
     @property
     def pids(self) -> dict[str, int]:
@@ -128,7 +124,10 @@ class Launcher:
         attempt = self._attempt
         if attempt is None:
             return {}
-        return {**{f"rank {rank}": p.pid for rank, p in attempt.ranks.items()}, **attempt.roles}
+        return {
+            **{f"rank {rank}": p.pid for rank, p in dict(attempt.ranks).items()},
+            **attempt.roles,
+        }
 
     def run(self) -> int:
         """Run the job to its end; return the exit code.
@@ -136,34 +135,49 @@ class Launcher:
         Raises:
             OmniloadError: The data plane cannot be started.
         """
-        newest = latest(self._checkpoints)
-        first_step = 0 if newest is None else step_of(newest)
-        mix_file = self.train.mix_file(self._folder)
-        write_run_record(
-            self.run_dir, mix_file, {"dp": self.train.parallel.dp}, from_step=first_step
-        )
-        write_launch_record(self.run_dir, self.config, self.train)
+        with RunLock(self.run_dir):
+            # Again: a launcher that held the folder until now may have saved.
+            self._first_step = self._plan.first_step(self._resume)
+            if (self.run_dir / RUN_RECORD_NAME).exists():
+                read_run_record(self.run_dir)  # refuse a damaged one now; it is written again later
+            return self._guarded()
+
+    def _guarded(self) -> int:
+        """Run under the eyes of a guard; the folder is ours."""
+        for leftover in self.run_dir.glob("rendezvous-*"):
+            leftover.unlink(missing_ok=True)
+        self._first_log = next_log_number(self.run_dir)
         os.environ[MARK] = self._job  # inherited by Ray's processes and by the ranks
         guard = Guard(self._job)
         previous = {number: signal.getsignal(number) for number in _ENDING_SIGNALS}
         self._listen()
         try:
-            with RunLog(self.run_dir, fresh=newest is None) as self._log:
-                try:
-                    return self._supervise()
-                except SystemExit:  # what Ray makes of a SIGTERM while it is starting
-                    self._tell("end", "interrupted")
-                    return _INTERRUPTED_EXIT
+            with RunLog(self.run_dir, fresh=self._first_step == 0) as self._log:
+                return self._logged()
         finally:
-            self._stop_ranks()
             for number, handler in previous.items():
                 signal.signal(number, handler)
             guard.close()
             del os.environ[MARK]
 
-    def _supervise(self) -> int:
-        watch = threading.Thread(target=self._watch_memory, name="omniload-memory", daemon=True)
+    def _logged(self) -> int:
+        """Run while the log is open, and leave no thread that would write to it later."""
+        ended = threading.Event()
+        watch = threading.Thread(
+            target=self._watch_memory, args=(ended,), name="omniload-memory", daemon=True
+        )
         watch.start()
+        try:
+            return self._supervise()
+        except SystemExit:  # what Ray makes of a SIGTERM while it is starting
+            self._tell("end", "interrupted")
+            return _INTERRUPTED_EXIT
+        finally:
+            self._stop_ranks()
+            ended.set()
+            watch.join()
+
+    def _supervise(self) -> int:
         event: Event = Start()
         while True:
             for command in self._machine.handle(event):
@@ -175,11 +189,12 @@ class Launcher:
         match command:
             case StartRanks(attempt=attempt):
                 self._start(attempt)
-            case StopRanks():
-                self._stop_ranks()
+            case StopRanks(at_once=at_once):
+                self._stop_ranks(0.0 if at_once else _OTHER_EXITS_S)
                 self._events.put(RanksStopped())
             case Succeed():
-                self._tell("end", "done")
+                end = self._data_end
+                self._tell("end", "done" if end is None else f"done: the data ended at step {end}")
                 return 0
             case GiveUp(reason=reason, exit_code=code):
                 self._tell("end", reason)
@@ -190,113 +205,93 @@ class Launcher:
 
     def _start(self, number: int) -> None:
         """Start data plane and ranks, from the newest checkpoint where there is one."""
-        newest = latest(self._checkpoints)
-        state = None if newest is None else loader_state_of(newest)
-        step = None if newest is None else step_of(newest)
+        start = self._plan.start_of(
+            number, self.run_dir.resolve() / f"rendezvous-{self._job}-{number}"
+        )
         self._tell(
             "restart" if number else "start", f"{self._machine.num_ranks} ranks", attempt=number
         )
-        if newest is not None:
-            self._tell("resume", newest.name, attempt=number, step=step)
-        spec = PlaneSpec(
-            mix=self.mix,
-            base_dir=self._base_dir,
-            tree=ClientPlaceTree.of(dp=self.train.parallel.dp),
-            run_dir=self.run_dir,
-            state=state,
-            num_steps=self.train.steps,
-        )
+        if start.step is not None:
+            name = path_of(self._plan.checkpoints, start.step).name
+            self._tell("resume", name, attempt=number, step=start.step)
         self._attempt = _Attempt(number, None, {}, {})
-        reference = None
-        if runtime_of(spec) == "ray":
-            self._attempt.plane = plane = open_ray_plane(spec)
-            self._listen()  # Ray has put its own handlers in place
-            self._attempt.roles = plane.pids()
-            reference = PlaneRef(
-                address=plane.address.cluster.address,
-                namespace=plane.address.cluster.namespace,
-                dp_ranks_of={
-                    name: tuple(ranks) for name, ranks in plane.address.dp_ranks_of.items()
-                },
-            )
-            self._tell("plane", ", ".join(self._attempt.roles), attempt=number)
+        plane = self._open_plane(start)
         for rank in range(self._machine.num_ranks):
-            self._start_rank(number, rank, step, reference, state)
+            self._start_rank(rank, start, plane)
 
-    def _start_rank(
-        self,
-        attempt: int,
-        rank: int,
-        step: int | None,
-        plane: PlaneRef | None,
-        state: JsonObject | None,
-    ) -> None:
+    def _open_plane(self, start: AttemptStart) -> PlaneRef | None:
+        """Open the data plane, unless the rank does so itself; return where it is."""
+        spec = self._plan.plane_spec(start.state)
+        if runtime_of(spec) != "ray":
+            return None
         assert self._attempt is not None
-        log_file = self._rank_log(attempt, rank)
-        log_file.parent.mkdir(exist_ok=True)
-        rendezvous = self.run_dir / f"rendezvous-{self._job}-{attempt}"
-        spec = RankSpec(
-            config=self.config,
-            rank=rank,
-            attempt=attempt,
-            rendezvous=rendezvous,
-            resume_step=step,
-            plane=plane,
-            loader_state=state if plane is None else None,
+        self._attempt.plane = plane = open_ray_plane(spec)
+        self._listen()  # Ray has put its own handlers in place
+        self._attempt.roles = plane.pids()
+        self._note_launch()
+        self._tell("plane", ", ".join(self._attempt.roles), attempt=start.attempt)
+        address = plane.address
+        return PlaneRef(
+            address=address.cluster.address,
+            namespace=address.cluster.namespace,
+            dp_ranks_of={name: tuple(ranks) for name, ranks in address.dp_ranks_of.items()},
         )
-        with log_file.open("w", encoding="utf-8") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "trainer_integration.rank"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-                start_new_session=True,  # Ctrl-C at the terminal is for the launcher
-            )
+
+    def _note_launch(self) -> None:
+        if not self._noted:
+            self._noted = True
+            self._plan.note(self._first_step)
+
+    def _start_rank(self, rank: int, start: AttemptStart, plane: PlaneRef | None) -> None:
+        assert self._attempt is not None
+        spec = self._plan.rank_spec(rank, start, plane)
+        log_file = (
+            self.run_dir / "logs" / f"rank-{rank}-attempt-{self._first_log + start.attempt}.log"
+        )
+        process = RankProcess(_RANK, spec.to_json(), log_file)
         self._attempt.ranks[rank] = process
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):  # it died at once: its exit is reported below
-            process.stdin.write(spec.model_dump_json())
-            process.stdin.close()
-        threading.Thread(target=self._follow, args=(attempt, rank, process), daemon=True).start()
+        process.listen(
+            lambda line: self._on_line(start.attempt, line),
+            lambda code: self._on_exit(start.attempt, rank, process, code),
+        )
 
-    def _follow(self, attempt: int, rank: int, process: "subprocess.Popen[str]") -> None:
-        """Carry a rank's lines to the log and its exit to the supervisor."""
-        assert process.stdout is not None
-        for text in process.stdout:
-            line = parse_line(text)
-            if isinstance(line, EventLine):
-                self._tell(line.what, line.detail, attempt=attempt, step=line.step)
-            elif isinstance(line, StepLine):
-                self._write(line)
-        code = process.wait()
-        if self._attempt is not None and self._attempt.number == attempt:
-            self._tell("exit", f"rank {rank}: {self._cause(attempt, rank, code)}", attempt=attempt)
-        self._events.put(RankExited(rank=rank, attempt=attempt, code=code))
+    def _on_line(self, attempt: int, line: StepLine | EventLine) -> None:
+        """Take a rank's line, in the thread that listens to it."""
+        if isinstance(line, StepLine):
+            self._write(line)
+            return
+        if line.what == "plane":
+            self._note_launch()
+        elif line.what == "checkpoint":
+            self._events.put(CheckpointCommitted(attempt=attempt))
+        elif line.what == "data_end":
+            self._data_end = line.step
+        self._tell(line.what, line.detail, attempt=attempt, step=line.step)
 
-    def _cause(self, attempt: int, rank: int, code: int) -> str:
-        """Say how a rank ended, with the last line it wrote where it failed."""
-        if code < 0:
-            return f"signal {signal.Signals(-code).name}"
-        if code == 0:
-            return "code 0"
-        lines = self._rank_log(attempt, rank).read_text(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
-        return f"code {code}: {last[:_LONGEST_CAUSE]}"
+    def _on_exit(self, attempt: int, rank: int, process: RankProcess, code: int) -> None:
+        """Take a rank's exit, in the thread that listened to it."""
+        try:
+            if not process.killed:
+                self._tell("exit", f"rank {rank}: {process.cause(code)}", attempt=attempt)
+        finally:
+            self._events.put(RankExited(rank=rank, attempt=attempt, code=code))
 
-    def _rank_log(self, attempt: int, rank: int) -> Path:
-        return self.run_dir / "logs" / f"rank-{rank}-attempt-{attempt}.log"
+    def _stop_ranks(self, others_s: float = 0.0) -> None:
+        """End every process of the attempt. Ranks wait for each other in collectives, so they are killed.
 
-    def _stop_ranks(self) -> None:
-        """End every process of the attempt. Ranks wait for each other in collectives, so they are killed."""
+        Args:
+            others_s: How long ranks may still end by themselves.
+        """
         attempt, self._attempt = self._attempt, None
         if attempt is None:
             return
+        stop_s = time.monotonic() + others_s
+        for process in attempt.ranks.values():
+            process.wait(max(0.0, stop_s - time.monotonic()))
         for process in attempt.ranks.values():
             process.kill()
         for process in attempt.ranks.values():
-            process.wait()
+            process.join(_FOLLOWER_S)
         if attempt.plane is not None:
             with suppress(OmniloadError):
                 attempt.plane.close()
@@ -311,9 +306,8 @@ class Launcher:
         _LOG.warning("%s: ending the job", signal.Signals(number).name)
         self._events.put(Stop())
 
-    def _watch_memory(self) -> None:
-        while True:
-            time.sleep(_MEMORY_EVERY_S)
+    def _watch_memory(self, ended: threading.Event) -> None:
+        while not ended.wait(_MEMORY_EVERY_S):
             attempt = self._attempt
             if attempt is not None and attempt.ranks and self._log is not None:
                 self._log.write(
@@ -340,11 +334,8 @@ class Launcher:
         assert self._log is not None
         self._log.write(line)
         if self._observer is not None:
-            self._observer(self, line)
-
-
-def _model(train: TrainConfig, mix: MixConfig, base_dir: Path) -> MoEConfig:
-    try:
-        return model_of(train, mix, base_dir)
-    except ValueError as error:
-        raise ConfigError(f"the training file does not fit its mix: {error}") from error
+            try:
+                self._observer(self, line)
+            except Exception:  # noqa: BLE001 -- anybody's code
+                # What is shown of a job must not end it.
+                _LOG.exception("an observer of the job failed at a line of kind %s", line.kind)

@@ -1,5 +1,6 @@
 """What the latest launch of a run trained with: the training file as it read then, and versions."""
 
+import json
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -42,7 +43,8 @@ def write_launch_record(run_dir: Path, config: Path, train: TrainConfig) -> None
     )
     run_dir.mkdir(parents=True, exist_ok=True)
     partial = run_dir / (LAUNCH_RECORD_NAME + ".partial")
-    partial.write_text(record.model_dump_json(indent=2), encoding="utf-8")
+    # Pydantic's own text would turn an infinity, as clip_norm may be, into null.
+    partial.write_text(json.dumps(record.model_dump(mode="json"), indent=2), encoding="utf-8")
     partial.replace(run_dir / LAUNCH_RECORD_NAME)
 
 

@@ -1,18 +1,17 @@
 """One rank's process: takes batches, trains, saves. Started by the launcher.
 
 Standard input brings a ``RankSpec``; rank 0 writes a ``StepLine`` or an ``EventLine`` to
-standard output for every step and checkpoint. Everything else goes to standard error.
+standard output for every step and checkpoint. Everything else, a library's ``print``
+included, goes to standard error.
 """
 
-import ctypes
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
+from typing import TextIO
 
 import torch
 import torch.distributed as dist
@@ -24,94 +23,97 @@ from omniload.base.log import get_logger, set_up_logging
 from omniload.build.digest import batch_digest
 from omniload.build.microbatch import Batch
 from omniload.client import Client
-from omniload.mix.config import MixConfig, load_mix
 from omniload.plan.place_tree import ClientPlaceTree
 from trainer_integration.checkpoint import Checkpoints
-from trainer_integration.config import TrainConfig, load_train
-from trainer_integration.model_of import model_of
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.optimizer import FlatAdamW
+from trainer_integration.parent_death import die_with
 from trainer_integration.rank_spec import PlaneRef, RankSpec
-from trainer_integration.run_log import EventLine, StepLine
+from trainer_integration.run_log import EventKind, EventLine, StepLine
 from trainer_integration.training import StepResult, train_step, use_one_thread
 
 __all__ = ["main"]
 
 _LOG = get_logger(__name__)
 _COLLECTIVE_TIMEOUT = timedelta(minutes=5)
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
     """Run the rank that standard input describes; return its exit code."""
+    lines = _own_stdout()
     spec = RankSpec.model_validate_json(sys.stdin.read())
-    _die_with_the_launcher()
+    die_with(spec.launcher_pid)
     set_up_logging(role=f"rank {spec.rank}")
     use_one_thread()
     try:
-        train, folder = load_train(spec.config)
-        mix, base_dir = load_mix(train.mix_file(folder))
-        with _group(spec, train) as group, _client(spec, train, mix, base_dir) as client:
-            _Trainer(spec, train, folder, mix, base_dir, group).run(client)
+        with _group(spec) as group, _client(spec) as client:
+            trainer = _Trainer(spec, group, lines)
+            if spec.plane is None:
+                trainer.tell("plane", "threads of the rank")
+            trainer.run(client)
     except OmniloadError as error:
         _LOG.error("%s", error)
         return error.exit_code
     return 0
 
 
+def _own_stdout() -> TextIO:
+    """Return standard output for the launcher's lines alone; what others print goes to standard error."""
+    sys.stdout.flush()
+    lines = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)
+    return lines
+
+
 class _Trainer:
     """The model and what keeps it, over the steps of one attempt."""
 
-    def __init__(
-        self,
-        spec: RankSpec,
-        train: TrainConfig,
-        folder: Path,
-        mix: MixConfig,
-        base_dir: Path,
-        group: dist.ProcessGroup | None,
-    ) -> None:
-        model_config = model_of(train, mix, base_dir)
-        self._spec, self._train, self._group = spec, train, group
-        self._model = MoETransformer(model_config, seed=train.seed)
+    def __init__(self, spec: RankSpec, group: dist.ProcessGroup | None, lines: TextIO) -> None:
+        train = spec.train
+        self._spec, self._train, self._group, self._lines = spec, train, group, lines
+        self._model = MoETransformer(spec.model, seed=train.seed)
         self._optimizer = FlatAdamW(self._model, train.optimizer, train.steps)
         self._checkpoints = Checkpoints(
-            train.checkpoint_folder(folder),
-            model_config.model_dump(mode="json"),
+            train.checkpoint_folder(spec.folder),
+            spec.model.model_dump(mode="json"),
             keep=train.checkpoint.keep,
             group=group,
         )
+        self._saved_step = spec.resume_step or 0
         if spec.resume_step is not None:
             self._checkpoints.load(self._model, self._optimizer.adamw, step=spec.resume_step)
 
     def run(self, client: Client) -> None:
-        """Train to the last step, or to the end of the data."""
+        """Train to the last step, or to the end of the data; either way the last step is saved."""
         while client.next_step < self._train.steps:
             began_s = time.perf_counter()
             batch = client.next_batch()
             if batch is None:
-                _LOG.info("the data ends before step %d", client.next_step)
+                self.tell("data_end", f"after step {client.next_step - 1}", client.next_step)
                 break
             result = train_step(self._model, self._optimizer, batch, self._group)
-            line = self._line(batch, result, client.last_wait_s, began_s)
-            if self._spec.rank == 0:
-                _tell(line)
-            done = batch.step + 1
-            if done % self._train.checkpoint.every_steps == 0 or done == self._train.steps:
-                self._save(client, done)
+            self._write(self._line(batch, result, client.last_wait_s, began_s))
+            if (batch.step + 1) % self._train.checkpoint.every_steps == 0:
+                self._save(client)
+        if client.next_step > self._saved_step:
+            self._save(client)
 
-    def _save(self, client: Client, step: int) -> None:
+    def _save(self, client: Client) -> None:
+        step = client.next_step
         path = self._checkpoints.save(step, self._model, self._optimizer.adamw, client.state_dict())
+        self._saved_step = step
+        self.tell("checkpoint", path.name, step)
+
+    def tell(self, what: EventKind, detail: str, step: int | None = None) -> None:
+        """Tell the launcher of an event; one rank speaks for all."""
+        self._write(
+            EventLine(attempt=self._spec.attempt, seconds=0, what=what, detail=detail, step=step)
+        )
+
+    def _write(self, line: StepLine | EventLine) -> None:
         if self._spec.rank == 0:
-            _tell(
-                EventLine(
-                    attempt=self._spec.attempt,
-                    seconds=0,
-                    what="checkpoint",
-                    detail=path.name,
-                    step=step,
-                )
-            )
+            self._lines.write(line.model_dump_json() + "\n")
+            self._lines.flush()
 
     def _line(self, batch: Batch, result: StepResult, wait_s: float, began_s: float) -> StepLine:
         times, digest = self._over_ranks(
@@ -150,9 +152,10 @@ class _Trainer:
 
 
 @contextmanager
-def _group(spec: RankSpec, train: TrainConfig) -> Iterator[dist.ProcessGroup | None]:
+def _group(spec: RankSpec) -> Iterator[dist.ProcessGroup | None]:
     """Join the ranks of this attempt; a rank alone needs no group."""
-    if train.parallel.num_ranks == 1:
+    num_ranks = spec.train.parallel.num_ranks
+    if num_ranks == 1:
         yield None
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -160,7 +163,7 @@ def _group(spec: RankSpec, train: TrainConfig) -> Iterator[dist.ProcessGroup | N
         "gloo",
         init_method=f"file://{spec.rendezvous}",
         rank=spec.rank,
-        world_size=train.parallel.num_ranks,
+        world_size=num_ranks,
         timeout=_COLLECTIVE_TIMEOUT,
     )
     try:
@@ -170,19 +173,20 @@ def _group(spec: RankSpec, train: TrainConfig) -> Iterator[dist.ProcessGroup | N
 
 
 @contextmanager
-def _client(spec: RankSpec, train: TrainConfig, mix: MixConfig, base_dir: Path) -> Iterator[Client]:
+def _client(spec: RankSpec) -> Iterator[Client]:
     """Reach the job's data plane, or run it here."""
     if spec.plane is not None:
         with Client(_handle(spec.plane, spec.rank)) as client:
             yield client
         return
     plane_spec = PlaneSpec(
-        mix=mix,
-        base_dir=base_dir,
-        tree=ClientPlaceTree.of(dp=train.parallel.dp),
-        run_dir=train.run_folder(spec.config.resolve().parent),
+        mix=spec.mix,
+        base_dir=spec.base_dir,
+        tree=ClientPlaceTree.of(dp=spec.train.parallel.dp),
+        run_dir=spec.train.run_folder(spec.folder),
         state=spec.loader_state,
-        num_steps=train.steps,
+        num_steps=spec.train.steps,
+        cache_dir=spec.cache_dir,
     )
     with LocalPlane(plane_spec) as plane, Client(plane.handle(spec.rank)) as client:
         yield client
@@ -194,18 +198,6 @@ def _handle(plane: PlaneRef, rank: int) -> RankHandle:
 
     cluster = ClusterAddress(address=plane.address, namespace=plane.namespace)
     return handle_in(PlaneAddress(cluster=cluster, dp_ranks_of=plane.dp_ranks_of), rank)
-
-
-def _tell(line: StepLine | EventLine) -> None:
-    sys.stdout.write(line.model_dump_json() + "\n")
-    sys.stdout.flush()
-
-
-def _die_with_the_launcher() -> None:
-    """Have the kernel end this process when the launcher's ends, however that ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:  # it ended before the line above
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

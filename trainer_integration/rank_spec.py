@@ -1,9 +1,17 @@
-"""What the launcher tells a rank's process, as JSON on its standard input."""
+"""What the launcher tells a rank's process, as JSON on its standard input.
 
+A rank reads no configuration file: one that is edited while the job runs must not give
+a restarted rank another mix than the launcher recorded.
+"""
+
+import json
 from pathlib import Path
 from typing import Any
 
 from omniload.base.config import StrictModel
+from omniload.mix.config import MixConfig
+from trainer_integration.config import TrainConfig
+from trainer_integration.moe.config import MoEConfig
 
 __all__ = ["PlaneRef", "RankSpec"]
 
@@ -20,8 +28,18 @@ class PlaneRef(StrictModel):
 class RankSpec(StrictModel):
     """One rank of one attempt."""
 
-    config: Path
-    """The training file."""
+    launcher_pid: int
+    """Process that the rank ends with."""
+    train: TrainConfig
+    folder: Path
+    """Folder that the training file's relative paths start at."""
+    model: MoEConfig
+    mix: MixConfig
+    """As it is balanced, whatever its file leaves out."""
+    base_dir: Path
+    """Folder that the mix's relative paths start at."""
+    cache_dir: Path | None
+    """Folder for indexes of sources that have none of their own."""
     rank: int
     attempt: int
     rendezvous: Path
@@ -32,3 +50,7 @@ class RankSpec(StrictModel):
     """``None``: this process runs the data plane itself."""
     loader_state: dict[str, Any] | None
     """State to open that data plane with."""
+
+    def to_json(self) -> str:
+        """Return what ``model_validate_json`` reads; pydantic's own text turns an infinity into null."""
+        return json.dumps(self.model_dump(mode="json"))

@@ -7,7 +7,8 @@ trained it. The file is ``run.json``, written whole or not at all::
 
     {"version": 1, "lives": [{"from_step": 0, "mix": "../mix.yaml", "text": "...", "sizes": {"dp": 2}}]}
 
-``mix`` is relative to the run's folder, so that both may be moved together.
+``mix`` is relative to the run's folder, so that both may be moved together. A life whose
+rows were dealt by another cost than its text gives has ``balance`` too, the one it ran with.
 """
 
 import os
@@ -21,7 +22,7 @@ import orjson
 from omniload.base.config import parse_yaml
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import require_version
-from omniload.mix.config import MixConfig
+from omniload.mix.config import BalanceConfig, MixConfig
 
 __all__ = [
     "RUN_RECORD_NAME",
@@ -49,14 +50,17 @@ class RunLife:
     """The file's text at that moment."""
     sizes: Mapping[str, int]
     """Size of each axis of the mesh, the outermost first."""
+    balance: BalanceConfig | None = None
+    """How rows were dealt, where the text alone does not say: a trainer may balance by its model's cost."""
 
     def mix(self) -> MixConfig:
-        """Return the mix of this life, whatever its file says today.
+        """Return the mix of this life as it ran, whatever its file says today.
 
         Raises:
             ConfigError: This release reads the text no longer.
         """
-        return parse_yaml(self.text, MixConfig, name=str(self.mix_path))
+        mix = parse_yaml(self.text, MixConfig, name=str(self.mix_path))
+        return mix if self.balance is None else mix.model_copy(update={"balance": self.balance})
 
     @property
     def base_dir(self) -> Path:
@@ -92,9 +96,15 @@ class RunRecord:
 
 
 def write_run_record(
-    run_dir: Path, mix_path: Path, sizes: Mapping[str, int], *, from_step: int = 0
+    run_dir: Path,
+    mix_path: Path,
+    sizes: Mapping[str, int],
+    *,
+    from_step: int = 0,
+    text: str | None = None,
+    balance: BalanceConfig | None = None,
 ) -> None:
-    """Note a start of the run in ``run_dir``, before its data plane is opened.
+    """Note a start of the run in ``run_dir``.
 
     Starts at ``from_step`` or later that were noted before belong to work that was lost
     and are dropped, as the journal drops their steps.
@@ -104,20 +114,29 @@ def write_run_record(
         mix_path: The mix file.
         sizes: Size of each axis of the mesh, the outermost first: ``{"dp": 2}``.
         from_step: First step that this start plans.
+        text: The mix file as it read when the run was started; read now by default.
+        balance: How rows are dealt, where that is not what the text says.
 
     Raises:
         ConfigError: The mix file cannot be read.
         StateError: The record that is there is damaged or of another version.
     """
-    try:
-        text = mix_path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{mix_path}: cannot be read as UTF-8 text: {error}") from error
+    if text is None:
+        try:
+            text = mix_path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{mix_path}: cannot be read as UTF-8 text: {error}") from error
     run_dir.mkdir(parents=True, exist_ok=True)
     earlier: tuple[RunLife, ...] = ()
     if (run_dir / RUN_RECORD_NAME).exists():
         earlier = read_run_record(run_dir).lives
-    life = RunLife(from_step=from_step, mix_path=mix_path.resolve(), text=text, sizes=dict(sizes))
+    life = RunLife(
+        from_step=from_step,
+        mix_path=mix_path.resolve(),
+        text=text,
+        sizes=dict(sizes),
+        balance=balance,
+    )
     kept = [old for old in earlier if old.from_step < from_step]
     content = {
         "version": RUN_RECORD_VERSION,
@@ -163,13 +182,17 @@ def _from_json(life: dict[str, Any], run_dir: Path) -> RunLife:
         mix_path=(run_dir.resolve() / life["mix"]).resolve(),
         text=str(life["text"]),
         sizes={str(axis): int(size) for axis, size in life["sizes"].items()},
+        balance=BalanceConfig.model_validate(life["balance"]) if "balance" in life else None,
     )
 
 
 def _to_json(life: RunLife, run_dir: Path) -> dict[str, object]:
-    return {
+    content: dict[str, object] = {
         "from_step": life.from_step,
         "mix": os.path.relpath(life.mix_path, run_dir.resolve()),
         "text": life.text,
         "sizes": dict(life.sizes),
     }
+    if life.balance is not None:
+        content["balance"] = life.balance.model_dump(mode="json")
+    return content

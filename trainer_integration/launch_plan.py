@@ -1,0 +1,193 @@
+"""What is launched: the training file and its mix, read once.
+
+Everything later, every restart included, goes by what was read then. Both files may be
+edited while the job runs.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from omniload.actors.plane import PlaneSpec
+from omniload.base.errors import ConfigError, StateError
+from omniload.base.state import JsonObject
+from omniload.commands.opening import index_folder
+from omniload.mix.config import MixConfig, load_mix
+from omniload.mix.run_record import write_run_record
+from omniload.plan.place_tree import ClientPlaceTree
+from trainer_integration.checkpoint_folder import latest, loader_state_of, step_of
+from trainer_integration.config import TrainConfig, load_train
+from trainer_integration.launch_record import write_launch_record
+from trainer_integration.model_of import model_of, with_cost_of
+from trainer_integration.moe.config import MoEConfig
+from trainer_integration.rank_spec import PlaneRef, RankSpec
+
+__all__ = ["AttemptStart", "LaunchPlan", "Resume", "next_log_number", "read_plan"]
+
+Resume = Literal["never", "latest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStart:
+    """Where an attempt starts from."""
+
+    attempt: int
+    step: int | None
+    """Checkpoint to load; ``None`` starts from nothing."""
+    state: JsonObject | None
+    """The data plane's state at ``step``."""
+    rendezvous: Path
+    """File over which the ranks find each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """One training file and its mix."""
+
+    config: Path
+    """The training file."""
+    train: TrainConfig
+    mix_file: Path
+    mix_text: str
+    """The mix file as it read."""
+    mix: MixConfig
+    """As it is balanced: by the model's cost, unless the file gives one."""
+    model: MoEConfig
+
+    @property
+    def folder(self) -> Path:
+        """Folder that the training file's relative paths start at."""
+        return self.config.parent
+
+    @property
+    def base_dir(self) -> Path:
+        """Folder that the mix's relative paths start at."""
+        return self.mix_file.resolve().parent
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of the run."""
+        return self.train.run_folder(self.folder)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.train.checkpoint_folder(self.folder)
+
+    def first_step(self, resume: Resume) -> int:
+        """Return the first step to train.
+
+        Raises:
+            StateError: There are checkpoints and nobody asked to resume, or they are beyond the run's end.
+        """
+        newest = latest(self.checkpoints)
+        if newest is None:
+            return 0
+        if resume == "never":
+            raise StateError(
+                f"{self.checkpoints} holds {newest.name}; pass --resume latest to go on from it, "
+                "or give another run_dir"
+            )
+        if step_of(newest) > self.train.steps:
+            raise StateError(
+                f"steps is {self.train.steps} and the newest checkpoint is of step {step_of(newest)}, beyond it; "
+                "raise steps, or give another run_dir"
+            )
+        return step_of(newest)
+
+    def start_of(self, attempt: int, rendezvous: Path) -> AttemptStart:
+        """Return where an attempt that begins now starts from: the newest checkpoint.
+
+        Raises:
+            IntegrityError: The checkpoint is not what was saved.
+            StateError: It was written by another release.
+        """
+        newest = latest(self.checkpoints)
+        return AttemptStart(
+            attempt=attempt,
+            step=None if newest is None else step_of(newest),
+            state=None if newest is None else loader_state_of(newest),
+            rendezvous=rendezvous,
+        )
+
+    def plane_spec(self, state: JsonObject | None) -> PlaneSpec:
+        """Return the data plane to open, from nothing or from ``state``."""
+        return PlaneSpec(
+            mix=self.mix,
+            base_dir=self.base_dir,
+            tree=ClientPlaceTree.of(dp=self.train.parallel.dp),
+            run_dir=self.run_dir,
+            state=state,
+            num_steps=self.train.steps,
+            cache_dir=index_folder(self.mix_file),
+        )
+
+    def rank_spec(self, rank: int, start: AttemptStart, plane: PlaneRef | None) -> RankSpec:
+        """Return what a rank is told; without a ``plane`` it runs the data plane itself."""
+        return RankSpec(
+            launcher_pid=os.getpid(),
+            train=self.train,
+            folder=self.folder,
+            model=self.model,
+            mix=self.mix,
+            base_dir=self.base_dir,
+            cache_dir=index_folder(self.mix_file),
+            rank=rank,
+            attempt=start.attempt,
+            rendezvous=start.rendezvous,
+            resume_step=start.step,
+            plane=plane,
+            loader_state=start.state if plane is None else None,
+        )
+
+    def note(self, first_step: int) -> None:
+        """Write the records of the launch to the run's folder.
+
+        Only after the data plane took the launch: a refused one must not rewrite what the
+        run was trained with.
+        """
+        write_run_record(
+            self.run_dir,
+            self.mix_file,
+            {"dp": self.train.parallel.dp},
+            from_step=first_step,
+            text=self.mix_text,
+            balance=self.mix.balance,
+        )
+        write_launch_record(self.run_dir, self.config, self.train)
+
+
+def read_plan(config: Path) -> LaunchPlan:
+    """Read and check a training file and its mix.
+
+    Raises:
+        ConfigError: One of them is faulty, or they do not fit each other.
+    """
+    train, folder = load_train(config)
+    mix_file = train.mix_file(folder)
+    mix, base_dir = load_mix(mix_file)
+    try:
+        model = model_of(train, mix, base_dir)
+    except ValueError as error:
+        raise ConfigError(f"the training file does not fit its mix: {error}") from error
+    if mix.runtime.kind == "local" and train.parallel.num_ranks > 1:
+        raise ConfigError(
+            f"runtime.kind is local and parallel.dp is {train.parallel.dp}: threads of one process "
+            "serve one rank; set runtime.kind to auto or ray, or parallel.dp to 1"
+        )
+    return LaunchPlan(
+        config=config.resolve(),
+        train=train,
+        mix_file=mix_file,
+        mix_text=mix_file.read_text(encoding="utf-8"),
+        mix=with_cost_of(model, mix),
+        model=model,
+    )
+
+
+def next_log_number(run_dir: Path) -> int:
+    """Return a number above those of all logs of ranks in a run's folder, so that none is overwritten."""
+    stems = [path.stem for path in (run_dir / "logs").glob("rank-*-attempt-*.log")]
+    numbers = [stem.rpartition("-")[2] for stem in stems]
+    return max((int(number) + 1 for number in numbers if number.isdecimal()), default=0)
