@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from pydantic import ValidationError
 
 from omniload.base.config import parse_yaml
 from omniload.base.errors import ConfigError, StateError
@@ -127,9 +128,7 @@ def write_run_record(
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{mix_path}: cannot be read as UTF-8 text: {error}") from error
     run_dir.mkdir(parents=True, exist_ok=True)
-    earlier: tuple[RunLife, ...] = ()
-    if (run_dir / RUN_RECORD_NAME).exists():
-        earlier = read_run_record(run_dir).lives
+    earlier = read_run_record(run_dir).lives if (run_dir / RUN_RECORD_NAME).exists() else ()
     life = RunLife(
         from_step=from_step,
         mix_path=mix_path.resolve(),
@@ -163,6 +162,8 @@ def read_run_record(run_dir: Path) -> RunRecord:
         lives = tuple(_from_json(life, run_dir) for life in content["lives"])
     except FileNotFoundError:
         raise StateError(f"{path}: no record of a run; give the folder of a run") from None
+    except ValidationError as error:
+        raise _damaged(path, f"balance: {error.errors()[0]['msg']}") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(path, repr(error)) from error
     if not lives:

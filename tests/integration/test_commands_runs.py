@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 import xxhash
 
-from omniload.actors.plane import JOURNAL_NAME
+from omniload.actors.local import LocalPlane
+from omniload.actors.plane import JOURNAL_NAME, PlaneSpec
 from omniload.base.errors import IntegrityError, StateError
+from omniload.client import Client
+from omniload.mix.config import BalanceConfig, load_mix
 from omniload.mix.run_record import write_run_record
+from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.corpora import write_texts
 from tests.support.mix_commands import a_mix_file, a_run, json_of, run_mix
 
@@ -133,6 +137,33 @@ def test_audit_answers_with_the_ranks_that_trained_the_step(mix_path, tmp_path):
 
     assert {sample["dp_rank"] for sample in shown} == {0, 1}
     assert audited(shown) == sorted(keys_of(batches[11][0]) + keys_of(batches[11][1]))
+
+
+def test_audit_deals_rows_as_the_run_did_though_its_file_does_not_say_how(mix_path, tmp_path):
+    mix, base_dir = load_mix(mix_path)
+    balance = BalanceConfig(method="none" if mix.balance.method != "none" else "greedy_swap")
+    write_run_record(tmp_path / "run", mix_path, {"dp": 2}, balance=balance)
+    spec = PlaneSpec(
+        mix=mix.model_copy(update={"balance": balance}),
+        base_dir=base_dir,
+        tree=ClientPlaceTree.of(dp=2),
+        run_dir=tmp_path / "run",
+        num_steps=8,
+    )
+    with LocalPlane(spec) as plane:
+        clients = [Client(plane.handle(rank)) for rank in (0, 1)]
+        as_run = [[keys_of(client.next_batch()) for client in clients] for _ in range(8)]
+
+    def audited_ranks():
+        asked = [[("--step", step, "--rank", rank) for rank in (0, 1)] for step in range(8)]
+        return [
+            [audited(json_of("audit", tmp_path / "run", *each)["samples"]) for each in pair]
+            for pair in asked
+        ]
+
+    assert audited_ranks() == as_run
+    write_run_record(tmp_path / "run", mix_path, {"dp": 2})
+    assert audited_ranks() != as_run
 
 
 def test_audit_refuses_a_plan_that_is_not_the_journaled_one(mix_path, tmp_path):

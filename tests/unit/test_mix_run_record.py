@@ -5,6 +5,7 @@ import pytest
 import yaml
 
 from omniload.base.errors import ConfigError, StateError
+from omniload.mix.config import BalanceConfig
 from omniload.mix.run_record import (
     RUN_RECORD_NAME,
     RUN_RECORD_VERSION,
@@ -39,6 +40,38 @@ def test_the_mix_of_a_life_is_the_one_it_was_started_with(tmp_path):
     write_run_record(tmp_path / "run", mix_path, {"dp": 1})
 
     a_file(tmp_path, seed=2)
+
+    assert read_run_record(tmp_path / "run").last.mix().seed == 1
+
+
+def test_a_life_keeps_how_rows_were_dealt(tmp_path):
+    mix_path = a_file(tmp_path)
+    balance = BalanceConfig(method="karmarkar_karp", linear=0.1 + 0.2, quadratic=1 / 3)
+
+    write_run_record(tmp_path / "run", mix_path, {"dp": 2}, balance=balance)
+
+    life = read_run_record(tmp_path / "run").last
+    assert life.mix() == a_mix().model_copy(update={"balance": balance})
+
+
+def test_the_balance_of_an_earlier_life_outlives_later_starts(tmp_path):
+    mix_path = a_file(tmp_path)
+    balance = BalanceConfig(linear=5.0)
+    write_run_record(tmp_path / "run", mix_path, {"dp": 2}, balance=balance)
+
+    write_run_record(tmp_path / "run", mix_path, {"dp": 2}, from_step=10)
+
+    record = read_run_record(tmp_path / "run")
+    assert record.life_at(9).balance == balance
+    assert record.life_at(10).balance is None
+
+
+def test_a_text_that_was_read_before_is_kept_though_the_file_was_edited(tmp_path):
+    mix_path = a_file(tmp_path, seed=1)
+    text = mix_path.read_text()
+    a_file(tmp_path, seed=2)
+
+    write_run_record(tmp_path / "run", mix_path, {"dp": 1}, text=text)
 
     assert read_run_record(tmp_path / "run").last.mix().seed == 1
 
@@ -113,6 +146,7 @@ def test_a_folder_without_a_record_is_no_run(tmp_path):
         b'{"version": 1, "lives": [{}]}',
         b'{"version": 1, "lives": [{"from_step": 0, "mix": "m", "text": "", "sizes": []}]}',
         b'{"version": 1, "lives": [{"from_step": "x", "mix": "m", "text": "", "sizes": {}}]}',
+        b'{"version": 1, "lives": [{"from_step": 0, "mix": "m", "text": "", "sizes": {}, "balance": 3}]}',
     ],
 )
 def test_a_damaged_record_is_refused_with_what_to_do(tmp_path, content):

@@ -1,5 +1,8 @@
 """The log of a run on disk."""
 
+import math
+import threading
+
 import pytest
 
 from omniload.base.errors import StateError
@@ -89,3 +92,36 @@ def test_steps_that_were_run_again_count_as_they_were_run_last():
     lines = [a_step(0), a_step(1, loss=1.0), an_event("restart"), a_step(1, loss=2.0)]
 
     assert [(line.step, line.loss) for line in last_of_each_step(lines)] == [(0, 9.0), (1, 2.0)]
+
+
+@pytest.mark.parametrize("loss", [math.inf, -math.inf, math.nan])
+def test_a_loss_that_is_no_number_is_logged_all_the_same(tmp_path, loss):
+    write(tmp_path, [a_step(0, loss=loss)])
+
+    (line,) = read_log(tmp_path)
+    assert repr(line.loss) == repr(loss)
+    assert repr(parse_line(line.model_dump_json()).loss) == repr(loss)
+
+
+def test_the_end_of_the_data_is_an_event(tmp_path):
+    line = an_event("data_end", "after step 6", step=7)
+
+    write(tmp_path, [line])
+
+    assert read_log(tmp_path) == [line]
+
+
+def test_lines_of_many_threads_stay_whole(tmp_path):
+    with RunLog(tmp_path) as log:
+        threads = [
+            threading.Thread(
+                target=lambda t=t: [log.write(a_step(100 * t + i)) for i in range(100)]
+            )
+            for t in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert [line.step for line in last_of_each_step(read_log(tmp_path))] == list(range(400))
