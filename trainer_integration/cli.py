@@ -36,13 +36,13 @@ def command() -> None:
     help="Continue from the newest checkpoint of the run; refuse to touch an old run otherwise.",
 )
 def run_job(config: Path, resume: str) -> int:
-    r"""Train as CONFIG says: data plane, ranks, restarts, report.
+    """Train as CONFIG says: data plane, ranks, restarts, report.
 
     \b
     Example:
       omniload train run examples/train.yaml
       omniload train run examples/train.yaml --resume latest
-    """
+    """  # noqa: D301 -- click's own marker
     console = Console()
     with RunDisplay(console) as display:
         launcher = Launcher(
@@ -66,7 +66,7 @@ def run_job(config: Path, resume: str) -> int:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def verify(run: Path, from_step: int, as_json: bool) -> None:
-    r"""Prove that RUN, however often it was interrupted, saw the samples of an unbroken run.
+    """Prove that RUN, however often it was interrupted, saw the samples of an unbroken run.
 
     RUN is a run's folder or its training file. The mix is replayed on one rank without
     training; every step's digest must be the one that was logged, in each attempt.
@@ -76,7 +76,7 @@ def verify(run: Path, from_step: int, as_json: bool) -> None:
     Example:
       omniload train verify demo/run
       omniload train verify examples/train.yaml --from-step 40
-    """
+    """  # noqa: D301 -- click's own marker
     folder = _folder_of(run)
     proof = _proved(folder, from_step)
     if as_json:
@@ -93,13 +93,13 @@ def verify(run: Path, from_step: int, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option("--html", is_flag=True, help="Write the report again too.")
 def show(run: Path, as_json: bool, html: bool) -> None:
-    r"""Show what RUN, a run's folder or its training file, came to.
+    """Show what RUN, a run's folder or its training file, came to.
 
     \b
     Example:
       omniload train show demo/run
       omniload train show examples/train.yaml --json
-    """
+    """  # noqa: D301 -- click's own marker
     folder = _folder_of(run)
     finished = read_finished(folder)
     if html:
