@@ -1,6 +1,7 @@
 """Jobs as they are launched from a terminal: killed, stopped, resumed, and nothing left behind."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -14,10 +15,13 @@ import psutil
 import pytest
 
 from omniload.base.cli import main
+from omniload.mix.run_record import read_run_record
 from tests.support.corpora import a_corpus
 from tests.support.run_lines import write_mix
+from trainer_integration.checkpoint_folder import steps_in
 from trainer_integration.guard import MARK
 from trainer_integration.proof import prove
+from trainer_integration.run_lock import RunLock
 from trainer_integration.run_log import EventLine, last_of_each_step, read_log
 from trainer_integration.run_summary import attempts_of
 
@@ -36,9 +40,9 @@ _MODEL = {
 }
 
 
-def a_job(folder: Path, *, ranks: int, steps: int, every: int, seed: int = 7) -> Path:
+def a_job(folder: Path, *, ranks: int, steps: int, every: int, **changes: object) -> Path:
     """Write a small corpus, its mix and a training file; return the latter."""
-    mix = a_corpus(folder, records=80, shards=1, seed=seed)
+    mix = a_corpus(folder, **({"records": 80, "shards": 1} | changes))
     write_mix(folder / "mix.yaml", mix)
     return a_training_file(folder, ranks=ranks, steps=steps, every=every)
 
@@ -206,12 +210,17 @@ def test_a_run_with_checkpoints_is_not_started_over_by_accident(job_folder, caps
 
 def test_resuming_goes_on_from_the_newest_checkpoint(job_folder):
     config = a_training_file(job_folder, steps=8, every=2)
+    (first_log,) = (job_folder / "run" / "logs").iterdir()
+    said = first_log.read_bytes()
 
     with launched(config, "--resume", "latest") as job:
         code = job.end()
 
     assert code == 0, "".join(job.output)
     run = job_folder / "run"
+    assert first_log.read_bytes() == said
+    assert len(list((run / "logs").iterdir())) == 2
+    assert [life.from_step for life in read_run_record(run).lives] == [0, 4]
     assert [line.step for line in last_of_each_step(read_log(run))] == list(range(8))
     assert events_in(run).count("start") == 2
     assert events_in(run).count("resume") == 1
@@ -222,10 +231,43 @@ def test_resuming_with_another_mix_names_what_changed_and_is_not_tried_again(job
     mix = json.loads((job_folder / "mix.yaml").read_text())
     (job_folder / "mix.yaml").write_text(json.dumps(mix | {"seed": 8}))
     config = a_training_file(job_folder, steps=8, every=2)
+    run = job_folder / "run"
+    records = [run / "run.json", run / "train.json"]
+    before = [path.read_bytes() for path in records]
 
     with launched(config, "--resume", "latest") as job:
         code = job.end()
 
     assert code == 4
+    assert [path.read_bytes() for path in records] == before
     assert "seed: 7 saved, 8 now" in "".join(job.output)
-    assert "restart" not in events_in(job_folder / "run")
+    assert "restart" not in events_in(run)
+
+
+def test_a_run_that_another_launcher_holds_is_refused_and_left_as_it_is(job_folder, capsys):
+    config = a_training_file(job_folder, steps=8, every=2)
+    before = (job_folder / "run" / "log.jsonl").read_bytes()
+
+    with RunLock(job_folder / "run"), pytest.raises(SystemExit) as ended:
+        main(["train", "run", str(config), "--resume", "latest"])
+
+    assert ended.value.code == 4
+    assert f"process id {os.getpid()}" in capsys.readouterr().err
+    assert (job_folder / "run" / "log.jsonl").read_bytes() == before
+
+
+def test_the_steps_before_the_end_of_the_data_are_saved_and_the_end_is_told(tmp_path):
+    config = a_job(
+        tmp_path, ranks=1, steps=1000, every=1000, records=20, mix={"stop": "first_exhausted"}
+    )
+
+    with launched(config) as job:
+        code = job.end()
+
+    assert code == 0, "".join(job.output)
+    run = tmp_path / "run"
+    steps = last_of_each_step(read_log(run))[-1].step + 1
+    assert 1 < steps < 1000
+    assert events_in(run)[-4:] == ["data_end", "checkpoint", "exit", "end"]
+    assert read_log(run)[-1].detail == f"done: the data ended at step {steps}"
+    assert steps_in(run / "checkpoints") == (steps,)
