@@ -85,7 +85,7 @@ class RunDisplay:
     def _show_event(self, line: EventLine) -> None:
         failed = line.what == "exit" and not line.detail.endswith(": code 0")
         style = "bold red" if failed else "bold green" if line.what == "resume" else "bold"
-        text = f"[dim]{line.seconds:6.1f} s[/]  [{style}]{line.what:<10}[/] {escape(line.detail)}"
+        text = f"[dim]{line.seconds:6.1f} s[/]  [{style}]{line.what.replace('_', ' '):<10}[/] {escape(line.detail)}"
         self._console.print(text, soft_wrap=True, highlight=False)
 
     def _show_step(self, line: StepLine) -> None:

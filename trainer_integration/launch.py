@@ -21,6 +21,7 @@ from omniload.actors.opening import open_ray_plane, runtime_of
 from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
 from omniload.machine.supervisor import (
+    AskRanks,
     CheckpointCommitted,
     Command,
     Event,
@@ -58,6 +59,8 @@ _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OTHER_EXITS_S = 0.5
 """How long the peers of a rank that failed may take to say that something graver happened to them."""
 _FOLLOWER_S = 5.0
+_SAVING_S = 30.0
+"""How long ranks that were asked to end may take over their step and its checkpoint."""
 _RANK = (sys.executable, "-m", "trainer_integration.rank")
 
 Observer = Callable[["Launcher", StepLine | EventLine], None]
@@ -102,6 +105,7 @@ class Launcher:
         self._first_log = 0
         self._noted = False
         self._data_end: int | None = None
+        self._patience: threading.Timer | None = None
 
     @property
     def train(self) -> TrainConfig:
@@ -175,6 +179,8 @@ class Launcher:
         finally:
             self._stop_ranks()
             ended.set()
+            if self._patience is not None:
+                self._patience.cancel()
             watch.join()
 
     def _supervise(self) -> int:
@@ -192,6 +198,8 @@ class Launcher:
             case StopRanks(at_once=at_once):
                 self._stop_ranks(0.0 if at_once else _OTHER_EXITS_S)
                 self._events.put(RanksStopped())
+            case AskRanks():
+                self._ask_ranks()
             case Succeed():
                 end = self._data_end
                 self._tell("end", "done" if end is None else f"done: the data ended at step {end}")
@@ -276,6 +284,15 @@ class Launcher:
         finally:
             self._events.put(RankExited(rank=rank, attempt=attempt, code=code))
 
+    def _ask_ranks(self) -> None:
+        """Have the ranks save and end, and ask for their end once more when that takes too long."""
+        if self._attempt is not None:
+            for process in self._attempt.ranks.values():
+                process.ask_to_end()
+        self._patience = threading.Timer(_SAVING_S, self._events.put, (Stop(),))
+        self._patience.daemon = True
+        self._patience.start()
+
     def _stop_ranks(self, others_s: float = 0.0) -> None:
         """End every process of the attempt. Ranks wait for each other in collectives, so they are killed.
 
@@ -303,7 +320,9 @@ class Launcher:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        _LOG.warning("%s: ending the job", signal.Signals(number).name)
+        _LOG.warning(
+            "%s: the ranks save and end; once more ends them at once", signal.Signals(number).name
+        )
         self._events.put(Stop())
 
     def _watch_memory(self, ended: threading.Event) -> None:

@@ -6,7 +6,9 @@ included, goes to standard error.
 """
 
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +30,7 @@ from trainer_integration.checkpoint import Checkpoints
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.optimizer import FlatAdamW
 from trainer_integration.parent_death import die_with
+from trainer_integration.rank_process import ASK_TO_END
 from trainer_integration.rank_spec import PlaneRef, RankSpec
 from trainer_integration.run_log import EventKind, EventLine, StepLine
 from trainer_integration.training import StepResult, train_step, use_one_thread
@@ -41,13 +44,15 @@ _COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 def main() -> int:
     """Run the rank that standard input describes; return its exit code."""
     lines = _own_stdout()
+    asked_to_end = threading.Event()
+    signal.signal(ASK_TO_END, lambda *_: asked_to_end.set())
     spec = RankSpec.model_validate_json(sys.stdin.read())
     die_with(spec.launcher_pid)
     set_up_logging(role=f"rank {spec.rank}")
     use_one_thread()
     try:
         with _group(spec) as group, _client(spec) as client:
-            trainer = _Trainer(spec, group, lines)
+            trainer = _Trainer(spec, group, lines, asked_to_end)
             if spec.plane is None:
                 trainer.tell("plane", "threads of the rank")
             trainer.run(client)
@@ -68,9 +73,17 @@ def _own_stdout() -> TextIO:
 class _Trainer:
     """The model and what keeps it, over the steps of one attempt."""
 
-    def __init__(self, spec: RankSpec, group: dist.ProcessGroup | None, lines: TextIO) -> None:
+    def __init__(
+        self,
+        spec: RankSpec,
+        group: dist.ProcessGroup | None,
+        lines: TextIO,
+        asked_to_end: threading.Event,
+    ) -> None:
         train = spec.train
         self._spec, self._train, self._group, self._lines = spec, train, group, lines
+        self._asked_to_end = asked_to_end
+        self._all_end = False
         self._model = MoETransformer(spec.model, seed=train.seed)
         self._optimizer = FlatAdamW(self._model, train.optimizer, train.steps)
         self._checkpoints = Checkpoints(
@@ -84,7 +97,7 @@ class _Trainer:
             self._checkpoints.load(self._model, self._optimizer.adamw, step=spec.resume_step)
 
     def run(self, client: Client) -> None:
-        """Train to the last step, or to the end of the data; either way the last step is saved."""
+        """Train to the last step, the end of the data or the step in which a rank is asked to end; save that."""
         while client.next_step < self._train.steps:
             began_s = time.perf_counter()
             batch = client.next_batch()
@@ -95,6 +108,8 @@ class _Trainer:
             self._write(self._line(batch, result, client.last_wait_s, began_s))
             if (batch.step + 1) % self._train.checkpoint.every_steps == 0:
                 self._save(client)
+            if self._all_end:
+                break
         if client.next_step > self._saved_step:
             self._save(client)
 
@@ -116,10 +131,14 @@ class _Trainer:
             self._lines.flush()
 
     def _line(self, batch: Batch, result: StepResult, wait_s: float, began_s: float) -> StepLine:
-        times, digest = self._over_ranks(
-            torch.tensor([wait_s, result.seconds_compute], dtype=torch.float64),
+        figures, digest = self._over_ranks(
+            torch.tensor(
+                [wait_s, result.seconds_compute, self._asked_to_end.is_set()], dtype=torch.float64
+            ),
             batch_digest(batch) if self._train.digest else 0,
         )
+        # The ranks must end at one step: what one was asked is for all.
+        self._all_end = bool(figures[:, 2].any())
         return StepLine(
             attempt=self._spec.attempt,
             step=batch.step,
@@ -129,26 +148,26 @@ class _Trainer:
             lr=result.lr,
             tokens=result.tokens,
             seconds=time.perf_counter() - began_s,
-            wait_s=tuple(times[:, 0].tolist()),
-            compute_s=tuple(times[:, 1].tolist()),
+            wait_s=tuple(figures[:, 0].tolist()),
+            compute_s=tuple(figures[:, 1].tolist()),
             imbalance=batch.imbalance,
             bound=batch.bound,
             tokens_by_source=dict(batch.tokens_by_source),
             digest=f"{digest:016x}" if self._train.digest else None,
         )
 
-    def _over_ranks(self, times_2: torch.Tensor, digest: int) -> tuple[torch.Tensor, int]:
-        """Return the times of all ranks ``[ranks, 2]`` and the digest of the whole step."""
+    def _over_ranks(self, figures_3: torch.Tensor, digest: int) -> tuple[torch.Tensor, int]:
+        """Return the figures of all ranks ``[ranks, 3]`` and the digest of the whole step."""
         if self._group is None:
-            return times_2[None], digest
+            return figures_3[None], digest
         size = dist.get_world_size(self._group)
-        times = torch.zeros(size, 2, dtype=torch.float64)
-        times[self._spec.rank] = times_2
-        dist.all_reduce(times, group=self._group)
+        figures = torch.zeros(size, 3, dtype=torch.float64)
+        figures[self._spec.rank] = figures_3
+        dist.all_reduce(figures, group=self._group)
         # A sum modulo 2**64 is what 64-bit integers do by themselves, signed or not.
         share = torch.tensor([digest - (1 << 64) if digest >> 63 else digest], dtype=torch.int64)
         dist.all_reduce(share, group=self._group)
-        return times, int(share.item()) % (1 << 64)
+        return figures, int(share.item()) % (1 << 64)
 
 
 @contextmanager

@@ -11,7 +11,10 @@ from pathlib import Path
 from omniload.base.log import get_logger
 from trainer_integration.run_log import EventLine, MemoryLine, StepLine, parse_line
 
-__all__ = ["RankProcess"]
+__all__ = ["ASK_TO_END", "RankProcess"]
+
+ASK_TO_END = signal.SIGUSR1
+"""Asks a rank to save after its step and to end; one that is still starting simply ends."""
 
 _LOG = get_logger(__name__)
 _LONGEST_CAUSE = 500
@@ -111,6 +114,10 @@ class RankProcess:
         except subprocess.TimeoutExpired:
             return False
         return True
+
+    def ask_to_end(self) -> None:
+        """Ask it to save and to end."""
+        self._process.send_signal(ASK_TO_END)
 
     def kill(self) -> None:
         """End it at once, unless it has ended."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 __all__ = [
+    "AskRanks",
     "CheckpointCommitted",
     "Command",
     "Event",
@@ -50,7 +51,7 @@ class RanksStopped:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Somebody asked for the job to end (Ctrl-C, SIGTERM)."""
+    """Somebody asked for the job to end (Ctrl-C, SIGTERM); asked again, or ranks took too long: at once."""
 
 
 Event = Start | RankExited | CheckpointCommitted | RanksStopped | Stop
@@ -72,6 +73,11 @@ class StopRanks:
 
 
 @dataclass(frozen=True, slots=True)
+class AskRanks:
+    """Ask every rank to save after its step and to end; ``Stop`` comes again where they take too long."""
+
+
+@dataclass(frozen=True, slots=True)
 class Succeed:
     """All ranks are done."""
 
@@ -84,11 +90,12 @@ class GiveUp:
     exit_code: int
 
 
-Command = StartRanks | StopRanks | Succeed | GiveUp
+Command = StartRanks | StopRanks | AskRanks | Succeed | GiveUp
 
 _CONFIG_EXIT, _STATE_EXIT, _INTEGRITY_EXIT = 2, 4, 5
 _GRAVITY = (_STATE_EXIT, _CONFIG_EXIT, _INTEGRITY_EXIT)
 """Exits that a restart would repeat, the gravest last."""
+_INTERRUPTED = GiveUp(reason="interrupted", exit_code=130)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,6 +114,7 @@ class Supervisor:
     done: set[int] = field(default_factory=set)
     _ending: GiveUp | None = field(default=None, init=False)
     _gravity: int = field(default=-1, init=False)
+    _interrupted: bool = field(default=False, init=False)
     _stopping: bool = field(default=False, init=False)
 
     def handle(self, event: Event) -> tuple[Command, ...]:
@@ -120,9 +128,11 @@ class Supervisor:
                 self.restarts = 0 if attempt == self.attempt else self.restarts
                 return ()
             case Stop():
+                asked_before = self._interrupted or self._stopping
+                self._interrupted = True
+                if not asked_before:
+                    return (AskRanks(),)
                 self._stopping = True
-                self._ending = GiveUp(reason="interrupted", exit_code=130)
-                self._gravity = len(_GRAVITY)
                 return (StopRanks(at_once=True),)
             case RanksStopped():
                 return self._after_stop()
@@ -134,7 +144,9 @@ class Supervisor:
             return ()
         if exited.code == 0 and not self._stopping:
             self.done.add(exited.rank)
-            return (Succeed(),) if len(self.done) == self.num_ranks else ()
+            if len(self.done) < self.num_ranks:
+                return ()
+            return (_INTERRUPTED,) if self._interrupted else (Succeed(),)
         gravity = _gravity(exited.code)
         if self._stopping and gravity <= self._gravity:
             return ()
@@ -158,6 +170,8 @@ class Supervisor:
     def _after_stop(self) -> tuple[Command, ...]:
         if not self._stopping:
             return ()
+        if self._interrupted:
+            return (_INTERRUPTED,)
         if self._ending is not None:
             return (self._ending,)
         self._stopping = False

@@ -256,6 +256,21 @@ def test_a_run_that_another_launcher_holds_is_refused_and_left_as_it_is(job_fold
     assert (job_folder / "run" / "log.jsonl").read_bytes() == before
 
 
+def test_a_job_that_is_told_to_end_saves_its_last_step_first(tmp_path):
+    config = a_job(tmp_path, ranks=1, steps=1_000_000, every=1_000_000)
+
+    with launched(config) as job:
+        job.reach(0)
+        job.process.send_signal(signal.SIGTERM)
+        code = job.end()
+
+    assert code == 130, "".join(job.output)
+    run = tmp_path / "run"
+    last = last_of_each_step(read_log(run))[-1].step
+    assert steps_in(run / "checkpoints") == (last + 1,)
+    assert events_in(run)[-3:] == ["checkpoint", "exit", "end"]
+
+
 def test_the_steps_before_the_end_of_the_data_are_saved_and_the_end_is_told(tmp_path):
     config = a_job(
         tmp_path, ranks=1, steps=1000, every=1000, records=20, mix={"stop": "first_exhausted"}

@@ -3,6 +3,7 @@
 import pytest
 
 from omniload.machine.supervisor import (
+    AskRanks,
     CheckpointCommitted,
     GiveUp,
     RankExited,
@@ -95,10 +96,26 @@ def test_it_gives_up_after_the_restarts_allowed(code, cause, exit_code):
     assert end.reason == f"rank 1 ended with {cause} after 1 restarts (max_restarts 1)"
 
 
-def test_a_request_to_stop_ends_the_job_as_interrupted():
+def test_a_request_to_stop_lets_the_ranks_save_and_ends_the_job_as_interrupted():
     supervisor = a_supervisor()
 
+    assert supervisor.handle(Stop()) == (AskRanks(),)
+    assert supervisor.handle(exited(0)) == ()
+    assert supervisor.handle(exited(1)) == (GiveUp(reason="interrupted", exit_code=130),)
+
+
+def test_a_second_request_to_stop_ends_the_ranks_at_once():
+    supervisor = a_supervisor(Stop())
+
     assert supervisor.handle(Stop()) == (StopRanks(at_once=True),)
+    assert supervisor.handle(RanksStopped()) == (GiveUp(reason="interrupted", exit_code=130),)
+
+
+@pytest.mark.parametrize("code", [1, 5, -10])
+def test_a_rank_that_fails_while_it_saves_is_not_restarted(code):
+    supervisor = a_supervisor(Stop(), max_restarts=9)
+
+    assert supervisor.handle(exited(1, code)) == (StopRanks(),)
     assert supervisor.handle(RanksStopped()) == (GiveUp(reason="interrupted", exit_code=130),)
 
 

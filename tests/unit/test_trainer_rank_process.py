@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tests.support.run_lines import a_memory, a_step, an_event
-from trainer_integration.rank_process import RankProcess
+from trainer_integration.rank_process import ASK_TO_END, RankProcess
 
 _LONG_S = 60
 
@@ -164,4 +164,24 @@ def test_a_process_that_ended_by_itself_was_not_killed(tmp_path):
     process.kill()
 
     assert process.wait(0.0)
+    assert not process.killed
+
+
+def test_a_process_is_asked_to_end_and_ends_in_its_own_way(tmp_path):
+    heard = Heard()
+    program = (
+        "import signal, sys\n"
+        f"signal.pthread_sigmask(signal.SIG_BLOCK, [{int(ASK_TO_END)}])\n"
+        f"sys.stdout.buffer.write({text_of(a_step(0))!r})\n"
+        "sys.stdout.flush()\n"
+        f"signal.sigwait([{int(ASK_TO_END)}])\n"
+        "sys.exit(6)"
+    )
+    process = RankProcess((sys.executable, "-c", program), "", tmp_path / "rank.log")
+    # Its first line says that it listens.
+    process.listen(lambda _line: process.ask_to_end(), heard.exit)
+
+    assert heard.ended.wait(_LONG_S)
+    process.join(_LONG_S)
+    assert heard.codes == [6]
     assert not process.killed
