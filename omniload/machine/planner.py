@@ -148,7 +148,7 @@ class Planner:
             not self._ended
             and self.state.step < self.slowest_step + self.mix.runtime.prefetch_steps
         ):
-            if self.state.step == self.num_steps:
+            if self.num_steps is not None and self.state.step >= self.num_steps:
                 self._ended = True
                 commands.append(EndOfData(step=self.state.step))
                 break
