@@ -3,9 +3,12 @@
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from omniload.base.clock import Clock, SystemClock
+from omniload.base.errors import UnavailableError
+from omniload.base.log import get_logger
 from omniload.base.ragged import Ragged
 from omniload.base.retry import backoff_s, with_retries
 from omniload.machine.messages import ReadAhead, ReleaseSamples, SamplesReported, SliceRequest
@@ -17,6 +20,10 @@ from omniload.source.source import Source, open_source
 __all__ = ["LoaderShell"]
 
 _OPENING_THREADS = 8
+_WAITS_S = tuple(backoff_s(attempts=18))
+"""About a minute in all: what a storage server takes to come back, or to hand over to another."""
+
+_LOG = get_logger(__name__)
 
 
 class LoaderShell:
@@ -35,6 +42,7 @@ class LoaderShell:
         self._machine = SourceLoader(names={s: names[s] for s in sources})
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
+        self._closed = False
 
         def opened(s: int) -> Source:
             return open_source(
@@ -72,7 +80,7 @@ class LoaderShell:
                 return answer
             source, start, stop = self._sources[answer.source], answer.start, answer.stop
             block = with_retries(
-                lambda: source.read(start, stop), list(backoff_s()), self._clock.sleep
+                lambda: source.read(start, stop), _WAITS_S, self._sleep, partial(_log_retry, source)
             )
             with self._lock:
                 (report,) = self._machine.handle(
@@ -96,7 +104,20 @@ class LoaderShell:
         with self._lock:
             self._machine.handle(command)
 
+    def close(self) -> None:
+        """Read no more: a read that waits for its store to come back gives up at its next attempt."""
+        self._closed = True
+
     def held_tokens(self) -> int:
         """Return the tokens in the buffer, over all sources."""
         with self._lock:
             return self._machine.held_tokens()
+
+    def _sleep(self, duration_s: float) -> None:
+        self._clock.sleep(duration_s)
+        if self._closed:
+            raise UnavailableError("the data plane was closed while a store did not answer")
+
+
+def _log_retry(source: Source, error: UnavailableError, wait_s: float) -> None:
+    _LOG.warning("source %s: read again in %.1f s: %s", source.name, wait_s, error)

@@ -143,6 +143,7 @@ class LocalPlane(DataPlane):
     @override
     def close(self) -> None:
         self.constructor.fail(UnavailableError("the data plane was closed; open it again to go on"))
+        self.loader.close()
         self.planner.close()
         for pool in (self._readers, self._builder):
             pool.shutdown(wait=True, cancel_futures=True)

@@ -21,12 +21,21 @@ def backoff_s(
 
 
 def with_retries(
-    attempt: Callable[[], Result], waits_s: Sequence[float], sleep: Callable[[float], None]
+    attempt: Callable[[], Result],
+    waits_s: Sequence[float],
+    sleep: Callable[[float], None],
+    on_retry: Callable[[UnavailableError, float], None] | None = None,
 ) -> Result:
     """Call ``attempt`` until it answers, waiting ``waits_s`` between attempts.
 
     Only ``UnavailableError`` is retried: an integrity or configuration error would
     be the same the second time.
+
+    Args:
+        attempt: What is tried.
+        waits_s: Waits between attempts, in seconds.
+        sleep: Waits so many seconds.
+        on_retry: Told of every failed attempt that is repeated, and of the wait before.
 
     Raises:
         UnavailableError: The last attempt's, noting how many there were.
@@ -34,8 +43,10 @@ def with_retries(
     for wait_s in waits_s:
         try:
             return attempt()
-        except UnavailableError:
-            sleep(wait_s)
+        except UnavailableError as error:
+            if on_retry is not None:
+                on_retry(error, wait_s)
+        sleep(wait_s)
     try:
         return attempt()
     except UnavailableError as error:

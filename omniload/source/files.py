@@ -54,6 +54,7 @@ class ShardFile:
 
         Raises:
             IntegrityError: Its size or modification time differs, or it is gone.
+            UnavailableError: The file system did not answer.
         """
         try:
             now = _local(self.path) if self.remote is None else _remote(self.remote, self.path)
@@ -61,6 +62,10 @@ class ShardFile:
             raise IntegrityError(
                 f"{self.path}: gone since the source was opened; put it back, or start anew without it"
             ) from None
+        except OSError as error:
+            raise UnavailableError(
+                f"{self.path}: cannot be looked at: {error}; try again"
+            ) from error
         if (now.size_bytes, now.stamp) != (self.size_bytes, self.stamp):
             raise IntegrityError(
                 f"{self.path}: changed since the source was opened: {self.size_bytes} bytes written at "

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from dataclasses import replace
 from itertools import islice
 
@@ -98,7 +99,7 @@ def test_an_error_in_the_middle_of_reading_reaches_the_client(tmp_path, faults, 
     assert (len(steps) > 0) == (read > 0)
 
 
-def test_an_outage_is_waited_out_and_changes_nothing(tmp_path, faults, clock):
+def test_an_outage_is_waited_out_and_changes_nothing(tmp_path, faults, clock, caplog):
     undisturbed = [batch_digest(batch) for batch in batches_of(a_spec(tmp_path), 6)]
     faults.update({0: UnavailableError("outage"), 1: UnavailableError("outage")})
 
@@ -107,6 +108,7 @@ def test_an_outage_is_waited_out_and_changes_nothing(tmp_path, faults, clock):
     assert faults == {}
     assert disturbed == undisturbed
     assert clock.slept_s == [0.1, 0.2]
+    assert "source web: read again in 0.2 s: outage" in caplog.text
 
 
 def test_an_outage_that_lasts_reaches_the_client_with_what_was_tried(tmp_path, faults, clock):
@@ -119,8 +121,30 @@ def test_an_outage_that_lasts_reaches_the_client_with_what_was_tried(tmp_path, f
     ):
         client.next_batch()
 
-    assert "gave up after 5 attempts" in caught.value.__notes__[0]
-    assert len(clock.slept_s) == 4
+    assert "gave up after 18 attempts" in caught.value.__notes__[0]
+    assert 55 < sum(clock.slept_s) < 65
+
+
+def test_closing_does_not_wait_for_an_outage_to_end(tmp_path, faults, monkeypatch):
+    asleep, closing = threading.Event(), threading.Event()
+
+    class Sleeper(FakeClock):
+        def sleep(self, duration_s):
+            super().sleep(duration_s)
+            asleep.set()
+            assert closing.wait(60)
+
+    fake = Sleeper()
+    monkeypatch.setattr(loader, "SystemClock", lambda: fake)
+    faults.update({number: UnavailableError("outage") for number in range(50)})
+    plane = LocalPlane(a_spec(tmp_path))
+    assert asleep.wait(60)
+    stop = plane.loader.close
+    monkeypatch.setattr(plane.loader, "close", lambda: (stop(), closing.set()))
+
+    plane.close()
+
+    assert len(fake.slept_s) == 1
 
 
 def shortened(block):
