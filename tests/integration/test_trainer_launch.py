@@ -256,6 +256,24 @@ def test_a_run_that_another_launcher_holds_is_refused_and_left_as_it_is(job_fold
     assert (job_folder / "run" / "log.jsonl").read_bytes() == before
 
 
+def test_what_a_library_prints_in_a_rank_goes_to_its_log(tmp_path, monkeypatch):
+    config = a_job(tmp_path, ranks=1, steps=2, every=2)
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import atexit\nprint('printed before', flush=True)\natexit.register(print, 'printed after')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(site))
+
+    with launched(config) as job:
+        code = job.end()
+
+    assert code == 0, "".join(job.output)
+    (log,) = (tmp_path / "run" / "logs").iterdir()
+    assert {"printed before", "printed after"} <= set(log.read_text().splitlines())
+    assert [line.step for line in last_of_each_step(read_log(tmp_path / "run"))] == [0, 1]
+
+
 def test_a_job_that_is_told_to_end_saves_its_last_step_first(tmp_path):
     config = a_job(tmp_path, ranks=1, steps=1_000_000, every=1_000_000)
 
