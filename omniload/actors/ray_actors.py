@@ -40,7 +40,19 @@ def actor_of(shell: type, *, threads: int) -> Any:  # noqa: ANN401 -- Ray's deco
 
 
 class LoaderActor(LoaderShell):
-    """A source loader; its methods run in several threads."""
+    """A source loader; its methods run in several threads.
+
+    Sources are opened by a method, not by the constructor: an error in a constructor
+    reaches callers as a dead actor, without what was wrong.
+    """
+
+    def __init__(self) -> None:
+        """Be there, so that processes start together."""
+
+    def open(self, spec: PlaneSpec, sources: Sequence[int]) -> dict[int, SourceFacts]:
+        """Open the sources, once and before any other call, and return what was found."""
+        super().__init__(spec.mix, sources, base_dir=spec.base_dir, cache_dir=spec.cache_dir)
+        return self.facts()
 
     def pid(self) -> int:
         """Return the actor's process."""
@@ -59,15 +71,16 @@ class ConstructorActor(ConstructorShell):
 
 
 class PlannerActor:
-    """The planner."""
+    """The planner. It is opened by a method for the reason that loaders are."""
 
-    def __init__(
+    def open(
         self,
         spec: PlaneSpec,
         facts: Sequence[SourceFacts],
         loaders: Mapping[int, Any],
         constructors: Sequence[Any],
     ) -> None:
+        """Begin to plan; once and before any other call."""
         planner = make_planner(spec, facts)
         serve_metrics(spec.mix)
         self._first_step = planner.state.step

@@ -61,19 +61,15 @@ class RayPlane(DataPlane):
         dp_ranks_of: Mapping[str, Sequence[int]],
     ) -> None:
         mix, cp = spec.mix, spec.tree.size_of("cp")
+        # All processes start together; what they need of each other is handed over afterwards.
         loader_class = actor_of(LoaderActor, threads=4)
         self._loaders = [
-            loader_class.options(name=f"loader-{i}").remote(
-                mix, group, base_dir=spec.base_dir, cache_dir=spec.cache_dir
-            )
-            for i, group in enumerate(groups)
+            loader_class.options(name=f"loader-{i}").remote() for i in range(len(groups))
         ]
+        self._planner = actor_of(PlannerActor, threads=4).options(name="planner").remote()
         loaders = {
             s: actor for actor, group in zip(self._loaders, groups, strict=True) for s in group
         }
-        facts: dict[int, SourceFacts] = {}
-        for actor in self._loaders:
-            facts |= answer_to(actor.facts.remote(), "a source loader")
         self._constructors = [
             actor_of(ConstructorActor, threads=4 + 2 * len(ranks) * cp)
             .options(name=name)
@@ -85,17 +81,20 @@ class RayPlane(DataPlane):
             )
             for name, ranks in dp_ranks_of.items()
         ]
-        self._planner = (
-            actor_of(PlannerActor, threads=4)
-            .options(name="planner")
-            .remote(
-                spec,
-                [facts[s] for s in range(len(mix.names))],
-                loaders,
-                list(zip(self._constructors, dp_ranks_of.values(), strict=True)),
-            )
+        opening = [
+            actor.open.remote(spec, group)
+            for actor, group in zip(self._loaders, groups, strict=True)
+        ]
+        facts: dict[int, SourceFacts] = {}
+        for found in opening:
+            facts |= answer_to(found, "a source loader")
+        ready = self._planner.open.remote(
+            spec,
+            [facts[s] for s in range(len(mix.names))],
+            loaders,
+            list(zip(self._constructors, dp_ranks_of.values(), strict=True)),
         )
-        answer_to(self._planner.first_step.remote(), "the planner")
+        answer_to(ready, "the planner")
 
     @override
     def handle(self, dp_rank: int, cp_rank: int = 0) -> RankHandle:

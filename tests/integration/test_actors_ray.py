@@ -16,13 +16,14 @@ import pytest
 from omniload.actors.local import LocalPlane
 from omniload.actors.opening import open_plane
 from omniload.actors.plane import PlaneSpec
-from omniload.base.errors import IntegrityError, StateError, UnavailableError
+from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 from omniload.build.digest import batch_digest, combined
 from omniload.client import Client
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.corpora import a_corpus, a_mixed_corpus, write_texts
 
 pytest.importorskip("ray")
+from omniload.actors.ray_environment import ray
 from omniload.actors.ray_plane import RayPlane
 
 pytestmark = [
@@ -140,3 +141,14 @@ def test_a_bad_record_crosses_ray_as_the_error_it_is(tmp_path):
     plane.close()  # a second time: nothing is left to close
 
     assert type(caught.value) is IntegrityError
+
+
+def test_a_source_that_cannot_be_opened_is_refused_by_name_and_leaves_no_ray(tmp_path):
+    mix = with_runtime(a_mixed_corpus(tmp_path), kind="ray")
+    for file in (tmp_path / "text").iterdir():
+        file.unlink()
+
+    with pytest.raises(ConfigError, match=r"sources\.text\.path: .* matches no file"):
+        open_plane(a_spec(tmp_path, mix))
+
+    assert not ray.is_initialized()
