@@ -27,7 +27,9 @@ class ConstructorShell:
 
     def build(self, plan: StepPlan) -> int:
         """Build the part of a plan that concerns this constructor; return the step."""
-        for command in self._machine.handle(BuildStep(plan=plan)):
+        with self._changed:
+            commands = self._machine.handle(BuildStep(plan=plan))
+        for command in commands:
             if isinstance(command, FetchSlices):
                 slices = self._fetch(command.requests)
                 with self._changed:
