@@ -66,7 +66,9 @@ class LoaderShell:
         """Return what the planner must know of each source."""
         return {
             s: SourceFacts(
-                positions_per_epoch=source.positions_per_epoch, order_digest=source.fingerprint
+                positions_per_epoch=source.positions_per_epoch,
+                order_digest=source.fingerprint,
+                shards_digest=source.shards_digest,
             )
             for s, source in self._sources.items()
         }

@@ -15,7 +15,8 @@ from omniload.mix.config import MixConfig
 
 __all__ = ["SourceFacts", "fingerprint_of"]
 
-_NOT_MEMBERSHIP = {"tags", "on_error"}
+_NOT_MEMBERSHIP = {"tags", "on_error", "path"}
+"""What may change: data that moved is told from other data by its shards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class SourceFacts:
     """Records."""
     order_digest: str
     """Digest of what their order is made from: shards, their units, and how many records each has."""
+    shards_digest: str
+    """Digest of the shards' names and sizes: one that was written anew is another."""
 
 
 def fingerprint_of(
@@ -40,8 +43,8 @@ def fingerprint_of(
 
     Returns:
         Digests by part: ``seed``, ``mix``, ``pack``, ``batch.tokens``, ``tokenizer``, and for each
-        source ``sources.NAME`` (what was declared), ``sources.NAME.records`` and
-        ``sources.NAME.order`` (what was found).
+        source ``sources.NAME`` (what was declared), ``sources.NAME.records``,
+        ``sources.NAME.order`` and ``sources.NAME.shards`` (what was found).
     """
     parts: dict[str, str] = {
         "seed": str(mix.seed),
@@ -54,6 +57,7 @@ def fingerprint_of(
         parts[f"sources.{name}"] = _digest(source.model_dump(mode="json", exclude=_NOT_MEMBERSHIP))
         parts[f"sources.{name}.records"] = str(facts.positions_per_epoch)
         parts[f"sources.{name}.order"] = facts.order_digest
+        parts[f"sources.{name}.shards"] = facts.shards_digest
     return parts
 
 

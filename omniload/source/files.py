@@ -6,6 +6,7 @@ numbers them alike whatever order its file system lists them in.
 """
 
 import glob
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from fsspec.core import url_to_fs
 
 from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, UnavailableError
 
-__all__ = ["ShardFile", "find_files", "reading"]
+__all__ = ["ShardFile", "digest_of", "find_files", "reading"]
 
 _STAMP_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")
 
@@ -133,6 +134,12 @@ def find_files(patterns: Sequence[str], base_dir: Path, *, source: str) -> tuple
         for file in sorted(files, key=_natural):
             found.setdefault(file.path, file)
     return tuple(found.values())
+
+
+def digest_of(files: Sequence[ShardFile]) -> str:
+    """Return a digest of names and sizes: the same wherever the files lie and whenever they were copied."""
+    facts = "\n".join(f"{file.size_bytes} {file.path.rpartition('/')[2]}" for file in files)
+    return hashlib.blake2b(facts.encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 
 def _expand(pattern: str, base_dir: Path) -> list[ShardFile]:

@@ -19,6 +19,7 @@ from omniload.mix.config import OnError, SourceConfig, TokenizerConfig
 from omniload.mix.order import Order, Span
 from omniload.mix.samples import SampleTable
 from omniload.source.columns import as_binary, drained, take, text_array
+from omniload.source.files import digest_of
 from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
@@ -48,6 +49,8 @@ class Source(Protocol):
     """Records of the source."""
     fingerprint: str
     """Digest of what decides the order; positions saved under another one do not hold."""
+    shards_digest: str
+    """Digest of the names and sizes of the shards that hold records, in their order."""
 
     def read(self, start: int, stop: int) -> SampleBlock:
         """Return the samples of positions ``start`` to ``stop``, which may span epochs.
@@ -90,10 +93,12 @@ class RecordSource(Source):
         *,
         tokenizer: Tokenizer | None,
         on_error: OnError,
+        shards_digest: str = "",
     ) -> None:
         self.name = name
         self.positions_per_epoch = order.positions_per_epoch
         self.fingerprint = order.fingerprint
+        self.shards_digest = shards_digest
         self._order, self._format, self._tokenizer = order, record_format, tokenizer
         self._on_error = on_error
         self._bad_of_unit: dict[int, int] = {}
@@ -234,7 +239,8 @@ def open_source(
         UnavailableError: A store did not answer.
     """
     cache = IndexCache(folder=cache_dir, source=name) if cache_dir else None
-    record_format = open_format(name, config, base_dir=base_dir, cache=cache).format
+    opened = open_format(name, config, base_dir=base_dir, cache=cache)
+    record_format = opened.format
     units = record_format.units()
     if not units.rows_U.any():
         raise ConfigError(
@@ -248,4 +254,12 @@ def open_source(
         else None
     )
     order = Order(units.rows_U, units.shards_U, seed=seed, source=name, shuffle=config.shuffle)
-    return RecordSource(name, order, record_format, tokenizer=encoder, on_error=config.on_error)
+    used = np.unique(units.shards_U[units.rows_U > 0]).tolist()
+    return RecordSource(
+        name,
+        order,
+        record_format,
+        tokenizer=encoder,
+        on_error=config.on_error,
+        shards_digest=digest_of([opened.files[shard] for shard in used]),
+    )

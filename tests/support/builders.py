@@ -140,9 +140,12 @@ def a_microbatch(rows: Sequence[Sequence[Sequence[int]]], *, length: int) -> Mic
     )
 
 
-def some_facts(records: Sequence[int], order: str = "aa") -> list[SourceFacts]:
+def some_facts(records: Sequence[int], order: str = "aa", shards: str = "cc") -> list[SourceFacts]:
     """Return what was found in sources of so many records."""
-    return [SourceFacts(positions_per_epoch=count, order_digest=order) for count in records]
+    return [
+        SourceFacts(positions_per_epoch=count, order_digest=order, shards_digest=shards)
+        for count in records
+    ]
 
 
 def a_planner(

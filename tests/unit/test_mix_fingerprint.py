@@ -8,8 +8,9 @@ from tests.support.builders import a_mix, some_facts
 SOURCE = {"type": "parquet", "path": "web/*.parquet", "tokens": "tokens"}
 
 
-def parts(*, records=(10, 10), order="aa", tokenizer="none", **changes):
-    return fingerprint_of(a_mix(**changes), some_facts(records, order), tokenizer_digest=tokenizer)
+def parts(*, records=(10, 10), order="aa", shards="cc", tokenizer="none", **changes):
+    facts = some_facts(records, order, shards)
+    return fingerprint_of(a_mix(**changes), facts, tokenizer_digest=tokenizer)
 
 
 def changed(**changes):
@@ -30,15 +31,7 @@ def changed(**changes):
         ({"tokenizer": "1234"}, ["tokenizer"]),
         ({"records": (10, 11)}, ["sources.code.records"]),
         ({"order": "bb"}, ["sources.code.order", "sources.web.order"]),
-        (
-            {
-                "sources": {
-                    "web": SOURCE | {"path": "other/*"},
-                    "code": {**SOURCE, "path": "code/*.parquet"},
-                }
-            },
-            ["sources.web"],
-        ),
+        ({"shards": "dd"}, ["sources.code.shards", "sources.web.shards"]),
         (
             {
                 "sources": {
@@ -62,6 +55,12 @@ def test_what_decides_membership_changes_the_part_that_says_so(changes, named):
         {"runtime": {"kind": "ray", "prefetch_steps": 9, "loaders": 2, "constructors": 3}},
         {
             "sources": {
+                "web": SOURCE | {"path": "moved/*.parquet"},
+                "code": {**SOURCE, "path": "code/*.parquet"},
+            }
+        },
+        {
+            "sources": {
                 "web": SOURCE | {"tags": {"kind": "crawl"}, "on_error": {"policy": "skip"}},
                 "code": {**SOURCE, "path": "code/*.parquet"},
             }
@@ -78,9 +77,11 @@ def test_a_renamed_source_is_another_source():
         "sources.books",
         "sources.books.order",
         "sources.books.records",
+        "sources.books.shards",
         "sources.code",
         "sources.code.order",
         "sources.code.records",
+        "sources.code.shards",
     ]
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
-from omniload.source.files import find_files, reading
+from omniload.source.files import digest_of, find_files, reading
 
 
 @pytest.fixture
@@ -126,6 +126,21 @@ def test_files_of_a_store_are_read_and_guarded(tmp_path, memory):
 def file(tmp_path):
     written(tmp_path, "a.txt")
     return find_files(["a.txt"], tmp_path, source="web")[0]
+
+
+def test_a_digest_of_shards_follows_name_and_size_and_not_the_folder(tmp_path):
+    for folder, text in (("a", "one"), ("b", "two"), ("c", "three")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.txt").write_text(text)
+    (tmp_path / "a" / "y.txt").write_text("one")
+
+    digests = [
+        digest_of(find_files([path], tmp_path, source="web"))
+        for path in ("a/x.txt", "b/x.txt", "c/x.txt", "a/y.txt")
+    ]
+
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_trusted(file, tmp_path):
