@@ -10,6 +10,7 @@ from omniload.actors.plane import DataPlane, PlaneSpec, RankHandle, require_rows
 from omniload.actors.ray_actors import ConstructorActor, LoaderActor, PlannerActor, actor_of
 from omniload.actors.ray_answers import answer_to
 from omniload.actors.ray_cluster import PrivateCluster
+from omniload.actors.ray_environment import RayError, ray
 from omniload.actors.ray_handle import PlaneAddress, RayHandle
 from omniload.base.errors import OmniloadError
 from omniload.machine.data_constructor import DataConstructor
@@ -21,6 +22,7 @@ __all__ = ["RayPlane"]
 
 _RANKS_PER_CONSTRUCTOR = 8
 _BYTES_PER_TOKEN = 16
+_CLOSE_S = 10.0
 _STORE_FLOOR_BYTES = 256 << 20
 
 
@@ -113,9 +115,12 @@ class RayPlane(DataPlane):
         if self._closed:
             return
         self._closed = True
-        with suppress(OmniloadError):  # a dead planner has nothing left to close
-            answer_to(self._planner.close.remote(), "the planner")
-        self._cluster.close()
+        try:
+            # A dead planner has nothing left to close, and one that hangs ends with the cluster.
+            with suppress(OmniloadError, RayError):
+                ray.get(self._planner.close.remote(), timeout=_CLOSE_S)
+        finally:
+            self._cluster.close()
 
     def __enter__(self) -> Self:
         return self
