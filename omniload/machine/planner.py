@@ -249,9 +249,20 @@ class Planner:
             cursors = membership.after.cursors_S
             return any(c[0] >= n for c, n in zip(cursors, self.positions_per_epoch_S, strict=True))
         if policy == "all_exhausted":
-            cursors = self.state.cursors_S
-            return all(c[0] >= n for c, n in zip(cursors, self.positions_per_epoch_S, strict=True))
+            cursors, epochs = self.state.cursors_S, self.positions_per_epoch_S
+            return all(cursors[s][0] >= epochs[s] for s in self._drawn_from_now_on())
         return False
+
+    def _drawn_from_now_on(self) -> list[int]:
+        """Return the sources of a weight above 0 now or in a later stage: no other will ever end."""
+        stages, step = self.mix.mix.stages, self.state.step
+        now = weights_at(stages, self.mix.names, step)
+        later = [stage for stage in stages if stage.from_step > step]
+        return [
+            s
+            for s, name in enumerate(self.mix.names)
+            if now[s] > 0 or any(stage.weights.get(name, 0.0) > 0 for stage in later)
+        ]
 
     def _publish(self, membership: Membership) -> list[PlannerCommand]:
         plan = place(self.mix, self.tree, self.state, membership)

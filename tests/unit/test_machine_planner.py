@@ -224,6 +224,23 @@ def test_the_run_stops_once_the_last_source_repeats():
     assert 20 <= last <= 22
 
 
+def test_a_source_that_is_not_drawn_from_any_more_does_not_keep_the_run_from_ending():
+    stages = [
+        {"from_step": 0, "weights": {"web": 1, "code": 1}},
+        {"from_step": 3, "weights": {"code": 1}},
+    ]
+    mix = a_small_mix(
+        prefetch=30, sources=("web", "code"), mix={"stop": "all_exhausted", "stages": stages}
+    )
+    planner = a_planner(mix, epoch=[50, 8])
+    commands = list(planner.handle(Started()))
+    for s in range(2):
+        commands += planner.handle(report([10] * 60, source=s))
+
+    (end,) = of_kind(commands, EndOfData)
+    assert 3 < end.step < 8
+
+
 def test_a_run_without_end_goes_on_over_epochs():
     assert ends_at("never", [3]) == []
 
