@@ -30,6 +30,8 @@ from omniload.plan.records import StepPlan
 __all__ = ["ConstructorLink", "LoaderLink", "PlannerShell"]
 
 _LOG = get_logger(__name__)
+_CLOSE_S = 8.0
+"""Shorter than the time that a caller in another process waits for the close."""
 
 
 class LoaderLink(Protocol):
@@ -124,8 +126,10 @@ class PlannerShell:
         """Stop planning and close the journal."""
         self._events.put(_Stop())
         if self._thread.is_alive():
-            self._thread.join()
-        if self._journal is not None:
+            self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            _LOG.warning("the planner did not stop within %.0f s; its journal stays open", _CLOSE_S)
+        elif self._journal is not None:
             self._journal.close()
 
     def _run(self) -> None:
