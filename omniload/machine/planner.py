@@ -41,6 +41,10 @@ _STEPS_READ_AHEAD = 2
 """Steps' worth of metadata known ahead of the next plan, for each source by its share."""
 
 
+_SMALL_READ = 1024
+"""Records that are read at once, however few there are: each epoch costs a read of its own, each request more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Demand:
     """Tokens of each source that must be known before a step can be planned, and below which more are asked for."""
@@ -227,6 +231,7 @@ class Planner:
         if queue.asked_to > queue.table.stop:
             return []  # the answer is under way
         start, stop = queue.next_range(tokens)
+        stop = min(stop, start + max(4 * self.positions_per_epoch_S[source], _SMALL_READ))
         stop = max(stop, self._reach_S[source])
         queue.asked_to = stop
         return [ReadAhead(source=source, start=start, stop=stop)]
