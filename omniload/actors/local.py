@@ -114,7 +114,7 @@ class LocalPlane(DataPlane):
         facts = self.loader.facts()
         planner = make_planner(spec, [facts[s] for s in every_source])
         self.first_step = planner.state.step
-        serve_metrics(mix)
+        self._end_metrics = serve_metrics(mix)
         dp_ranks = tuple(range(tree.size_of("dp")))
         self.constructor = ConstructorShell(
             DataConstructor(
@@ -147,6 +147,7 @@ class LocalPlane(DataPlane):
         self.planner.close()
         for pool in (self._readers, self._builder):
             pool.shutdown(wait=True, cancel_futures=True)
+        self._end_metrics()
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
 """What both runtimes share: the handle of a rank, and how a planner comes to be."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -140,21 +140,28 @@ def tokenizer_digest(mix: MixConfig, base_dir: Path) -> str:
     )
 
 
-def serve_metrics(mix: MixConfig) -> None:
+def serve_metrics(mix: MixConfig) -> Callable[[], None]:
     """Answer Prometheus from the planner's process, where the mix asks for it.
+
+    Returns:
+        A function that ends it.
 
     Raises:
         ConfigError: The port is taken.
     """
     port = mix.runtime.metrics_port
     if not port:
-        return
+        return _nothing
     try:
-        serve(port)
+        return serve(port)
     except OSError as error:
         raise ConfigError(
             f"runtime.metrics_port {port} cannot be used ({error.strerror}); choose another"
         ) from error
+
+
+def _nothing() -> None:
+    pass
 
 
 def require_rows(spec: PlaneSpec) -> None:

@@ -82,7 +82,7 @@ class PlannerActor:
     ) -> None:
         """Begin to plan; once and before any other call."""
         planner = make_planner(spec, facts)
-        serve_metrics(spec.mix)
+        self._end_metrics = serve_metrics(spec.mix)
         self._first_step = planner.state.step
         links = {actor: _RayLoader(actor) for actor in loaders.values()}
         self._shell = PlannerShell(
@@ -116,6 +116,7 @@ class PlannerActor:
     def close(self) -> None:
         """Stop planning and close the journal."""
         self._shell.close()
+        self._end_metrics()
 
 
 class _RayLoader(LoaderLink):

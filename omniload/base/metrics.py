@@ -4,6 +4,8 @@ Metric names start with ``omniload_`` and end in their unit. A process that want
 be scraped calls ``serve``; it binds loopback unless told otherwise.
 """
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 __all__ = [
@@ -47,6 +49,17 @@ BATCH_WAIT_SECONDS = Histogram(
 )
 
 
-def serve(port: int, *, address: str = "127.0.0.1") -> None:
-    """Answer scrapes of the registry at ``http://address:port/metrics`` from a daemon thread."""
-    start_http_server(port, addr=address, registry=REGISTRY)
+def serve(port: int, *, address: str = "127.0.0.1") -> Callable[[], None]:
+    """Answer scrapes of the registry at ``http://address:port/metrics`` from a daemon thread.
+
+    Returns:
+        A function that ends it and frees the port.
+    """
+    server, thread = start_http_server(port, addr=address, registry=REGISTRY)
+
+    def close() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return close

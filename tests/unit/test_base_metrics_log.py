@@ -3,6 +3,7 @@
 import io
 import logging
 import sys
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client import generate_latest
@@ -44,12 +45,24 @@ def test_counting_shows_in_what_a_scrape_reads():
 def test_metrics_are_served_on_loopback_unless_told_otherwise(monkeypatch):
     served = []
     monkeypatch.setattr(
-        metrics, "start_http_server", lambda port, **options: served.append((port, options))
+        metrics,
+        "start_http_server",
+        lambda port, **options: (served.append((port, options)), None),
     )
 
     metrics.serve(9100)
 
     assert served == [(9100, {"addr": "127.0.0.1", "registry": metrics.REGISTRY})]
+
+
+def test_closing_ends_the_server_and_frees_its_port(monkeypatch):
+    server, thread = Mock(), Mock()
+    monkeypatch.setattr(metrics, "start_http_server", lambda port, **options: (server, thread))
+
+    metrics.serve(9100)()
+
+    assert [call[0] for call in server.method_calls] == ["shutdown", "server_close"]
+    thread.join.assert_called_once_with()
 
 
 def test_loggers_hang_under_the_projects_own():
