@@ -7,6 +7,7 @@ from typing import Self
 from typing_extensions import override
 
 from omniload.actors.constructor import ConstructorShell
+from omniload.actors.links import ConstructorLink, LoaderLink
 from omniload.actors.loader import LoaderShell
 from omniload.actors.plane import (
     DataPlane,
@@ -17,7 +18,7 @@ from omniload.actors.plane import (
     require_rows,
     serve_metrics,
 )
-from omniload.actors.planner import ConstructorLink, LoaderLink, PlannerShell
+from omniload.actors.planner import PlannerShell
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.state import JsonObject
 from omniload.build.microbatch import Batch

@@ -5,8 +5,9 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol, assert_never
+from typing import assert_never
 
+from omniload.actors.links import ConstructorLink, LoaderLink
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.metrics import IMBALANCE_RATIO, PLAN_SECONDS, SAMPLES_SKIPPED, TOKENS_PLANNED
@@ -27,48 +28,11 @@ from omniload.machine.planner import Planner
 from omniload.mix.journal import Journal
 from omniload.plan.records import StepPlan
 
-__all__ = ["ConstructorLink", "LoaderLink", "PlannerShell"]
+__all__ = ["PlannerShell"]
 
 _LOG = get_logger(__name__)
 _CLOSE_S = 8.0
 """Shorter than the time that a caller in another process waits for the close."""
-
-
-class LoaderLink(Protocol):
-    """A way to a source loader."""
-
-    def read_ahead(self, command: ReadAhead) -> "Future[SamplesReported]":
-        """Start reading; the future holds the report."""
-        ...
-
-    def release(self, command: ReleaseSamples) -> None:
-        """Let go; no answer."""
-        ...
-
-
-class ConstructorLink(Protocol):
-    """A way to a data constructor."""
-
-    @property
-    def dp_ranks(self) -> Sequence[int]:
-        """Data-parallel ranks that it serves."""
-        ...
-
-    def build(self, plan: StepPlan) -> "Future[int]":
-        """Start building; the future tells when it is done."""
-        ...
-
-    def release(self, command: ReleaseSteps) -> None:
-        """Let go; no answer."""
-        ...
-
-    def end(self, step: int) -> None:
-        """There is no such step."""
-        ...
-
-    def fail(self, error: OmniloadError) -> None:
-        """The data plane has failed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,31 +2,18 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
-
-from typing_extensions import override
 
 from omniload.actors.constructor import ConstructorShell
 from omniload.actors.loader import LoaderShell
 from omniload.actors.plane import PlaneSpec, make_planner, open_journal, serve_metrics
-from omniload.actors.planner import ConstructorLink, LoaderLink, PlannerShell
-from omniload.actors.ray_answers import answer_to, future_of, log_failure
+from omniload.actors.planner import PlannerShell
 from omniload.actors.ray_environment import ray
-from omniload.base.errors import OmniloadError
-from omniload.base.ragged import Ragged
+from omniload.actors.ray_links import RayConstructorLink, RayLoaderLink, fetch_slices
 from omniload.base.state import JsonObject
 from omniload.machine.data_constructor import DataConstructor
-from omniload.machine.messages import (
-    ReadAhead,
-    ReleaseSamples,
-    ReleaseSteps,
-    SamplesReported,
-    SliceRequest,
-)
 from omniload.mix.fingerprint import SourceFacts
-from omniload.plan.records import StepPlan
 
 __all__ = ["ConstructorActor", "LoaderActor", "PlannerActor", "actor_of"]
 
@@ -63,7 +50,7 @@ class ConstructorActor(ConstructorShell):
     """A data constructor that fetches from loader actors."""
 
     def __init__(self, machine: DataConstructor, loaders: Mapping[int, Any]) -> None:
-        super().__init__(machine, partial(_fetch, loaders))
+        super().__init__(machine, partial(fetch_slices, loaders))
 
     def pid(self) -> int:
         """Return the actor's process."""
@@ -84,11 +71,11 @@ class PlannerActor:
         planner = make_planner(spec, facts)
         self._end_metrics = serve_metrics(spec.mix)
         self._first_step = planner.state.step
-        links = {actor: _RayLoader(actor) for actor in loaders.values()}
+        links = {actor: RayLoaderLink(actor) for actor in loaders.values()}
         self._shell = PlannerShell(
             planner,
             lambda source: links[loaders[source]],
-            [_RayConstructor(actor, ranks) for actor, ranks in constructors],
+            [RayConstructorLink(actor, ranks) for actor, ranks in constructors],
             open_journal(spec.run_dir, planner),
         )
         self._shell.start()
@@ -117,56 +104,3 @@ class PlannerActor:
         """Stop planning and close the journal."""
         self._shell.close()
         self._end_metrics()
-
-
-class _RayLoader(LoaderLink):
-    def __init__(self, actor: Any) -> None:  # noqa: ANN401 -- Ray's handle has no static type
-        self._actor = actor
-
-    @override
-    def read_ahead(self, command: ReadAhead) -> "Future[SamplesReported]":
-        return future_of(self._actor.read_ahead.remote(command), "a source loader")
-
-    @override
-    def release(self, command: ReleaseSamples) -> None:
-        log_failure(self._actor.release.remote(command), "a source loader", "release samples")
-
-
-class _RayConstructor(ConstructorLink):
-    def __init__(self, actor: Any, dp_ranks: Sequence[int]) -> None:  # noqa: ANN401 -- as above
-        self._actor, self._dp_ranks = actor, dp_ranks
-
-    @property
-    @override
-    def dp_ranks(self) -> Sequence[int]:
-        return self._dp_ranks
-
-    @override
-    def build(self, plan: StepPlan) -> "Future[int]":
-        return future_of(self._actor.build.remote(plan), "a data constructor")
-
-    @override
-    def release(self, command: ReleaseSteps) -> None:
-        log_failure(self._actor.release.remote(command), "a data constructor", "release steps")
-
-    @override
-    def end(self, step: int) -> None:
-        log_failure(self._actor.end.remote(step), "a data constructor", "end the data")
-
-    @override
-    def fail(self, error: OmniloadError) -> None:
-        log_failure(self._actor.fail.remote(error), "a data constructor", "pass on the failure")
-
-
-def _fetch(loaders: Mapping[int, Any], requests: Sequence[SliceRequest]) -> list[Ragged]:
-    """Get the slices of a step: one call per loader, however many samples or sources."""
-    places: dict[Any, list[int]] = {}
-    for place, request in enumerate(requests):
-        places.setdefault(loaders[request.source], []).append(place)
-    answers = [
-        (at, actor.slices.remote([requests[place] for place in at])) for actor, at in places.items()
-    ]
-    slices: dict[int, Ragged] = {}
-    for at, ref in answers:
-        slices |= zip(at, answer_to(ref, "a source loader"), strict=True)
-    return [slices[place] for place in range(len(requests))]
