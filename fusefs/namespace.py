@@ -54,6 +54,18 @@ class OpenedFile:
         """Follow a rename in this process: a plain version is read where it lies now."""
         self._location[:] = [path]
 
+    def local_copy(self) -> int | None:
+        """Open a complete, verified copy of this version on the local disk; None where there is none.
+
+        Never waits for the store. The caller closes the descriptor; it stays readable though the
+        copy is evicted meanwhile. Keep this version open for as long as the descriptor is used,
+        so that the disk cache counts its bytes.
+
+        Returns:
+            A descriptor to read from only: byte ``i`` of the file is byte ``i`` of the copy.
+        """
+        return None
+
     def close(self) -> None:
         """Let the version go."""
         if self._open:
