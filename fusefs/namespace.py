@@ -19,7 +19,7 @@ from fusefs.keeper import ObjectKeeper
 from fusefs.layout import StripeLayout
 from fusefs.manifest import Manifest, Segment
 from fusefs.reading import FileReader, Piece, ReadEngine
-from fusefs.segment_writer import WriteEngine
+from fusefs.segment_writer import SegmentWriter, WriteEngine
 from fusefs.stores.protocol import RESERVED, Entry, Store, Usage, checked_path
 from fusefs.strands import ByteBudget
 from fusefs.writing import Content, FileWriter, may_be_plain
@@ -166,6 +166,10 @@ class StripedFiles:
         striping = self.config.striping_of(self._visible(path))
         limit = self.config.plain_limit
         return FileWriter(self._writing, striping.layout, plain_limit=limit, base=base)
+
+    def segment_writer(self, path: str) -> SegmentWriter:
+        """Return a writer of whole units that are not copied, with the striping of ``path``."""
+        return SegmentWriter(self._writing, self.config.striping_of(self._visible(path)).layout)
 
     def appender(self, path: str) -> FileWriter:
         """Return a writer that stands at the end of a file: whole segments stay, no data is copied.

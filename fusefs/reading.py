@@ -6,7 +6,7 @@ for. A mount calls both from its loop, so a hit costs no thread.
 """
 
 import bisect
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -41,13 +41,18 @@ class Piece:
     start: int
     """First byte within the file."""
     size_bytes: int
+    """Bytes of the file that lie here."""
     layout: StripeLayout
     key: str
     """Names the bytes for the cache: other bytes, other key."""
     path_of: Callable[[int], str]
     """Path of an object by its number."""
     checksums_U: NDArray[np.uint64] | None = None
-    """One per unit; None for a plain file."""
+    """One per unit from ``before_bytes`` on; None for a plain file."""
+    before_bytes: int = 0
+    """Bytes of the objects ahead of the range that the file shows."""
+    after_bytes: int = 0
+    """Bytes of the objects behind it."""
     data: bytes | None = None
     """The bytes themselves, for a file that lies in its manifest."""
 
@@ -61,7 +66,14 @@ class Piece:
             key=segment.segment_id,
             path_of=segment.object_path,
             checksums_U=segment.checksums_U,
+            before_bytes=segment.before_bytes,
+            after_bytes=segment.after_bytes,
         )
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all its objects together, by which units lie."""
+        return self.before_bytes + self.size_bytes + self.after_bytes
 
     @classmethod
     def of_bytes(cls, data: bytes, start: int) -> "Piece":
@@ -142,6 +154,35 @@ class FileReader:
             parts.append(memoryview(future.result())[start : start + size])
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def start_into(self, spans: Iterable[tuple[int, memoryview]]) -> list[Future[None]]:
+        """Fill buffers from ranges of the file, past the cache: each unit is read once and copied once.
+
+        Args:
+            spans: First byte within the file, and the buffer to fill from there.
+
+        Returns:
+            One future per ranged read; the buffers are filled when all of them are done.
+
+        Raises:
+            ValueError: A span reaches past the end of the file.
+        """
+        wanted: dict[int, tuple[Piece, dict[int, list[tuple[int, memoryview]]]]] = {}
+        for offset, buffer in spans:
+            if offset + len(buffer) > self.size_bytes:
+                raise ValueError(f"{offset}+{len(buffer)} is past the end at {self.size_bytes}")
+            at = 0
+            for piece, unit, start, size in self._units(offset, len(buffer)):
+                _, targets = wanted.setdefault(id(piece), (piece, {}))
+                targets.setdefault(unit, []).append((start, buffer[at : at + size]))
+                at += size
+        return [
+            self._engine.pool.submit(self._fill_run, piece, run, targets)
+            for piece, targets in wanted.values()
+            for run in piece.layout.runs(
+                sorted(targets), piece.size_bytes, longest_bytes=self._engine.longest_read
+            )
+        ]
+
     def prefetch(self, offset: int, size_bytes: int) -> list[Future[Data]]:
         """Bring a range into the cache as far as it has room; wait on the result or do not."""
         return self._fetch(offset, size_bytes, needed=False)
@@ -155,7 +196,7 @@ class FileReader:
             unit_bytes = piece.layout.unit_bytes
             stop = min(end, piece.start + piece.size_bytes)
             while offset < stop:
-                unit, start = divmod(offset - piece.start, unit_bytes)
+                unit, start = divmod(offset - piece.start + piece.before_bytes, unit_bytes)
                 size = min(unit_bytes - start, stop - offset)
                 yield piece, unit, start, size
                 offset += size
@@ -170,7 +211,7 @@ class FileReader:
                 futures.append(Future())
                 futures[-1].set_result(data)
                 continue
-            size = piece.layout.unit_size(unit, piece.size_bytes)
+            size = piece.layout.unit_size(unit, piece.stored_bytes)
             block, to_fetch = self._engine.cache.claim((piece.key, unit), size)
             if block is None:
                 if not needed:
@@ -186,7 +227,7 @@ class FileReader:
                 blocks[unit] = None if cached else block
         for piece, blocks in mine.values():
             runs = piece.layout.runs(
-                list(blocks), piece.size_bytes, longest_bytes=self._engine.longest_read
+                list(blocks), piece.stored_bytes, longest_bytes=self._engine.longest_read
             )
             for run in runs:
                 self._engine.pool.submit(self._fetch_run, piece, run, blocks)
@@ -218,6 +259,18 @@ class FileReader:
             else:
                 uncached.data.set_exception(reason)
 
+    def _fill_run(
+        self, piece: Piece, run: UnitRun, targets: dict[int, list[tuple[int, memoryview]]]
+    ) -> None:
+        if piece.data is None:
+            parts = dict(_units_of(self._read_run(piece, run), run, piece.layout.unit_bytes))
+        else:
+            parts = {unit: piece.unit_at_hand(unit) or b"" for unit in run.units}
+        for unit, part in parts.items():
+            self._verify(piece, unit, part)
+            for start, buffer in targets[unit]:
+                buffer[:] = part[start : start + len(buffer)]
+
     def _read_run(self, piece: Piece, run: UnitRun) -> bytes:
         path = piece.path_of(run.object_number)
         try:
@@ -234,7 +287,8 @@ class FileReader:
                     "which no manifest has: it was cut short; restore it from another copy"
                 )
             return
-        found, wanted = unit_checksum(data), int(piece.checksums_U[unit])
+        first = piece.before_bytes // piece.layout.unit_bytes
+        found, wanted = unit_checksum(data), int(piece.checksums_U[unit - first])
         if found != wanted:
             object_number, at = piece.layout.place(unit)
             raise IntegrityError(

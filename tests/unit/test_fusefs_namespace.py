@@ -7,6 +7,7 @@ import pytest
 from fusefs.attributes import Attributes
 from fusefs.config import DirectoryStriping, Striping
 from fusefs.stores.memory import MemoryStore
+from fusefs.stores.retrying import RetryingStore
 from tests.support.fusefs_builders import contents, object_paths, some_files, tiny_files
 
 BIG = bytes(range(256)) * 100
@@ -189,3 +190,58 @@ def test_memory_of_the_cache_stays_under_its_cap_while_a_larger_file_is_read():
             for at in range(0, len(data), 1 << 20):
                 file.reader.read(at, 1 << 20)
                 assert files.cache.used_bytes <= cap
+
+
+def filled(files, path, ranges):
+    """Read ranges of a file into buffers of their own."""
+    buffers = [bytearray(size) for _, size in ranges]
+    with files.open(path) as file:
+        views = [(at, memoryview(b)) for (at, _), b in zip(ranges, buffers, strict=True)]
+        for future in file.reader.start_into(views):
+            future.result()
+    return [bytes(buffer) for buffer in buffers]
+
+
+RANGES = [(0, 10), (4090, 5000), (4090, 5000), (len(BIG) - 7, 7), (5, 0)]
+
+
+@pytest.mark.parametrize("stored", ["striped", "plain", "inline"])
+def test_ranges_are_read_straight_into_buffers_however_the_file_is_stored(files, stored):
+    data = BIG if stored != "inline" else BIG[:4000]
+    ranges = RANGES if stored != "inline" else [(0, 4000), (17, 3)]
+    if stored == "plain":
+        files.store.publish("f", data)
+    else:
+        files.write_file("f", data, Attributes(mode=0o600))
+
+    assert filled(files, "f", ranges) == [data[at : at + size] for at, size in ranges]
+
+
+def test_units_that_several_ranges_share_are_read_once_and_not_cached():
+    with some_files(RetryingStore(MemoryStore())) as files:
+        files.write_file("f", BIG)
+        filled(files, "f", [])
+        opening = files.store.calls["read"]
+
+        assert filled(files, "f", [(0, 3), (3, 3), (6, 3)]) == [BIG[0:3], BIG[3:6], BIG[6:9]]
+
+        assert files.store.calls["read"] == opening * 2 + 1
+        assert files.cache.used_bytes == 0
+
+
+def test_a_range_past_the_end_is_refused(files):
+    files.write_file("f", BIG)
+
+    with pytest.raises(ValueError, match="past the end"):
+        filled(files, "f", [(len(BIG) - 1, 2)])
+
+
+def test_a_segment_written_from_views_is_published_as_a_file(files):
+    writer = files.segment_writer("f")
+    for at in range(0, len(BIG), 4096):
+        writer.append(memoryview(BIG)[at : at + 4096])
+
+    files.publish("f", (writer.finish(),))
+
+    assert contents(files, "f") == BIG
+    assert files.manifest("f").segments[0].layout.stripe_count == 3
