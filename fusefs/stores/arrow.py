@@ -10,8 +10,7 @@ What pyarrow does that matters here (Arrow C++ 26, ``hdfs.cc``), each met below:
 """
 
 import errno
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -20,12 +19,12 @@ from typing_extensions import override
 
 from fusefs.stores.backend import Backend, PuttingStore, RenamingStore
 from fusefs.stores.protocol import Entry, ObjectWriter, Store, name_of
+from fusefs.stores.translating import translated
 from omniload.base.errors import ConfigError, UnavailableError
 
 __all__ = ["arrow_store"]
 
 _PUTTING = frozenset({"s3", "gcs", "abfs"})
-_SAME_MEANING = (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError)
 
 
 def arrow_store(url: str) -> Store:
@@ -178,15 +177,5 @@ def _entry(info: pafs.FileInfo) -> Entry:
     return Entry(name_of(info.path), is_directory, info.size or 0, info.mtime_ns or 0)
 
 
-@contextmanager
-def _mapped(path: str) -> Iterator[None]:
-    try:
-        yield
-    except _SAME_MEANING:
-        raise
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise
-        raise UnavailableError(f"{path!r}: the store answers: {error}") from error
-    except (pa.ArrowException, ValueError) as error:
-        raise UnavailableError(f"{path!r}: the store answers: {error}") from error
+def _mapped(path: str) -> AbstractContextManager[None]:
+    return translated(path, (pa.ArrowException, ValueError))

@@ -1,8 +1,7 @@
 """Anything fsspec opens: hdfs-native, WebHDFS, sftp, object stores, its memory file system."""
 
-import errno
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import IO, Any
 
@@ -12,19 +11,12 @@ from typing_extensions import override
 
 from fusefs.stores.backend import Backend, PuttingStore, RenamingStore
 from fusefs.stores.protocol import Entry, ObjectWriter, Store, name_of
-from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
+from fusefs.stores.translating import translated
+from omniload.base.errors import ConfigError
 
 __all__ = ["fsspec_store"]
 
 _PUTTING = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "memory", "oci", "oss"})
-_SAME_MEANING = (
-    FileNotFoundError,
-    FileExistsError,
-    PermissionError,
-    NotADirectoryError,
-    IsADirectoryError,
-    OmniloadError,
-)
 
 
 def fsspec_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
@@ -62,7 +54,7 @@ class FsspecBackend(Backend):
 
     @override
     def find(self, path: str) -> Entry | None:
-        with _mapped(path):
+        with translated(path):
             try:
                 return _entry(self._fs.info(self._at(path)))
             except (FileNotFoundError, NotADirectoryError):
@@ -71,7 +63,7 @@ class FsspecBackend(Backend):
 
     @override
     def listing(self, path: str) -> list[Entry]:
-        with _mapped(path):
+        with translated(path):
             try:
                 found = self._fs.ls(self._at(path), detail=True)
             except FileNotFoundError:
@@ -84,34 +76,34 @@ class FsspecBackend(Backend):
 
     @override
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:
-        with _mapped(path):
+        with translated(path):
             data = self._fs.cat_file(self._at(path), start=offset, end=offset + size_bytes)
         return bytes(data)
 
     @override
     def open_new(self, path: str) -> ObjectWriter:
-        with _mapped(path):
+        with translated(path):
             self._fs.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
             return _FsspecWriter(self._fs.open(self._at(path), "wb"), self, path)
 
     @override
     def move(self, source: str, target: str) -> None:
-        with _mapped(source):
+        with translated(source):
             self._fs.mv(self._at(source), self._at(target), recursive=True)
 
     @override
     def remove(self, path: str) -> None:
-        with _mapped(path):
+        with translated(path):
             self._fs.rm_file(self._at(path))
 
     @override
     def make_directory(self, path: str) -> None:
-        with _mapped(path):
+        with translated(path):
             self._fs.makedirs(self._at(path), exist_ok=True)
 
     @override
     def remove_directory(self, path: str) -> None:
-        with _mapped(path):
+        with translated(path):
             if type(self._fs).rmdir is fsspec.AbstractFileSystem.rmdir:
                 # fsspec's own rmdir does nothing; such clients (WebHDFS) remove both kinds with rm.
                 self._fs.rm(self._at(path), recursive=False)
@@ -132,12 +124,12 @@ class _FsspecWriter(ObjectWriter):
 
     @override
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        with _mapped(self._path):
+        with translated(self._path):
             self._file.write(data)
 
     @override
     def close(self) -> None:
-        with _mapped(self._path):
+        with translated(self._path):
             self._file.close()
 
     @override
@@ -177,20 +169,3 @@ def _refuse_error_pages(webhdfs: fsspec.AbstractFileSystem) -> None:
             response.raise_for_status()
 
     webhdfs.session.hooks["response"].append(check)
-
-
-@contextmanager
-def _mapped(path: str) -> Iterator[None]:
-    try:
-        yield
-    except _SAME_MEANING:
-        raise
-    except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.ENOTEMPTY}:
-            raise
-        raise UnavailableError(f"{path!r}: the store answers: {error}") from error
-    except Exception as error:
-        # Every fsspec client raises errors of its own; none may end the mount, all may be retried.
-        raise UnavailableError(
-            f"{path!r}: the store answers: {type(error).__name__}: {error}"
-        ) from error

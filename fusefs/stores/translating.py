@@ -1,0 +1,48 @@
+"""What a client of a store raises, in the words of ``fusefs.stores.protocol``: one table for all clients."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from omniload.base.errors import OmniloadError, UnavailableError
+
+__all__ = ["translated"]
+
+_SAME_MEANING = (
+    FileNotFoundError,
+    FileExistsError,
+    PermissionError,
+    NotADirectoryError,
+    IsADirectoryError,
+    OmniloadError,
+)
+_SAME_NUMBER = frozenset({errno.ENOSPC, errno.ENOTEMPTY})
+
+
+@contextmanager
+def translated(path: str, foreign: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+    """Raise what a client raises inside the block as the error the protocol means by it.
+
+    An unknown failure is an outage: it may be retried, and is never taken for "nothing there".
+
+    Args:
+        path: What the call is about.
+        foreign: Errors of the client's own, beside ``OSError``; anything else is a defect
+            and passes.
+
+    Raises:
+        OSError: One that means the same in the protocol.
+        UnavailableError: Every other ``OSError``, and every foreign error.
+    """
+    try:
+        yield
+    except _SAME_MEANING:
+        raise
+    except OSError as error:
+        if error.errno in _SAME_NUMBER:
+            raise
+        raise UnavailableError(f"{path!r}: the store answers: {error}") from error
+    except foreign as error:
+        raise UnavailableError(
+            f"{path!r}: the store answers: {type(error).__name__}: {error}"
+        ) from error
