@@ -1,1 +1,1 @@
-"""Between the kernel and the namespace: the only modules that know pyfuse3 and trio."""
+"""Between the kernel and a file system: neutral handlers, and the bindings that speak FUSE."""

@@ -1,18 +1,16 @@
 """Requests about content: open, read, write, flush, fsync, close."""
-# ruff: noqa: ARG002 -- the kernel's signatures, whole
 
 import errno
 import os
 import stat as stat_bits
-from typing import cast
 
-import pyfuse3
-import trio
+from typing_extensions import override
 
 from fusefs.attributes import Attributes
 from fusefs.body import Body
-from fusefs.bridge.answering import all_done, answered
+from fusefs.bridge.protocol import Data, Entry, Opened
 from fusefs.bridge.session import STATS_INODE, Session
+from fusefs.bridge.waiting import all_done
 from fusefs.namespace import OpenedFile
 
 __all__ = ["ContentRequests"]
@@ -21,21 +19,23 @@ __all__ = ["ContentRequests"]
 class ContentRequests(Session):
     """Requests about content: open, read, write, flush, fsync, close."""
 
-    @answered
-    async def create(
-        self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
-    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+    @override
+    async def create(self, parent: int, name: bytes, mode: int, flags: int) -> tuple[Opened, Entry]:
         """Create a file: nothing is in the store before its first flush."""
-        parent, text = self._place_for(parent_inode, name)
-        path = self._tree.child_path(parent, text)
-        if await self._is_there(parent, text):
+        above, text = self._place_for(parent, name)
+        path = self._tree.child_path(above, text)
+        if await self._is_there(above, text):
             if flags & os.O_EXCL:
                 raise FileExistsError(errno.EEXIST, "something is there", path)
-            node = self._tree.child(parent, text)
+            node = self._tree.child(above, text)
             node.lookups += 1
-            file_info = await self._open(node, flags)
-            return file_info, await self._entry(node)
-        node = self._tree.child(parent, text)
+            try:
+                opened = await self._open(node, flags)
+                return opened, await self._entry(node)
+            except BaseException:
+                self._tree.forget(node.number, 1)
+                raise
+        node = self._tree.child(above, text)
         node.lookups += 1
         node.body = Body(self._files, self._place, path, None)
         permissions = stat_bits.S_IMODE(mode)
@@ -43,85 +43,81 @@ class ContentRequests(Session):
             node.body.set_attributes(Attributes(mode=permissions))
         return self._handle(node, flags), self._body_entry(node)
 
-    @answered
-    async def mknod(
-        self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.EntryAttributes:
+    @override
+    async def mknod(self, parent: int, name: bytes, mode: int, rdev: int) -> Entry:
         """Make an empty regular file; devices, pipes and sockets have no place in a store."""
         if not stat_bits.S_ISREG(mode):
             raise PermissionError(errno.EPERM, "only regular files")
-        file_info, entry = await self.create(parent_inode, name, mode, os.O_EXCL, ctx)
-        await self.flush(file_info.fh)
-        await self.release(file_info.fh)
+        opened, entry = await self.create(parent, name, mode, os.O_EXCL)
+        await self.flush(opened.handle)
+        await self.release(opened.handle)
         return entry
 
-    @answered
-    async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+    @override
+    async def open(self, inode: int, flags: int) -> Opened:
         """Open a file as it is now in the store, or as it is being written here."""
         if inode == STATS_INODE:
-            return pyfuse3.FileInfo(fh=self._new_stats_handle(), direct_io=True)
+            return Opened(self._new_stats_handle(), direct_io=True)
         return await self._open(self._tree.node(inode), flags)
 
-    @answered
-    async def read(self, fh: int, off: int, size: int) -> bytes:
+    @override
+    async def read(self, handle: int, offset: int, size_bytes: int) -> Data:
         """Read: inline from memory, else once the blocks are here."""
-        if (text := self.statistics.open_views.get(fh)) is not None:
-            return text[off : off + size]
-        handle = self._handles[fh]
-        body, process = handle.body, fh
+        if (text := self.statistics.open_views.get(handle)) is not None:
+            return text[offset : offset + size_bytes]
+        body = self._handles[handle].body
         if body.lock.acquire(blocking=False):
             try:
-                data = body.try_read(off, size, process)
+                data = body.try_read(offset, size_bytes, handle)
                 version = body.reader_if_clean()
             finally:
                 body.lock.release()
             if data is not None:
-                return cast("bytes", data)  # pyfuse3 replies with any buffer
+                return data
             if version is not None:
-                return await self._read_when_here(version, off, size, process)
-        return cast("bytes", await trio.to_thread.run_sync(body.read, off, size, process))
+                return await self._read_when_here(version, offset, size_bytes, handle)
+        return await self._wait(body.read, offset, size_bytes, handle)
 
     @staticmethod
-    async def _read_when_here(version: OpenedFile, off: int, size: int, process: int) -> bytes:
-        waiting = version.reader.start(off, size, process=process)
+    async def _read_when_here(
+        version: OpenedFile, offset: int, size_bytes: int, handle: int
+    ) -> Data:
+        waiting = version.reader.start(offset, size_bytes, process=handle)
         await all_done(waiting)
-        return cast("bytes", version.reader.finish(off, size, waiting))
+        return version.reader.finish(offset, size_bytes, waiting)
 
-    @answered
-    async def write(self, fh: int, off: int, buf: bytes) -> int:
+    @override
+    async def write(self, handle: int, offset: int, data: Data) -> int:
         """Write: inline where the window has room, else in a thread that waits for it."""
-        handle = self._handles[fh]
-        body = handle.body
-        if handle.appends:
-            off = body.size_bytes
+        opened = self._handles[handle]
+        body = opened.body
+        if opened.appends:
+            offset = body.size_bytes
         if body.lock.acquire(blocking=False):
             try:
-                if body.writes_now(off, len(buf)):
-                    body.write(off, buf)
-                    return len(buf)
+                if body.writes_now(offset, len(data)):
+                    body.write(offset, data)
+                    return len(data)
             finally:
                 body.lock.release()
-        await trio.to_thread.run_sync(body.write, off, buf)
-        return len(buf)
+        await self._wait(body.write, offset, bytes(data))
+        return len(data)
 
-    @answered
-    async def flush(self, fh: int) -> None:
+    @override
+    async def flush(self, handle: int) -> None:
         """Publish at close, so that whoever opens the file next sees all of it."""
-        if (handle := self._handles.get(fh)) is not None:
-            await self._flush(handle, last=True)
+        if (opened := self._handles.get(handle)) is not None:
+            await self._flush(opened, last=True)
 
-    @answered
-    async def fsync(self, fh: int, datasync: bool) -> None:
+    @override
+    async def fsync(self, handle: int) -> None:
         """Make durable and visible what is written so far."""
-        if (handle := self._handles.get(fh)) is not None:
-            await self._flush(handle, last=False)
+        if (opened := self._handles.get(handle)) is not None:
+            await self._flush(opened, last=False)
 
-    async def fsyncdir(self, fh: int, datasync: bool) -> None:
-        """Return at once: names are durable when their call returns."""
-
-    @answered
-    async def release(self, fh: int) -> None:
+    @override
+    async def release(self, handle: int) -> None:
         """Drop a handle; flush has published already, unless it failed and said so."""
-        if self.statistics.open_views.pop(fh, None) is not None:
+        if self.statistics.open_views.pop(handle, None) is not None:
             return
-        await self._release(fh)
+        await self._release(handle)

@@ -1,15 +1,13 @@
 """Requests about names: finding, listing, making, renaming and removing."""
-# ruff: noqa: ARG002 -- the kernel's signatures, whole
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-import pyfuse3
-import trio
+from typing_extensions import override
 
-from fusefs.bridge.answering import answered
-from fusefs.bridge.session import STATS_DIRECTORY_INODE, Listed, Session
+from fusefs.bridge.protocol import Entry, Named, Opened
+from fusefs.bridge.session import STATS_DIRECTORY_INODE, STATS_INODE, Listed, Session
 from fusefs.catalog import FileInfo
 from fusefs.moves import remove_open, rename_open
 from fusefs.stores.protocol import RESERVED
@@ -17,25 +15,26 @@ from fusefs.tree import ROOT, Node
 
 __all__ = ["NameRequests"]
 
+_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
+"""Of renameat2."""
+
 
 class NameRequests(Session):
     """Requests about names: finding, listing, making, renaming and removing."""
 
-    @answered
-    async def lookup(
-        self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.EntryAttributes:
+    @override
+    async def lookup(self, parent: int, name: bytes) -> Entry:
         """Find a name in a directory."""
-        if parent_inode == ROOT and name == RESERVED.encode():
+        if parent == ROOT and name == RESERVED.encode():
             return self._directory_entry(STATS_DIRECTORY_INODE)
-        if parent_inode == STATS_DIRECTORY_INODE:
+        if parent == STATS_DIRECTORY_INODE:
             return self._stats_entry(name)
         self._check_name(name)
-        parent, text = self._tree.node(parent_inode), os.fsdecode(name)
-        known = parent.children.get(text)
+        above, text = self._tree.node(parent), os.fsdecode(name)
+        known = above.children.get(text)
         if known is None or known.body is None:
-            await self._info(self._tree.child_path(parent, text))
-        node = self._tree.child(parent, text)
+            await self._info(self._tree.child_path(above, text))
+        node = self._tree.child(above, text)
         node.lookups += 1
         try:
             return await self._entry(node)
@@ -43,24 +42,28 @@ class NameRequests(Session):
             self._tree.forget(node.number, 1)
             raise
 
-    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
-        """Give up references."""
-        for number, lookups in inode_list:
-            self._tree.forget(number, lookups)
+    @override
+    def told(self, inode: int) -> None:
+        if inode not in {STATS_INODE, STATS_DIRECTORY_INODE}:
+            self._tree.node(inode).lookups += 1
 
-    @answered
-    async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
+    @override
+    def forget(self, inode: int, lookups: int) -> None:
+        self._tree.forget(inode, lookups)
+
+    @override
+    async def opendir(self, inode: int) -> Opened:
         """Take the listing now, so that readdir is one consistent view."""
         if inode == STATS_DIRECTORY_INODE:
             listed: list[Listed] = [("stats.json", self._stats_entry(b"stats.json"), None)]
         else:
             node = self._tree.node(inode)
             path = self._tree.path(node)
-            infos = await trio.to_thread.run_sync(self._files.listing, path)
+            infos = await self._wait(self._files.listing, path)
             listed = self._listed(node, path, infos)
         handle = self._new_handle()
         self._listings[handle] = listed
-        return handle
+        return Opened(handle)
 
     def _listed(self, node: Node, path: str, infos: list[FileInfo]) -> list[Listed]:
         named: dict[str, FileInfo | None] = {}
@@ -72,98 +75,87 @@ class NameRequests(Session):
         listed: list[Listed] = []
         for name in sorted(named):
             child, described = self._tree.child(node, name), named[name]
+            child.lookups += 1  # the listing's own, so that the numbers in it stay good
             if child.body is not None:
                 listed.append((name, self._body_entry(child), child))
             elif described is not None:
                 listed.append((name, self._described(child.number, described), child))
         return listed
 
-    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        """Hand out the listing from ``start_id`` on."""
-        listed = self._listings[fh]
-        for position in range(start_id, len(listed)):
-            name, entry, node = listed[position]
-            if not pyfuse3.readdir_reply(token, os.fsencode(name), entry, position + 1):
-                return
-            if node is not None:
-                node.lookups += 1
+    @override
+    def readdir(self, handle: int, start: int) -> Iterable[Named]:
+        listed = self._listings[handle]
+        for line in range(start, len(listed)):
+            name, entry, _ = listed[line]
+            yield Named(os.fsencode(name), entry)
 
-    async def releasedir(self, fh: int) -> None:
+    @override
+    async def releasedir(self, handle: int) -> None:
         """Drop the listing."""
-        for _, _, node in self._listings.pop(fh, []):
+        for _, _, node in self._listings.pop(handle, []):
             if node is not None:
-                self._tree.forget(node.number, 0)
+                self._tree.forget(node.number, 1)
 
-    @answered
-    async def mkdir(
-        self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.EntryAttributes:
+    @override
+    async def mkdir(self, parent: int, name: bytes, mode: int) -> Entry:
         """Make a directory."""
-        parent, text = self._place_for(parent_inode, name)
-        path = self._tree.child_path(parent, text)
-        await trio.to_thread.run_sync(self._files.make_directory, path)
+        above, text = self._place_for(parent, name)
+        path = self._tree.child_path(above, text)
+        await self._wait(self._files.make_directory, path)
         self._infos.pop(path, None)
-        return await self._told(parent, text)
+        return await self._told(above, text)
 
-    @answered
-    async def symlink(
-        self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.EntryAttributes:
+    @override
+    async def symlink(self, parent: int, name: bytes, target: bytes) -> Entry:
         """Make a symbolic link."""
-        parent, text = self._place_for(parent_inode, name)
-        path = self._tree.child_path(parent, text)
-        await trio.to_thread.run_sync(self._files.make_link, path, os.fsdecode(target))
+        above, text = self._place_for(parent, name)
+        path = self._tree.child_path(above, text)
+        await self._wait(self._files.make_link, path, os.fsdecode(target))
         self._infos.pop(path, None)
-        return await self._told(parent, text)
+        return await self._told(above, text)
 
-    @answered
-    async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
+    @override
+    async def readlink(self, inode: int) -> bytes:
         """Return where a link points."""
         path = self._tree.path(self._tree.node(inode))
-        return os.fsencode(await trio.to_thread.run_sync(self._files.read_link, path))
+        return os.fsencode(await self._wait(self._files.read_link, path))
 
-    @answered
-    async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+    @override
+    async def unlink(self, parent: int, name: bytes) -> None:
         """Remove a file; those who have it open keep it."""
-        parent, text = self._place_for(parent_inode, name)
-        path = self._tree.child_path(parent, text)
-        node = parent.children.get(text)
+        above, text = self._place_for(parent, name)
+        path = self._tree.child_path(above, text)
+        node = above.children.get(text)
         body = node.body if node is not None else None
-        await trio.to_thread.run_sync(remove_open, self._files, path, body)
+        await self._wait(remove_open, self._files, path, body)
         self._infos.pop(path, None)
-        self._tree.detach(parent, text)
+        self._tree.detach(above, text)
 
-    @answered
-    async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+    @override
+    async def rmdir(self, parent: int, name: bytes) -> None:
         """Remove an empty directory."""
-        parent, text = self._place_for(parent_inode, name)
-        path = self._tree.child_path(parent, text)
-        node = parent.children.get(text)
+        above, text = self._place_for(parent, name)
+        path = self._tree.child_path(above, text)
+        node = above.children.get(text)
         if node is not None and any(self._tree.pending_below(node)):
             raise OSError(errno.ENOTEMPTY, "a file is being written there", path)
-        await trio.to_thread.run_sync(self._files.remove_directory, path)
+        await self._wait(self._files.remove_directory, path)
         self._infos.pop(path, None)
-        self._tree.detach(parent, text)
+        self._tree.detach(above, text)
 
-    @answered
+    @override
     async def rename(
-        self,
-        parent_inode_old: int,
-        name_old: bytes,
-        parent_inode_new: int,
-        name_new: bytes,
-        flags: int,
-        ctx: pyfuse3.RequestContext,
+        self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
     ) -> None:
         """Rename over what is there."""
-        if flags & pyfuse3.RENAME_EXCHANGE:
+        if flags & _RENAME_EXCHANGE:
             raise OSError(errno.EINVAL, "no store exchanges two names")
-        parent, name = self._place_for(parent_inode_old, name_old)
-        new_parent, new_name = self._place_for(parent_inode_new, name_new)
-        source = self._tree.child_path(parent, name)
-        target = self._tree.child_path(new_parent, new_name)
-        node, there = parent.children.get(name), new_parent.children.get(new_name)
-        if flags & pyfuse3.RENAME_NOREPLACE and await self._is_there(new_parent, new_name):
+        above, text = self._place_for(parent, name)
+        new_above, new_text = self._place_for(new_parent, new_name)
+        source = self._tree.child_path(above, text)
+        target = self._tree.child_path(new_above, new_text)
+        node, there = above.children.get(text), new_above.children.get(new_text)
+        if flags & _RENAME_NOREPLACE and await self._is_there(new_above, new_text):
             raise FileExistsError(errno.EEXIST, "something is there", target)
         replacing = there is not None and there is not node
         if there is not None and replacing and any(self._tree.pending_below(there)):
@@ -173,10 +165,10 @@ class NameRequests(Session):
         opened = self._tree.open_below(node) if node is not None else ()
         moving = [below.body for below in opened if below.body is not None]
         replaced = there.body if there is not None and replacing else None
-        await trio.to_thread.run_sync(rename_open, self._files, source, target, moving, replaced)
+        await self._wait(rename_open, self._files, source, target, moving, replaced)
         if source != target:
             self._forget_infos(source, target)
-            self._tree.move(parent, name, new_parent, new_name)
+            self._tree.move(above, text, new_above, new_text)
 
     async def _check_target_of_pending(self, target: str) -> None:
         """Rename a file the store does not show yet: its flush will replace the target."""

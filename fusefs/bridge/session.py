@@ -1,17 +1,20 @@
 """What all handlers of one mount share: nodes, handles, and attributes known for a moment."""
 
 import errno
-import functools
 import os
 import stat as stat_bits
 import time
 from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
-import pyfuse3
-import trio
+from typing_extensions import override
 
 from fusefs.body import Body, SpoolPlace
+from fusefs.bridge.protocol import Entry, FileSystem, Kernel, Opened
+from fusefs.bridge.waiting import in_thread
 from fusefs.catalog import FileInfo
 from fusefs.namespace import StripedFiles
 from fusefs.statistics import Statistics
@@ -25,9 +28,13 @@ TTL_S = 1.0
 STATS_INODE = 2**63 - 1
 STATS_DIRECTORY_INODE = 2**63 - 2
 _MOST_INFOS = 200_000
+_CALLS_WAITING = 64
+"""Calls that wait for the store at a time, each in a thread."""
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 
-Listed = tuple[str, pyfuse3.EntryAttributes, Node | None]
+Listed = tuple[str, Entry, Node | None]
 """One line of a listing."""
 
 
@@ -40,7 +47,7 @@ class Handle:
     appends: bool
 
 
-class Session:
+class Session(FileSystem):
     """State of one mount, touched on its loop only."""
 
     def __init__(self, files: StripedFiles, place: SpoolPlace) -> None:
@@ -52,7 +59,26 @@ class Session:
         self._next_handle = 1
         self._infos: OrderedDict[str, tuple[float, FileInfo]] = OrderedDict()
         self._owner = (os.getuid(), os.getgid())
+        self._pool = ThreadPoolExecutor(_CALLS_WAITING, "fusefs-call")
+        self._kernel: Kernel | None = None
         self.statistics = Statistics(files)
+
+    def close(self) -> None:
+        """End the threads; nothing may be under way."""
+        self._pool.shutdown()
+
+    @override
+    def connected(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    async def _wait(
+        self,
+        call: Callable[Arguments, Result],
+        *arguments: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> Result:
+        """Run a call that may wait for the store in a thread."""
+        return await in_thread(self._pool, call, *arguments, **named)
 
     def _place_for(self, parent_inode: int, name: bytes) -> tuple[Node, str]:
         """Return directory and name of something to be changed, which the store's own is not."""
@@ -77,14 +103,14 @@ class Session:
         self.statistics.open_views[handle] = self.statistics.as_json()
         return handle
 
-    def _handle(self, node: Node, flags: int) -> pyfuse3.FileInfo:
+    def _handle(self, node: Node, flags: int) -> Opened:
         assert node.body is not None
         number = self._new_handle()
         node.opens += 1
         self._handles[number] = Handle(node, node.body, bool(flags & os.O_APPEND))
-        return pyfuse3.FileInfo(fh=number, keep_cache=False)
+        return Opened(number)
 
-    async def _told(self, parent: Node, name: str) -> pyfuse3.EntryAttributes:
+    async def _told(self, parent: Node, name: str) -> Entry:
         """Describe something just made and count that the kernel was told of it."""
         node = self._tree.child(parent, name)
         node.lookups += 1
@@ -105,7 +131,7 @@ class Session:
         known = self._infos.get(path)
         if known is not None and known[0] > time.monotonic():
             return known[1]
-        info = await trio.to_thread.run_sync(self._files.stat, path)
+        info = await self._wait(self._files.stat, path)
         self._remember(path, info)
         return info
 
@@ -121,7 +147,7 @@ class Session:
             for known in [p for p in self._infos if p == path or p.startswith(below)]:
                 del self._infos[known]
 
-    async def _entry(self, node: Node) -> pyfuse3.EntryAttributes:
+    async def _entry(self, node: Node) -> Entry:
         if node.body is not None:
             return self._body_entry(node)
         if node.number == ROOT:
@@ -133,15 +159,14 @@ class Session:
                 raise OSError(errno.ESTALE, "unlinked and not open") from error
             raise
 
-    def _body_entry(self, node: Node) -> pyfuse3.EntryAttributes:
+    def _body_entry(self, node: Node) -> Entry:
         body = node.body
         assert body is not None
         mode = stat_bits.S_IFREG | body.mode
         entry = self._attributes(node.number, mode, body.size_bytes, body.mtime_ns)
-        entry.st_nlink = 1 if node.is_attached else 0
-        return entry
+        return entry if node.is_attached else entry._replace(nlink=0)
 
-    def _described(self, number: int, info: FileInfo) -> pyfuse3.EntryAttributes:
+    def _described(self, number: int, info: FileInfo) -> Entry:
         kind = {
             "file": stat_bits.S_IFREG,
             "directory": stat_bits.S_IFDIR,
@@ -149,54 +174,52 @@ class Session:
         }[info.kind]
         return self._attributes(number, kind | info.mode, info.size_bytes, info.mtime_ns)
 
-    def _directory_entry(self, number: int) -> pyfuse3.EntryAttributes:
+    def _directory_entry(self, number: int) -> Entry:
         return self._attributes(number, stat_bits.S_IFDIR | 0o555, 0, 0)
 
-    def _stats_entry(self, name: bytes) -> pyfuse3.EntryAttributes:
+    def _stats_entry(self, name: bytes) -> Entry:
         if name != b"stats.json":
             raise FileNotFoundError(errno.ENOENT, "only stats.json is here")
         size = len(self.statistics.as_json())
         entry = self._attributes(STATS_INODE, stat_bits.S_IFREG | 0o444, size, time.time_ns())
-        entry.attr_timeout = 0
-        return entry
+        return entry._replace(attr_timeout_s=0)
 
-    def _attributes(
-        self, number: int, mode: int, size_bytes: int, mtime_ns: int
-    ) -> pyfuse3.EntryAttributes:
-        entry = pyfuse3.EntryAttributes()
-        entry.st_ino = number
-        entry.st_mode = mode
-        entry.st_nlink = 2 if stat_bits.S_ISDIR(mode) else 1
-        entry.st_uid, entry.st_gid = self._owner
-        entry.st_size = size_bytes
-        entry.st_blksize = self._files.config.striping.unit
-        entry.st_blocks = -(-size_bytes // 512)
-        # Before 1970 the kernel's unsigned seconds would end far in the future.
-        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = max(0, mtime_ns)
-        entry.attr_timeout = entry.entry_timeout = TTL_S
-        return entry
+    def _attributes(self, number: int, mode: int, size_bytes: int, mtime_ns: int) -> Entry:
+        return Entry(
+            inode=number,
+            mode=mode,
+            size_bytes=size_bytes,
+            nlink=2 if stat_bits.S_ISDIR(mode) else 1,
+            uid=self._owner[0],
+            gid=self._owner[1],
+            # Before 1970 the kernel's unsigned seconds would end far in the future.
+            mtime_ns=max(0, mtime_ns),
+            block_bytes=self._files.config.striping.unit,
+            entry_timeout_s=TTL_S,
+            attr_timeout_s=TTL_S,
+        )
 
-    async def _open(self, node: Node, flags: int) -> pyfuse3.FileInfo:
+    async def _open(self, node: Node, flags: int) -> Opened:
         known = node.body is not None
         if not known:
             path = self._tree.path(node)
-            opened = await trio.to_thread.run_sync(self._files.open, path)
+            opened = await self._wait(self._files.open, path)
             # Another open may have been faster while this one waited.
             if self._body_of(node) is None:
                 node.body = Body(self._files, self._place, path, opened)
             else:
                 opened.close()
-        file_info = self._handle(node, flags)
-        body = self._handles[file_info.fh].body
+        answer = self._handle(node, flags)
+        body = self._handles[answer.handle].body
         try:
             if known:
-                await trio.to_thread.run_sync(body.refresh)
+                await self._wait(body.refresh)
             if flags & os.O_TRUNC:
-                await trio.to_thread.run_sync(body.truncate, 0)
+                await self._wait(body.truncate, 0)
         except BaseException:
-            await self._release(file_info.fh)
+            await self._release(answer.handle)
             raise
-        return file_info
+        return answer
 
     @staticmethod
     def _body_of(node: Node) -> Body | None:
@@ -205,7 +228,7 @@ class Session:
     async def _flush(self, handle: Handle, *, last: bool) -> None:
         body = handle.body
         if body.dirty and body.path is not None:
-            await trio.to_thread.run_sync(functools.partial(body.flush, last=last))
+            await self._wait(body.flush, last=last)
             if body.path is not None:
                 self._infos.pop(body.path, None)
 
@@ -218,4 +241,4 @@ class Session:
             # Whatever the flush said: the kernel never asks for this handle again.
             self._tree.closed(handle.node)
             if handle.node.body is not handle.body:
-                await trio.to_thread.run_sync(handle.body.close)
+                await self._wait(handle.body.close)

@@ -1,0 +1,128 @@
+"""A process of its own per mount: started, ready when ``start_daemon`` returns, told apart when dead.
+
+Both ends of one pipe: ``start_daemon`` in the parent and ``run_daemon`` in the process
+agree that the daemon writes ``ready`` to the descriptor it is given, or what is wrong.
+"""
+
+# ruff: noqa: S603 -- our own interpreter and fusermount3, no shell
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
+from omniload.base.log import get_logger, set_up_logging
+
+__all__ = ["clear_dead_mount", "run_daemon", "start_daemon", "umount"]
+
+_CODES = {2: ConfigError, 3: UnavailableError, 4: StateError}
+_READY = b"ready"
+_LOG = get_logger(__name__)
+
+
+def start_daemon(
+    module: str,
+    settings: bytes,
+    mountpoint: str,
+    *,
+    log_path: str | None = None,
+    words: Sequence[str] = (),
+) -> "subprocess.Popen[bytes]":
+    """Start ``python -m MODULE READY_FD WORDS...`` and return when its mount is usable.
+
+    A dead mount in its place is taken away first.
+
+    Args:
+        module: Module whose ``main`` calls ``run_daemon``.
+        settings: Given to it on standard input.
+        mountpoint: Where it will mount.
+        log_path: Where it logs; standard error if not given.
+        words: Further arguments.
+
+    Raises:
+        ConfigError: The mount point is no directory, or what the daemon reports.
+        UnavailableError: As the daemon reports.
+        StateError: As the daemon reports, or it ended without a word.
+    """
+    clear_dead_mount(mountpoint)
+    ready, told = os.pipe()
+    log = open(log_path, "ab") if log_path else None  # noqa: SIM115, PTH123 -- closed below
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(told), *words],
+            stdin=subprocess.PIPE,
+            stderr=log,
+            pass_fds=[told],
+            start_new_session=True,
+        )
+    finally:
+        os.close(told)
+        if log is not None:
+            log.close()
+    assert process.stdin is not None
+    process.stdin.write(settings)
+    process.stdin.close()
+    with os.fdopen(ready, "rb") as pipe:
+        answer = pipe.read()
+    if answer != _READY:
+        code = process.wait()
+        message = answer.decode(errors="replace") or f"the daemon ended with {code}; see its log"
+        raise _CODES.get(code, StateError)(message)
+    return process
+
+
+def run_daemon(serve: Callable[[bytes, Callable[[], None]], None], *, role: str) -> None:
+    """Be the process that ``start_daemon`` starts: the body of its module's ``main``.
+
+    Args:
+        serve: Called with the settings and with what to call once the mount is usable.
+        role: Name of the process in its log.
+    """
+    told = int(sys.argv[1])
+    os.set_inheritable(told, False)
+    set_up_logging("INFO", role=role)
+
+    def ready() -> None:
+        os.write(told, _READY)
+        os.close(told)
+
+    try:
+        serve(sys.stdin.buffer.read(), ready)
+    except OmniloadError as error:
+        _LOG.error("%s", error)
+        try:
+            os.write(told, str(error).encode())
+        except OSError:
+            _LOG.debug("the parent has gone")
+        sys.exit(error.exit_code)
+
+
+def umount(mountpoint: str) -> None:
+    """Unmount; the daemon ends by itself.
+
+    Raises:
+        StateError: It is not a mount, or it is in use.
+    """
+    tool = shutil.which("fusermount3") or "fusermount3"
+    done = subprocess.run([tool, "-u", mountpoint], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StateError(f"{mountpoint!r} stays mounted: {done.stderr.strip()}")
+
+
+def clear_dead_mount(mountpoint: str) -> None:
+    """Take a mount away whose daemon is gone ("Transport endpoint is not connected").
+
+    Raises:
+        ConfigError: The mount point is not there.
+    """
+    try:
+        os.stat(mountpoint)  # noqa: PTH116 -- the errno is what is asked for
+    except FileNotFoundError:
+        raise ConfigError(f"mount point {mountpoint!r} is not there; make it first") from None
+    except OSError as error:
+        if error.errno != errno.ENOTCONN:
+            raise
+        tool = shutil.which("fusermount3") or "fusermount3"
+        subprocess.run([tool, "-uz", mountpoint], check=False, capture_output=True)

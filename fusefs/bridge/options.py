@@ -1,0 +1,25 @@
+"""What a user may set about the kernel's side of a mount, whatever file system it shows."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from omniload.base.config import StrictModel
+from omniload.base.units import Bytes
+
+__all__ = ["BridgeOptions"]
+
+
+class BridgeOptions(StrictModel):
+    """The kernel's side of a mount."""
+
+    bridge: Literal["auto", "pyfuse3", "device"] = "auto"
+    """How the kernel is spoken to: through libfuse, or over /dev/fuse by this package itself."""
+    read_only: bool = False
+    """Refuse every change."""
+    allow_other: bool = False
+    """Let other users in, under the permission bits of each file."""
+    kernel_read_ahead: Bytes = 4 << 20
+    """Read-ahead of the kernel, set where the daemon may (root); ours works for everyone."""
+    max_background: int = Field(default=64, ge=1, le=1024)
+    """Requests the kernel keeps in flight, set where the daemon may."""

@@ -1,0 +1,44 @@
+"""Shows any ``FileSystem`` at a mount point, through the binding that the options name."""
+
+from collections.abc import Callable
+
+from fusefs.bridge.options import BridgeOptions
+from fusefs.bridge.protocol import FileSystem
+
+__all__ = ["serve"]
+
+
+def _nobody_waits() -> None:
+    """Tell nobody that the mount is there."""
+
+
+def serve(
+    filesystem: FileSystem,
+    mountpoint: str,
+    options: BridgeOptions | None = None,
+    *,
+    name: str = "omnifs",
+    ready: Callable[[], None] = _nobody_waits,
+) -> None:
+    """Mount, answer until unmounted or told to end by SIGTERM, SIGINT or SIGHUP, unmount.
+
+    For the main thread of a process of its own, which must not touch the mount itself: it
+    would wait for its own answer.
+
+    Args:
+        filesystem: What is shown.
+        mountpoint: An empty directory.
+        options: The kernel's side.
+        name: What ``mount`` and ``df`` call it.
+        ready: Called once, when the mount is usable.
+
+    Raises:
+        ConfigError: The binding that was asked for is not installed.
+        StateError: The mount point cannot be mounted on.
+    """
+    # Here and not above: pyfuse3 and trio are an extra, which the other binding does without.
+    from fusefs.bridge import pyfuse3_binding  # noqa: PLC0415
+
+    pyfuse3_binding.serve(
+        filesystem, mountpoint, options or BridgeOptions(), name=name, ready=ready
+    )

@@ -1,0 +1,46 @@
+"""Read-ahead and requests in flight of a mount, set under /sys where we may (root)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fusefs.bridge.options import BridgeOptions
+from omniload.base.log import get_logger
+
+__all__ = ["device_of_mount", "tune_kernel"]
+
+_LOG = get_logger(__name__)
+
+
+def device_of_mount(target: str, mountinfo: str) -> str | None:
+    """Return the device, as ``0:41``, of the uppermost FUSE mount at a place, or None.
+
+    It comes from mountinfo: asking the mount itself would wait for us to answer.
+
+    Args:
+        target: Absolute real path of the mount point.
+        mountinfo: Text of ``/proc/self/mountinfo``.
+    """
+    found = None
+    for line in mountinfo.splitlines():
+        fields = line.split()
+        if fields[4].replace("\\040", " ") == target and " - fuse" in line:
+            found = fields[2]
+    return found
+
+
+def tune_kernel(options: BridgeOptions, target: str) -> None:
+    """Raise read-ahead and requests in flight of the mount at ``target`` where we may."""
+    device = device_of_mount(target, Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
+    if device is None:
+        return
+    connection = Path(f"/sys/fs/fuse/connections/{device.partition(':')[2]}")
+    settings: Mapping[Path, int] = {
+        Path(f"/sys/class/bdi/{device}/read_ahead_kb"): options.kernel_read_ahead >> 10,
+        connection / "max_background": options.max_background,
+        connection / "congestion_threshold": options.max_background * 3 // 4,
+    }
+    for path, value in settings.items():
+        try:
+            path.write_text(str(value), encoding="ascii")
+        except OSError as error:
+            _LOG.debug("%s stays as it is: %s", path, error)
