@@ -7,36 +7,30 @@
       +------- any other write --------+--> spooled ---flush (stays spooled)
 
 *Clean*: a version of the store, read through the cache. *Sequential*: bytes appended go
-straight to the objects. *Spooled*: the whole file in a local temporary file, which takes
-writes anywhere; a flush writes it to the store anew. HDFS and object stores know no other
-writes than the sequential ones, so a random write costs the file.
+straight to the objects. *Spooled*: what was written lies in a local temporary file, over
+the version underneath; a flush writes what changed as a segment of its own and splices it
+in, or the whole file where that is better. HDFS and object stores know no other writes
+than sequential ones, and none into an object that is there.
 """
 
 import errno
-import os
-import tempfile
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from fusefs.attributes import Attributes
-from fusefs.manifest import Manifest
+from fusefs.manifest import Manifest, Segment
 from fusefs.namespace import OpenedFile, StripedFiles
-from fusefs.writing import FileWriter
+from fusefs.splicing import MOST_RANGES, MOST_RANGES_CLOSED, filled, is_worn, splice
+from fusefs.spool import Spool, SpoolPlace
+from fusefs.writing import Content, FileWriter
 
 __all__ = ["Body", "SpoolPlace"]
 
 _COPY_BYTES = 8 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class SpoolPlace:
-    """Where spools lie and how large one may get."""
-
-    directory: str | None = None
-    """None: the system's directory for temporary files."""
-    limit_bytes: int = 64 << 30
+_GRANULE_BYTES = 64 << 10
+"""Most bytes fetched and published for a write of one byte."""
 
 
 class Body:
@@ -59,8 +53,11 @@ class Body:
         self.path: str | None = path
         self._opened = opened
         self._writer: FileWriter | None = None
-        self._spool: int | None = None
-        self._spool_size = 0
+        self._spool: Spool | None = None
+        self._base: tuple[Segment, ...] = ()
+        """What the spool lies over and a splice may keep."""
+        self._loose: Content = b""
+        """Durable content under the spool that no manifest names yet."""
         self._attributes = Attributes()
         self._mtime_ns = opened.info.mtime_ns if opened is not None else time.time_ns()
         self.dirty = opened is None
@@ -74,7 +71,7 @@ class Body:
     def size_bytes(self) -> int:
         """Bytes of the file as its readers see it now."""
         if self._spool is not None:
-            return self._spool_size
+            return self._spool.size_bytes
         if self._writer is not None:
             return self._writer.size_bytes
         return self._opened.reader.size_bytes if self._opened is not None else 0
@@ -100,15 +97,20 @@ class Body:
     @property
     def is_plain_version(self) -> bool:
         """Whether reads go to the plain file at ``path`` itself, and depend on its staying there."""
-        in_store = self._spool is None and self._writer is None
-        return in_store and self._opened is not None and self._opened.manifest is None
+        in_store = self._spool is None or not self._spool.is_complete
+        return (
+            in_store
+            and self._writer is None
+            and self._opened is not None
+            and self._opened.manifest is None
+        )
 
     # Reading
 
     def try_read(self, offset: int, size_bytes: int, process: int) -> bytes | memoryview | None:
         """Return bytes that are at hand; None where reading would wait. Never waits."""
         if self._spool is not None:
-            return os.pread(self._spool, size_bytes, offset)
+            return self._spool.try_read(offset, size_bytes)
         if self._writer is None and self._opened is not None:
             reader = self._opened.reader
             data = reader.try_read(offset, size_bytes)
@@ -127,7 +129,7 @@ class Body:
             if self._writer is not None:
                 self._leave_sequential()
             if self._spool is not None:
-                return os.pread(self._spool, size_bytes, offset)
+                return self._spool.read(offset, size_bytes)
             if self._opened is None:
                 return b""
             return self._opened.reader.read(offset, size_bytes, process=process)
@@ -137,7 +139,7 @@ class Body:
     def writes_now(self, offset: int, size_bytes: int) -> bool:
         """Tell whether a write would be taken without waiting for the store."""
         if self._spool is not None:
-            return True
+            return self._spool.writes_now(offset, size_bytes)
         if self._writer is None or offset != self._writer.size_bytes:
             return False
         return not self._writer.would_wait(size_bytes)
@@ -152,13 +154,7 @@ class Body:
             if self._spool is None and offset == self.size_bytes:
                 self._become_sequential().write(data)
             else:
-                spool = self._become_spooled()
-                self._check_limit(offset + len(data))
-                view = memoryview(data)
-                while view:
-                    done = os.pwrite(spool, view, offset)
-                    view, offset = view[done:], offset + done
-                self._spool_size = max(self._spool_size, offset)
+                self._become_spooled().write(offset, data)
             self._changed()
 
     def truncate(self, size_bytes: int) -> None:
@@ -170,9 +166,7 @@ class Body:
                 self._drop_content()
                 self._writer = self._files.writer(self.path or "")
             else:
-                self._check_limit(size_bytes)
-                os.ftruncate(self._become_spooled(), size_bytes)
-                self._spool_size = size_bytes
+                self._become_spooled().truncate(size_bytes)
             self._changed()
 
     def set_attributes(self, attributes: Attributes) -> None:
@@ -202,16 +196,20 @@ class Body:
             if not self.dirty or self.path is None:
                 return
             if self._spool is not None:
-                self._publish_spool()
+                self._publish(self._spooled_content(last))
             elif self._writer is not None:
                 content = self._writer.finish() if last else self._writer.sync()
-                self._files.publish(self.path, content, self._outgoing())
+                if not self._is_there(_segments_of(content)):
+                    raise OSError(
+                        errno.ESTALE, "another mount replaced what this appends to", self.path
+                    )
+                self._publish(content)
                 if last:
                     self._writer = None
             elif self._opened is not None:
                 self._files.set_attributes(self.path, self._attributes)
             else:
-                self._files.publish(self.path, b"", self._outgoing())
+                self._publish(b"")
             self.dirty, self.published = False, True
             self._reopen()
 
@@ -229,7 +227,7 @@ class Body:
         """Copy a plain version aside before its path is taken away from it."""
         with self.lock:
             if self.is_plain_version:
-                self._become_spooled()
+                self._become_spooled().hold_all()
 
     def moved(self, path: str) -> None:
         """Note that the file was renamed."""
@@ -282,48 +280,83 @@ class Body:
         else:
             self._become_spooled()
 
-    def _become_spooled(self) -> int:
+    def _become_spooled(self) -> Spool:
         if self._spool is not None:
             return self._spool
-        self._check_limit(self.size_bytes)
-        spool, name = tempfile.mkstemp(prefix="omnifs-spool-", dir=self._place.directory)
-        os.unlink(name)  # noqa: PTH108 -- nobody else needs its name, and a crash leaves nothing
+        granule = min(_GRANULE_BYTES, self._files.config.striping_of(self.path or "").unit)
+        content: Content | None = None
+        reader = self._opened.reader if self._opened is not None else None
+        if self._writer is not None:
+            content = self._writer.sync()
+            reader = self._files.reader_of(content)
+        base = _spliceable(self.manifest) if content is None else _segments_of(content)
+        spool = Spool(self._place, granule, reader)
         try:
-            if self._writer is not None:
-                content = self._writer.sync()
-                self._copy(self._files.reader_of(content).read, self._writer.size_bytes, spool)
-                self._files.discard(content, kept=self.manifest)
-                self._writer = None
-            elif self._opened is not None:
-                reader = self._opened.reader
-                self._copy(reader.read, reader.size_bytes, spool)
+            if not base:
+                spool.hold_all()
         except BaseException:
-            os.close(spool)
+            spool.close()
             raise
-        self._spool = spool
-        self._spool_size = os.fstat(spool).st_size
+        self._spool, self._base = spool, base
+        if content is not None:
+            self._loose, self._writer = content, None
         return spool
 
-    @staticmethod
-    def _copy(read: Callable[[int, int], bytes | memoryview], size_bytes: int, spool: int) -> None:
-        at = 0
-        while at < size_bytes:
-            data = read(at, min(_COPY_BYTES, size_bytes - at))
-            at += os.pwrite(spool, data, at)
-
-    def _publish_spool(self) -> None:
+    def _spooled_content(self, last: bool) -> Content:
+        """Write what is not in the store yet and return the content to publish."""
         assert self._spool is not None
-        assert self.path is not None
-        writer = self._files.writer(self.path)
+        writer = self._files.writer(self.path or "")
+        if self._base:
+            changed = self._spool.changed()
+            plan = splice(self._base, self._spool.size_bytes, changed)
+            most = MOST_RANGES_CLOSED if last else MOST_RANGES
+            if not is_worn(plan, most_ranges=most) and self._is_there(self._base):
+                return filled(plan, self._patch(writer, changed) if changed else None)
         try:
-            for at in range(0, self._spool_size, _COPY_BYTES):
-                size = min(_COPY_BYTES, self._spool_size - at)
-                writer.write(os.pread(self._spool, size, at))
-            content = writer.finish()
+            for data in self._spooled([range(self._spool.size_bytes)]):
+                writer.write(data)
+            return writer.finish()
         except BaseException:
             writer.abandon()
             raise
+
+    def _patch(self, writer: FileWriter, changed: list[range]) -> Segment:
+        size = sum(map(len, changed))
+        unit = self._files.config.striping_of(self.path or "").unit
+        scattered = size < unit * len(changed)
+        return writer.write_apart(
+            self._spooled(changed),
+            unit_bytes=min(_GRANULE_BYTES, unit) if scattered else unit,
+            size_bytes=size,
+        )
+
+    def _spooled(self, ranges: list[range]) -> Iterator[bytes]:
+        assert self._spool is not None
+        for span in ranges:
+            for at in range(span.start, span.stop, _COPY_BYTES):
+                yield self._spool.read(at, min(_COPY_BYTES, span.stop - at))
+
+    def _is_there(self, segments: tuple[Segment, ...]) -> bool:
+        """Tell whether another mount has left alone what the next version takes over from this one.
+
+        A mount that replaces a file removes its objects; a manifest must not name them then.
+        """
+        shared = _ids(segments) & _ids(_spliceable(self.manifest))
+        if not shared or self.path is None:
+            return True
+        try:
+            there = self._files.manifest(self.path)
+        except FileNotFoundError:
+            return False
+        return there is not None and shared <= _ids(there.segments)
+
+    def _publish(self, content: Content) -> None:
+        assert self.path is not None
+        # Whether a failed call did publish is not known: what it may name is left to fsck.
+        loose, self._loose = self._loose, b""
         self._files.publish(self.path, content, self._outgoing())
+        kept = Manifest(mtime_ns=0, segments=_segments_of(content))
+        self._files.discard(loose, kept=kept)
 
     def _reopen(self) -> None:
         """Hold the version that was just published; the bytes written stay readable as a spool is."""
@@ -334,6 +367,9 @@ class Body:
         self._opened = opened
         self._attributes = Attributes()
         self._mtime_ns = opened.info.mtime_ns
+        if self._spool is not None:
+            self._base = _spliceable(opened.manifest)
+            self._spool.published(opened.reader)
 
     def _drop_content(self) -> None:
         if self._writer is not None:
@@ -343,14 +379,20 @@ class Body:
 
     def _close_spool(self) -> None:
         if self._spool is not None:
-            os.close(self._spool)
-            self._spool, self._spool_size = None, 0
+            self._spool.close()
+            self._spool, self._base = None, ()
+            self._files.discard(self._loose, kept=self.manifest)
+            self._loose = b""
 
-    def _check_limit(self, size_bytes: int) -> None:
-        if size_bytes > self._place.limit_bytes:
-            raise OSError(
-                errno.EFBIG,
-                f"a random write to a file of {size_bytes} bytes needs a spool larger than "
-                f"{self._place.limit_bytes}; raise spool_limit or write it front to back",
-                self.path,
-            )
+
+def _segments_of(content: Content) -> tuple[Segment, ...]:
+    return () if isinstance(content, bytes) else content
+
+
+def _ids(segments: Iterable[Segment]) -> set[str]:
+    return {segment.segment_id for segment in segments}
+
+
+def _spliceable(manifest: Manifest | None) -> tuple[Segment, ...]:
+    """Return the segments of a version that another one can share; bytes in a manifest are none."""
+    return manifest.segments if manifest is not None and not manifest.inline else ()

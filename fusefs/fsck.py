@@ -161,10 +161,10 @@ def _faults_of(
     path: str, manifest: Manifest, objects: dict[str, Entry], store: Store
 ) -> list[Fault]:
     faults = []
-    for segment in manifest.segments:
+    for segment in manifest.distinct_segments():
         for number, object_path in enumerate(segment.object_paths()):
             entry = objects.get(object_path) or _found(store, object_path)
-            wanted = segment.layout.object_size(number, segment.size_bytes)
+            wanted = segment.layout.object_size(number, segment.stored_bytes)
             if entry is None:
                 faults.append(Fault("missing", object_path, f"manifest {path!r} names it"))
             elif entry.size_bytes != wanted:

@@ -46,7 +46,7 @@ class ObjectKeeper:
         still = set(kept)
         doomed = []
         with self._lock:
-            for segment in replaced.segments:
+            for segment in replaced.distinct_segments():
                 paths = [path for path in segment.object_paths() if path not in still]
                 if self._pins.get(segment.segment_id):
                     self._condemned[segment.segment_id] = paths

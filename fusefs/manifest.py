@@ -9,7 +9,7 @@ and atomically: whoever reads it whole can rely on every object it names.
 
 import binascii
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -36,7 +36,8 @@ __all__ = [
     "unit_checksum",
 ]
 
-VERSION = 1
+VERSION = 2
+"""Newest version this code reads and writes; what needs none of its news is written as version 1."""
 MAGIC = b'{"omnifs":'
 TAIL = b"\nomnifs\n"
 HEADER_BYTES = 4096
@@ -44,9 +45,12 @@ RESIDUE = 1365
 """Size of every manifest modulo 4096: odd, so no padded or block-sized plain file has it."""
 _SUM_BYTES = 18  # b"\n", 16 hexadecimal digits, b"\n"
 
-_SEGMENT = np.dtype(
-    [("id", "V16"), ("size", "<u8"), ("unit", "<u4"), ("count", "<u2"), ("reserved", "<u2")]
-)
+_FIELDS = [("id", "V16"), ("size", "<u8"), ("unit", "<u4"), ("count", "<u2"), ("reserved", "<u2")]
+_RECORD_OF = {
+    1: np.dtype(_FIELDS),
+    2: np.dtype([*_FIELDS, ("start", "<u8"), ("length", "<u8")]),
+}
+"""A record of each version; version 2 names the range of the segment that the file shows."""
 
 
 class Header(StrictModel):
@@ -76,23 +80,65 @@ class Header(StrictModel):
     @property
     def body_bytes(self) -> int:
         """Bytes of the body."""
-        return self.segments * _SEGMENT.itemsize + self.units * 8 + self.inline
+        return self.segments * _RECORD_OF[self.omnifs].itemsize + self.units * 8 + self.inline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A range of the file striped in one go; its objects are named by ``segment_id`` and never change."""
+    """What a file shows of bytes striped in one go: all of them, or a range after some were replaced.
+
+    Its objects are named by ``segment_id`` and never change.
+    """
 
     segment_id: str
     """32 hexadecimal digits, random."""
     layout: StripeLayout
     size_bytes: int
+    """Bytes of the file that lie here."""
     checksums_U: NDArray[np.uint64]
-    """xxh3-64 of every unit, ``[U]``."""
+    """xxh3-64 of every whole unit that holds one of them, ``[U]``."""
+    before_bytes: int = 0
+    """Bytes of the objects ahead of the range."""
+    after_bytes: int = 0
+    """Bytes of the objects behind it."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all its objects together."""
+        return self.before_bytes + self.size_bytes + self.after_bytes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the file shows every byte of the objects."""
+        return not (self.before_bytes or self.after_bytes)
+
+    @property
+    def first_unit(self) -> int:
+        """Number of the unit that ``checksums_U`` begins with."""
+        return self.before_bytes // self.layout.unit_bytes
+
+    def part(self, start: int, size_bytes: int) -> "Segment":
+        """Return the range of ``size_bytes`` from byte ``start`` of this one; no data is touched.
+
+        Raises:
+            ValueError: The range is empty or leaves the segment.
+        """
+        if start < 0 or size_bytes < 1 or start + size_bytes > self.size_bytes:
+            raise ValueError(f"range {start}+{size_bytes} is not within {self.size_bytes} bytes")
+        unit = self.layout.unit_bytes
+        before = self.before_bytes + start
+        first, stop = before // unit, -(-(before + size_bytes) // unit)
+        return replace(
+            self,
+            size_bytes=size_bytes,
+            before_bytes=before,
+            after_bytes=self.stored_bytes - before - size_bytes,
+            checksums_U=self.checksums_U[first - self.first_unit : stop - self.first_unit],
+        )
 
     def object_paths(self) -> list[str]:
         """Return the paths of all objects of the segment."""
-        count = self.layout.num_objects(self.size_bytes)
+        count = self.layout.num_objects(self.stored_bytes)
         return [self.object_path(number) for number in range(count)]
 
     def object_path(self, number: int) -> str:
@@ -125,8 +171,12 @@ class Manifest:
         return len(self.inline) + sum(segment.size_bytes for segment in self.segments)
 
     def object_paths(self) -> list[str]:
-        """Return the paths of every object the manifest names."""
-        return [path for segment in self.segments for path in segment.object_paths()]
+        """Return the paths of every object the manifest names, each once."""
+        return [path for segment in self.distinct_segments() for path in segment.object_paths()]
+
+    def distinct_segments(self) -> list[Segment]:
+        """Return one range of every segment the manifest names."""
+        return list({segment.segment_id: segment for segment in self.segments}.values())
 
 
 def unit_checksum(unit: bytes | bytearray | memoryview) -> int:
@@ -145,17 +195,20 @@ def encode_manifest(manifest: Manifest) -> bytes:
     Raises:
         ValueError: Target and extended attributes together do not fit the header.
     """
-    records = np.zeros(len(manifest.segments), _SEGMENT)
+    version = 1 if all(segment.is_whole for segment in manifest.segments) else 2
+    records = np.zeros(len(manifest.segments), _RECORD_OF[version])
     for record, segment in zip(records, manifest.segments, strict=True):
         record["id"] = np.void(binascii.unhexlify(segment.segment_id))
-        record["size"] = segment.size_bytes
+        record["size"] = segment.stored_bytes
         record["unit"] = segment.layout.unit_bytes
         # 256 objects at most, so 16 bits are ample.
         record["count"] = segment.layout.stripe_count
+        if version > 1:
+            record["start"], record["length"] = segment.before_bytes, segment.size_bytes
     sums = [segment.checksums_U.astype("<u8").tobytes() for segment in manifest.segments]
     body = b"".join([records.tobytes(), *sums, manifest.inline])
     header = Header(
-        omnifs=VERSION,
+        omnifs=version,
         kind=manifest.kind,
         size=manifest.size_bytes,
         mtime_ns=manifest.mtime_ns,
@@ -201,9 +254,9 @@ def decode_header(head: bytes | memoryview, *, name: str) -> Header:
             f"{found.decode('ascii', 'replace')!r}; restore the file from another copy"
         )
     value = orjson.loads(text)
-    if value.get("omnifs") != VERSION:
+    if value.get("omnifs") not in _RECORD_OF:
         raise StateError(
-            f"manifest {name!r} has version {value.get('omnifs')!r}, this code reads {VERSION}; "
+            f"manifest {name!r} has version {value.get('omnifs')!r}, this code reads 1 to {VERSION}; "
             "use the release that wrote it"
         )
     try:
@@ -228,8 +281,8 @@ def decode_manifest(data: bytes | memoryview, *, name: str) -> Manifest:
             f"manifest {name!r}: body has checksum {digest}, header says {header.body_xxh3}; "
             f"{len(data)} bytes read; restore the file from another copy"
         )
-    split = header.segments * _SEGMENT.itemsize
-    records = np.frombuffer(body[:split], _SEGMENT)
+    split = header.segments * _RECORD_OF[header.omnifs].itemsize
+    records = np.frombuffer(body[:split], _RECORD_OF[header.omnifs])
     sums_U = np.frombuffer(body[split : split + header.units * 8], "<u8")
     manifest = Manifest(
         kind=header.kind,
@@ -257,13 +310,16 @@ def _segments(
             layout = StripeLayout(int(record["unit"]), int(record["count"]))
         except ValueError as error:
             raise IntegrityError(f"manifest {name!r}: {error}") from error
-        size = int(record["size"])
-        units = layout.num_units(size)
+        stored = int(record["size"])
+        start, length = _shown(record, stored, name)
+        units = layout.num_units(start + length) - start // layout.unit_bytes
         segments.append(
             Segment(
                 segment_id=record["id"].tobytes().hex(),
                 layout=layout,
-                size_bytes=size,
+                size_bytes=length,
+                before_bytes=start,
+                after_bytes=stored - start - length,
                 checksums_U=sums_U[at : at + units],
             )
         )
@@ -271,3 +327,15 @@ def _segments(
     if at != len(sums_U):
         raise IntegrityError(f"manifest {name!r}: {len(sums_U)} checksums for {at} units")
     return segments
+
+
+def _shown(record: np.void, stored: int, name: str) -> tuple[int, int]:
+    """Return start and length of the range that a record names; version 1 knows whole segments alone."""
+    if "start" not in (record.dtype.names or ()):
+        return 0, stored
+    start, length = int(record["start"]), int(record["length"])
+    if length < 1 or start + length > stored:
+        raise IntegrityError(
+            f"manifest {name!r}: range {start}+{length} is not within a segment of {stored} bytes"
+        )
+    return start, length

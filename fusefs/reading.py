@@ -179,7 +179,7 @@ class FileReader:
             self._engine.pool.submit(self._fill_run, piece, run, targets)
             for piece, targets in wanted.values()
             for run in piece.layout.runs(
-                sorted(targets), piece.size_bytes, longest_bytes=self._engine.longest_read
+                sorted(targets), piece.stored_bytes, longest_bytes=self._engine.longest_read
             )
         ]
 

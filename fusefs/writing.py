@@ -1,5 +1,7 @@
 """Writing a file front to back: plain while it is small, striped from then on."""
 
+from collections.abc import Iterable
+
 from fusefs.layout import StripeLayout
 from fusefs.manifest import MAGIC, TAIL, Segment, has_manifest_size
 from fusefs.segment_writer import SegmentWriter, WriteEngine
@@ -9,8 +11,8 @@ __all__ = ["Content", "FileWriter", "may_be_plain"]
 Content = bytes | tuple[Segment, ...]
 """Durable content of a file that is not published yet: its bytes, or its segments in order."""
 
-MAX_SEGMENTS = 4096
-"""Segments of a file. A file synced more often than that between full units is written anew."""
+MAX_SEGMENTS = 65536
+"""Segments of a file while it is appended to; its manifest is then 2 MiB, written at every fsync."""
 
 
 class FileWriter:
@@ -102,6 +104,34 @@ class FileWriter:
             self._tail = bytearray()
         self._seal_current()
         return self._content()
+
+    def write_apart(self, parts: Iterable[bytes], *, unit_bytes: int, size_bytes: int) -> Segment:
+        """Write bytes as a durable segment that is not part of this file's order: a patch.
+
+        Args:
+            parts: The bytes.
+            unit_bytes: Of the segment; small where a file will show it in small ranges.
+            size_bytes: Bytes of all parts; more than one full unit of the file is striped.
+        """
+        count = 1 if size_bytes <= self._layout.unit_bytes else self._layout.stripe_count
+        apart = SegmentWriter(self._engine, StripeLayout(unit_bytes, count))
+        try:
+            unit = bytearray()
+            for part in parts:
+                view = memoryview(part)
+                while view:
+                    room = unit_bytes - len(unit)
+                    unit += view[:room]
+                    view = view[room:]
+                    if len(unit) == unit_bytes:
+                        apart.append(unit)
+                        unit = bytearray()
+            if unit:
+                apart.append(unit)
+        except BaseException:
+            apart.abandon()
+            raise
+        return apart.finish()
 
     def abandon(self) -> None:
         """Give up what was not sealed. Never raises."""

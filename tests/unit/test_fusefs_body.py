@@ -1,11 +1,13 @@
 """The content of one open file: its three states, what a flush publishes, and what errors leave."""
 
+import errno
 import os
 
 import pytest
 
 from fusefs.attributes import Attributes
 from fusefs.body import Body, SpoolPlace
+from fusefs.fsck import verify
 from fusefs.moves import remove_open, rename_open
 from fusefs.stores.memory import MemoryStore
 from omniload.base.errors import UnavailableError
@@ -103,9 +105,11 @@ def test_truncating_cuts_or_fills_with_zeroes(files, size):
 def test_a_spool_larger_than_its_limit_is_refused_and_the_file_stays(files):
     files.write_file("f", DATA)
     body = opened(files, limit_bytes=10_000)
+    body.write(3, b"x")
+    body.write(9000, b"x")
 
     with pytest.raises(OSError, match="raise spool_limit"):
-        body.write(3, b"x")
+        body.write(15_000, b"x")
 
     body.close()
     assert contents(files, "f") == DATA
@@ -123,6 +127,106 @@ def test_synced_bytes_stay_visible_while_appending_goes_on(files):
 
     assert contents(files, "f") == DATA
     body.close()
+
+
+def test_a_small_change_is_written_alone_and_the_rest_of_the_objects_stays(files):
+    files.write_file("f", DATA * 5)
+    before = object_paths(files.store)
+    body = opened(files)
+
+    for at in (70_000, 70_010, 30_000):
+        body.write(at, b"XYZ")
+    body.flush(last=False)
+
+    assert set(before) < set(object_paths(files.store))
+    patch = [s for s in files.manifest("f").segments if s.object_path(0) not in before]
+    assert {s.segment_id for s in patch} == {patch[0].segment_id}
+    assert sum(s.size_bytes for s in patch) == 2 * 4096
+    expected = bytearray(DATA * 5)
+    for at in (70_000, 70_010, 30_000):
+        expected[at : at + 3] = b"XYZ"
+    assert contents(files, "f") == expected
+    assert verify(files, read_data=True, grace_s=0).faults == []
+    body.close()
+
+
+def test_a_header_patched_at_the_end_costs_its_granule_not_the_file(files):
+    body = created(files)
+    body.write(0, DATA)
+
+    body.write(0, b"HEAD")
+    body.flush()
+
+    assert contents(files, "f") == b"HEAD" + DATA[4:]
+    assert len(files.manifest("f").distinct_segments()) > 1
+    assert verify(files, grace_s=0).faults == []
+    body.close()
+
+
+def test_a_file_changed_at_many_places_is_written_anew_at_some_point(files):
+    files.write_file("f", bytes(4096 * 40))
+    body, most = opened(files), 0
+    for turn in range(120):
+        body.write(turn * 7 % 40 * 4096, b"x")
+        body.flush(last=False)
+        stored = {s.segment_id: s.stored_bytes for s in files.manifest("f").segments}
+        most = max(most, sum(stored.values()))
+
+    assert most <= 2 * 4096 * 40
+    assert contents(files, "f") == (b"x" + bytes(4095)) * 40
+    assert verify(files, read_data=True, grace_s=0).faults == []
+    body.close()
+
+
+def test_nothing_is_spliced_to_what_another_mount_removed(files):
+    files.write_file("f", DATA * 3)
+    with some_files(files.store, read_ahead=0) as elsewhere:
+        body = opened(elsewhere)
+        body.write(30_000, b"here")
+        files.write_file("f", DATA[::-1] * 3)
+
+        with pytest.raises(OSError, match=r"version that was opened is gone") as caught:
+            body.flush()
+
+        assert caught.value.errno == errno.ESTALE
+        body.close()
+    assert contents(files, "f") == DATA[::-1] * 3
+    assert verify(files, read_data=True).harmful == []
+
+
+def test_nothing_is_appended_to_what_another_mount_removed(files):
+    files.write_file("f", DATA)
+    with some_files(files.store) as elsewhere:
+        body = opened(elsewhere)
+        body.write(len(DATA), DATA)
+        files.write_file("f", b"short")
+
+        with pytest.raises(OSError, match="another mount replaced") as caught:
+            body.flush()
+
+        assert caught.value.errno == errno.ESTALE
+        body.close()
+    assert contents(files, "f") == b"short"
+
+
+def test_a_publish_that_fails_after_a_splice_is_made_good_by_the_next(files):
+    files.write_file("f", DATA * 3)
+    faulty = FaultyStore(files.store, {("publish", 1): Outage})
+    with some_files(faulty) as failing:
+        body = opened(failing)
+        body.write(30_000, b"here")
+        with pytest.raises(UnavailableError):
+            body.flush()
+
+        body.flush()
+
+        assert (
+            contents(failing, "f")[29_999:30_005]
+            == DATA[9999:10_000] + b"here" + DATA[10_004:10_005]
+        )
+        assert verify(failing, read_data=True).harmful == []
+        body.close()
+    faulty.assert_all_faults_fired()
 
 
 def test_attributes_set_while_open_go_out_with_the_content(files):
