@@ -17,6 +17,7 @@ from fusefs.bridge.protocol import Entry, FileSystem, Kernel, Opened
 from fusefs.bridge.waiting import in_thread
 from fusefs.catalog import FileInfo
 from fusefs.namespace import StripedFiles
+from fusefs.parting import publish_left_open
 from fusefs.statistics import Statistics
 from fusefs.stores.protocol import MAX_NAME_BYTES, RESERVED
 from fusefs.tree import ROOT, Node, Tree
@@ -28,6 +29,8 @@ TTL_S = 1.0
 STATS_INODE = 2**63 - 1
 STATS_DIRECTORY_INODE = 2**63 - 2
 _MOST_INFOS = 200_000
+_LAST_PUBLISH_S = 45.0
+"""For files that are open when the mount is told to end: within what systemd and ``mount`` wait."""
 _CALLS_WAITING = 64
 """Calls that wait for the store at a time, each in a thread."""
 Result = TypeVar("Result")
@@ -64,7 +67,9 @@ class Session(FileSystem):
         self.statistics = Statistics(files)
 
     def close(self) -> None:
-        """End the threads; nothing may be under way."""
+        """Publish what was left open and end the threads; nothing may be under way."""
+        bodies = [handle.body for handle in self._handles.values()]
+        publish_left_open(bodies, within_s=_LAST_PUBLISH_S)
         self._pool.shutdown()
 
     @override
