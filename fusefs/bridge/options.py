@@ -19,6 +19,8 @@ class BridgeOptions(StrictModel):
     """Refuse every change."""
     allow_other: bool = False
     """Let other users in, under the permission bits of each file."""
+    trusted: bool = False
+    """Honour set-uid bits and device nodes, as the root directory of a container needs; root only."""
     kernel_read_ahead: Bytes = 4 << 20
     """Read-ahead of the kernel, set where the daemon may (root); ours works for everyone."""
     max_background: int = Field(default=64, ge=1, le=1024)

@@ -74,6 +74,7 @@ class Opened(NamedTuple):
     """An open file or directory."""
 
     handle: int
+    """Of no other file or directory that is open."""
     keep_cache: bool = False
     """Whether what the kernel's page cache holds of the inode is still right."""
     direct_io: bool = False

@@ -292,9 +292,9 @@ def serve(
         f"subtype={name}",
         "default_permissions",
     }
-    asked |= {
-        word for word, on in (("ro", options.read_only), ("allow_other", options.allow_other)) if on
-    }
+    asked |= {"ro"} if options.read_only else set()
+    asked |= {"allow_other"} if options.allow_other else set()
+    asked |= {"suid", "dev"} if options.trusted else set()
     try:
         pyfuse3.init(_Requests(filesystem), mountpoint, asked)
     except RuntimeError as error:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from fusefs.bridge.device import binding as device_binding
 from fusefs.bridge.options import BridgeOptions
 from fusefs.bridge.protocol import FileSystem
 
@@ -36,9 +37,11 @@ def serve(
         ConfigError: The binding that was asked for is not installed.
         StateError: The mount point cannot be mounted on.
     """
+    options = options or BridgeOptions()
+    if options.bridge == "device":
+        device_binding.serve(filesystem, mountpoint, options, name=name, ready=ready)
+        return
     # Here and not above: pyfuse3 and trio are an extra, which the other binding does without.
     from fusefs.bridge import pyfuse3_binding  # noqa: PLC0415
 
-    pyfuse3_binding.serve(
-        filesystem, mountpoint, options or BridgeOptions(), name=name, ready=ready
-    )
+    pyfuse3_binding.serve(filesystem, mountpoint, options, name=name, ready=ready)

@@ -65,7 +65,12 @@ def block(number, size):
 
 def one_life(base, seed):
     """Mount, let a writer run, kill the daemon after some of its writes."""
-    config = MountConfig(store=str(base / "store"), mountpoint=str(base / "mount"), files=TINY)
+    config = MountConfig(
+        store=str(base / "store"),
+        mountpoint=str(base / "mount"),
+        files=TINY,
+        bridge=("pyfuse3", "device")[seed % 2],
+    )
     daemon = start(config, log_path=os.devnull)
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, base / "mount", base / "ledger"], stderr=subprocess.DEVNULL

@@ -4,6 +4,7 @@
 import errno
 import mmap
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -39,15 +40,16 @@ def place():
     shutil.rmtree(base)
 
 
-@pytest.fixture(scope="module")
-def mounted(place):
-    with mount(str(place / "store"), place / "one", {"files": TINY}) as root:
+@pytest.fixture(scope="module", params=["pyfuse3", "device"])
+def mounted(place, request):
+    settings = {"files": TINY, "bridge": request.param}
+    with mount(str(place / "store"), place / "one", settings) as root:
         yield root
 
 
 @pytest.fixture
 def root(mounted, request):
-    folder = mounted / request.node.name[:60]
+    folder = mounted / re.sub(r"\W", "-", request.node.name)[-60:]
     folder.mkdir()
     return folder
 
@@ -255,8 +257,9 @@ def test_tar_and_git_find_what_they_put_there(root):
     assert subprocess.run([*git, "fsck"], check=True, capture_output=True).returncode == 0
 
 
-def test_random_operations_answer_as_a_plain_directory_does():
-    with mounted_pair() as pair:
+@pytest.mark.parametrize("bridge", ["pyfuse3", "device"])
+def test_random_operations_answer_as_a_plain_directory_does(bridge):
+    with mounted_pair({"bridge": bridge}) as pair:
         run(pair, 1000, seed=11)
         pair.check()
 
@@ -270,9 +273,10 @@ def test_a_read_only_mount_refuses_changes(place):
             (other / "new").write_bytes(b"1")
 
 
+@pytest.mark.parametrize("bridge", ["pyfuse3", "device"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_unmounts_cleanly(place, number):
-    config = MountConfig(store=str(place / "store"), mountpoint=str(place / "two"))
+def test_a_signal_unmounts_cleanly(place, number, bridge):
+    config = MountConfig(store=str(place / "store"), mountpoint=str(place / "two"), bridge=bridge)
     process = start(config, log_path=os.devnull)
     assert os.path.ismount(place / "two")
 
@@ -282,8 +286,9 @@ def test_a_signal_unmounts_cleanly(place, number):
     assert not os.path.ismount(place / "two")
 
 
-def test_umount_ends_the_daemon(place):
-    config = MountConfig(store=str(place / "store"), mountpoint=str(place / "two"))
+@pytest.mark.parametrize("bridge", ["pyfuse3", "device"])
+def test_umount_ends_the_daemon(place, bridge):
+    config = MountConfig(store=str(place / "store"), mountpoint=str(place / "two"), bridge=bridge)
     process = start(config, log_path=os.devnull)
 
     umount(str(place / "two"))
@@ -291,8 +296,9 @@ def test_umount_ends_the_daemon(place):
     assert process.wait(timeout=20) == 0
 
 
-def test_a_mount_whose_daemon_was_killed_is_replaced_by_the_next(place):
-    config = MountConfig(store=str(place / "store"), mountpoint=str(place / "two"))
+@pytest.mark.parametrize("bridge", ["pyfuse3", "device"])
+def test_a_mount_whose_daemon_was_killed_is_replaced_by_the_next(place, bridge):
+    config = MountConfig(store=str(place / "store"), mountpoint=str(place / "two"), bridge=bridge)
     process = start(config, log_path=os.devnull)
     process.kill()
     process.wait()

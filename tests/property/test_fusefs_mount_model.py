@@ -21,8 +21,9 @@ pytestmark = [
 ]
 
 
-def test_any_sequence_of_operations_answers_as_a_plain_directory_does():
-    with mounted_pair() as pair:
+@pytest.mark.parametrize("bridge", ["pyfuse3", "device"])
+def test_any_sequence_of_operations_answers_as_a_plain_directory_does(bridge):
+    with mounted_pair({"bridge": bridge}) as pair:
 
         class MountAgainstDirectory(RuleBasedStateMachine):
             def __init__(self):

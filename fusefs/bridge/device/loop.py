@@ -1,0 +1,252 @@
+"""The loop of one mount: takes requests from /dev/fuse, runs their handlers, writes the replies.
+
+One thread. A handler that waits for nothing is answered where it stands: one ``poll``, one
+``readv``, one ``writev`` of the memory its bytes lie in. One that waits is put aside with
+the future it waits for; the thread that finishes the future wakes the loop through an eventfd.
+
+A caller who is being killed while its request waits is let go: the kernel says so by
+INTERRUPT, the request is answered with EINTR at once, and what its handler finds later is
+dropped. Only requests that change nothing are given up so; and only for a caller that will
+die, since programs seldom expect EINTR of a read.
+"""
+
+import errno
+import os
+import select
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fusefs.bridge.answering import errno_answered
+from fusefs.bridge.device.requests import Answering, Requests
+from fusefs.bridge.device.wire import ENTRY_BYTES, IN_HEADER, OUT_HEADER, Opcode, batch_forgets
+from fusefs.bridge.protocol import Data, FileSystem
+from omniload.base.log import get_logger
+
+__all__ = ["Loop"]
+
+_LOG = get_logger(__name__)
+_HEADER = IN_HEADER.size
+_BUFFER_BYTES = (1 << 20) + 4096
+_LET_GO = frozenset(
+    {
+        Opcode.LOOKUP,
+        Opcode.GETATTR,
+        Opcode.READLINK,
+        Opcode.READ,
+        Opcode.STATFS,
+        Opcode.GETXATTR,
+        Opcode.LISTXATTR,
+    }
+)
+_LOOK_AGAIN_MS = 500
+_SIGKILL_BIT = 1 << 8
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    """A request whose handler waits."""
+
+    unique: int
+    opcode: int
+    pid: int
+    handling: Answering
+    let_go: bool = False
+    """Answered already; what the handler returns is dropped."""
+
+
+class Loop:
+    """Serves one connection until it ends.
+
+    Args:
+        device: /dev/fuse, mounted and agreed upon; does not block.
+        filesystem: Told of forgotten inodes.
+        requests: What answers everything else.
+    """
+
+    def __init__(self, device: int, filesystem: FileSystem, requests: Requests) -> None:
+        self._device = device
+        self._filesystem = filesystem
+        self._requests = requests
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._buffer = bytearray(_BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._tasks: dict[int, _Task] = {}
+        self._ready: deque[_Task] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._interrupted: set[int] = set()
+        self._poll = select.poll()
+        self._poll.register(self._wake, select.POLLIN)
+        self._ending = False
+        self.connected = True
+        """Whether the mount is still there; false once it was unmounted."""
+
+    # From other threads and signal handlers
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Have a call made on the loop's thread."""
+        self._calls.append(call)
+        os.eventfd_write(self._wake, 1)
+
+    def end(self) -> None:
+        """Have ``run`` return."""
+        self._ending = True
+        os.eventfd_write(self._wake, 1)
+
+    # On the loop's thread
+
+    def run(self) -> None:
+        """Serve until unmounted or told to end."""
+        self.take_requests(on=True)
+        while self.connected and not self._ending:
+            for descriptor, _ in self._poll.poll(_LOOK_AGAIN_MS if self._interrupted else None):
+                if descriptor == self._device:
+                    self._take()
+                else:
+                    self._resume()
+            if self._interrupted:
+                self._let_go_the_dying()
+
+    def close(self) -> None:
+        """Drop what still waits. Whoever asked gets an error once the connection is gone."""
+        for task in self._tasks.values():
+            task.handling.close()
+        self._tasks.clear()
+        os.close(self._wake)
+
+    def take_requests(self, *, on: bool) -> None:
+        """Go on with new requests, or leave them with the kernel."""
+        if on:
+            self._poll.register(self._device, select.POLLIN)
+        else:
+            self._poll.unregister(self._device)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests whose handlers wait."""
+        return len(self._tasks)
+
+    def start(self, handling: Answering) -> None:
+        """Run something of our own among the requests; its result is dropped."""
+        self._run(_Task(0, 0, 0, handling))
+
+    def _take(self) -> None:
+        """Take one request and answer it, or put it aside."""
+        try:
+            size = os.readv(self._device, [self._buffer])
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                self.connected = False
+            elif error.errno not in {errno.ENOENT, errno.EAGAIN, errno.EINTR}:
+                raise
+            return
+        _, opcode, unique, inode, _, _, pid, _, _ = IN_HEADER.unpack_from(self._buffer)
+        body = self._view[_HEADER:size]
+        handler = self._requests.of_opcode.get(opcode)
+        if handler is not None:
+            self._run(_Task(unique, opcode, pid, handler(inode, body)))
+        elif opcode == Opcode.FORGET:
+            self._forget(inode, int.from_bytes(body[:8], "little"))
+        elif opcode == Opcode.BATCH_FORGET:
+            for forgotten, lookups in batch_forgets(body):
+                self._forget(forgotten, lookups)
+        elif opcode == Opcode.INTERRUPT:
+            self._interrupt(int.from_bytes(body[:8], "little"))
+        else:
+            self._reply(unique, 0 if opcode == Opcode.DESTROY else errno.ENOSYS)
+
+    def _run(self, task: _Task) -> None:
+        """Run a handler until it waits or ends."""
+        try:
+            future = task.handling.send(None)
+        except StopIteration as stop:
+            self._answer(task, 0, stop.value)
+        # The outermost loop: the mount must outlive a defect of ours.
+        except Exception as error:  # noqa: BLE001
+            name = Opcode(task.opcode).name.lower() if task.opcode else "own task"
+            self._answer(task, errno_answered(name, error), b"")
+        else:
+            # Keyed by the task where it has no number: those of our own.
+            self._tasks[task.unique or id(task)] = task
+            self._wait(task, future)
+
+    def _wait(self, task: _Task, future: "Future[Any]") -> None:
+        def wake(_: object) -> None:
+            self._ready.append(task)
+            os.eventfd_write(self._wake, 1)
+
+        future.add_done_callback(wake)
+
+    def _resume(self) -> None:
+        os.eventfd_read(self._wake)
+        while self._calls:
+            self._calls.popleft()()
+        while self._ready:
+            task = self._ready.popleft()
+            self._tasks.pop(task.unique or id(task), None)
+            self._run(task)
+
+    def _answer(self, task: _Task, number: int, data: Data) -> None:
+        self._interrupted.discard(task.unique)
+        if task.let_go:
+            if task.opcode == Opcode.LOOKUP and not number:
+                inode = int.from_bytes(data[:8], "little")
+                self._forget(inode, 1)  # the kernel never heard of it
+        elif task.unique:
+            self._reply(task.unique, number, data)
+
+    def _reply(self, unique: int, number: int, data: Data = b"") -> None:
+        size = 0 if number else len(data)
+        parts: Sequence[Data] = (OUT_HEADER.pack(16 + size, -number, unique),)
+        if size:
+            parts = (*parts, data)
+        try:
+            os.writev(self._device, parts)
+        except OSError as error:
+            # ENOENT, ENODEV: nobody waits for it any more, or the mount is gone.
+            if error.errno not in {errno.ENOENT, errno.ENODEV}:
+                _LOG.error("a reply of %s bytes was refused: %s", size, error)
+                self._refused(unique)
+
+    def _refused(self, unique: int) -> None:
+        """Answer EIO in place of a reply the kernel does not take: its caller must not wait for ever."""
+        try:
+            os.writev(self._device, (OUT_HEADER.pack(16, -errno.EIO, unique),))
+        except OSError as error:
+            _LOG.debug("nor was the error: %s", error)
+
+    def _forget(self, inode: int, lookups: int) -> None:
+        try:
+            self._filesystem.forget(inode, lookups)
+        # As above; a FORGET has no answer.
+        except Exception as error:  # noqa: BLE001
+            errno_answered("forget", error)
+
+    def _interrupt(self, unique: int) -> None:
+        task = self._tasks.get(unique)
+        if task is not None and task.opcode in _LET_GO:
+            self._interrupted.add(unique)
+
+    def _let_go_the_dying(self) -> None:
+        """Answer EINTR to callers with SIGKILL pending: they wait for nothing else to die."""
+        for unique in [u for u in self._interrupted if _is_dying(self._tasks[u].pid)]:
+            self._interrupted.discard(unique)
+            task = self._tasks[unique]
+            task.let_go = True
+            self._reply(unique, errno.EINTR)
+
+
+def _is_dying(thread: int) -> bool:
+    """Whether a thread has SIGKILL pending, which every fatal signal becomes, or is gone."""
+    try:
+        lines = Path(f"/proc/{thread}/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return True
+    pending = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
+    return any(mask & _SIGKILL_BIT for mask in pending)
+
+
+assert ENTRY_BYTES == 128, "an answer to LOOKUP begins with the inode"

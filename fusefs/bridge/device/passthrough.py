@@ -1,0 +1,119 @@
+"""Files the kernel reads from a local copy by itself (FUSE_PASSTHROUGH, Linux 6.9, root).
+
+Such an inode cannot be open in two ways at once: while it is, every further open must name
+the same backing file, and none may go through the page cache. So there is one backing per
+inode, registered by the first open that brings a local copy and given up with the last.
+"""
+
+import fcntl
+import os
+import struct
+from dataclasses import dataclass
+
+from omniload.base.log import get_logger
+
+__all__ = ["Passthrough"]
+
+_LOG = get_logger(__name__)
+_BACKING_OPEN = 0x4010E501
+_BACKING_CLOSE = 0x4004E502
+_BACKING_MAP = struct.Struct("<iIQ")
+
+
+@dataclass(slots=True)
+class _Backing:
+    number: int
+    opens: int
+
+
+class Passthrough:
+    """Backing files of one connection.
+
+    Args:
+        device: The connection's /dev/fuse.
+        agreed: Whether kernel and daemon agreed on it at the start.
+    """
+
+    def __init__(self, device: int, *, agreed: bool) -> None:
+        self._device = device
+        self.can_pass_through = agreed
+        self._backings: dict[int, _Backing] = {}
+        self._inodes: dict[int, int] = {}
+        self._others: dict[int, int] = {}
+
+    def passes_through(self, inode: int) -> bool:
+        """Whether an inode is open from its local copy now."""
+        return inode in self._backings
+
+    def opened(self, inode: int, handle: int, local_fd: int | None) -> int | None:
+        """Note an open and return the number of its backing file, or None for the usual way.
+
+        Args:
+            inode: What is opened.
+            handle: The new handle.
+            local_fd: Descriptor of a local copy; closed here.
+        """
+        try:
+            backing = self._backings.get(inode)
+            if backing is None and local_fd is not None and inode not in self._others:
+                backing = self._registered(inode, local_fd)
+        finally:
+            if local_fd is not None:
+                os.close(local_fd)
+        self._inodes[handle] = inode
+        if backing is None:
+            self._others[inode] = self._others.get(inode, 0) + 1
+            return None
+        backing.opens += 1
+        return backing.number
+
+    def closed(self, handle: int) -> None:
+        """Note that a handle is closed; the last one of an inode gives its backing file up."""
+        inode = self._inodes.pop(handle, None)
+        if inode is None:
+            return
+        backing = self._backings.get(inode)
+        if backing is None:
+            self._others[inode] -= 1
+            if not self._others[inode]:
+                del self._others[inode]
+            return
+        backing.opens -= 1
+        if not backing.opens:
+            del self._backings[inode]
+            self._give_up(backing.number)
+
+    def state(self) -> dict[str, object]:
+        """Return the backing files as JSON values: they belong to the connection, not to a process."""
+        return {
+            "agreed": self.can_pass_through,
+            "backings": [[i, b.number, b.opens] for i, b in self._backings.items()],
+            "handles": [[handle, inode] for handle, inode in self._inodes.items()],
+        }
+
+    def resume(self, state: dict[str, list[list[int]]]) -> None:
+        """Go on from ``state``."""
+        self._backings = {i: _Backing(number, opens) for i, number, opens in state["backings"]}
+        self._inodes = {pair[0]: pair[1] for pair in state["handles"]}
+        for inode in self._inodes.values():
+            if inode not in self._backings:
+                self._others[inode] = self._others.get(inode, 0) + 1
+
+    def _registered(self, inode: int, local_fd: int) -> _Backing | None:
+        if not self.can_pass_through:
+            return None
+        request = bytearray(_BACKING_MAP.pack(local_fd, 0, 0))
+        try:
+            number = fcntl.ioctl(self._device, _BACKING_OPEN, request, True)
+        except OSError as error:
+            # Not root, a kernel without it, or a file system that cannot lie below: read it here.
+            _LOG.debug("inode %s is not passed through: %s", inode, error)
+            self.can_pass_through = False
+            return None
+        return self._backings.setdefault(inode, _Backing(number, 0))
+
+    def _give_up(self, number: int) -> None:
+        try:
+            fcntl.ioctl(self._device, _BACKING_CLOSE, bytearray(struct.pack("<I", number)), True)
+        except OSError as error:
+            _LOG.debug("backing %s stays registered: %s", number, error)

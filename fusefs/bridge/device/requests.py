@@ -1,0 +1,252 @@
+"""Requests of the kernel as calls of a ``FileSystem``: decoded, asked, encoded.
+
+Every request is a coroutine that returns the body of its reply. It decodes all of its
+arguments before it first waits: the bytes it was given are the loop's buffer, which the
+next request overwrites.
+"""
+
+import errno
+import os
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fusefs.bridge.device.passthrough import Passthrough
+from fusefs.bridge.device.wire import (
+    Opcode,
+    OpenReply,
+    attr_reply,
+    change_of,
+    directory_line,
+    entry_reply,
+    names_of,
+    open_reply,
+    space_reply,
+)
+from fusefs.bridge.protocol import Data, FileSystem, Opened
+from fusefs.bridge.waiting import Handling
+
+__all__ = ["Answering", "Requests"]
+
+Answering = Handling[Data]
+_HANDLE = struct.Struct("<Q")
+_HANDLE_RANGE = struct.Struct("<2QI")
+_WORD = struct.Struct("<I")
+_XATTR_CREATE, _XATTR_REPLACE = 1, 2
+_XATTR_LIMIT = 64 << 10
+
+
+class Requests:
+    """One file system behind one connection."""
+
+    def __init__(self, filesystem: FileSystem, passthrough: Passthrough) -> None:
+        self._filesystem = filesystem
+        self._passthrough = passthrough
+        self.of_opcode: dict[int, Callable[[int, memoryview], Answering]] = {
+            Opcode.LOOKUP: self._lookup,
+            Opcode.GETATTR: self._getattr,
+            Opcode.SETATTR: self._setattr,
+            Opcode.READLINK: self._readlink,
+            Opcode.SYMLINK: self._symlink,
+            Opcode.MKNOD: self._mknod,
+            Opcode.MKDIR: self._mkdir,
+            Opcode.UNLINK: self._unlink,
+            Opcode.RMDIR: self._rmdir,
+            Opcode.RENAME: self._rename,
+            Opcode.RENAME2: self._rename2,
+            Opcode.LINK: self._link,
+            Opcode.OPEN: self._open,
+            Opcode.CREATE: self._create,
+            Opcode.READ: self._read,
+            Opcode.WRITE: self._write,
+            Opcode.STATFS: self._statfs,
+            Opcode.RELEASE: self._release,
+            Opcode.FSYNC: self._fsync,
+            Opcode.FLUSH: self._flush,
+            Opcode.SETXATTR: self._setxattr,
+            Opcode.GETXATTR: self._getxattr,
+            Opcode.LISTXATTR: self._listxattr,
+            Opcode.REMOVEXATTR: self._removexattr,
+            Opcode.OPENDIR: self._opendir,
+            Opcode.READDIR: self._readdir,
+            Opcode.READDIRPLUS: self._readdirplus,
+            Opcode.RELEASEDIR: self._releasedir,
+        }
+
+    # Content
+
+    async def _read(self, _: int, body: memoryview) -> Data:
+        handle, offset, size_bytes = _HANDLE_RANGE.unpack_from(body)
+        return await self._filesystem.read(handle, offset, size_bytes)
+
+    async def _write(self, _: int, body: memoryview) -> Data:
+        handle, offset, size_bytes = _HANDLE_RANGE.unpack_from(body)
+        taken = await self._filesystem.write(handle, offset, body[40 : 40 + size_bytes])
+        return struct.pack("<2I", taken, 0)
+
+    async def _open(self, inode: int, body: memoryview) -> Data:
+        (flags,) = _WORD.unpack_from(body)
+        return self._opened(inode, flags, await self._filesystem.open(inode, flags))
+
+    async def _create(self, inode: int, body: memoryview) -> Data:
+        flags, mode = struct.unpack_from("<2I", body)
+        name = names_of(body, 16, 1)[0]
+        opened, entry = await self._filesystem.create(inode, name, mode, flags)
+        return entry_reply(entry) + self._opened(entry.inode, flags, opened)
+
+    def _opened(self, inode: int, flags: int, opened: Opened) -> bytes:
+        backing = self._passthrough.opened(inode, opened.handle, opened.local_fd)
+        reply = 0
+        if flags & os.O_ACCMODE == os.O_RDONLY:
+            reply |= OpenReply.NOFLUSH  # a close that wrote nothing has nothing to say
+        if backing is not None:
+            return open_reply(opened.handle, reply | OpenReply.PASSTHROUGH, backing)
+        reply |= OpenReply.DIRECT_IO if opened.direct_io else 0
+        reply |= OpenReply.KEEP_CACHE if opened.keep_cache else 0
+        return open_reply(opened.handle, reply)
+
+    async def _flush(self, _: int, body: memoryview) -> Data:
+        await self._filesystem.flush(*_HANDLE.unpack_from(body))
+        return b""
+
+    async def _fsync(self, _: int, body: memoryview) -> Data:
+        await self._filesystem.fsync(*_HANDLE.unpack_from(body))
+        return b""
+
+    async def _release(self, _: int, body: memoryview) -> Data:
+        (handle,) = _HANDLE.unpack_from(body)
+        self._passthrough.closed(handle)
+        await self._filesystem.release(handle)
+        return b""
+
+    # Names
+
+    async def _lookup(self, inode: int, body: memoryview) -> Data:
+        return entry_reply(await self._filesystem.lookup(inode, bytes(body[:-1])))
+
+    async def _readlink(self, inode: int, _: memoryview) -> Data:
+        return await self._filesystem.readlink(inode)
+
+    async def _symlink(self, inode: int, body: memoryview) -> Data:
+        name, target, _ = names_of(body, 0, 2)
+        return entry_reply(await self._filesystem.symlink(inode, name, target))
+
+    async def _mknod(self, inode: int, body: memoryview) -> Data:
+        mode, rdev = struct.unpack_from("<2I", body)
+        name = names_of(body, 16, 1)[0]
+        return entry_reply(await self._filesystem.mknod(inode, name, mode, rdev))
+
+    async def _mkdir(self, inode: int, body: memoryview) -> Data:
+        (mode,) = _WORD.unpack_from(body)
+        name = names_of(body, 8, 1)[0]
+        return entry_reply(await self._filesystem.mkdir(inode, name, mode))
+
+    async def _link(self, inode: int, body: memoryview) -> Data:
+        (linked,) = _HANDLE.unpack_from(body)
+        name = names_of(body, 8, 1)[0]
+        return entry_reply(await self._filesystem.link(linked, inode, name))
+
+    async def _unlink(self, inode: int, body: memoryview) -> Data:
+        await self._filesystem.unlink(inode, names_of(body, 0, 1)[0])
+        return b""
+
+    async def _rmdir(self, inode: int, body: memoryview) -> Data:
+        await self._filesystem.rmdir(inode, names_of(body, 0, 1)[0])
+        return b""
+
+    async def _rename(self, inode: int, body: memoryview) -> Data:
+        (new_parent,) = _HANDLE.unpack_from(body)
+        name, new_name, _ = names_of(body, 8, 2)
+        await self._filesystem.rename(inode, name, new_parent, new_name, 0)
+        return b""
+
+    async def _rename2(self, inode: int, body: memoryview) -> Data:
+        new_parent, flags = struct.unpack_from("<QI", body)
+        name, new_name, _ = names_of(body, 16, 2)
+        await self._filesystem.rename(inode, name, new_parent, new_name, flags)
+        return b""
+
+    async def _opendir(self, inode: int, _: memoryview) -> Data:
+        opened = await self._filesystem.opendir(inode)
+        keeps = OpenReply.KEEP_CACHE | OpenReply.CACHE_DIR
+        return open_reply(opened.handle, keeps if opened.keep_cache else 0)
+
+    async def _readdir(self, _: int, body: memoryview) -> Data:
+        return self._lines(body, plus=False)
+
+    async def _readdirplus(self, _: int, body: memoryview) -> Data:
+        return self._lines(body, plus=True)
+
+    def _lines(self, body: memoryview, *, plus: bool) -> bytes:
+        handle, start, size_bytes = _HANDLE_RANGE.unpack_from(body)
+        lines: list[bytes] = []
+        for line, (name, entry) in enumerate(self._filesystem.readdir(handle, start), start + 1):
+            packed = directory_line(name, entry, line, plus=plus)
+            size_bytes -= len(packed)
+            if size_bytes < 0:
+                break
+            lines.append(packed)
+            if plus and entry.inode:
+                self._filesystem.told(entry.inode)
+        return b"".join(lines)
+
+    async def _releasedir(self, _: int, body: memoryview) -> Data:
+        await self._filesystem.releasedir(*_HANDLE.unpack_from(body))
+        return b""
+
+    # Attributes
+
+    async def _getattr(self, inode: int, _: memoryview) -> Data:
+        return attr_reply(await self._filesystem.getattr(inode))
+
+    async def _setattr(self, inode: int, body: memoryview) -> Data:
+        change, handle = change_of(body, time.time_ns())
+        return attr_reply(await self._filesystem.setattr(inode, change, handle))
+
+    async def _getxattr(self, inode: int, body: memoryview) -> Data:
+        (room,) = _WORD.unpack_from(body)
+        value = await self._filesystem.getxattr(inode, names_of(body, 8, 1)[0])
+        return _within(value, room)
+
+    async def _listxattr(self, inode: int, body: memoryview) -> Data:
+        (room,) = _WORD.unpack_from(body)
+        names = await self._filesystem.listxattr(inode)
+        return _within(b"".join(name + b"\0" for name in names), room)
+
+    async def _setxattr(self, inode: int, body: memoryview) -> Data:
+        size_bytes, flags = struct.unpack_from("<2I", body)
+        name, rest = names_of(body, 8, 1)
+        value = rest[:size_bytes]
+        if flags:
+            await self._check_presence(inode, name, flags)
+        await self._filesystem.setxattr(inode, name, value)
+        return b""
+
+    async def _check_presence(self, inode: int, name: bytes, flags: int) -> None:
+        try:
+            await self._filesystem.getxattr(inode, name)
+        except OSError as error:
+            if error.errno != errno.ENODATA:
+                raise
+            if flags & _XATTR_REPLACE:
+                raise
+        else:
+            if flags & _XATTR_CREATE:
+                raise FileExistsError(errno.EEXIST, "the attribute is there")
+
+    async def _removexattr(self, inode: int, body: memoryview) -> Data:
+        await self._filesystem.removexattr(inode, names_of(body, 0, 1)[0])
+        return b""
+
+    async def _statfs(self, *_: Any) -> Data:  # noqa: ANN401 -- of the whole file system
+        return space_reply(await self._filesystem.statfs())
+
+
+def _within(value: bytes, room: int) -> bytes:
+    """Return an attribute, or only its size where the caller has no room to give."""
+    if room == 0:
+        return struct.pack("<2I", len(value), 0)
+    if len(value) > min(room, _XATTR_LIMIT):
+        raise OSError(errno.ERANGE, f"{len(value)} bytes do not fit in {room}")
+    return value
