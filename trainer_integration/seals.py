@@ -13,7 +13,15 @@ import xxhash
 from omniload.base.errors import IntegrityError
 from omniload.base.state import Json, JsonObject
 
-__all__ = ["FileSeal", "read_sealed_json", "sync_folder", "write_sealed_json", "write_synced"]
+__all__ = [
+    "FileSeal",
+    "read_sealed_json",
+    "sealed_json",
+    "sync_folder",
+    "unsealed_json",
+    "write_sealed_json",
+    "write_synced",
+]
 
 _READ_BYTES = 4 << 20
 
@@ -83,10 +91,40 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def sealed_json(value: Mapping[str, Json]) -> bytes:
+    """Return ``value`` as JSON that carries a digest of itself."""
+    sealed = {**value, "blake2b": _digest(value)}
+    return orjson.dumps(sealed, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+
+
+def unsealed_json(data: bytes, *, name: str) -> JsonObject:
+    """Read what ``sealed_json`` made.
+
+    Args:
+        data: The bytes.
+        name: Of their file, for messages.
+
+    Raises:
+        IntegrityError: They are not such JSON, or the digest does not fit.
+    """
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise IntegrityError(f"{name} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise IntegrityError(f"{name} holds a {type(value).__name__}, not an object")
+    found = value.pop("blake2b", None)
+    if found != (expected := _digest(value)):
+        raise IntegrityError(
+            f"{name} carries digest {found!r}, its content has {expected!r}; restore the file or "
+            "resume from an earlier checkpoint"
+        )
+    return value
+
+
 def write_sealed_json(file: Path, value: Mapping[str, Json]) -> None:
     """Write ``value`` with a digest of itself, and wait until it is on storage."""
-    sealed = {**value, "blake2b": _digest(value)}
-    write_synced(file, orjson.dumps(sealed, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS))
+    write_synced(file, sealed_json(value))
 
 
 def read_sealed_json(file: Path) -> JsonObject:
@@ -96,18 +134,10 @@ def read_sealed_json(file: Path) -> JsonObject:
         IntegrityError: The file is missing, is not such JSON, or its digest does not fit.
     """
     try:
-        value = orjson.loads(file.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
+        data = file.read_bytes()
+    except OSError as error:
         raise IntegrityError(f"{file} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise IntegrityError(f"{file} holds a {type(value).__name__}, not an object")
-    found = value.pop("blake2b", None)
-    if found != (expected := _digest(value)):
-        raise IntegrityError(
-            f"{file} carries digest {found!r}, its content has {expected!r}; restore the file or "
-            "resume from an earlier checkpoint"
-        )
-    return value
+    return unsealed_json(data, name=str(file))
 
 
 def _digest(value: Mapping[str, Json]) -> str:
