@@ -2,9 +2,11 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+
+from fusefs.traffic import Traffic
 
 __all__ = ["Block", "BlockCache", "Data"]
 
@@ -26,16 +28,15 @@ class BlockCache:
     """Least recently used blocks go first; a block on its way is never dropped.
 
     Keys name bytes that never change (a unit of a write-once object), so a block is
-    never stale and nothing needs to be invalidated.
+    never stale; plain files alone have names that a store may break, hence ``drop``.
     """
 
-    def __init__(self, capacity_bytes: int) -> None:
-        self._capacity_bytes = capacity_bytes
+    def __init__(self, capacity_bytes: int, traffic: Traffic | None = None) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._traffic = traffic or Traffic()
         self._lock = threading.Lock()
         self._blocks: OrderedDict[Hashable, Block] = OrderedDict()
         self._used_bytes = 0
-        self.hits = 0
-        self.misses = 0
 
     @property
     def used_bytes(self) -> int:
@@ -47,10 +48,8 @@ class BlockCache:
         with self._lock:
             block = self._blocks.get(key)
             if block is None or not block.data.done():
-                self.misses += 1
                 return None
             self._blocks.move_to_end(key)
-            self.hits += 1
             return block.data.result()
 
     def claim(self, key: Hashable, size_bytes: int) -> tuple[Block | None, bool]:
@@ -92,12 +91,36 @@ class BlockCache:
             self._used_bytes -= block.size_bytes
         block.data.set_exception(error)
 
+    def holds(self, key: Hashable) -> bool:
+        """Tell whether a block is here; unlike ``get`` no sign of use."""
+        with self._lock:
+            block = self._blocks.get(key)
+            return block is not None and block.data.done()
+
+    def drop(self, keys: Iterable[Hashable]) -> int:
+        """Forget blocks that are here, with those that share their memory; return their bytes.
+
+        Blocks on their way stay: somebody waits for them.
+        """
+        dropped = 0
+        with self._lock:
+            for key in keys:
+                block = self._blocks.get(key)
+                if block is not None and block.data.done():
+                    dropped += self._drop_with_siblings(key)[1]
+        return dropped
+
     def _make_room(self, size_bytes: int) -> bool:
-        while self._used_bytes + size_bytes > self._capacity_bytes:
+        while self._used_bytes + size_bytes > self.capacity_bytes:
             # Blocks on their way are few and recent, so the first that is here is found at once.
             oldest = next((k for k, block in self._blocks.items() if block.data.done()), None)
             if oldest is None:
                 return False
-            for key in self._blocks[oldest].siblings:
-                self._used_bytes -= self._blocks.pop(key).size_bytes
+            self._traffic.evicted("memory", self._drop_with_siblings(oldest)[0])
         return True
+
+    def _drop_with_siblings(self, key: Hashable) -> tuple[int, int]:
+        siblings = self._blocks[key].siblings
+        size_bytes = sum(self._blocks.pop(sibling).size_bytes for sibling in siblings)
+        self._used_bytes -= size_bytes
+        return len(siblings), size_bytes

@@ -74,6 +74,13 @@ class Catalog:
             return None
         return decode_manifest(self._store.read(path, 0, info.entry.size_bytes), name=path)
 
+    def forget(self, path: str) -> None:
+        """Read the headers at a path, and below it, anew."""
+        below = f"{path}/" if path else ""
+        with self._lock:
+            for key in [k for k in self._headers if k[0] == path or k[0].startswith(below)]:
+                del self._headers[key]
+
     def _described_or_gone(self, path: str, entry: Entry) -> FileInfo | None:
         try:
             return self._described(path, entry)

@@ -8,7 +8,7 @@ from fusefs.layout import StripeLayout
 from omniload.base.config import StrictModel
 from omniload.base.units import Bytes
 
-__all__ = ["DirectoryStriping", "FilesConfig", "Striping"]
+__all__ = ["DirectoryStriping", "DiskCacheConfig", "FilesConfig", "Striping"]
 
 MiB = 1 << 20
 
@@ -34,6 +34,15 @@ class DirectoryStriping(Striping):
     """Directory relative to the root of the store."""
 
 
+class DiskCacheConfig(StrictModel):
+    """Local copies of what was read, on a disk of this machine."""
+
+    directory: str
+    """Made if it is not there; belongs to one process at a time."""
+    capacity: Bytes = Field(ge=MiB)
+    """Most bytes on the disk."""
+
+
 class FilesConfig(StrictModel):
     """Striping, memory and parallelism of one process's view of a store."""
 
@@ -45,6 +54,8 @@ class FilesConfig(StrictModel):
     """Files up to this many bytes are stored as they are."""
     cache: Bytes = Field(default=256 * MiB, ge=8 * MiB)
     """Most bytes of the block cache, blocks being fetched included."""
+    disk_cache: DiskCacheConfig | None = None
+    """Off unless given."""
     read_ahead: Bytes = Field(default=32 * MiB, ge=0)
     """Most bytes fetched ahead of one offset stream."""
     longest_read: Bytes = Field(default=4 * MiB, ge=4096)

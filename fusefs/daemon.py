@@ -10,6 +10,8 @@ from fusefs.mounting import MountConfig
 from fusefs.namespace import StripedFiles
 from fusefs.stores.opening import open_store
 from fusefs.stores.retrying import RetryingStore
+from omniload.base import metrics
+from omniload.base.errors import StateError
 from omniload.base.retry import backoff_s
 
 __all__ = ["main"]
@@ -34,11 +36,24 @@ def serve(config: MountConfig, ready: Callable[[], None]) -> None:
     store.stat("")  # better said now than by the first call on the mount
     files = StripedFiles(store, config.files)
     shown = StoreFileSystem(files, SpoolPlace(config.spool_directory, config.spool_limit))
+    stop_metrics = _answer_scrapes(config.metrics_port)
     try:
         serving.serve(shown, config.mountpoint, config, ready=ready)
     finally:
+        stop_metrics()
         shown.close()
         files.close()
+
+
+def _answer_scrapes(port: int | None) -> Callable[[], None]:
+    if port is None:
+        return lambda: None
+    try:
+        return metrics.serve(port)
+    except OSError as error:
+        raise StateError(
+            f"metrics_port {port} cannot be bound on 127.0.0.1: {error.strerror}; give another"
+        ) from error
 
 
 def main() -> None:

@@ -34,6 +34,8 @@ class MountConfig(BridgeOptions):
     """Largest randomly written file."""
     give_up_after: Seconds = 30.0
     """How long an outage of the store is waited out before a call fails."""
+    metrics_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port on loopback that answers scrapes of the mount's numbers; none unless given."""
 
 
 def start(config: MountConfig, *, log_path: str | None = None) -> "subprocess.Popen[bytes]":

@@ -5,79 +5,34 @@ Blocking and safe in threads. The mount, fsspec and the command line all stand o
 
 import errno
 import time
-import uuid
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Self
 
 from fusefs.attributes import Attributes, encoded, manifest_for
 from fusefs.cache import BlockCache
-from fusefs.catalog import SETTLED_NS, Catalog, FileInfo
+from fusefs.catalog import Catalog, FileInfo
 from fusefs.config import FilesConfig
+from fusefs.disk_cache import disk_cache_of
+from fusefs.fetching import ReadEngine
 from fusefs.keeper import ObjectKeeper
-from fusefs.layout import StripeLayout
 from fusefs.manifest import Manifest, Segment
-from fusefs.reading import FileReader, Piece, ReadEngine
+from fusefs.opened import OpenedFile, Opener
+from fusefs.pieces import pieces_of
+from fusefs.reading import FileReader
+from fusefs.scraping import retire, watch
 from fusefs.segment_writer import SegmentWriter, WriteEngine
-from fusefs.stores.protocol import RESERVED, Entry, Store, Usage, checked_path
+from fusefs.stores.protocol import RESERVED, Store, Usage, checked_path
+from fusefs.stores.retrying import RetryingStore
 from fusefs.strands import ByteBudget
+from fusefs.traffic import Numbers, Traffic
+from fusefs.walking import files_below
 from fusefs.writing import Content, FileWriter, may_be_plain
 from omniload.base.errors import IntegrityError
 
 __all__ = ["OpenedFile", "StripedFiles"]
 
-_PLAIN_BLOCK = 1 << 20
-
-
-class OpenedFile:
-    """A version of a file, held open: its objects stay until it is closed, on this process's part."""
-
-    def __init__(
-        self,
-        keeper: ObjectKeeper,
-        *,
-        info: FileInfo,
-        manifest: Manifest | None,
-        reader: FileReader,
-        location: list[str],
-    ) -> None:
-        self._keeper = keeper
-        self._open = True
-        self.info = info
-        self.manifest = manifest
-        """None for a plain file."""
-        self.reader = reader
-        self._location = location
-
-    def moved(self, path: str) -> None:
-        """Follow a rename in this process: a plain version is read where it lies now."""
-        self._location[:] = [path]
-
-    def local_copy(self) -> int | None:
-        """Open a complete, verified copy of this version on the local disk; None where there is none.
-
-        Never waits for the store. The caller closes the descriptor; it stays readable though the
-        copy is evicted meanwhile. Keep this version open for as long as the descriptor is used,
-        so that the disk cache counts its bytes.
-
-        Returns:
-            A descriptor to read from only: byte ``i`` of the file is byte ``i`` of the copy.
-        """
-        return None
-
-    def close(self) -> None:
-        """Let the version go."""
-        if self._open:
-            self._open = False
-            if self.manifest is not None:
-                self._keeper.unpin(self.manifest)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+_LOCAL_STREAMS = 4
 
 
 class StripedFiles:
@@ -86,26 +41,66 @@ class StripedFiles:
     def __init__(self, store: Store, config: FilesConfig | None = None) -> None:
         self.store = store
         self.config = config or FilesConfig()
-        self.cache = BlockCache(self.config.cache)
+        self.traffic = Traffic()
+        self.cache = BlockCache(self.config.cache, self.traffic)
+        self.disk = disk_cache_of(self.config, self.traffic)
+        """Local copies of versions; None unless they are configured."""
         self.budget = ByteBudget(self.config.write_window)
         self._readers = ThreadPoolExecutor(self.config.read_streams, "fusefs-read")
+        self._local_readers = ThreadPoolExecutor(_LOCAL_STREAMS, "fusefs-disk")
         self._writers = ThreadPoolExecutor(self.config.write_streams, "fusefs-write")
         self._reading = ReadEngine(
             store=store,
             pool=self._readers,
+            local_pool=self._local_readers,
             cache=self.cache,
+            traffic=self.traffic,
             longest_read=self.config.longest_read,
             read_ahead=self.config.read_ahead,
         )
         self._writing = WriteEngine(store, self._writers, self.budget)
         self._catalog = Catalog(store, self._readers)
         self._keeper = ObjectKeeper(store)
+        self._opener = Opener(self._reading, self._keeper, store.location, self.disk)
+        watch(self)
 
     def close(self) -> None:
         """Wait for what is under way and let the store go."""
+        self._local_readers.shutdown(cancel_futures=True)
         self._readers.shutdown(cancel_futures=True)
         self._writers.shutdown()
+        retire(self)
+        if self.disk is not None:
+            self.disk.close()
         self.store.close()
+
+    def numbers(self) -> Numbers:
+        """Return counts since the start and levels of now, as statistics and scrapes show them."""
+        found = self.traffic.numbers()
+        if isinstance(self.store, RetryingStore):
+            found.store_calls, found.retries = self.store.counts()
+        found.cache_bytes["memory"] = self.cache.used_bytes
+        found.cache_bytes["disk"] = self.disk.used_bytes if self.disk is not None else 0
+        found.window_bytes = self.budget.used_bytes
+        return found
+
+    def forget(self, path: str) -> tuple[int, int]:
+        """Forget what is cached of a file, or of all files below a directory: attributes, blocks, local copies.
+
+        For a plain file that was changed without its size or time stamp telling, or to make
+        room by hand. Who has a version open goes on reading it.
+
+        Returns:
+            Bytes that were dropped from memory and from the disk.
+        """
+        path = self._visible(path)
+        self._catalog.forget(path)
+        memory = disk = 0
+        for file_path, _ in files_below(self, path):
+            with self.open(file_path) as file:
+                dropped = self._opener.drop(file)
+            memory, disk = memory + dropped[0], disk + dropped[1]
+        return memory, disk
 
     # What is there
 
@@ -153,7 +148,9 @@ class StripedFiles:
                 if attempt == 2 or self.store.stat(path) == info.entry:
                     raise
                 continue
-            return self._opened(path, info, manifest)
+            if manifest is None:
+                return self._opener.plain(path, info)
+            return self._opener.striped(path, info, manifest, lambda: self._manifest_or_none(path))
         raise AssertionError("the last attempt returns or raises")
 
     def writer(self, path: str, base: tuple[Segment, ...] = ()) -> FileWriter:
@@ -226,7 +223,7 @@ class StripedFiles:
         segments = () if isinstance(content, bytes) else content
         inline = content if isinstance(content, bytes) else b""
         manifest = Manifest(mtime_ns=0, segments=segments, inline=inline)
-        return FileReader(self._reading, self._pieces(manifest))
+        return FileReader(self._reading, pieces_of(manifest))
 
     def discard(self, content: Content, *, kept: Manifest | None = None) -> None:
         """Remove objects of content that was never published, but for those ``kept`` names."""
@@ -328,40 +325,6 @@ class StripedFiles:
         except (FileNotFoundError, IntegrityError, NotADirectoryError):
             return None
 
-    def _opened(self, path: str, info: FileInfo, manifest: Manifest | None) -> OpenedFile:
-        location = [path]
-        if manifest is None:
-            piece = _plain_piece(location, info.entry)
-            reader = FileReader(self._reading, [piece], when_missing=_stale)
-            return OpenedFile(
-                self._keeper, info=info, manifest=None, reader=reader, location=location
-            )
-        self._keeper.pin(manifest)
-
-        def when_missing(object_path: str) -> Exception:
-            named = self._manifest_or_none(path)
-            if named is not None and object_path in named.object_paths():
-                return IntegrityError(
-                    f"object {object_path!r} is missing though manifest {path!r} names it; "
-                    "restore the file from another copy"
-                )
-            return _stale(path)
-
-        reader = FileReader(self._reading, self._pieces(manifest), when_missing=when_missing)
-        return OpenedFile(
-            self._keeper, info=info, manifest=manifest, reader=reader, location=location
-        )
-
-    @staticmethod
-    def _pieces(manifest: Manifest) -> list[Piece]:
-        pieces, at = [], 0
-        for segment in manifest.segments:
-            pieces.append(Piece.of_segment(segment, at))
-            at += segment.size_bytes
-        if manifest.inline or not pieces:
-            pieces.append(Piece.of_bytes(manifest.inline, at))
-        return pieces
-
     def _manifest_from_plain(self, path: str, file: OpenedFile) -> Manifest:
         size, mtime_ns = file.reader.size_bytes, file.info.mtime_ns
         if size <= self.config.plain_limit:
@@ -373,20 +336,3 @@ class StripedFiles:
         content = writer.finish()
         assert not isinstance(content, bytes), "larger than plain_limit, so striped"
         return Manifest(mtime_ns=mtime_ns, segments=content)
-
-
-def _plain_piece(location: list[str], entry: Entry) -> Piece:
-    """Return a plain file as one piece, cached across opens only where its time stamp is settled."""
-    settled = entry.mtime_ns and time.time_ns() - entry.mtime_ns > SETTLED_NS
-    version = f"{entry.mtime_ns}-{entry.size_bytes}" if settled else uuid.uuid4().hex
-    return Piece(
-        start=0,
-        size_bytes=entry.size_bytes,
-        layout=StripeLayout(_PLAIN_BLOCK, 1),
-        key=f"{location[0]}\0{version}",
-        path_of=lambda _: location[0],
-    )
-
-
-def _stale(path: str) -> Exception:
-    return OSError(errno.ESTALE, "the version that was opened is gone; open the file again", path)

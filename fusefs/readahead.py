@@ -1,88 +1,171 @@
-"""What to fetch before it is asked for: offset streams found by process, not by file handle.
+"""What to fetch before it is asked for: offset streams found by process and place, not by file handle.
 
-A loader's 64 processes share a handle's file, a process reads several tensors in turn,
-and the kernel sends the parts of one read out of order. So a stream is a process and a
-place: a read near where a stream of its process stands continues it and doubles its
-window; any other begins a new stream and fetches nothing ahead until it is continued.
+Four ranks read their slices through one file, a loader's threads fault in tensors of one
+mapping side by side, and the kernel sends the parts of one read out of order. So a stream is
+a process and a place: a read near where a stream of its process stands continues it and lets
+its window grow; any other begins a new stream and fetches nothing ahead until it is
+continued. Windows of streams that are read at the same time share one allowance, since what
+is fetched ahead of one must not push out what was fetched ahead of another.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import assert_never
 
-__all__ = ["ReadAhead"]
+__all__ = ["Closed", "Fetch", "Read", "ReadAhead"]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A process read a range of the file."""
+
+    process: int
+    """Whoever reads: a process, a handle, anything that tells readers apart."""
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A process reads the file no more."""
+
+    process: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Fetch bytes ``start`` to ``stop`` of the file; it may have fewer."""
+
+    start: int
+    stop: int
+
+
+@dataclass(slots=True, eq=False)
 class _Stream:
+    process: int
     next_offset: int
+    run_bytes: int
+    """Bytes read in this stream."""
     window_bytes: int
     fetched_to: int
+    read_at: int
+    """Number of the last read that continued it."""
 
 
 class ReadAhead:
-    """The streams of one file.
+    """The streams of one version of a file: a machine without I/O. Not safe in threads.
 
     Args:
         first_bytes: Window of a stream once it is known for one.
         largest_bytes: Largest window; 0 turns read-ahead off.
+        all_bytes: Most bytes of the windows of streams read at the same time, though each has
+            ``first_bytes``; None sets no limit.
         most_streams: Streams remembered; the least recently used is forgotten.
     """
 
     def __init__(
-        self, *, first_bytes: int = 1 << 20, largest_bytes: int, most_streams: int = 64
+        self,
+        *,
+        first_bytes: int = 1 << 20,
+        largest_bytes: int,
+        all_bytes: int | None = None,
+        most_streams: int = 128,
     ) -> None:
         self._first_bytes = min(first_bytes, largest_bytes)
         self._largest_bytes = largest_bytes
+        self._all_bytes = all_bytes
+        # The kernel's own read-ahead sends requests of a stream out of order, this far apart.
+        self._slack_bytes = 4 * self._first_bytes
         self._most_streams = most_streams
-        self._streams: OrderedDict[tuple[int, int], _Stream] = OrderedDict()
-        self._numbered = 0
+        self._streams: OrderedDict[int, _Stream] = OrderedDict()
+        self._of_process: dict[int, list[_Stream]] = {}
+        self._standing_at: dict[tuple[int, int], _Stream] = {}
+        self._num_reads = 0
 
-    def observe(self, process: int, offset: int, size_bytes: int) -> range:
-        """Note a read and return the bytes to fetch now, a range that may be empty.
+    def handle(self, event: Read | Closed) -> tuple[Fetch, ...]:
+        """Apply one event and return what to fetch now.
 
-        Ranges of one stream never overlap, and never reach further than its window
-        past the furthest byte read.
+        Ranges fetched for one stream never overlap, and never reach further than its window
+        past the furthest byte it has read.
         """
-        if self._largest_bytes == 0:
-            return range(0)
-        key = self._stream_at(process, offset)
+        match event:
+            case Read(process=process, offset=offset, size_bytes=size_bytes):
+                if not self._largest_bytes or not size_bytes:
+                    return ()
+                self._num_reads += 1
+                return self._observe(process, offset, size_bytes)
+            case Closed(process=process):
+                for stream in list(self._of_process.get(process, ())):
+                    self._forget(stream)
+                return ()
+            case _:
+                assert_never(event)
+
+    def _observe(self, process: int, offset: int, size_bytes: int) -> tuple[Fetch, ...]:
         end = offset + size_bytes
-        if key is None:
+        stream = self._stream_at(process, offset)
+        if stream is None:
             # A read from the start of a file is nearly always the first of a stream.
             window = self._first_bytes if offset == 0 else 0
-            return self._advance(self._remember(process, _Stream(end, window, end)))
-        stream = self._streams[key]
-        self._streams.move_to_end(key)
+            stream = _Stream(process, end, size_bytes, window, end, self._num_reads)
+            self._remember(stream)
+            return self._advance(stream)
+        self._streams.move_to_end(id(stream))
+        stream.read_at = self._num_reads
+        stream.run_bytes += size_bytes
         if end <= stream.next_offset:
-            return range(0)
+            return ()
+        self._standing_at.pop((process, stream.next_offset), None)
         stream.next_offset = end
-        doubled = max(self._first_bytes, stream.window_bytes * 2)
-        stream.window_bytes = min(self._largest_bytes, doubled)
+        self._standing_at[process, end] = stream
+        # Doubled, but never far beyond what was read: a short run must not cost a large window.
+        grown = min(2 * stream.window_bytes, 4 * stream.run_bytes)
+        stream.window_bytes = min(self._share_bytes(), max(self._first_bytes, grown))
         return self._advance(stream)
 
-    def _stream_at(self, process: int, offset: int) -> tuple[int, int] | None:
-        best, distance = None, -1
-        for key, stream in self._streams.items():
-            # The kernel's own read-ahead sends requests of a stream out of order.
-            slack = max(self._first_bytes, stream.window_bytes)
+    def _stream_at(self, process: int, offset: int) -> _Stream | None:
+        exact = self._standing_at.get((process, offset))
+        if exact is not None:
+            return exact
+        best, distance = None, self._slack_bytes + 1
+        for stream in self._of_process.get(process, ()):
             away = abs(offset - stream.next_offset)
-            if key[0] == process and away <= slack and (best is None or away < distance):
-                best, distance = key, away
+            if away < distance:
+                best, distance = stream, away
         return best
 
-    def _remember(self, process: int, stream: _Stream) -> _Stream:
-        self._numbered += 1
-        self._streams[process, self._numbered] = stream
+    def _share_bytes(self) -> int:
+        """Return the largest window of one stream beside those that are read at the same time."""
+        if self._all_bytes is None:
+            return self._largest_bytes
+        since = self._num_reads - 2 * self._most_streams
+        active = sum(s.window_bytes > 0 and s.read_at >= since for s in self._streams.values())
+        share = self._all_bytes // max(1, active)
+        return min(self._largest_bytes, max(self._first_bytes, share))
+
+    def _remember(self, stream: _Stream) -> None:
+        self._streams[id(stream)] = stream
+        self._of_process.setdefault(stream.process, []).append(stream)
+        self._standing_at[stream.process, stream.next_offset] = stream
         while len(self._streams) > self._most_streams:
-            self._streams.popitem(last=False)
-        return stream
+            self._forget(next(iter(self._streams.values())))
+
+    def _forget(self, stream: _Stream) -> None:
+        del self._streams[id(stream)]
+        place = (stream.process, stream.next_offset)
+        if self._standing_at.get(place) is stream:
+            del self._standing_at[place]
+        streams = self._of_process[stream.process]
+        streams.remove(stream)
+        if not streams:
+            del self._of_process[stream.process]
 
     @staticmethod
-    def _advance(stream: _Stream) -> range:
+    def _advance(stream: _Stream) -> tuple[Fetch, ...]:
         start = max(stream.fetched_to, stream.next_offset)
         target = stream.next_offset + stream.window_bytes
         # Half a window at a time: one batch of ranged reads, not one request per read.
         if target - start < max(1, stream.window_bytes // 2):
-            return range(0)
+            return ()
         stream.fetched_to = target
-        return range(start, target)
+        return (Fetch(start, target),)

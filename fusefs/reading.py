@@ -1,92 +1,23 @@
-"""Reading files by units: from memory at once, from the store in parallel, verified.
+"""Reading files by units: from memory at once, from disk or store in parallel, verified.
 
 ``try_read`` answers from memory or not at all and never waits; ``start`` sends what is
-missing to the pool, units of one object in one ranged read, and returns what to wait
+missing to the pools, units of one object in one ranged read, and returns what to wait
 for. A mount calls both from its loop, so a hit costs no thread.
 """
 
 import bisect
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fusefs.cache import Block, BlockCache, Data
-from fusefs.layout import MAX_UNIT_BYTES, StripeLayout, UnitRun
-from fusefs.manifest import MAGIC, Segment, unit_checksum
-from fusefs.readahead import ReadAhead
-from fusefs.stores.protocol import Store
+from fusefs.cache import Data
+from fusefs.fetching import Fetcher, ReadEngine, Wanted
+from fusefs.local_copy import LocalCopy
+from fusefs.pieces import Piece
+from fusefs.readahead import Closed, Read, ReadAhead
 from omniload.base.errors import IntegrityError
 
-__all__ = ["FileReader", "Piece", "ReadEngine"]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadEngine:
-    """What all readers of a process share."""
-
-    store: Store
-    pool: ThreadPoolExecutor
-    cache: BlockCache
-    longest_read: int
-    read_ahead: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A range of a file: one segment, or a whole plain file."""
-
-    start: int
-    """First byte within the file."""
-    size_bytes: int
-    """Bytes of the file that lie here."""
-    layout: StripeLayout
-    key: str
-    """Names the bytes for the cache: other bytes, other key."""
-    path_of: Callable[[int], str]
-    """Path of an object by its number."""
-    checksums_U: NDArray[np.uint64] | None = None
-    """One per unit from ``before_bytes`` on; None for a plain file."""
-    before_bytes: int = 0
-    """Bytes of the objects ahead of the range that the file shows."""
-    after_bytes: int = 0
-    """Bytes of the objects behind it."""
-    data: bytes | None = None
-    """The bytes themselves, for a file that lies in its manifest."""
-
-    @classmethod
-    def of_segment(cls, segment: Segment, start: int) -> "Piece":
-        """Return the piece of a file that a segment is."""
-        return cls(
-            start=start,
-            size_bytes=segment.size_bytes,
-            layout=segment.layout,
-            key=segment.segment_id,
-            path_of=segment.object_path,
-            checksums_U=segment.checksums_U,
-            before_bytes=segment.before_bytes,
-            after_bytes=segment.after_bytes,
-        )
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of all its objects together, by which units lie."""
-        return self.before_bytes + self.size_bytes + self.after_bytes
-
-    @classmethod
-    def of_bytes(cls, data: bytes, start: int) -> "Piece":
-        """Return the piece of a file whose bytes are at hand."""
-        layout = StripeLayout(MAX_UNIT_BYTES, 1)
-        return cls(start=start, size_bytes=len(data), layout=layout, key="", path_of=str, data=data)
-
-    def unit_at_hand(self, unit: int) -> bytes | None:
-        """Return a unit that needs no fetching."""
-        if self.data is None:
-            return None
-        unit_bytes = self.layout.unit_bytes
-        return self.data[unit * unit_bytes : (unit + 1) * unit_bytes]
+__all__ = ["FileReader"]
 
 
 class FileReader:
@@ -98,13 +29,19 @@ class FileReader:
         pieces: list[Piece],
         *,
         when_missing: Callable[[str], Exception] | None = None,
+        copy: LocalCopy | None = None,
     ) -> None:
         """Read ``pieces``; ``when_missing`` says what a missing object means."""
         self._engine = engine
+        self._copy = copy
+        self._verifying = False
+        self._fetcher = Fetcher(engine, copy, when_missing or _missing)
         self._pieces = [piece for piece in pieces if piece.size_bytes]
         self._starts = [piece.start for piece in self._pieces]
-        self._ahead = ReadAhead(largest_bytes=engine.read_ahead)
-        self._when_missing = when_missing or _missing
+        self._ahead_lock = threading.Lock()
+        self._ahead = ReadAhead(
+            largest_bytes=engine.read_ahead, all_bytes=engine.cache.capacity_bytes // 2
+        )
         self.size_bytes = sum(piece.size_bytes for piece in self._pieces)
 
     def try_read(self, offset: int, size_bytes: int) -> bytes | memoryview | None:
@@ -117,7 +54,9 @@ class FileReader:
             if data is None:
                 return None
             parts.append(memoryview(data)[start : start + size])
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        found = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._engine.traffic.answered(len(parts), len(found))
+        return found
 
     def read(self, offset: int, size_bytes: int, *, process: int = 0) -> bytes | memoryview:
         """Return the bytes of a range, cut at the end of the file.
@@ -131,17 +70,22 @@ class FileReader:
 
     def start(self, offset: int, size_bytes: int, *, process: int = 0) -> list[Future[Data]]:
         """Fetch a range and what likely follows it; return one future per unit of the range."""
-        futures = self._fetch(offset, size_bytes, needed=True)
-        ahead = self._ahead.observe(process, offset, size_bytes)
-        if len(ahead):
-            self._fetch(ahead.start, len(ahead), needed=False)
+        self._engine.traffic.asked()
+        futures = self._fetcher.fetch(self._units(offset, size_bytes), needed=True)
+        self.note(offset, size_bytes, process=process)
         return futures
 
     def note(self, offset: int, size_bytes: int, *, process: int = 0) -> None:
         """Tell read-ahead of a read that memory answered."""
-        ahead = self._ahead.observe(process, offset, size_bytes)
-        if len(ahead):
-            self._fetch(ahead.start, len(ahead), needed=False)
+        with self._ahead_lock:
+            commands = self._ahead.handle(Read(process, offset, size_bytes))
+        for command in commands:
+            self.prefetch(command.start, command.stop - command.start)
+
+    def left(self, process: int) -> None:
+        """Tell read-ahead that a process or handle reads this file no more."""
+        with self._ahead_lock:
+            self._ahead.handle(Closed(process))
 
     def finish(
         self, offset: int, size_bytes: int, waiting: list[Future[Data]]
@@ -176,18 +120,68 @@ class FileReader:
                 targets.setdefault(unit, []).append((start, buffer[at : at + size]))
                 at += size
         return [
-            self._engine.pool.submit(self._fill_run, piece, run, targets)
+            future
             for piece, targets in wanted.values()
-            for run in piece.layout.runs(
-                sorted(targets), piece.stored_bytes, longest_bytes=self._engine.longest_read
-            )
+            for future in self._fetcher.fill(piece, targets)
         ]
 
     def prefetch(self, offset: int, size_bytes: int) -> list[Future[Data]]:
         """Bring a range into the cache as far as it has room; wait on the result or do not."""
-        return self._fetch(offset, size_bytes, needed=False)
+        return self._fetcher.fetch(self._units(offset, size_bytes), needed=False)
 
-    def _units(self, offset: int, size_bytes: int) -> Iterator[tuple[Piece, int, int, int]]:
+    def keep(self, offset: int, size_bytes: int) -> None:
+        """Bring a range into the local copy where there is one, else into memory, and wait for it.
+
+        Units that the copy has are compared with their checksums once, not read again.
+        """
+        missing = [
+            (piece, unit, start, size)
+            for piece, unit, start, size in self._units(offset, size_bytes)
+            if not self._is_kept(piece, unit)
+        ]
+        # Eagerly: claims are made in order, and one unit may be wanted by other readers too.
+        futures = self._fetcher.fetch(missing, needed=True)
+        if self._copy is not None:
+            for future, (piece, unit, _, _) in zip(futures, missing, strict=True):
+                if piece.data is None:
+                    self._copy.store(piece, unit, future.result())
+        else:
+            for future in futures:
+                future.result()
+
+    def held_bytes(self) -> tuple[int, int]:
+        """Return the bytes of this version that lie in memory and in the local copy now."""
+        held = self._engine.cache.holds
+        memory = sum(
+            size
+            for piece, unit, _, size in self._units(0, self.size_bytes)
+            if piece.data is not None or held((piece.key, unit))
+        )
+        return memory, self._copy.held_bytes() if self._copy is not None else 0
+
+    def forget(self) -> int:
+        """Drop this version's blocks from memory; return their bytes."""
+        keys = [(p.key, u) for p, u, _, _ in self._units(0, self.size_bytes) if p.data is None]
+        return self._engine.cache.drop(keys)
+
+    def verify_copy(self) -> None:
+        """Compare the local copy with its checksums in the background, once."""
+        if self._copy is not None and not self._verifying:
+            self._verifying = True
+            self._copy.copy.hold()
+            self._engine.local_pool.submit(self._verify_held)
+
+    def _verify_held(self) -> None:
+        assert self._copy is not None
+        try:
+            self._copy.verify()
+        finally:
+            self._copy.copy.let_go()
+
+    def _is_kept(self, piece: Piece, unit: int) -> bool:
+        return self._copy is not None and self._copy.is_sound(piece, unit)
+
+    def _units(self, offset: int, size_bytes: int) -> Iterator[Wanted]:
         """Yield piece, unit, first byte within the unit, and bytes, in the order of the file."""
         end = min(offset + size_bytes, self.size_bytes)
         at = max(0, bisect.bisect_right(self._starts, offset) - 1)
@@ -201,106 +195,6 @@ class FileReader:
                 yield piece, unit, start, size
                 offset += size
             at += 1
-
-    def _fetch(self, offset: int, size_bytes: int, *, needed: bool) -> list[Future[Data]]:
-        """Claim the units of a range, send the missing ones to the pool, return all their futures."""
-        futures: list[Future[Data]] = []
-        mine: dict[int, tuple[Piece, dict[int, Block | None]]] = {}
-        for piece, unit, _, _ in self._units(offset, size_bytes):
-            if (data := piece.unit_at_hand(unit)) is not None:
-                futures.append(Future())
-                futures[-1].set_result(data)
-                continue
-            size = piece.layout.unit_size(unit, piece.stored_bytes)
-            block, to_fetch = self._engine.cache.claim((piece.key, unit), size)
-            if block is None:
-                if not needed:
-                    break
-                # The cache is full of blocks on their way: this one goes past it.
-                block, to_fetch = Block(size), True
-                cached = False
-            else:
-                cached = True
-            futures.append(block.data)
-            if to_fetch:
-                _, blocks = mine.setdefault(id(piece), (piece, {}))
-                blocks[unit] = None if cached else block
-        for piece, blocks in mine.values():
-            runs = piece.layout.runs(
-                list(blocks), piece.stored_bytes, longest_bytes=self._engine.longest_read
-            )
-            for run in runs:
-                self._engine.pool.submit(self._fetch_run, piece, run, blocks)
-        return futures
-
-    def _fetch_run(self, piece: Piece, run: UnitRun, blocks: dict[int, Block | None]) -> None:
-        filled: dict[Hashable, Data] = {}
-        failed: dict[int, BaseException] = {}
-        try:
-            data = self._read_run(piece, run)
-            for unit, part in _units_of(data, run, piece.layout.unit_bytes):
-                try:
-                    self._verify(piece, unit, part)
-                except IntegrityError as error:
-                    failed[unit] = error
-                    continue
-                if (uncached := blocks[unit]) is None:
-                    filled[piece.key, unit] = part
-                else:
-                    uncached.data.set_result(part)
-        # Whatever happened, those who wait must hear of it; they raise it.
-        except BaseException as error:  # noqa: BLE001
-            failed = dict.fromkeys(run.units, error)
-            filled = {}
-        self._engine.cache.fill(filled)
-        for unit, reason in failed.items():
-            if (uncached := blocks[unit]) is None:
-                self._engine.cache.fail((piece.key, unit), reason)
-            else:
-                uncached.data.set_exception(reason)
-
-    def _fill_run(
-        self, piece: Piece, run: UnitRun, targets: dict[int, list[tuple[int, memoryview]]]
-    ) -> None:
-        if piece.data is None:
-            parts = dict(_units_of(self._read_run(piece, run), run, piece.layout.unit_bytes))
-        else:
-            parts = {unit: piece.unit_at_hand(unit) or b"" for unit in run.units}
-        for unit, part in parts.items():
-            self._verify(piece, unit, part)
-            for start, buffer in targets[unit]:
-                buffer[:] = part[start : start + len(buffer)]
-
-    def _read_run(self, piece: Piece, run: UnitRun) -> bytes:
-        path = piece.path_of(run.object_number)
-        try:
-            return self._engine.store.read(path, run.object_offset, run.size_bytes)
-        except FileNotFoundError as error:
-            raise self._when_missing(path) from error
-
-    @staticmethod
-    def _verify(piece: Piece, unit: int, data: Data) -> None:
-        if piece.checksums_U is None:
-            if unit == 0 and data[: len(MAGIC)] == MAGIC:
-                raise IntegrityError(
-                    f"{piece.path_of(0)!r} begins like a manifest and has {piece.size_bytes} bytes, "
-                    "which no manifest has: it was cut short; restore it from another copy"
-                )
-            return
-        first = piece.before_bytes // piece.layout.unit_bytes
-        found, wanted = unit_checksum(data), int(piece.checksums_U[unit - first])
-        if found != wanted:
-            object_number, at = piece.layout.place(unit)
-            raise IntegrityError(
-                f"object {piece.path_of(object_number)!r}: {len(data)} bytes at {at} have checksum "
-                f"{found:016x}, the manifest says {wanted:016x}; restore the file from another copy"
-            )
-
-
-def _units_of(data: bytes, run: UnitRun, unit_bytes: int) -> Iterator[tuple[int, Data]]:
-    view = memoryview(data)
-    for i, unit in enumerate(run.units):
-        yield unit, view[i * unit_bytes : (i + 1) * unit_bytes]
 
 
 def _missing(path: str) -> Exception:

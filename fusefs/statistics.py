@@ -6,9 +6,11 @@ from typing import Any
 import orjson
 
 from fusefs.namespace import StripedFiles
-from fusefs.stores.retrying import RetryingStore
+from fusefs.traffic import LATENCY_BOUNDS_S, Numbers
 
 __all__ = ["Statistics", "layout_json", "layout_of"]
+
+_VIEW_BYTES = 8192
 
 
 class Statistics:
@@ -23,25 +25,46 @@ class Statistics:
     def as_json(self) -> bytes:
         """Return the numbers as JSON, padded to one size so that a stat before a read fits."""
         files = self._files
-        calls = dict(files.store.calls) if isinstance(files.store, RetryingStore) else {}
+        found = files.numbers()
+        memory, disk = found.tiers["memory"], files.disk
         numbers = {
             "version": 1,
             "store": files.store.location,
             "uptime_s": round(time.monotonic() - self._started_s, 3),
+            "requests": found.requests,
             "cache": {
                 "capacity_bytes": files.config.cache,
-                "used_bytes": files.cache.used_bytes,
-                "hits": files.cache.hits,
-                "misses": files.cache.misses,
+                "used_bytes": found.cache_bytes["memory"],
+                "hits": memory.hits,
+                "misses": memory.misses,
+            },
+            "disk_cache": None
+            if disk is None
+            else {
+                "capacity_bytes": disk.capacity_bytes,
+                "used_bytes": found.cache_bytes["disk"],
+                "writable": disk.is_writable,
             },
             "write_window": {
                 "capacity_bytes": files.config.write_window,
-                "used_bytes": files.budget.used_bytes,
+                "used_bytes": found.window_bytes,
             },
-            "store_calls": calls,
+            "tiers": found.tiers,
+            "store_calls": found.store_calls,
+            "retries": found.retries,
+            "store_reads": _latencies(found),
         }
         text = orjson.dumps(numbers, option=orjson.OPT_INDENT_2)
-        return text.ljust(4095) + b"\n"
+        return text.ljust(_VIEW_BYTES - 1) + b"\n"
+
+
+def _latencies(numbers: Numbers) -> dict[str, Any]:
+    """Return how many store reads took up to each bound, as stated, and how long all took together."""
+    bounds = [str(bound) for bound in LATENCY_BOUNDS_S] + ["more"]
+    return {
+        "total_s": round(numbers.store_read_s, 6),
+        "by_seconds": dict(zip(bounds, numbers.store_reads_by_latency, strict=True)),
+    }
 
 
 def layout_of(files: StripedFiles, path: str) -> dict[str, Any]:

@@ -146,7 +146,10 @@ class _FsspecWriter(ObjectWriter):
 def _entry(item: Mapping[str, Any]) -> Entry:
     is_directory = item["type"] == "directory"
     size = 0 if is_directory else int(item.get("size") or 0)
-    return Entry(name_of(item["name"].rstrip("/")), is_directory, size, _mtime_ns(item))
+    name = name_of(item["name"].rstrip("/"))
+    tag = item.get("ETag") or item.get("etag") or item.get("generation")
+    version = str(tag) if tag and not is_directory else None
+    return Entry(name, is_directory, size, _mtime_ns(item), version=version)
 
 
 def _mtime_ns(item: Mapping[str, Any]) -> int:

@@ -49,6 +49,8 @@ class Entry:
     """Whole seconds on some stores: never the only witness of a change."""
     mode: int | None = None
     """Permission bits, where the store keeps them."""
+    version: str | None = None
+    """Changes whenever the content does (an ETag); None where the store names no versions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ class RetryingStore(Store):
         self._lock = threading.Lock()
         self.calls: Counter[str] = Counter()
         """Calls by name, retries included."""
+        self._retries = 0
 
     @property
     @override
@@ -126,7 +127,16 @@ class RetryingStore(Store):
             self._count(name)
             return attempt()
 
-        return with_retries(counted, self._waits_s, self._sleep)
+        return with_retries(counted, self._waits_s, self._sleep, self._count_retry)
+
+    def counts(self) -> tuple[dict[str, int], int]:
+        """Return the calls so far by name, and how many of them repeated one that failed."""
+        with self._lock:
+            return dict(self.calls), self._retries
+
+    def _count_retry(self, _error: UnavailableError, _wait_s: float) -> None:
+        with self._lock:
+            self._retries += 1
 
     def _count(self, name: str) -> None:
         with self._lock:

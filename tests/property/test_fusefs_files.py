@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 
 from fusefs.attributes import Attributes
 from fusefs.manifest import MAGIC
-from fusefs.readahead import ReadAhead
 from tests.support.fusefs_builders import contents, object_paths, tiny_files
 
 chunks = st.lists(st.binary(max_size=40), max_size=12)
@@ -98,18 +97,3 @@ def test_a_users_file_that_looks_like_a_manifest_is_kept_as_data(rest):
         files.write_file("f", MAGIC + rest)
 
         assert contents(files, "f") == MAGIC + rest
-
-
-reads = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(1, 8)), max_size=60)
-
-
-@given(reads, st.integers(1, 16), st.integers(0, 64))
-def test_read_ahead_stays_within_its_window_of_what_was_read(steps, first, largest):
-    ahead = ReadAhead(first_bytes=first, largest_bytes=largest, most_streams=5)
-    furthest = 0
-    for process, offset, size in steps:
-        wanted = ahead.observe(process, offset, size)
-        furthest = max(furthest, offset + size)
-        if len(wanted):
-            assert wanted.start >= 0
-            assert wanted.stop <= furthest + largest

@@ -1,4 +1,4 @@
-"""Block cache, byte budget, strands and read-ahead: what holds whatever the store does."""
+"""Block cache, byte budget and strands: what holds whatever the store does."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -7,8 +7,8 @@ import pytest
 
 from fusefs.cache import BlockCache
 from fusefs.config import DirectoryStriping, FilesConfig, Striping
-from fusefs.readahead import ReadAhead
 from fusefs.strands import ByteBudget, Strand
+from fusefs.traffic import Traffic
 
 
 def a_filled_cache(**sizes):
@@ -76,6 +76,40 @@ def test_a_block_that_failed_is_fetched_again_by_the_next_to_ask():
     assert cache.claim("a", 3)[1]
 
 
+def test_evicted_blocks_are_counted():
+    traffic = Traffic()
+    cache = BlockCache(10, traffic)
+    for key in "abc":
+        cache.claim(key, 4)
+        cache.fill({key: bytes(4)})
+
+    assert traffic.numbers().tiers["memory"].evictions == 1
+    assert [cache.holds(key) for key in "abc"] == [False, True, True]
+
+
+def test_dropped_blocks_make_room_and_those_on_their_way_stay():
+    cache = a_filled_cache(a=4)
+    block, _ = cache.claim("b", 4)
+
+    assert cache.drop(["a", "b", "never"]) == 4
+    assert cache.used_bytes == 4
+    assert not cache.holds("a")
+    cache.fill({"b": b"late"})
+    assert block.data.result() == b"late"
+    assert cache.get("b") == b"late"
+
+
+def test_a_block_goes_with_those_that_share_its_memory():
+    cache = BlockCache(10)
+    memory = memoryview(bytes(8))
+    for key in "ab":
+        cache.claim(key, 4)
+    cache.fill({"a": memory[:4], "b": memory[4:]})
+
+    assert cache.drop(["a", "b"]) == 8
+    assert cache.used_bytes == 0
+
+
 def test_a_budget_lets_one_that_is_too_large_pass_alone():
     budget = ByteBudget(10)
     budget.take(25)
@@ -116,43 +150,6 @@ def test_a_strand_keeps_order_though_many_threads_serve_it():
 
     for name in range(3):
         assert [i for who, i in seen if who == name] == list(range(50))
-
-
-def reads_ahead(ahead, process, *offsets, size=10):
-    return [ahead.observe(process, offset, size) for offset in offsets]
-
-
-def test_a_scattered_read_fetches_nothing_ahead():
-    ahead = ReadAhead(first_bytes=20, largest_bytes=100)
-
-    assert reads_ahead(ahead, 1, 5000, 900, 7000) == [range(0)] * 3
-
-
-def test_a_stream_that_goes_on_doubles_its_window_up_to_the_largest():
-    ahead = ReadAhead(first_bytes=20, largest_bytes=80)
-
-    first, second, *_ = reads_ahead(ahead, 1, 500, 510)
-    assert (first, second) == (range(0), range(520, 540))
-
-    windows = [r.stop for r in reads_ahead(ahead, 1, *range(520, 900, 10)) if len(r)]
-    assert max(windows) <= 900 + 80
-    assert windows[-1] >= 900 + 40
-
-
-def test_two_processes_that_read_the_same_file_are_two_streams():
-    ahead = ReadAhead(first_bytes=20, largest_bytes=80)
-
-    one = reads_ahead(ahead, 1, 1000, 1010)
-    two = reads_ahead(ahead, 2, 1015, 5000)
-
-    assert one[1] == range(1020, 1040)
-    assert two == [range(0), range(0)]
-
-
-def test_requests_of_one_stream_that_come_out_of_order_are_still_one_stream():
-    ahead = ReadAhead(first_bytes=20, largest_bytes=80)
-
-    assert any(len(r) for r in reads_ahead(ahead, 1, 1000, 1020, 1010, 1030))
 
 
 def test_the_longest_directory_that_covers_a_path_decides_its_striping():

@@ -1,0 +1,131 @@
+"""What lies in the directory of a disk cache, byte by byte; laid out in ``docs/design/0013-fusefs-disk-cache.md``.
+
+A copy is two files: ``NAME.data`` is the version of a file as it is, sparse where units are
+missing, and ``NAME.map`` a header and one checksum per unit, 0 for a unit that is not there.
+Nothing is believed because it lies there: a header must equal the one expected, a unit its
+checksum. So no write needs to be ordered or synced, whenever the process or machine ends.
+"""
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import orjson
+import xxhash
+from numpy.typing import NDArray
+
+from omniload.base.errors import StateError
+
+__all__ = [
+    "COPIES",
+    "HEADER_BYTES",
+    "LEAVING",
+    "MARKER",
+    "VERSION",
+    "CopyVersion",
+    "check_marker",
+    "decode_map",
+    "encode_marker",
+    "entry_bytes",
+    "entry_of",
+    "footprint",
+    "header_of",
+    "is_map",
+    "map_bytes",
+]
+
+VERSION = 1
+MARKER = "omnifs-disk-cache.json"
+"""File in the directory that says what it is; whoever uses the directory holds a lock on it."""
+COPIES = "copies"
+LEAVING = "leaving"
+"""Folder for what is being removed; emptied at start."""
+HEADER_BYTES = 64
+_MAGIC = b"omnifs-copy\n"
+_FIELDS = struct.Struct("<16s I I Q Q 16s")  # magic, version, zero, size, units, digest of the key
+_PAGE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CopyVersion:
+    """A version of a file, as its copy knows it."""
+
+    key: str
+    """Names the bytes and how they fall into units: other bytes, other key."""
+    size_bytes: int
+    num_units: int
+
+    @property
+    def name(self) -> str:
+        """Name of the copy's files, 32 hexadecimal digits."""
+        return xxhash.xxh3_128_hexdigest(self.key.encode("utf-8", "surrogateescape"))
+
+
+def header_of(version: CopyVersion) -> bytes:
+    """Return the header that a copy of ``version`` has, 64 bytes."""
+    digest = bytes.fromhex(version.name)
+    fields = _FIELDS.pack(_MAGIC, VERSION, 0, version.size_bytes, version.num_units, digest)
+    return fields + xxhash.xxh3_64_digest(fields)
+
+
+def map_bytes(num_units: int) -> int:
+    """Return the bytes of a map."""
+    return HEADER_BYTES + 8 * num_units
+
+
+def footprint(num_units: int) -> int:
+    """Return what a copy takes on the disk before it holds a unit: its map, and a page to round up."""
+    return -(-map_bytes(num_units) // _PAGE) * _PAGE + _PAGE
+
+
+def is_map(found: bytes, name: str) -> bool:
+    """Tell whether a map is whole and belongs to the copy ``name``, without knowing its version."""
+    if len(found) < HEADER_BYTES:
+        return False
+    magic, version, _, _, units, digest = _FIELDS.unpack(found[: _FIELDS.size])
+    return (
+        magic.rstrip(b"\0") == _MAGIC
+        and version == VERSION
+        and digest.hex() == name
+        and len(found) == map_bytes(units)
+        and found[_FIELDS.size : HEADER_BYTES] == xxhash.xxh3_64_digest(found[: _FIELDS.size])
+    )
+
+
+def decode_map(found: bytes, version: CopyVersion) -> NDArray[np.uint64] | None:
+    """Return the checksums of a map, ``[U]``, 0 where a unit is missing; None if it is not of ``version``."""
+    if len(found) != map_bytes(version.num_units) or found[:HEADER_BYTES] != header_of(version):
+        return None
+    return np.frombuffer(found, "<u8", offset=HEADER_BYTES).astype(np.uint64)
+
+
+def entry_of(unit: int) -> int:
+    """Return where the checksum of a unit lies in a map."""
+    return HEADER_BYTES + 8 * unit
+
+
+def entry_bytes(checksum: int) -> bytes:
+    """Return a checksum as a map holds it."""
+    return checksum.to_bytes(8, "little")
+
+
+def encode_marker() -> bytes:
+    """Return what the marker of a directory holds."""
+    return orjson.dumps({"omnifs_disk_cache": VERSION}) + b"\n"
+
+
+def check_marker(found: bytes, directory: str) -> None:
+    """Check that a directory is a disk cache of this version.
+
+    Raises:
+        StateError: It is not, or of another version.
+    """
+    try:
+        version = orjson.loads(found)["omnifs_disk_cache"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        version = None
+    if version != VERSION:
+        raise StateError(
+            f"disk cache {directory!r} has version {version}, this code knows {VERSION}; "
+            "remove the directory or give another: nothing in it is the only copy"
+        )

@@ -1,0 +1,179 @@
+"""Versions of files held open, and how each is read: its pieces, its local copy, what a missing object means."""
+
+import errno
+import time
+import uuid
+from collections.abc import Callable
+from typing import Self
+
+from fusefs.catalog import SETTLED_NS, FileInfo
+from fusefs.disk_cache import DiskCache
+from fusefs.fetching import ReadEngine
+from fusefs.keeper import ObjectKeeper
+from fusefs.layout import StripeLayout
+from fusefs.local_copy import LocalCopy, version_of
+from fusefs.manifest import Manifest
+from fusefs.pieces import Piece, pieces_of
+from fusefs.reading import FileReader
+from fusefs.stores.protocol import Entry
+from omniload.base.errors import IntegrityError
+
+__all__ = ["OpenedFile", "Opener"]
+
+_PLAIN_BLOCK = 1 << 20
+
+
+class OpenedFile:
+    """A version of a file, held open: its objects stay until it is closed, on this process's part."""
+
+    def __init__(
+        self,
+        keeper: ObjectKeeper,
+        *,
+        info: FileInfo,
+        manifest: Manifest | None,
+        reader: FileReader,
+        location: list[str],
+        copy: LocalCopy | None = None,
+    ) -> None:
+        self._keeper = keeper
+        self._open = True
+        self.info = info
+        self.manifest = manifest
+        """None for a plain file."""
+        self.reader = reader
+        self._location = location
+        self._copy = copy
+
+    def moved(self, path: str) -> None:
+        """Follow a rename in this process: a plain version is read where it lies now."""
+        self._location[:] = [path]
+
+    def local_copy(self) -> int | None:
+        """Open a complete, verified copy of this version on the local disk; None where there is none.
+
+        Never waits for the store, nor for the disk: a copy that this process has not compared
+        with its checksums yet is compared in the background, for those who ask later. The caller
+        closes the descriptor; it stays readable though the copy is dropped meanwhile. Keep this
+        version open for as long as the descriptor is used, so that its bytes stay counted.
+
+        Returns:
+            A descriptor to read from only: byte ``i`` of the file is byte ``i`` of the copy.
+        """
+        if self._copy is None or not self._copy.copy.is_whole:
+            return None
+        descriptor = self._copy.copy.descriptor()
+        if descriptor is None:
+            self.reader.verify_copy()
+        return descriptor
+
+    def close(self) -> None:
+        """Let the version go."""
+        if self._open:
+            self._open = False
+            if self._copy is not None:
+                self._copy.copy.close()
+            if self.manifest is not None:
+                self._keeper.unpin(self.manifest)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Opener:
+    """Opens versions that the catalog described.
+
+    Args:
+        engine: Reads them.
+        keeper: Keeps the objects of striped ones.
+        location: Names the store, for keys of plain files on a disk that several stores share.
+        disk: Local copies, where they are configured.
+    """
+
+    def __init__(
+        self, engine: ReadEngine, keeper: ObjectKeeper, location: str, disk: DiskCache | None
+    ) -> None:
+        self._engine = engine
+        self._keeper = keeper
+        self._location = location
+        self._disk = disk
+
+    def plain(self, path: str, info: FileInfo) -> OpenedFile:
+        """Open a plain file."""
+        location = [path]
+        pieces = [_plain_piece(location, info.entry)]
+        # Seconds on the clock tell versions apart for minutes, not for the life of a disk.
+        copied = info.entry.version or (_is_settled(info.entry) and info.entry.mtime_ns % 10**9)
+        copy = self._copy_of(pieces, self._location) if copied else None
+        reader = FileReader(self._engine, pieces, when_missing=_stale, copy=copy)
+        return OpenedFile(
+            self._keeper, info=info, manifest=None, reader=reader, location=location, copy=copy
+        )
+
+    def striped(
+        self,
+        path: str,
+        info: FileInfo,
+        manifest: Manifest,
+        now: Callable[[], Manifest | None],
+    ) -> OpenedFile:
+        """Open a striped file; ``now`` returns the manifest at its path when an object is missing."""
+        self._keeper.pin(manifest)
+
+        def when_missing(object_path: str) -> Exception:
+            named = now()
+            if named is not None and object_path in named.object_paths():
+                return IntegrityError(
+                    f"object {object_path!r} is missing though manifest {path!r} names it; "
+                    "restore the file from another copy"
+                )
+            return _stale(path)
+
+        pieces = pieces_of(manifest)
+        copy = self._copy_of(pieces, "")
+        reader = FileReader(self._engine, pieces, when_missing=when_missing, copy=copy)
+        return OpenedFile(
+            self._keeper, info=info, manifest=manifest, reader=reader, location=[path], copy=copy
+        )
+
+    def drop(self, file: OpenedFile) -> tuple[int, int]:
+        """Forget what is cached of a version; return the bytes that were in memory and on the disk."""
+        copy = file._copy
+        on_disk = 0
+        if copy is not None and self._disk is not None:
+            on_disk = self._disk.drop(copy.version)
+        return file.reader.forget(), on_disk
+
+    def _copy_of(self, pieces: list[Piece], prefix: str) -> LocalCopy | None:
+        version = version_of(pieces, prefix) if self._disk is not None else None
+        if version is None or self._disk is None or not version.size_bytes:
+            return None
+        return LocalCopy(self._disk.open(version), version, pieces)
+
+
+def _is_settled(entry: Entry) -> bool:
+    return bool(entry.mtime_ns) and time.time_ns() - entry.mtime_ns > SETTLED_NS
+
+
+def _plain_piece(location: list[str], entry: Entry) -> Piece:
+    """Return a plain file as one piece, cached across opens only where its version has a name."""
+    if entry.version is not None:
+        version = f"{entry.version}-{entry.size_bytes}"
+    elif _is_settled(entry):
+        version = f"{entry.mtime_ns}-{entry.size_bytes}"
+    else:
+        version = uuid.uuid4().hex
+    return Piece(
+        start=0,
+        size_bytes=entry.size_bytes,
+        layout=StripeLayout(_PLAIN_BLOCK, 1),
+        key=f"{location[0]}\0{version}",
+        path_of=lambda _: location[0],
+    )
+
+
+def _stale(path: str) -> Exception:
+    return OSError(errno.ESTALE, "the version that was opened is gone; open the file again", path)

@@ -1,0 +1,138 @@
+"""What went through one view of a store, counted in one place: ``stats.json`` and scrapes read it here."""
+
+import threading
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+__all__ = ["LATENCY_BOUNDS_S", "TIERS", "Numbers", "Tier", "TierNumbers", "Traffic"]
+
+Tier = Literal["memory", "disk", "store"]
+"""Where bytes of a file came from; each tier is asked when the one before did not have them."""
+TIERS: tuple[Tier, ...] = get_args(Tier)
+LATENCY_BOUNDS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+"""Upper bounds of the histogram of store reads, in seconds; one more bucket holds what is slower."""
+
+
+@dataclass(slots=True)
+class TierNumbers:
+    """Counts of one tier. A hit or miss is of one unit; the store is asked by ranged reads."""
+
+    read_bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    errors: int = 0
+
+    def add(self, other: "TierNumbers") -> None:
+        """Add the counts of ``other``."""
+        self.read_bytes += other.read_bytes
+        self.hits += other.hits
+        self.misses += other.misses
+        self.evictions += other.evictions
+        self.errors += other.errors
+
+
+@dataclass(slots=True, kw_only=True)
+class Numbers:
+    """Counts since the start, and levels of this moment."""
+
+    requests: int = 0
+    """Reads that were asked of files."""
+    retries: int = 0
+    """Calls of the store that were repeated after an outage."""
+    tiers: dict[Tier, TierNumbers] = field(
+        default_factory=lambda: {tier: TierNumbers() for tier in TIERS}
+    )
+    store_reads_by_latency: list[int] = field(
+        default_factory=lambda: [0] * (len(LATENCY_BOUNDS_S) + 1)
+    )
+    """Store reads per bucket of ``LATENCY_BOUNDS_S``, not cumulated."""
+    store_read_s: float = 0.0
+    """Time of all store reads together."""
+    store_calls: dict[str, int] = field(default_factory=dict)
+    """Calls of the store by name, retries included."""
+    cache_bytes: dict[Tier, int] = field(default_factory=lambda: {"memory": 0, "disk": 0})
+    """Bytes held now."""
+    window_bytes: int = 0
+    """Bytes of full units on their way to the store now."""
+
+    def add(self, other: "Numbers") -> None:
+        """Add counts and levels of ``other``."""
+        self.requests += other.requests
+        self.retries += other.retries
+        for tier, numbers in other.tiers.items():
+            self.tiers[tier].add(numbers)
+        for bucket, count in enumerate(other.store_reads_by_latency):
+            self.store_reads_by_latency[bucket] += count
+        self.store_read_s += other.store_read_s
+        for name, count in other.store_calls.items():
+            self.store_calls[name] = self.store_calls.get(name, 0) + count
+        for tier, size_bytes in other.cache_bytes.items():
+            self.cache_bytes[tier] += size_bytes
+        self.window_bytes += other.window_bytes
+
+    def without_levels(self) -> "Numbers":
+        """Return the counts alone, as they stay when what they count is gone."""
+        found = Numbers()
+        found.add(self)
+        found.cache_bytes = {"memory": 0, "disk": 0}
+        found.window_bytes = 0
+        return found
+
+
+class Traffic:
+    """Counts reads. Safe in threads; every call is a few additions under a lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = Numbers()
+
+    def asked(self) -> None:
+        """Count a read of a file."""
+        with self._lock:
+            self._numbers.requests += 1
+
+    def answered(self, num_units: int, size_bytes: int) -> None:
+        """Count a read of a file that memory answered whole."""
+        with self._lock:
+            self._numbers.requests += 1
+            memory = self._numbers.tiers["memory"]
+            memory.hits += num_units
+            memory.read_bytes += size_bytes
+
+    def hit(self, tier: Tier, num_units: int, size_bytes: int) -> None:
+        """Count units that a tier had."""
+        with self._lock:
+            numbers = self._numbers.tiers[tier]
+            numbers.hits += num_units
+            numbers.read_bytes += size_bytes
+
+    def missed(self, tier: Tier, num_units: int) -> None:
+        """Count units that a tier did not have."""
+        with self._lock:
+            self._numbers.tiers[tier].misses += num_units
+
+    def evicted(self, tier: Tier, num_evicted: int) -> None:
+        """Count what made room: blocks of memory, copies on the disk."""
+        with self._lock:
+            self._numbers.tiers[tier].evictions += num_evicted
+
+    def failed(self, tier: Tier) -> None:
+        """Count a read or write of a tier that failed, or gave bytes that are damaged."""
+        with self._lock:
+            self._numbers.tiers[tier].errors += 1
+
+    def store_read(self, size_bytes: int, elapsed_s: float) -> None:
+        """Count a ranged read that the store answered, retries of it included."""
+        with self._lock:
+            store = self._numbers.tiers["store"]
+            store.hits += 1
+            store.read_bytes += size_bytes
+            self._numbers.store_reads_by_latency[bisect_left(LATENCY_BOUNDS_S, elapsed_s)] += 1
+            self._numbers.store_read_s += elapsed_s
+
+    def numbers(self) -> Numbers:
+        """Return a copy of all counts so far; levels are zero."""
+        with self._lock:
+            return self._numbers.without_levels()
