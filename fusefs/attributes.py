@@ -5,10 +5,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fusefs.manifest import Manifest, encode_manifest
+from fusefs.manifest import Manifest, check_xattrs_fit, encode_manifest
 from fusefs.writing import Content
 
-__all__ = ["Attributes", "encoded", "manifest_for"]
+__all__ = ["Attributes", "checked_xattrs", "encoded", "manifest_for"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,3 +47,16 @@ def encoded(manifest: Manifest, path: str) -> bytes:
         return encode_manifest(manifest)
     except ValueError as error:
         raise OSError(errno.ENOSPC, str(error), path) from error
+
+
+def checked_xattrs(xattrs: Mapping[str, bytes], path: str | None) -> Mapping[str, bytes]:
+    """Return extended attributes that will fit whenever the file is published.
+
+    Raises:
+        OSError: ``ENOSPC`` where they do not: now, and not at a close that would lose the content.
+    """
+    try:
+        check_xattrs_fit(xattrs)
+    except ValueError as error:
+        raise OSError(errno.ENOSPC, str(error), path) from error
+    return xattrs

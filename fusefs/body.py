@@ -16,21 +16,18 @@ than sequential ones, and none into an object that is there.
 import errno
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
-from fusefs.attributes import Attributes
+from fusefs.attributes import Attributes, checked_xattrs
 from fusefs.manifest import Manifest, Segment
 from fusefs.namespace import OpenedFile, StripedFiles
-from fusefs.splicing import MOST_RANGES, MOST_RANGES_CLOSED, filled, is_worn, splice
+from fusefs.patching import granule_bytes_of, written_from
+from fusefs.splicing import MOST_RANGES, MOST_RANGES_CLOSED
 from fusefs.spool import Spool, SpoolPlace
 from fusefs.writing import Content, FileWriter
 
 __all__ = ["Body", "SpoolPlace"]
-
-_COPY_BYTES = 8 << 20
-_GRANULE_BYTES = 64 << 10
-"""Most bytes fetched and published for a write of one byte."""
 
 
 class Body:
@@ -170,7 +167,13 @@ class Body:
             self._changed()
 
     def set_attributes(self, attributes: Attributes) -> None:
-        """Note attributes that go out with the next flush."""
+        """Note attributes that go out with the next flush.
+
+        Raises:
+            OSError: ``ENOSPC`` where extended attributes do not fit.
+        """
+        if attributes.xattrs is not None:
+            checked_xattrs(attributes.xattrs, self.path)
         changes = {
             name: value
             for name in ("mode", "mtime_ns", "xattrs")
@@ -283,7 +286,7 @@ class Body:
     def _become_spooled(self) -> Spool:
         if self._spool is not None:
             return self._spool
-        granule = min(_GRANULE_BYTES, self._files.config.striping_of(self.path or "").unit)
+        granule = granule_bytes_of(self._files, self.path or "")
         content: Content | None = None
         reader = self._opened.reader if self._opened is not None else None
         if self._writer is not None:
@@ -303,38 +306,12 @@ class Body:
         return spool
 
     def _spooled_content(self, last: bool) -> Content:
-        """Write what is not in the store yet and return the content to publish."""
         assert self._spool is not None
-        writer = self._files.writer(self.path or "")
-        if self._base:
-            changed = self._spool.changed()
-            plan = splice(self._base, self._spool.size_bytes, changed)
-            most = MOST_RANGES_CLOSED if last else MOST_RANGES
-            if not is_worn(plan, most_ranges=most) and self._is_there(self._base):
-                return filled(plan, self._patch(writer, changed) if changed else None)
-        try:
-            for data in self._spooled([range(self._spool.size_bytes)]):
-                writer.write(data)
-            return writer.finish()
-        except BaseException:
-            writer.abandon()
-            raise
-
-    def _patch(self, writer: FileWriter, changed: list[range]) -> Segment:
-        size = sum(map(len, changed))
-        unit = self._files.config.striping_of(self.path or "").unit
-        scattered = size < unit * len(changed)
-        return writer.write_apart(
-            self._spooled(changed),
-            unit_bytes=min(_GRANULE_BYTES, unit) if scattered else unit,
-            size_bytes=size,
+        base = self._base if self._is_there(self._base) else ()
+        most_ranges = MOST_RANGES_CLOSED if last else MOST_RANGES
+        return written_from(
+            self._spool, base, self._files, self.path or "", most_ranges=most_ranges
         )
-
-    def _spooled(self, ranges: list[range]) -> Iterator[bytes]:
-        assert self._spool is not None
-        for span in ranges:
-            for at in range(span.start, span.stop, _COPY_BYTES):
-                yield self._spool.read(at, min(_COPY_BYTES, span.stop - at))
 
     def _is_there(self, segments: tuple[Segment, ...]) -> bool:
         """Tell whether another mount has left alone what the next version takes over from this one.

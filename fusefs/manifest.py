@@ -8,7 +8,7 @@ and atomically: whoever reads it whole can rely on every object it names.
 """
 
 import binascii
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -29,6 +29,7 @@ __all__ = [
     "Header",
     "Manifest",
     "Segment",
+    "check_xattrs_fit",
     "decode_header",
     "decode_manifest",
     "encode_manifest",
@@ -220,18 +221,33 @@ def encode_manifest(manifest: Manifest) -> bytes:
         xattrs={name: value.hex() for name, value in manifest.xattrs.items()},
         body_xxh3=xxhash.xxh3_64_hexdigest(body),
     )
-    text = orjson.dumps(header.model_dump())
-    room = HEADER_BYTES - _SUM_BYTES
-    if len(text) > room:
-        raise ValueError(
-            f"attributes need a header of {len(text)} bytes, more than {room}; "
-            "shorten the link target or the extended attributes"
-        )
-    text = text.ljust(room)
+    text = _header_text(header)
     digest = xxhash.xxh3_64_hexdigest(text).encode()
     used = HEADER_BYTES + len(body) + len(TAIL)
     padding = b" " * ((RESIDUE - used) % 4096)
     return b"".join([text, b"\n", digest, b"\n", body, padding, TAIL])
+
+
+def check_xattrs_fit(xattrs: Mapping[str, bytes]) -> None:
+    """Check that extended attributes fit the header of any file, however large it becomes.
+
+    Raises:
+        ValueError: They do not.
+    """
+    most = 2**63 - 1
+    widest = Header(
+        omnifs=VERSION,
+        kind="symlink",
+        size=most,
+        mtime_ns=-most,
+        mode=0o7777,
+        segments=most,
+        units=most,
+        inline=most,
+        xattrs={name: value.hex() for name, value in xattrs.items()},
+        body_xxh3="f" * 16,
+    )
+    _header_text(widest)
 
 
 def decode_header(head: bytes | memoryview, *, name: str) -> Header:
@@ -299,6 +315,17 @@ def decode_manifest(data: bytes | memoryview, *, name: str) -> Manifest:
             f"header says {header.size}"
         )
     return manifest
+
+
+def _header_text(header: Header) -> bytes:
+    text = orjson.dumps(header.model_dump())
+    room = HEADER_BYTES - _SUM_BYTES
+    if len(text) > room:
+        raise ValueError(
+            f"attributes need a header of {len(text)} bytes, more than {room}; "
+            "shorten the link target or the extended attributes"
+        )
+    return text.ljust(room)
 
 
 def _segments(

@@ -243,6 +243,21 @@ def test_attributes_set_while_open_go_out_with_the_content(files):
     body.close()
 
 
+def test_attributes_that_would_not_fit_are_refused_at_once_and_not_by_the_close(files):
+    body = created(files)
+    body.write(0, DATA)
+
+    with pytest.raises(OSError, match="shorten") as caught:
+        body.set_attributes(Attributes(xattrs={"user.big": bytes(3000)}))
+
+    assert caught.value.errno == errno.ENOSPC
+    body.set_attributes(Attributes(xattrs={"user.fits": bytes(1500)}))
+    body.flush()
+    assert contents(files, "f") == DATA
+    assert files.manifest("f").xattrs == {"user.fits": bytes(1500)}
+    body.close()
+
+
 def test_a_flush_that_fails_keeps_the_bytes_for_the_next(files):
     faulty = FaultyStore(files.store, {("publish", 1): Outage})
     with some_files(faulty) as failing:
