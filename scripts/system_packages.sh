@@ -15,6 +15,12 @@ need fuse3 command -v fusermount3
 need libfuse3-dev pkg-config --exists fuse3
 need python3-dev "${PYTHON:-python3}" -c \
     'import os, sysconfig; assert os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h"))'
+# What the tests put on a mount.
+need git command -v git
+need rsync command -v rsync
+need fio command -v fio
+need dbench command -v dbench
+need stress-ng command -v stress-ng
 [ -z "$missing" ] && exit 0
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
