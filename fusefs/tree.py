@@ -7,7 +7,7 @@ of nodes above, so renaming a directory renames everything below it at once.
 
 import errno
 import itertools
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 from fusefs.body import Body
@@ -32,6 +32,8 @@ class Node:
     body: Body | None = None
     """Set while it is open."""
     opens: int = 0
+    cached_version: Hashable | None = None
+    """Names the version whose bytes the kernel's page cache holds, if it can be told."""
 
     @property
     def is_attached(self) -> bool:

@@ -7,8 +7,9 @@ import stat as stat_bits
 from typing_extensions import override
 
 from fusefs.attributes import Attributes
+from fusefs.bridge.opening import Opening
 from fusefs.bridge.protocol import Change, Entry, Space
-from fusefs.bridge.session import STATS_DIRECTORY_INODE, STATS_INODE, Session
+from fusefs.bridge.session import STATS_DIRECTORY_INODE, STATS_INODE
 from fusefs.manifest import Manifest
 from fusefs.statistics import layout_json
 from fusefs.tree import Node
@@ -19,7 +20,7 @@ LAYOUT_XATTR = "user.omnifs.layout"
 __all__ = ["AttributeRequests"]
 
 
-class AttributeRequests(Session):
+class AttributeRequests(Opening):
     """Requests about attributes: size, mode, times, extended attributes, space."""
 
     @override
@@ -39,6 +40,7 @@ class AttributeRequests(Session):
         if any(w not in {None, mine} for w, mine in zip(wanted, self._owner, strict=True)):
             raise PermissionError(errno.EPERM, "a store keeps no owners")
         if change.size_bytes is not None:
+            node.cached_version = None
             await self._truncate(node, handle, change.size_bytes)
         changes = Attributes(
             mode=stat_bits.S_IMODE(change.mode) if change.mode is not None else None,

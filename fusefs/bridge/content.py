@@ -8,15 +8,16 @@ from typing_extensions import override
 
 from fusefs.attributes import Attributes
 from fusefs.body import Body
+from fusefs.bridge.opening import Opening
 from fusefs.bridge.protocol import Data, Entry, Opened
-from fusefs.bridge.session import STATS_INODE, Session
+from fusefs.bridge.session import STATS_INODE
 from fusefs.bridge.waiting import all_done
 from fusefs.namespace import OpenedFile
 
 __all__ = ["ContentRequests"]
 
 
-class ContentRequests(Session):
+class ContentRequests(Opening):
     """Requests about content: open, read, write, flush, fsync, close."""
 
     @override
@@ -91,6 +92,7 @@ class ContentRequests(Session):
         """Write: inline where the window has room, else in a thread that waits for it."""
         opened = self._handles[handle]
         body = opened.body
+        opened.node.cached_version = None  # the page cache holds now what no version may ever be
         if opened.appends:
             offset = body.size_bytes
         if body.lock.acquire(blocking=False):
