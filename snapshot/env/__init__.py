@@ -1,0 +1,1 @@
+"""Dependency snapshots: what an installation changed, kept once and restored anywhere."""

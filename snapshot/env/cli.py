@@ -1,0 +1,374 @@
+"""``omniload env``: save, restore, show, verify, umount, run."""
+
+import functools
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from omniload.base.errors import ConfigError, IntegrityError, StateError
+from snapshot.env.checking import Limits
+from snapshot.env.environment import Environment, active_environment
+from snapshot.env.interpreter import environment_of
+from snapshot.env.keys import Installation
+from snapshot.env.node_cache import NodeCache, TreeHead
+from snapshot.env.repository import opened
+from snapshot.env.restoring import Restored, Restorer, Wish
+from snapshot.env.saving import Progress
+from snapshot.env.showing import format_bytes, manifest_of, show_difference, show_one, summary_of
+from snapshot.env.verifying import faults_of
+from snapshot.startup_events import stage
+
+__all__ = ["command"]
+
+Function = TypeVar("Function", bound=Callable[..., None])
+_STORE = click.option(
+    "-o",
+    "--store",
+    "url",
+    envvar="OMNILOAD_ENV_STORE",
+    required=True,
+    help="Directory, hdfs://, s3://, gs:// or any fsspec URL. [env OMNILOAD_ENV_STORE]",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Given:
+    """Options that say which environment and which inputs are meant."""
+
+    environment: Environment
+    image: str
+    files: tuple[str, ...]
+    variables: tuple[str, ...]
+    limits: Limits
+
+    def installation(self, words: tuple[str, ...]) -> Installation:
+        """Return the command with the inputs declared beside it."""
+        here = str(Path.cwd())
+        return Installation(words, here, dict(os.environ), self.files, self.variables)
+
+
+def _environment_options(function: Function) -> Function:
+    """Add the options of ``_Given`` to a command, which gets them as one value."""
+
+    @click.option(
+        "--python", help="Interpreter or root of the environment; the active one if not given."
+    )
+    @click.option("--target", "targets", multiple=True, help="One more directory to capture.")
+    @click.option(
+        "--base-image",
+        envvar="OMNILOAD_BASE_IMAGE",
+        default="",
+        help="Digest of the image below. [env OMNILOAD_BASE_IMAGE]",
+    )
+    @click.option("--input", "files", multiple=True, help="File or folder the command reads.")
+    @click.option("--input-env", "variables", multiple=True, help="Variable the command reads.")
+    @click.option("--max-bytes", default=1 << 40, show_default=True, help="Refuse more.")
+    @click.option("--case-pairs", is_flag=True, help="Allow paths that differ by case only.")
+    @functools.wraps(function)
+    def command_of(  # noqa: PLR0913 -- one for each option
+        *words: Any,  # noqa: ANN401
+        python: str | None,
+        targets: tuple[str, ...],
+        base_image: str,
+        files: tuple[str, ...],
+        variables: tuple[str, ...],
+        max_bytes: int,
+        case_pairs: bool,
+        **rest: Any,  # noqa: ANN401
+    ) -> None:
+        given = _Given(
+            environment=active_environment(python, targets),
+            image=base_image,
+            files=files,
+            variables=variables,
+            limits=Limits(raw_bytes=max_bytes, case_pairs=case_pairs),
+        )
+        function(given, *words, **rest)
+
+    return command_of  # type: ignore[return-value]
+
+
+@click.group("env")
+def command() -> None:
+    """Dependency snapshots: install once, restore everywhere."""
+
+
+@command.command("save")
+@_STORE
+@_environment_options
+@click.option("--level", default=3, show_default=True, help="zstd level.")
+@click.option("--compile/--no-compile", "byte_code", default=True, help="Add missing byte code.")
+@click.argument("words", nargs=-1, required=True)
+def save_command(
+    given: _Given, url: str, level: int, byte_code: bool, words: tuple[str, ...]
+) -> None:
+    """Run COMMAND and keep what it changed in the environment.
+
+    \b
+    Example:
+      omniload env save -o hdfs://namenode:9000/envs -- pip install -r requirements.txt
+      omniload env save -o /mnt/envs --target /opt/tools --input setup.cfg -- bash setup.sh
+    """  # noqa: D301 -- click's own marker
+    with stage("environment_save"), opened(url) as repository, _bar() as progress:
+        restorer = Restorer(
+            given.environment, NodeCache(), lambda: opened(url), given.limits, progress
+        )
+        manifest = restorer.install_and_save(
+            repository,
+            given.installation(words),
+            image=given.image,
+            level=level,
+            byte_code=byte_code,
+        )
+    head = manifest.head
+    click.echo(head.key)
+    click.echo(
+        f"{manifest.num_files} files, {format_bytes(manifest.raw_bytes)}, {format_bytes(head.stored_bytes)} added "
+        f"to the store; installed in {head.install_s:.1f} s",
+        err=True,
+    )
+    for path in head.skipped:
+        click.echo(
+            f"warning: {path} is no file, directory or link; it is not in the snapshot", err=True
+        )
+
+
+@command.command("restore")
+@_STORE
+@_environment_options
+@click.option("--auto", is_flag=True, help="Find the key from COMMAND and its inputs.")
+@click.option(
+    "--form",
+    type=click.Choice(["auto", "mount", "link", "copy"]),
+    default="auto",
+    show_default=True,
+)
+@click.option("--json", "as_json", is_flag=True)
+@click.argument("words", nargs=-1, required=True, metavar="[KEY] [-- COMMAND...]")
+def restore_command(
+    given: _Given,
+    url: str,
+    auto: bool,
+    form: Wish,
+    as_json: bool,
+    words: tuple[str, ...],
+) -> None:
+    """Bring a snapshot into the environment; without one, run COMMAND and record it.
+
+    \b
+    Example:
+      omniload env restore --auto -o hdfs://namenode:9000/envs -- pip install -r requirements.txt
+      omniload env restore 3f9a01c2 -o /mnt/envs --form link
+    """  # noqa: D301 -- click's own marker
+    restored = _restored(given, url, words, auto=auto, form=form)
+    if as_json:
+        click.echo(json.dumps(_shown(restored)))
+        return
+    click.echo(_told(restored))
+
+
+@command.command("run")
+@_STORE
+@_environment_options
+@click.option("--auto", is_flag=True, help="Find the key from --install and its inputs.")
+@click.option("--install", default="", help="Command that installs, for --auto and as a fallback.")
+@click.option("--form", type=click.Choice(["auto", "mount", "link", "copy"]), default="auto")
+@click.argument("words", nargs=-1, required=True, metavar="[KEY] [-- COMMAND...]")
+def run_command(
+    given: _Given,
+    url: str,
+    auto: bool,
+    install: str,
+    form: Wish,
+    words: tuple[str, ...],
+) -> None:
+    """Restore a snapshot, then become COMMAND in the environment.
+
+    \b
+    Example:
+      omniload env run --auto --install "pip install -r requirements.txt" -o /mnt/envs -- torchrun train.py
+      omniload env run 3f9a01c2 -o /mnt/envs -- python train.py
+    """  # noqa: D301 -- click's own marker
+    key, program = ((), words) if auto else (words[:1], words[1:])
+    if not program:
+        raise ConfigError("no command to run; write it after --, such as -- torchrun train.py")
+    begin = time.monotonic()
+    restored = _restored(given, url, (*key, *shlex.split(install)), auto=auto, form=form)
+    click.echo(_told(restored), err=True)
+    click.echo(f"environment: {time.monotonic() - begin:.3f} s", err=True)
+    variables = environment_of(given.environment.interpreter, os.environ)
+    sys.stdout.flush()
+    try:
+        os.execvpe(program[0], list(program), variables)  # noqa: S606 -- what the user asked for
+    except OSError as error:
+        raise ConfigError(f"{program[0]!r} cannot be run: {error.strerror}") from error
+
+
+def _restored(
+    given: _Given,
+    url: str,
+    words: tuple[str, ...],
+    *,
+    auto: bool,
+    form: Wish,
+) -> Restored:
+    """Restore by key or by what is asked for."""
+    key, installing = ("", words) if auto else (words[0], words[1:])
+    with stage("environment") as tally, _bar() as progress:
+        restorer = Restorer(
+            given.environment, NodeCache(), lambda: opened(url), given.limits, progress
+        )
+        found = None
+        if not auto:
+            if len(key) != 64:
+                with opened(url) as repository:
+                    key = repository.full_key(key)
+            found = restorer.restore(key, form)
+        if found is None and not installing:
+            raise StateError(
+                f"no snapshot {key or 'for nothing'} in {url}; "
+                "give the command that installs after --, and it is saved"
+            )
+        if found is None:
+            found = restorer.restore_or_install(given.installation(installing), given.image, form)
+        tally.add("store", found.stored_bytes)
+        if not found.stored_bytes:
+            tally.add("disk", found.raw_bytes)
+    if not auto and found.key != key:
+        click.echo(
+            f"warning: {shlex.join(installing)} has the key {found.key}, not {key}", err=True
+        )
+    return found
+
+
+@command.command("show")
+@_STORE
+@click.option("--diff", "pair", nargs=2, metavar="A B", help="Say why two keys differ.")
+@click.option("--files", is_flag=True, help="List every path.")
+@click.option("--json", "as_json", is_flag=True)
+@click.argument("key", required=False)
+def show_command(
+    url: str, pair: tuple[str, str] | None, files: bool, as_json: bool, key: str | None
+) -> None:
+    """List the snapshots of STORE, show one, or say why two differ.
+
+    \b
+    Example:
+      omniload env show -o /mnt/envs
+      omniload env show 3f9a01c2 -o /mnt/envs --files
+      omniload env show -o /mnt/envs --diff 3f9a01c2 77b0e4d1
+    """  # noqa: D301 -- click's own marker
+    with opened(url) as repository:
+        if pair:
+            show_difference(
+                manifest_of(repository, pair[0]), manifest_of(repository, pair[1]), as_json=as_json
+            )
+        elif key:
+            show_one(manifest_of(repository, key), files=files, as_json=as_json)
+        else:
+            found = [summary_of(manifest_of(repository, each)) for each in repository.all_keys()]
+            if as_json:
+                click.echo(json.dumps(found, indent=2))
+                return
+            for each in found:
+                size = format_bytes(each["raw_bytes"])
+                click.echo(
+                    f"{each['key'][:16]}  {each['created']}  {each['files']} files  {size}  {each['command']}"
+                )
+
+
+@command.command("verify")
+@_STORE
+@_environment_options
+@click.option("--json", "as_json", is_flag=True)
+@click.argument("key", required=False)
+def verify_command(given: _Given, url: str, as_json: bool, key: str | None) -> None:
+    """Compare every file of the environment with its snapshot, by digest.
+
+    \b
+    Example:
+      omniload env verify -o /mnt/envs
+    """  # noqa: D301 -- click's own marker
+    environment = given.environment
+    record = environment.heal_locked()
+    if key is None and record is None:
+        raise StateError(f"{environment.interpreter.prefix} holds no snapshot; give a KEY")
+    with opened(url) as repository:
+        manifest = manifest_of(repository, key or (record.key if record else ""))
+    environment.check_fits(TreeHead.of(manifest))
+    faults = faults_of(manifest, environment.targets, digests=True)
+    if as_json:
+        click.echo(json.dumps({"key": manifest.head.key, "faults": [f._asdict() for f in faults]}))
+    else:
+        for fault in faults:
+            click.echo(f"{fault.kind}: {fault.path}: {fault.detail}")
+        click.echo(f"{len(manifest.entries)} paths compared, {len(faults)} faults")
+    if faults:
+        raise IntegrityError(
+            f"{len(faults)} paths are not as in {manifest.head.key[:16]}; restore it"
+        )
+
+
+@command.command("umount")
+@_environment_options
+@click.option("--lazy", is_flag=True, help="Also while processes use it.")
+def umount_command(given: _Given, lazy: bool) -> None:
+    """Take the snapshot off the environment: what was there before is there again.
+
+    \b
+    Example:
+      omniload env umount --python .venv
+    """  # noqa: D301 -- click's own marker
+    environment = given.environment
+    with environment.locked():
+        record = environment.heal()
+        if record is None:
+            raise StateError(f"{environment.interpreter.prefix} holds no snapshot")
+        environment.clear(record, lazily=lazy)
+    click.echo(f"{record.key[:16]} is gone from {environment.interpreter.prefix}")
+
+
+def _shown(restored: Restored) -> dict[str, Any]:
+    return {name: getattr(restored, name) for name in restored.__dataclass_fields__}
+
+
+def _told(restored: Restored) -> str:
+    spent = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in restored.seconds.items())
+    if restored.already:
+        return f"{restored.key[:16]}: there already ({restored.form})"
+    if restored.form == "command":
+        outcome = "saved" if restored.saved else "not saved"
+        return f"{restored.key[:16]}: no snapshot, installed and {outcome}: {spent}"
+    return f"{restored.key[:16]}: restored ({restored.form}): {spent}"
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    """Show long work on a terminal; nothing where nobody watches."""
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    # Imported here: a warm restore is over before this would be loaded.
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, DownloadColumn, TextColumn  # noqa: PLC0415
+    from rich.progress import Progress as Bars  # noqa: PLC0415
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield tell

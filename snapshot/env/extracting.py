@@ -1,0 +1,257 @@
+"""From packs on a store to a tree in the node cache: parallel ranges, every file verified."""
+
+import hashlib
+import os
+import stat
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from omniload.base.errors import IntegrityError, StateError
+from snapshot.env.checking import Limits, check_entries
+from snapshot.env.entries import Entry, Kind, Target
+from snapshot.env.manifest import Manifest, decode_manifest
+from snapshot.env.node_cache import NodeCache, Tree, exclusively
+from snapshot.env.packs import ReadUnit, inflate, read_units
+from snapshot.env.repository import Repository
+from snapshot.env.saving import Progress
+from snapshot.env.sources import file_digest
+
+__all__ = ["extract", "provide"]
+
+UNIT_BYTES = 8 << 20
+"""Raw bytes fetched in one read."""
+_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class _Read(NamedTuple):
+    """One read and what it brings."""
+
+    pack: int
+    unit: ReadUnit
+    contents: tuple[tuple[bytes, int, int], ...]
+    """Digest, raw offset in the pack, size of each content that overlaps the unit."""
+
+
+def provide(
+    cache: NodeCache,
+    repository: Repository,
+    key: str,
+    targets: Sequence[Target],
+    *,
+    limits: Limits | None = None,
+    progress: Progress = lambda *_: None,
+) -> Tree | None:
+    """Return the tree of a key, extracting it if the node does not have it.
+
+    Processes that ask for the same key at once wait for the one that extracts.
+
+    Returns:
+        The tree; ``None`` where the store has no such snapshot.
+
+    Raises:
+        IntegrityError: The snapshot is damaged, or would write where it must not.
+        StateError: The disk of the cache has no room for it.
+    """
+    with exclusively(cache.lock(key)):
+        tree = cache.tree(key)
+        if tree is not None:
+            return tree
+        data = repository.manifest_bytes(key)
+        if data is None:
+            return None
+        manifest = decode_manifest(data, name=key)
+        if manifest.head.key != key:
+            raise IntegrityError(f"manifest {key!r} says that its key is {manifest.head.key!r}")
+        check_entries(manifest.entries, targets, limits)
+        if manifest.raw_bytes > cache.free_bytes():
+            raise StateError(
+                f"{cache.folder} has {cache.free_bytes()} bytes free, the snapshot needs "
+                f"{manifest.raw_bytes}; remove old trees or name another node cache"
+            )
+        tree = cache.partial(key)
+        extract(repository, manifest, tree, progress=progress)
+        return cache.complete(key, tree, data)
+
+
+def extract(
+    repository: Repository,
+    manifest: Manifest,
+    tree: Tree,
+    *,
+    threads: int = 0,
+    progress: Progress = lambda *_: None,
+) -> None:
+    """Write the files of a snapshot whose entries have been checked into an empty tree.
+
+    Raises:
+        IntegrityError: A file is not what its digest says.
+    """
+    _make_folders(manifest, tree)
+    extraction = _Extraction(repository, manifest, tree)
+    total, done = manifest.raw_bytes, 0
+    workers = threads or min(16, 2 + (os.cpu_count() or 1))
+    with ThreadPoolExecutor(workers, thread_name_prefix="omniload-env") as pool:
+        reads = [pool.submit(extraction.carry_out, read) for read in extraction.reads()]
+        try:
+            for read in as_completed(reads):
+                done += read.result()
+                progress("extracting", done, total)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    extraction.finish()
+    _finish_folders(manifest, tree)
+
+
+def _make_folders(manifest: Manifest, tree: Tree) -> None:
+    """Make directories, links and whiteouts; entries stand in order, so parents come first."""
+    for number in range(len(manifest.head.targets)):
+        tree.layer(number).mkdir(parents=True)
+        tree.whiteouts(number).mkdir(parents=True)
+    for entry in manifest.entries:
+        path = tree.layer(entry.target) / entry.path
+        if entry.kind is Kind.DIRECTORY and entry.path:
+            path.mkdir()
+        elif entry.kind is Kind.LINK:
+            path.symlink_to(entry.link)
+            os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=False)
+        elif entry.kind is Kind.DELETED:
+            mark = tree.whiteouts(entry.target) / entry.path
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            # Where devices may not be made, nothing can be mounted either.
+            with suppress(PermissionError):
+                os.mknod(mark, stat.S_IFCHR | 0o600, os.makedev(0, 0))
+
+
+def _finish_folders(manifest: Manifest, tree: Tree) -> None:
+    """Give directories their modes and times, the deepest first: writing into them is over."""
+    for entry in reversed(manifest.entries):
+        if entry.kind is Kind.DIRECTORY:
+            path = tree.layer(entry.target) / entry.path
+            path.chmod(entry.mode)
+            os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
+
+
+class _Extraction:
+    """Reads units of packs and writes the files whose bytes they bring."""
+
+    def __init__(self, repository: Repository, manifest: Manifest, tree: Tree) -> None:
+        self._repository = repository
+        self._manifest = manifest
+        self._tree = tree
+        self._entries_of: dict[bytes, list[Entry]] = {}
+        for entry in manifest.entries:
+            if entry.kind is Kind.FILE:
+                self._entries_of.setdefault(entry.digest, []).append(entry)
+        self._parted: dict[bytes, str] = {}
+        self._lock = threading.Lock()
+
+    def reads(self) -> Iterator[_Read]:
+        """Plan the reads; write the empty files, which need none."""
+        wanted: dict[int, dict[bytes, tuple[int, int]]] = {}
+        for digest in self._entries_of:
+            place = self._manifest.contents[digest]
+            if place.size_bytes:
+                wanted.setdefault(place.pack, {})[digest] = (place.offset, place.size_bytes)
+            else:
+                self._write(digest, b"")
+        for pack, places in sorted(wanted.items()):
+            frames = self._manifest.frames[pack]
+            ranges = dict(sorted(places.values()))  # of one offset, the largest
+            contents = sorted((offset, size, digest) for digest, (offset, size) in places.items())
+            first = 0
+            for unit in read_units(frames, ranges, unit_bytes=UNIT_BYTES):
+                while first < len(contents) and sum(contents[first][:2]) <= unit.raw_offset:
+                    first += 1
+                held, number = [], first
+                while number < len(contents) and contents[number][0] < unit.raw_end:
+                    offset, size, digest = contents[number]
+                    if offset + size > unit.raw_offset:
+                        held.append((digest, offset, size))
+                    number += 1
+                yield _Read(pack, unit, tuple(held))
+
+    def carry_out(self, read: _Read) -> int:
+        """Fetch one unit and write what it brings; return the raw bytes written."""
+        name, unit = self._manifest.head.packs[read.pack], read.unit
+        stored = memoryview(self._repository.read_frames(name, unit.offset, unit.stored_bytes))
+        parts, at = [], 0
+        for frame in unit.frames:
+            at = frame.offset - unit.offset
+            parts.append(inflate(stored[at : at + frame.stored_bytes], frame.raw_bytes, name=name))
+        raw, written = memoryview(b"".join(parts)), 0
+        for digest, offset, size in read.contents:
+            begin, end = max(offset, unit.raw_offset), min(offset + size, unit.raw_end)
+            piece = raw[begin - unit.raw_offset : end - unit.raw_offset]
+            if len(piece) == size:
+                self._write(digest, piece)
+            else:
+                self._write_part(digest, piece, begin - offset)
+            written += len(piece) * len(self._entries_of[digest])
+        return written
+
+    def _write(self, digest: bytes, data: bytes | memoryview) -> None:
+        """Write every file of a content that is whole."""
+        entries = self._entries_of[digest]
+        if hashlib.sha256(data).digest() != digest:
+            raise self._not_right(entries[0])
+        for entry in entries:
+            file = os.open(self._path(entry), _FILE_FLAGS, entry.mode)
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(file, view) :]
+                _finish_file(file, entry)
+            finally:
+                os.close(file)
+
+    def _write_part(self, digest: bytes, piece: memoryview, offset: int) -> None:
+        """Write a part of a large content into its first file; ``finish`` does the rest."""
+        path = self._path(self._entries_of[digest][0])
+        with self._lock:
+            self._parted[digest] = path
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            while piece:
+                count = os.pwrite(file, piece, offset)
+                piece, offset = piece[count:], offset + count
+        finally:
+            os.close(file)
+
+    def finish(self) -> None:
+        """Verify the files that came in parts, and copy those that share their content."""
+        for digest, path in self._parted.items():
+            first, *more = self._entries_of[digest]
+            if Path(path).stat().st_size != first.size_bytes or file_digest(path) != digest:
+                raise self._not_right(first)
+            for entry in more:
+                with Path(path).open("rb") as source, Path(self._path(entry)).open("xb") as copy:
+                    while piece := source.read(UNIT_BYTES):
+                        copy.write(piece)
+            for entry in (first, *more):
+                file = os.open(self._path(entry), os.O_WRONLY | os.O_CLOEXEC)
+                try:
+                    os.fchmod(file, entry.mode)
+                    _finish_file(file, entry)
+                finally:
+                    os.close(file)
+
+    def _path(self, entry: Entry) -> str:
+        return f"{self._tree.layer(entry.target)}/{entry.path}"
+
+    def _not_right(self, entry: Entry) -> IntegrityError:
+        return IntegrityError(
+            f"{entry.path!r} does not have its SHA-256 {entry.digest.hex()}; a pack of snapshot "
+            f"{self._manifest.head.key[:16]} is damaged; save it again"
+        )
+
+
+def _finish_file(file: int, entry: Entry) -> None:
+    """Set mode (where the umask took from it) and time of a file that is written."""
+    if stat.S_IMODE(os.fstat(file).st_mode) != entry.mode:
+        os.fchmod(file, entry.mode)
+    os.utime(file, ns=(entry.mtime_ns, entry.mtime_ns))

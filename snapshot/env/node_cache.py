@@ -1,0 +1,242 @@
+"""Extracted snapshots of a node, shared by every environment on it.
+
+::
+
+    <cache>/trees/<key>/layers/<n>/...      files of target n, as they shall appear
+    <cache>/trees/<key>/whiteouts/<n>/...   overlayfs marks of what was deleted in it
+    <cache>/trees/<key>/manifest            as on the store
+    <cache>/trees/<key>/head.json           the little of it that a mount needs
+    <cache>/trees/<key>/boot                start of the kernel under which it was written
+    <cache>/partial/<key>/                  the same, being made
+    <cache>/locks/<key>                     held while it is made
+
+A tree appears by one rename, whole. Files are not synced to disk one by one (that would
+cost more than all the rest), so after a crash of the machine, which shows in another
+boot id, every file is compared with its digest before the tree is used again.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from omniload.base.errors import ConfigError, IntegrityError, StateError
+from omniload.base.log import get_logger
+from snapshot.env.entries import Entry, Kind
+from snapshot.env.manifest import Manifest, decode_manifest
+from snapshot.env.sources import file_digest
+
+__all__ = [
+    "CACHE_VARIABLE",
+    "NodeCache",
+    "Tree",
+    "TreeHead",
+    "boot_id",
+    "default_cache",
+    "exclusively",
+]
+
+_LOG = get_logger(__name__)
+CACHE_VARIABLE = "OMNILOAD_ENV_CACHE"
+
+
+def default_cache() -> Path:
+    """Return where the node cache lies: ``OMNILOAD_ENV_CACHE``, else below the user's cache."""
+    named = os.environ.get(CACHE_VARIABLE)
+    if named:
+        return Path(named)
+    above = os.environ.get("XDG_CACHE_HOME")
+    return (Path(above) if above else Path.home() / ".cache") / "omniload" / "env"
+
+
+def boot_id() -> str:
+    """Return what names this start of the kernel."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return "unknown"
+
+
+@contextmanager
+def exclusively(path: Path) -> Iterator[None]:
+    """Hold the lock file at ``path``; the kernel lets go of it when the process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
+class TreeHead(NamedTuple):
+    """The part of a manifest that is read at every restore."""
+
+    key: str
+    document: dict[str, Any]
+    """What the key is made of."""
+    targets: list[str]
+    """Names of the targets."""
+    used: list[int]
+    """Numbers of the targets that hold an entry."""
+    raw_bytes: int
+    """Bytes of all files."""
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        """Return the head of a manifest."""
+        return cls(
+            manifest.head.key,
+            manifest.head.document,
+            [target.name for target in manifest.head.targets],
+            sorted({entry.target for entry in manifest.entries}),
+            manifest.raw_bytes,
+        )
+
+
+class Tree:
+    """One extracted snapshot."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._manifest: Manifest | None = None
+        self._head: TreeHead | None = None
+
+    @property
+    def head(self) -> TreeHead:
+        """What a mount needs to know; tables of tens of thousands of entries stay unread."""
+        if self._head is None:
+            fields = json.loads((self.folder / "head.json").read_bytes())
+            self._head = TreeHead(**fields)
+        return self._head
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest it was made from."""
+        if self._manifest is None:
+            path = self.folder / "manifest"
+            self._manifest = decode_manifest(path.read_bytes(), name=str(path))
+        return self._manifest
+
+    def layer(self, number: int) -> Path:
+        """Return where the files of target ``number`` lie."""
+        return self.folder / "layers" / str(number)
+
+    def whiteouts(self, number: int) -> Path:
+        """Return where the deletions of target ``number`` are marked for overlayfs."""
+        return self.folder / "whiteouts" / str(number)
+
+    @property
+    def boot(self) -> str:
+        """Start of the kernel under which the tree was written or last compared."""
+        return (self.folder / "boot").read_text(encoding="ascii")
+
+    def mark_linked(self) -> None:
+        """Note that environments share inodes with the tree, so that it is looked at before use."""
+        (self.folder / "linked").touch()
+
+    def changed_files(self, *, digests: bool) -> list[str]:
+        """Return the files that are not what the manifest says.
+
+        Args:
+            digests: Read them all; else compare size, mode and time only.
+        """
+        return [
+            entry.path
+            for entry in self.manifest.entries
+            if entry.kind is Kind.FILE and not self._is_right(entry, digests=digests)
+        ]
+
+    def _is_right(self, entry: Entry, *, digests: bool) -> bool:
+        path = self.layer(entry.target) / entry.path
+        try:
+            seen = path.lstat()
+        except OSError:
+            return False
+        plain = stat.S_ISREG(seen.st_mode) and seen.st_size == entry.size_bytes
+        same = plain and seen.st_mtime_ns == entry.mtime_ns
+        return same and (not digests or file_digest(path) == entry.digest)
+
+
+class NodeCache:
+    """The trees of a node.
+
+    Raises:
+        ConfigError: The folder belongs to another user, who could change what we import.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or default_cache()
+        for name in ("trees", "partial", "locks"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        details = self.folder.stat()
+        if details.st_uid not in {0, os.geteuid()} or details.st_mode & stat.S_IWOTH:
+            raise ConfigError(
+                f"node cache {self.folder} belongs to user {details.st_uid} or may be written by "
+                f"all; name another one in {CACHE_VARIABLE}"
+            )
+
+    def lock(self, key: str) -> Path:
+        """Return the lock file of a key."""
+        return self.folder / "locks" / key
+
+    def tree(self, key: str) -> Tree | None:
+        """Return the tree of a key if it is there and can be relied on.
+
+        A tree whose files share inodes with environments, or that was written before
+        the machine last started, is looked at first, and dropped if it is not right.
+        """
+        tree = Tree(self.folder / "trees" / key)
+        try:
+            sound = self._is_sound(tree)
+        except FileNotFoundError:
+            return None
+        except (IntegrityError, StateError):
+            sound = False
+        if not sound:
+            _LOG.warning("%s is not what was extracted; it is fetched again", tree.folder)
+            self.drop(key)
+            return None
+        return tree
+
+    def _is_sound(self, tree: Tree) -> bool:
+        if tree.boot != boot_id():
+            if tree.changed_files(digests=True):
+                return False
+            (tree.folder / "boot").write_text(boot_id(), encoding="ascii")
+            return True
+        shared = (tree.folder / "linked").exists()
+        return not shared or not tree.changed_files(digests=False)
+
+    def partial(self, key: str) -> Tree:
+        """Return an empty tree to fill, under the lock of the key."""
+        folder = self.folder / "partial" / key
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return Tree(folder)
+
+    def complete(self, key: str, tree: Tree, manifest: bytes) -> Tree:
+        """Let a filled tree appear, in one rename."""
+        (tree.folder / "manifest").write_bytes(manifest)
+        (tree.folder / "head.json").write_text(json.dumps(TreeHead.of(tree.manifest)._asdict()))
+        (tree.folder / "boot").write_text(boot_id(), encoding="ascii")
+        final = self.folder / "trees" / key
+        tree.folder.rename(final)
+        return Tree(final)
+
+    def drop(self, key: str) -> None:
+        """Remove a tree; it disappears in one rename."""
+        folder = self.folder / "partial" / f"{key}.dropped"
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            (self.folder / "trees" / key).rename(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def free_bytes(self) -> int:
+        """Return the space left on its disk."""
+        found = os.statvfs(self.folder)
+        return found.f_bavail * found.f_frsize

@@ -1,0 +1,255 @@
+"""Run a command, see what it changed in the targets, and keep that as a snapshot."""
+
+import hashlib
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omniload.base.errors import StateError
+from omniload.base.log import get_logger
+from snapshot.env.checking import Limits, check_entries
+from snapshot.env.entries import Delta, Entry, Kind, Target, difference
+from snapshot.env.interpreter import Interpreter, environment_of
+from snapshot.env.keys import Installation, installed_in, key_of
+from snapshot.env.manifest import Head, Manifest, Place
+from snapshot.env.packs import Frame
+from snapshot.env.repository import Repository
+from snapshot.env.scanning import Scan, scan
+from snapshot.env.sources import file_digest
+
+__all__ = ["Captured", "Progress", "capture", "save"]
+
+PACK_RAW_BYTES = 256 << 20
+"""A pack is closed at the first content that goes over; one larger file is one larger pack."""
+_PIECE_BYTES = 1 << 20
+_LOG = get_logger(__name__)
+
+Progress = Callable[[str, int, int], None]
+"""Told what goes on, how many bytes are done, and of how many."""
+
+
+class Captured(NamedTuple):
+    """What a command did to the targets."""
+
+    targets: tuple[Target, ...]
+    before: Scan
+    after: Scan
+    delta: Delta
+    install_s: float
+
+
+def capture(
+    interpreter: Interpreter,
+    targets: Sequence[Target],
+    installation: Installation,
+    *,
+    byte_code: bool = True,
+) -> Captured:
+    """Run the command of an installation between two scans of the targets.
+
+    Args:
+        interpreter: Of the environment; the command finds its programs first.
+        targets: What is looked at.
+        installation: The command.
+        byte_code: Compile what the command left uncompiled: a process that imports from
+            sources alone compiles them again, each process of every node.
+
+    Raises:
+        StateError: The command failed.
+    """
+    before = scan(targets)
+    begin = time.monotonic()
+    variables = environment_of(interpreter, installation.environment)
+    words = list(installation.command)
+    try:
+        done = subprocess.run(words, cwd=installation.folder, env=variables, check=False)  # noqa: S603
+    except OSError as error:
+        raise StateError(f"{words[0]!r} cannot be run: {error.strerror}") from error
+    if done.returncode != 0:
+        raise StateError(f"{' '.join(words)!r} ended with {done.returncode}; nothing was saved")
+    install_s = time.monotonic() - begin
+    if byte_code:
+        _compile(interpreter, targets)
+    after = scan(targets)
+    return Captured(tuple(targets), before, after, difference(before, after), install_s)
+
+
+def save(
+    repository: Repository,
+    captured: Captured,
+    document: dict[str, Any],
+    *,
+    level: int = 3,
+    limits: Limits | None = None,
+    progress: Progress = lambda *_: None,
+) -> Manifest:
+    """Write a snapshot of what was captured: packs first, the manifest last.
+
+    Contents that lie in the store already are not written again.
+
+    Returns:
+        The manifest that is on the store now: an older one of the same key stays.
+
+    Raises:
+        StateError: A file changed while it was read.
+        IntegrityError: What was captured could not be restored (such as links that lead out).
+    """
+    threads = min(8, (os.cpu_count() or 1) + 1)
+    with ThreadPoolExecutor(threads, thread_name_prefix="omniload-env") as pool:
+        targets = captured.targets
+        entries = _entries(captured, pool, progress)
+        check_entries(entries, targets, limits)
+        writer = _Writer(repository, targets, entries, level, progress)
+        writer.write(pool)
+    head = Head(
+        key=key_of(document),
+        document=document,
+        targets=targets,
+        created_ns=time.time_ns(),
+        packs=tuple(writer.packs),
+        distributions=installed_in(targets),
+        install_s=round(captured.install_s, 3),
+        stored_bytes=writer.stored_bytes,
+        skipped=tuple(path.encode("utf-8", "replace").decode() for path in captured.after.special),
+    )
+    manifest = Manifest(
+        head=head, entries=entries, contents=writer.places, frames=tuple(writer.packs.values())
+    )
+    if repository.publish(manifest):
+        return manifest
+    present = repository.manifest(head.key)
+    if present is None:
+        raise StateError(f"the manifest of {head.key} came and went; save again")
+    return present
+
+
+def _entries(captured: Captured, pool: ThreadPoolExecutor, progress: Progress) -> tuple[Entry, ...]:
+    """Make entries of a delta; files are hashed beside each other."""
+    targets, delta, after = captured.targets, captured.delta, captured.after
+    files = [place for place in delta.changed if after[place].kind is Kind.FILE]
+    total, done = sum(after[place].size_bytes for place in files), 0
+    digests = dict[tuple[int, str], bytes]()
+    paths = (Path(targets[number].path) / path for number, path in files)
+    for place, digest in zip(files, pool.map(file_digest, paths), strict=True):
+        digests[place] = digest
+        done += after[place].size_bytes
+        progress("reading", done, total)
+    entries = [Entry(number, path, Kind.DELETED) for number, path in delta.deleted]
+    for place in delta.changed:
+        number, path = place
+        seen = after[place]
+        link = str(Path(targets[number].path, path).readlink()) if seen.kind is Kind.LINK else ""
+        mode = 0 if seen.kind is Kind.LINK else seen.mode & 0o777
+        digest = digests.get(place, b"")
+        entries.append(
+            Entry(number, path, seen.kind, mode, seen.mtime_ns, seen.size_bytes, digest, link)
+        )
+    # What lies above a deletion must be there to hold it.
+    places = {(entry.target, entry.path) for entry in entries}
+    for number, path in delta.deleted:
+        above = path.rpartition("/")[0]
+        while (number, above) not in places:
+            seen = after[number, above]
+            entries.append(Entry(number, above, seen.kind, seen.mode & 0o777, seen.mtime_ns))
+            places.add((number, above))
+            above = above.rpartition("/")[0]
+    return tuple(sorted(entries, key=lambda entry: (entry.target, entry.path)))
+
+
+class _Writer:
+    """Puts the contents of entries into packs."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        targets: Sequence[Target],
+        entries: Sequence[Entry],
+        level: int,
+        progress: Progress,
+    ) -> None:
+        self._repository = repository
+        self._level = level
+        self._progress = progress
+        self._done = 0
+        self._path_of: dict[bytes, Path] = {}
+        self._size_of: dict[bytes, int] = {}
+        for entry in entries:
+            if entry.kind is Kind.FILE:
+                self._path_of.setdefault(
+                    entry.digest, Path(targets[entry.target].path) / entry.path
+                )
+                self._size_of[entry.digest] = entry.size_bytes
+        self.places: dict[bytes, Place] = {}
+        self.packs: dict[str, tuple[Frame, ...]] = {}
+        self.stored_bytes = 0
+
+    def write(self, pool: ThreadPoolExecutor) -> None:
+        """Find what the store has, write the rest."""
+        for digest, size in self._size_of.items():
+            if size == 0:
+                self.places[digest] = Place(0, 0, 0)
+        known = self._repository.known_contents(self._path_of.keys() - self.places.keys())
+        for digest, (pack, content) in known.items():
+            if content.size_bytes == self._size_of[digest]:
+                self._place(digest, pack, content.offset)
+        for pack in self.packs:
+            self.packs[pack] = self._repository.index(pack).frames
+        # Files of one kind beside each other compress better.
+        rest = sorted(
+            self._path_of.keys() - self.places.keys(),
+            key=lambda digest: (self._path_of[digest].suffix, self._path_of[digest]),
+        )
+        for batch in self._batches(rest):
+            name, index, stored = self._repository.write_pack(
+                [(digest, self._size_of[digest]) for digest in batch],
+                self._pieces,
+                level=self._level,
+                pool=pool,
+            )
+            for content in index.contents:
+                self._place(content.digest, name, content.offset)
+            self.packs[name] = index.frames
+            self.stored_bytes += stored
+
+    def _place(self, digest: bytes, pack: str, offset: int) -> None:
+        self.packs.setdefault(pack, ())
+        number = list(self.packs).index(pack)
+        self.places[digest] = Place(number, offset, self._size_of[digest])
+
+    def _batches(self, digests: Sequence[bytes]) -> Iterator[list[bytes]]:
+        batch, held = list[bytes](), 0
+        for digest in digests:
+            batch.append(digest)
+            held += self._size_of[digest]
+            if held >= PACK_RAW_BYTES:
+                yield batch
+                batch, held = [], 0
+        if batch:
+            yield batch
+
+    def _pieces(self, digest: bytes) -> Iterator[bytes]:
+        """Read a file once more; it must still be what was hashed."""
+        path, total = self._path_of[digest], hashlib.sha256()
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                total.update(piece)
+                yield piece
+                self._done += len(piece)
+                self._progress("packing", self._done, sum(self._size_of.values()))
+        if total.digest() != digest:
+            raise StateError(f"{path} changed while it was saved; end what writes it, save again")
+
+
+def _compile(interpreter: Interpreter, targets: Sequence[Target]) -> None:
+    """Compile sources to byte code; sources that cannot be compiled are left alone."""
+    folders = [target.path for target in targets if target.path != interpreter.scripts]
+    words = [interpreter.executable, "-m", "compileall", "-qq", "-j", "0", *folders]
+    done = subprocess.run(  # noqa: S603 -- the user's own interpreter
+        words, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    if done.returncode != 0:
+        _LOG.debug("some sources could not be compiled to byte code")

@@ -1,0 +1,58 @@
+"""Digests of files and source trees by their content, never by their times."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from omniload.base.errors import ConfigError
+
+__all__ = ["digest_of", "file_digest"]
+
+_PASSED_OVER = frozenset(
+    {".git", ".hg", ".svn", "__pycache__", ".venv", "venv", ".tox", ".nox", "node_modules"}
+    | {".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".eggs", ".omniload-env"}
+)
+"""Folders that a build does not read and that change by themselves."""
+
+
+def file_digest(path: str | Path) -> bytes:
+    """Return the SHA-256 of a file."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def digest_of(path: str | Path) -> str:
+    """Return a digest of a file, or of a source tree: names, execute bits, links and contents.
+
+    Folders that hold no source (version control, caches, byte code, ``*.egg-info``) are
+    passed over, or an editable source would change by being installed.
+
+    Raises:
+        ConfigError: Nothing is there, or it cannot be read.
+    """
+    root = Path(path)
+    try:
+        if root.is_dir():
+            total = hashlib.sha256()
+            for line in _tree_lines(root):
+                total.update(line)
+            return f"tree:{total.hexdigest()}"
+        return f"file:{file_digest(root).hex()}"
+    except OSError as error:
+        raise ConfigError(f"{path}: an input that cannot be read: {error.strerror}") from error
+
+
+def _tree_lines(root: Path) -> Iterator[bytes]:
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(
+            name for name in folders if name not in _PASSED_OVER and not name.endswith(".egg-info")
+        )
+        for name in sorted([*files, *(f for f in folders if (Path(folder) / f).is_symlink())]):
+            path = Path(folder) / name
+            shown = os.fsencode(path.relative_to(root))
+            if path.is_symlink():
+                yield b"link\0%s\0%s\0" % (shown, os.fsencode(path.readlink()))
+            elif path.is_file():
+                runs = b"x" if os.access(path, os.X_OK) else b"-"
+                yield b"file\0%s\0%s\0%s\0" % (shown, runs, file_digest(path))
