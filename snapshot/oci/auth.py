@@ -1,0 +1,106 @@
+"""Credentials and challenges: who we are to a registry, and how it wants to hear it.
+
+A challenge is parsed, never trusted: basic credentials go to the registry and to the
+realm it names, and to a realm over plain HTTP only if the registry itself speaks it.
+"""
+
+import base64
+import binascii
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import orjson
+
+from omniload.base.errors import ConfigError
+
+__all__ = ["Challenge", "Credentials", "credentials_of", "parse_challenges"]
+
+_WORD = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_SCHEME = re.compile(rf"\s*,?\s*({_WORD})\s+(?={_WORD}\s*=)|\s*,?\s*({_WORD})\s*(?=,|$)")
+_PARAMETER = re.compile(rf'\s*,?\s*({_WORD})\s*=\s*(?:"((?:[^"\\]|\\.)*)"|({_WORD}))')
+_MAX_CHALLENGE = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A user and a password; neither is ever shown."""
+
+    user: str
+    password: str = field(repr=False)
+
+    @property
+    def basic(self) -> str:
+        """The value of an ``Authorization`` header."""
+        joined = base64.b64encode(f"{self.user}:{self.password}".encode())
+        return f"Basic {joined.decode('ascii')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """One way in which a registry offers to be convinced."""
+
+    scheme: str
+    """Lower case: ``bearer`` or ``basic``."""
+    parameters: Mapping[str, str]
+
+
+def parse_challenges(header: str) -> tuple[Challenge, ...]:
+    """Read a ``WWW-Authenticate`` header; what follows a broken part is left out.
+
+    Source:
+        RFC 9110, section 11.6.1.
+    """
+    header, found, at = header[:_MAX_CHALLENGE], [], 0
+    while (scheme := _SCHEME.match(header, at)) is not None:
+        at = scheme.end()
+        parameters: dict[str, str] = {}
+        while scheme[1] and (pair := _PARAMETER.match(header, at)) is not None:
+            quoted, plain = pair[2], pair[3]
+            value = plain if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+            parameters.setdefault(pair[1].lower(), value)
+            at = pair.end()
+        found.append(Challenge((scheme[1] or scheme[2]).lower(), parameters))
+    return tuple(found)
+
+
+def credentials_of(registry: str, files: tuple[Path, ...] | None = None) -> Credentials | None:
+    """Return what ``podman login`` or ``docker login`` saved for a registry.
+
+    Args:
+        registry: Host, with a port where it has one.
+        files: Where to look, the first that knows the registry wins; None for the usual places.
+
+    Raises:
+        ConfigError: A file is there and cannot be read as such.
+    """
+    for path in _usual_files() if files is None else files:
+        try:
+            text = path.read_bytes()
+        except OSError:
+            continue
+        try:
+            entry = orjson.loads(text).get("auths", {}).get(registry, {})
+            if not entry.get("auth"):
+                continue
+            user, _, password = (
+                base64.b64decode(entry["auth"], validate=True).decode().partition(":")
+            )
+        except (ValueError, AttributeError, binascii.Error) as error:
+            raise ConfigError(f"{path}: not a file of credentials: {error}; log in anew") from error
+        return Credentials(user, password)
+    return None
+
+
+def _usual_files() -> tuple[Path, ...]:
+    named = os.environ.get("REGISTRY_AUTH_FILE")
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    docker = os.environ.get("DOCKER_CONFIG")
+    places = (
+        Path(named) if named else None,
+        Path(runtime) / "containers" / "auth.json" if runtime else None,
+        (Path(docker) if docker else Path.home() / ".docker") / "config.json",
+    )
+    return tuple(place for place in places if place is not None)

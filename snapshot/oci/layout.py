@@ -1,0 +1,234 @@
+"""A directory in the OCI image layout, as ``skopeo``, ``umoci`` and ``buildah`` read and write it.
+
+::
+
+    oci-layout               {"imageLayoutVersion": "1.0.0"}
+    index.json               descriptors of manifests; a tag is an annotation
+    blobs/sha256/4f53...     manifests, configurations and layers
+"""
+
+import fcntl
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import orjson
+from typing_extensions import override
+
+from omniload.base.errors import ConfigError, IntegrityError
+from snapshot.oci.digest import check_digest, digest_of, verified
+from snapshot.oci.manifest import (
+    INDEX_TYPE,
+    MAX_MANIFEST_BYTES,
+    Descriptor,
+    Index,
+    Manifest,
+    encode,
+    parse_manifest,
+)
+from snapshot.oci.reference import check_tag
+from snapshot.oci.store import ImageStore, Opened, StoredManifest, checked_chunks
+
+__all__ = ["OciLayout"]
+
+TAG = "org.opencontainers.image.ref.name"
+_CHUNK_BYTES = 1 << 20
+
+
+class OciLayout(ImageStore):
+    """Images in a local directory.
+
+    Raises:
+        ConfigError: ``root`` is no layout of a version that is read.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self._root = Path(root)
+        try:
+            version = orjson.loads((self._root / "oci-layout").read_bytes())["imageLayoutVersion"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{str(root)!r} is no OCI layout: {error}; give the folder that holds oci-layout"
+            ) from error
+        if version != "1.0.0":
+            raise ConfigError(f"{str(root)!r} has layout version {version!r}, 1.0.0 is read")
+
+    @classmethod
+    def create(cls, root: str | Path) -> "OciLayout":
+        """Open the layout at ``root``; make an empty one where there is nothing.
+
+        Raises:
+            ConfigError: Something else is there.
+        """
+        path = Path(root)
+        path.mkdir(parents=True, exist_ok=True)
+        if not any(path.iterdir()):
+            (path / "blobs" / "sha256").mkdir(parents=True)
+            _publish(path / "index.json", encode(Index(schema_version=2, manifests=())))
+            _publish(path / "oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
+        return cls(path)
+
+    @property
+    @override
+    def location(self) -> str:
+        return f"oci:{self._root}"
+
+    @override
+    def manifest(self, name: str) -> StoredManifest:
+        digest, media_type = name, ""
+        if not name.startswith(("sha256:", "sha512:")):
+            found = self._tagged(name)
+            digest, media_type = found.digest, found.media_type
+        with self._open(digest) as file:
+            data = os.read(file, MAX_MANIFEST_BYTES + 1)
+        verified(data, digest, name=f"{self.location}: manifest {name}")
+        kind = parse_manifest(data, media_type, name=f"{self.location}: {name}").media_type
+        return StoredManifest(data, kind or media_type, digest)
+
+    @override
+    def blob_range(self, digest: str, offset: int, size_bytes: int) -> bytes:
+        parts, wanted = [], size_bytes
+        with self._open(digest) as file:
+            # The kernel caps one read at 2 GiB and may return less near that.
+            while wanted and (part := os.pread(file, wanted, offset + size_bytes - wanted)):
+                parts.append(part)
+                wanted -= len(part)
+        if wanted:
+            raise IntegrityError(
+                f"{self.location}: blob {digest} gives {size_bytes - wanted} of the {size_bytes} "
+                f"bytes wanted at offset {offset}; it was cut short"
+            )
+        return b"".join(parts)
+
+    @override
+    def blob_chunks(self, blob: Descriptor) -> Iterator[bytes]:
+        with self._open(blob.digest) as file:
+            chunks = iter(lambda: os.read(file, _CHUNK_BYTES), b"")
+            yield from checked_chunks(blob, chunks, name=self.location)
+
+    @override
+    def has_blob(self, digest: str) -> bool:
+        return self._path(digest).is_file()
+
+    @override
+    def push_blob(self, blob: Descriptor, opened: Opened) -> None:
+        target = self._path(blob.digest)
+        if target.is_file():
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{uuid.uuid4().hex}")
+        try:
+            with opened() as source, temporary.open("xb") as file:
+                chunks = iter(lambda: source.read(_CHUNK_BYTES), b"")
+                for chunk in checked_chunks(blob, chunks, name=self.location):
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    @override
+    def push_manifest(self, data: bytes, media_type: str, tag: str | None = None) -> str:
+        parsed = parse_manifest(data, media_type, name=f"{self.location}: new manifest")
+        digest = digest_of(data)
+        target = self._path(digest)
+        if not target.is_file():
+            _publish(target, data)
+        annotations = {TAG: check_tag(tag)} if tag is not None else {}
+        added = Descriptor(
+            media_type=media_type, digest=digest, size=len(data), annotations=annotations
+        )
+        subject = parsed.subject if isinstance(parsed, Manifest) else None
+        if tag is None and subject is None:
+            return digest
+        with self._locked():
+            kept = [
+                entry
+                for entry in self._index().manifests
+                if (tag is None or entry.annotations.get(TAG) != tag)
+                and (entry.digest, entry.annotations) != (digest, annotations)
+            ]
+            new = Index(schema_version=2, media_type=INDEX_TYPE, manifests=(*kept, added))
+            _publish(self._root / "index.json", encode(new))
+        return digest
+
+    @override
+    def referrers(self, digest: str, artifact_type: str | None = None) -> tuple[Descriptor, ...]:
+        found = []
+        for entry in self._index().manifests:
+            stored = self.manifest(entry.digest)
+            parsed = parse_manifest(stored.data, stored.media_type, name=self.location)
+            if not isinstance(parsed, Manifest) or parsed.subject is None:
+                continue
+            kind = parsed.artifact_type or parsed.config.media_type
+            if parsed.subject.digest == digest and artifact_type in {None, kind}:
+                described = {"artifact_type": kind, "annotations": parsed.annotations}
+                found.append(entry.model_copy(update=described))
+        return tuple(found)
+
+    @override
+    def close(self) -> None:
+        pass
+
+    def tags(self) -> tuple[str, ...]:
+        """Return the names of the images in the layout."""
+        names = (entry.annotations.get(TAG) for entry in self._index().manifests)
+        return tuple(name for name in names if name is not None)
+
+    def _tagged(self, tag: str) -> Descriptor:
+        entries = self._index().manifests
+        found = [entry for entry in entries if entry.annotations.get(TAG) == tag]
+        if not found:
+            raise FileNotFoundError(f"{self.location} has no {tag!r}, only {list(self.tags())}")
+        return found[-1]
+
+    def _index(self) -> Index:
+        data = (self._root / "index.json").read_bytes()
+        parsed = parse_manifest(data, INDEX_TYPE, name=f"{self.location}: index.json")
+        if not isinstance(parsed, Index):
+            raise IntegrityError(f"{self.location}: index.json is not an index; restore it")
+        return parsed
+
+    def _path(self, digest: str) -> Path:
+        algorithm, _, value = check_digest(digest).partition(":")
+        return self._root / "blobs" / algorithm / value
+
+    @contextmanager
+    def _open(self, digest: str) -> Iterator[int]:
+        try:
+            file = os.open(self._path(digest), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{self.location} has no blob {digest}") from None
+        try:
+            yield file
+        finally:
+            os.close(file)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes from writing the index meanwhile."""
+        file = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(file)
+
+
+def _publish(target: Path, data: bytes) -> None:
+    """Put a file at ``target`` durably and whole, over one that may be there."""
+    temporary = target.with_name(f".{uuid.uuid4().hex}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,255 @@
+"""Manifests, indexes and configurations: strict, frozen, and bounded, since a stranger wrote them.
+
+Unknown keys are ignored, as the specification asks; what is known must be right. Both
+families of media types, OCI's and Docker's second schema, are read alike.
+"""
+
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel, to_pascal
+
+from omniload.base.errors import ConfigError, IntegrityError
+from snapshot.oci.digest import check_digest
+
+__all__ = [
+    "ACCEPTED",
+    "EMPTY_CONFIG",
+    "INDEX_TYPE",
+    "MANIFEST_TYPE",
+    "MAX_LAYERS",
+    "MAX_MANIFEST_BYTES",
+    "Descriptor",
+    "ImageConfig",
+    "Index",
+    "Manifest",
+    "OciModel",
+    "Platform",
+    "Process",
+    "RootFilesystem",
+    "compression_of",
+    "encode",
+    "parse_config",
+    "parse_manifest",
+]
+
+MAX_MANIFEST_BYTES = 4 << 20
+"""Largest manifest, index or configuration that is read; registries refuse larger ones too."""
+MAX_LAYERS = 512
+MAX_BLOB_BYTES = 1 << 40
+_MAX_MANIFESTS = 4096
+
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
+EMPTY_CONFIG = "application/vnd.oci.empty.v1+json"
+_DOCKER = "application/vnd.docker.distribution.manifest"
+_MANIFEST_TYPES = {MANIFEST_TYPE, f"{_DOCKER}.v2+json"}
+_INDEX_TYPES = {INDEX_TYPE, f"{_DOCKER}.list.v2+json"}
+ACCEPTED = (*sorted(_MANIFEST_TYPES), *sorted(_INDEX_TYPES))
+"""Media types of manifests and indexes that are read."""
+
+_LAYER_PREFIXES = (
+    "application/vnd.oci.image.layer.v1.tar",
+    "application/vnd.oci.image.layer.nondistributable.v1.tar",
+    "application/vnd.docker.image.rootfs.diff.tar",
+    "application/vnd.docker.image.rootfs.foreign.diff.tar",
+)
+_COMPRESSIONS: dict[str, Literal["tar", "gzip", "zstd"]] = {
+    "": "tar",
+    ".gzip": "gzip",
+    "+gzip": "gzip",
+    ".zstd": "zstd",
+    "+zstd": "zstd",
+}
+
+
+class OciModel(BaseModel):
+    """Base of what registries say: frozen, camel case, open to keys of later versions."""
+
+    model_config = ConfigDict(
+        extra="ignore",
+        frozen=True,
+        alias_generator=to_camel,
+        populate_by_name=True,
+        use_attribute_docstrings=True,
+    )
+
+
+class Platform(OciModel):
+    """What an image runs on."""
+
+    architecture: str = Field(max_length=64)
+    os: str = Field(max_length=64)
+    variant: str | None = Field(default=None, max_length=64)
+
+    def accepts(self, offered: "Platform") -> bool:
+        """Tell whether an image for ``offered`` runs here; no variant given means any."""
+        same = (self.os, self.architecture) == (offered.os, offered.architecture)
+        return same and (self.variant is None or self.variant == offered.variant)
+
+
+class Descriptor(OciModel):
+    """A blob or manifest by its digest and size."""
+
+    media_type: str = Field(min_length=1, max_length=255)
+    digest: Annotated[str, AfterValidator(check_digest)]
+    size: int = Field(ge=0, le=MAX_BLOB_BYTES)
+    """Bytes."""
+    annotations: dict[str, str] = Field(default_factory=dict)
+    platform: Platform | None = None
+    artifact_type: str | None = Field(default=None, max_length=255)
+
+
+class Manifest(OciModel):
+    """An image of one platform, or an artifact: a configuration and layers, lowest first."""
+
+    schema_version: Literal[2]
+    media_type: str | None = None
+    artifact_type: str | None = Field(default=None, max_length=255)
+    config: Descriptor
+    layers: tuple[Descriptor, ...] = Field(max_length=MAX_LAYERS)
+    subject: Descriptor | None = None
+    """What an artifact is about."""
+    annotations: dict[str, str] = Field(default_factory=dict)
+
+
+class Index(OciModel):
+    """Manifests under one name, usually one for each platform."""
+
+    schema_version: Literal[2]
+    media_type: str | None = None
+    manifests: tuple[Descriptor, ...] = Field(max_length=_MAX_MANIFESTS)
+    annotations: dict[str, str] = Field(default_factory=dict)
+
+    def manifest_for(self, platform: Platform) -> Descriptor:
+        """Return the first manifest that runs on ``platform``.
+
+        Raises:
+            ConfigError: None does.
+        """
+        for found in self.manifests:
+            if found.platform is not None and platform.accepts(found.platform):
+                return found
+        offered = sorted(
+            f"{found.platform.os}/{found.platform.architecture}"
+            for found in self.manifests
+            if found.platform is not None
+        )
+        raise ConfigError(
+            f"the image is not made for {platform.os}/{platform.architecture}, only for "
+            f"{offered}; name another platform or another image"
+        )
+
+
+class RootFilesystem(OciModel):
+    """Digests of the layers' uncompressed bytes, lowest first."""
+
+    type: Literal["layers"] = "layers"
+    diff_ids: tuple[Annotated[str, AfterValidator(check_digest)], ...] = Field(
+        alias="diff_ids", max_length=MAX_LAYERS
+    )
+
+
+class Process(OciModel):
+    """How a container of the image starts; its keys are in Pascal case, unlike all others."""
+
+    model_config = ConfigDict(alias_generator=to_pascal)
+
+    env: tuple[str, ...] | None = None
+    entrypoint: tuple[str, ...] | None = None
+    cmd: tuple[str, ...] | None = None
+    working_dir: str | None = None
+    user: str | None = None
+
+
+class ImageConfig(OciModel):
+    """The configuration of an image."""
+
+    architecture: str = ""
+    os: str = ""
+    config: Process | None = None
+    rootfs: RootFilesystem
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What a container of the image runs where nothing else is said."""
+        process = self.config or Process()
+        return (*(process.entrypoint or ()), *(process.cmd or ()))
+
+
+def compression_of(layer: Descriptor) -> Literal["tar", "gzip", "zstd"]:
+    """Return how a layer is compressed.
+
+    Raises:
+        ConfigError: It is no layer of a container image.
+    """
+    for prefix in _LAYER_PREFIXES:
+        suffix = layer.media_type.removeprefix(prefix)
+        if suffix != layer.media_type and suffix in _COMPRESSIONS:
+            return _COMPRESSIONS[suffix]
+    raise ConfigError(
+        f"layer {layer.digest} has media type {layer.media_type!r}, which is no layer of a "
+        "container image; an artifact cannot be mounted"
+    )
+
+
+def parse_manifest(data: bytes, media_type: str, *, name: str) -> Manifest | Index:
+    """Read a manifest or an index.
+
+    Args:
+        data: Its bytes, already checked against their digest where one is known.
+        media_type: What the store says it is; empty where it does not say.
+        name: Of what, for messages.
+
+    Raises:
+        IntegrityError: It breaks the format, or could be read as either of both.
+        ConfigError: It is of another kind, such as Docker's first schema.
+    """
+    value = _object(data, name)
+    kind = str(value.get("mediaType") or media_type or "").partition(";")[0].strip()
+    if not kind:
+        kind = INDEX_TYPE if "manifests" in value else MANIFEST_TYPE
+    if kind not in ACCEPTED:
+        raise ConfigError(
+            f"{name}: media type {kind[:150]!r} is not read, only {', '.join(ACCEPTED)}; "
+            "push the image again with a tool of today"
+        )
+    # A document that is both may be read as one image here and another there (CVE-2021-41190).
+    if "manifests" in value and ("layers" in value or "config" in value):
+        raise IntegrityError(f"{name}: is both a manifest and an index; do not trust its source")
+    try:
+        return (Index if kind in _INDEX_TYPES else Manifest).model_validate(value)
+    except ValidationError as error:
+        raise IntegrityError(f"{name}: breaks the format of {kind}: {error}") from error
+
+
+def parse_config(data: bytes, *, name: str) -> ImageConfig:
+    """Read the configuration of an image.
+
+    Raises:
+        IntegrityError: It breaks the format.
+    """
+    try:
+        return ImageConfig.model_validate(_object(data, name))
+    except ValidationError as error:
+        raise IntegrityError(f"{name}: breaks the format of a configuration: {error}") from error
+
+
+def encode(value: OciModel) -> bytes:
+    """Return the JSON of a manifest, index or descriptor."""
+    return orjson.dumps(value.model_dump(by_alias=True, exclude_none=True, exclude_defaults=False))
+
+
+def _object(data: bytes, name: str) -> dict[str, Any]:
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise IntegrityError(
+            f"{name}: {len(data)} bytes, more than the {MAX_MANIFEST_BYTES} a manifest may have"
+        )
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise IntegrityError(f"{name}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise IntegrityError(f"{name}: is a JSON {type(value).__name__}, not an object")
+    return value

@@ -1,0 +1,128 @@
+"""From what a user writes to the store that holds it, and to the image itself."""
+
+import platform as machine
+from dataclasses import dataclass
+from pathlib import Path
+
+from omniload.base.errors import ConfigError, IntegrityError
+from snapshot.oci.auth import credentials_of
+from snapshot.oci.layout import OciLayout
+from snapshot.oci.manifest import (
+    Descriptor,
+    ImageConfig,
+    Index,
+    Manifest,
+    Platform,
+    parse_config,
+    parse_manifest,
+)
+from snapshot.oci.mirrors import MirroredStore
+from snapshot.oci.reference import Reference
+from snapshot.oci.store import ImageStore, small_blob
+
+__all__ = ["Image", "open_store", "platform_here", "resolve"]
+
+_MAX_INDEX_DEPTH = 4
+_ARCHITECTURE_OF = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """An image of one platform, resolved: its digest never means anything else."""
+
+    digest: str
+    """Of the manifest."""
+    manifest: Manifest
+    config: ImageConfig
+
+    @property
+    def layers(self) -> tuple[Descriptor, ...]:
+        """Layers, lowest first."""
+        return self.manifest.layers
+
+
+def platform_here() -> Platform:
+    """Return the platform of this machine."""
+    found = machine.machine()
+    return Platform(architecture=_ARCHITECTURE_OF.get(found, found), os="linux")
+
+
+def open_store(
+    text: str,
+    *,
+    plain_http: bool | None = None,
+    mirrors: tuple[str, ...] = (),
+    create: bool = False,
+) -> tuple[ImageStore, str]:
+    """Open what holds an image, and say what it is called there.
+
+    Args:
+        text: ``REGISTRY/REPOSITORY:TAG``, or ``oci:FOLDER:TAG``; the tag of a layout may be
+            left out where it holds one image.
+        plain_http: Speak to the registry without TLS; None: only to this machine itself.
+        mirrors: Registries that may hold the same repositories, in the order they are asked.
+        create: Make the layout where there is none.
+
+    Raises:
+        ConfigError: The text names nothing, or the layout is none.
+    """
+    if text.startswith("oci:"):
+        return _open_layout(text.removeprefix("oci:"), create=create)
+    reference = Reference.parse(text)
+    origin = _registry(reference.registry, reference.repository, plain_http)
+    if not mirrors:
+        return origin, reference.name
+    others = [_registry(mirror, reference.repository, plain_http) for mirror in mirrors]
+    return MirroredStore(origin, others), reference.name
+
+
+def resolve(store: ImageStore, name: str, platform: Platform | None = None) -> Image:
+    """Read manifest and configuration of an image, of ``platform`` where there are several.
+
+    Raises:
+        ConfigError: There is none of that name or platform, or it is an artifact.
+        IntegrityError: The store's documents contradict themselves.
+    """
+    where = f"{store.location}: {name}"
+    for _ in range(_MAX_INDEX_DEPTH):
+        try:
+            stored = store.manifest(name)
+        except FileNotFoundError as error:
+            raise ConfigError(f"{where}: no such image: {error}") from error
+        parsed = parse_manifest(stored.data, stored.media_type, name=where)
+        if isinstance(parsed, Manifest):
+            config = parse_config(small_blob(store, parsed.config), name=where)
+            if len(config.rootfs.diff_ids) != len(parsed.layers):
+                raise IntegrityError(
+                    f"{where}: {len(parsed.layers)} layers, but the configuration tells of "
+                    f"{len(config.rootfs.diff_ids)}; build the image anew"
+                )
+            return Image(digest=stored.digest, manifest=parsed, config=config)
+        assert isinstance(parsed, Index)
+        name = parsed.manifest_for(platform or platform_here()).digest
+    raise IntegrityError(f"{where}: indexes name indexes more than {_MAX_INDEX_DEPTH} deep")
+
+
+def _open_layout(text: str, *, create: bool) -> tuple[ImageStore, str]:
+    folder, _, tag = text.partition(":")
+    layout = OciLayout.create(folder) if create else OciLayout(Path(folder))
+    if tag:
+        return layout, tag
+    tags = layout.tags()
+    if len(tags) != 1:
+        if create:
+            return layout, "latest"
+        raise ConfigError(f"oci:{folder} holds {list(tags)}; name one as oci:{folder}:TAG")
+    return layout, tags[0]
+
+
+def _registry(registry: str, repository: str, plain_http: bool | None) -> ImageStore:
+    try:
+        from snapshot.oci.registry import Registry  # noqa: PLC0415 -- an extra
+        from snapshot.oci.transport import RegistrySettings, Transport  # noqa: PLC0415 -- an extra
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"registries need the package {error.name}; pip install 'omniload[image]'"
+        ) from error
+    settings = RegistrySettings(plain_http=plain_http)
+    return Registry(Transport(registry, settings, credentials_of(registry)), repository)

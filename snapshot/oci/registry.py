@@ -1,0 +1,327 @@
+"""One repository of a registry over HTTP: OCI distribution 1.1, and what came before it."""
+
+import re
+from collections.abc import Iterator, Mapping
+from urllib.parse import urlencode
+
+from typing_extensions import override
+from urllib3.exceptions import HTTPError
+from urllib3.response import BaseHTTPResponse
+
+from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
+from snapshot.oci.digest import check_digest, digest_of, verified
+from snapshot.oci.manifest import (
+    ACCEPTED,
+    INDEX_TYPE,
+    MAX_MANIFEST_BYTES,
+    Descriptor,
+    Index,
+    Manifest,
+    encode,
+    parse_manifest,
+)
+from snapshot.oci.reference import check_tag
+from snapshot.oci.store import ImageStore, Opened, StoredManifest, checked_chunks
+from snapshot.oci.transport import Transport
+
+__all__ = ["Registry"]
+
+_CHUNK_BYTES = 1 << 20
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(?:\d+|\*)\Z")
+_MAX_PAGES = 64
+
+
+class Registry(ImageStore):
+    """A repository. Manifests are compared with their digest; ranges of blobs cannot be."""
+
+    def __init__(self, transport: Transport, repository: str) -> None:
+        self._transport = transport
+        self._repository = repository
+        self._root = f"/v2/{repository}"
+        self._pull = f"repository:{repository}:pull"
+        self._push = f"repository:{repository}:pull,push"
+
+    @property
+    @override
+    def location(self) -> str:
+        return f"{self._transport.base}/{self._repository}"
+
+    def ping(self) -> None:
+        """Return if a registry answers.
+
+        Raises:
+            UnavailableError: None does.
+            ConfigError: It refuses the credentials, or is something else.
+        """
+        try:
+            self._sent("GET", "/v2/")
+        except FileNotFoundError as error:
+            raise ConfigError(f"{self._transport.base} is no registry: {error}") from error
+
+    @override
+    def manifest(self, name: str) -> StoredManifest:
+        digest = name if name.startswith(("sha256:", "sha512:")) else None
+        shown = check_digest(name) if digest else check_tag(name)
+
+        def attempt() -> StoredManifest:
+            response = self._transport.request(
+                "GET",
+                f"{self._root}/manifests/{shown}",
+                scope=self._pull,
+                headers={"Accept": ", ".join(ACCEPTED)},
+            )
+            kind = response.headers.get("Content-Type", "").partition(";")[0].strip()
+            data = _body(response, MAX_MANIFEST_BYTES + 1)
+            return StoredManifest(data, kind, digest_of(data))
+
+        found = self._transport.repeated(attempt)
+        if len(found.data) > MAX_MANIFEST_BYTES:
+            raise IntegrityError(
+                f"{self.location}: manifest {name} has more than {MAX_MANIFEST_BYTES} bytes"
+            )
+        if digest is None:
+            return found
+        verified(found.data, digest, name=f"{self.location}: manifest {name}")
+        return StoredManifest(found.data, found.media_type, digest)
+
+    @override
+    def blob_range(self, digest: str, offset: int, size_bytes: int) -> bytes:
+        if size_bytes == 0:
+            return b""
+        url = f"{self._root}/blobs/{check_digest(digest)}"
+
+        def attempt() -> bytes:
+            response = self._transport.request(
+                "GET",
+                url,
+                scope=self._pull,
+                headers={
+                    "Range": f"bytes={offset}-{offset + size_bytes - 1}",
+                    # Bytes as they lie: a proxy that compresses would give other offsets.
+                    "Accept-Encoding": "identity",
+                },
+            )
+            if response.status == 206:
+                _check_range(response, offset, size_bytes, url)
+                return _body(response, size_bytes + 1)
+            # A registry or proxy that knows no ranges sends all: what comes before is thrown away.
+            return _body(response, size_bytes, skip_bytes=offset)
+
+        data = self._transport.repeated(attempt)
+        if len(data) != size_bytes:
+            raise IntegrityError(
+                f"{self.location}: blob {digest} gives {len(data)} of the {size_bytes} bytes "
+                f"wanted at offset {offset}; it was cut short, or the registry miscounts"
+            )
+        return data
+
+    @override
+    def blob_chunks(self, blob: Descriptor) -> Iterator[bytes]:
+        return checked_chunks(blob, self._resumed(blob), name=self.location)
+
+    @override
+    def has_blob(self, digest: str) -> bool:
+        try:
+            self._sent("HEAD", f"{self._root}/blobs/{check_digest(digest)}", scope=self._pull)
+        except FileNotFoundError:
+            return False
+        return True
+
+    @override
+    def push_blob(self, blob: Descriptor, opened: Opened) -> None:
+        if self.has_blob(blob.digest):
+            return
+        # Compared before it is sent: a registry would only say that it does not fit.
+        with opened() as source:
+            chunks = iter(lambda: source.read(_CHUNK_BYTES), b"")
+            for _ in checked_chunks(blob, chunks, name="what is pushed"):
+                pass
+
+        def attempt() -> None:
+            started = self._transport.request(
+                "POST", f"{self._root}/blobs/uploads/", scope=self._push, body=b""
+            )
+            started.drain_conn()
+            location = started.headers.get("Location", "")
+            url = f"{location}{'&' if '?' in location else '?'}{urlencode({'digest': blob.digest})}"
+            headers = {
+                "Content-Type": "application/octet-stream",
+                "Content-Length": str(blob.size),
+            }
+            self._transport.request(
+                "PUT", url, scope=self._push, headers=headers, body=opened
+            ).drain_conn()
+
+        self._transport.repeated(attempt)
+
+    @override
+    def push_manifest(self, data: bytes, media_type: str, tag: str | None = None) -> str:
+        digest = digest_of(data)
+        parsed = parse_manifest(data, media_type, name=f"{self.location}: new manifest")
+        name = check_tag(tag) if tag is not None else digest
+        response = self._sent(
+            "PUT",
+            f"{self._root}/manifests/{name}",
+            scope=self._push,
+            headers={"Content-Type": media_type},
+            body=data,
+        )
+        subject = parsed.subject if isinstance(parsed, Manifest) else None
+        if isinstance(parsed, Manifest) and subject and "OCI-Subject" not in response.headers:
+            added = Descriptor(
+                media_type=media_type,
+                digest=digest,
+                size=len(data),
+                artifact_type=parsed.artifact_type or parsed.config.media_type,
+                annotations=parsed.annotations,
+            )
+            self._add_to_fallback(subject.digest, added)
+        return digest
+
+    @override
+    def referrers(self, digest: str, artifact_type: str | None = None) -> tuple[Descriptor, ...]:
+        try:
+            found = self._listed_referrers(digest)
+        except (FileNotFoundError, ConfigError):
+            found = self._fallback(digest)
+        return tuple(d for d in found if artifact_type in {None, d.artifact_type})
+
+    @override
+    def close(self) -> None:
+        self._transport.close()
+
+    def _resumed(self, blob: Descriptor) -> Iterator[bytes]:
+        """Yield a blob's bytes; a connection that breaks is replaced by one from there on.
+
+        Every connection must bring something, so the number of them is bounded by the size;
+        one that brings nothing counts as an attempt of ``blob_range``.
+        """
+        at = 0
+        while at < blob.size:
+            headers = {"Accept-Encoding": "identity"}
+            if at:
+                headers["Range"] = f"bytes={at}-{blob.size - 1}"
+            url = f"{self._root}/blobs/{blob.digest}"
+            response = self._opened(url, headers)
+            before, skip = at, at
+            if response.status == 206:
+                _check_range(response, at, blob.size - at, url)
+                skip = 0
+            try:
+                for chunk in response.stream(_CHUNK_BYTES, decode_content=False):
+                    kept = chunk[skip:]
+                    skip -= len(chunk) - len(kept)
+                    at += len(kept)
+                    if kept:
+                        yield kept
+            except (HTTPError, OSError):
+                pass
+            finally:
+                # Read to its end it is back in the pool already; otherwise it is of no more use.
+                response.close()
+            if at == before:
+                size = min(_CHUNK_BYTES, blob.size - at)
+                chunk = self.blob_range(blob.digest, at, size)
+                at += len(chunk)
+                yield chunk
+
+    def _sent(
+        self,
+        method: str,
+        url: str,
+        *,
+        scope: str = "",
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+    ) -> BaseHTTPResponse:
+        """Send a request whose answer has no body of interest; repeat it while none comes."""
+
+        def attempt() -> BaseHTTPResponse:
+            response = self._transport.request(method, url, scope=scope, headers=headers, body=body)
+            response.drain_conn()
+            return response
+
+        return self._transport.repeated(attempt)
+
+    def _opened(self, url: str, headers: Mapping[str, str]) -> BaseHTTPResponse:
+        return self._transport.repeated(
+            lambda: self._transport.request("GET", url, scope=self._pull, headers=headers)
+        )
+
+    def _page(self, url: str) -> tuple[bytes, str]:
+        def attempt() -> tuple[bytes, str]:
+            response = self._transport.request(
+                "GET", url, scope=self._pull, headers={"Accept": INDEX_TYPE}
+            )
+            link = response.headers.get("Link", "")
+            return _body(response, MAX_MANIFEST_BYTES + 1), link
+
+        return self._transport.repeated(attempt)
+
+    def _listed_referrers(self, digest: str) -> tuple[Descriptor, ...]:
+        url = f"{self._root}/referrers/{check_digest(digest)}"
+        found: list[Descriptor] = []
+        for _ in range(_MAX_PAGES):
+            data, link = self._page(url)
+            page = parse_manifest(data, INDEX_TYPE, name=f"{self.location}: referrers")
+            found += page.manifests if isinstance(page, Index) else ()
+            following = re.match(r"<([^>]+)>\s*;\s*rel=\"?next\"?", link)
+            if following is None:
+                break
+            url = following[1]
+        return tuple(found)
+
+    def _fallback(self, digest: str) -> tuple[Descriptor, ...]:
+        """Return what the tag ``sha256-...`` lists, where a registry has no referrers of its own."""
+        try:
+            stored = self.manifest(digest.replace(":", "-", 1)[:128])
+        except FileNotFoundError:
+            return ()
+        index = parse_manifest(stored.data, stored.media_type, name=f"{self.location}: referrers")
+        return index.manifests if isinstance(index, Index) else ()
+
+    def _add_to_fallback(self, digest: str, added: Descriptor) -> None:
+        # Two clients at once may lose one entry of the two: the protocol has no better way.
+        kept = [entry for entry in self._fallback(digest) if entry.digest != added.digest]
+        index = Index(schema_version=2, media_type=INDEX_TYPE, manifests=(*kept, added))
+        self.push_manifest(encode(index), INDEX_TYPE, tag=digest.replace(":", "-", 1)[:128])
+
+
+def _check_range(response: BaseHTTPResponse, offset: int, size_bytes: int, url: str) -> None:
+    """Raise unless exactly the asked range is what comes."""
+    said = response.headers.get("Content-Range", "")
+    match = _CONTENT_RANGE.match(said)
+    if match is None or (int(match[1]), int(match[2])) != (offset, offset + size_bytes - 1):
+        response.close()
+        raise IntegrityError(
+            f"GET {url}: answers with range {said!r} where bytes {offset}-{offset + size_bytes - 1} "
+            "were asked; the registry or a proxy before it is broken"
+        )
+
+
+def _body(response: BaseHTTPResponse, size_bytes: int, *, skip_bytes: int = 0) -> bytes:
+    """Return up to ``size_bytes`` of a body after ``skip_bytes``, and let its connection go.
+
+    Raises:
+        UnavailableError: The connection broke.
+    """
+    parts: list[bytes] = []
+    wanted = size_bytes
+    try:
+        while wanted > 0:
+            part = response.read(min(_CHUNK_BYTES, skip_bytes or wanted), decode_content=False)
+            if not part:
+                break
+            if skip_bytes:
+                skip_bytes -= len(part)
+                continue
+            parts.append(part)
+            wanted -= len(part)
+    except (HTTPError, OSError) as error:
+        raise UnavailableError(f"{response.url}: the answer broke off: {error}") from error
+    finally:
+        if wanted > 0:
+            response.release_conn()
+        else:
+            response.close()  # more may follow, and is not wanted
+    return b"".join(parts)

@@ -1,0 +1,247 @@
+"""HTTP to one registry: connections, authorization, redirects, retries, and errors by name.
+
+Sends ``Authorization`` to the registry alone: where a registry redirects to a storage
+service, the library drops the header on the way.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import urlencode, urljoin, urlsplit
+
+import orjson
+import urllib3
+from urllib3.exceptions import HTTPError
+from urllib3.response import BaseHTTPResponse
+
+from omniload.base.clock import Clock, SystemClock
+from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
+from omniload.base.log import get_logger
+from omniload.base.retry import backoff_s, with_retries
+from snapshot.oci.auth import Challenge, Credentials, parse_challenges
+from snapshot.oci.store import Opened
+
+__all__ = ["RegistrySettings", "Transport"]
+
+_log = get_logger(__name__)
+
+_MAX_TOKEN_BYTES = 1 << 20
+_LONGEST_RETRY_AFTER_S = 30.0
+_REDIRECTS = 5
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistrySettings:
+    """How a registry is spoken to."""
+
+    plain_http: bool | None = None
+    """Without TLS; None: only to this machine itself."""
+    ca_file: str | None = None
+    """Certificates of the authorities that are trusted; None: the system's."""
+    timeout_s: float = 30.0
+    """Longest silence of a connection."""
+    attempts: int = 5
+    connections: int = 16
+    """Connections kept open."""
+
+
+class Transport:
+    """Requests to one registry. Safe in threads."""
+
+    def __init__(
+        self,
+        registry: str,
+        settings: RegistrySettings | None = None,
+        credentials: Credentials | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._settings = settings or RegistrySettings()
+        self._credentials = credentials
+        self._clock = clock or SystemClock()
+        plain = self._settings.plain_http
+        self._is_plain = _is_loopback(registry) if plain is None else plain
+        self.base = f"{'http' if self._is_plain else 'https'}://{registry}"
+        self._pool = urllib3.PoolManager(
+            num_pools=4,
+            maxsize=self._settings.connections,
+            timeout=urllib3.Timeout(connect=10.0, read=self._settings.timeout_s),
+            ca_certs=self._settings.ca_file,
+        )
+        self._lock = threading.Lock()
+        self._authorization_of: dict[str, str] = {}
+        self.requests = 0
+        """Requests sent, those for tokens and repeated ones included."""
+
+    def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        scope: str = "",
+        headers: Mapping[str, str] | None = None,
+        body: bytes | Opened | None = None,
+    ) -> BaseHTTPResponse:
+        """Send a request once and return the answer, its body not yet read; release it when done.
+
+        Args:
+            method: Of HTTP.
+            url: Relative to the registry, or whole.
+            scope: What a token must allow, such as ``repository:team/torch:pull``.
+            headers: Besides ``Authorization``.
+            body: Bytes, or what opens them.
+
+        Raises:
+            FileNotFoundError: 404.
+            ConfigError: Credentials are missing or refused, or another answer of 4xx.
+            UnavailableError: No answer, or one of 5xx or 429.
+            IntegrityError: A range that the blob does not hold.
+        """
+        url, given = urljoin(self.base, url), headers or {}
+        known = self._authorization_of.get(scope) if self._is_ours(url) else None
+        response = self._send(method, url, given, known, body)
+        if response.status == 401 and self._is_ours(url):
+            challenges = parse_challenges(response.headers.get("WWW-Authenticate", ""))
+            response.drain_conn()
+            authorization = self._answer_to(challenges, scope)
+            with self._lock:
+                self._authorization_of[scope] = authorization
+            response = self._send(method, url, given, authorization, body)
+        return self._checked(response, method, url)
+
+    def repeated(self, attempt: Callable[[], Result]) -> Result:
+        """Call ``attempt``, which sends a request and reads its answer, until that is whole.
+
+        Raises:
+            UnavailableError: The last attempt's.
+        """
+        waits_s = tuple(backoff_s(attempts=self._settings.attempts))
+        return with_retries(attempt, waits_s, self._clock.sleep, self._tell)
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._pool.clear()
+
+    def _send(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        authorization: str | None,
+        body: bytes | Opened | None,
+    ) -> BaseHTTPResponse:
+        sent = dict(headers)
+        if authorization is not None:
+            sent["Authorization"] = authorization
+        self.requests += 1
+        opened = body() if callable(body) else None
+        try:
+            return self._pool.request(
+                method,
+                url,
+                headers=sent,
+                body=body if isinstance(body, bytes) else opened,
+                preload_content=False,
+                # Only redirects are the library's: what is tried again, and when, is ours to say.
+                retries=urllib3.Retry(
+                    connect=0,
+                    read=0,
+                    status=0,
+                    other=0,
+                    redirect=_REDIRECTS if body is None else 0,
+                    respect_retry_after_header=False,
+                ),
+            )
+        except (HTTPError, OSError) as error:
+            raise UnavailableError(
+                f"{method} {url}: {_reason(error)}; is the registry up, and is its name right?"
+            ) from error
+        finally:
+            if opened is not None:
+                opened.close()
+
+    def _checked(self, response: BaseHTTPResponse, method: str, url: str) -> BaseHTTPResponse:
+        status = response.status
+        if status < 400:
+            return response
+        said = _complaint(response)
+        if status == 404:
+            raise FileNotFoundError(f"{method} {url}: not found{said}")
+        if status == 416:
+            raise IntegrityError(f"{method} {url}: the blob ends before that range{said}")
+        if status == 429 or status >= 500:
+            wait_s = _retry_after_s(response.headers.get("Retry-After", ""))
+            if wait_s:
+                self._clock.sleep(wait_s)
+            raise UnavailableError(f"{method} {url}: answers {status}{said}")
+        if status in {401, 403}:
+            whose = "no credentials" if self._credentials is None else "those credentials"
+            raise ConfigError(
+                f"{method} {url}: answers {status} to {whose}{said}; log in with 'podman login' "
+                "or 'docker login'"
+            )
+        raise ConfigError(f"{method} {url}: answers {status}{said}")
+
+    def _answer_to(self, challenges: tuple[Challenge, ...], scope: str) -> str:
+        by_scheme = {challenge.scheme: challenge for challenge in reversed(challenges)}
+        if "bearer" in by_scheme:
+            return f"Bearer {self._token(by_scheme['bearer'].parameters, scope)}"
+        if "basic" in by_scheme and self._credentials is not None:
+            return self._credentials.basic
+        raise ConfigError(
+            f"{self.base} wants {sorted(by_scheme) or 'credentials of no known kind'} and there are "
+            "none for it; log in with 'podman login' or 'docker login'"
+        )
+
+    def _token(self, parameters: Mapping[str, str], scope: str) -> str:
+        realm = parameters.get("realm", "")
+        scheme = urlsplit(realm).scheme
+        if scheme != "https" and not (scheme == "http" and self._is_plain):
+            raise ConfigError(f"{self.base} sends for tokens to {realm!r}, which is not https")
+        asked = {"service": parameters.get("service", ""), "scope": scope}
+        query = urlencode({key: value for key, value in asked.items() if value})
+        url = f"{realm}{'&' if '?' in realm else '?'}{query}"
+        basic = self._credentials.basic if self._credentials is not None else None
+        response = self._checked(self._send("GET", url, {}, basic, None), "GET", realm)
+        try:
+            value = orjson.loads(response.read(_MAX_TOKEN_BYTES))
+            token = value.get("token") or value.get("access_token")
+        except (ValueError, AttributeError, HTTPError) as error:
+            raise UnavailableError(f"GET {realm}: is no token: {error}") from error
+        finally:
+            response.release_conn()
+        if not isinstance(token, str) or not token.isascii() or not token.isprintable():
+            raise UnavailableError(f"GET {realm}: the answer holds no token")
+        return token
+
+    def _is_ours(self, url: str) -> bool:
+        return urlsplit(url).netloc == urlsplit(self.base).netloc
+
+    def _tell(self, error: UnavailableError, wait_s: float) -> None:
+        _log.warning("%s; tried again in %.1f s", error, wait_s)
+
+
+def _is_loopback(registry: str) -> bool:
+    host = urlsplit(f"//{registry}").hostname or ""
+    return host in {"localhost", "::1"} or host.startswith("127.")
+
+
+def _reason(error: Exception) -> str:
+    inner = getattr(error, "reason", None) or error
+    return f"{type(inner).__name__}: {inner}"[:300]
+
+
+def _complaint(response: BaseHTTPResponse) -> str:
+    """Return what a registry says of an error, shortened, and let the connection go."""
+    try:
+        text = response.read(4096).decode("utf-8", "replace").strip()
+    except HTTPError:
+        text = ""
+    response.close()
+    return f": {text[:300]}" if text else ""
+
+
+def _retry_after_s(text: str) -> float:
+    return min(float(text), _LONGEST_RETRY_AFTER_S) if text.isdigit() else 0.0
