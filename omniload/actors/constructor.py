@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from omniload.base.errors import OmniloadError
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ranges
 from omniload.build.microbatch import Batch
 from omniload.machine.data_constructor import BuildStep, DataConstructor, FetchSlices, SlicesFetched
 from omniload.machine.messages import ReleaseSteps, SliceRequest
@@ -17,7 +17,7 @@ class ConstructorShell:
     """Builds in the thread that calls ``build``; ``take`` waits in any other."""
 
     def __init__(
-        self, machine: DataConstructor, fetch: Callable[[Sequence[SliceRequest]], Sequence[Ragged]]
+        self, machine: DataConstructor, fetch: Callable[[Sequence[SliceRequest]], Ranges]
     ) -> None:
         self._machine = machine
         self._fetch = fetch

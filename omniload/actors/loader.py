@@ -9,7 +9,7 @@ from pathlib import Path
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, Ranges
 from omniload.base.retry import backoff_s, with_retries
 from omniload.machine.messages import ReadAhead, ReleaseSamples, SamplesReported, SliceRequest
 from omniload.machine.source_loader import SamplesRead, SourceLoader
@@ -97,9 +97,14 @@ class LoaderShell:
             return report
 
     def slices(self, requests: Sequence[SliceRequest]) -> list[Ragged]:
-        """Return the asked token ranges, request by request."""
+        """Return the asked token ranges, request by request: for a constructor in another process."""
         with self._lock:
             return self._machine.slices_of(requests)
+
+    def ranges(self, requests: Sequence[SliceRequest]) -> Ranges:
+        """Say where the asked token ranges lie: for a constructor in this process."""
+        with self._lock:
+            return self._machine.ranges_of(requests)
 
     def release(self, command: ReleaseSamples) -> None:
         """Let go of samples that no plan needs any more."""

@@ -124,7 +124,7 @@ class LocalPlane(DataPlane):
                 row_length=mix.pack.length,
                 cp_size=tree.size_of("cp"),
             ),
-            self.loader.slices,
+            self.loader.ranges,
         )
         self._readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="omniload-reader")
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="omniload-builder")

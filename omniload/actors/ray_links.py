@@ -9,7 +9,7 @@ from typing_extensions import override
 from omniload.actors.links import ConstructorLink, LoaderLink
 from omniload.actors.ray_answers import answer_to, future_of, log_failure
 from omniload.base.errors import OmniloadError
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, Ranges
 from omniload.machine.messages import (
     ReadAhead,
     ReleaseSamples,
@@ -65,7 +65,7 @@ class RayConstructorLink(ConstructorLink):
         log_failure(self._actor.fail.remote(error), "a data constructor", "pass on the failure")
 
 
-def fetch_slices(loaders: Mapping[int, Any], requests: Sequence[SliceRequest]) -> list[Ragged]:
+def fetch_slices(loaders: Mapping[int, Any], requests: Sequence[SliceRequest]) -> Ranges:
     """Get the slices of a step: one call per loader, however many samples or sources."""
     places: dict[Any, list[int]] = {}
     for place, request in enumerate(requests):
@@ -76,4 +76,4 @@ def fetch_slices(loaders: Mapping[int, Any], requests: Sequence[SliceRequest]) -
     slices: dict[int, Ragged] = {}
     for at, ref in answers:
         slices |= zip(at, answer_to(ref, "a source loader"), strict=True)
-    return [slices[place] for place in range(len(requests))]
+    return Ranges.of([slices[place] for place in range(len(requests))])

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["Ragged", "gather_across", "gather_ranges"]
+__all__ = ["Ragged", "Ranges", "gather_across", "gather_ranges"]
 
 _WINDOW_BYTES = 1 << 30
 _INLINE_BYTES = 12
@@ -53,6 +53,56 @@ class Ragged:
         starts, stops = self.offsets[indices], self.offsets[indices + 1]
         values, offsets = gather_ranges(self.values_V, starts, stops)
         return type(self)(values_V=values, offsets=offsets)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranges:
+    """``N`` sequences where they lie: sequence ``i`` is ``columns[which[i]][starts[i]:stops[i]]``.
+
+    What is handed on within a process is copied once, by who lays it out at last.
+    """
+
+    columns: Sequence[NDArray[Any]]
+    """Flat arrays of one type, each contiguous; at least one."""
+    which_N: NDArray[np.int64]
+    """Number of the column of each sequence."""
+    starts_N: NDArray[np.int64]
+    """First value of each sequence."""
+    stops_N: NDArray[np.int64]
+    """First value no longer in it."""
+
+    @classmethod
+    def of(cls, columns: Sequence[Ragged], dtype: type[np.generic] = np.int32) -> Self:
+        """Show the sequences of several columns as one, in order."""
+        nothing = np.empty(0, np.int64)
+        return cls(
+            columns=[np.empty(0, dtype), *(column.values_V for column in columns)],
+            which_N=np.repeat(np.arange(1, len(columns) + 1), [len(column) for column in columns]),
+            starts_N=np.concatenate([nothing, *(column.offsets[:-1] for column in columns)]),
+            stops_N=np.concatenate([nothing, *(column.offsets[1:] for column in columns)]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.which_N)
+
+    @property
+    def lengths_N(self) -> NDArray[np.int64]:
+        """Length of each sequence."""
+        return self.stops_N - self.starts_N
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> Self:
+        """Return the sequences at ``indices``; no value is copied."""
+        return type(self)(
+            columns=self.columns,
+            which_N=self.which_N[indices],
+            starts_N=self.starts_N[indices],
+            stops_N=self.stops_N[indices],
+        )
+
+    def packed(self) -> Ragged:
+        """Return the sequences copied end to end."""
+        values, offsets = gather_across(self.columns, self.which_N, self.starts_N, self.stops_N)
+        return Ragged(values_V=values, offsets=offsets)
 
 
 def gather_ranges(
@@ -114,7 +164,7 @@ def _views(
     itemsize = columns[0].itemsize
     # A view's place has 31 bits, so a long column is several buffers that overlap to its end.
     windows = [
-        pa.py_buffer(column).slice(at)
+        pa.py_buffer(column).slice(at) if at else pa.py_buffer(column)
         for column in columns
         for at in range(0, max(column.nbytes, 1), _WINDOW_BYTES)
     ]

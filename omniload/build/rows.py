@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import IntegrityError
-from omniload.base.ragged import gather_across
+from omniload.base.ragged import Ranges, gather_across
 from omniload.build.microbatch import IGNORE_LABEL, Microbatch
 from omniload.mix.pieces import PieceTable
 
@@ -29,8 +29,7 @@ def stops_with_next(pieces: PieceTable) -> NDArray[np.int32]:
 def build_rows(
     pieces: PieceTable,
     row_offsets: NDArray[np.int64],
-    values_V: NDArray[np.int32],
-    bounds_K2: NDArray[np.int64],
+    fetched_K: Ranges,
     *,
     length: int,
 ) -> Microbatch:
@@ -39,8 +38,7 @@ def build_rows(
     Args:
         pieces: Pieces grouped by row, in their order within it, ``[K]``.
         row_offsets: Boundaries of the rows in ``pieces``, ``[R + 1]``.
-        values_V: Tokens fetched from the source loaders.
-        bounds_K2: Where each piece lies in ``values_V``: first token, and the end of ``stops_with_next``.
+        fetched_K: Tokens of each piece (int32), from its first to the end of ``stops_with_next``.
         length: Tokens in a row, ``T``.
 
     Returns:
@@ -51,16 +49,16 @@ def build_rows(
         IntegrityError: A source handed out a sample of another length than it had reported.
     """
     num_rows = len(row_offsets) - 1
-    values_V = values_V.astype(np.int32, copy=False)
-    _require_planned(pieces, bounds_K2)
+    _require_planned(pieces, fetched_K)
     laid = _laid_out(pieces.lengths_P.astype(np.int64), row_offsets, length)
-    firsts_D, padding_D = np.zeros_like(laid.lengths_D), np.zeros_like(laid.lengths_D)
-    firsts_D[laid.places_K], padding_D[laid.places_R] = bounds_K2[:, 0], 1
+    firsts_D, which_D = np.zeros_like(laid.lengths_D), np.zeros_like(laid.lengths_D)
+    firsts_D[laid.places_K], which_D[laid.places_K] = fetched_K.starts_N, fetched_K.which_N
+    which_D[laid.places_R] = len(fetched_K.columns)
     sources_D = np.full(len(firsts_D), -1, np.int16)
     sources_D[laid.places_K] = pieces.sources_P
     blank_T = np.zeros(length, np.int32)
     tokens, bounds_D = gather_across(
-        [values_V, blank_T], padding_D, firsts_D, firsts_D + laid.lengths_D
+        [*fetched_K.columns, blank_T], which_D, firsts_D, firsts_D + laid.lengths_D
     )
 
     positions = np.arange(num_rows * length, dtype=np.int32)
@@ -68,9 +66,9 @@ def build_rows(
     labels = np.empty_like(tokens)
     labels[:-1] = tokens[1:]
     last_K = bounds_D[laid.places_K + 1] - 1
-    cut_K = bounds_K2[:, 1] - bounds_K2[:, 0] > pieces.lengths_P
-    labels[last_K[~cut_K]] = IGNORE_LABEL
-    labels[last_K[cut_K]] = values_V[bounds_K2[cut_K, 1] - 1]
+    labels[last_K] = IGNORE_LABEL
+    cut_K = fetched_K.lengths_N > pieces.lengths_P
+    labels[last_K[cut_K]] = _last_tokens(fetched_K.take(np.flatnonzero(cut_K)))
     starts_R, ends_R = bounds_D[laid.places_R], bounds_D[laid.places_R + 1]
     for start, end in zip(starts_R.tolist(), ends_R.tolist(), strict=True):
         labels[start:end] = IGNORE_LABEL
@@ -109,10 +107,16 @@ def _laid_out(
     return _LaidOut(lengths_D=lengths_D, places_K=places_K, places_R=places_R)
 
 
-def _require_planned(pieces: PieceTable, bounds_K2: NDArray[np.int64]) -> None:
+def _last_tokens(ranges: Ranges) -> list[int]:
+    """Return the last token of each range; there are few: a row cuts one document at most."""
+    ends = zip(ranges.which_N.tolist(), ranges.stops_N.tolist(), strict=True)
+    return [int(ranges.columns[which][stop - 1]) for which, stop in ends]
+
+
+def _require_planned(pieces: PieceTable, fetched_K: Ranges) -> None:
     """Refuse pieces of another length than was planned."""
     wanted_K = (stops_with_next(pieces) - pieces.starts_P).astype(np.int64)
-    found_K = bounds_K2[:, 1] - bounds_K2[:, 0]
+    found_K = fetched_K.lengths_N
     if not np.array_equal(found_K, wanted_K):
         at = int(np.flatnonzero(found_K != wanted_K)[0])
         raise IntegrityError(

@@ -87,7 +87,7 @@ class Rehearsal:
         constructor = DataConstructor(dp_ranks=ranks, names=mix.names, row_length=mix.pack.length)
         for command in constructor.handle(BuildStep(plan=plan)):
             assert isinstance(command, FetchSlices), f"a new step is fetched, not {command!r}"
-            slices = self._loader.slices(command.requests)
+            slices = self._loader.ranges(command.requests)
             constructor.handle(SlicesFetched(step=plan.step, slices=slices))
         return tuple(constructor.batch_of(plan.step, rank) for rank in ranks)
 

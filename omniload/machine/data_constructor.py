@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import StateError
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ranges
 from omniload.build.microbatch import Batch, Microbatch
 from omniload.build.rows import build_rows, split_rows, stops_with_next
 from omniload.build.slices import slice_for_cp
@@ -26,10 +26,10 @@ class BuildStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicesFetched:
-    """The source loaders have answered, request by request."""
+    """The source loaders have answered: the ranges asked for, request by request."""
 
     step: int
-    slices: Sequence[Ragged]
+    slices: Ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,17 +122,14 @@ class DataConstructor:
         )
         return replace(batch, microbatches=tuple(sliced))
 
-    def _build(self, pending: _Pending, slices: Sequence[Ragged]) -> None:
+    def _build(self, pending: _Pending, slices: Ranges) -> None:
         plan = pending.plan
-        values = np.concatenate([s.values_V for s in slices]) if slices else np.empty(0, np.int32)
-        lengths = np.concatenate([s.lengths_N for s in slices]) if slices else np.empty(0, np.int64)
-        ends = np.cumsum(lengths)
-        bounds_K2 = np.empty((len(plan.pieces), 2), np.int64)
-        bounds_K2[pending.order_K] = np.column_stack((ends - lengths, ends))
+        asked_K = np.empty(len(pending.order_K), np.int64)
+        asked_K[pending.order_K] = np.arange(len(pending.order_K))
         for dp_rank in self.dp_ranks:
             self._built[plan.step, dp_rank] = Batch(
                 step=plan.step,
-                microbatches=self._microbatches(plan, dp_rank, values, bounds_K2),
+                microbatches=self._microbatches(plan, dp_rank, slices, asked_K),
                 loss_tokens=plan.loss_tokens,
                 imbalance=plan.imbalance,
                 bound=plan.bound,
@@ -140,11 +137,7 @@ class DataConstructor:
             )
 
     def _microbatches(
-        self,
-        plan: StepPlan,
-        dp_rank: int,
-        values_V: NDArray[np.int32],
-        bounds_K2: NDArray[np.int64],
+        self, plan: StepPlan, dp_rank: int, slices: Ranges, asked_K: NDArray[np.int64]
     ) -> tuple[Microbatch, ...]:
         rows_M = [plan.rows_of(dp_rank, number) for number in range(plan.num_microbatches)]
         rows = np.concatenate(rows_M)
@@ -153,7 +146,7 @@ class DataConstructor:
         at = np.repeat(plan.row_offsets[rows] - offsets[:-1], counts) + np.arange(offsets[-1])
         # One build for all microbatches: most of the work is the same few array operations.
         built = build_rows(
-            plan.pieces.take(at), offsets, values_V, bounds_K2[at], length=self.row_length
+            plan.pieces.take(at), offsets, slices.take(asked_K[at]), length=self.row_length
         )
         return split_rows(built, [len(rows) for rows in rows_M], offsets)
 

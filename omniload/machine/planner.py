@@ -37,8 +37,9 @@ from omniload.plan.place_tree import ClientPlaceTree
 
 __all__ = ["Planner"]
 
-_STEPS_READ_AHEAD = 2
-"""Steps' worth of metadata known ahead of the next plan, for each source by its share."""
+_STEPS_READ_AHEAD = 4
+"""Steps' worth of samples known ahead of the next plan, for each source by its share; half as many let every
+plan wait for a read."""
 
 
 _SMALL_READ = 1024

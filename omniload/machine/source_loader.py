@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import StateError
-from omniload.base.ragged import Ragged, gather_across
+from omniload.base.ragged import Ragged, Ranges
 from omniload.machine.messages import ReadAhead, ReleaseSamples, SamplesReported, SliceRequest
 from omniload.mix.samples import SampleTable
 
@@ -99,17 +99,31 @@ class SourceLoader:
         return self.slices_of([request])[0]
 
     def slices_of(self, requests: Sequence[SliceRequest]) -> list[Ragged]:
-        """Return the asked token ranges of each request, end to end, in the order asked for.
+        """Return the asked token ranges of each request, copied end to end, in the order asked for.
 
         Raises:
             StateError: A sample is not held: it was released, or never read.
         """
+        # One gather for all sources: a step asks many of them for a few ranges each.
+        packed = self.ranges_of(requests).packed()
+        values, offsets = packed.values_V, packed.offsets
+        cuts = np.cumsum([0, *(len(request.positions_N) for request in requests)]).tolist()
+        return [
+            Ragged(
+                values_V=values[offsets[a] : offsets[b]], offsets=offsets[a : b + 1] - offsets[a]
+            )
+            for a, b in pairwise(cuts)
+        ]
+
+    def ranges_of(self, requests: Sequence[SliceRequest]) -> Ranges:
+        """Say where the asked token ranges lie, request by request, in the order asked for; nothing is copied.
+
+        Raises:
+            StateError: A sample is not held: it was released, or never read.
+        """
+        nothing = np.empty(0, np.int64)
         columns: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
-        which, starts, stops = (
-            [np.empty(0, np.int64)],
-            [np.empty(0, np.int64)],
-            [np.empty(0, np.int64)],
-        )
+        which, starts, stops = [nothing], [nothing], [nothing]
         for request in requests:
             index = self._index_of(request.source)
             wanted = _keys(request.positions_N, request.subs_N)
@@ -123,17 +137,12 @@ class SourceLoader:
             stops.append(np.minimum(first + request.stops_N, last))
             which.append(index.blocks_N[row] + len(columns))
             columns += index.columns
-        # One gather for all sources: a step asks many of them for a few ranges each.
-        values, offsets = gather_across(
-            columns, np.concatenate(which), np.concatenate(starts), np.concatenate(stops)
+        return Ranges(
+            columns=columns,
+            which_N=np.concatenate(which),
+            starts_N=np.concatenate(starts),
+            stops_N=np.concatenate(stops),
         )
-        cuts = np.cumsum([0, *(len(request.positions_N) for request in requests)]).tolist()
-        return [
-            Ragged(
-                values_V=values[offsets[a] : offsets[b]], offsets=offsets[a : b + 1] - offsets[a]
-            )
-            for a, b in pairwise(cuts)
-        ]
 
     def held_positions(self, source: int) -> tuple[int, int]:
         """Return the range of raw positions at hand; equal ends when there are none."""

@@ -167,5 +167,10 @@ def _serve(
         counts[s] = count + 1
         served[s] += length
         now += length
-        heapq.heappush(waiting, (start, s))
+        count += 1
+        if start > now << _TICK_BITS or count == len(queues[s]):
+            heapq.heappush(waiting, (start, s))
+        else:  # it has started already, as half of them have: spare it the way through the other heap
+            finish = WEIGHT_ONE * (served[s] + queues[s][count]) - credits_S[s]
+            heapq.heappush(started, ((finish << _TICK_BITS) // weights_S[s], s))
     return order, counts, served, None

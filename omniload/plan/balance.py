@@ -93,7 +93,9 @@ def balance(
         raise ValueError(f"method is {method!r}; choose one of {list(get_args(BalanceMethod))}")
     most = len(costs) if max_count is None else max_count
     bound = _bound(costs, num_bins, most, min_count)
-    if method == "none":
+    if num_bins == 1:
+        bins_N = np.zeros(len(costs), np.int64)
+    elif method == "none":
         bins_N = np.arange(len(costs)) * num_bins // max(len(costs), 1)
     elif method == "greedy_swap":
         bins_N = _longest_first(costs, num_bins, most, min_count)

@@ -47,17 +47,18 @@ def best_fit(
             f"pieces have {min(lengths)} to {max(lengths)} tokens, a row holds 1 to {capacity}; "
             "cut or drop longer documents before packing"
         )
-    rest = sorted(range(num_first, len(lengths)), key=lambda p: -lengths[p])
+    falling = num_first + np.argsort(-np.asarray(lengths[num_first:], np.int64), kind="stable")
     rows = [CARRIED] * len(lengths)
     # Room and row in one integer, sorted: bisection finds the fullest row with room.
     free = [capacity * num_rows + row for row in range(num_rows)]
-    for p in [*range(num_first), *rest]:
-        at = bisect_left(free, lengths[p] * num_rows)
+    for p in [*range(num_first), *falling.tolist()]:
+        size = lengths[p] * num_rows
+        at = bisect_left(free, size)
         if at < len(free):
-            room, row = divmod(free.pop(at), num_rows)
-            rows[p] = row
-            if room > lengths[p]:
-                insort(free, (room - lengths[p]) * num_rows + row)
+            left = free.pop(at) - size
+            rows[p] = left % num_rows
+            if left >= num_rows:
+                insort(free, left)
     return np.asarray(rows, np.int32)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.base import ragged
-from omniload.base.ragged import gather_across, gather_ranges
+from omniload.base.ragged import Ragged, Ranges, gather_across, gather_ranges
 
 DTYPES = (np.uint8, np.int16, np.int32, np.int64, np.float32)
 
@@ -77,3 +77,31 @@ def test_a_column_that_may_not_be_written_to_is_copied_too():
     values, _ = gather_ranges(column, np.array([18, 1]), np.array([20, 12]))
 
     assert values.tolist() == [18, 19, *range(1, 12)]
+
+
+@given(columns_and_ranges(), st.randoms())
+def test_ranges_packed_in_any_order_hold_what_they_point_to(drawn, random):
+    columns, ranges = drawn
+    which, starts, stops = ranges.T
+    order = list(range(len(ranges)))
+    random.shuffle(order)
+
+    taken = Ranges(columns=columns, which_N=which, starts_N=starts, stops_N=stops).take(
+        np.array(order, np.int64)
+    )
+    packed = taken.packed()
+
+    assert packed.lengths_N.tolist() == taken.lengths_N.tolist()
+    assert (packed.values_V.tolist(), packed.offsets.tolist()) == expected_of(
+        columns, ranges[np.array(order, np.int64)]
+    )
+
+
+@given(st.lists(st.lists(st.lists(st.integers(0, 99), max_size=5), max_size=4), max_size=4))
+def test_several_columns_shown_as_ranges_are_their_sequences_in_order(columns):
+    shown = Ranges.of([Ragged.of([np.array(s, np.int32) for s in column]) for column in columns])
+
+    packed = shown.packed()
+
+    assert len(shown) == sum(map(len, columns))
+    assert [packed[i].tolist() for i in range(len(packed))] == [s for c in columns for s in c]

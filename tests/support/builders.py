@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, Ranges
 from omniload.build.microbatch import Microbatch
 from omniload.build.rows import build_rows, stops_with_next
 from omniload.machine.planner import Planner
@@ -134,8 +134,7 @@ def a_microbatch(rows: Sequence[Sequence[Sequence[int]]], *, length: int) -> Mic
     return build_rows(
         pieces,
         np.cumsum([0, *map(len, rows)]).astype(np.int64),
-        fetched.values_V,
-        np.column_stack((fetched.offsets[:-1], fetched.offsets[1:])),
+        Ranges.of([fetched]),
         length=length,
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from omniload.base.errors import StateError
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, Ranges
 from omniload.base.state import JsonObject
 from omniload.build.digest import batch_digest, combined
 from omniload.build.microbatch import Batch
@@ -105,14 +105,8 @@ def reference_digests(
                 pieces.to_json(), stops_with_next(pieces).tolist(), strict=True
             )
         ]
-        fetched = Ragged.of(rows)
-        microbatch = build_rows(
-            pieces,
-            membership.row_offsets,
-            fetched.values_V,
-            np.column_stack((fetched.offsets[:-1], fetched.offsets[1:])),
-            length=mix.pack.length,
-        )
+        fetched = Ranges.of([Ragged.of(rows)])
+        microbatch = build_rows(pieces, membership.row_offsets, fetched, length=mix.pack.length)
         digests.append(batch_digest(_whole(state.step, microbatch)))
         state = membership.after
     return digests
@@ -266,7 +260,7 @@ class Simulation:
 
     def _fetch(self, constructor: DataConstructor, fetch: FetchSlices) -> None:
         try:
-            slices = [self._loader_of(r.source).slices(r) for r in fetch.requests]
+            slices = Ranges.of([self._loader_of(r.source).slices(r) for r in fetch.requests])
         except StateError:
             # Right for a repetition that comes when the step was served; else the test fails.
             assert constructor.has(fetch.step) or constructor.is_released(fetch.step)

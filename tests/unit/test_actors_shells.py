@@ -7,7 +7,7 @@ import pytest
 from omniload.actors.constructor import ConstructorShell
 from omniload.actors.planner import PlannerShell
 from omniload.base.errors import IntegrityError, StateError, UnavailableError
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, Ranges
 from omniload.build.microbatch import Batch
 from omniload.client import Client
 from omniload.machine.data_constructor import DataConstructor
@@ -19,7 +19,7 @@ A = [0, 1, 0, 0, 5, 5]
 
 def a_shell(fetch=None):
     machine = DataConstructor(dp_ranks=[0], names=["web", "code"], row_length=8)
-    own = [Ragged.of([tokens_of(0, 1, 0, 5)])]
+    own = Ranges.of([Ragged.of([tokens_of(0, 1, 0, 5)])])
     return ConstructorShell(machine, fetch or (lambda requests: own))
 
 
@@ -37,7 +37,7 @@ def test_a_step_is_fetched_once():
 
     def fetch(requests):
         asked.append(len(requests))
-        return [Ragged.of([tokens_of(0, 1, 0, 5)])]
+        return Ranges.of([Ragged.of([tokens_of(0, 1, 0, 5)])])
 
     shell = a_shell(fetch)
     shell.build(a_plan([[A]]))

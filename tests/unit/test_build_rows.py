@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from omniload.base.errors import IntegrityError
+from omniload.base.ragged import Ragged, Ranges
 from omniload.build.microbatch import IGNORE_LABEL
 from omniload.build.rows import build_rows, stops_with_next
 from tests.support.builders import a_microbatch, pieces_of, tokens_of
@@ -86,24 +87,27 @@ def test_one_token_more_is_read_where_the_sample_goes_on():
 @pytest.mark.parametrize("given", [2, 4])
 def test_a_sample_of_another_length_than_planned_is_refused(given):
     pieces = pieces_of(B, A)
-    values = np.arange(20, dtype=np.int32)
-    bounds = np.array([[0, 4], [4, 4 + given]])
+    fetched = Ranges.of([Ragged.of([np.arange(4), np.arange(given)])])
 
     with pytest.raises(
         IntegrityError,
         match=rf"sample \(source 0, position 1, sub 0\) gave {given} tokens where 3 were planned",
     ):
-        build_rows(pieces, np.array([0, 2]), values, bounds, length=8)
+        build_rows(pieces, np.array([0, 2]), fetched, length=8)
 
 
 def test_pieces_may_lie_anywhere_in_what_was_fetched():
-    values = np.array([9, 9, 7, 8, 9, 5, 6, 9], np.int32)
+    fetched = Ranges(
+        columns=[np.array([9, 9, 7, 8, 9], np.int32), np.array([5, 6, 9], np.int32)],
+        which_N=np.array([1, 0]),
+        starts_N=np.array([0, 2]),
+        stops_N=np.array([2, 4]),
+    )
 
     rows = build_rows(
         pieces_of([0, 0, 0, 0, 2, 2], [0, 1, 0, 0, 2, 2]),
         np.array([0, 2]),
-        values,
-        np.array([[5, 7], [2, 4]]),
+        fetched,
         length=4,
     )
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from omniload.base.errors import IntegrityError, StateError
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, Ranges
 from omniload.build.microbatch import CpSlice
 from omniload.machine.data_constructor import (
     BatchesBuilt,
@@ -50,7 +50,7 @@ def answers(fetch):
 
 def built(constructor, plan):
     (fetch,) = constructor.handle(BuildStep(plan=plan))
-    assert constructor.handle(SlicesFetched(step=plan.step, slices=answers(fetch))) == (
+    assert constructor.handle(SlicesFetched(step=plan.step, slices=Ranges.of(answers(fetch)))) == (
         BatchesBuilt(step=plan.step),
     )
     return constructor
@@ -100,7 +100,7 @@ def test_a_step_without_pieces_is_built_without_asking():
     constructor = a_constructor(dp_ranks=[0])
     (fetch,) = constructor.handle(BuildStep(plan=a_plan([[], []])))
 
-    constructor.handle(SlicesFetched(step=0, slices=[]))
+    constructor.handle(SlicesFetched(step=0, slices=Ranges.of([])))
 
     assert list(fetch.requests) == []
     assert constructor.batch_of(0, 0).microbatches[0].tokens_RT.tolist() == [[0] * 16] * 2
@@ -115,7 +115,7 @@ def test_building_again_answers_at_once():
 def test_a_second_answer_changes_nothing():
     constructor = built(a_constructor(), the_plan())
 
-    assert constructor.handle(SlicesFetched(step=0, slices=[])) == ()
+    assert constructor.handle(SlicesFetched(step=0, slices=Ranges.of([]))) == ()
     assert constructor.has(0)
 
 
@@ -154,7 +154,7 @@ def test_an_answer_for_a_released_step_is_dropped():
     (fetch,) = constructor.handle(BuildStep(plan=the_plan(0)))
     constructor.handle(ReleaseSteps(step=1))
 
-    assert constructor.handle(SlicesFetched(step=0, slices=answers(fetch))) == ()
+    assert constructor.handle(SlicesFetched(step=0, slices=Ranges.of(answers(fetch)))) == ()
     assert not constructor.has(0)
 
 
@@ -183,4 +183,4 @@ def test_a_sample_of_another_length_than_planned_stops_the_build():
     slices[0] = Ragged.of([slices[0][0][:-1], slices[0][1], slices[0][2]])
 
     with pytest.raises(IntegrityError, match="gave 4 tokens where 5 were planned"):
-        constructor.handle(SlicesFetched(step=0, slices=slices))
+        constructor.handle(SlicesFetched(step=0, slices=Ranges.of(slices)))

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from omniload.base.ragged import Ragged, Ranges
 from omniload.build.microbatch import IGNORE_LABEL
 from omniload.build.rows import build_rows, stops_with_next
 from omniload.plan.records import PieceTable
@@ -24,10 +25,8 @@ def built_rows(pieces, row_offsets, samples, *, length):
         samples[i][start:stop]
         for i, start, stop in zip(numbers, starts, stops_with_next(table), strict=True)
     ]
-    ends = np.cumsum([len(part) for part in read])
-    bounds = np.column_stack((ends - [len(part) for part in read], ends)).astype(np.int64)
     offsets = np.array(row_offsets, np.int64)
-    return build_rows(table, offsets, np.concatenate(read), bounds, length=length)
+    return build_rows(table, offsets, Ranges.of([Ragged.of(read)]), length=length)
 
 
 SAMPLES = [np.arange(10, 15, dtype=np.int32), np.arange(20, 32, dtype=np.int32)]
