@@ -40,26 +40,41 @@ def command() -> None:
 @click.option("-o", "options", multiple=True, help="ro, allow_other, or KEY=VALUE of the mount.")
 @click.option("-f", "--foreground", is_flag=True, help="Stay until it is unmounted.")
 @click.option("--log", type=click.Path(dir_okay=False), help="Where the daemon logs.")
-def mount(
+@click.option(
+    "--bridge",
+    type=click.Choice(["auto", "pyfuse3", "device"]),
+    help="How the kernel is spoken to.",
+)
+@click.option("--take-over", is_flag=True, help="Go on with the mount a running daemon has there.")
+@click.option("--watch", is_flag=True, help="Mount again whenever the daemon dies.")
+def mount(  # noqa: PLR0913, PLR0917 -- one per option
     store: str,
     mountpoint: str,
     config: str | None,
     options: tuple[str, ...],
     foreground: bool,
     log: str | None,
+    bridge: str | None,
+    take_over: bool,
+    watch: bool,
 ) -> None:
     """Show STORE as a tree of files at MOUNTPOINT.
 
     \b
     Example:
       omniload fs mount hdfs://namenode:9000/jobs /mnt/jobs -o cache=1GiB
+      omniload fs mount --watch --foreground hdfs://namenode:9000/jobs /mnt/jobs
+      omniload fs mount --take-over hdfs://namenode:9000/jobs /mnt/jobs
     """  # noqa: D301 -- click's own marker
     target = os.path.abspath(mountpoint)  # noqa: PTH100 -- resolve() would ask the mount
     folder, name = os.path.split(target)
     if not os.path.isdir(folder) or name not in os.listdir(folder):  # noqa: PTH112, PTH208 -- nor stat a dead mount
         raise ConfigError(f"{target}: no such folder; make it, then mount there")
-    settings = mount_config(store, target, options, config)
-    process = start(settings, log_path=log or (None if foreground else os.devnull))
+    given = [*options, *([f"bridge={bridge}"] if bridge else [])]
+    given += ["take_over"] if take_over else []
+    settings = mount_config(store, target, tuple(given), config)
+    log = log or (None if foreground else os.devnull)
+    process = start(settings, log_path=log, watched=watch)
     if not foreground:
         click.echo(f"{settings.store} at {target}, process {process.pid}")
         process.returncode = 0  # it outlives us, and nobody here waits for it

@@ -2,7 +2,9 @@
 
 A line of fstab::
 
-    hdfs://namenode:9000/jobs  /mnt/jobs  omniload  _netdev,count=8,cache=1GiB  0 0
+    hdfs://namenode:9000/jobs  /mnt/jobs  omniload  _netdev,watch,count=8,cache=1GiB  0 0
+
+``watch`` keeps a process beside the mount that mounts again whenever the daemon dies.
 """
 
 import os
@@ -41,7 +43,9 @@ def main() -> None:
     """Mount in the background; the exit code is mount's: 0, or 32 for a mount that failed."""
     try:
         store, mountpoint, options = parsed(sys.argv[1:])
-        process = start(mount_config(store, mountpoint, options), log_path=os.devnull)
+        words = ",".join(options).split(",")
+        config = mount_config(store, mountpoint, tuple(word for word in words if word != "watch"))
+        process = start(config, log_path=os.devnull, watched="watch" in words)
         process.returncode = 0  # it outlives us
     except OmniloadError as error:
         sys.stderr.write(f"mount.omniload: {error}\n")

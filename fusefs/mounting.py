@@ -38,12 +38,15 @@ class MountConfig(BridgeOptions):
     """Port on loopback that answers scrapes of the mount's numbers; none unless given."""
 
 
-def start(config: MountConfig, *, log_path: str | None = None) -> "subprocess.Popen[bytes]":
+def start(
+    config: MountConfig, *, log_path: str | None = None, watched: bool = False
+) -> "subprocess.Popen[bytes]":
     """Start the daemon of a mount and return when the mount is usable.
 
     Args:
         config: The mount.
         log_path: Where the daemon logs; standard error if not given.
+        watched: Start a process that mounts again whenever the daemon dies, and return that one.
 
     Raises:
         ConfigError: The mount point is no directory, or pyfuse3 is not installed.
@@ -51,7 +54,8 @@ def start(config: MountConfig, *, log_path: str | None = None) -> "subprocess.Po
         StateError: The mount point is a mount already.
     """
     settings = config.model_dump_json().encode()
-    return start_daemon("fusefs.daemon", settings, config.mountpoint, log_path=log_path)
+    module = "fusefs.watching" if watched else "fusefs.daemon"
+    return start_daemon(module, settings, config.mountpoint, log_path=log_path)
 
 
 @contextlib.contextmanager

@@ -7,14 +7,26 @@ of nodes above, so renaming a directory renames everything below it at once.
 
 import errno
 import itertools
-from collections.abc import Hashable, Iterator
+import os
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fusefs.body import Body
 
-__all__ = ["ROOT", "Node", "Tree"]
+__all__ = ["ROOT", "Node", "Tree", "as_text", "from_text"]
 
 ROOT = 1
+
+
+def as_text(name: str) -> str:
+    """Return a name as text that JSON can hold, whatever bytes it has: one character each."""
+    return os.fsencode(name).decode("latin-1")
+
+
+def from_text(text: str) -> str:
+    """Return the name that ``as_text`` wrote."""
+    return os.fsdecode(text.encode("latin-1"))
 
 
 @dataclass(slots=True, eq=False)
@@ -133,6 +145,33 @@ class Tree:
         if node.opens == 0:
             node.body = None
             self._drop_if_unused(node)
+
+    def state(self) -> list[list[Any]]:
+        """Return all nodes as JSON values: number, number of the parent or 0, name, lookups."""
+        return [
+            [
+                node.number,
+                node.parent.number if node.parent else 0,
+                as_text(node.name),
+                node.lookups,
+            ]
+            for node in self._nodes.values()
+        ]
+
+    @classmethod
+    def resumed(cls, state: Iterable[Sequence[Any]]) -> "Tree":
+        """Return the tree that ``state`` told of; nothing is open in it."""
+        tree = cls()
+        lines = list(state)
+        for number, _, name, lookups in lines:
+            tree._nodes[number] = Node(number, None, from_text(name), lookups=lookups)
+        for number, above, _, _ in lines:
+            if above:
+                node, parent = tree._nodes[number], tree._nodes[above]
+                node.parent = parent
+                parent.children[node.name] = node
+        tree._numbers = itertools.count(max(tree._nodes) + 1)
+        return tree
 
     def _drop_if_unused(self, node: Node) -> None:
         if node.lookups > 0 or node.opens > 0 or node.children or node.number == ROOT:

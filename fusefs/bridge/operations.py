@@ -10,9 +10,10 @@ the mount's thread, never in a worker, and never assumed unchanged across an awa
 from fusefs.bridge.attributes import AttributeRequests
 from fusefs.bridge.content import ContentRequests
 from fusefs.bridge.names import NameRequests
+from fusefs.bridge.resuming import Resuming
 
 __all__ = ["StoreFileSystem"]
 
 
-class StoreFileSystem(NameRequests, ContentRequests, AttributeRequests):
+class StoreFileSystem(NameRequests, ContentRequests, AttributeRequests, Resuming):
     """One mount of a store."""

@@ -21,6 +21,8 @@ class BridgeOptions(StrictModel):
     """Let other users in, under the permission bits of each file."""
     trusted: bool = False
     """Honour set-uid bits and device nodes, as the root directory of a container needs; root only."""
+    take_over: bool = False
+    """Go on with the mount that another process of bridge=device has there, which then ends."""
     kernel_read_ahead: Bytes = 4 << 20
     """Read-ahead of the kernel, set where the daemon may (root); ours works for everyone."""
     max_background: int = Field(default=64, ge=1, le=1024)

@@ -38,7 +38,7 @@ def serve(
         StateError: The mount point cannot be mounted on.
     """
     options = options or BridgeOptions()
-    if options.bridge == "device":
+    if options.bridge == "device" or options.take_over:
         device_binding.serve(filesystem, mountpoint, options, name=name, ready=ready)
         return
     # Here and not above: pyfuse3 and trio are an extra, which the other binding does without.

@@ -5,9 +5,12 @@ import os
 import select
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 from fusefs.bridge.device.attaching import attach, detach
+from fusefs.bridge.device.handover import handed_over, listen, take
 from fusefs.bridge.device.loop import Loop
 from fusefs.bridge.device.negotiation import agreement
 from fusefs.bridge.device.passthrough import Passthrough
@@ -16,12 +19,14 @@ from fusefs.bridge.device.wire import IN_HEADER, OUT_HEADER, Init, Opcode
 from fusefs.bridge.options import BridgeOptions
 from fusefs.bridge.protocol import FileSystem
 from fusefs.bridge.tuning import tune_kernel
+from fusefs.bridge.waiting import run_blocking
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger
 
 __all__ = ["serve"]
 
 _LOG = get_logger(__name__)
+_FINISH_WITHIN_S = 30.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -33,26 +38,97 @@ def serve(
     name: str,
     ready: Callable[[], None],
 ) -> None:
-    """Mount, answer until unmounted or told to end, unmount; as ``fusefs.bridge.serving.serve``."""
+    """Mount, answer until unmounted or told to end, unmount; as ``fusefs.bridge.serving.serve``.
+
+    With ``take_over``, go on with the mount another process has there instead of mounting.
+    """
     target = os.path.realpath(mountpoint)
+    connection = (
+        _taken_over(target, filesystem)
+        if options.take_over
+        else _mounted(target, filesystem, options, name)
+    )
+    handed = False
+    try:
+        handed = _served(connection, target, options, ready)
+    finally:
+        if connection.loop.connected and not handed:
+            detach(target)
+        connection.loop.close()
+        os.close(connection.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    """A mount of this process."""
+
+    device: int
+    filesystem: FileSystem
+    passthrough: Passthrough
+    loop: Loop
+
+
+def _connected(device: int, filesystem: FileSystem, *, can_pass_through: bool) -> _Connection:
+    passthrough = Passthrough(device, agreed=can_pass_through)
+    filesystem.connected(passthrough)
+    loop = Loop(device, filesystem, Requests(filesystem, passthrough))
+    return _Connection(device, filesystem, passthrough, loop)
+
+
+def _mounted(target: str, filesystem: FileSystem, options: BridgeOptions, name: str) -> _Connection:
     device = attach(target, options, name)
     try:
         flags = _agreed(device, options)
-        passthrough = Passthrough(device, agreed=Init.PASSTHROUGH in flags)
-        filesystem.connected(passthrough)
-        loop = Loop(device, filesystem, Requests(filesystem, passthrough))
-        with _ended_by_signals(loop, target):
-            tune_kernel(options, target)
-            ready()
-            loop.run()
-        loop.close()
-        if loop.connected:
-            detach(target)
+        return _connected(device, filesystem, can_pass_through=Init.PASSTHROUGH in flags)
     except BaseException:
         detach(target)
-        raise
-    finally:
         os.close(device)
+        raise
+
+
+def _taken_over(target: str, filesystem: FileSystem) -> _Connection:
+    taken = take(target)
+    try:
+        told = taken.state["passthrough"]
+        connection = _connected(taken.device, filesystem, can_pass_through=told["agreed"])
+        connection.passthrough.resume(told)
+        run_blocking(filesystem.taken_over(taken.state["filesystem"]))
+    except BaseException:
+        taken.decline()
+        raise
+    taken.confirm()
+    return connection
+
+
+def _served(
+    connection: _Connection, target: str, options: BridgeOptions, ready: Callable[[], None]
+) -> bool:
+    """Serve to the end; return whether the mount lives on in another process."""
+    loop, listener, handed = connection.loop, listen(target), False
+
+    def state() -> dict[str, Any]:
+        if not loop.finish_tasks(_FINISH_WITHIN_S):
+            raise StateError(f"requests still wait for the store after {_FINISH_WITHIN_S:.0f} s")
+        told = run_blocking(connection.filesystem.handed_over())
+        return {"passthrough": connection.passthrough.state(), "filesystem": told}
+
+    def hand_over() -> None:
+        nonlocal handed
+        assert listener is not None
+        loop.take_requests(on=False)
+        handed = handed_over(listener, connection.device, state)
+        if handed:
+            loop.end()
+        else:
+            loop.take_requests(on=True)
+
+    if listener is not None:
+        loop.watch(listener.fileno(), hand_over)
+    with _ended_by_signals(loop, target), listener or nullcontext():
+        tune_kernel(options, target)
+        ready()
+        loop.run()
+    return handed
 
 
 def _agreed(device: int, options: BridgeOptions) -> Init:

@@ -13,6 +13,8 @@ die, since programs seldom expect EINTR of a read.
 import errno
 import os
 import select
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -76,20 +78,17 @@ class Loop:
         self._view = memoryview(self._buffer)
         self._tasks: dict[int, _Task] = {}
         self._ready: deque[_Task] = deque()
-        self._calls: deque[Callable[[], None]] = deque()
         self._interrupted: set[int] = set()
         self._poll = select.poll()
-        self._poll.register(self._wake, select.POLLIN)
+        self._calls_of: dict[int, Callable[[], None]] = {}
+        self.watch(self._wake, self._resume)
+        self._open = threading.Lock()
+        self._closed = False
         self._ending = False
         self.connected = True
         """Whether the mount is still there; false once it was unmounted."""
 
     # From other threads and signal handlers
-
-    def call_soon(self, call: Callable[[], None]) -> None:
-        """Have a call made on the loop's thread."""
-        self._calls.append(call)
-        os.eventfd_write(self._wake, 1)
 
     def end(self) -> None:
         """Have ``run`` return."""
@@ -102,36 +101,48 @@ class Loop:
         """Serve until unmounted or told to end."""
         self.take_requests(on=True)
         while self.connected and not self._ending:
-            for descriptor, _ in self._poll.poll(_LOOK_AGAIN_MS if self._interrupted else None):
-                if descriptor == self._device:
-                    self._take()
-                else:
-                    self._resume()
-            if self._interrupted:
-                self._let_go_the_dying()
+            self._once(_LOOK_AGAIN_MS if self._interrupted else None)
+
+    def watch(self, descriptor: int, call: Callable[[], None]) -> None:
+        """Have ``call`` made whenever ``descriptor`` has something to read."""
+        self._calls_of[descriptor] = call
+        self._poll.register(descriptor, select.POLLIN)
+
+    def unwatch(self, descriptor: int) -> None:
+        """End ``watch``."""
+        del self._calls_of[descriptor]
+        self._poll.unregister(descriptor)
+
+    def finish_tasks(self, within_s: float) -> bool:
+        """Go on without new requests until no handler waits; tell whether it came to that."""
+        until = time.monotonic() + within_s
+        while self._tasks and (left := until - time.monotonic()) > 0:
+            self._once(min(left * 1000, _LOOK_AGAIN_MS))
+        return not self._tasks
+
+    def _once(self, timeout_ms: float | None) -> None:
+        for descriptor, _ in self._poll.poll(timeout_ms):
+            call = self._calls_of.get(descriptor)
+            if call is not None:
+                call()
+        if self._interrupted:
+            self._let_go_the_dying()
 
     def close(self) -> None:
         """Drop what still waits. Whoever asked gets an error once the connection is gone."""
         for task in self._tasks.values():
             task.handling.close()
         self._tasks.clear()
-        os.close(self._wake)
+        with self._open:
+            self._closed = True
+            os.close(self._wake)
 
     def take_requests(self, *, on: bool) -> None:
         """Go on with new requests, or leave them with the kernel."""
         if on:
-            self._poll.register(self._device, select.POLLIN)
+            self.watch(self._device, self._take)
         else:
-            self._poll.unregister(self._device)
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests whose handlers wait."""
-        return len(self._tasks)
-
-    def start(self, handling: Answering) -> None:
-        """Run something of our own among the requests; its result is dropped."""
-        self._run(_Task(0, 0, 0, handling))
+            self.unwatch(self._device)
 
     def _take(self) -> None:
         """Take one request and answer it, or put it aside."""
@@ -166,27 +177,25 @@ class Loop:
             self._answer(task, 0, stop.value)
         # The outermost loop: the mount must outlive a defect of ours.
         except Exception as error:  # noqa: BLE001
-            name = Opcode(task.opcode).name.lower() if task.opcode else "own task"
-            self._answer(task, errno_answered(name, error), b"")
+            self._answer(task, errno_answered(Opcode(task.opcode).name.lower(), error), b"")
         else:
-            # Keyed by the task where it has no number: those of our own.
-            self._tasks[task.unique or id(task)] = task
+            self._tasks[task.unique] = task
             self._wait(task, future)
 
     def _wait(self, task: _Task, future: "Future[Any]") -> None:
         def wake(_: object) -> None:
             self._ready.append(task)
-            os.eventfd_write(self._wake, 1)
+            with self._open:
+                if not self._closed:
+                    os.eventfd_write(self._wake, 1)
 
         future.add_done_callback(wake)
 
     def _resume(self) -> None:
         os.eventfd_read(self._wake)
-        while self._calls:
-            self._calls.popleft()()
         while self._ready:
             task = self._ready.popleft()
-            self._tasks.pop(task.unique or id(task), None)
+            self._tasks.pop(task.unique, None)
             self._run(task)
 
     def _answer(self, task: _Task, number: int, data: Data) -> None:
@@ -195,7 +204,7 @@ class Loop:
             if task.opcode == Opcode.LOOKUP and not number:
                 inode = int.from_bytes(data[:8], "little")
                 self._forget(inode, 1)  # the kernel never heard of it
-        elif task.unique:
+        else:
             self._reply(task.unique, number, data)
 
     def _reply(self, unique: int, number: int, data: Data = b"") -> None:

@@ -9,6 +9,7 @@ import fcntl
 import os
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 from omniload.base.log import get_logger
 
@@ -83,7 +84,7 @@ class Passthrough:
             del self._backings[inode]
             self._give_up(backing.number)
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         """Return the backing files as JSON values: they belong to the connection, not to a process."""
         return {
             "agreed": self.can_pass_through,
@@ -91,7 +92,7 @@ class Passthrough:
             "handles": [[handle, inode] for handle, inode in self._inodes.items()],
         }
 
-    def resume(self, state: dict[str, list[list[int]]]) -> None:
+    def resume(self, state: dict[str, Any]) -> None:
         """Go on from ``state``."""
         self._backings = {i: _Backing(number, opens) for i, number, opens in state["backings"]}
         self._inodes = {pair[0]: pair[1] for pair in state["handles"]}

@@ -1,0 +1,181 @@
+"""One mount from one process to the next, without unmounting: the kernel notices nothing.
+
+The daemon of every mount of this binding listens on an abstract socket named for the mount
+point; a process of the same user may ask for the mount::
+
+    new      "take over 1"
+    old      takes no more requests (they wait in the kernel), finishes those under way
+    old      length, state as JSON, and with them the descriptor of /dev/fuse
+    new      opens what was open, then "ready"
+    old      "yours", and ends without unmounting
+    new      anything else, or nothing: the old one serves on as if nothing had been
+
+JSON and a length, no pickle: the state holds numbers and names. A socket in the abstract
+namespace leaves no file behind that could outlive its daemon.
+"""
+
+import hashlib
+import os
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from omniload.base.errors import OmniloadError, StateError
+from omniload.base.log import get_logger
+
+__all__ = ["Taken", "handed_over", "listen", "take"]
+
+_LOG = get_logger(__name__)
+_HELLO = b"take over 1"
+_READY, _YOURS = b"ready", b"yours"
+_LENGTH = struct.Struct("<Q")
+_PEER = struct.Struct("3i")
+ANSWER_WITHIN_S = 60.0
+"""For the other side's next word: it may have to finish requests, or open files."""
+_MOST_STATE_BYTES = 1 << 30
+
+
+def _address(target: str) -> bytes:
+    place = hashlib.sha256(os.fsencode(target)).hexdigest()[:32]
+    return f"\0omniload-mount-{os.getuid()}-{place}".encode()
+
+
+def listen(target: str) -> socket.socket | None:
+    """Return the socket at which the mount at ``target`` may be asked for; None where another has it."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(_address(target))
+        listener.listen(1)
+    except OSError as error:
+        listener.close()
+        _LOG.info("%s cannot be handed over later: %s", target, error)
+        return None
+    return listener
+
+
+def handed_over(listener: socket.socket, device: int, state: Callable[[], dict[str, Any]]) -> bool:
+    """Answer one who connected; return whether the mount is theirs now.
+
+    Args:
+        listener: A connection waits there.
+        device: /dev/fuse.
+        state: Stops the service and returns what the next process needs; may raise StateError.
+    """
+    peer, _ = listener.accept()
+    with peer:
+        peer.settimeout(ANSWER_WITHIN_S)
+        try:
+            if not _may_ask(peer) or peer.recv(64) != _HELLO:
+                return False
+            data = orjson.dumps({"version": 1, **state()})
+            socket.send_fds(peer, [_LENGTH.pack(len(data))], [device])
+            peer.sendall(data)
+            if peer.recv(64) != _READY:
+                raise StateError("who asked for it did not get ready")
+            listener.close()  # the new process listens there from now on
+            peer.sendall(_YOURS)
+        except (OSError, OmniloadError) as error:
+            _LOG.warning("the mount stays with this process: %s", error)
+            _tell(peer, str(error))
+            return False
+    return True
+
+
+def _may_ask(peer: socket.socket) -> bool:
+    _, uid, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return bool(uid == os.getuid())
+
+
+def _tell(peer: socket.socket, message: str) -> None:
+    """Say why not: a length of zero, then the reason."""
+    try:
+        peer.sendall(_LENGTH.pack(0) + message.encode())
+    except OSError as error:
+        _LOG.debug("nobody hears why: %s", error)
+
+
+class Taken:
+    """A mount that another process is about to let go.
+
+    Attributes:
+        device: /dev/fuse; ours to close.
+        state: What the other process told.
+    """
+
+    def __init__(self, peer: socket.socket, device: int, state: dict[str, Any]) -> None:
+        self._peer = peer
+        self.device = device
+        self.state = state
+
+    def confirm(self) -> None:
+        """Have the other process end; it has served its last request when this returns.
+
+        Raises:
+            StateError: It went on by itself, or ended.
+        """
+        with self._peer:
+            try:
+                self._peer.sendall(_READY)
+                answer = self._peer.recv(64)
+            except OSError as error:
+                answer = str(error).encode()
+        if answer != _YOURS:
+            os.close(self.device)
+            raise StateError(f"the other process kept the mount: {answer.decode()!r}; try again")
+
+    def decline(self) -> None:
+        """Leave the mount with the other process."""
+        self._peer.close()
+        os.close(self.device)
+
+
+def take(target: str) -> Taken:
+    """Ask the process behind the mount at ``target`` for it.
+
+    Raises:
+        StateError: Nobody answers for it, or who does refuses.
+    """
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    peer.settimeout(ANSWER_WITHIN_S)
+    try:
+        peer.connect(_address(target))
+        peer.sendall(_HELLO)
+        return _received(peer, target)
+    except BaseException as error:
+        peer.close()
+        if not isinstance(error, OSError | struct.error):
+            raise
+        raise StateError(
+            f"no mount of bridge=device answers for {target!r} ({error}); mount it without take_over"
+        ) from error
+
+
+def _received(peer: socket.socket, target: str) -> Taken:
+    head, descriptors, _, _ = socket.recv_fds(peer, _LENGTH.size, 1)
+    (size,) = _LENGTH.unpack(head)
+    if not descriptors or not 0 < size <= _MOST_STATE_BYTES:
+        raise StateError(f"{target!r} is not handed over: {_rest(peer)}")
+    state = orjson.loads(_exactly(peer, size))
+    if state.get("version") != 1:
+        raise StateError(f"{target!r} comes with a state of version {state.get('version')}, not 1")
+    os.set_inheritable(descriptors[0], False)
+    return Taken(peer, descriptors[0], state)
+
+
+def _exactly(peer: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = peer.recv(min(1 << 20, size - len(data)))
+        if not part:
+            raise StateError(
+                f"the other process ended after {len(data)} of {size} bytes of its state"
+            )
+        data += part
+    return bytes(data)
+
+
+def _rest(peer: socket.socket) -> str:
+    return peer.recv(4096).decode(errors="replace") or "it gives no reason"

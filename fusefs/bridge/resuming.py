@@ -1,0 +1,104 @@
+"""A mount handed to another process: its inodes, handles and listings as JSON values, and back.
+
+What was written is published first, so the next process finds every open file in the store
+at its path. A file that is open and has no path any more, or whose path shows a newer
+version, lives in the old process alone: the hand-over is refused, and says which file.
+"""
+
+import os
+from typing import Any
+
+from typing_extensions import override
+
+from fusefs.body import Body
+from fusefs.bridge.opening import Opening
+from fusefs.bridge.protocol import Entry
+from fusefs.bridge.session import Handle
+from fusefs.tree import Node, Tree, as_text, from_text
+from omniload.base.errors import OmniloadError, StateError
+
+__all__ = ["Resuming"]
+
+_VERSION = 1
+
+
+class Resuming(Opening):
+    """Both sides of a hand-over."""
+
+    @override
+    async def handed_over(self) -> dict[str, Any]:
+        for node in {handle.node.number: handle.node for handle in self._handles.values()}.values():
+            await self._wait(_publish, node)
+            await self._wait(self._check_reopens, node)
+        return {
+            "version": _VERSION,
+            "owner": list(self._owner),
+            "nodes": self._tree.state(),
+            "next_handle": self._next_handle,
+            "handles": [[n, h.node.number, h.appends] for n, h in self._handles.items()],
+            "listings": [
+                [
+                    number,
+                    [
+                        [as_text(name), list(entry), node.number if node else 0]
+                        for name, entry, node in listed
+                    ],
+                ]
+                for number, listed in self._listings.items()
+            ],
+            "views": [[n, view.decode()] for n, view in self.statistics.open_views.items()],
+        }
+
+    @override
+    async def taken_over(self, state: dict[str, Any]) -> None:
+        if state.get("version") != _VERSION:
+            raise StateError(
+                f"the mount comes with a state of version {state.get('version')}, this release reads "
+                f"{_VERSION}; unmount and mount it anew"
+            )
+        self._owner = (state["owner"][0], state["owner"][1])
+        self._tree = Tree.resumed(state["nodes"])
+        self._next_handle = state["next_handle"]
+        for number, inode, appends in state["handles"]:
+            node = self._tree.node(inode)
+            if node.body is None:
+                path = self._tree.path(node)
+                opened = await self._wait(self._files.open, path)
+                node.body = Body(self._files, self._place, path, opened)
+            node.opens += 1
+            self._handles[number] = Handle(node, node.body, appends)
+        for number, lines in state["listings"]:
+            self._listings[number] = [
+                (from_text(name), Entry(*entry), self._tree.node(inode) if inode else None)
+                for name, entry, inode in lines
+            ]
+        self.statistics.open_views = {number: view.encode() for number, view in state["views"]}
+
+    def _check_reopens(self, node: Node) -> None:
+        """Check that who opens the path finds the version that is open here.
+
+        Raises:
+            StateError: It has no path, or another version is there.
+        """
+        body = node.body
+        assert body is not None, "it is open"
+        if body.path is None or not node.is_attached:
+            raise StateError(
+                f"{node.name!r} is open and was removed or replaced; have it closed, then take over"
+            )
+        version = body.reader_if_clean()
+        if version is not None and self._files.stat(body.path).entry != version.info.entry:
+            raise StateError(
+                f"{os.fspath(body.path)!r} is open and was replaced since; have it closed, then take over"
+            )
+
+
+def _publish(node: Node) -> None:
+    body = node.body
+    assert body is not None, "it is open"
+    try:
+        body.flush(last=False)
+    except (OSError, OmniloadError) as error:
+        raise StateError(
+            f"{body.path!r} is being written and cannot be published: {error}"
+        ) from error
