@@ -99,6 +99,7 @@ def normalised(text: str) -> str:
     except InvalidRequirement as error:
         raise ConfigError(f"{text!r} is no requirement: {error}") from error
     found.name = canonicalize_name(found.name)
+    found.extras = {canonicalize_name(extra) for extra in found.extras}
     if found.url:
         found.url = without_credentials(found.url)
     return " ".join([str(found), *(f"--hash={value}" for value in hashes)])
@@ -213,7 +214,8 @@ class _Reader:
         """Read one requirement: a name, a URL, or a path."""
         path, _, extras = text.strip().partition("[")
         path = path.partition(" --")[0].strip()
-        local = _local_path(path) or _local_path(text.partition("@")[2].strip())
+        reference = text.partition("@")[2].strip()
+        local = _local_path(reference if reference.startswith("file:") else path)
         if local is not None:
             self.source(os.fspath(local), above, extras)
         elif "://" in text and "@ " not in text:
