@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fusefs.config import FilesConfig
 from fusefs.disk_directory import CopyFiles, DiskDirectory, Stamp
-from fusefs.disk_format import CopyVersion, decode_map, footprint
+from fusefs.disk_format import CopyVersion, decode_map, footprint, room_for
 from fusefs.disk_ledger import Ledger
 from fusefs.manifest import unit_checksum
 from fusefs.traffic import Traffic
@@ -24,7 +24,6 @@ from omniload.base.log import get_logger
 __all__ = ["DiskCache", "DiskCopy", "Span", "disk_cache_of"]
 
 _LOG = get_logger(__name__)
-_ENTRY_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +52,11 @@ class _Copy:
     holders: int = 0
     storing: set[int] = field(default_factory=set)
     """Units on their way to the disk."""
+    damaged: set[int] = field(default_factory=set)
+    """Units that are not here and whose room is still taken, and charged."""
 
     def clear(self) -> None:
+        self.damaged = set()
         self.checksums_U[:] = 0
         self.verified_U[:] = False
         self.storing = set()
@@ -76,6 +78,7 @@ class DiskCache:
         self._directory = DiskDirectory(directory)
         self._traffic = traffic or Traffic()
         self._lock = threading.Lock()
+        self._stored = threading.Condition(self._lock)
         self._ledger = Ledger(capacity_bytes)
         self._copies: dict[str, _Copy] = {}
         self._trusted: dict[str, Stamp] = {}
@@ -130,6 +133,7 @@ class DiskCache:
                 if copy.files is not None:
                     copy.files.let_go()
                     copy.files = None
+                copy.clear()
             self._copies.clear()
         self._directory.close()
 
@@ -163,7 +167,10 @@ class DiskCache:
         return found
 
     def store(self, copy: _Copy, span: Span, data: bytes | memoryview) -> bool:
-        """Keep a unit, if it fits and the disk takes it; never raises for the disk's sake."""
+        """Keep a unit, if it fits and the disk takes it; never raises for the disk's sake.
+
+        Waits where somebody else is storing the same unit.
+        """
         files, aside = self._reserve(copy, span)
         _remove(aside)
         if files is None:
@@ -179,12 +186,13 @@ class DiskCache:
             checksum = 0
         with self._lock:
             files.give_back()
+            self._stored.notify_all()
             if copy.files is files:
                 copy.storing.discard(span.unit)
                 copy.checksums_U[span.unit] = checksum
                 copy.verified_U[span.unit] = bool(checksum)
                 if not checksum:
-                    self._ledger.charge(copy.name, -span.size_bytes - _ENTRY_BYTES)
+                    copy.damaged.add(span.unit)
         self._note_if_whole(copy)
         return bool(checksum)
 
@@ -244,14 +252,10 @@ class DiskCache:
     def _reserve(self, copy: _Copy, span: Span) -> tuple[CopyFiles | None, list[Path]]:
         """Make room for a unit and files to hold it; borrowed files, or None where it is not to be written."""
         with self._lock:
-            if (
-                not self._writable
-                or not copy.holders
-                or copy.checksums_U[span.unit]
-                or span.unit in copy.storing
-            ):
+            self._stored.wait_for(lambda: span.unit not in copy.storing)
+            if not self._writable or not copy.holders or copy.checksums_U[span.unit]:
                 return None, []
-            size_bytes = span.size_bytes + _ENTRY_BYTES
+            size_bytes = 0 if span.unit in copy.damaged else room_for(span.offset, span.size_bytes)
             if copy.files is None:
                 size_bytes += footprint(copy.version.num_units)
             leaving = self._ledger.make_room(copy.name, size_bytes)
@@ -267,6 +271,7 @@ class DiskCache:
                     return None, aside
             self._ledger.charge(copy.name, size_bytes)
             self._ledger.touch(copy.name)
+            copy.damaged.discard(span.unit)
             copy.storing.add(span.unit)
             copy.files.borrow()
             return copy.files, aside
@@ -292,7 +297,7 @@ class DiskCache:
         copy.checksums_U[span.unit] = 0
         copy.verified_U[span.unit] = False
         self._trusted.pop(copy.name, None)
-        self._ledger.charge(copy.name, -span.size_bytes - _ENTRY_BYTES)
+        copy.damaged.add(span.unit)
         _LOG.warning("disk cache: unit %d of %s is damaged and dropped", span.unit, copy.name)
         try:
             files.mark(span.unit, 0)

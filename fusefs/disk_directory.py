@@ -18,9 +18,11 @@ from fusefs.disk_format import (
     encode_marker,
     entry_bytes,
     entry_of,
+    footprint,
     header_of,
-    is_map,
     map_bytes,
+    num_units_of,
+    size_in_map,
 )
 from omniload.base.errors import ConfigError, StateError
 
@@ -155,22 +157,24 @@ class DiskDirectory:
 
         What is no whole pair of files, of whatever a crash left, is removed.
         """
-        maps = []
+        whole = []
         for folder in (self._root / COPIES).iterdir():
-            for path in sorted(folder.iterdir()):
-                if path.suffix == ".data" and path.with_suffix(".map").exists():
-                    continue
-                if path.suffix == ".map" and self._is_whole(path):
-                    maps.append((path.stat().st_mtime_ns, path))
+            for name in sorted({path.stem for path in folder.iterdir()}):
+                data_path, map_path = self.data_path(name), self.map_path(name)
+                if self._is_pair(name):
+                    whole.append((map_path.stat().st_mtime_ns, name))
                 else:
-                    path.unlink()
-        for _, path in sorted(maps):
-            files = (path.with_suffix(".data"), path)
-            yield path.stem, sum(file.stat().st_blocks * 512 for file in files)
+                    data_path.unlink(missing_ok=True)
+                    map_path.unlink(missing_ok=True)
+        for _, name in sorted(whole):
+            num_units = num_units_of(self.map_path(name).stat().st_size)
+            yield name, self.data_path(name).stat().st_blocks * 512 + footprint(num_units)
 
-    @staticmethod
-    def _is_whole(path: Path) -> bool:
-        return path.with_suffix(".data").exists() and is_map(path.read_bytes(), path.stem)
+    def _is_pair(self, name: str) -> bool:
+        if not self.data_path(name).exists() or not self.map_path(name).exists():
+            return False
+        size_bytes = size_in_map(self.map_path(name).read_bytes(), name)
+        return size_bytes == self.data_path(name).stat().st_size
 
     def make(self, version: CopyVersion) -> CopyFiles:
         """Make the files of a copy that holds nothing yet.

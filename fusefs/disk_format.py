@@ -30,8 +30,10 @@ __all__ = [
     "entry_of",
     "footprint",
     "header_of",
-    "is_map",
     "map_bytes",
+    "num_units_of",
+    "room_for",
+    "size_in_map",
 ]
 
 VERSION = 1
@@ -73,23 +75,35 @@ def map_bytes(num_units: int) -> int:
     return HEADER_BYTES + 8 * num_units
 
 
+def num_units_of(size_bytes: int) -> int:
+    """Return the units of a map of so many bytes."""
+    return (size_bytes - HEADER_BYTES) // 8
+
+
 def footprint(num_units: int) -> int:
-    """Return what a copy takes on the disk before it holds a unit: its map, and a page to round up."""
+    """Return what a copy takes on the disk before it holds a unit: its map, and a page of its inodes."""
     return -(-map_bytes(num_units) // _PAGE) * _PAGE + _PAGE
 
 
-def is_map(found: bytes, name: str) -> bool:
-    """Tell whether a map is whole and belongs to the copy ``name``, without knowing its version."""
+def room_for(offset: int, size_bytes: int) -> int:
+    """Return what a unit takes on the disk at most: every page it touches, and its checksum."""
+    first, stop = offset // _PAGE, -(-(offset + size_bytes) // _PAGE)
+    return (stop - first) * _PAGE + 8
+
+
+def size_in_map(found: bytes, name: str) -> int | None:
+    """Return the bytes of the version whose map this is; None if it is not whole, or not of ``name``."""
     if len(found) < HEADER_BYTES:
-        return False
-    magic, version, _, _, units, digest = _FIELDS.unpack(found[: _FIELDS.size])
-    return (
+        return None
+    magic, version, _, size_bytes, units, digest = _FIELDS.unpack(found[: _FIELDS.size])
+    sound = (
         magic.rstrip(b"\0") == _MAGIC
         and version == VERSION
         and digest.hex() == name
         and len(found) == map_bytes(units)
         and found[_FIELDS.size : HEADER_BYTES] == xxhash.xxh3_64_digest(found[: _FIELDS.size])
     )
+    return int(size_bytes) if sound else None
 
 
 def decode_map(found: bytes, version: CopyVersion) -> NDArray[np.uint64] | None:

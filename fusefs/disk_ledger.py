@@ -56,11 +56,9 @@ class Ledger:
                 del self._lines[name]
 
     def charge(self, name: str, size_bytes: int) -> None:
-        """Add bytes to a copy, or with a negative number take them off, never below nothing."""
-        line = self._lines.setdefault(name, _Line())
-        change = max(size_bytes, -line.size_bytes)
-        line.size_bytes += change
-        self._used_bytes += change
+        """Add bytes to a copy."""
+        self._lines.setdefault(name, _Line()).size_bytes += size_bytes
+        self._used_bytes += size_bytes
 
     def make_room(self, name: str, size_bytes: int) -> list[str] | None:
         """Say which copies must go before ``size_bytes`` more of ``name`` fit.
