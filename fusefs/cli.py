@@ -1,15 +1,26 @@
-"""``omniload fs``: mount, umount, stat, verify, prefetch."""
+"""``omniload fs``: mount, umount, stat, verify, prefetch, export."""
 
 import json
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TransferSpeedColumn,
+)
 
 from fusefs.config import FilesConfig
+from fusefs.export import copies_of, export_file, parted, place_on_mount, require_free
 from fusefs.fsck import Report, verify
 from fusefs.mounting import MountConfig, start
 from fusefs.mounting import umount as unmount
@@ -224,6 +235,58 @@ def prefetch(files: tuple[str, ...]) -> None:
                     pass
         except OSError as error:
             raise UnavailableError(f"{name!r} cannot be read: {error.strerror or error}") from error
+
+
+@command.command("export")
+@click.argument("file")
+@click.argument("target")
+@click.option("--store", help="FILE lies in this store; not needed on a mount.")
+@click.option("--force", is_flag=True, help="Replace what is there already.")
+@click.option("--json", "as_json", is_flag=True)
+def export(file: str, target: str, store: str | None, force: bool, as_json: bool) -> None:
+    """Copy FILE, or all files below it, to plain files at TARGET: a path or any store's URL.
+
+    \b
+    Example:
+      omniload fs export ckpt/model.safetensors /data/model.safetensors --store hdfs://namenode:9000/jobs
+      omniload fs export /mnt/jobs/ckpt s3://bucket/ckpt
+    """  # noqa: D301 -- click's own marker
+    url, path = (store, file) if store is not None else place_on_mount(Path(file))
+    files = _open(url)
+    try:
+        folder, name = parted(target)
+        out = RetryingStore(open_store(folder))
+        copies = list(copies_of(files, path.strip("/"), name))
+        if not force:
+            require_free(out, copies)
+        with _progress("exporting", sum(copy.size_bytes for copy in copies)) as tell:
+            done = [
+                (copy, export_file(files, copy.source, out, copy.target, tell)) for copy in copies
+            ]
+    except FileNotFoundError as error:
+        raise StateError(f"{path!r} is not in {url}") from error
+    finally:
+        files.close()
+    for copy, exported in done:
+        numbers = {"target": copy.target, "size_bytes": exported.size_bytes, "xxh3": exported.xxh3}
+        short = f"{copy.target}: {format_bytes(exported.size_bytes)}, xxh3 {exported.xxh3}"
+        click.echo(json.dumps(numbers) if as_json else short)
+
+
+@contextmanager
+def _progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Show how far a copy is, on a terminal only; call the value with the bytes just done."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True))
+    with Progress(
+        *columns,
+        TransferSpeedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as shown:
+        task = shown.add_task(what, total=total_bytes)
+        yield lambda size: shown.advance(task, size)
 
 
 def _open(store: str) -> StripedFiles:

@@ -231,25 +231,6 @@ class StripedFiles:
             named = kept.object_paths() if kept is not None else ()
             self._keeper.condemn(Manifest(mtime_ns=0, segments=content), named)
 
-    def export(self, path: str, store: Store, target: str) -> int:
-        """Write a file as one plain object of ``store``; return its bytes.
-
-        Every unit is verified on the way. The target must not exist.
-        """
-        out = store.create(checked_path(target))
-        with self.open(path) as file:
-            step, at = self.config.longest_read * 4, 0
-            try:
-                while at < file.reader.size_bytes:
-                    data = file.reader.read(at, step)
-                    out.write(data)
-                    at += len(data)
-                out.close()
-            except BaseException:
-                out.abort()
-                raise
-        return at
-
     # Names and attributes
 
     def set_attributes(self, path: str, attributes: Attributes) -> None:

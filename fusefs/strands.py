@@ -2,10 +2,10 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 
-__all__ = ["ByteBudget", "Strand"]
+__all__ = ["ByteBudget", "Strand", "settle"]
 
 
 class Strand:
@@ -81,3 +81,20 @@ class ByteBudget:
 
     def _fits(self, size_bytes: int) -> bool:
         return self._used_bytes == 0 or self._used_bytes + size_bytes <= self._capacity_bytes
+
+
+def settle(futures: Sequence[Future[None]]) -> None:
+    """Wait until all are done; after one that failed, those not begun are cancelled.
+
+    None runs any more when this returns or raises, so memory they fill may be let go.
+
+    Raises:
+        Exception: What the first one raised, in the order given.
+    """
+    _, others = wait(futures, return_when=FIRST_EXCEPTION)
+    for future in others:
+        future.cancel()
+    wait(others)
+    for future in futures:
+        if not future.cancelled():
+            future.result()

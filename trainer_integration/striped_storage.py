@@ -21,7 +21,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
-from fsspec.core import url_to_fs
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
@@ -29,7 +28,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from fusefs.namespace import StripedFiles
 from fusefs.omnifs import OmniFileSystem
-from omniload.base.errors import OmniloadError, StateError, UnavailableError
+from fusefs.stores.protocol import checked_path
+from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
 from trainer_integration.striped_storage_reader import StripedReader, read_index
 from trainer_integration.striped_storage_writer import StripedWriter
 
@@ -51,11 +51,13 @@ def open_striped(url: str, config: Mapping[str, Any] | None = None) -> tuple[Str
         ConfigError: The URL names nothing that can be opened.
         UnavailableError: The store does not answer.
     """
+    folder, chained, store = url.removeprefix("omnifs://").partition("::")
     if not url.startswith("omnifs://"):
-        return OmniFileSystem(url, config=config).files, ""
-    filesystem, folder = url_to_fs(url, config=config)
-    assert isinstance(filesystem, OmniFileSystem), "omnifs:// is registered as it"
-    return filesystem.files, folder
+        folder, store = "", url
+    elif not chained:
+        raise ConfigError(f"{url!r} names no store; give omnifs://FOLDER::STORE")
+    # One namespace per store and settings in a process: fsspec keeps it.
+    return OmniFileSystem(store, config=config).files, checked_path(folder)
 
 
 def save_striped(

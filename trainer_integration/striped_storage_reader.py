@@ -2,8 +2,8 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from contextlib import ExitStack
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,7 +23,8 @@ from typing_extensions import override
 
 from fusefs.namespace import OpenedFile, StripedFiles
 from fusefs.stores.protocol import checked_path
-from omniload.base.errors import IntegrityError, StateError
+from fusefs.strands import settle
+from omniload.base.errors import IntegrityError, OmniloadError, StateError
 from trainer_integration.striped_storage_boxes import Box, Slab
 from trainer_integration.striped_storage_index import DTYPES, INDEX, Chunk, Index
 from trainer_integration.striped_storage_units import bytes_of, is_path, location_of, within
@@ -199,8 +200,11 @@ class StripedReader(StorageReader):
             for name, of_file in fills.items():
                 self._wait(name, of_file)
         finally:
-            for future in (future for of_file in fills.values() for future in of_file):
+            rest = [future for of_file in fills.values() for future in of_file]
+            for future in rest:
                 future.cancel()
+            with suppress(OSError, OmniloadError):
+                settle(rest)
 
     def _fill_staged(self, name: str, file: OpenedFile, reads: Sequence[_Read]) -> None:
         """Read boxes by way of memory that encloses them, some slabs at a time."""
@@ -222,17 +226,11 @@ class StripedReader(StorageReader):
         for read, slab, staged in waiting:
             read.take(slab, staged)
 
-    def _wait(self, name: str, futures: Sequence[Future[None]]) -> None:
-        done, others = wait(futures, return_when=FIRST_EXCEPTION)
-        for future in others:
-            future.cancel()
-        wait(others)
-        for future in done:
-            if (error := future.exception()) is None:
-                continue
-            if isinstance(error, IntegrityError):
-                raise IntegrityError(f"{self._location}: {name}: {error}") from error
-            raise error
+    def _wait(self, name: str, fills: Sequence[Future[None]]) -> None:
+        try:
+            settle(fills)
+        except IntegrityError as error:
+            raise IntegrityError(f"{self._location}: {name}: {error}") from error
 
     @property
     def _location(self) -> str:

@@ -5,7 +5,7 @@ from importlib.metadata import entry_points
 import click
 import pytest
 
-VERBS = {"check", "plan", "show", "preview", "record", "prefetch", "mount", "umount"}
+VERBS = {"check", "plan", "show", "preview", "record", "prefetch", "mount", "umount", "export"}
 VERBS |= {"save", "restore", "verify", "run", "set", "audit", "bench", "sample", "schema", "stat"}
 
 

@@ -1,4 +1,4 @@
-"""Names, links, directories and export over the reference store."""
+"""Names, links, directories and ranges over the reference store."""
 
 import errno
 
@@ -146,14 +146,6 @@ def test_a_plain_file_with_the_size_of_a_manifest_is_still_plain(files):
 
     assert files.stat("odd").stored == "plain"
     assert contents(files, "odd") == b"y" * 5461
-
-
-def test_a_striped_file_is_exported_to_one_plain_object(files):
-    files.write_file("f", BIG)
-    elsewhere = MemoryStore()
-
-    assert files.export("f", elsewhere, "out/f") == len(BIG)
-    assert elsewhere.read("out/f", 0, len(BIG)) == BIG
 
 
 def test_the_same_header_is_read_once_when_its_time_stamp_is_settled():

@@ -324,3 +324,8 @@ def test_dcp_may_name_another_folder_and_is_told_what_is_no_path(files):
     assert files.stat("second").kind == "directory"
     assert StripedWriter.validate_checkpoint_id("a/b")
     assert not StripedWriter.validate_checkpoint_id("../b")
+
+
+def test_a_place_that_names_no_store_is_refused():
+    with pytest.raises(ConfigError, match=r"omnifs://FOLDER::STORE"):
+        open_striped("omnifs://ckpt")

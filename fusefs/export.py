@@ -1,0 +1,201 @@
+"""Striped files as plain ones, anywhere: for whoever knows nothing of stripes.
+
+Ranges are read side by side, every unit is verified, and the target appears under its name
+when it is whole: a copy that is interrupted leaves at most ``.NAME.<8 digits>.partial``.
+"""
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import orjson
+import xxhash
+
+from fusefs.namespace import StripedFiles
+from fusefs.reading import FileReader
+from fusefs.stores.protocol import RESERVED, ObjectWriter, Store, checked_path, name_of, parent_of
+from fusefs.strands import settle
+from omniload.base.errors import IntegrityError, OmniloadError, StateError
+
+__all__ = [
+    "Copy",
+    "Exported",
+    "copies_of",
+    "export_file",
+    "parted",
+    "place_on_mount",
+    "require_free",
+]
+
+_WINDOW_BYTES = 32 << 20
+"""Bytes read side by side while as many are written: two windows are held in memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """A file to copy."""
+
+    source: str
+    """Path in the namespace."""
+    target: str
+    """Path in the store it goes to."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What was copied."""
+
+    size_bytes: int
+    xxh3: str
+    """xxh3-128 of the content, 32 hexadecimal digits."""
+
+
+def parted(target: str) -> tuple[str, str]:
+    """Part a path or URL into the store that is its folder, and its name there.
+
+    Raises:
+        StateError: There is no name at its end.
+    """
+    folder, slash, name = target.rstrip("/").rpartition("/")
+    if not name or (urlsplit(target).scheme and folder.endswith(":/")):
+        raise StateError(f"target {target!r} ends with no name; give the name of the copy")
+    if folder or not slash:
+        return folder or ".", name
+    return "/", name
+
+
+def place_on_mount(file: Path) -> tuple[str, str]:
+    """Return the store behind a file on a mount, and the file's path in it.
+
+    Raises:
+        StateError: It lies on no mount of ours.
+    """
+    path = Path(os.path.abspath(file))  # noqa: PTH100 -- resolve() would follow links of the mount
+    for root in (path, *path.parents):
+        try:
+            numbers = orjson.loads((root / RESERVED / "stats.json").read_bytes())
+        except (OSError, orjson.JSONDecodeError):
+            continue
+        return str(numbers["store"]), "" if path == root else str(path.relative_to(root))
+    raise StateError(f"{str(file)!r} lies on no mount of ours; give --store and the path in it")
+
+
+def copies_of(files: StripedFiles, path: str, target: str) -> Iterator[Copy]:
+    """Yield what there is to copy: the file at ``path``, or all files below a directory.
+
+    Symbolic links below a directory are left out: few stores know them.
+
+    Raises:
+        FileNotFoundError: Nothing is there.
+        StateError: ``path`` itself is a symbolic link.
+    """
+    info = files.stat(path)
+    if info.kind == "symlink":
+        raise StateError(f"{path!r} is a link to {files.read_link(path)!r}; export that")
+    if info.kind == "directory":
+        for inner in files.listing(path):
+            if inner.kind != "symlink":
+                below = f"{path}/{inner.name}" if path else inner.name
+                yield from copies_of(files, below, f"{target}/{inner.name}")
+    else:
+        yield Copy(source=path, target=target, size_bytes=info.size_bytes)
+
+
+def require_free(store: Store, copies: list[Copy]) -> None:
+    """Refuse targets that are there already, before anything is copied.
+
+    Raises:
+        StateError: Some are.
+    """
+    taken = [copy.target for copy in copies if _exists(store, copy.target)]
+    if taken:
+        raise StateError(
+            f"{store.location} holds {taken[0]!r} already, and {len(taken) - 1} more of the "
+            f"{len(copies)} targets; give --force to replace them"
+        )
+
+
+def export_file(
+    files: StripedFiles, source: str, store: Store, target: str, tell: Callable[[int], None]
+) -> Exported:
+    """Copy one file; what was at the target is replaced when the copy is whole.
+
+    Args:
+        files: The namespace.
+        source: Path in it.
+        store: Where the copy goes.
+        target: Path there.
+        tell: Called with the bytes just written.
+
+    Raises:
+        IntegrityError: A unit is not what was written, or the store kept another size.
+        UnavailableError: A store does not answer.
+    """
+    target = checked_path(target)
+    folder, name = parent_of(target), name_of(target)
+    partial = f".{name}.{uuid.uuid4().hex[:8]}.partial"
+    partial = f"{folder}/{partial}" if folder else partial
+    out = store.create(partial)
+    try:
+        with files.open(source) as file:
+            exported = _copied(file.reader, out, tell)
+        out.close()
+        _require_size(store, partial, exported.size_bytes)
+        store.rename(partial, target)
+    except BaseException:
+        out.abort()
+        with suppress(OSError, OmniloadError):
+            store.remove(partial)
+        raise
+    return exported
+
+
+def _copied(reader: FileReader, out: ObjectWriter, tell: Callable[[int], None]) -> Exported:
+    """Write all bytes in order, one window ahead being read."""
+    size, digest = reader.size_bytes, xxhash.xxh3_128()
+    window = min(_WINDOW_BYTES, size)
+    views = (memoryview(bytearray(window)), memoryview(bytearray(window)))
+    reads: dict[int, list[Future[None]]] = {}
+
+    def start(number: int) -> None:
+        at = number * window
+        if at < size:
+            reads[number] = reader.start_into([(at, views[number % 2][: size - at])])
+
+    try:
+        start(0)
+        for number in range(-(-size // window) if size else 0):
+            start(number + 1)
+            settle(reads.pop(number))
+            view = views[number % 2][: size - number * window]
+            out.write(view)
+            digest.update(view)
+            tell(len(view))
+    finally:
+        for futures in reads.values():
+            for future in futures:
+                future.cancel()
+            with suppress(OSError, OmniloadError):
+                settle(futures)
+    return Exported(size_bytes=size, xxh3=digest.hexdigest())
+
+
+def _require_size(store: Store, path: str, size_bytes: int) -> None:
+    if (found := store.stat(path).size_bytes) != size_bytes:
+        raise IntegrityError(
+            f"{store.location} kept {found} of the {size_bytes} bytes of {path!r}; export it again"
+        )
+
+
+def _exists(store: Store, path: str) -> bool:
+    try:
+        store.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
