@@ -8,6 +8,7 @@ agree that the daemon writes ``ready`` to the descriptor it is given, or what is
 import errno
 import os
 import shutil
+import stat as stat_bits
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -115,10 +116,10 @@ def clear_dead_mount(mountpoint: str) -> None:
     """Take a mount away whose daemon is gone ("Transport endpoint is not connected").
 
     Raises:
-        ConfigError: The mount point is not there.
+        ConfigError: The mount point is not there, or is no directory.
     """
     try:
-        os.stat(mountpoint)  # noqa: PTH116 -- the errno is what is asked for
+        found = os.stat(mountpoint)  # noqa: PTH116 -- the errno is what is asked for
     except FileNotFoundError:
         raise ConfigError(f"mount point {mountpoint!r} is not there; make it first") from None
     except OSError as error:
@@ -126,3 +127,6 @@ def clear_dead_mount(mountpoint: str) -> None:
             raise
         tool = shutil.which("fusermount3") or "fusermount3"
         subprocess.run([tool, "-uz", mountpoint], check=False, capture_output=True)
+    else:
+        if not stat_bits.S_ISDIR(found.st_mode):
+            raise ConfigError(f"mount point {mountpoint!r} is a file; give an empty directory")

@@ -269,12 +269,18 @@ async def _run(options: BridgeOptions, target: str, ready: Callable[[], None]) -
                 pyfuse3.terminate()
                 return
 
-    async with trio.open_nursery() as nursery:
-        await nursery.start(end_on_signal)
-        tune_kernel(options, target)
-        ready()
+    async def serve_requests() -> None:
         await pyfuse3.main()
         nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(end_on_signal)
+        nursery.start_soon(serve_requests)
+        # In a thread, so that the loop answers it. Its answer comes after that of INIT, which
+        # would put read-ahead back to what libfuse asks for.
+        await trio.to_thread.run_sync(os.stat, target, abandon_on_cancel=True)
+        tune_kernel(options, target)
+        ready()
 
 
 def serve(

@@ -1,0 +1,238 @@
+"""A mount outlives its daemon: handed to a new process under load, and brought back after kill -9."""
+
+import contextlib
+import mmap
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fusefs.bridge.device.handover import take
+from fusefs.mounting import MountConfig, start, umount
+from omniload.base.errors import StateError
+from tests.support.fusefs_model import TINY, fast_directory
+
+pytestmark = [
+    pytest.mark.fuse,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not os.access("/dev/fuse", os.R_OK | os.W_OK) or shutil.which("fusermount3") is None,
+        reason="MOUNT NOT TESTED: no /dev/fuse or fusermount3",
+    ),
+]
+DATA = os.urandom(3 << 20)
+SPAN = 64 << 10
+
+
+@pytest.fixture
+def place():
+    base = fast_directory("fusefs-bridge-")
+    for name in ("store", "mount"):
+        (base / name).mkdir()
+    yield base
+    subprocess.run(["fusermount3", "-uzq", base / "mount"], check=False)
+    shutil.rmtree(base)
+
+
+def config_of(place, **settings):
+    return MountConfig(
+        store=str(place / "store"),
+        mountpoint=str(place / "mount"),
+        files=TINY,
+        **{"bridge": "device", **settings},
+    )
+
+
+class Reader(threading.Thread):
+    """Reads one open file with O_DIRECT, again and again, and compares every byte."""
+
+    def __init__(self, path):
+        super().__init__()
+        self._file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        self._ended = threading.Event()
+        self._whole = threading.Semaphore(0)
+        self.wrong = []
+
+    def run(self):
+        buffer = mmap.mmap(-1, SPAN)
+        try:
+            while not self._ended.is_set():
+                for at in range(0, len(DATA), SPAN):
+                    size = os.preadv(self._file, [buffer], at)
+                    if size != SPAN or buffer[:] != DATA[at : at + SPAN]:
+                        self.wrong.append(at)
+                self._whole.release()
+        except OSError as error:
+            self.wrong.append(error)
+        finally:
+            os.close(self._file)
+
+    def reads_on(self):
+        """Wait until the file was read whole once more, begun after this call."""
+        while self._whole.acquire(blocking=False):
+            pass
+        for _ in range(2):
+            assert self._whole.acquire(timeout=60), self.wrong
+
+    def end(self):
+        self._ended.set()
+        self.join(timeout=60)
+
+
+@contextlib.contextmanager
+def reading(path):
+    reader = Reader(path)
+    reader.start()
+    try:
+        yield reader
+    finally:
+        reader.end()
+
+
+def test_a_mount_goes_to_a_new_process_while_files_are_read_written_and_listed(place):
+    root, first = place / "mount", start(config_of(place), log_path=os.devnull)
+    (root / "f").write_bytes(DATA)
+    (root / "many").mkdir()
+    for i in range(50):
+        (root / "many" / f"{i}").touch()
+    with reading(root / "f") as reader, os.scandir(root / "many") as listing:
+        log = (root / "log").open("ab", buffering=0)
+        random = (root / "random").open("w+b", buffering=0)
+        listed = [next(listing).name]
+        log.write(b"one ")
+        random.write(b"0123456789")
+        os.pwrite(random.fileno(), b"XX", 3)
+
+        second = start(config_of(place, take_over=True), log_path=os.devnull)
+
+        assert first.wait(timeout=60) == 0
+        log.write(b"two")
+        os.pwrite(random.fileno(), b"YY", 6)
+        assert os.pread(random.fileno(), 10, 0) == b"012XX5YY89"
+        log.close()
+        random.close()
+        listed += [entry.name for entry in listing]
+        assert sorted(listed) == sorted(map(str, range(50)))
+        assert (root / "log").read_bytes() == b"one two"
+        (root / "new").write_bytes(b"of the new process")
+        reader.reads_on()
+    assert reader.wrong == []
+    assert (root / "random").read_bytes() == b"012XX5YY89"
+    assert os.path.ismount(root)
+    umount(str(root))
+    assert second.wait(timeout=60) == 0
+
+
+def test_a_file_that_only_the_old_process_can_read_is_named_and_the_mount_stays_with_it(place):
+    root, first = place / "mount", start(config_of(place), log_path=os.devnull)
+    (root / "f").write_bytes(DATA)
+    with (root / "f").open("rb", buffering=0) as file:
+        (root / "f").unlink()
+
+        with pytest.raises(StateError, match="'f' is open and was removed"):
+            start(config_of(place, take_over=True), log_path=os.devnull)
+
+        assert first.poll() is None
+        assert file.read(100) == DATA[:100]
+    second = start(config_of(place, take_over=True), log_path=os.devnull)
+    assert first.wait(timeout=60) == 0
+    umount(str(root))
+    assert second.wait(timeout=60) == 0
+
+
+def test_one_who_asks_for_a_mount_and_dies_leaves_it_where_it_was(place):
+    root, first = place / "mount", start(config_of(place), log_path=os.devnull)
+    (root / "f").write_bytes(DATA)
+    with reading(root / "f") as reader:
+        taken = take(os.path.realpath(root))
+        assert taken.state["filesystem"]["handles"]
+        taken.decline()
+        reader.reads_on()
+    assert reader.wrong == []
+    umount(str(root))
+    assert first.wait(timeout=60) == 0
+
+
+def test_there_must_be_a_mount_to_take_over(place):
+    with pytest.raises(StateError, match="no mount of bridge=device answers"):
+        start(config_of(place, take_over=True), log_path=os.devnull)
+
+
+def daemon_of(watcher):
+    (child,) = psutil.Process(watcher.pid).children()
+    return child
+
+
+@pytest.mark.parametrize("bridge", ["pyfuse3", "device"])
+def test_a_watched_mount_is_back_after_its_daemon_was_killed(place, bridge):
+    root = place / "mount"
+    watcher = start(config_of(place, bridge=bridge), log_path=os.devnull, watched=True)
+    (root / "f").write_bytes(DATA)
+    for _ in range(2):
+        killed = daemon_of(watcher)
+
+        killed.send_signal(signal.SIGKILL)
+
+        psutil.wait_procs([killed], timeout=30)
+        assert content_when_back(root / "f") == DATA
+    umount(str(root))
+    assert watcher.wait(timeout=60) == 0
+
+
+def content_when_back(path):
+    """Read a file as soon as its mount is back: the kernel tells of every change of the mounts."""
+    with Path("/proc/self/mountinfo").open("rb") as mounts:
+        changes = select.poll()
+        changes.register(mounts, select.POLLPRI)
+        for _ in range(20):
+            with contextlib.suppress(OSError):
+                return path.read_bytes()
+            assert changes.poll(60_000), "the mount did not come back"
+            mounts.seek(0)
+            mounts.read()
+    raise AssertionError("the mount came and went")
+
+
+def test_a_watcher_that_is_told_to_end_unmounts(place):
+    watcher = start(config_of(place), log_path=os.devnull, watched=True)
+    daemon = daemon_of(watcher)
+
+    watcher.terminate()
+
+    assert watcher.wait(timeout=60) == 0
+    assert not daemon.is_running()
+    assert not os.path.ismount(place / "mount")
+
+
+def test_a_watcher_whose_first_start_fails_says_so_and_ends(place):
+    shutil.rmtree(place / "store")
+
+    with pytest.raises(Exception, match="not a directory"):
+        start(config_of(place), log_path=os.devnull, watched=True)
+
+
+def test_the_daemon_needs_neither_pyfuse3_nor_trio(place, tmp_path):
+    for name in ("pyfuse3", "trio"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('not installed')\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    code = (
+        "import sys; from fusefs.mounting import MountConfig, start, umount\n"
+        "config = MountConfig(store=sys.argv[1], mountpoint=sys.argv[2], bridge='device')\n"
+        "process = start(config); umount(sys.argv[2]); sys.exit(process.wait())\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, place / "store", place / "mount"],
+        env=environment,
+        check=False,
+        timeout=60,
+    )
+
+    assert done.returncode == 0
