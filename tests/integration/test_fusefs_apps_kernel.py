@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.bridge.tuning import device_of_mount
 from fusefs.mounting import MountConfig, start
 from tests.support.fusefs_model import fast_directory
 from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT, proven_mount
@@ -166,6 +167,17 @@ def test_a_sync_of_the_whole_filesystem_and_of_a_directory_return(folder, file):
     os.close(directory)
 
     assert os.statvfs(folder).f_namemax == 255
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root sets a mount's read-ahead")
+@pytest.mark.parametrize("bridge", ["pyfuse3", "device"])
+def test_the_kernels_read_ahead_is_what_was_asked_for(bridge):
+    with proven_mount(kernel_read_ahead=2 << 20, bridge=bridge) as it:
+        (it.root / "f").write_bytes(DATA)
+        assert (it.root / "f").read_bytes() == DATA
+
+        device = device_of_mount(str(it.root), Path("/proc/self/mountinfo").read_text())
+        assert Path(f"/sys/class/bdi/{device}/read_ahead_kb").read_text() == "2048\n"
 
 
 def on_directory(folder):
