@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omniload.actors.ray_environment import ray
+from omniload.actors.ray_node import RayNode, start_node
 from omniload.base.errors import StateError
 
 __all__ = ["ClusterAddress", "PrivateCluster", "connect"]
@@ -29,8 +30,8 @@ class ClusterAddress:
 class PrivateCluster:
     """A single-node Ray started for one job and ended with it."""
 
-    def __init__(self, *, object_store_bytes: int) -> None:
-        """Start Ray.
+    def __init__(self, *, object_store_bytes: int, workers: int) -> None:
+        """Start Ray, with so many processes ready for actors.
 
         Raises:
             StateError: This process already uses Ray.
@@ -43,29 +44,47 @@ class PrivateCluster:
         namespace = f"omniload-{secrets.token_hex(4)}"
         # Short: the paths of Ray's sockets below it must stay under 107 characters.
         self._folder = tempfile.mkdtemp(prefix="omniload-ray-")
+        self._node: RayNode | None = None
         try:
-            context: Any = ray.init(
-                address="local",
-                namespace=namespace,
-                num_cpus=1,  # actors ask for none; this only keeps Ray from starting idle workers
-                object_store_memory=object_store_bytes,
-                include_dashboard=False,
-                configure_logging=False,
-                log_to_driver=False,
-                _temp_dir=self._folder,
-                _node_ip_address=_NODE_ADDRESS,
+            self._node = start_node(
+                folder=self._folder,
+                address=_NODE_ADDRESS,
+                workers=workers,
+                object_store_bytes=object_store_bytes,
             )
+            if self._node is None:
+                found = _init_whole(self._folder, namespace, workers, object_store_bytes)
+                self.address = ClusterAddress(address=found, namespace=namespace)
+            else:
+                self.address = ClusterAddress(address=self._node.gcs_address, namespace=namespace)
+                connect(self.address)
         except BaseException:
             self.close()
             raise
-        self.address = ClusterAddress(
-            address=context.address_info["gcs_address"], namespace=namespace
-        )
 
     def close(self) -> None:
         """End every Ray process and remove the folder."""
         ray.shutdown()
+        if self._node is not None:
+            self._node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+            self._node = None
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _init_whole(folder: str, namespace: str, workers: int, object_store_bytes: int) -> str:
+    """Start Ray as its documentation says; return the address."""
+    context: Any = ray.init(
+        address="local",
+        namespace=namespace,
+        num_cpus=workers,
+        object_store_memory=object_store_bytes,
+        include_dashboard=False,
+        configure_logging=False,
+        log_to_driver=False,
+        _temp_dir=folder,
+        _node_ip_address=_NODE_ADDRESS,
+    )
+    return str(context.address_info["gcs_address"])
 
 
 def connect(address: ClusterAddress) -> None:

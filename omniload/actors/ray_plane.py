@@ -47,7 +47,9 @@ class RayPlane(DataPlane):
             ]
             for i in range(num_constructors)
         }
-        self._cluster = PrivateCluster(object_store_bytes=_store_bytes(mix))
+        self._cluster = PrivateCluster(
+            object_store_bytes=_store_bytes(mix), workers=len(groups) + num_constructors + 1
+        )
         try:
             self._start(spec, groups, dp_ranks_of)
         except BaseException:

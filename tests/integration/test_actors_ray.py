@@ -24,6 +24,7 @@ from tests.support.corpora import a_corpus, a_mixed_corpus, write_texts
 
 pytest.importorskip("ray")
 from omniload.actors.ray_environment import ray
+from omniload.actors.ray_node import start_node
 from omniload.actors.ray_plane import RayPlane
 
 pytestmark = [
@@ -152,3 +153,41 @@ def test_a_source_that_cannot_be_opened_is_refused_by_name_and_leaves_no_ray(tmp
         open_plane(a_spec(tmp_path, mix))
 
     assert not ray.is_initialized()
+
+
+def test_a_ray_whose_inside_has_changed_is_started_by_its_promised_way(tmp_path, monkeypatch):
+    def moved(*_, **__):
+        raise TypeError("Node() takes other arguments now")
+
+    monkeypatch.setattr("ray._private.node.Node.__init__", moved)
+    assert (
+        start_node(folder=str(tmp_path), address="127.0.0.2", workers=1, object_store_bytes=0)
+        is None
+    )
+    monkeypatch.undo()
+    monkeypatch.setattr("omniload.actors.ray_cluster.start_node", lambda **_: None)
+    mix = a_mixed_corpus(tmp_path)
+    expected = [batch_digest(batch) for batch in local_steps(a_spec(tmp_path, mix))]
+
+    with (
+        RayPlane(a_spec(tmp_path, mix, run_dir=tmp_path / "run")) as plane,
+        Client(plane.handle(0)) as client,
+    ):
+        found = [batch_digest(client.next_batch()) for _ in range(STEPS)]
+
+    assert found == expected
+
+
+def test_no_process_is_started_that_no_data_plane_asks(tmp_path):
+    mix = a_mixed_corpus(tmp_path)
+
+    with RayPlane(a_spec(tmp_path, mix)) as plane:
+        folder = plane._cluster._folder
+        started = [
+            " ".join(p.info["cmdline"] or [])
+            for p in psutil.process_iter(["cmdline"])
+            if folder in " ".join(p.info["cmdline"] or [])
+        ]
+
+    assert any("gcs_server" in line for line in started)
+    assert not [line for line in started if "dashboard.py" in line or "monitor.py" in line]

@@ -1,0 +1,74 @@
+"""The processes of a single-node Ray, without those that no data plane asks.
+
+``ray.init`` also starts an autoscaler, a log monitor, and a dashboard server even where the
+dashboard is left out, and waits for that one: 3.7 s of processor time together, most of the
+start on a small machine. Ray has no option against them, so this starts Ray's own ``Node``
+as Ray's ``cluster_utils`` does, without them.
+"""
+
+from typing import Any, Protocol
+
+from typing_extensions import override
+
+from omniload.actors.ray_environment import ray
+from omniload.base.log import get_logger
+
+__all__ = ["RayNode", "start_node"]
+
+_LOG = get_logger(__name__)
+
+
+class RayNode(Protocol):
+    """What was started: address, and an end to it."""
+
+    @property
+    def gcs_address(self) -> str:
+        """Where others join."""
+        ...
+
+    def kill_all_processes(
+        self, check_alive: bool, allow_graceful: bool, wait: bool
+    ) -> None:  # Ray's signature
+        """End every process of the node."""
+
+
+def start_node(
+    *, folder: str, address: str, workers: int, object_store_bytes: int
+) -> RayNode | None:
+    """Start a head node whose processes end with this one, however it ends.
+
+    Args:
+        folder: Where its sockets and logs go.
+        address: IP address it listens on.
+        workers: Processes started ahead of the actors that will run in them.
+        object_store_bytes: Shared memory.
+
+    Returns:
+        The node, or ``None`` where this version of Ray cannot be started this way.
+    """
+    # Inside, so that a Ray that has moved them does not keep this module from loading.
+    try:
+        from ray._private.node import Node  # noqa: PLC0415
+        from ray._private.parameter import RayParams  # noqa: PLC0415
+
+        class Head(Node):
+            @override
+            def start_api_server(self, **_: Any) -> None:
+                """Start no dashboard server."""
+
+        parameters = RayParams(
+            num_cpus=workers,
+            node_ip_address=address,
+            temp_dir=folder,
+            object_store_memory=object_store_bytes,
+            gcs_server_port=0,
+            include_dashboard=False,
+            include_log_monitor=False,  # type: ignore[arg-type]  # annotated as text, used as a flag
+            no_monitor=True,
+        )
+        node: RayNode = Head(parameters, head=True, shutdown_at_exit=False, spawn_reaper=True)
+    except (ImportError, TypeError, AttributeError) as error:
+        # The node is Ray's inside and may change; ray.init is its promise, and only slower.
+        _LOG.info("Ray %s is started by ray.init: %s", ray.__version__, error)
+        return None
+    return node
