@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 CACHE = Path(os.environ.get("OMNILOAD_HDFS_CACHE", "~/.cache/omniload/hdfs")).expanduser()
+ROOT = Path(__file__).resolve().parents[3]
 JAVA_HOME = Path(os.environ.get("JAVA_HOME", "/usr/lib/jvm/java-17-openjdk-amd64"))
 # Hadoop 2.7 on Java 17 reaches into packages that are closed by now.
 OPENS = [
@@ -32,6 +33,8 @@ OPENS = [
 ]
 NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
+RELAY_HOST = "127.0.0.2"
+"""Where relays listen, at the ports of the data nodes, which listen at 127.0.0.1."""
 
 
 def why_not() -> str | None:
@@ -65,6 +68,8 @@ class Cluster:
     folder: Path
     port: int
     http_port: int
+    stream_rate: float | None = None
+    """Most bytes per second of a connection to a data node, each direction; None for no cap."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -102,11 +107,25 @@ class Cluster:
 
     def start_datanode(self, number: int) -> None:
         settings = {"dfs.datanode.data.dir": f"file://{self.folder}/data{number}"}
-        for key in ("address", "http.address", "ipc.address"):
-            settings[f"dfs.datanode.{key}"] = f"127.0.0.1:{free_port()}"
+        ports = {key: free_port() for key in ("address", "http.address", "ipc.address")}
+        settings |= {f"dfs.datanode.{key}": f"127.0.0.1:{port}" for key, port in ports.items()}
+        if self.stream_rate is not None:
+            # Clients are told this name of the data node, and find the relay there.
+            settings["dfs.datanode.hostname"] = RELAY_HOST
+            self.start_relay(number, ports["address"])
         (self.folder / f"data{number}").mkdir(exist_ok=True)
         pairs = [part for key, value in settings.items() for part in ("-D", f"{key}={value}")]
         self.java(f"datanode{number}", *pairs)
+
+    def start_relay(self, number: int, port: int) -> None:
+        """Hold connections to a data node to the rate: same port, another address of loopback."""
+        here = [RELAY_HOST, str(port), "127.0.0.1", str(port), str(self.stream_rate)]
+        command = [sys.executable, "-m", "tests.support.hdfs.throttle", *here]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
+        self.processes[f"relay{number}"] = process
+        assert process.stdout is not None
+        if process.stdout.readline() != b"up\n":
+            raise RuntimeError(f"the relay at {RELAY_HOST}:{port} did not start")
 
     def live_datanodes(self) -> int:
         query = "jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
@@ -124,7 +143,7 @@ class Cluster:
         pause = threading.Event()
         while self.live_datanodes() < datanodes:
             for name, process in self.processes.items():
-                if process.poll() is not None:
+                if process.poll() is not None and not name.startswith("relay"):
                     log = (self.folder / f"{name}.log").read_text(errors="replace")[-2000:]
                     raise RuntimeError(f"{name} ended with {process.returncode}:\n{log}")
             if time.monotonic() > end:
@@ -140,6 +159,8 @@ class Cluster:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
     def stop(self) -> None:
         for name in list(self.processes):
@@ -175,6 +196,7 @@ def _write_configuration(cluster: Cluster, replication: int) -> None:
         "dfs.datanode.max.transfer.threads": 4096,
         "dfs.client.block.write.replace-datanode-on-failure.policy": "NEVER",
         "dfs.client.retry.policy.enabled": "false",
+        "dfs.client.use.datanode.hostname": str(cluster.stream_rate is not None).lower(),
     }
     for name, settings in (("core", core), ("hdfs", hdfs)):
         properties = "".join(
@@ -186,13 +208,21 @@ def _write_configuration(cluster: Cluster, replication: int) -> None:
 
 
 @contextmanager
-def hdfs_cluster(datanodes: int = 1) -> Iterator[Cluster]:
-    """Start a fresh HDFS, and stop and remove it at the end."""
+def hdfs_cluster(
+    datanodes: int = 1, *, replication: int | None = None, stream_rate: float | None = None
+) -> Iterator[Cluster]:
+    """Start a fresh HDFS, and stop and remove it at the end.
+
+    Args:
+        datanodes: How many.
+        replication: Copies of a block; as many as there are data nodes, three at most.
+        stream_rate: Most bytes per second of a connection between a client and a data node.
+    """
     fetched()
     folder = Path(tempfile.mkdtemp(prefix="omniload-hdfs-"))
-    cluster = Cluster(folder, free_port(), free_port())
+    cluster = Cluster(folder, free_port(), free_port(), stream_rate)
     try:
-        _write_configuration(cluster, min(datanodes, 3))
+        _write_configuration(cluster, replication or min(datanodes, 3))
         formatting = cluster.java("namenode-format", "-format", "-force", "-nonInteractive")
         if formatting.wait(timeout=60):
             raise RuntimeError((folder / "namenode-format.log").read_text(errors="replace")[-2000:])
