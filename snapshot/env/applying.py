@@ -182,9 +182,10 @@ def carry_out(records: Records, journal: Record) -> None:
     for number, move in reversed(list(enumerate(journal.moves))):
         _put_back(Path(journal.targets[move.target]), number, move)
     records.remove("record")
+    # The journal goes first: without its trash it could not tell again what is put back.
+    records.remove("journal")
     for target in journal.targets:
         _discard(Path(target) / OWN_FOLDER)
-    records.remove("journal")
 
 
 def undo(records: Records, record: Record) -> None:

@@ -178,7 +178,13 @@ class _Extraction:
     def carry_out(self, read: _Read) -> int:
         """Fetch one unit and write what it brings; return the raw bytes written."""
         name, unit = self._manifest.head.packs[read.pack], read.unit
-        stored = memoryview(self._repository.read_frames(name, unit.offset, unit.stored_bytes))
+        try:
+            stored = memoryview(self._repository.read_frames(name, unit.offset, unit.stored_bytes))
+        except FileNotFoundError as error:
+            raise IntegrityError(
+                f"pack {name!r} is not in the store any more, and snapshot "
+                f"{self._manifest.head.key[:16]} needs it; save it again"
+            ) from error
         parts, at = [], 0
         for frame in unit.frames:
             at = frame.offset - unit.offset

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from snapshot.env.mounting import mounts_at, umount
 from snapshot.env.node_cache import NodeCache
 from snapshot.env.repository import ROOT
 from snapshot.env.verifying import faults_of
+from tests.support.fusefs_model import fast_directory
 from tests.support.snapshot_env_builders import (
     a_repository,
     a_restorer,
@@ -27,6 +29,15 @@ from tests.support.snapshot_env_builders import (
 )
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def tmp_path():
+    """A directory in memory: the journal is synced to disk, which would be most of the time."""
+    folder = fast_directory("omniload-env-")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
 
 MANY = """
 import os, sys
@@ -103,7 +114,7 @@ def test_a_restore_killed_at_any_moment_is_healed_by_the_next(tmp_path, server, 
     before = contents(environment)
     key, dice, kills = manifest.head.key, random.Random(form), 0
 
-    for _ in range(12):
+    for _ in range(8):
         kills += killed(server, environment, tmp_path, key, form, dice.random() * 0.12)
         if environment.records.read("journal") is None:
             # No journal: the environment is whole, the old one or the new one.
@@ -127,7 +138,7 @@ def test_an_undo_killed_at_any_moment_is_finished_by_the_next(tmp_path, server):
     before = contents(environment)
     key, dice, kills = manifest.head.key, random.Random(5), 0
 
-    for _ in range(10):
+    for _ in range(8):
         a_restorer(environment, tmp_path).restore(key, "link")
         kills += killed(server, environment, tmp_path, key, "undo", dice.random() * 0.02)
         with environment.locked():
@@ -198,6 +209,26 @@ def test_an_undo_that_stops_at_any_rename_is_carried_on(tmp_path, monkeypatch):
         if seen[0] < number:
             break
     assert stops >= 5
+
+
+def test_an_undo_that_stops_while_it_cleans_up_loses_nothing(tmp_path, monkeypatch):
+    environment, manifest, _ = saved(tmp_path)
+    before = contents(environment)
+    a_restorer(environment, tmp_path).restore(manifest.head.key, "link")
+    real = shutil.rmtree
+
+    def stops(path):
+        real(Path(path) / "trash")
+        raise KeyboardInterrupt
+
+    with environment.locked(), monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", stops)
+        with pytest.raises(KeyboardInterrupt):
+            environment.clear(environment.heal())
+
+    with environment.locked():
+        assert environment.heal() is None
+    assert contents(environment) == before
 
 
 def test_a_stage_without_a_journal_is_thrown_away(tmp_path):
