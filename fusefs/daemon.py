@@ -1,8 +1,8 @@
 """The process behind one mount: ``python -m fusefs.daemon READY_FD``, configuration on standard input."""
 
+import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 
 from fusefs.body import SpoolPlace
 from fusefs.bridge import serving
@@ -13,7 +13,7 @@ from fusefs.namespace import StripedFiles
 from fusefs.stores.opening import open_store
 from fusefs.stores.retrying import RetryingStore
 from omniload.base import metrics
-from omniload.base.errors import StateError
+from omniload.base.errors import ConfigError, StateError
 from omniload.base.log import get_logger
 from omniload.base.retry import backoff_s
 
@@ -39,21 +39,44 @@ def serve(config: MountConfig, ready: Callable[[], None]) -> None:
         waits_s=_waits_s(config.give_up_after),
     )
     store.stat("")  # better said now than by the first call on the mount
-    files = StripedFiles(store, config.files)
+    # The process that has the mount has the directory of its disk cache, too.
+    taken = config.files.model_copy(update={"disk_cache": None}) if config.take_over else None
+    files = StripedFiles(store, taken or config.files)
     shown = StoreFileSystem(files, SpoolPlace(config.spool_directory, config.spool_limit))
-    port = config.metrics_port
-    with ExitStack() as ends:
-        ends.callback(files.close)
-        ends.callback(shown.close)
+    stops: list[Callable[[], None]] = []
+
+    def claim() -> None:
+        _claimed(lambda: stops.append(_answer_scrapes(config.metrics_port)))
+        if (disk := config.files.disk_cache) is not None:
+            _claimed(lambda: files.use_disk_cache(disk))
+
+    def started() -> None:
+        if config.take_over:
+            threading.Thread(target=claim, name="fusefs-claim", daemon=True).start()
+        ready()
+
+    try:
         if not config.take_over:
-            ends.callback(_answer_scrapes(port))
-
-        def started() -> None:
-            if config.take_over:
-                ends.callback(_answer_scrapes_next(port))
-            ready()
-
+            stops.append(_answer_scrapes(config.metrics_port))
         serving.serve(shown, config.mountpoint, config, ready=started)
+    finally:
+        for stop in stops:
+            stop()
+        shown.close()
+        files.close()
+
+
+def _claimed(claim: Callable[[], None]) -> None:
+    """Take what the process that had the mount lets go as it ends: a port, a directory."""
+    for wait_s in (*backoff_s(first_s=0.02, longest_s=1.0, attempts=15), 0.0):
+        try:
+            claim()
+        except (StateError, ConfigError) as error:
+            if not wait_s:
+                _LOG.error("this mount goes on without: %s", error)
+            time.sleep(wait_s)
+        else:
+            return
 
 
 def _answer_scrapes(port: int | None) -> Callable[[], None]:
@@ -65,18 +88,6 @@ def _answer_scrapes(port: int | None) -> Callable[[], None]:
         raise StateError(
             f"metrics_port {port} cannot be bound on 127.0.0.1: {error.strerror}; give another"
         ) from error
-
-
-def _answer_scrapes_next(port: int | None) -> Callable[[], None]:
-    """Answer where the process that had the mount answered: it lets the port go as it ends."""
-    for wait_s in backoff_s(first_s=0.02, longest_s=0.5, attempts=12):
-        try:
-            return _answer_scrapes(port)
-        except StateError as error:
-            _LOG.debug("%s", error)
-            time.sleep(wait_s)
-    _LOG.error("metrics_port %s is still taken: nobody answers scrapes of this mount", port)
-    return lambda: None
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from fusefs.attributes import Attributes, encoded, manifest_for
 from fusefs.cache import BlockCache
 from fusefs.catalog import Catalog, FileInfo
-from fusefs.config import FilesConfig
+from fusefs.config import DiskCacheConfig, FilesConfig
 from fusefs.disk_cache import disk_cache_of
 from fusefs.fetching import ReadEngine
 from fusefs.keeper import ObjectKeeper
@@ -63,6 +63,20 @@ class StripedFiles:
         self._keeper = ObjectKeeper(store)
         self._opener = Opener(self._reading, self._keeper, store.location, self.disk)
         watch(self)
+
+    def use_disk_cache(self, chosen: DiskCacheConfig) -> None:
+        """Keep local copies of versions opened from now on.
+
+        For a process that takes a mount over: the directory is free only when the other one
+        has let it go.
+
+        Raises:
+            ConfigError, StateError: As ``DiskDirectory``.
+        """
+        config = self.config.model_copy(update={"disk_cache": chosen})
+        self.disk = disk_cache_of(config, self.traffic)
+        self.config = config
+        self._opener = Opener(self._reading, self._keeper, self.store.location, self.disk)
 
     def close(self) -> None:
         """Wait for what is under way and let the store go."""
