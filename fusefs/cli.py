@@ -1,11 +1,12 @@
-"""``omniload fs``: mount, umount, stat, verify, prefetch, export."""
+"""``omniload fs``: mount, umount, stat, verify, prefetch, drop, export."""
 
 import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,24 @@ from fusefs.fsck import Report, verify
 from fusefs.mounting import MountConfig, start
 from fusefs.mounting import umount as unmount
 from fusefs.namespace import StripedFiles
+from fusefs.prefetching import (
+    LAYOUT_XATTR,
+    Kept,
+    drop_from_mount,
+    mounted_files,
+    prefetch_from_store,
+    prefetch_on_mount,
+    store_files,
+    with_disk_cache,
+)
 from fusefs.statistics import layout_of
 from fusefs.stores.opening import open_store
 from fusefs.stores.retrying import RetryingStore
 from omniload.base.config import load_yaml, parse_yaml
-from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
+from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.units import format_bytes
 
 __all__ = ["command", "mount_config"]
-
-LAYOUT_XATTR = "user.omnifs.layout"
 
 
 @click.group("fs")
@@ -113,6 +122,9 @@ def mount_config(
             fields["read_only"] = True
         elif name in {"unit", "count"}:
             files["striping"] = {**files.get("striping", {}), name: value}
+        elif name in {"disk_cache", "disk_cache_capacity"}:
+            key = "directory" if name == "disk_cache" else "capacity"
+            files["disk_cache"] = {**(files.get("disk_cache") or {}), key: value}
         elif name in FilesConfig.model_fields:
             files[name] = value
         else:
@@ -218,23 +230,86 @@ def _show(report: Report, *, as_json: bool) -> None:
     )
 
 
+def _cached_store(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that name a store and its disk cache instead of a mount."""
+    options = (
+        click.option("--store", help="PATHS lie in this store; not needed on a mount."),
+        click.option("--disk-cache", help="Directory of the disk cache, with --store."),
+        click.option("--capacity", help="Most bytes of it, 64GiB unless given."),
+        click.option(
+            "-c",
+            "--config",
+            type=click.Path(exists=True, dir_okay=False),
+            help="YAML of files: settings, with --store.",
+        ),
+    )
+    for option in options:
+        verb = option(verb)
+    return verb
+
+
 @command.command("prefetch")
-@click.argument("files", nargs=-1, required=True)
-def prefetch(files: tuple[str, ...]) -> None:
-    """Bring FILES of a mount into memory ahead of their reader: block cache and page cache.
+@click.argument("paths", nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True)
+@_cached_store
+def prefetch(paths: tuple[str, ...], as_json: bool, store: str | None, **cache: str | None) -> None:
+    """Bring files and directories close before they are read: to the disk cache, else into memory.
 
     \b
     Example:
-      omniload fs prefetch /mnt/jobs/model.pt /mnt/jobs/optimizer.pt
+      omniload fs prefetch /mnt/jobs/ckpt/step-1000
+      omniload fs prefetch ckpt/step-1000 --store hdfs://namenode:9000/jobs --disk-cache /nvme/omnifs
     """  # noqa: D301 -- click's own marker
-    buffer = bytearray(8 << 20)
-    for name in files:
-        try:
-            with Path(name).open("rb", buffering=0) as file:
-                while file.readinto(buffer):
-                    pass
-        except OSError as error:
-            raise UnavailableError(f"{name!r} cannot be read: {error.strerror or error}") from error
+    if store is None:
+        found = list(mounted_files(paths))
+        with _progress("prefetching", sum(size for _, size in found)) as tell:
+            kept = prefetch_on_mount(found, tell)
+    else:
+        with closing(_open_cached(store, **cache)) as files:
+            found = list(store_files(files, paths))
+            with _progress("prefetching", sum(size for _, size in found)) as tell:
+                kept = prefetch_from_store(files, found, tell)
+        # What lies in the memory of this process ends with it.
+        kept = [replace(file, memory_bytes=0) for file in kept]
+    _show_kept(kept, as_json=as_json)
+
+
+def _show_kept(kept: list[Kept], *, as_json: bool) -> None:
+    sums = {
+        name: sum(getattr(file, name) or 0 for file in kept)
+        for name in ("size_bytes", "memory_bytes", "disk_bytes", "left_out_bytes")
+    }
+    if as_json:
+        click.echo(json.dumps({"files": [file.as_dict() for file in kept], **sums}, indent=2))
+        return
+    shown = {name: format_bytes(size) for name, size in sums.items()}
+    click.echo(
+        f"{len(kept)} files, {shown['size_bytes']}: {shown['disk_bytes']} on the disk, "
+        f"{shown['memory_bytes']} in memory"
+    )
+    for file in kept:
+        if file.left_out_bytes:
+            size, left_out = format_bytes(file.size_bytes), format_bytes(file.left_out_bytes)
+            click.echo(f"{file.path}: no room for {left_out} of {size}")
+
+
+@command.command("drop")
+@click.argument("paths", nargs=-1, required=True)
+@_cached_store
+def drop(paths: tuple[str, ...], store: str | None, **cache: str | None) -> None:
+    """Forget what is cached of files and directories: attributes, blocks in memory, copies on the disk.
+
+    \b
+    Example:
+      omniload fs drop /mnt/jobs/data/train.parquet
+    """  # noqa: D301 -- click's own marker
+    if store is None:
+        dropped = [drop_from_mount(path) for path in paths]
+    else:
+        with closing(_open_cached(store, **cache)) as files:
+            dropped = [files.forget(path.strip("/")) for path in paths]
+    for path, (memory, disk) in zip(paths, dropped, strict=True):
+        click.echo(f"{path}: {format_bytes(memory)} of memory, {format_bytes(disk)} of the disk")
 
 
 @command.command("export")
@@ -289,5 +364,12 @@ def _progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
         yield lambda size: shown.advance(task, size)
 
 
-def _open(store: str) -> StripedFiles:
-    return StripedFiles(RetryingStore(open_store(store)))
+def _open(store: str, config: FilesConfig | None = None) -> StripedFiles:
+    return StripedFiles(RetryingStore(open_store(store)), config)
+
+
+def _open_cached(
+    store: str, *, disk_cache: str | None, capacity: str | None, config: str | None
+) -> StripedFiles:
+    known = load_yaml(config, FilesConfig) if config is not None else FilesConfig()
+    return _open(store, with_disk_cache(known, disk_cache, capacity))

@@ -17,7 +17,10 @@ from fusefs.pieces import Piece
 from fusefs.readahead import Closed, Read, ReadAhead
 from omniload.base.errors import IntegrityError
 
-__all__ = ["FileReader"]
+__all__ = ["FileReader", "Keeping"]
+
+Keeping = list[tuple[Wanted, Future[Data]]]
+"""Units on their way to where they are kept."""
 
 
 class FileReader:
@@ -134,30 +137,32 @@ class FileReader:
 
         Units that the copy has are compared with their checksums once, not read again.
         """
-        missing = [
-            (piece, unit, start, size)
-            for piece, unit, start, size in self._units(offset, size_bytes)
-            if not self._is_kept(piece, unit)
-        ]
-        # Eagerly: claims are made in order, and one unit may be wanted by other readers too.
-        futures = self._fetcher.fetch(missing, needed=True)
-        if self._copy is not None:
-            for future, (piece, unit, _, _) in zip(futures, missing, strict=True):
-                if piece.data is None:
-                    self._copy.store(piece, unit, future.result())
-        else:
-            for future in futures:
-                future.result()
+        self.finish_keeping(self.start_keeping(offset, size_bytes))
 
-    def held_bytes(self) -> tuple[int, int]:
-        """Return the bytes of this version that lie in memory and in the local copy now."""
+    def start_keeping(self, offset: int, size_bytes: int) -> Keeping:
+        """Begin what ``keep`` does; hand the result to ``finish_keeping``."""
+        missing = [
+            wanted for wanted in self._units(offset, size_bytes) if not self._is_kept(wanted)
+        ]
+        futures = self._fetcher.fetch(missing, needed=True)
+        return list(zip(missing, futures, strict=True))
+
+    def finish_keeping(self, begun: Keeping) -> None:
+        """Wait for a range to be kept as far as there is room."""
+        for (piece, unit, _, _), future in begun:
+            data = future.result()
+            if self._copy is not None and piece.data is None:
+                self._copy.store(piece, unit, data)
+
+    def held_bytes(self) -> tuple[int, int | None]:
+        """Return the bytes of this version that lie in memory and in the local copy now, None without one."""
         held = self._engine.cache.holds
         memory = sum(
             size
             for piece, unit, _, size in self._units(0, self.size_bytes)
             if piece.data is not None or held((piece.key, unit))
         )
-        return memory, self._copy.held_bytes() if self._copy is not None else 0
+        return memory, self._copy.held_bytes() if self._copy is not None else None
 
     def forget(self) -> int:
         """Drop this version's blocks from memory; return their bytes."""
@@ -178,7 +183,8 @@ class FileReader:
         finally:
             self._copy.copy.let_go()
 
-    def _is_kept(self, piece: Piece, unit: int) -> bool:
+    def _is_kept(self, wanted: Wanted) -> bool:
+        piece, unit, _, _ = wanted
         return self._copy is not None and self._copy.is_sound(piece, unit)
 
     def _units(self, offset: int, size_bytes: int) -> Iterator[Wanted]:

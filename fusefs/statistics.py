@@ -8,7 +8,7 @@ import orjson
 from fusefs.namespace import StripedFiles
 from fusefs.traffic import LATENCY_BOUNDS_S, Numbers
 
-__all__ = ["Statistics", "layout_json", "layout_of"]
+__all__ = ["Statistics", "drop_json", "layout_json", "layout_of"]
 
 _VIEW_BYTES = 8192
 
@@ -95,5 +95,16 @@ def layout_of(files: StripedFiles, path: str) -> dict[str, Any]:
 
 
 def layout_json(files: StripedFiles, path: str) -> bytes:
-    """Return ``layout_of`` as JSON."""
-    return orjson.dumps(layout_of(files, path))
+    """Return ``layout_of``, and what is cached of the file, as JSON."""
+    found = layout_of(files, path)
+    if found["kind"] == "file":
+        with files.open(path) as file:
+            memory, disk = file.reader.held_bytes()
+        found["cached"] = {"memory_bytes": memory, "disk_bytes": disk}
+    return orjson.dumps(found)
+
+
+def drop_json(files: StripedFiles, path: str) -> bytes:
+    """Forget what is cached of a path, and return what that was as JSON."""
+    memory, disk = files.forget(path)
+    return orjson.dumps({"memory_bytes": memory, "disk_bytes": disk})

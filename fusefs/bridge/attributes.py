@@ -11,10 +11,12 @@ from fusefs.bridge.opening import Opening
 from fusefs.bridge.protocol import Change, Entry, Space
 from fusefs.bridge.session import STATS_DIRECTORY_INODE, STATS_INODE
 from fusefs.manifest import Manifest
-from fusefs.statistics import layout_json
+from fusefs.statistics import drop_json, layout_json
 from fusefs.tree import Node
 
 LAYOUT_XATTR = "user.omnifs.layout"
+DROP_XATTR = "user.omnifs.drop"
+"""Reading it forgets what is cached of a path: no other call of a path reaches a read-only mount."""
 
 
 __all__ = ["AttributeRequests"]
@@ -59,10 +61,22 @@ class AttributeRequests(Opening):
             raise OSError(errno.ENODATA, "only user attributes are kept")
         if text == LAYOUT_XATTR:
             return await self._wait(layout_json, self._files, self._tree.path(node))
+        if text == DROP_XATTR:
+            return await self._drop(node)
         found = (await self._xattrs(node)).get(text)
         if found is None:
             raise OSError(errno.ENODATA, "no such attribute", text)
         return found
+
+    async def _drop(self, node: Node) -> bytes:
+        path = self._tree.path(node)
+        self._infos.clear()
+        below = [node]
+        while below:
+            known = below.pop()
+            known.cached_version = None
+            below += known.children.values()
+        return await self._wait(drop_json, self._files, path)
 
     @override
     async def listxattr(self, inode: int) -> list[bytes]:
@@ -73,7 +87,7 @@ class AttributeRequests(Opening):
     async def setxattr(self, inode: int, name: bytes, value: bytes) -> None:
         """Set an extended attribute of a file."""
         node, text = self._tree.node(inode), os.fsdecode(name)
-        if not text.startswith("user.") or text == LAYOUT_XATTR:
+        if not text.startswith("user.") or text in {LAYOUT_XATTR, DROP_XATTR}:
             raise OSError(errno.EOPNOTSUPP, "only user attributes are kept", text)
         known = await self._xattrs(node)
         await self._set_attributes(node, Attributes(xattrs={**known, text: value}))
