@@ -6,19 +6,8 @@ import click
 import pytest
 
 VERBS = {"check", "plan", "show", "preview", "record", "prefetch", "mount", "umount", "export"}
-VERBS |= {
-    "drop",
-    "save",
-    "restore",
-    "verify",
-    "run",
-    "set",
-    "audit",
-    "bench",
-    "sample",
-    "schema",
-    "stat",
-}
+VERBS |= {"save", "restore", "verify", "run", "set", "audit", "bench", "sample", "schema", "stat"}
+VERBS |= {"drop"}
 
 
 def nouns():
