@@ -119,6 +119,7 @@ def clear_dead_mount(mountpoint: str) -> None:
         ConfigError: The mount point is not there, or is no directory.
     """
     try:
+        os.statvfs(mountpoint)  # the kernel may know what stat says without asking a dead daemon
         found = os.stat(mountpoint)  # noqa: PTH116 -- the errno is what is asked for
     except FileNotFoundError:
         raise ConfigError(f"mount point {mountpoint!r} is not there; make it first") from None

@@ -1,6 +1,7 @@
 """The binding over libfuse: pyfuse3's requests on a trio loop, run as neutral handlers."""
 # ruff: noqa: ARG002 -- the signatures pyfuse3 calls, whole
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -277,8 +278,9 @@ async def _run(options: BridgeOptions, target: str, ready: Callable[[], None]) -
         await nursery.start(end_on_signal)
         nursery.start_soon(serve_requests)
         # In a thread, so that the loop answers it. Its answer comes after that of INIT, which
-        # would put read-ahead back to what libfuse asks for.
-        await trio.to_thread.run_sync(os.stat, target, abandon_on_cancel=True)
+        # would put read-ahead back to what libfuse asks for. What the answer says does not matter.
+        with contextlib.suppress(OSError):
+            await trio.to_thread.run_sync(os.statvfs, target, abandon_on_cancel=True)
         tune_kernel(options, target)
         ready()
 
