@@ -14,7 +14,10 @@ class BridgeOptions(StrictModel):
     """The kernel's side of a mount."""
 
     bridge: Literal["auto", "pyfuse3", "device"] = "auto"
-    """How the kernel is spoken to: through libfuse, or over /dev/fuse by this package itself."""
+    """How the kernel is spoken to: through libfuse, or over /dev/fuse by this package itself.
+
+    ``auto`` is ``device`` for root, and where pyfuse3 is not installed; else ``pyfuse3``.
+    """
     read_only: bool = False
     """Refuse every change."""
     allow_other: bool = False

@@ -1,5 +1,7 @@
 """Shows any ``FileSystem`` at a mount point, through the binding that the options name."""
 
+import importlib.util
+import os
 from collections.abc import Callable
 
 from fusefs.bridge.device import binding as device_binding
@@ -38,10 +40,18 @@ def serve(
         StateError: The mount point cannot be mounted on.
     """
     options = options or BridgeOptions()
-    if options.bridge == "device" or options.take_over:
+    if options.take_over or _chosen(options) == "device":
         device_binding.serve(filesystem, mountpoint, options, name=name, ready=ready)
         return
     # Here and not above: pyfuse3 and trio are an extra, which the other binding does without.
     from fusefs.bridge import pyfuse3_binding  # noqa: PLC0415
 
     pyfuse3_binding.serve(filesystem, mountpoint, options, name=name, ready=ready)
+
+
+def _chosen(options: BridgeOptions) -> str:
+    """Return the binding for ``auto``: our own for root, or where libfuse's is not installed."""
+    if options.bridge != "auto":
+        return options.bridge
+    has_pyfuse3 = all(importlib.util.find_spec(name) for name in ("pyfuse3", "trio"))
+    return "device" if os.geteuid() == 0 or not has_pyfuse3 else "pyfuse3"

@@ -21,6 +21,7 @@ from fusefs.bridge.device.wire import STRUCTS
 from fusefs.mounting import umount
 from omniload.base.errors import ConfigError
 from tests.support import fusefs_bridge_example as example
+from tests.support.fusefs_model import fast_directory
 
 pytestmark = [
     pytest.mark.fuse,
@@ -190,6 +191,48 @@ def test_passed_through_reads_never_reach_the_daemon(tmp_path):
         after = counts(root)
     assert after["open"] == before["open"] + 4
     assert after["read"] <= before["read"] + 2  # of the counts themselves
+
+
+AS_A_USER = """
+import os, signal, sys, threading
+from fusefs.bridge import serving
+from fusefs.bridge.blocking import Threaded
+from fusefs.bridge.options import BridgeOptions
+from tests.support.fusefs_bridge_example import Example
+
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+shown = Threaded(Example())
+serving.serve(shown, sys.argv[1], BridgeOptions(bridge="device"), ready=lambda: print("ready", flush=True))
+shown.close()
+"""
+
+
+def test_a_user_without_rights_mounts_through_fusermount3():
+    base = fast_directory("fusefs-user-")
+    base.chmod(0o755)
+    (base / "m").mkdir()
+    if os.getuid() == 0:
+        os.chown(base / "m", 65534, 65534)
+    daemon = subprocess.Popen(
+        [sys.executable, "-c", AS_A_USER, base / "m"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert daemon.stdout.readline() == "ready\n"
+        (line,) = [
+            m for m in Path("/proc/self/mountinfo").read_text().splitlines() if str(base) in m
+        ]
+        assert "fuse.omnifs" in line
+        assert "nosuid,nodev" in line
+        assert "user_id=0" not in line or (os.getuid() == 0 and "user_id=65534" in line)
+    finally:
+        daemon.terminate()
+        daemon.stdout.close()
+    assert daemon.wait(timeout=20) == 0
+    assert str(base) not in Path("/proc/self/mountinfo").read_text()
+    shutil.rmtree(base)
 
 
 READ_AND_BE_KILLED = """

@@ -1,0 +1,221 @@
+"""What an open tells the kernel to keep, and who reads a version from its local copy."""
+
+import errno
+import os
+
+import pytest
+
+from fusefs.body import SpoolPlace
+from fusefs.bridge.operations import StoreFileSystem
+from fusefs.bridge.protocol import ROOT_INODE, Change
+from fusefs.bridge.waiting import run_blocking
+from fusefs.config import FilesConfig, Striping
+from fusefs.namespace import StripedFiles
+from fusefs.opened import OpenedFile
+from fusefs.stores.memory import MemoryStore
+from omniload.base.errors import StateError
+
+DATA = bytes(range(256)) * 64
+CONFIG = FilesConfig(striping=Striping(unit=4096, count=2), plain_limit=4096)
+
+
+class Kernel:
+    """Passes through whatever it is given."""
+
+    can_pass_through = True
+
+    def __init__(self):
+        self.inodes = set()
+
+    def passes_through(self, inode):
+        return inode in self.inodes
+
+
+class Mount:
+    """A file system and the calls of a kernel on it."""
+
+    def __init__(self):
+        self.files = StripedFiles(MemoryStore(), CONFIG)
+        self.kernel = Kernel()
+        self.shown = StoreFileSystem(self.files, SpoolPlace())
+        self.shown.connected(self.kernel)
+
+    def close(self):
+        self.shown.close()
+        self.files.close()
+
+    def lookup(self, name=b"f"):
+        return run_blocking(self.shown.lookup(ROOT_INODE, name)).inode
+
+    def open(self, inode, flags=os.O_RDONLY):
+        opened = run_blocking(self.shown.open(inode, flags))
+        if opened.local_fd is not None:
+            os.close(opened.local_fd)
+            self.kernel.inodes.add(inode)
+        return opened
+
+    def read(self, opened):
+        return bytes(run_blocking(self.shown.read(opened.handle, 0, 1 << 20)))
+
+    def release(self, opened):
+        run_blocking(self.shown.release(opened.handle))
+
+
+@pytest.fixture
+def mount():
+    made = Mount()
+    made.files.write_file("f", DATA)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def local(monkeypatch):
+    """Give every version a local copy."""
+    monkeypatch.setattr(OpenedFile, "local_copy", lambda _: os.open(os.devnull, os.O_RDONLY))
+
+
+def test_the_page_cache_is_kept_over_opens_of_the_same_version(mount):
+    inode = mount.lookup()
+
+    first = mount.open(inode)
+    assert not first.keep_cache
+    assert mount.open(inode).keep_cache
+    mount.release(first)
+    assert mount.open(inode).keep_cache
+
+
+def test_the_page_cache_is_dropped_for_a_version_written_elsewhere(mount):
+    inode = mount.lookup()
+    mount.release(mount.open(inode))
+
+    mount.files.write_file("f", DATA[::-1])
+
+    again = mount.open(inode)
+    assert not again.keep_cache
+    assert mount.read(again) == DATA[::-1]
+
+
+def test_the_page_cache_is_dropped_after_a_write_through_it_whatever_became_of_it(mount):
+    inode = mount.lookup()
+    mount.release(mount.open(inode))
+    writer = mount.open(inode, os.O_RDWR)
+    run_blocking(mount.shown.write(writer.handle, 5, b"xx"))
+
+    assert not mount.open(inode).keep_cache
+
+
+def test_a_file_opened_to_write_promises_nothing(mount):
+    inode = mount.lookup()
+    mount.release(mount.open(inode))
+
+    assert not mount.open(inode, os.O_RDWR).keep_cache
+
+
+def test_only_the_first_read_only_open_brings_a_local_copy(mount, local):
+    inode = mount.lookup()
+
+    assert mount.open(inode).local_fd is not None
+    second = mount.open(inode)
+    assert second.local_fd is None
+
+
+def test_an_open_to_write_brings_none(mount, local):
+    assert mount.open(mount.lookup(), os.O_RDWR).local_fd is None
+
+
+def test_a_writer_gets_a_new_inode_while_the_kernel_reads_the_old_one_by_itself(mount, local):
+    old = mount.lookup()
+    reader = mount.open(old)
+
+    with pytest.raises(OSError, match="another inode") as caught:
+        mount.open(old, os.O_RDWR)
+    assert caught.value.errno == errno.ESTALE
+
+    new = mount.lookup()
+    assert new != old
+    writer = mount.open(new, os.O_RDWR | os.O_TRUNC)
+    run_blocking(mount.shown.write(writer.handle, 0, b"new"))
+    run_blocking(mount.shown.flush(writer.handle))
+    assert mount.files.stat("f").size_bytes == 3
+    assert run_blocking(mount.shown.getattr(old)).size_bytes == len(DATA)
+    mount.release(reader)
+
+
+def test_a_newer_version_is_opened_as_a_new_inode(mount, local):
+    old = mount.lookup()
+    mount.open(old)
+    mount.files.write_file("f", b"newer")
+
+    with pytest.raises(OSError, match="another inode"):
+        mount.open(old)
+
+    assert mount.lookup() != old
+
+
+def test_a_size_set_by_path_goes_to_a_new_inode_too(mount, local):
+    old = mount.lookup()
+    mount.open(old)
+
+    with pytest.raises(OSError, match="another inode"):
+        run_blocking(mount.shown.setattr(old, Change(size_bytes=3), None))
+
+    run_blocking(mount.shown.setattr(mount.lookup(), Change(size_bytes=3), None))
+    assert mount.files.stat("f").size_bytes == 3
+
+
+def test_a_file_without_a_name_is_read_on_but_not_written(mount, local):
+    old = mount.lookup()
+    mount.open(old)
+    run_blocking(mount.shown.unlink(ROOT_INODE, b"f"))
+
+    assert mount.open(old).local_fd is None
+    with pytest.raises(OSError, match="unlinked") as caught:
+        mount.open(old, os.O_RDWR)
+    assert caught.value.errno == errno.ETXTBSY
+
+
+def test_what_is_open_goes_to_another_process_as_json_values(mount):
+    inode = mount.lookup()
+    reader = mount.open(inode)
+    writer = mount.open(mount.lookup(), os.O_RDWR)
+    run_blocking(mount.shown.write(writer.handle, 0, b"XX"))
+    listing = run_blocking(mount.shown.opendir(ROOT_INODE))
+
+    state = run_blocking(mount.shown.handed_over())
+    other = StoreFileSystem(mount.files, SpoolPlace())
+    run_blocking(other.taken_over(state))
+
+    assert bytes(run_blocking(other.read(reader.handle, 0, 5))) == b"XX" + DATA[2:5]
+    run_blocking(other.write(writer.handle, 2, b"YY"))
+    run_blocking(other.flush(writer.handle))
+    assert [line.name for line in other.readdir(listing.handle, 0)] == [b"f"]
+    assert run_blocking(other.lookup(ROOT_INODE, b"f")).inode == inode
+    new = run_blocking(other.open(inode, os.O_RDONLY)).handle
+    assert new not in {reader.handle, writer.handle, listing.handle}
+    other.close()
+
+
+def test_a_name_of_any_bytes_goes_along(mount):
+    mount.files.write_file(os.fsdecode(b"odd\xff"), b"1")
+    inode = mount.lookup(b"odd\xff")
+
+    state = run_blocking(mount.shown.handed_over())
+    other = StoreFileSystem(mount.files, SpoolPlace())
+    run_blocking(other.taken_over(state))
+
+    assert run_blocking(other.getattr(inode)).size_bytes == 1
+    other.close()
+
+
+def test_a_version_that_is_gone_from_its_path_is_not_handed_over(mount):
+    mount.open(mount.lookup())
+    mount.files.write_file("f", b"newer")
+
+    with pytest.raises(StateError, match="'f' is open and was replaced"):
+        run_blocking(mount.shown.handed_over())
+
+
+def test_a_state_of_another_version_is_refused(mount):
+    with pytest.raises(StateError, match="version 7"):
+        run_blocking(mount.shown.taken_over({"version": 7}))
