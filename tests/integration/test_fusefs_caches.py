@@ -1,0 +1,150 @@
+"""Caches of a real mount: filled by prefetch, found again after a kill, dropped by hand, scraped."""
+
+import os
+import shutil
+import socket
+import urllib.request
+
+import click.testing
+import orjson
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fusefs.cli import command
+from fusefs.mounting import MountConfig, mount, start
+from omniload.base.errors import StateError
+from tests.support.fusefs_model import TINY, fast_directory
+
+pytestmark = [
+    pytest.mark.fuse,
+    pytest.mark.skipif(
+        not os.access("/dev/fuse", os.R_OK | os.W_OK) or shutil.which("fusermount3") is None,
+        reason="MOUNT NOT TESTED: no /dev/fuse or fusermount3",
+    ),
+]
+DATA = os.urandom(3 << 20)
+
+
+@pytest.fixture
+def place():
+    base = fast_directory("fusefs-caches-")
+    for name in ("store", "mount", "other"):
+        (base / name).mkdir()
+    yield base
+    shutil.rmtree(base)
+
+
+def cached(place, capacity=16 << 20):
+    return {**TINY, "disk_cache": {"directory": str(place / "disk"), "capacity": capacity}}
+
+
+def cli(*arguments):
+    done = click.testing.CliRunner().invoke(command, [str(a) for a in arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def numbers(root):
+    return orjson.loads((root / ".omnifs/stats.json").read_bytes())
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_what_was_prefetched_outlives_a_killed_daemon_and_needs_no_store(place):
+    config = MountConfig(
+        store=str(place / "store"), mountpoint=str(place / "mount"), files=cached(place)
+    )
+    daemon = start(config, log_path=os.devnull)
+    (place / "mount/d").mkdir()
+    for name in ("one", "two"):
+        (place / "mount/d" / name).write_bytes(DATA)
+    shown = orjson.loads(cli("prefetch", place / "mount/d", "--json"))
+    assert shown["disk_bytes"] == shown["size_bytes"] == 2 * len(DATA)
+    assert shown["left_out_bytes"] == 0
+    daemon.kill()
+    daemon.wait()
+
+    with mount(str(place / "store"), place / "mount", {"files": cached(place)}) as root:
+        for name in ("one", "two"):
+            assert (root / "d" / name).read_bytes() == DATA
+        found = numbers(root)
+
+    assert found["tiers"]["store"]["read_bytes"] == 0
+    assert found["tiers"]["disk"]["read_bytes"] >= 2 * len(DATA)
+    assert found["disk_cache"]["used_bytes"] >= 2 * len(DATA)
+
+
+def test_prefetch_says_what_did_not_fit(place):
+    with mount(str(place / "store"), place / "mount", {"files": cached(place, 2 << 20)}) as root:
+        (root / "f").write_bytes(DATA)
+
+        output = cli("prefetch", root / "f")
+
+    assert "no room for" in output
+
+
+def test_without_a_disk_cache_a_prefetched_file_lies_in_memory(place):
+    with mount(str(place / "store"), place / "mount", {"files": TINY}) as root:
+        (root / "f").write_bytes(DATA)
+
+        shown = orjson.loads(cli("prefetch", root / "f", "--json"))
+
+        assert (shown["memory_bytes"], shown["left_out_bytes"]) == (len(DATA), 0)
+        before = numbers(root)["tiers"]["store"]["read_bytes"]
+        assert (root / "f").read_bytes() == DATA
+        assert numbers(root)["tiers"]["store"]["read_bytes"] == before
+        # The name that drops is no attribute that a copying program would meet.
+        assert os.listxattr(root / "f") == []
+        with pytest.raises(OSError, match="not supported"):
+            os.setxattr(root / "f", "user.omnifs.drop", b"1")
+        assert "3 MiB of memory" in cli("drop", root / "f")
+
+
+def test_a_change_that_size_and_time_stamp_hide_shows_once_it_is_dropped(place):
+    plain = place / "store/d/plain"
+    plain.parent.mkdir()
+    plain.write_bytes(DATA)
+    os.utime(plain, ns=(10**18 + 1, 10**18 + 1))
+    settings = {"files": cached(place), "read_only": True}
+    with mount(str(place / "store"), place / "mount", settings) as root:
+        cli("prefetch", root / "d")
+        assert (root / "d/plain").read_bytes() == DATA
+        with plain.open("r+b") as file:
+            file.write(DATA[::-1])
+        os.utime(plain, ns=(10**18 + 1, 10**18 + 1))
+        assert (root / "d/plain").read_bytes() == DATA
+
+        output = cli("drop", root / "d")
+
+        assert "of the disk" in output
+        assert (root / "d/plain").read_bytes() == DATA[::-1]
+
+
+def test_a_second_mount_on_the_same_disk_cache_is_refused_clearly(place):
+    settings = {"files": cached(place)}
+    with (
+        mount(str(place / "store"), place / "mount", settings),
+        pytest.raises(StateError, match="directory of its own"),
+        mount(str(place / "store"), place / "other", settings),
+    ):
+        pass
+
+
+def test_the_numbers_of_a_mount_are_scraped_and_equal_its_statistics(place):
+    settings = {"files": cached(place), "metrics_port": free_port()}
+    with mount(str(place / "store"), place / "mount", settings) as root:
+        (root / "f").write_bytes(DATA)
+        assert (root / "f").read_bytes() == DATA
+        url = f"http://127.0.0.1:{settings['metrics_port']}/metrics"
+        with urllib.request.urlopen(url) as answer:
+            families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
+        found = numbers(root)
+
+    read = {s.labels["tier"]: s.value for s in families["omniload_fusefs_read_bytes"].samples}
+    assert read == {tier: counts["read_bytes"] for tier, counts in found["tiers"].items()}
+    assert read["store"] >= len(DATA)
+    assert families["omniload_fusefs_store_read_seconds"].samples[-1].value > 0
