@@ -12,11 +12,11 @@ from typing import Literal
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import JsonObject
-from omniload.commands.opening import index_folder
 from omniload.mix.config import MixConfig, load_mix
 from omniload.mix.run_record import write_run_record
 from omniload.plan.place_tree import ClientPlaceTree
-from trainer_integration.checkpoint_folder import latest, loader_state_of, step_of
+from omniload.source.index import index_folder
+from trainer_integration.checkpoint_place import CheckpointPlace, place_of
 from trainer_integration.config import TrainConfig, load_train
 from trainer_integration.launch_record import write_launch_record
 from trainer_integration.model_of import model_of, with_cost_of
@@ -71,9 +71,9 @@ class LaunchPlan:
         return self.train.run_folder(self.folder)
 
     @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.train.checkpoint_folder(self.folder)
+    def checkpoints(self) -> CheckpointPlace:
+        """Where the checkpoints are."""
+        return place_of(self.train.checkpoint_location(self.folder))
 
     def first_step(self, resume: Resume) -> int:
         """Return the first step to train.
@@ -81,20 +81,20 @@ class LaunchPlan:
         Raises:
             StateError: There are checkpoints and nobody asked to resume, or they are beyond the run's end.
         """
-        newest = latest(self.checkpoints)
+        newest = self.checkpoints.latest()
         if newest is None:
             return 0
         if resume == "never":
             raise StateError(
-                f"{self.checkpoints} holds {newest.name}; pass --resume latest to go on from it, "
+                f"{self.checkpoints.location} holds step-{newest:08d}; pass --resume latest to go on from it, "
                 "or give another run_dir"
             )
-        if step_of(newest) > self.train.steps:
+        if newest > self.train.steps:
             raise StateError(
-                f"steps is {self.train.steps} and the newest checkpoint is of step {step_of(newest)}, beyond it; "
+                f"steps is {self.train.steps} and the newest checkpoint is of step {newest}, beyond it; "
                 "raise steps, or give another run_dir"
             )
-        return step_of(newest)
+        return newest
 
     def start_of(self, attempt: int, rendezvous: Path) -> AttemptStart:
         """Return where an attempt that begins now starts from: the newest checkpoint.
@@ -103,11 +103,12 @@ class LaunchPlan:
             IntegrityError: The checkpoint is not what was saved.
             StateError: It was written by another release.
         """
-        newest = latest(self.checkpoints)
+        place = self.checkpoints
+        newest = place.latest()
         return AttemptStart(
             attempt=attempt,
-            step=None if newest is None else step_of(newest),
-            state=None if newest is None else loader_state_of(newest),
+            step=newest,
+            state=None if newest is None else place.loader_state_of(newest),
             rendezvous=rendezvous,
         )
 

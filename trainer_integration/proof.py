@@ -26,6 +26,7 @@ from omniload.mix.run_record import RunLife, read_run_record
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
 from omniload.plan.place_tree import ClientPlaceTree
+from omniload.source.index import index_folder
 from trainer_integration.run_log import EventLine, MemoryLine, StepLine, read_log
 
 __all__ = [
@@ -145,6 +146,7 @@ def prove(
         tree=ClientPlaceTree.of(dp=1),
         state=_state_at(run_dir, mix, from_step) if from_step else None,
         num_steps=last + 1,
+        cache_dir=index_folder(life.mix_path),
     )
     began_s = time.perf_counter()
     replayed: dict[int, str] = {}

@@ -238,7 +238,7 @@ def _told(events: Sequence[TimedEvent]) -> list[tuple[str, str, str, str, bool]]
     return [
         (
             f"{event.seconds:.1f}",
-            event.line.what,
+            event.line.what.replace("_", " "),
             _step_text(event),
             event.line.detail,
             _failed(event),

@@ -13,7 +13,7 @@ from omniload.actors.plane import JOURNAL_NAME, PlaneSpec
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.state import Json
 from omniload.commands.display import Cell, colour_of, emit_json, excerpt, output, say, table
-from omniload.commands.opening import index_folder, tokenizer_of
+from omniload.commands.opening import tokenizer_of
 from omniload.commands.options import cache_option, json_option, run_argument
 from omniload.commands.rehearsal import Rehearsal
 from omniload.commands.samples import text_of
@@ -23,6 +23,7 @@ from omniload.mix.progress import fold
 from omniload.mix.run_record import RunLife, read_run_record
 from omniload.plan.place_tree import ClientPlaceTree, MeshAxis
 from omniload.plan.records import StepPlan
+from omniload.source.index import index_folder
 
 __all__ = ["audit"]
 

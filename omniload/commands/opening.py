@@ -1,7 +1,5 @@
 """Opening what a mix file names, as far as a question needs it: files and their indexes."""
 
-import hashlib
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -19,13 +17,12 @@ from omniload.commands.display import progress
 from omniload.mix.config import MixConfig, load_mix
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.formats.opening import open_format
-from omniload.source.index import IndexCache
+from omniload.source.index import IndexCache, index_folder
 from omniload.source.tokenize import Tokenizer, open_tokenizer
 
 __all__ = [
     "FoundSource",
     "find_sources",
-    "index_folder",
     "open_spec",
     "raise_together",
     "tokenizer_of",
@@ -51,13 +48,6 @@ class FoundSource:
     """Records, counted."""
     size_bytes: int
     """Bytes of the files, as stored."""
-
-
-def index_folder(mix_path: Path) -> Path:
-    """Return the folder that keeps the indexes of a mix file's sources, under the user's cache folder."""
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    digest = hashlib.blake2b(str(mix_path.resolve()).encode(), digest_size=6).hexdigest()
-    return Path(cache) / "omniload" / "index" / f"{mix_path.stem}.{digest}"
 
 
 def open_spec(

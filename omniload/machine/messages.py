@@ -104,6 +104,8 @@ class EndOfData:
     """There is no step ``step``: the mix says to stop before it."""
 
     step: int
+    carried_tokens: int = 0
+    """Tokens that were drawn and wait for a row that does not come."""
 
 
 PlannerCommand = ReadAhead | AppendJournal | PublishPlan | ReleaseSamples | ReleaseSteps | EndOfData

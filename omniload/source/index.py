@@ -24,13 +24,20 @@ from omniload.base.log import get_logger
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import UnitTable
 
-__all__ = ["INDEX_VERSION", "FileUnits", "IndexCache", "index_of"]
+__all__ = ["INDEX_VERSION", "FileUnits", "IndexCache", "index_folder", "index_of"]
 
 INDEX_VERSION = 1
 """Version of the index file; another version is built anew."""
 
 _READERS = 8
 _log = get_logger(__name__)
+
+
+def index_folder(mix_path: Path) -> Path:
+    """Return the folder that keeps the indexes of a mix file's sources, under the user's cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    digest = hashlib.blake2b(str(mix_path.resolve()).encode(), digest_size=6).hexdigest()
+    return Path(cache) / "omniload" / "index" / f"{mix_path.stem}.{digest}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from omniload.base.errors import (
     StateError,
     UnavailableError,
 )
-from omniload.commands.opening import find_sources, index_folder, open_spec, raise_together
+from omniload.commands.opening import find_sources, open_spec, raise_together
 from omniload.mix.config import BpeTokenizer
 from tests.support.corpora import a_mixed_corpus
 
@@ -97,15 +97,3 @@ def test_planning_ahead_may_be_set_apart_from_the_file(tmp_path):
 
     assert open_spec(path, dp=1, cache_dir=None, ahead=1).mix.runtime.prefetch_steps == 1
     assert open_spec(path, dp=1, cache_dir=None).mix.runtime.prefetch_steps == 4
-
-
-def test_indexes_lie_in_the_users_cache_a_folder_for_every_mix_file(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    one, other = (
-        index_folder(tmp_path / "a" / "mix.yaml"),
-        index_folder(tmp_path / "b" / "mix.yaml"),
-    )
-
-    assert one.parent == other.parent == tmp_path / "cache" / "omniload" / "index"
-    assert one != other

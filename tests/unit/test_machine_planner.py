@@ -17,7 +17,8 @@ from omniload.machine.messages import (
     Started,
     StepTaken,
 )
-from tests.support.builders import a_mix, a_planner, a_table
+from omniload.mix.state import MixState
+from tests.support.builders import a_mix, a_planner, a_table, pieces_of
 
 
 def a_small_mix(prefetch=2, **changes):
@@ -209,6 +210,15 @@ def test_a_run_resumed_behind_its_last_step_ends_at_once():
     resumed = a_planner(a_small_mix(), state=first.state, num_steps=1)
 
     assert resumed.handle(Started()) == (EndOfData(step=2),)
+
+
+def test_the_end_tells_of_tokens_that_wait_for_a_row():
+    carried = pieces_of([0, 3, 0, 0, 7, 7], [0, 5, 0, 2, 4, 9])
+    state = replace(MixState.start(1), carried=carried)
+
+    assert EndOfData(step=0, carried_tokens=9) in a_planner(
+        a_small_mix(), state=state, num_steps=0
+    ).handle(Started())
 
 
 def ends_at(stop, epoch, *, sources=("web",), lengths=((10,) * 60,)):

@@ -7,7 +7,7 @@ import pytest
 
 from omniload.base.errors import ConfigError
 from omniload.source.files import find_files
-from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.index import FileUnits, IndexCache, index_folder, index_of
 
 
 class Builder:
@@ -127,3 +127,15 @@ def test_a_fault_of_one_file_is_raised(folder):
 
     with pytest.raises(ConfigError, match=r"a\.x: wrong"):
         index_of(find_files(["*.x"], folder, source="web"), build, kind="k", cache=None)
+
+
+def test_indexes_lie_in_the_users_cache_a_folder_for_every_mix_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    one, other = (
+        index_folder(tmp_path / "a" / "mix.yaml"),
+        index_folder(tmp_path / "b" / "mix.yaml"),
+    )
+
+    assert one.parent == other.parent == tmp_path / "cache" / "omniload" / "index"
+    assert one != other
