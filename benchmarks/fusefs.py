@@ -2,13 +2,15 @@
 
     python -m benchmarks.fusefs [--hdfs] [--size-mib 512]
 
-- *cached*: 1 MiB reads of a file in the block cache through the mount (O_DIRECT, so that
-  the kernel's page cache answers nothing), against the same reads of tmpfs.
-- *hop*: the same against a pyfuse3 mount that sends each request to a thread.
+- *cached*: reads of a file in memory through the mount, against the same reads of tmpfs and
+  against a pyfuse3 mount that sends each request to a thread (*hop*): 1 MiB and 4 KiB with
+  O_DIRECT, so that the kernel's page cache answers nothing, and 1 MiB of a file that was
+  read before and is opened again. Over both bindings, and with a local copy that the
+  kernel reads by itself.
 - *capped*: a store whose every stream is held to a rate, striped over 1 and 4 objects.
 - *overhead*: cold reads of striped files against the same objects read through the
   store's client by as many threads.
-- *metadata*: stats with the kernel's attribute cache missed, and a listing of 10,000.
+- *metadata*: stats with every attribute cache cold, and a listing of 10,000.
 """
 
 # ruff: noqa: PTH116, PTH208 -- the calls of the operating system are what is timed
@@ -22,8 +24,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from typing_extensions import override
@@ -69,10 +72,6 @@ def direct_read_s(path: Path, size: int) -> float:
         return time.perf_counter() - begin
     finally:
         os.close(file)
-
-
-def best(call: Callable[[], float], times: int = 5) -> float:
-    return min(call() for _ in range(times))
 
 
 class CappedStore(LocalStore):
@@ -139,28 +138,78 @@ def capped(base: Path, size: int) -> dict[str, float]:
     return found
 
 
-def cached(base: Path, size: int) -> dict[str, float]:
-    store, root = base / "store", base / "mnt"
-    store.mkdir()
+@contextmanager
+def hop_mount(base: Path) -> Iterator[Path]:
+    root = base / "hop"
     root.mkdir()
-    (base / "plain").write_bytes(os.urandom(size))
-    found: dict[str, float] = {}
-    settings = {"files": {"cache": size + 64 * MiB}}
-    with mount(str(store), root, settings):
-        shutil.copyfile(base / "plain", root / "f")
-        direct_read_s(root / "f", size)
-        ours = best(lambda: direct_read_s(root / "f", size))
-        tmpfs = best(lambda: direct_read_s(base / "plain", size))
-        found["cached read GB/s"] = size / ours / 1e9
-        found["cached read, of tmpfs"] = tmpfs / ours
     process = subprocess.Popen(
         [sys.executable, "-c", HOP_MOUNT, root, base / "plain"], stdout=subprocess.PIPE
     )
     process.stdout.readline()
-    hop = best(lambda: direct_read_s(root / "f", size))
-    found["cached read, times a mount with a hop per request"] = hop / ours
-    subprocess.run(["fusermount3", "-u", root], check=True)
-    process.wait()
+    try:
+        yield root
+    finally:
+        subprocess.run(["fusermount3", "-u", root], check=True)
+        process.wait()
+
+
+def small_reads_s(path: Path, count: int = 3000) -> float:
+    """Read 4 KiB at a time with O_DIRECT; return seconds."""
+    buffer = mmap.mmap(-1, 4096)
+    file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        begin = time.perf_counter()
+        for number in range(count):
+            os.preadv(file, [buffer], number * 4096)
+        return time.perf_counter() - begin
+    finally:
+        os.close(file)
+
+
+def reopened_read_s(path: Path) -> float:
+    """Open a file that was read before and read it by 1 MiB as most programs do; return seconds."""
+    buffer = bytearray(MiB)
+    begin = time.perf_counter()
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+    return time.perf_counter() - begin
+
+
+def cached(base: Path, size: int) -> dict[str, float]:
+    """All mounts stand side by side and are timed in turns: ratios of the same second."""
+    store = base / "store"
+    store.mkdir()
+    (base / "plain").write_bytes(os.urandom(size))
+    files = {"cache": size + 64 * MiB}
+    copies = {"directory": str(base / "copies"), "capacity": 2 * size}
+    settings = {
+        "pyfuse3": {"bridge": "pyfuse3", "files": files},
+        "device": {"bridge": "device", "files": files},
+        "passthrough": {"bridge": "device", "files": {**files, "disk_cache": copies}},
+    }
+    with ExitStack() as mounts:
+        paths = {"tmpfs": base / "plain", "hop": mounts.enter_context(hop_mount(base)) / "f"}
+        for name, chosen in settings.items():
+            (base / name).mkdir()
+            paths[name] = mounts.enter_context(mount(str(store), base / name, chosen)) / "f"
+        shutil.copyfile(base / "plain", paths["device"])
+        for _ in range(3):  # into memory, onto the disk, compared with its checksums
+            for path in paths.values():
+                reopened_read_s(path)
+            time.sleep(2)
+        measures = {
+            "O_DIRECT 1 MiB": lambda path: direct_read_s(path, size),
+            "reopened, 1 MiB": reopened_read_s,
+            "O_DIRECT 4 KiB": small_reads_s,
+        }
+        found: dict[str, float] = {}
+        for what, measure in measures.items():
+            turns = [{name: measure(path) for name, path in paths.items()} for _ in range(7)]
+            for name in settings:
+                for other in ("tmpfs", "hop"):
+                    ratios = [turn[other] / turn[name] for turn in turns]
+                    found[f"{what}: {name}, times {other}"] = statistics.median(ratios)
     shutil.rmtree(store)
     return found
 
@@ -196,30 +245,24 @@ def writers(base: Path) -> dict[str, float]:
 
 
 def metadata(base: Path) -> dict[str, float]:
-    store, root = base / "meta", base / "meta-mnt"
+    store, found = base / "meta", dict[str, float]()
     store.mkdir()
-    root.mkdir()
     for i in range(10_000):
         (store / f"f{i:05d}").touch()
-    with mount(str(store), root):
-        begin = time.perf_counter()
-        names = os.listdir(root)
-        listing = time.perf_counter() - begin
-        begin = time.perf_counter()
-        for name in names[:3000]:
-            os.stat(root / name)
-        warm = 3000 / (time.perf_counter() - begin)
-        time.sleep(1.2)  # past the time attributes are believed
-        begin = time.perf_counter()
-        for name in names[:1500]:
-            os.stat(root / name)
-        cold = 1500 / (time.perf_counter() - begin)
+    for bridge in ("pyfuse3", "device"):
+        root = base / f"meta-{bridge}"
+        root.mkdir()
+        with mount(str(store), root, {"bridge": bridge}):
+            begin = time.perf_counter()
+            names = os.listdir(root)
+            found[f"{bridge}: listing 10,000 entries s"] = time.perf_counter() - begin
+            time.sleep(1.2)  # past the time attributes are believed
+            begin = time.perf_counter()
+            for name in names[:3000]:
+                os.stat(root / name)
+            found[f"{bridge}: stats/s from the store"] = 3000 / (time.perf_counter() - begin)
     shutil.rmtree(store)
-    return {
-        "listing 10,000 entries s": listing,
-        "stats/s after a listing": warm,
-        "stats/s from the store": cold,
-    }
+    return found
 
 
 def overhead(url: str, size: int) -> dict[str, float]:
@@ -266,17 +309,21 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--size-mib", type=int, default=512)
     parser.add_argument("--hdfs", action="store_true")
+    parser.add_argument("--only", choices=["cached", "metadata"], help="this part alone")
     arguments = parser.parse_args()
     size = arguments.size_mib * MiB
     base = Path(tempfile.mkdtemp(prefix="fusefs-bench-", dir="/dev/shm"))
     found: dict[str, float] = {}
     try:
-        found |= cached(base, size)
-        found |= capped(base, size)
-        found |= metadata(base)
-        found |= writers(base)
-        (base / "cold").mkdir()
-        found |= {f"tmpfs: {k}": v for k, v in overhead(str(base / "cold"), size).items()}
+        if arguments.only != "metadata":
+            found |= cached(base, size)
+        if arguments.only != "cached":
+            found |= metadata(base)
+        if arguments.only is None:
+            found |= capped(base, size)
+            found |= writers(base)
+            (base / "cold").mkdir()
+            found |= {f"tmpfs: {k}": v for k, v in overhead(str(base / "cold"), size).items()}
         if arguments.hdfs:
             with hdfs_cluster(3) as cluster:
                 os.environ.update(cluster.client_environment())

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -372,3 +373,21 @@ def test_two_sides_of_the_model_are_told_apart(tmp_path):
 
     with pytest.raises(AssertionError, match="differ"):
         pair.check()
+
+
+def test_a_change_by_another_user_takes_the_set_uid_bit_away(place):
+    if os.getuid() != 0:
+        pytest.skip("SET-UID NOT TESTED: needs root and another user")
+    place.chmod(0o755)
+    settings = {"files": TINY, "bridge": "device", "allow_other": True}
+    with mount(str(place / "store"), place / "two", settings) as root:
+        for name, change in (
+            ("written", "f = os.open(p, os.O_WRONLY); os.write(f, b'x'); os.close(f)"),
+            ("cut", "os.truncate(p, 1)"),
+            ("emptied", "os.close(os.open(p, os.O_WRONLY | os.O_TRUNC))"),
+        ):
+            (root / name).write_bytes(DATA)
+            (root / name).chmod(0o6777)
+            code = f"import os, sys; p = sys.argv[1]; os.setuid(65534); {change}"
+            subprocess.run([sys.executable, "-c", code, root / name], check=True)
+            assert oct((root / name).stat().st_mode & 0o7777) == oct(0o777), name

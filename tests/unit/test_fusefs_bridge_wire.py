@@ -132,15 +132,15 @@ def setattr_request(valid, **given):
 def test_only_the_fields_that_count_become_a_change():
     request = setattr_request(1 | 8 | 64, fh=11, size=500, mode=0o600, uid=99, mtime=5)
 
-    assert change_of(request, 0) == (Change(size_bytes=500, mode=0o600), 11)
+    assert change_of(request, 0) == (Change(size_bytes=500, mode=0o600), 11, False)
 
 
 def test_times_are_those_given_or_those_of_now():
     given = setattr_request(32, mtime=3, mtimensec=4)
     now = setattr_request(32 | 256 | 16 | 128, mtime=3)
 
-    assert change_of(given, 0) == (Change(mtime_ns=3_000_000_004), None)
-    assert change_of(now, 77) == (Change(mtime_ns=77, atime_ns=77), None)
+    assert change_of(given, 0) == (Change(mtime_ns=3_000_000_004), None, False)
+    assert change_of(now, 77) == (Change(mtime_ns=77, atime_ns=77), None, False)
 
 
 def test_names_end_at_their_zero_bytes_and_values_may_hold_some():

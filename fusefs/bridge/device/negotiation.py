@@ -19,6 +19,7 @@ _WANTED = (
     | Init.ASYNC_DIO
     | Init.PARALLEL_DIROPS
     | Init.MAX_PAGES
+    | Init.HANDLE_KILLPRIV_V2
     | Init.INIT_EXT
     | Init.DIRECT_IO_ALLOW_MMAP
     | Init.PASSTHROUGH

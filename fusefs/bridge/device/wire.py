@@ -121,6 +121,7 @@ class Init(IntFlag):
     ASYNC_DIO = 1 << 15
     PARALLEL_DIROPS = 1 << 18
     MAX_PAGES = 1 << 22
+    HANDLE_KILLPRIV_V2 = 1 << 28
     INIT_EXT = 1 << 30
     DIRECT_IO_ALLOW_MMAP = 1 << 36
     PASSTHROUGH = 1 << 37
@@ -148,6 +149,7 @@ class _Valid(IntFlag):
     FH = 1 << 6
     ATIME_NOW = 1 << 7
     MTIME_NOW = 1 << 8
+    KILL_SUIDGID = 1 << 11
 
 
 _NS = 1_000_000_000
@@ -244,11 +246,11 @@ def init_reply(
     )
 
 
-def change_of(body: memoryview, now_ns: int) -> tuple[Change, int | None]:
+def change_of(body: memoryview, now_ns: int) -> tuple[Change, int | None, bool]:
     """Decode ``fuse_setattr_in``.
 
     Returns:
-        What shall change, and the handle it came through, if any.
+        What shall change, the handle it came through, if any, and whether set-uid bits shall go.
     """
     fields = _SETATTR_IN.unpack_from(body)
     valid, _, handle, size_bytes, _, atime_s, mtime_s, _ = fields[:8]
@@ -261,7 +263,7 @@ def change_of(body: memoryview, now_ns: int) -> tuple[Change, int | None]:
         atime_ns=_time(valid, _Valid.ATIME, _Valid.ATIME_NOW, atime_s * _NS + atime_ns, now_ns),
         mtime_ns=_time(valid, _Valid.MTIME, _Valid.MTIME_NOW, mtime_s * _NS + mtime_ns, now_ns),
     )
-    return change, handle if valid & _Valid.FH else None
+    return change, handle if valid & _Valid.FH else None, bool(valid & _Valid.KILL_SUIDGID)
 
 
 def _time(valid: int, given: int, now: int, time_ns: int, now_ns: int) -> int | None:
