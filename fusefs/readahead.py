@@ -44,8 +44,9 @@ class Fetch:
 class _Stream:
     process: int
     next_offset: int
+    first_read_bytes: int
     run_bytes: int
-    """Bytes read in this stream."""
+    """Bytes read in this stream; more than the first read once it is known for one."""
     window_bytes: int
     fetched_to: int
     read_at: int
@@ -58,8 +59,8 @@ class ReadAhead:
     Args:
         first_bytes: Window of a stream once it is known for one.
         largest_bytes: Largest window; 0 turns read-ahead off.
-        all_bytes: Most bytes of the windows of streams read at the same time, though each has
-            ``first_bytes``; None sets no limit.
+        all_bytes: Most bytes of the windows of streams read at the same time; where that is not
+            ``first_bytes`` for each, nothing is fetched ahead. None sets no limit.
         most_streams: Streams remembered; the least recently used is forgotten.
     """
 
@@ -107,7 +108,7 @@ class ReadAhead:
         if stream is None:
             # A read from the start of a file is nearly always the first of a stream.
             window = self._first_bytes if offset == 0 else 0
-            stream = _Stream(process, end, size_bytes, window, end, self._num_reads)
+            stream = _Stream(process, end, size_bytes, size_bytes, window, end, self._num_reads)
             self._remember(stream)
             return self._advance(stream)
         self._streams.move_to_end(id(stream))
@@ -120,7 +121,8 @@ class ReadAhead:
         self._standing_at[process, end] = stream
         # Doubled, but never far beyond what was read: a short run must not cost a large window.
         grown = min(2 * stream.window_bytes, 4 * stream.run_bytes)
-        stream.window_bytes = min(self._share_bytes(), max(self._first_bytes, grown))
+        stream.window_bytes = max(self._first_bytes, grown)
+        stream.window_bytes = min(stream.window_bytes, self._share_bytes())
         return self._advance(stream)
 
     def _stream_at(self, process: int, offset: int) -> _Stream | None:
@@ -139,9 +141,12 @@ class ReadAhead:
         if self._all_bytes is None:
             return self._largest_bytes
         since = self._num_reads - 2 * self._most_streams
-        active = sum(s.window_bytes > 0 and s.read_at >= since for s in self._streams.values())
+        active = sum(
+            s.run_bytes > s.first_read_bytes and s.read_at >= since for s in self._streams.values()
+        )
         share = self._all_bytes // max(1, active)
-        return min(self._largest_bytes, max(self._first_bytes, share))
+        # So many streams that what is fetched for one pushes out another's: better nothing.
+        return min(self._largest_bytes, share) if share >= self._first_bytes else 0
 
     def _remember(self, stream: _Stream) -> None:
         self._streams[id(stream)] = stream

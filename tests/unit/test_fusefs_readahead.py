@@ -86,6 +86,18 @@ def test_streams_read_at_the_same_time_share_an_allowance():
     assert sum(min(r, 50) for r in reach) == 200
 
 
+def test_more_streams_than_the_allowance_holds_fetch_nothing_ahead():
+    ahead = an_ahead(largest_bytes=1000, all_bytes=100)
+    starts = [10_000 * i for i in range(1, 9)]
+    for at in (0, 10, 20):
+        for start in starts:
+            ahead.handle(Read(1, start + at, 10))
+
+    late = [ahead.handle(Read(1, start + at, 10)) for at in range(30, 200, 10) for start in starts]
+
+    assert not any(late)
+
+
 def test_a_stream_of_the_past_takes_no_share():
     ahead = an_ahead(largest_bytes=1000, all_bytes=200, most_streams=4)
     fetched(ahead, 1, *range(10_000, 10_100, 10))
