@@ -18,22 +18,15 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import orjson
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
-)
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
@@ -42,6 +35,12 @@ from omniload.base.errors import IntegrityError, StateError
 from omniload.base.log import get_logger
 from omniload.base.state import Json, JsonObject, require_version
 from trainer_integration.checkpoint_folder import LOADER, META, VERSION, path_of, steps_in
+from trainer_integration.checkpoint_tensors import (
+    Restored,
+    require_same_model,
+    set_optimizer,
+    tensors_of,
+)
 from trainer_integration.seals import (
     FileSeal,
     read_sealed_json,
@@ -50,22 +49,11 @@ from trainer_integration.seals import (
     write_synced,
 )
 
-__all__ = ["Checkpoints", "Restored"]
+__all__ = ["Checkpoints"]
 
 _PARTIAL_SUFFIX = ".partial"
-_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 _log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """What a checkpoint held beside the tensors that were loaded in place."""
-
-    step: int
-    """Steps done when it was saved: the number of the next one."""
-    loader_state: JsonObject
-    """State of the data plane at that step."""
 
 
 class Checkpoints:
@@ -121,7 +109,7 @@ class Checkpoints:
             self._sweep()
             partial.mkdir(parents=True)
         self._barrier()
-        tensors = _tensors_of(model, optimizer)
+        tensors = tensors_of(model, optimizer)
         with _alone_without_a_warning():
             dcp_save(
                 tensors,
@@ -165,9 +153,11 @@ class Checkpoints:
         path = path_of(self.folder, step)
         meta = read_sealed_json(path / META)
         require_version(meta, VERSION, of=f"checkpoint {path}")
-        self._require_same_model(path, meta)
+        saved = meta.get("model")
+        assert isinstance(saved, dict), "the digest of meta.json fits, so its form does"
+        require_same_model(path, saved, self._model_config)
         self._verify(path, meta)
-        tensors = _tensors_of(model, optimizer)
+        tensors = tensors_of(model, optimizer)
         with _alone_without_a_warning():
             dcp_load(
                 tensors,
@@ -175,7 +165,7 @@ class Checkpoints:
                 process_group=self._group,
                 no_dist=self._group is None,
             )
-        _set_optimizer(model, optimizer, tensors)
+        set_optimizer(model, optimizer, tensors)
         return Restored(step=step, loader_state=orjson.loads((path / LOADER).read_bytes()))
 
     def _sweep(self) -> None:
@@ -226,20 +216,6 @@ class Checkpoints:
             old = path_of(self.folder, step)
             shutil.rmtree(old.rename(old.with_name(old.name + _PARTIAL_SUFFIX)))
 
-    def _require_same_model(self, path: Path, meta: JsonObject) -> None:
-        saved = meta.get("model")
-        assert isinstance(saved, dict), "the digest of meta.json fits, so its form does"
-        changed = [
-            f"{key} was {saved.get(key)!r} and is {self._model_config.get(key)!r}"
-            for key in sorted(saved.keys() | self._model_config.keys())
-            if saved.get(key) != self._model_config.get(key)
-        ]
-        if changed:
-            raise StateError(
-                f"{path} holds another model: {'; '.join(changed)}; restore the configuration "
-                "or start in a new folder"
-            )
-
     def _verify(self, path: Path, meta: JsonObject) -> None:
         """Check every file once, spread over the ranks; all ranks raise if one finds a fault."""
         listed = meta.get("files")
@@ -278,34 +254,3 @@ def _alone_without_a_warning() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
-
-
-def _tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return all tensors by name. The optimiser's other settings come from configuration."""
-    # A fresh optimiser makes its state here, and refuses to while gradients exist.
-    optimizer.zero_grad(set_to_none=True)
-    of_model, of_optimizer = _flat_states(model, optimizer)
-    return {
-        **{f"model.{name}": value for name, value in of_model.items()},
-        **{
-            f"optimizer.{name}": value
-            for name, value in of_optimizer.items()
-            if isinstance(value, Tensor)
-        },
-    }
-
-
-def _set_optimizer(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
-) -> None:
-    _, state = _flat_states(model, optimizer)
-    loaded = {name: tensors.get(f"optimizer.{name}", value) for name, value in state.items()}
-    set_optimizer_state_dict(model, optimizer, loaded, options=_FLAT)
-
-
-def _flat_states(
-    model: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return both states by name: tensors, and settings of the optimiser, which torch types as nested."""
-    of_model, of_optimizer = get_state_dict(model, optimizer, options=_FLAT)
-    return dict(of_model), dict(of_optimizer)

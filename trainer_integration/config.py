@@ -58,7 +58,8 @@ class CheckpointConfig(StrictModel):
     keep: int = Field(default=3, ge=1)
     """Newest checkpoints that stay."""
     folder: str | None = None
-    """Where they go; default: ``checkpoints`` in ``run_dir``."""
+    """Where they go: a folder, or for striped ones without a mount ``omnifs://FOLDER::STORE``.
+    Default: ``checkpoints`` in ``run_dir``."""
 
 
 class TrainConfig(StrictModel):
@@ -125,11 +126,12 @@ class TrainConfig(StrictModel):
         """Return the folder of the run."""
         return folder / self.run_dir
 
-    def checkpoint_folder(self, folder: Path) -> Path:
-        """Return the folder of the checkpoints."""
-        if self.checkpoint.folder is None:
-            return self.run_folder(folder) / "checkpoints"
-        return folder / self.checkpoint.folder
+    def checkpoint_location(self, folder: Path) -> str:
+        """Return the folder of the checkpoints, or the URL of their place on a store."""
+        where = self.checkpoint.folder
+        if where is None:
+            return str(self.run_folder(folder) / "checkpoints")
+        return where if "://" in where else str(folder / where)
 
 
 def load_train(path: str | Path) -> tuple[TrainConfig, Path]:

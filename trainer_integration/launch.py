@@ -37,7 +37,6 @@ from omniload.machine.supervisor import (
 )
 from omniload.mix.config import MixConfig
 from omniload.mix.run_record import RUN_RECORD_NAME, read_run_record
-from trainer_integration.checkpoint_folder import path_of
 from trainer_integration.config import TrainConfig
 from trainer_integration.guard import MARK, Guard
 from trainer_integration.launch_plan import AttemptStart, Resume, next_log_number, read_plan
@@ -220,7 +219,7 @@ class Launcher:
             "restart" if number else "start", f"{self._machine.num_ranks} ranks", attempt=number
         )
         if start.step is not None:
-            name = path_of(self._plan.checkpoints, start.step).name
+            name = f"step-{start.step:08d}"
             self._tell("resume", name, attempt=number, step=start.step)
         self._attempt = _Attempt(number, None, {}, {})
         plane = self._open_plane(start)

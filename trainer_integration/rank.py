@@ -27,12 +27,14 @@ from omniload.build.microbatch import Batch
 from omniload.client import Client
 from omniload.plan.place_tree import ClientPlaceTree
 from trainer_integration.checkpoint import Checkpoints
+from trainer_integration.checkpoint_place import StorePlace, place_of
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.optimizer import FlatAdamW
 from trainer_integration.parent_death import die_with
 from trainer_integration.rank_process import ASK_TO_END
 from trainer_integration.rank_spec import PlaneRef, RankSpec
 from trainer_integration.run_log import EventKind, EventLine, StepLine
+from trainer_integration.striped_checkpoints import StripedCheckpoints
 from trainer_integration.training import StepResult, train_step, use_one_thread
 
 __all__ = ["main"]
@@ -86,12 +88,7 @@ class _Trainer:
         self._all_end = False
         self._model = MoETransformer(spec.model, seed=train.seed)
         self._optimizer = FlatAdamW(self._model, train.optimizer, train.steps)
-        self._checkpoints = Checkpoints(
-            train.checkpoint_folder(spec.folder),
-            spec.model.model_dump(mode="json"),
-            keep=train.checkpoint.keep,
-            group=group,
-        )
+        self._checkpoints = _checkpoints(spec, group)
         self._saved_step = spec.resume_step or 0
         if spec.resume_step is not None:
             self._checkpoints.load(self._model, self._optimizer.adamw, step=spec.resume_step)
@@ -115,9 +112,9 @@ class _Trainer:
 
     def _save(self, client: Client) -> None:
         step = client.next_step
-        path = self._checkpoints.save(step, self._model, self._optimizer.adamw, client.state_dict())
+        self._checkpoints.save(step, self._model, self._optimizer.adamw, client.state_dict())
         self._saved_step = step
-        self.tell("checkpoint", path.name, step)
+        self.tell("checkpoint", f"step-{step:08d}", step)
 
     def tell(self, what: EventKind, detail: str, step: int | None = None) -> None:
         """Tell the launcher of an event; one rank speaks for all."""
@@ -168,6 +165,17 @@ class _Trainer:
         share = torch.tensor([digest - (1 << 64) if digest >> 63 else digest], dtype=torch.int64)
         dist.all_reduce(share, group=self._group)
         return figures, int(share.item()) % (1 << 64)
+
+
+def _checkpoints(
+    spec: RankSpec, group: dist.ProcessGroup | None
+) -> Checkpoints | StripedCheckpoints:
+    """Reach the checkpoints of the run, in a folder or on a store."""
+    place = place_of(spec.train.checkpoint_location(spec.folder))
+    model, keep = spec.model.model_dump(mode="json"), spec.train.checkpoint.keep
+    if isinstance(place, StorePlace):
+        return StripedCheckpoints(place, model, keep=keep, group=group)
+    return Checkpoints(place.folder, model, keep=keep, group=group)
 
 
 @contextmanager

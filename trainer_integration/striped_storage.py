@@ -18,7 +18,6 @@ rank 0 commits the index last. See ``docs/design/0014-striped-checkpoints.md``.
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -27,37 +26,13 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from fusefs.namespace import StripedFiles
-from fusefs.omnifs import OmniFileSystem
-from fusefs.stores.protocol import checked_path
-from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
-from trainer_integration.striped_storage_reader import StripedReader, read_index
+from omniload.base.errors import OmniloadError, StateError, UnavailableError
+from omniload.base.state import Json
+from trainer_integration.striped_storage_place import read_index
+from trainer_integration.striped_storage_reader import StripedReader
 from trainer_integration.striped_storage_writer import StripedWriter
 
-__all__ = ["load_striped", "open_striped", "save_striped"]
-
-
-def open_striped(url: str, config: Mapping[str, Any] | None = None) -> tuple[StripedFiles, str]:
-    """Open the place of a checkpoint.
-
-    Args:
-        url: ``omnifs://FOLDER::STORE``: a folder of the striped namespace of a store. Mount
-            the same STORE to see it. A store's own URL: its root.
-        config: Fields of ``FilesConfig``: striping, streams, windows.
-
-    Returns:
-        The namespace, shared by all who open the same store in this process, and the folder.
-
-    Raises:
-        ConfigError: The URL names nothing that can be opened.
-        UnavailableError: The store does not answer.
-    """
-    folder, chained, store = url.removeprefix("omnifs://").partition("::")
-    if not url.startswith("omnifs://"):
-        folder, store = "", url
-    elif not chained:
-        raise ConfigError(f"{url!r} names no store; give omnifs://FOLDER::STORE")
-    # One namespace per store and settings in a process: fsspec keeps it.
-    return OmniFileSystem(store, config=config).files, checked_path(folder)
+__all__ = ["load_striped", "save_striped"]
 
 
 def save_striped(
@@ -65,6 +40,8 @@ def save_striped(
     files: StripedFiles,
     folder: str,
     group: dist.ProcessGroup | None = None,
+    *,
+    about: Mapping[str, Json] | None = None,
 ) -> None:
     """Save tensors by name; when this returns on any rank, the checkpoint is on the store.
 
@@ -73,6 +50,7 @@ def save_striped(
         files: The namespace.
         folder: Path within it; without a checkpoint.
         group: The ranks, which all call this; None for one process.
+        about: Plain JSON, rank 0's of which is committed with the tensors: ``read_index(...).about``.
 
     Raises:
         ConfigError: An entry cannot be saved without pickle.
@@ -82,7 +60,7 @@ def save_striped(
     with _own_errors():
         dcp_save(
             dict(tensors),
-            storage_writer=StripedWriter(files, folder),
+            storage_writer=StripedWriter(files, folder, about=about),
             process_group=group,
             no_dist=group is None,
         )

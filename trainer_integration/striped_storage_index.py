@@ -6,35 +6,34 @@ The index is sealed JSON (``trainer_integration.seals``)::
      "files": {"shard-00001-of-00002.safetensors": {"size_bytes": 1052672}, ...},
      "tensors": {"layers.0.w": {"dtype": "F32", "sizes": [1024, 512], "chunks": [
          {"offsets": [0, 0], "sizes": [512, 512], "file": "shard-00001-...", "at": 4096}, ...]}},
-     "blake2b": ...}
+     "about": {...}, "blake2b": ...}
 
 Each shard is a safetensors file as torch's own DCP writes them, so that whatever reads
-those reads these through a mount.
+those reads these through a mount. Free of torch: a launcher looks into the index, too.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
-import torch
 from pydantic import Field, ValidationError
 
 from omniload.base.config import StrictModel
-from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.errors import IntegrityError
 from omniload.base.state import require_version
 from trainer_integration.seals import sealed_json, unsealed_json
 
 __all__ = [
-    "DTYPES",
     "INDEX",
+    "ITEM_BYTES",
     "VERSION",
     "Chunk",
     "ChunkToSave",
     "Index",
     "SavedTensor",
     "ShardFile",
-    "dtype_name",
     "lay_out",
     "shard_name",
 ]
@@ -42,22 +41,13 @@ __all__ = [
 VERSION = 1
 INDEX = "index.json"
 """File that makes a checkpoint: without it the shards beside it are nothing."""
-DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "I16": torch.int16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I32": torch.int32,
-    "F32": torch.float32,
-    "I64": torch.int64,
-    "F64": torch.float64,
+ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3"), 1),
+    **dict.fromkeys(("I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("I32", "F32"), 4),
+    **dict.fromkeys(("I64", "F64"), 8),
 }
-"""Types of elements by their names in safetensors."""
-_NAME_OF = {dtype: name for name, dtype in DTYPES.items()}
+"""Bytes of an element by the name of its type in safetensors."""
 _PAGE_BYTES = 4096
 
 
@@ -77,7 +67,7 @@ class SavedTensor(StrictModel):
     """A tensor of the checkpoint."""
 
     dtype: str
-    """Name of ``DTYPES``."""
+    """Name of ``ITEM_BYTES``."""
     sizes: tuple[int, ...]
     """Elements along each dimension."""
     chunks: tuple[Chunk, ...]
@@ -96,6 +86,8 @@ class Index(StrictModel):
     version: int = VERSION
     files: dict[str, ShardFile]
     tensors: dict[str, SavedTensor]
+    about: dict[str, Any] = Field(default_factory=dict)
+    """Plain JSON of whoever saved, committed with the tensors."""
 
     def encoded(self) -> bytes:
         """Return the bytes of the index."""
@@ -124,12 +116,12 @@ class Index(StrictModel):
         return index
 
     def _check(self, key: str, tensor: SavedTensor, name: str) -> None:
-        if tensor.dtype not in DTYPES:
+        if tensor.dtype not in ITEM_BYTES:
             raise IntegrityError(
-                f"{name}: tensor {key!r} has dtype {tensor.dtype!r}, none of {sorted(DTYPES)}"
+                f"{name}: tensor {key!r} has dtype {tensor.dtype!r}, none of {sorted(ITEM_BYTES)}"
             )
         for chunk in tensor.chunks:
-            size = math.prod(chunk.sizes) * DTYPES[tensor.dtype].itemsize
+            size = math.prod(chunk.sizes) * ITEM_BYTES[tensor.dtype]
             file = self.files.get(chunk.file)
             if file is None or chunk.at + size > file.size_bytes:
                 found = "is not listed" if file is None else f"has {file.size_bytes} bytes"
@@ -143,33 +135,20 @@ class ChunkToSave:
     """A chunk that goes into a shard."""
 
     tensor: str
-    dtype: torch.dtype
+    dtype: str
+    """Name of ``ITEM_BYTES``."""
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the chunk."""
-        return math.prod(self.sizes) * self.dtype.itemsize
+        return math.prod(self.sizes) * ITEM_BYTES[self.dtype]
 
 
 def shard_name(number: int, count: int) -> str:
     """Return the file of a rank: ``number`` of ``count``, from 1."""
     return f"shard-{number:05d}-of-{count:05d}.safetensors"
-
-
-def dtype_name(dtype: torch.dtype, *, tensor: str) -> str:
-    """Return the name of an element type.
-
-    Raises:
-        ConfigError: safetensors has none for it.
-    """
-    if dtype not in _NAME_OF:
-        raise ConfigError(
-            f"tensor {tensor!r} has dtype {dtype}, which safetensors does not know; "
-            f"convert it to one of {sorted(_NAME_OF, key=str)}"
-        )
-    return _NAME_OF[dtype]
 
 
 def lay_out(chunks: Sequence[ChunkToSave]) -> tuple[bytes, tuple[int, ...]]:
@@ -180,9 +159,6 @@ def lay_out(chunks: Sequence[ChunkToSave]) -> tuple[bytes, tuple[int, ...]]:
 
     Returns:
         The bytes ahead of the chunks, and the first byte of each chunk within the file.
-
-    Raises:
-        ConfigError: A chunk has a type that safetensors does not know.
     """
     entries: dict[str, object] = {}
     offsets: dict[str, Mapping[str, Sequence[int]]] = {}
@@ -190,7 +166,7 @@ def lay_out(chunks: Sequence[ChunkToSave]) -> tuple[bytes, tuple[int, ...]]:
     for chunk, key in zip(chunks, _keys_of(chunks), strict=True):
         starts.append(at)
         entries[key] = {
-            "dtype": dtype_name(chunk.dtype, tensor=chunk.tensor),
+            "dtype": chunk.dtype,
             "shape": chunk.sizes,
             "data_offsets": (at, at + chunk.size_bytes),
         }

@@ -24,12 +24,13 @@ from typing_extensions import override
 from fusefs.namespace import OpenedFile, StripedFiles
 from fusefs.stores.protocol import checked_path
 from fusefs.strands import settle
-from omniload.base.errors import IntegrityError, OmniloadError, StateError
+from omniload.base.errors import IntegrityError, OmniloadError
 from trainer_integration.striped_storage_boxes import Box, Slab
-from trainer_integration.striped_storage_index import DTYPES, INDEX, Chunk, Index
-from trainer_integration.striped_storage_units import bytes_of, is_path, location_of, within
+from trainer_integration.striped_storage_index import Chunk, Index
+from trainer_integration.striped_storage_place import is_path, location_of, read_index, within
+from trainer_integration.striped_storage_tensors import DTYPES, bytes_of
 
-__all__ = ["StripedReader", "read_index"]
+__all__ = ["StripedReader"]
 
 _SHORTEST_RUN_BYTES = 16 << 10
 """Runs of a box from which reading each into its place beats reading what encloses them."""
@@ -235,22 +236,3 @@ class StripedReader(StorageReader):
     @property
     def _location(self) -> str:
         return location_of(self._files, self._folder)
-
-
-def read_index(files: StripedFiles, folder: str) -> Index:
-    """Read what a checkpoint holds.
-
-    Raises:
-        IntegrityError: The index is not what was saved.
-        StateError: There is no checkpoint, or another release wrote it.
-    """
-    location = location_of(files, folder)
-    try:
-        with files.open(within(folder, INDEX)) as file:
-            data = bytes(file.reader.read(0, file.reader.size_bytes))
-    except FileNotFoundError as error:
-        raise StateError(
-            f"{location} holds no {INDEX}: nothing was saved there, or the save was interrupted; "
-            "load another checkpoint"
-        ) from error
-    return Index.decoded(data, name=f"{location}/{INDEX}")

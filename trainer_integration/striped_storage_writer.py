@@ -1,7 +1,7 @@
 """The writing half of distributed checkpoints on a striped namespace."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,24 +15,20 @@ from typing_extensions import override
 from fusefs.namespace import StripedFiles
 from fusefs.stores.protocol import checked_path
 from omniload.base.errors import ConfigError, StateError
+from omniload.base.state import Json
 from trainer_integration.striped_storage_index import (
     INDEX,
+    ITEM_BYTES,
     Chunk,
     ChunkToSave,
     Index,
     SavedTensor,
     ShardFile,
-    dtype_name,
     lay_out,
     shard_name,
 )
-from trainer_integration.striped_storage_units import (
-    bytes_of,
-    is_path,
-    location_of,
-    units_of,
-    within,
-)
+from trainer_integration.striped_storage_place import is_path, location_of, within
+from trainer_integration.striped_storage_tensors import bytes_of, dtype_name, units_of
 
 __all__ = ["StripedWriter"]
 
@@ -45,10 +41,14 @@ class StripedWriter(StorageWriter):
     Args:
         files: The namespace; its striping decides how many streams a rank writes.
         folder: Path within it.
+        about: Plain JSON to commit with the tensors.
     """
 
-    def __init__(self, files: StripedFiles, folder: str) -> None:
+    def __init__(
+        self, files: StripedFiles, folder: str, *, about: Mapping[str, Json] | None = None
+    ) -> None:
         self._files = files
+        self._about = dict(about or {})
         self._folder = checked_path(folder)
 
     @override
@@ -124,7 +124,7 @@ class StripedWriter(StorageWriter):
             tensors[name] = SavedTensor(
                 dtype=dtype, sizes=tuple(entry.size), chunks=tuple(chunks[name])
             )
-        index = Index(files=files, tensors=tensors)
+        index = Index(files=files, tensors=tensors, about=self._about)
         self._files.write_file(within(self._folder, INDEX), index.encoded())
 
     @classmethod
@@ -134,7 +134,7 @@ class StripedWriter(StorageWriter):
 
     def _write_shard(self, plan: SavePlan, planner: SavePlanner) -> _Results:
         # Wide types first, so that every tensor is aligned to its own elements.
-        items = sorted(plan.items, key=lambda i: (-_chunk_of(i).dtype.itemsize, i.index.fqn))
+        items = sorted(plan.items, key=lambda i: (-ITEM_BYTES[_chunk_of(i).dtype], i.index.fqn))
         chunks = [_chunk_of(item) for item in items]
         head, starts = lay_out(chunks)
         name = cast("str", plan.storage_data)
@@ -168,7 +168,7 @@ def _chunk_of(item: WriteItem) -> ChunkToSave:
     assert data is not None, "prepare_local_plan refused what is no tensor"
     return ChunkToSave(
         tensor=item.index.fqn,
-        dtype=data.properties.dtype,
+        dtype=dtype_name(data.properties.dtype, tensor=item.index.fqn),
         offsets=tuple(data.chunk.offsets),
         sizes=tuple(data.chunk.sizes),
     )

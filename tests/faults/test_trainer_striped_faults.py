@@ -6,8 +6,8 @@ import torch
 from fusefs.fsck import verify
 from omniload.base.errors import IntegrityError, StateError
 from tests.support.striped_rank import PATIENCE_S, STRIPING, Job, empty, full, ranks, run
-from trainer_integration.striped_storage import load_striped, open_striped, save_striped
-from trainer_integration.striped_storage_reader import read_index
+from trainer_integration.striped_storage import load_striped, save_striped
+from trainer_integration.striped_storage_place import open_striped, read_index
 
 SHARDS = ["shard-00001-of-00002.safetensors", "shard-00002-of-00002.safetensors"]
 # One stream, so that an object is begun when those before it are there.

@@ -14,8 +14,8 @@ from fusefs.stores.opening import open_store
 from omniload.base.errors import IntegrityError
 from tests.support.hdfs.cluster import hdfs_cluster, why_not
 from tests.support.striped_rank import STRIPING, Job, empty, full, run
-from trainer_integration.striped_storage import load_striped, open_striped, save_striped
-from trainer_integration.striped_storage_reader import read_index
+from trainer_integration.striped_storage import load_striped, save_striped
+from trainer_integration.striped_storage_place import open_striped, read_index
 
 pytestmark = [
     pytest.mark.slow,

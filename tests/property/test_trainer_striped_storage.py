@@ -12,7 +12,7 @@ from fusefs.config import Striping
 from tests.support.fusefs_builders import some_files
 from tests.support.striped_checkpoints import cut, load_boxes, save_boxes
 from trainer_integration.striped_storage_boxes import Box
-from trainer_integration.striped_storage_units import bytes_of, units_of
+from trainer_integration.striped_storage_tensors import bytes_of, units_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.uint8]
 

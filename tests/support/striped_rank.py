@@ -19,7 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from fusefs.stores.local import LocalStore
-from trainer_integration.striped_storage import load_striped, open_striped, save_striped
+from trainer_integration.striped_storage import load_striped, save_striped
+from trainer_integration.striped_storage_place import open_striped
 
 STRIPING = {"striping": {"unit": 4096, "count": 4}, "plain_limit": 4096}
 ROWS = 1000

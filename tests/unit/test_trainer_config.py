@@ -30,7 +30,7 @@ def test_relative_paths_start_at_the_folder_of_the_file(tmp_path):
 
     assert config.mix_file(folder) == tmp_path / "mix.yaml"
     assert config.run_folder(folder) == tmp_path / "out"
-    assert config.checkpoint_folder(folder) == tmp_path / "out" / "checkpoints"
+    assert config.checkpoint_location(folder) == str(tmp_path / "out" / "checkpoints")
 
 
 def test_checkpoints_may_live_elsewhere(tmp_path):
@@ -38,7 +38,7 @@ def test_checkpoints_may_live_elsewhere(tmp_path):
 
     config, folder = load_train(a_file(tmp_path, text))
 
-    assert str(config.checkpoint_folder(folder)) == "/mnt/checkpoints"
+    assert config.checkpoint_location(folder) == "/mnt/checkpoints"
 
 
 def test_every_fault_is_reported_with_its_line(tmp_path):

@@ -1,6 +1,8 @@
 """Checkpoints on a striped namespace: what is written, what is refused, what each damage becomes."""
 
 import json
+import subprocess
+import sys
 
 import orjson
 import pytest
@@ -17,16 +19,16 @@ from tests.support.fusefs_builders import contents, object_paths, some_files
 from tests.support.fusefs_faulty_store import FaultyStore, Outage
 from tests.support.striped_checkpoints import load_boxes, save_boxes
 from trainer_integration.seals import sealed_json, unsealed_json
-from trainer_integration.striped_storage import load_striped, open_striped, save_striped
+from trainer_integration.striped_storage import load_striped, save_striped
 from trainer_integration.striped_storage_index import (
+    ITEM_BYTES,
     ChunkToSave,
     Index,
-    dtype_name,
     lay_out,
     shard_name,
 )
-from trainer_integration.striped_storage_reader import read_index
-from trainer_integration.striped_storage_units import units_of
+from trainer_integration.striped_storage_place import open_striped, read_index
+from trainer_integration.striped_storage_tensors import DTYPES, dtype_name, units_of
 from trainer_integration.striped_storage_writer import StripedWriter
 
 SHARD = "shard-00001-of-00001.safetensors"
@@ -127,6 +129,22 @@ def test_what_is_no_tensor_is_refused_by_name_before_anything_is_written(files):
 def test_a_type_that_safetensors_does_not_know_is_refused():
     with pytest.raises(ConfigError, match=r"'x' has dtype torch\.complex64.*convert"):
         dtype_name(torch.complex64, tensor="x")
+
+
+def test_the_names_of_types_have_the_sizes_torch_gives_them():
+    assert {name: dtype.itemsize for name, dtype in DTYPES.items()} == ITEM_BYTES
+
+
+def test_a_launcher_looks_into_a_checkpoint_without_torch():
+    code = "import sys, trainer_integration.checkpoint_place; sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_json_is_committed_with_the_tensors(files):
+    save_striped(tensors(), files, "c", about={"step": 3, "loader": {"version": 1}})
+
+    assert read_index(files, "c").about == {"step": 3, "loader": {"version": 1}}
 
 
 def test_a_checkpoint_is_never_overwritten(files):
@@ -275,9 +293,7 @@ def test_several_boxes_of_a_tensor_on_one_rank_have_names_of_their_own(files):
 
 
 def test_the_header_fills_pages_and_names_every_chunk():
-    chunks = [
-        ChunkToSave(tensor="w", dtype=torch.float32, offsets=(at, 0), sizes=(2, 3)) for at in (0, 4)
-    ]
+    chunks = [ChunkToSave(tensor="w", dtype="F32", offsets=(at, 0), sizes=(2, 3)) for at in (0, 4)]
 
     head, starts = lay_out(chunks)
 

@@ -1,39 +1,48 @@
-"""Tensors as bytes, bytes as stripe units, and paths of a checkpoint's files."""
+"""Tensors as bytes, bytes as stripe units, and types of elements by their names in safetensors."""
 
-import os
 from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-from fusefs.namespace import StripedFiles
-from fusefs.stores.protocol import checked_path
+from omniload.base.errors import ConfigError
 
-__all__ = ["bytes_of", "is_path", "location_of", "units_of", "within"]
+__all__ = ["DTYPES", "bytes_of", "dtype_name", "units_of"]
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I16": torch.int16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "F32": torch.float32,
+    "I64": torch.int64,
+    "F64": torch.float64,
+}
+_NAME_OF = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def dtype_name(dtype: torch.dtype, *, tensor: str) -> str:
+    """Return the name of an element type.
+
+    Raises:
+        ConfigError: safetensors has none for it.
+    """
+    if dtype not in _NAME_OF:
+        raise ConfigError(
+            f"tensor {tensor!r} has dtype {dtype}, which safetensors does not know; "
+            f"convert it to one of {sorted(DTYPES)}"
+        )
+    return _NAME_OF[dtype]
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """Return the memory of a contiguous tensor of the CPU; whoever writes it writes the tensor."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
-
-
-def within(folder: str, name: str) -> str:
-    """Return the path of a file in a folder; the root is the empty path."""
-    return f"{folder}/{name}" if folder else name
-
-
-def location_of(files: StripedFiles, folder: str) -> str:
-    """Return a checkpoint's place for messages."""
-    return within(files.store.location.rstrip("/"), folder) if folder else files.store.location
-
-
-def is_path(checkpoint_id: str | os.PathLike[str]) -> bool:
-    """Tell whether a checkpoint's id is a path within a namespace."""
-    try:
-        checked_path(os.fspath(checkpoint_id))
-    except ValueError:
-        return False
-    return True
 
 
 def units_of(

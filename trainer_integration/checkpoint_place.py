@@ -1,0 +1,148 @@
+"""Where the checkpoints of a run lie: a folder, or a folder of a striped namespace. Free of torch."""
+
+import re
+from pathlib import Path
+from typing import Protocol
+
+from typing_extensions import override
+
+from fusefs.namespace import StripedFiles
+from omniload.base.errors import StateError
+from omniload.base.state import JsonObject
+from trainer_integration import checkpoint_folder
+from trainer_integration.striped_storage_index import INDEX
+from trainer_integration.striped_storage_place import location_of, open_striped, read_index, within
+
+__all__ = ["CheckpointPlace", "FolderPlace", "StorePlace", "is_store", "place_of"]
+
+_STEP = re.compile(r"step-(\d{8,})")
+
+
+class CheckpointPlace(Protocol):
+    """The committed checkpoints of a run, for whoever starts it."""
+
+    @property
+    def location(self) -> str:
+        """Path or URL for people."""
+        ...
+
+    def latest(self) -> int | None:
+        """Return the step of the newest committed checkpoint, None where there is none."""
+        ...
+
+    def loader_state_of(self, step: int) -> JsonObject:
+        """Return the data plane's state in a committed checkpoint.
+
+        Raises:
+            IntegrityError: It is not what was saved.
+            StateError: It was written by another release.
+        """
+        ...
+
+
+class FolderPlace(CheckpointPlace):
+    """Checkpoints in a folder, by ``Checkpoints``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    @override
+    def location(self) -> str:
+        return str(self.folder)
+
+    @override
+    def latest(self) -> int | None:
+        steps = checkpoint_folder.steps_in(self.folder)
+        return steps[-1] if steps else None
+
+    @override
+    def loader_state_of(self, step: int) -> JsonObject:
+        return checkpoint_folder.loader_state_of(checkpoint_folder.path_of(self.folder, step))
+
+
+class StorePlace(CheckpointPlace):
+    """Checkpoints in a folder of a striped namespace, by ``StripedCheckpoints``.
+
+    A checkpoint is committed by its index: ``step-00000020/index.json``.
+    """
+
+    def __init__(self, files: StripedFiles, folder: str) -> None:
+        self.files = files
+        self.folder = folder
+
+    @property
+    @override
+    def location(self) -> str:
+        return location_of(self.files, self.folder)
+
+    @override
+    def latest(self) -> int | None:
+        return max(self.steps(), default=None)
+
+    @override
+    def loader_state_of(self, step: int) -> JsonObject:
+        path = self.path_of(step)
+        state = read_index(self.files, path).about.get("loader")
+        if not isinstance(state, dict):
+            raise StateError(
+                f"{location_of(self.files, path)} holds no state of the data plane: it was not "
+                "saved by a training run; give another folder"
+            )
+        return state
+
+    def path_of(self, step: int) -> str:
+        """Return the folder of the checkpoint of ``step`` within the namespace."""
+        return within(self.folder, f"step-{step:08d}")
+
+    def steps(self) -> tuple[int, ...]:
+        """Return the steps of the committed checkpoints, rising."""
+        return tuple(step for step, whole in self._found() if whole)
+
+    def unfinished(self) -> tuple[int, ...]:
+        """Return the steps of folders without an index: being written or removed, or left by a crash."""
+        return tuple(step for step, whole in self._found() if not whole)
+
+    def remove(self, step: int) -> None:
+        """Remove a checkpoint: its index first, so that half of one never looks whole."""
+        path = self.path_of(step)
+        names = [info.name for info in self.files.listing(path)]
+        for name in sorted(names, key=lambda name: name != INDEX):
+            self.files.remove(f"{path}/{name}")
+        self.files.remove_directory(path)
+
+    def _found(self) -> list[tuple[int, bool]]:
+        try:
+            infos = self.files.listing(self.folder)
+        except FileNotFoundError:
+            return []
+        matches = (_STEP.fullmatch(info.name) for info in infos if info.kind == "directory")
+        steps = sorted(int(match[1]) for match in matches if match)
+        return [(step, self._is_whole(step)) for step in steps]
+
+    def _is_whole(self, step: int) -> bool:
+        try:
+            self.files.stat(f"{self.path_of(step)}/{INDEX}")
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def is_store(location: str) -> bool:
+    """Tell whether a location of checkpoints is a store's URL; if not, it is a folder."""
+    return "://" in location
+
+
+def place_of(location: str) -> FolderPlace | StorePlace:
+    """Open a location of checkpoints.
+
+    Args:
+        location: A folder, or ``omnifs://FOLDER::STORE``, or a store's URL.
+
+    Raises:
+        ConfigError: The URL names nothing that can be opened.
+        UnavailableError: The store does not answer.
+    """
+    if is_store(location):
+        return StorePlace(*open_striped(location))
+    return FolderPlace(Path(location))

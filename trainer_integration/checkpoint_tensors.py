@@ -1,0 +1,85 @@
+"""Model and optimiser as tensors by name, and what a checkpoint holds beside them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_optimizer_state_dict,
+)
+
+from omniload.base.errors import StateError
+from omniload.base.state import Json, JsonObject
+
+__all__ = ["Restored", "require_same_model", "set_optimizer", "tensors_of"]
+
+_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What a checkpoint held beside the tensors that were loaded in place."""
+
+    step: int
+    """Steps done when it was saved: the number of the next one."""
+    loader_state: JsonObject
+    """State of the data plane at that step."""
+
+
+def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return all tensors by name. The optimiser's other settings come from configuration."""
+    # A fresh optimiser makes its state here, and refuses to while gradients exist.
+    optimizer.zero_grad(set_to_none=True)
+    of_model, of_optimizer = _flat_states(model, optimizer)
+    return {
+        **{f"model.{name}": value for name, value in of_model.items()},
+        **{
+            f"optimizer.{name}": value
+            for name, value in of_optimizer.items()
+            if isinstance(value, Tensor)
+        },
+    }
+
+
+def set_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+) -> None:
+    """Give the optimiser the state that was loaded into ``tensors``."""
+    _, state = _flat_states(model, optimizer)
+    loaded = {name: tensors.get(f"optimizer.{name}", value) for name, value in state.items()}
+    set_optimizer_state_dict(model, optimizer, loaded, options=_FLAT)
+
+
+def require_same_model(path: object, saved: Mapping[str, Json], own: Mapping[str, Json]) -> None:
+    """Refuse a checkpoint of another model.
+
+    Args:
+        path: Of the checkpoint, for messages.
+        saved: Configuration of the model in it.
+        own: Configuration of the model to load into.
+
+    Raises:
+        StateError: They differ; every key that does is named.
+    """
+    changed = [
+        f"{key} was {saved.get(key)!r} and is {own.get(key)!r}"
+        for key in sorted(saved.keys() | own.keys())
+        if saved.get(key) != own.get(key)
+    ]
+    if changed:
+        raise StateError(
+            f"{path} holds another model: {'; '.join(changed)}; restore the configuration "
+            "or start in a new folder"
+        )
+
+
+def _flat_states(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return both states by name: tensors, and settings of the optimiser, which torch types as nested."""
+    of_model, of_optimizer = get_state_dict(model, optimizer, options=_FLAT)
+    return dict(of_model), dict(of_optimizer)
