@@ -1,9 +1,12 @@
 """mount.omniload, the tree of inodes, and the table of errnos."""
 
 import errno
+import sys
+from types import SimpleNamespace
 
 import pytest
 
+from fusefs import fstab
 from fusefs.errnos import errno_of
 from fusefs.fstab import parsed
 from fusefs.tree import ROOT, Tree
@@ -17,6 +20,25 @@ def test_what_mount_hands_to_its_helper_is_understood():
         ("rw,count=8",),
     )
     assert parsed(["-s", "/store", "/mnt", "-t", "omniload"]) == ("/store", "/mnt", ())
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_the_option_watch_keeps_a_process_beside_the_mount(monkeypatch, watched):
+    started = []
+
+    def start(config, **chosen):
+        started.append((config, chosen))
+        return SimpleNamespace(returncode=None)
+
+    words = "rw,watch,count=8" if watched else "rw,count=8"
+    monkeypatch.setattr(fstab, "start", start)
+    monkeypatch.setattr(sys, "argv", ["mount.omniload", "/store", "/mnt", "-o", words])
+
+    fstab.main()
+
+    ((config, chosen),) = started
+    assert config.files.striping.count == 8
+    assert chosen["watched"] is watched
 
 
 def test_a_missing_directory_is_said():
