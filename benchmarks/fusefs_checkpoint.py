@@ -174,8 +174,8 @@ def _ranks(work: Work) -> Iterator[Callable[[str, str, str], float]]:
                 pipe.send((what, kind, place))
             answers = [pipe.recv() for pipe in pipes]
             took_s = max(seconds for seconds, _ in answers)
-            rate, cpu = work.size_bytes / took_s / 1e6, sum(c for _, c in answers)
-            click.echo(f"{what} {kind}: {took_s:.1f} s, {rate:.0f} MB/s, ranks' CPU {cpu:.1f} s")
+            cpu_s = sum(seconds for _, seconds in answers)
+            click.echo(f"{what} {kind}: {took_s:.1f} s, CPU of the ranks {cpu_s:.1f} s")
             return took_s
 
         try:
