@@ -7,59 +7,20 @@ its place, so one that holds all units is the file, and may be read without us.
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fusefs.config import FilesConfig
 from fusefs.disk_directory import CopyFiles, DiskDirectory, Stamp
 from fusefs.disk_format import CopyVersion, decode_map, footprint, room_for
 from fusefs.disk_ledger import Ledger
+from fusefs.disk_state import CopyState, Span
 from fusefs.manifest import unit_checksum
 from fusefs.traffic import Traffic
 from omniload.base.log import get_logger
 
-__all__ = ["DiskCache", "DiskCopy", "Span", "disk_cache_of"]
+__all__ = ["DiskCache", "DiskCopy", "disk_cache_of"]
 
 _LOG = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A unit's place in a copy."""
-
-    unit: int
-    """Number within the version of the file."""
-    offset: int
-    """First byte within the file."""
-    size_bytes: int
-
-
-@dataclass(slots=True, eq=False)
-class _Copy:
-    """What is known of one copy, shared by all who have it open."""
-
-    version: CopyVersion
-    name: str
-    checksums_U: NDArray[np.uint64]
-    """0 where a unit is missing."""
-    verified_U: NDArray[np.bool_]
-    """Units whose bytes this process has written or compared."""
-    files: CopyFiles | None = None
-    """None before the first unit is stored, and after the copy was evicted."""
-    holders: int = 0
-    storing: set[int] = field(default_factory=set)
-    """Units on their way to the disk."""
-    damaged: set[int] = field(default_factory=set)
-    """Units that are not here and whose room is still taken, and charged."""
-
-    def clear(self) -> None:
-        self.damaged = set()
-        self.checksums_U[:] = 0
-        self.verified_U[:] = False
-        self.storing = set()
 
 
 class DiskCache:
@@ -80,10 +41,11 @@ class DiskCache:
         self._lock = threading.Lock()
         self._stored = threading.Condition(self._lock)
         self._ledger = Ledger(capacity_bytes)
-        self._copies: dict[str, _Copy] = {}
+        self._copies: dict[str, CopyState] = {}
         self._trusted: dict[str, Stamp] = {}
         """Copies that were found whole by this process, and how their data file looked then."""
         self._writable = True
+        self._comparing = False
         for name, size_bytes in self._directory.found():
             self._ledger.charge(name, size_bytes)
         with self._lock:
@@ -139,7 +101,7 @@ class DiskCache:
 
     # For DiskCopy
 
-    def read(self, copy: _Copy, spans: Sequence[Span]) -> dict[int, memoryview]:
+    def read(self, copy: CopyState, spans: Sequence[Span]) -> dict[int, memoryview]:
         """Return those of adjacent units that are here and whole; one that is damaged is dropped."""
         files = self._borrowed(copy)
         if files is None:
@@ -166,7 +128,7 @@ class DiskCache:
         self._note_if_whole(copy)
         return found
 
-    def store(self, copy: _Copy, span: Span, data: bytes | memoryview) -> bool:
+    def store(self, copy: CopyState, span: Span, data: bytes | memoryview) -> bool:
         """Keep a unit, if it fits and the disk takes it; never raises for the disk's sake.
 
         Waits where somebody else is storing the same unit.
@@ -196,7 +158,7 @@ class DiskCache:
         self._note_if_whole(copy)
         return bool(checksum)
 
-    def descriptor(self, copy: _Copy, *, first: bool) -> int | None:
+    def descriptor(self, copy: CopyState, *, first: bool) -> int | None:
         """Open the data of a copy that is whole and as this process found it; else None."""
         with self._lock:
             trusted, files = self._trusted.get(copy.name), copy.files
@@ -215,7 +177,18 @@ class DiskCache:
                 self._ledger.pin(copy.name)
             return descriptor
 
-    def release(self, copy: _Copy, *, pinned: bool) -> None:
+    def begin_comparing(self) -> bool:
+        """Tell whether a copy may be compared in the background now: one at a time, so that readers get on."""
+        with self._lock:
+            begins, self._comparing = not self._comparing, True
+            return begins
+
+    def end_comparing(self) -> None:
+        """Let the next copy be compared."""
+        with self._lock:
+            self._comparing = False
+
+    def release(self, copy: CopyState, *, pinned: bool) -> None:
         """Count a holder less."""
         with self._lock:
             if pinned:
@@ -227,16 +200,15 @@ class DiskCache:
                     copy.files.let_go()
                     copy.files = None
 
-    def hold(self, copy: _Copy) -> None:
+    def hold(self, copy: CopyState) -> None:
         """Count a holder more."""
         with self._lock:
             copy.holders += 1
 
     # Inside
 
-    def _loaded(self, version: CopyVersion, name: str) -> _Copy:
-        checksums_U = np.zeros(version.num_units, np.uint64)
-        copy = _Copy(version, name, checksums_U, np.zeros(version.num_units, np.bool_))
+    def _loaded(self, version: CopyVersion, name: str) -> CopyState:
+        copy = CopyState.empty(version)
         if name not in self._ledger:
             return copy
         opened = self._directory.open(version)
@@ -249,7 +221,7 @@ class DiskCache:
             copy.verified_U = checksums != 0
         return copy
 
-    def _reserve(self, copy: _Copy, span: Span) -> tuple[CopyFiles | None, list[Path]]:
+    def _reserve(self, copy: CopyState, span: Span) -> tuple[CopyFiles | None, list[Path]]:
         """Make room for a unit and files to hold it; borrowed files, or None where it is not to be written."""
         with self._lock:
             self._stored.wait_for(lambda: span.unit not in copy.storing)
@@ -290,7 +262,7 @@ class DiskCache:
             copy.clear()
         return self._directory.set_aside(name)
 
-    def _drop_unit(self, copy: _Copy, files: CopyFiles, span: Span) -> None:
+    def _drop_unit(self, copy: CopyState, files: CopyFiles, span: Span) -> None:
         if not copy.checksums_U[span.unit]:
             return  # another reader met the same damage
         self._traffic.failed("disk")
@@ -304,12 +276,12 @@ class DiskCache:
         except OSError as error:
             _LOG.debug("disk cache: %s stays marked, and fails again: %s", copy.name, error)
 
-    def _note_if_whole(self, copy: _Copy) -> None:
+    def _note_if_whole(self, copy: CopyState) -> None:
         with self._lock:
             if copy.files is not None and not copy.storing and copy.verified_U.all():
                 self._trusted[copy.name] = copy.files.stamp()
 
-    def _borrowed(self, copy: _Copy) -> CopyFiles | None:
+    def _borrowed(self, copy: CopyState) -> CopyFiles | None:
         with self._lock:
             if copy.files is not None:
                 copy.files.borrow()
@@ -330,7 +302,7 @@ class DiskCache:
 class DiskCopy:
     """One holder's view of a copy."""
 
-    def __init__(self, cache: DiskCache, copy: _Copy) -> None:
+    def __init__(self, cache: DiskCache, copy: CopyState) -> None:
         self._cache = cache
         self._copy = copy
         self._lent = False
@@ -362,6 +334,14 @@ class DiskCopy:
         descriptor = self._cache.descriptor(self._copy, first=not self._lent)
         self._lent = self._lent or descriptor is not None
         return descriptor
+
+    def begin_comparing(self) -> bool:
+        """Tell whether this copy may be compared in the background now; then ``end_comparing`` follows."""
+        return self._cache.begin_comparing()
+
+    def end_comparing(self) -> None:
+        """End what was begun."""
+        self._cache.end_comparing()
 
     def hold(self) -> None:
         """Keep the copy for a task of the background, until ``let_go``."""

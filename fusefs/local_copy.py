@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from fusefs.disk_cache import DiskCopy, Span
+from fusefs.disk_cache import DiskCopy
 from fusefs.disk_format import CopyVersion
+from fusefs.disk_state import Span
 from fusefs.pieces import Piece
 
 __all__ = ["LocalCopy", "runs_of", "version_of"]

@@ -80,12 +80,13 @@ class StripedFiles:
 
     def close(self) -> None:
         """Wait for what is under way and let the store go."""
-        self._local_readers.shutdown(cancel_futures=True)
         self._readers.shutdown(cancel_futures=True)
-        self._writers.shutdown()
         retire(self)
+        # Before the threads that read it: comparing a large copy would be waited for.
         if self.disk is not None:
             self.disk.close()
+        self._local_readers.shutdown(cancel_futures=True)
+        self._writers.shutdown()
         self.store.close()
 
     def numbers(self) -> Numbers:

@@ -10,14 +10,13 @@ is fetched ahead of one must not push out what was fetched ahead of another.
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 __all__ = ["Closed", "Fetch", "Read", "ReadAhead"]
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """A process read a range of the file."""
+class Read(NamedTuple):
+    """A process read a range of the file. A tuple, since one is made for every read that memory answers."""
 
     process: int
     """Whoever reads: a process, a handle, anything that tells readers apart."""
@@ -121,8 +120,7 @@ class ReadAhead:
         self._standing_at[process, end] = stream
         # Doubled, but never far beyond what was read: a short run must not cost a large window.
         grown = min(2 * stream.window_bytes, 4 * stream.run_bytes)
-        stream.window_bytes = max(self._first_bytes, grown)
-        stream.window_bytes = min(stream.window_bytes, self._share_bytes())
+        stream.window_bytes = min(self._largest_bytes, max(self._first_bytes, grown))
         return self._advance(stream)
 
     def _stream_at(self, process: int, offset: int) -> _Stream | None:
@@ -165,12 +163,19 @@ class ReadAhead:
         if not streams:
             del self._of_process[stream.process]
 
-    @staticmethod
-    def _advance(stream: _Stream) -> tuple[Fetch, ...]:
+    def _advance(self, stream: _Stream) -> tuple[Fetch, ...]:
         start = max(stream.fetched_to, stream.next_offset)
-        target = stream.next_offset + stream.window_bytes
-        # Half a window at a time: one batch of ranged reads, not one request per read.
-        if target - start < max(1, stream.window_bytes // 2):
+        ahead, window = start - stream.next_offset, stream.window_bytes
+        if _is_enough(ahead, window):
             return ()
-        stream.fetched_to = target
-        return (Fetch(start, target),)
+        # Counted only here: the other streams cost nothing while enough is on its way.
+        stream.window_bytes = window = min(window, self._share_bytes())
+        if _is_enough(ahead, window):
+            return ()
+        stream.fetched_to = stream.next_offset + window
+        return (Fetch(start, stream.fetched_to),)
+
+
+def _is_enough(ahead_bytes: int, window_bytes: int) -> bool:
+    """Tell whether to wait: half a window at a time is one batch of ranged reads, not one per read."""
+    return window_bytes - ahead_bytes < max(1, window_bytes // 2)

@@ -37,7 +37,6 @@ class FileReader:
         """Read ``pieces``; ``when_missing`` says what a missing object means."""
         self._engine = engine
         self._copy = copy
-        self._verifying = False
         self._fetcher = Fetcher(engine, copy, when_missing or _missing)
         self._pieces = [piece for piece in pieces if piece.size_bytes]
         self._starts = [piece.start for piece in self._pieces]
@@ -170,9 +169,8 @@ class FileReader:
         return self._engine.cache.drop(keys)
 
     def verify_copy(self) -> None:
-        """Compare the local copy with its checksums in the background, once."""
-        if self._copy is not None and not self._verifying:
-            self._verifying = True
+        """Compare the local copy with its checksums in the background, unless another is being compared."""
+        if self._copy is not None and self._copy.copy.begin_comparing():
             self._copy.copy.hold()
             self._engine.local_pool.submit(self._verify_held)
 
@@ -181,6 +179,7 @@ class FileReader:
         try:
             self._copy.verify()
         finally:
+            self._copy.copy.end_comparing()
             self._copy.copy.let_go()
 
     def _is_kept(self, wanted: Wanted) -> bool:

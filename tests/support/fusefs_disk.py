@@ -4,8 +4,9 @@ import contextlib
 import os
 import random
 
-from fusefs.disk_cache import DiskCache, Span
+from fusefs.disk_cache import DiskCache
 from fusefs.disk_format import CopyVersion
+from fusefs.disk_state import Span
 
 UNIT = 4096
 

@@ -389,3 +389,13 @@ def test_a_pin_outlives_the_bytes_and_is_counted():
     ledger.unpin("never")
     assert ledger.make_room("b", 8) == ["a"]
     assert ledger.size_of("a") == 0
+
+
+def test_one_copy_is_compared_at_a_time(directory):
+    with a_cache(directory) as cache:
+        one, two = cache.open(ONE), cache.open(TWO)
+
+        assert one.begin_comparing()
+        assert not two.begin_comparing()
+        one.end_comparing()
+        assert two.begin_comparing()
