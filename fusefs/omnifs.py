@@ -64,9 +64,12 @@ class OmniFileSystem(AbstractFileSystem):  # type: ignore[misc]
         url = store or fo
         if url is None:
             raise ConfigError("omnifs:// needs a store; give store=URL or omnifs://PATH::URL")
+        rest = dict(target_options or {})
         if "://" not in url and target_protocol not in {None, "file"}:
-            url = f"{target_protocol}://{url}"
-        opened = RetryingStore(open_store(url, target_options or None))
+            # fsspec took the host out of the URL; with it back in, the store's own client is found.
+            host, port = rest.pop("host", ""), rest.pop("port", None)
+            url = f"{target_protocol}://{host}{f':{port}' if port else ''}{url}"
+        opened = RetryingStore(open_store(url, rest or None))
         self.files = StripedFiles(opened, FilesConfig.model_validate(dict(config or {})))
 
     @classmethod

@@ -8,6 +8,7 @@ import fsspec
 import pytest
 
 from fusefs.omnifs import OmniFileSystem
+from fusefs.stores.memory import MemoryStore
 from omniload.base.errors import ConfigError
 
 SMALL = {"striping": {"unit": 4096, "count": 3}, "plain_limit": 4096}
@@ -155,6 +156,21 @@ def test_a_chained_url_names_path_and_store(tmp_path):
         out.write(b"chained")
 
     assert (tmp_path / "x/a.txt").read_bytes() == b"chained"
+
+
+@pytest.mark.parametrize("store", ["hdfs://nn:9000/jobs", "hdfs://nn/jobs"])
+def test_a_chained_store_is_opened_by_its_own_url_and_client(store, monkeypatch):
+    opened = []
+
+    def note(url, options=None):
+        opened.append((url, options))
+        return MemoryStore()
+
+    monkeypatch.setattr("fusefs.omnifs.open_store", note)
+
+    fsspec.core.url_to_fs(f"omnifs://a/b::{store}", skip_instance_cache=True)
+
+    assert opened == [(store, None)]
 
 
 def test_a_store_of_fsspec_itself_may_lie_below(tmp_path):
