@@ -26,6 +26,8 @@ class BlockingFileSystem(Protocol):
 
     inline: ClassVar[frozenset[str]] = frozenset()
     """Names of calls that never wait: they run on the mount's own thread."""
+    never_changes: ClassVar[bool] = False
+    """Whether names and bytes stay what they are, so that the kernel may keep listings and pages."""
 
     def lookup(self, parent: int, name: bytes) -> Entry:
         """Find a name in a directory; an ``Entry`` of inode 0 lets the kernel remember that it is not there."""
@@ -106,7 +108,7 @@ class Threaded(FileSystem):
         listing = await self._call(self._blocking.listing, inode)
         self._next_listing += 1
         self._listings[self._next_listing] = listing
-        return Opened(self._next_listing)
+        return Opened(self._next_listing, keep_cache=self._blocking.never_changes)
 
     @override
     def readdir(self, handle: int, start: int) -> Iterable[Named]:
@@ -119,7 +121,8 @@ class Threaded(FileSystem):
 
     @override
     async def open(self, inode: int, flags: int) -> Opened:
-        return await self._call(self._blocking.open, inode, flags)
+        opened = await self._call(self._blocking.open, inode, flags)
+        return opened._replace(keep_cache=True) if self._blocking.never_changes else opened
 
     @override
     async def read(self, handle: int, offset: int, size_bytes: int) -> Data:

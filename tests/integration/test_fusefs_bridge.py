@@ -88,6 +88,15 @@ def test_a_directory_is_listed_once_each_over_many_requests(root):
         assert {e.name: e.is_dir(follow_symlinks=False) for e in entries}["folder"]
 
 
+def test_what_never_changes_is_read_from_the_page_cache_when_it_is_opened_again(root):
+    (root / "folder/file").read_bytes()
+    before = counts(root)["read"]
+
+    assert (root / "folder/file").read_bytes() == example.BLOB
+
+    assert counts(root)["read"] <= before + 2  # of the counts themselves
+
+
 def test_links_and_attributes_are_read(root):
     assert os.readlink(root / "link") == "folder/file"
     assert os.getxattr(root / "folder/file", "user.note") == b"value"

@@ -61,8 +61,10 @@ class Example(BlockingFileSystem):
         {"lookup", "getattr", "listing", "readlink", "getxattr", "listxattr"}
     )
 
+    never_changes: ClassVar = True
+
     def __init__(self, *, passed_through=False):
-        self.counts = {"read": 0, "lookup": 0, "open": 0}
+        self.counts = {"read": 0, "lookup": 0, "open": 0, "listing": 0}
         self._next = 10
         self._inodes = {}
         self._copy = None
@@ -85,6 +87,7 @@ class Example(BlockingFileSystem):
 
     @override
     def listing(self, inode):
+        self.counts["listing"] += 1
         return [Named(name, ENTRIES[found]) for name, found in FOLDERS[inode].items()]
 
     @override

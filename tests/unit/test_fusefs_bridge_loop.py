@@ -201,6 +201,14 @@ def test_a_caller_that_is_gone_is_answered_and_the_late_answer_is_dropped(kernel
     assert kernel.answers() == {}
 
 
+def test_a_caller_of_another_namespace_waits_on(kernel):
+    kernel.filesystem.futures[5] = Future()
+    waits = kernel.ask(Opcode.READ, read_of(5), pid=0)
+    kernel.ask(Opcode.INTERRUPT, struct.pack("<Q", waits))
+
+    assert kernel.answers() == {}
+
+
 def test_a_caller_that_lives_waits_on_though_a_signal_came(kernel):
     future = kernel.filesystem.futures[5] = Future()
     waits = kernel.ask(Opcode.READ, read_of(5))

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fusefs.bridge.device.attaching import attach, detach
@@ -18,7 +19,7 @@ from fusefs.bridge.device.requests import Requests
 from fusefs.bridge.device.wire import IN_HEADER, OUT_HEADER, Init, Opcode
 from fusefs.bridge.options import BridgeOptions
 from fusefs.bridge.protocol import FileSystem
-from fusefs.bridge.tuning import tune_kernel
+from fusefs.bridge.tuning import device_of_mount, tune_kernel
 from fusefs.bridge.waiting import run_blocking
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger
@@ -89,6 +90,7 @@ def _mounted(target: str, filesystem: FileSystem, options: BridgeOptions, name: 
 def _taken_over(target: str, filesystem: FileSystem) -> _Connection:
     taken = take(target)
     try:
+        _check_same_mount(taken.state["mount"], target)
         told = taken.state["passthrough"]
         connection = _connected(taken.device, filesystem, can_pass_through=told["agreed"])
         connection.passthrough.resume(told)
@@ -98,6 +100,23 @@ def _taken_over(target: str, filesystem: FileSystem) -> _Connection:
         raise
     taken.confirm()
     return connection
+
+
+def _check_same_mount(device: str, target: str) -> None:
+    """Check that both processes mean one mount: containers may share names of sockets, but no mounts.
+
+    Raises:
+        StateError: The other process has another one.
+    """
+    if device != (found := _mounted_as(target)):
+        raise StateError(
+            f"who answers for {target!r} serves device {device}, here it is {found}; "
+            "take it over where it is mounted"
+        )
+
+
+def _mounted_as(target: str) -> str | None:
+    return device_of_mount(target, Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
 
 
 def _served(
@@ -110,7 +129,11 @@ def _served(
         if not loop.finish_tasks(_FINISH_WITHIN_S):
             raise StateError(f"requests still wait for the store after {_FINISH_WITHIN_S:.0f} s")
         told = run_blocking(connection.filesystem.handed_over())
-        return {"passthrough": connection.passthrough.state(), "filesystem": told}
+        return {
+            "mount": _mounted_as(target),
+            "passthrough": connection.passthrough.state(),
+            "filesystem": told,
+        }
 
     def hand_over() -> None:
         nonlocal handed

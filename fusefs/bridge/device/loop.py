@@ -250,6 +250,8 @@ class Loop:
 
 def _is_dying(thread: int) -> bool:
     """Whether a thread has SIGKILL pending, which every fatal signal becomes, or is gone."""
+    if not thread:
+        return False  # of another PID namespace: nothing can be told of it
     try:
         lines = Path(f"/proc/{thread}/status").read_text(encoding="utf-8").splitlines()
     except OSError:
