@@ -40,7 +40,7 @@ _POINT = struct.Struct("<QQBB")
 _COPY_BYTES = 1 << 20
 
 
-class Point(NamedTuple):
+class _Place(NamedTuple):
     """A place where decoding can start."""
 
     blob_offset: int
@@ -118,7 +118,7 @@ def index_gzip(path: Path, blob_digest: str) -> LayerIndex:
     )
 
 
-def _first_pass(path: Path, blob_digest: str) -> tuple[list[Point], list[Entry], str]:
+def _first_pass(path: Path, blob_digest: str) -> tuple[list[_Place], list[Entry], str]:
     """Decode the whole once: read the table, hash the stream, find the places."""
     try:
         from indexed_gzip import IndexedGzipFile, NotCoveredError, ZranError  # noqa: PLC0415 -- an extra
@@ -142,11 +142,11 @@ def _first_pass(path: Path, blob_digest: str) -> tuple[list[Point], list[Entry],
     if source.size_bytes == 0:
         points = []
     elif not points or points[-1].stream_offset != source.size_bytes:
-        points.append(Point(path.stat().st_size, source.size_bytes, 0, b""))
+        points.append(_Place(path.stat().st_size, source.size_bytes, 0, b""))
     return points, entries, f"sha256:{source.hasher.hexdigest()}"
 
 
-def _points(exported: bytes, blob_bytes: int) -> Iterator[Point]:
+def _points(exported: bytes, blob_bytes: int) -> Iterator[_Place]:
     """Read the library's export: a head, points, and a window for each point that needs one."""
     magic, version, _, _, stream_bytes, _, window_bytes, count = _HEAD.unpack_from(exported)
     if magic != b"GZIDX" or version > 1:
@@ -158,16 +158,16 @@ def _points(exported: bytes, blob_bytes: int) -> Iterator[Point]:
         window = exported[at : at + window_bytes] if has_window else b""
         at += len(window)
         if stream_offset >= stream_bytes:
-            yield Point(blob_bytes, stream_bytes, 0, b"")
+            yield _Place(blob_bytes, stream_bytes, 0, b"")
             return
-        yield Point(blob_offset, stream_offset, bits, window)
+        yield _Place(blob_offset, stream_offset, bits, window)
 
 
 def _second_pass(
     path: Path,
     blob_digest: str,
     blocks_B: np.ndarray[tuple[int], np.dtype[np.void]],
-    points: list[Point],
+    points: list[_Place],
     diff_id: str,
 ) -> None:
     """Decode block by block as a lazy read does, and write each digest into its record."""

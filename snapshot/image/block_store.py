@@ -1,0 +1,189 @@
+"""Blocks on disk, by digest, for every image and process of a node.
+
+::
+
+    version      "omniload block store 1"
+    lock         held by who writes or evicts
+    4f/4f53...   one file for each block: its uncompressed bytes
+    new/...      being written; left over by a crash at most
+
+Bytes are compared with their digest on every read, so a file torn by a crash or altered
+on disk is a miss and nothing worse; that is why none of them needs a sync.
+"""
+
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from omniload.base.errors import ConfigError, IntegrityError, StateError
+from omniload.base.log import get_logger
+from snapshot.oci.digest import check_digest, verified
+
+__all__ = ["BlockStore"]
+
+_log = get_logger(__name__)
+
+_VERSION = "omniload block store 1\n"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_EVICT_TO = 0.9
+"""Share of the capacity left by an eviction: a scan of the folder is paid for by many writes."""
+
+
+class BlockStore:
+    """A folder of blocks under a hard cap, least recently used ones dropped first.
+
+    Safe in threads and between processes. Where the disk is full or broken, a block is
+    not kept, one warning says so, and all goes on.
+
+    Raises:
+        ConfigError: The folder holds something else.
+        StateError: Another version wrote it.
+    """
+
+    def __init__(self, folder: str | Path, capacity_bytes: int) -> None:
+        self._root = Path(folder)
+        self._capacity_bytes = capacity_bytes
+        self._mutex = threading.Lock()
+        self._complained = False
+        self.dropped = 0
+        """Blocks that this process evicted."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            self._check_version()
+            (self._root / "new").mkdir(exist_ok=True)
+            for left in (self._root / "new").iterdir():
+                left.unlink(missing_ok=True)  # whoever writes holds the lock, so nobody does
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all blocks, counted anew."""
+        return sum(size for _, size, _ in self._blocks())
+
+    def get(self, digest: str) -> bytes | None:
+        """Return a block that is here and right, or None."""
+        path = self._path(digest)
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        try:
+            verified(data, digest, name=str(path))
+        except IntegrityError as error:
+            _log.warning("%s; it is removed and fetched again", error)
+            with suppress(OSError):
+                path.unlink()
+            return None
+        with suppress(OSError):
+            os.utime(path)
+        return data
+
+    def has(self, digest: str) -> bool:
+        """Tell whether a block is here; only ``get`` tells whether it is right."""
+        return self._path(digest).exists()
+
+    def put(self, digest: str, data: bytes | memoryview) -> bool:
+        """Keep a block, which the caller has compared with its digest; tell whether it is kept."""
+        path = self._path(digest)
+        if len(data) > self._capacity_bytes:
+            return False
+        try:
+            with self._locked() as lock:
+                if not path.exists():
+                    used = self._make_room(lock, len(data))
+                    self._write(path, data)
+                    _set_counter(lock, used + len(data))
+        except OSError as error:
+            if not self._complained:
+                reason = "the disk is full" if error.errno in _FULL else str(error)
+                _log.warning("block store %s keeps nothing for now: %s", self._root, reason)
+            self._complained = True
+            return False
+        self._complained = False
+        return True
+
+    def _check_version(self) -> None:
+        version = self._root / "version"
+        names = {path.name for path in self._root.iterdir()}
+        if "version" in names:
+            if (found := version.read_text()) != _VERSION:
+                raise StateError(
+                    f"block store {self._root} has version {found[:40]!r}, this code reads "
+                    f"{_VERSION!r}; give another folder"
+                )
+        elif names - {"lock", "new"}:
+            raise ConfigError(
+                f"{self._root} is no block store and holds {sorted(names)[:5]}; give another folder"
+            )
+        else:
+            (self._root / "new").mkdir(exist_ok=True)
+            self._write(version, _VERSION.encode())
+
+    def _write(self, path: Path, data: bytes | memoryview) -> None:
+        path.parent.mkdir(exist_ok=True)
+        temporary = self._root / "new" / path.name
+        try:
+            with temporary.open("wb", buffering=0) as file:
+                view = memoryview(data)
+                while view:
+                    view = view[file.write(view) :]
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def _make_room(self, lock: int, size_bytes: int) -> int:
+        """Return the bytes in use, after dropping blocks so that ``size_bytes`` more fit."""
+        used = _counter(lock)
+        if used is not None and used + size_bytes <= self._capacity_bytes:
+            return used
+        # The counter may be too high after a crash, and is missing at first: count.
+        blocks = sorted(self._blocks(), key=lambda block: block[2])
+        used = sum(size for _, size, _ in blocks)
+        if used + size_bytes <= self._capacity_bytes:
+            return used
+        for path, size, _ in blocks:
+            if used + size_bytes <= self._capacity_bytes * _EVICT_TO or used == 0:
+                break
+            path.unlink(missing_ok=True)
+            used -= size
+            self.dropped += 1
+        _set_counter(lock, used)
+        return used
+
+    def _blocks(self) -> Iterator[tuple[Path, int, int]]:
+        """Yield path, size and last use of every block."""
+        for folder in self._root.iterdir():
+            if len(folder.name) != 2:
+                continue
+            for path in folder.iterdir():
+                with suppress(FileNotFoundError):
+                    found = path.stat()
+                    yield path, found.st_size, found.st_mtime_ns
+
+    def _path(self, digest: str) -> Path:
+        value = check_digest(digest).partition(":")[2]
+        return self._root / value[:2] / value
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Keep out every other writer of the node; the lock goes with the process."""
+        with self._mutex:
+            file = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                yield file
+            finally:
+                os.close(file)
+
+
+def _counter(lock: int) -> int | None:
+    text = os.pread(lock, 32, 0)
+    return int(text) if text.isdigit() else None
+
+
+def _set_counter(lock: int, used: int) -> None:
+    os.pwrite(lock, b"%020d" % used, 0)

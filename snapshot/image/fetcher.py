@@ -1,0 +1,308 @@
+"""The machine that decides which block is fetched next, from where, and with which neighbours.
+
+Three classes of wishes, served strictly in this order: *demand*, what a reader waits for;
+*hot*, what the last start touched, in the order it did; *cold*, the rest, under a bandwidth
+cap and only while nobody waits. Some slots are kept free of prefetch, so that a demand
+miss starts at once, whatever is queued.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import assert_never
+
+__all__ = [
+    "BlockRef",
+    "BlockWanted",
+    "BlocksFetched",
+    "Command",
+    "Event",
+    "FetchBlocks",
+    "FetchSettings",
+    "Fetcher",
+    "GiveUpBlock",
+    "HandOverBlock",
+    "Priority",
+    "Ticked",
+    "WakeAt",
+]
+
+
+class Priority(IntEnum):
+    """How urgent a block is; the smaller, the sooner."""
+
+    DEMAND = 0
+    HOT = 1
+    COLD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRef:
+    """A block of a layer, and where its blob holds it."""
+
+    digest: str
+    """Of its uncompressed bytes: blocks of two layers with one digest are one block."""
+    blob: str
+    number: int
+    offset: int
+    """In the blob."""
+    size_bytes: int
+    """In the blob."""
+
+    @property
+    def end(self) -> int:
+        """Where the next block of the blob begins."""
+        return self.offset + self.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWanted:
+    """Somebody wants blocks, in this order."""
+
+    blocks: tuple[BlockRef, ...]
+    priority: Priority
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksFetched:
+    """A request has ended: these came and are right; all others of it did not come."""
+
+    request: int
+    arrived: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FetchBlocks:
+    """Ask a tier for blocks that lie side by side in one blob."""
+
+    request: int
+    tier: str
+    priority: Priority
+    blocks: tuple[BlockRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverBlock:
+    """A block is here: whoever waits for it may have it."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpBlock:
+    """No tier has a block: whoever waits must be told."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send ``Ticked`` at that time: the cap allows more then."""
+
+    at_s: float
+
+
+Event = BlockWanted | BlocksFetched | Ticked
+Command = FetchBlocks | HandOverBlock | GiveUpBlock | WakeAt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSettings:
+    """Limits of a fetcher.
+
+    Raises:
+        ValueError: No slot is left for prefetch, or none for demand.
+    """
+
+    tiers: tuple[str, ...] = ("peer", "registry")
+    """Asked in this order; what one does not have is asked of the next."""
+    slots: int = 16
+    """Requests on their way."""
+    reserved_slots: int = 4
+    """Of these, never used by prefetch."""
+    coalesce_bytes: int = 4 << 20
+    """Largest request made of several blocks."""
+    cold_bytes_per_s: float | None = 32e6
+    """Cap of cold blocks, in bytes of the blob; None for none."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.reserved_slots < self.slots or not self.tiers:
+            raise ValueError(
+                f"{self.reserved_slots} of {self.slots} slots reserved, tiers {self.tiers}; "
+                "leave at least one slot for each, and one tier"
+            )
+
+
+@dataclass(slots=True)
+class _Wish:
+    ref: BlockRef
+    priority: Priority
+    tier: int = 0
+    request: int | None = None
+
+
+@dataclass(slots=True)
+class _Queue:
+    """Digests in order, and by place; what was moved elsewhere is skipped when met."""
+
+    order: deque[str] = field(default_factory=deque)
+    by_place: dict[tuple[str, int, int], str] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Fetcher:
+    """Turns wishes for blocks into requests; each wish ends in one hand-over or one giving up."""
+
+    settings: FetchSettings = field(default_factory=FetchSettings)
+    now_s: float = 0.0
+    _wishes: dict[str, _Wish] = field(default_factory=dict)
+    _requests: dict[int, FetchBlocks] = field(default_factory=dict)
+    _queues: tuple[_Queue, _Queue, _Queue] = field(
+        default_factory=lambda: (_Queue(), _Queue(), _Queue())
+    )
+    _next_request: int = 0
+    _allowed_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._allowed_bytes = float(self.settings.coalesce_bytes)
+
+    @property
+    def num_waiting(self) -> int:
+        """Blocks that are wanted and neither here nor given up."""
+        return len(self._wishes)
+
+    def handle(self, event: Event) -> tuple[Command, ...]:
+        """Apply one event and return what must now be done, in order."""
+        commands: list[Command] = []
+        match event:
+            case BlockWanted(blocks=blocks, priority=priority):
+                for ref in blocks:
+                    self._want(ref, priority)
+            case BlocksFetched(request=request, arrived=arrived):
+                commands += self._settle(request, arrived)
+            case Ticked(now_s=now_s):
+                self._tick(now_s)
+            case _:
+                assert_never(event)
+        commands += self._issue()
+        return tuple(commands)
+
+    def _want(self, ref: BlockRef, priority: Priority) -> None:
+        wish = self._wishes.get(ref.digest)
+        if wish is None:
+            wish = self._wishes[ref.digest] = _Wish(ref, priority)
+        elif priority < wish.priority:
+            wish.priority = priority
+        else:
+            return
+        if wish.request is None:
+            self._enqueue(wish)
+
+    def _enqueue(self, wish: _Wish, *, first: bool = False) -> None:
+        queue = self._queues[wish.priority]
+        if first:
+            queue.order.appendleft(wish.ref.digest)
+        else:
+            queue.order.append(wish.ref.digest)
+        queue.by_place[wish.ref.blob, wish.ref.offset, wish.tier] = wish.ref.digest
+
+    def _settle(self, request: int, arrived: frozenset[str]) -> Iterator[Command]:
+        done = self._requests.pop(request, None)
+        for ref in done.blocks if done is not None else ():
+            wish = self._wishes[ref.digest]
+            wish.request = None
+            if ref.digest in arrived:
+                del self._wishes[ref.digest]
+                yield HandOverBlock(ref.digest)
+                continue
+            wish.tier += 1
+            if wish.tier == len(self.settings.tiers):
+                del self._wishes[ref.digest]
+                yield GiveUpBlock(ref.digest)
+            else:
+                self._enqueue(wish, first=True)
+
+    def _tick(self, now_s: float) -> None:
+        rate = self.settings.cold_bytes_per_s
+        if rate is not None:
+            earned = max(now_s - self.now_s, 0.0) * rate
+            most = float(self.settings.coalesce_bytes)
+            self._allowed_bytes = min(self._allowed_bytes + earned, most)
+        self.now_s = max(self.now_s, now_s)
+
+    def _issue(self) -> Iterator[Command]:
+        demands = sum(r.priority is Priority.DEMAND for r in self._requests.values())
+        while len(self._requests) < self.settings.slots:
+            command = self._request_of(Priority.DEMAND)
+            if command is None:
+                break
+            demands += 1
+            yield command
+        most = self.settings.slots - self.settings.reserved_slots
+        while len(self._requests) < self.settings.slots and len(self._requests) - demands < most:
+            command = self._request_of(Priority.HOT)
+            if command is None:
+                break
+            yield command
+        else:
+            return
+        while not demands and len(self._requests) < most:
+            if self._allowed_bytes < 1.0:
+                if self._head(Priority.COLD) is not None:
+                    assert self.settings.cold_bytes_per_s is not None
+                    wait_s = (1.0 - self._allowed_bytes) / self.settings.cold_bytes_per_s
+                    yield WakeAt(self.now_s + max(wait_s, 0.001))
+                return
+            command = self._request_of(Priority.COLD)
+            if command is None:
+                return
+            if self.settings.cold_bytes_per_s is not None:
+                # Below zero at times: what was taken too much is earned back before the next.
+                self._allowed_bytes -= sum(ref.size_bytes for ref in command.blocks)
+            yield command
+
+    def _head(self, priority: Priority) -> _Wish | None:
+        """Return the first wish of a class that still waits there, and drop those before it."""
+        order = self._queues[priority].order
+        while order:
+            wish = self._wishes.get(order[0])
+            if wish is not None and wish.request is None and wish.priority is priority:
+                return wish
+            order.popleft()
+        return None
+
+    def _request_of(self, priority: Priority) -> FetchBlocks | None:
+        """Take the first wish of a class, with those whose blocks follow it in the blob."""
+        wish = self._head(priority)
+        if wish is None:
+            return None
+        queue = self._queues[priority]
+        taken = [wish]
+        size = wish.ref.size_bytes
+        while True:
+            last = taken[-1].ref
+            digest = queue.by_place.get((last.blob, last.end, wish.tier))
+            found = self._wishes.get(digest) if digest is not None else None
+            if found is None or found.request is not None or found.priority is not priority:
+                break
+            size += found.ref.size_bytes
+            if size > self.settings.coalesce_bytes or found.ref.offset <= last.offset:
+                break
+            taken.append(found)
+        request = self._next_request
+        self._next_request += 1
+        for each in taken:
+            each.request = request
+            queue.by_place.pop((each.ref.blob, each.ref.offset, each.tier), None)
+        blocks = tuple(each.ref for each in taken)
+        command = FetchBlocks(request, self.settings.tiers[wish.tier], priority, blocks)
+        self._requests[request] = command
+        return command
