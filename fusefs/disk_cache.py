@@ -4,7 +4,6 @@ Below the memory cache and above the store. A copy is a plain sparse file with e
 its place, so one that holds all units is the file, and may be read without us.
 """
 
-import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -137,9 +136,8 @@ class DiskCache:
         _remove(aside)
         if files is None:
             return bool(copy.checksums_U[span.unit])
-        checksum = (
-            unit_checksum(data) or 1
-        )  # 0 says that a unit is missing; it is then never found whole
+        # 0 says that a unit is missing; one whose checksum it is will be fetched each time.
+        checksum = unit_checksum(data) or 1
         try:
             files.write(span.offset, data)
             files.mark(span.unit, checksum)
@@ -170,7 +168,7 @@ class DiskCache:
                 copy.verified_U[:] = False
                 return None
             try:
-                descriptor = os.open(self._directory.data_path(copy.name), os.O_RDONLY)
+                descriptor = files.reopened()
             except OSError:
                 return None
             if first:
@@ -225,7 +223,9 @@ class DiskCache:
         """Make room for a unit and files to hold it; borrowed files, or None where it is not to be written."""
         with self._lock:
             self._stored.wait_for(lambda: span.unit not in copy.storing)
-            if not self._writable or not copy.holders or copy.checksums_U[span.unit]:
+            # What is no longer open here may be open anew: files have one state at a time.
+            is_current = self._copies.get(copy.name) is copy
+            if not self._writable or not is_current or copy.checksums_U[span.unit]:
                 return None, []
             size_bytes = 0 if span.unit in copy.damaged else room_for(span.offset, span.size_bytes)
             if copy.files is None:

@@ -79,6 +79,10 @@ class CopyFiles:
         """Note in the map that a unit is here; 0 says that it is not."""
         os.pwrite(self._table, entry_bytes(checksum), entry_of(unit))
 
+    def reopened(self) -> int:
+        """Open the data for reading only, as a description of its own."""
+        return os.open(f"/proc/self/fd/{self._data}", os.O_RDONLY | os.O_CLOEXEC)
+
     def stamp(self) -> Stamp:
         """Return what changes when anybody writes to the copy's data."""
         found = os.fstat(self._data)
@@ -185,13 +189,15 @@ class DiskDirectory:
         name = version.name
         data_path, map_path = self.data_path(name), self.map_path(name)
         data_path.parent.mkdir(exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
         descriptors: list[int] = []
         try:
             for path, size in (
                 (data_path, version.size_bytes),
                 (map_path, map_bytes(version.num_units)),
             ):
+                # A new file, never one that somebody may still hold: cutting that would cut it for them.
+                path.unlink(missing_ok=True)
                 descriptors.append(os.open(path, flags, 0o600))
                 os.ftruncate(descriptors[-1], size)
             os.pwrite(descriptors[1], header_of(version), 0)
