@@ -25,7 +25,7 @@ from omniload.base.errors import IntegrityError
 from snapshot.image.entries import MAX_ENTRIES, Entry, Extent, Kind, check_entry, clean_path
 from snapshot.image.layer_index import BLOCK, MAX_BLOCK_BYTES, Format, LayerIndex
 from snapshot.oci.digest import hasher_of, verified
-from snapshot.oci.manifest import Descriptor
+from snapshot.oci.manifest import Descriptor, compression_of
 
 __all__ = [
     "CHECKSUM",
@@ -34,6 +34,7 @@ __all__ = [
     "TocPlace",
     "estargz_place",
     "estargz_toc",
+    "format_of",
     "index_of_toc",
     "zstd_place",
     "zstd_toc",
@@ -320,3 +321,13 @@ def _mtime_ns(text: str | None) -> int:
     whole = datetime.fromisoformat(found[1] + found[3].replace("Z", "+00:00"))
     seconds = int(whole.timestamp())
     return 0 if whole.year < 1902 else seconds * 10**9 + int((found[2] or "0").ljust(9, "0"))
+
+
+def format_of(layer: Descriptor) -> str:
+    """Return the format of a layer as its manifest tells it: what it promises, not yet read."""
+    compression = compression_of(layer)
+    if compression == "zstd":
+        return "zstd:chunked" if zstd_place(layer) is not None else "zstd"
+    return (
+        "estargz" if compression == "gzip" and ESTARGZ_DIGEST in layer.annotations else compression
+    )

@@ -23,6 +23,7 @@ from snapshot.oci.store import ImageStore, small_blob
 __all__ = ["Image", "open_store", "platform_here", "resolve"]
 
 _MAX_INDEX_DEPTH = 4
+_PLAIN = "http://"
 _ARCHITECTURE_OF = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 
 
@@ -50,7 +51,6 @@ def platform_here() -> Platform:
 def open_store(
     text: str,
     *,
-    plain_http: bool | None = None,
     mirrors: tuple[str, ...] = (),
     create: bool = False,
 ) -> tuple[ImageStore, str]:
@@ -58,8 +58,8 @@ def open_store(
 
     Args:
         text: ``REGISTRY/REPOSITORY:TAG``, or ``oci:FOLDER:TAG``; the tag of a layout may be
-            left out where it holds one image.
-        plain_http: Speak to the registry without TLS; None: only to this machine itself.
+            left out where it holds one image. ``http://`` before a registry, or a mirror,
+            means without TLS, which otherwise only this machine itself is spoken to.
         mirrors: Registries that may hold the same repositories, in the order they are asked.
         create: Make the layout where there is none.
 
@@ -68,11 +68,12 @@ def open_store(
     """
     if text.startswith("oci:"):
         return _open_layout(text.removeprefix("oci:"), create=create)
-    reference = Reference.parse(text)
-    origin = _registry(reference.registry, reference.repository, plain_http)
+    reference = Reference.parse(text.removeprefix(_PLAIN))
+    scheme = _PLAIN if text.startswith(_PLAIN) else ""
+    origin = _registry(scheme + reference.registry, reference.repository)
     if not mirrors:
         return origin, reference.name
-    others = [_registry(mirror, reference.repository, plain_http) for mirror in mirrors]
+    others = [_registry(mirror, reference.repository) for mirror in mirrors]
     return MirroredStore(origin, others), reference.name
 
 
@@ -116,7 +117,10 @@ def _open_layout(text: str, *, create: bool) -> tuple[ImageStore, str]:
     return layout, tags[0]
 
 
-def _registry(registry: str, repository: str, plain_http: bool | None) -> ImageStore:
+def _registry(address: str, repository: str) -> ImageStore:
+    registry = address.removeprefix(_PLAIN).rstrip("/")
+    # As a reference it is held to the grammar: a mirror must not name a path or a user.
+    Reference.parse(f"{registry}/{repository}")
     try:
         from snapshot.oci.registry import Registry  # noqa: PLC0415 -- an extra
         from snapshot.oci.transport import RegistrySettings, Transport  # noqa: PLC0415 -- an extra
@@ -124,5 +128,5 @@ def _registry(registry: str, repository: str, plain_http: bool | None) -> ImageS
         raise ConfigError(
             f"registries need the package {error.name}; pip install 'omniload[image]'"
         ) from error
-    settings = RegistrySettings(plain_http=plain_http)
+    settings = RegistrySettings(plain_http=True if address.startswith(_PLAIN) else None)
     return Registry(Transport(registry, settings, credentials_of(registry)), repository)

@@ -6,7 +6,19 @@ import click
 import pytest
 
 VERBS = {"check", "plan", "show", "preview", "record", "prefetch", "mount", "umount", "export"}
-VERBS |= {"save", "restore", "verify", "run", "set", "audit", "bench", "sample", "schema", "stat"}
+VERBS |= {
+    "save",
+    "restore",
+    "verify",
+    "run",
+    "set",
+    "audit",
+    "bench",
+    "sample",
+    "schema",
+    "stat",
+    "convert",
+}
 VERBS |= {"drop"}
 
 

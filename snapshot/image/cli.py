@@ -1,0 +1,178 @@
+"""``omniload image``: show, convert."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from omniload.base.errors import ConfigError
+from omniload.base.units import format_bytes
+from snapshot.image.convert import convert_image
+from snapshot.image.index_file import IndexCache
+from snapshot.image.layers import index_image
+from snapshot.image.toc import format_of
+from snapshot.image.tree import Tree, merge
+from snapshot.oci.manifest import Platform
+from snapshot.oci.opening import Image, open_store, resolve
+from snapshot.oci.store import ImageStore
+
+__all__ = ["cache_folder", "command"]
+
+_LETTER_OF = {"directory": "d", "symlink": "l", "character": "c", "block": "b", "fifo": "p"}
+
+
+def cache_folder() -> Path:
+    """Return where indexes and blocks are kept where nothing else is said."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "omniload" / "image"
+
+
+@click.group("image")
+def command() -> None:
+    """Container images, read lazily."""
+
+
+@command.command("show")
+@click.argument("image")
+@click.option(
+    "--files", is_flag=True, help="List the merged tree; indexes layers that have no table."
+)
+@click.option("--platform", help="OS/ARCHITECTURE[/VARIANT]; default: this machine's.")
+@click.option(
+    "--mirror", "mirrors", multiple=True, help="Registry that may hold it too; repeatable."
+)
+@click.option("--cache", type=click.Path(file_okay=False), help="Where indexes are kept.")
+@click.option("--json", "as_json", is_flag=True)
+def show(
+    image: str,
+    files: bool,
+    platform: str | None,
+    mirrors: tuple[str, ...],
+    cache: str | None,
+    as_json: bool,
+) -> None:
+    """Show the layers of IMAGE, their sizes and formats, and its files.
+
+    A registry is spoken to over TLS, unless it is on this machine or http:// stands before it.
+
+    \b
+    Example:
+      omniload image show registry.example:5000/team/torch:2.13
+      omniload image show oci:folder:tag --files --json
+    """  # noqa: D301 -- click's own marker
+    store, name = open_store(image, mirrors=mirrors)
+    try:
+        found = resolve(store, name, _platform(platform))
+        tree = _tree(store, found, cache) if files else None
+    finally:
+        store.close()
+    described = _described(found, tree)
+    if as_json:
+        click.echo(json.dumps(described, indent=2))
+        return
+    click.echo(f"{described['digest']}  {' '.join(described['command'])}")
+    for layer in described["layers"]:
+        click.echo(
+            f"  {layer['digest']}  {format_bytes(layer['size_bytes']):>9}  {layer['format']}"
+        )
+    for file in described.get("files", ()):
+        letter = _LETTER_OF.get(file["kind"], "-")
+        target = f" -> {file['target']}" if file["kind"] == "symlink" else ""
+        click.echo(
+            f"{letter}{file['mode']} {file['uid']}:{file['gid']} {file['size_bytes']:>11} "
+            f"/{_shown(file['path'])}{_shown(target)}"
+        )
+
+
+@command.command("convert")
+@click.argument("image")
+@click.argument("target")
+@click.option("--level", default=3, show_default=True, type=click.IntRange(1, 19), help="Of zstd.")
+@click.option("--platform", help="OS/ARCHITECTURE[/VARIANT]; default: this machine's.")
+@click.option("--json", "as_json", is_flag=True)
+def convert(
+    image: str,
+    target: str,
+    level: int,
+    platform: str | None,
+    as_json: bool,
+) -> None:
+    """Write IMAGE as zstd:chunked to TARGET: parts of it can then be read; other tools read it too.
+
+    \b
+    Example:
+      omniload image convert registry.example:5000/torch:2.13 registry.example:5000/torch:2.13-lazy
+      omniload image convert oci:folder:tag oci:folder:tag-lazy
+    """  # noqa: D301 -- click's own marker
+    source, name = open_store(image)
+    goal, tag = open_store(target, create=True)
+    if tag.startswith("sha256:"):
+        raise ConfigError(f"{target!r} names a digest; name the new image by a tag")
+    try:
+        found = resolve(source, name, _platform(platform))
+        made = convert_image(source, found, goal, tag, level=level)
+    finally:
+        source.close()
+        goal.close()
+    before = sum(layer.size for layer in found.layers)
+    after = sum(layer.size for layer in made.layers)
+    if as_json:
+        numbers = {"digest": made.digest, "bytes_before": before, "bytes_after": after}
+        click.echo(json.dumps({**numbers, "kept": list(made.kept)}, indent=2))
+        return
+    click.echo(
+        f"{made.digest}  {len(made.layers)} layers, {len(made.kept)} of them as they were, "
+        f"{format_bytes(before)} before, {format_bytes(after)} after"
+    )
+
+
+def _platform(text: str | None) -> Platform | None:
+    if text is None:
+        return None
+    parts = text.split("/")
+    if len(parts) not in {2, 3} or not all(parts):
+        raise ConfigError(f"platform {text!r} is not OS/ARCHITECTURE or OS/ARCHITECTURE/VARIANT")
+    return Platform(
+        os=parts[0], architecture=parts[1], variant=parts[2] if len(parts) == 3 else None
+    )
+
+
+def _tree(store: ImageStore, image: Image, cache: str | None) -> Tree:
+    kept = IndexCache(Path(cache) if cache else cache_folder() / "indexes")
+    return merge([index.entries for index in index_image(store, image, kept)])
+
+
+def _described(image: Image, tree: Tree | None) -> dict[str, Any]:
+    layers = [
+        {"digest": layer.digest, "size_bytes": layer.size, "format": format_of(layer)}
+        for layer in image.layers
+    ]
+    found: dict[str, Any] = {
+        "digest": image.digest,
+        "platform": f"{image.config.os}/{image.config.architecture}",
+        "command": list(image.config.command),
+        "size_bytes": sum(layer.size for layer in image.layers),
+        "layers": layers,
+    }
+    if tree is not None:
+        found["files"] = [
+            {
+                "path": path,
+                "kind": node.kind,
+                "mode": f"{node.mode:04o}",
+                "uid": node.uid,
+                "gid": node.gid,
+                "size_bytes": node.size_bytes,
+                "target": node.target,
+                "layer": node.layer,
+            }
+            for path, node in tree.walk()
+        ]
+    return found
+
+
+def _shown(text: str) -> str:
+    """Return text that any terminal can show, whatever a stranger named a file."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
