@@ -120,13 +120,18 @@ class Index(StrictModel):
             raise IntegrityError(
                 f"{name}: tensor {key!r} has dtype {tensor.dtype!r}, none of {sorted(ITEM_BYTES)}"
             )
+        found, wanted = sum(math.prod(c.sizes) for c in tensor.chunks), math.prod(tensor.sizes)
+        if found != wanted:
+            raise IntegrityError(
+                f"{name}: chunks of tensor {key!r} hold {found} elements, it has {wanted}"
+            )
         for chunk in tensor.chunks:
             size = math.prod(chunk.sizes) * ITEM_BYTES[tensor.dtype]
             file = self.files.get(chunk.file)
             if file is None or chunk.at + size > file.size_bytes:
-                found = "is not listed" if file is None else f"has {file.size_bytes} bytes"
+                there = "is not listed" if file is None else f"has {file.size_bytes} bytes"
                 raise IntegrityError(
-                    f"{name}: tensor {key!r} lies at {chunk.at}+{size} of {chunk.file}, which {found}"
+                    f"{name}: tensor {key!r} lies at {chunk.at}+{size} of {chunk.file}, which {there}"
                 )
 
 

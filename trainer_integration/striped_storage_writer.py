@@ -111,18 +111,19 @@ class StripedWriter(StorageWriter):
     @override
     def finish(self, metadata: Metadata, results: list[_Results]) -> None:
         """Commit: from here on there is a checkpoint."""
-        chunks: dict[str, list[Chunk]] = {}
+        # By offsets: with a planner that keeps copies of replicated tensors, several ranks saved one.
+        chunks: dict[str, dict[tuple[int, ...], Chunk]] = {}
         files: dict[str, ShardFile] = {}
         for result in (result for of_rank in results for result in of_rank):
             chunk, file = result.storage_data
-            chunks.setdefault(result.index.fqn, []).append(chunk)
+            chunks.setdefault(result.index.fqn, {})[chunk.offsets] = chunk
             files[chunk.file] = file
         tensors = {}
         for name, entry in metadata.state_dict_metadata.items():
             assert isinstance(entry, TensorStorageMetadata), "prepare_local_plan refused others"
             dtype = dtype_name(entry.properties.dtype, tensor=name)
             tensors[name] = SavedTensor(
-                dtype=dtype, sizes=tuple(entry.size), chunks=tuple(chunks[name])
+                dtype=dtype, sizes=tuple(entry.size), chunks=tuple(chunks[name].values())
             )
         index = Index(files=files, tensors=tensors, about=self._about)
         self._files.write_file(within(self._folder, INDEX), index.encoded())

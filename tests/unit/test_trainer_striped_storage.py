@@ -226,6 +226,7 @@ def test_an_index_of_another_release_is_refused_with_both_versions(files):
         (lambda i: i["tensors"]["half"]["chunks"][0].update(at=1 << 40), "'half' lies at"),
         (lambda i: i["tensors"]["half"]["chunks"][0].update(file="../x"), "breaks the format"),
         (lambda i: i["files"].clear(), "which is not listed"),
+        (lambda i: i["tensors"]["flags"].update(chunks=[]), "'flags' hold 0 elements, it has 3"),
         (lambda i: i.update(more=1), "breaks the format"),
     ],
 )
@@ -290,6 +291,17 @@ def test_several_boxes_of_a_tensor_on_one_rank_have_names_of_their_own(files):
     assert torch.equal(target, whole)
     (length,) = {chunk.file for chunk in read_index(files, "c").tensors["w"].chunks}
     assert length == SHARD
+
+
+def test_a_tensor_that_several_ranks_saved_is_loaded_from_one_of_them(files):
+    whole = torch.arange(3000)
+    save_boxes(files, "c", [{("w", (0,)): whole}, {("w", (0,)): whole}], {"w": whole.size()})
+
+    target = torch.zeros_like(whole)
+    load_boxes(files, "c", [{("w", (0,)): target}])
+
+    assert torch.equal(target, whole)
+    assert len(read_index(files, "c").tensors["w"].chunks) == 1
 
 
 def test_the_header_fills_pages_and_names_every_chunk():
