@@ -6,6 +6,7 @@ import torch
 from fusefs.fsck import verify
 from omniload.base.errors import IntegrityError, StateError
 from tests.support.striped_rank import PATIENCE_S, STRIPING, Job, empty, full, ranks, run
+from trainer_integration.checkpoint_place import place_of
 from trainer_integration.striped_storage import load_striped, save_striped
 from trainer_integration.striped_storage_place import open_striped, read_index
 
@@ -53,6 +54,14 @@ def test_what_two_ranks_saved_one_and_three_load(url):
     assert sorted(read_index(files, folder).files) == SHARDS
     assert_loads(files, folder)
     run(Job(what="load", url=url, world_size=3))
+
+
+def test_two_ranks_of_a_run_keep_one_checkpoint_and_load_it(url):
+    run(Job(what="run", url=url, world_size=2))
+
+    place = place_of(url)
+    assert place.steps() == (2,)
+    assert place.unfinished() == ()
 
 
 def test_one_wrong_bit_in_one_object_is_an_error_that_names_shard_and_object(tmp_path, url):

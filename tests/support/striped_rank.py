@@ -19,8 +19,19 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from fusefs.stores.local import LocalStore
+from tests.support.moe_builders import (
+    a_batch,
+    a_config,
+    a_microbatch,
+    a_model,
+    an_optimizer,
+    rows_of,
+)
+from trainer_integration.checkpoint_place import StorePlace
+from trainer_integration.striped_checkpoints import StripedCheckpoints
 from trainer_integration.striped_storage import load_striped, save_striped
 from trainer_integration.striped_storage_place import open_striped
+from trainer_integration.training import train_step
 
 STRIPING = {"striping": {"unit": 4096, "count": 4}, "plain_limit": 4096}
 ROWS = 1000
@@ -32,7 +43,7 @@ class Job:
     """What all ranks of a group do."""
 
     what: str
-    """``save`` or ``load``; a load compares what it got."""
+    """``save`` or ``load`` tensors, or a ``run``: a model of which a checkpoint is kept. Loads compare."""
     url: str
     world_size: int = 1
     pause_at: tuple[str, int] | None = None
@@ -70,6 +81,23 @@ def _pause_at(name, number, told):
     setattr(LocalStore, name, counted)
 
 
+def _keep_a_run(place):
+    checkpoints = StripedCheckpoints(place, a_config().model_dump(), keep=1, group=dist.group.WORLD)
+    model = a_model()
+    optimizer = an_optimizer(model)
+    train_step(model, optimizer, a_batch(0, [a_microbatch(rows_of(0))]), None)
+    for step in (1, 2):
+        checkpoints.save(step, model, optimizer.adamw, {"version": 1, "next": step})
+    other = a_model(seed=5)
+
+    restored = checkpoints.load(other, an_optimizer(other).adamw)
+
+    assert (restored.step, restored.loader_state) == (2, {"version": 1, "next": 2})
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True)
+    )
+
+
 def _run(job, rank, rendezvous, told):
     torch.set_num_threads(1)
     os.environ.update({"GLOO_SOCKET_IFNAME": "lo", **job.environment})
@@ -80,7 +108,9 @@ def _run(job, rank, rendezvous, told):
     )
     try:
         files, folder = open_striped(job.url, job.config)
-        if job.what == "save":
+        if job.what == "run":
+            _keep_a_run(StorePlace(files, folder))
+        elif job.what == "save":
             save_striped(_sharded(full(), job.world_size), files, folder, dist.group.WORLD)
         else:
             target = _sharded(empty(), job.world_size)

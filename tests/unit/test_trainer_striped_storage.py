@@ -1,6 +1,7 @@
 """Checkpoints on a striped namespace: what is written, what is refused, what each damage becomes."""
 
 import json
+import struct
 import subprocess
 import sys
 
@@ -328,6 +329,25 @@ def test_an_index_survives_its_own_bytes(files):
 
     assert Index.decoded(index.encoded(), name="again") == index
     assert index.tensors["matrix"].sizes == (100, 120)
+
+
+def test_a_checkpoint_of_version_1_is_read(files):
+    """Written down by hand: whatever this code becomes, these bytes are read."""
+    chunk = {"offsets": [0], "sizes": [3], "file": SHARD, "at": 8}
+    index = {
+        "version": 1,
+        "files": {SHARD: {"size_bytes": 20}},
+        "tensors": {"w": {"dtype": "F32", "sizes": [3], "chunks": [chunk]}},
+        "about": {"step": 7},
+    }
+    files.write_file("c/index.json", sealed_json(index))
+    files.write_file(f"c/{SHARD}", bytes(8) + struct.pack("<3f", 1.5, -2, 3))
+
+    target = {"w": torch.zeros(3)}
+    load_striped(target, files, "c")
+
+    assert target["w"].tolist() == [1.5, -2, 3]
+    assert read_index(files, "c").about == {"step": 7}
 
 
 def test_a_place_is_opened_by_url_with_its_folder_or_as_a_root(tmp_path):
