@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,6 +27,8 @@ from snapshot.env.scanning import OWN_FOLDER
 __all__ = ["Form", "Move", "Record", "Records", "apply", "carry_out", "plan_moves", "undo"]
 
 VERSION = 1
+_SHARE = 512
+"""Files that a thread places at a time."""
 Form = Literal["mount", "link", "copy", "command"]
 """How an environment came to hold a snapshot; ``command``: it was installed here."""
 
@@ -208,16 +211,24 @@ def _stage(
         for name in ("stage", "backup"):
             (Path(target.path) / OWN_FOLDER / name).mkdir(parents=True, exist_ok=True)
     layers = [str(tree.layer(number)) for number in range(len(targets))]
-    folders = list[tuple[str, Entry]]()
+    folders, files = list[tuple[str, Entry]](), list[tuple[str, str]]()
     for entry, path in _staged(entries, moves, targets):
-        source = f"{layers[entry.target]}/{entry.path}"
         if entry.kind is Kind.DIRECTORY:
             os.mkdir(path)  # noqa: PTH102 -- tens of thousands of paths
             folders.append((path, entry))
-        elif linked:
-            os.link(source, path, follow_symlinks=False)
         else:
-            shutil.copy2(source, path, follow_symlinks=False)
+            files.append((f"{layers[entry.target]}/{entry.path}", path))
+    place = os.link if linked else shutil.copy2
+
+    def place_all(some: Sequence[tuple[str, str]]) -> None:
+        for source, path in some:
+            place(source, path, follow_symlinks=False)
+
+    threads = min(8, os.cpu_count() or 1)
+    with ThreadPoolExecutor(threads, thread_name_prefix="omniload-env") as pool:
+        shares = [files[at : at + _SHARE] for at in range(0, len(files), _SHARE)]
+        for _ in pool.map(place_all, shares):
+            pass
     for path, entry in reversed(folders):
         os.chmod(path, entry.mode)  # noqa: PTH101
         os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))

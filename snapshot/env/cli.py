@@ -243,6 +243,7 @@ def _restored(
         tally.add("store", found.stored_bytes)
         if not found.stored_bytes:
             tally.add("disk", found.raw_bytes)
+        tally.note("packages", found.key)
     if not auto and found.key != key:
         click.echo(
             f"warning: {shlex.join(installing)} has the key {found.key}, not {key}", err=True

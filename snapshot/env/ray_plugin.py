@@ -141,6 +141,7 @@ def _fetched(url: str, key: str) -> Tree:
         with stage("environment") as tally, opened(url) as repository:
             tree = provide(cache, repository, key, environment.targets)
             tally.add("store", repository.bytes_read)
+            tally.note("packages", key)
     if tree is None:
         raise StateError(f"no snapshot {key} in {url}; save it first")
     environment.check_fits(tree.head)

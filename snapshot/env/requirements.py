@@ -143,7 +143,8 @@ def requests_of(
                 reader.source(name)
     else:
         for word in words[1:]:
-            if (reader.folder / word).is_file():
+            # os.path: an argument may be a program, longer than any path.
+            if os.path.isfile(reader.folder / word):  # noqa: PTH113
                 reader.source(word)
     return reader.found
 

@@ -195,6 +195,11 @@ def test_a_script_counts_by_content(tmp_path):
     assert asked(tmp_path, "bash setup.sh --fast").sources != before
 
 
+@pytest.mark.parametrize("word", ["x" * 5000, "a\0b", ""])
+def test_an_argument_that_cannot_be_a_path_is_none(tmp_path, word):
+    assert requests_of(["python", "-c", word], str(tmp_path), {}).sources == {}
+
+
 def test_a_file_that_is_missing_is_a_clear_fault(tmp_path):
     with pytest.raises(ConfigError, match=r"no\.txt: a requirement file that cannot be read"):
         asked(tmp_path, "pip install -r no.txt")

@@ -1,0 +1,240 @@
+"""What a start pays for its packages: pip, uv, and a snapshot mounted, linked or fetched.
+
+    python -m benchmarks.environment [--rounds 5] [--folder DIR]
+
+Every contender brings the same packages into an environment made anew; contenders take
+turns in rounds, so that other work on the machine meets them alike. Wall seconds and
+the processor seconds of all processes are given: the second do not depend on who else
+computes. uv is taken from the PATH or installed beside the measurement.
+
+- *pip, cold* / *warm*: without and with its cache of wheels.
+- *uv, warm*: from its cache, hard links, as it does by default; then the same with byte
+  code, which pip and a snapshot have and uv leaves out; *uv, cold* with an empty cache.
+- *mounted*, *linked*: ``omniload env restore --auto`` with the tree in the node cache.
+- *fetched*: the same with an empty node cache: read from the store, verified, linked.
+"""
+
+import argparse
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.report import Table, print_table, write_report
+
+PACKAGES = ("numpy", "pandas", "pyarrow", "scipy", "scikit-learn")
+IMPORTS = "import numpy, pandas, pyarrow, pyarrow.parquet, scipy.stats, sklearn.linear_model"
+MAIN = "from omniload.base.cli import main; main()"
+
+
+@dataclass(slots=True)
+class Samples:
+    """Wall and processor seconds of one contender."""
+
+    wall_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+
+    def take(self, words: Sequence[str], variables: dict[str, str]) -> None:
+        """Run once and keep what it took."""
+        before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        done = subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
+        wall, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+        if done.returncode != 0:
+            raise RuntimeError(f"{words} ended with {done.returncode}: {done.stderr[-2000:]}")
+        self.wall_s.append(wall)
+        self.cpu_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+
+    @property
+    def wall(self) -> float:
+        """Median wall seconds."""
+        return statistics.median(self.wall_s)
+
+    @property
+    def cpu(self) -> float:
+        """Median processor seconds."""
+        return statistics.median(self.cpu_s)
+
+
+class Bench:
+    """A folder with environments, caches and a store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.venv = folder / "venv"
+        self.python = self.venv / "bin" / "python"
+        self.requirements = folder / "requirements.txt"
+        self.requirements.write_text("\n".join(PACKAGES) + "\n")
+        self.variables = {
+            **os.environ,
+            "PIP_CACHE_DIR": str(folder / "pip-cache"),
+            "UV_CACHE_DIR": str(folder / "uv-cache"),
+            "OMNILOAD_ENV_CACHE": str(folder / "node-cache"),
+            "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
+        }
+        (folder / "store").mkdir(exist_ok=True)
+        self.uv = self._uv()
+
+    def _uv(self) -> str:
+        found = shutil.which("uv")
+        if found:
+            return found
+        tools = self.folder / "tools"
+        subprocess.run([sys.executable, "-m", "venv", tools], check=True)
+        subprocess.run([tools / "bin" / "pip", "install", "-q", "uv"], check=True)
+        return str(tools / "bin" / "uv")
+
+    def make_anew(self, venv: Path | None = None) -> None:
+        """Make the environment anew, empty."""
+        self.umount()
+        subprocess.run(
+            [sys.executable, "-m", "venv", "--without-pip", "--clear", venv or self.venv],
+            check=True,
+        )
+
+    def umount(self) -> None:
+        """Take a mounted snapshot off, if there is one."""
+        if self.python.exists():
+            words = [sys.executable, "-c", MAIN, "env", "umount", "--lazy", "--python", self.venv]
+            subprocess.run(words, env=self.variables, capture_output=True, check=False)
+
+    def pip(self, *more: str, python: Path | None = None) -> list[str]:
+        """Return pip's words."""
+        words = [sys.executable, "-m", "pip", "--python", str(python or self.python), "install"]
+        return [*words, "-q", "--disable-pip-version-check", *more, "-r", str(self.requirements)]
+
+    def uv_words(self, *more: str) -> list[str]:
+        """Return uv's words."""
+        words = [self.uv, "pip", "install", "-q", "--python", str(self.python)]
+        return [*words, *more, "-r", str(self.requirements)]
+
+    def ours(self, verb: str, *more: str) -> list[str]:
+        """Return our words; the request is pip's."""
+        words = [sys.executable, "-c", MAIN, "env", verb, "-o", str(self.folder / "store")]
+        return [*words, "--python", str(self.venv), *more, "--", *self.pip()]
+
+    def empty(self, name: str) -> None:
+        """Remove a cache."""
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+
+
+def contenders(bench: Bench) -> dict[str, tuple[Callable[[], None], list[str]]]:
+    """Return what is done before each run, untimed, and the run."""
+
+    def nothing() -> None:
+        pass
+
+    warm = "--auto", "--form"
+    return {
+        "pip, cold": (nothing, bench.pip("--no-cache-dir")),
+        "pip, warm": (nothing, bench.pip()),
+        "uv, cold": (lambda: bench.empty("uv-cache"), bench.uv_words()),
+        "uv, warm": (nothing, bench.uv_words()),
+        "uv, warm, byte code": (nothing, bench.uv_words("--compile-bytecode")),
+        "fetched": (lambda: bench.empty("node-cache"), bench.ours("restore", *warm, "link")),
+        "linked": (nothing, bench.ours("restore", *warm, "link")),
+        "mounted": (nothing, bench.ours("restore", *warm, "mount")),
+    }
+
+
+def measure(bench: Bench, rounds: int) -> dict[str, Samples]:
+    """Let the contenders take turns; the first round fills the caches and is not counted."""
+    samples: dict[str, Samples] = {}
+    runs = contenders(bench)
+    bench.make_anew()
+    subprocess.run(bench.ours("save"), env=bench.variables, check=True, capture_output=True)
+    for number in range(rounds + 1):
+        for name, (prepare, words) in runs.items():
+            if number == 0 and name == "pip, cold":
+                continue
+            bench.make_anew()
+            prepare()
+            taken = Samples() if number == 0 else samples.setdefault(name, Samples())
+            taken.take(words, bench.variables)
+            print(f"round {number}: {name}: {taken.wall_s[-1]:.2f} s", flush=True)
+    return samples
+
+
+def measure_imports(bench: Bench, rounds: int) -> dict[str, Samples]:
+    """Import everything from an environment of pip's and from a mounted one, in turns."""
+    native = bench.folder / "native"
+    bench.make_anew(native)
+    subprocess.run(bench.pip(python=native / "bin" / "python"), env=bench.variables, check=True)
+    bench.make_anew()
+    words = bench.ours("restore", "--auto", "--form", "mount")
+    subprocess.run(words, env=bench.variables, check=True, capture_output=True)
+    pythons = {"native": native / "bin" / "python", "mounted": bench.python}
+    samples = {name: Samples() for name in pythons}
+    for number in range(2 * rounds + 2):
+        for name, python in pythons.items():
+            taken = Samples() if number < 2 else samples[name]
+            taken.take([str(python), "-c", IMPORTS], bench.variables | {"PYTHONPATH": ""})
+    return samples
+
+
+def tables_of(restores: dict[str, Samples], imports: dict[str, Samples]) -> list[Table]:
+    """Return the figures; ratios against uv with a warm cache, and against native."""
+    rows = _rows(restores, restores["uv, warm"])
+    import_rows = _rows(imports, imports["native"])
+    seconds = ("median s", "best s", "processor s")
+    return [
+        Table(
+            columns=("contender", *seconds, "of uv, warm", "the same, processor"),
+            rows=rows,
+            caption="Bringing the packages into an empty environment:",
+        ),
+        Table(
+            columns=("environment", *seconds, "of native", "the same, processor"),
+            rows=import_rows,
+            caption="Importing them in a new process:",
+        ),
+    ]
+
+
+def _rows(samples: dict[str, Samples], yard: Samples) -> tuple[tuple[str, ...], ...]:
+    """Return a row of each contender: seconds, and ratios to the yardstick."""
+    return tuple(
+        (
+            name,
+            *(f"{s:.2f}" for s in (taken.wall, min(taken.wall_s), taken.cpu)),
+            f"{taken.wall / yard.wall:.2f}",
+            f"{taken.cpu / yard.cpu:.2f}",
+        )
+        for name, taken in samples.items()
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="Where environments and caches are made.")
+    given = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="environment-", dir=given.folder))
+    bench = Bench(folder)
+    try:
+        restores = measure(bench, given.rounds)
+        imports = measure_imports(bench, given.rounds)
+    finally:
+        bench.umount()
+        shutil.rmtree(folder, ignore_errors=True)
+    tables = tables_of(restores, imports)
+    for table in tables:
+        print_table(table)
+    path = write_report(
+        "environment",
+        "Environment snapshots: what a start pays for its packages",
+        f"python -m benchmarks.environment --rounds {given.rounds}",
+        tables,
+        "Written by the run; see the paragraph of reading below the tables of the committed report.",
+    )
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
