@@ -18,6 +18,7 @@ from pyarrow import fs as pafs
 from typing_extensions import override
 
 from fusefs.stores.backend import Backend, PuttingStore, RenamingStore
+from fusefs.stores.held import HeldFiles
 from fusefs.stores.protocol import Entry, ObjectWriter, Store, name_of
 from fusefs.stores.translating import translated
 from omniload.base.errors import ConfigError, UnavailableError
@@ -57,6 +58,8 @@ class ArrowBackend(Backend):
     """The calls of a ``pyarrow.fs.FileSystem`` under a root."""
 
     def __init__(self, filesystem: pafs.FileSystem, root: str, url: str) -> None:
+        # Ahead of the file system, which must be the last to go.
+        self._held = HeldFiles[pa.NativeFile](lambda path: self._fs.open_input_file(self._at(path)))
         self._fs = filesystem
         self._root = root.rstrip("/")
         self._url = url
@@ -96,8 +99,15 @@ class ArrowBackend(Backend):
 
     @override
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:
-        with _mapped(path), self._fs.open_input_file(self._at(path)) as file:
-            return _read_fully(file, offset, size_bytes)
+        held = self._held.held(path)
+        if held is not None:
+            try:
+                return _read_fully(held, offset, size_bytes)
+            except (OSError, ValueError, pa.ArrowException):
+                # A fresh open tells an object that is gone from a data node that is.
+                self._held.drop(path)
+        with _mapped(path):
+            return _read_fully(self._held.opened(path), offset, size_bytes)
 
     @override
     def open_new(self, path: str) -> ObjectWriter:
@@ -117,6 +127,7 @@ class ArrowBackend(Backend):
 
     @override
     def remove(self, path: str) -> None:
+        self._held.drop(path)
         with _mapped(path):
             self._fs.delete_file(self._at(path))
 
@@ -132,7 +143,7 @@ class ArrowBackend(Backend):
 
     @override
     def close(self) -> None:
-        pass
+        self._held.clear()
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root or "/"

@@ -1,0 +1,87 @@
+"""Files held open between reads: which, how many, and what becomes of one that fails."""
+
+import pyarrow as pa
+import pytest
+from pyarrow import fs as pafs
+
+from fusefs.stores.arrow import store_on
+from fusefs.stores.held import HeldFiles
+from tests.support.fusefs_builders import contents, some_files
+
+OBJECT = ".omnifs/objects/ab/{}.0"
+DATA = bytes(range(250)) * 100
+
+
+def test_an_object_is_opened_once_and_any_other_file_each_time():
+    opened = []
+    held = HeldFiles(lambda path: opened.append(path) or f"file {path}")
+
+    for path in (OBJECT.format(1), "plain"):
+        for _ in range(2):
+            assert (held.held(path) or held.opened(path)) == f"file {path}"
+
+    assert opened == [OBJECT.format(1), "plain", "plain"]
+
+
+def test_the_least_recently_read_goes_first():
+    held = HeldFiles(str, most=2)
+    for name in (1, 2):
+        held.opened(OBJECT.format(name))
+    held.held(OBJECT.format(1))
+
+    held.opened(OBJECT.format(3))
+
+    assert held.held(OBJECT.format(2)) is None
+    assert held.held(OBJECT.format(1)) is not None
+
+
+def test_what_is_dropped_is_opened_again():
+    held = HeldFiles(str)
+    held.opened(OBJECT.format(1))
+    held.drop(OBJECT.format(1))
+    assert held.held(OBJECT.format(1)) is None
+    held.opened(OBJECT.format(1))
+
+    held.clear()
+
+    assert held.held(OBJECT.format(1)) is None
+
+
+@pytest.fixture
+def store(tmp_path):
+    return store_on(pafs.LocalFileSystem(), str(tmp_path), "file:///")
+
+
+def test_a_store_reads_an_object_again_without_opening_it(store, monkeypatch):
+    with some_files(store, read_ahead=0) as files:
+        files.write_file("f", DATA)
+        path = files.manifest("f").segments[0].object_path(0)
+        first = store.read(path, 0, 100)
+        backend = store._backend
+        monkeypatch.setattr(backend._held, "_open_file", lambda path: pytest.fail(f"opened {path}"))
+
+        assert store.read(path, 0, 100) == first
+        assert store.read(path, 50, 10) == first[50:60]
+
+
+def test_a_file_that_broke_while_held_is_opened_afresh(store):
+    with some_files(store, read_ahead=0) as files:
+        files.write_file("f", DATA)
+        path = files.manifest("f").segments[0].object_path(0)
+        broken = pa.BufferReader(b"")
+        broken.close()
+        store._backend._held._files[path] = broken
+
+        assert contents(files, "f") == DATA
+
+
+def test_an_object_that_was_removed_is_not_there_though_it_was_held(store):
+    with some_files(store) as files:
+        files.write_file("f", DATA)
+        path = files.manifest("f").segments[0].object_path(0)
+        store.read(path, 0, 10)
+
+        store.remove(path)
+
+        with pytest.raises(FileNotFoundError):
+            store.read(path, 0, 10)
