@@ -1,21 +1,27 @@
-"""``omniload image``: show, convert."""
+"""``omniload image``: show, convert, mount, umount."""
 
 import json
 import os
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from fusefs.bridge.daemons import umount
+from fusefs.bridge.options import BridgeOptions
+from omniload.base.config import parse_yaml
 from omniload.base.errors import ConfigError
 from omniload.base.units import format_bytes
 from snapshot.image.convert import convert_image
 from snapshot.image.index_file import IndexCache
 from snapshot.image.layers import index_image
+from snapshot.image.mounting import ImageMount, mount
 from snapshot.image.toc import format_of
 from snapshot.image.tree import Tree, merge
 from snapshot.oci.manifest import Platform
-from snapshot.oci.opening import Image, open_store, resolve
+from snapshot.oci.opening import Image, open_store, platform_here, resolve
 from snapshot.oci.store import ImageStore
 
 __all__ = ["cache_folder", "command"]
@@ -86,6 +92,49 @@ def show(
         )
 
 
+@command.command("mount")
+@click.argument("image")
+@click.argument("mountpoint")
+@click.option("-o", "options", multiple=True, help="KEY=VALUE of the mount: memory, disk, trace...")
+@click.option("-f", "--foreground", is_flag=True, help="Stay until it is unmounted.")
+@click.option("--log", type=click.Path(dir_okay=False), help="Where the daemon logs.")
+def mount_command(
+    image: str, mountpoint: str, options: tuple[str, ...], foreground: bool, log: str | None
+) -> None:
+    """Show IMAGE at MOUNTPOINT, read-only; its bytes are fetched as they are read.
+
+    \b
+    Options: mirror, platform, cache, memory, disk, trace (hot blocks first), record (where
+    touches go), window, stream (fetch the rest behind), bandwidth (of that), slots,
+    allow_other, trusted.
+
+    \b
+    Example:
+      omniload image mount registry.example:5000/team/torch:2.13 /mnt/torch -o trace=torch.trace
+    """  # noqa: D301 -- click's own marker
+    settings = _mount_settings(image, str(Path(mountpoint).absolute()), options)
+    process = mount(settings, log_path=log or (None if foreground else os.devnull))
+    if not foreground:
+        click.echo(f"{image} at {settings.mountpoint}, process {process.pid}")
+        process.returncode = 0  # it outlives us, and nobody here waits for it
+        return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: process.send_signal(received))
+    sys.exit(process.wait())
+
+
+@command.command("umount")
+@click.argument("mountpoint")
+def umount_command(mountpoint: str) -> None:
+    """Unmount an image; what was recorded is written then.
+
+    \b
+    Example:
+      omniload image umount /mnt/torch
+    """  # noqa: D301 -- click's own marker
+    umount(mountpoint)
+
+
 @command.command("convert")
 @click.argument("image")
 @click.argument("target")
@@ -126,6 +175,27 @@ def convert(
         f"{made.digest}  {len(made.layers)} layers, {len(made.kept)} of them as they were, "
         f"{format_bytes(before)} before, {format_bytes(after)} after"
     )
+
+
+def _mount_settings(image: str, mountpoint: str, options: tuple[str, ...]) -> ImageMount:
+    fields: dict[str, Any] = {"image": image, "mountpoint": mountpoint}
+    bridge: dict[str, Any] = {"read_only": True}
+    for option in filter(None, ",".join(options).split(",")):
+        key, given, value = option.strip().partition("=")
+        if key in BridgeOptions.model_fields:
+            bridge[key] = value if given else True
+        elif key == "platform":
+            fields[key] = json.loads((_platform(value) or platform_here()).model_dump_json())
+        elif key == "mirror":
+            fields.setdefault("mirrors", []).append(value)
+        else:
+            fields[key] = value if given else True
+    for key in ("trace", "record", "cache"):
+        if key in fields:
+            fields[key] = str(Path(fields[key]).absolute())
+    fields.setdefault("cache", str(cache_folder()))
+    text = json.dumps({**fields, "bridge": bridge})  # JSON is YAML: faults name the key
+    return parse_yaml(text, ImageMount, name="-o")
 
 
 def _platform(text: str | None) -> Platform | None:

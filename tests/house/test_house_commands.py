@@ -6,20 +6,8 @@ import click
 import pytest
 
 VERBS = {"check", "plan", "show", "preview", "record", "prefetch", "mount", "umount", "export"}
-VERBS |= {
-    "save",
-    "restore",
-    "verify",
-    "run",
-    "set",
-    "audit",
-    "bench",
-    "sample",
-    "schema",
-    "stat",
-    "convert",
-}
-VERBS |= {"drop"}
+VERBS |= {"save", "restore", "verify", "run", "set", "audit", "bench", "sample", "schema", "stat"}
+VERBS |= {"drop", "convert"}
 
 
 def nouns():

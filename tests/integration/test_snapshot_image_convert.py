@@ -176,18 +176,9 @@ def test_another_tool_reads_what_was_converted_and_pushed(image, store, tmp_path
             ["show", f"{address}/a/lazy:v", "--files", "--cache", str(tmp_path / "c"), "--json"],
             catch_exceptions=False,
         )
-        subprocess.run(
-            [
-                "skopeo",
-                "copy",
-                "-q",
-                "--src-tls-verify=false",
-                "--dest-decompress",
-                f"docker://{address}/a/lazy:v",
-                f"dir:{tmp_path / 'copied'}",
-            ],
-            check=True,
-        )
+        pulled = ("--src-tls-verify=false", "--dest-decompress", f"docker://{address}/a/lazy:v")
+        copied = f"dir:{tmp_path / 'copied'}"
+        subprocess.run(["skopeo", "copy", "-q", *pulled, copied], check=True)
 
     found = {path.name for path in (tmp_path / "copied").iterdir()}
     assert {diff_id.partition(":")[2] for diff_id in image.config.rootfs.diff_ids} < found

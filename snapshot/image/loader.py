@@ -1,0 +1,254 @@
+"""Carries wishes for blocks to a ``Fetcher``, and its requests to tiers. Decides nothing."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+from typing_extensions import override
+
+from omniload.base.clock import Clock, SystemClock
+from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
+from omniload.base.log import get_logger
+from snapshot.image.block_store import BlockStore
+from snapshot.image.fetcher import (
+    BlockRef,
+    BlocksFetched,
+    BlockWanted,
+    Command,
+    Event,
+    FetchBlocks,
+    Fetcher,
+    FetchSettings,
+    GiveUpBlock,
+    HandOverBlock,
+    Priority,
+    Ticked,
+    WakeAt,
+)
+from snapshot.image.layer_index import LayerIndex
+from snapshot.image.layers import BlockSource
+from snapshot.image.trace import block_refs
+from snapshot.oci.store import ImageStore
+
+__all__ = ["BlockLoader", "BlockTier", "RegistryTier"]
+
+_log = get_logger(__name__)
+
+
+class BlockTier(Protocol):
+    """Where blocks can be asked for. Called from several threads."""
+
+    def fetch(self, index: LayerIndex, blocks: Sequence[BlockRef]) -> tuple[dict[str, bytes], int]:
+        """Return those blocks that are here, by digest, and the bytes that were moved.
+
+        The blocks lie side by side in one blob. Each that is returned was compared with
+        its digest; one that is not here, or not right, is left out.
+
+        Raises:
+            UnavailableError: Nobody answers.
+            FileNotFoundError: There is nothing of this blob.
+        """
+        ...
+
+
+class RegistryTier(BlockTier):
+    """Ranges of the blobs of an image store."""
+
+    def __init__(self, store: ImageStore) -> None:
+        self._store = store
+
+    @override
+    def fetch(self, index: LayerIndex, blocks: Sequence[BlockRef]) -> tuple[dict[str, bytes], int]:
+        ranges = [index.blob_range(ref.number) for ref in blocks]
+        start = ranges[0][0]
+        size = max(offset + length for offset, length in ranges) - start
+        raw = memoryview(self._store.blob_range(index.blob_digest, start, size))
+        found = {}
+        for ref, (offset, length) in zip(blocks, ranges, strict=True):
+            try:
+                part = raw[offset - start : offset - start + length]
+                found[ref.digest] = index.decode(ref.number, part)
+            except IntegrityError as error:
+                _log.warning("%s: %s", self._store.location, error)
+        return found, size
+
+
+class BlockLoader(BlockSource):
+    """Blocks from memory, disk, and tiers; each is fetched once, however many ask.
+
+    Args:
+        tiers: By the names that ``settings`` gives, in its order.
+        disk: Kept blocks of this node, if any are kept.
+        settings: Of the fetcher.
+        memory_bytes: Blocks kept in memory, at most.
+        clock: For the bandwidth cap.
+    """
+
+    def __init__(
+        self,
+        tiers: Mapping[str, BlockTier],
+        disk: BlockStore | None = None,
+        settings: FetchSettings | None = None,
+        *,
+        memory_bytes: int = 256 << 20,
+        clock: Clock | None = None,
+    ) -> None:
+        settings = settings or FetchSettings(tiers=tuple(tiers))
+        self._tiers = tiers
+        self._disk = disk
+        self._clock = clock or SystemClock()
+        self._fetcher = Fetcher(settings=settings, now_s=self._clock.now_s())
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(settings.slots, "omniload-fetch")
+        self._memory: OrderedDict[str, bytes] = OrderedDict()
+        self._memory_bytes, self._room_bytes = 0, memory_bytes
+        self._waiting: dict[str, Future[bytes]] = {}
+        self._came: dict[str, bytes] = {}
+        self._errors: dict[str, Exception] = {}
+        self._indexes: dict[str, LayerIndex] = {}
+        self._timer: threading.Timer | None = None
+        self._closed = False
+        self.bytes_of: dict[str, int] = dict.fromkeys(("memory", "disk", *tiers), 0)
+        """Bytes by tier: as used for memory and disk, as moved for the others."""
+
+    def at_hand(self, index: LayerIndex, number: int) -> bytes | None:
+        """Return a block that is in memory; never waits."""
+        with self._lock:
+            digest = index.digest(number)
+            data = self._memory.get(digest)
+            if data is not None:
+                self._memory.move_to_end(digest)
+                self.bytes_of["memory"] += len(data)
+            return data
+
+    @override
+    def block(self, index: LayerIndex, number: int) -> bytes:
+        """Return a block, waiting for it where it must be fetched.
+
+        Raises:
+            UnavailableError: No tier answered.
+            IntegrityError: No tier has right bytes.
+        """
+        data = self.at_hand(index, number)
+        if data is not None:
+            return data
+        (ref,) = block_refs(index, (number,))
+        if self._disk is not None and (data := self._disk.get(ref.digest)) is not None:
+            with self._lock:
+                self._keep(ref.digest, data)
+                self.bytes_of["disk"] += len(data)
+            return data
+        with self._lock:
+            self._indexes[index.blob_digest] = index
+            # It may have come since it was looked for.
+            if (data := self._memory.get(ref.digest)) is not None:
+                return data
+            future = self._waiting.setdefault(ref.digest, Future())
+            self._apply(BlockWanted((ref,), Priority.DEMAND))
+        return future.result()
+
+    def prefetch(
+        self, index: LayerIndex, refs: Sequence[BlockRef], priority: Priority = Priority.HOT
+    ) -> None:
+        """Have blocks of a layer fetched, those that are not here; returns at once."""
+        absent = tuple(
+            ref
+            for ref in refs
+            if ref.digest not in self._memory
+            and not (self._disk is not None and self._disk.has(ref.digest))
+        )
+        if absent:
+            with self._lock:
+                self._indexes[index.blob_digest] = index
+                self._apply(BlockWanted(absent, priority))
+
+    def close(self) -> None:
+        """End the threads; whoever still waits is told so."""
+        with self._lock:
+            self._closed = True
+            if self._timer is not None:
+                self._timer.cancel()
+            waiting = list(self._waiting.values())
+            self._waiting.clear()
+        for future in waiting:
+            future.set_exception(UnavailableError("the image is being unmounted; mount it again"))
+        self._pool.shutdown(cancel_futures=True)
+
+    def _apply(self, event: Event) -> None:
+        """Hand an event to the machine and carry out what it says; the lock is held."""
+        self._do(self._fetcher.handle(Ticked(self._clock.now_s())))
+        self._do(self._fetcher.handle(event))
+
+    def _do(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            match command:
+                case FetchBlocks():
+                    if not self._closed:
+                        self._pool.submit(self._fetch, command)
+                case HandOverBlock(digest=digest):
+                    data = self._came.pop(digest)
+                    self._errors.pop(digest, None)
+                    self._keep(digest, data)
+                    if (future := self._waiting.pop(digest, None)) is not None:
+                        future.set_result(data)
+                case GiveUpBlock(digest=digest):
+                    error = self._errors.pop(digest, None) or UnavailableError(
+                        f"no tier has {digest}"
+                    )
+                    if (future := self._waiting.pop(digest, None)) is not None:
+                        future.set_exception(error)
+                case WakeAt(at_s=at_s):
+                    self._wake(at_s)
+
+    def _wake(self, at_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = threading.Timer(max(at_s - self._clock.now_s(), 0.0), self._tick)
+        self._timer.name, self._timer.daemon = "omniload-fetch-clock", True
+        self._timer.start()
+
+    def _tick(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._do(self._fetcher.handle(Ticked(self._clock.now_s())))
+
+    def _fetch(self, command: FetchBlocks) -> None:
+        """Carry out one request, in a thread of the pool."""
+        index = self._indexes[command.blocks[0].blob]
+        found: dict[str, bytes] = {}
+        moved = 0
+        problem: Exception = IntegrityError(
+            f"layer {index.blob_digest}: {command.tier} has no right bytes for it; see the log"
+        )
+        try:
+            found, moved = self._tiers[command.tier].fetch(index, command.blocks)
+        except (OmniloadError, FileNotFoundError) as error:
+            _log.warning("%s: %s", command.tier, error)
+            missing = isinstance(error, FileNotFoundError)
+            problem = UnavailableError(str(error)) if missing else error
+        except BaseException as error:
+            _log.exception("defect in tier %s", command.tier)
+            problem = UnavailableError(f"{command.tier}: {error!r}")
+            raise
+        finally:
+            with self._lock:
+                self.bytes_of[command.tier] += moved
+                self._came.update(found)
+                absent = (ref.digest for ref in command.blocks if ref.digest not in found)
+                self._errors.update(dict.fromkeys(absent, problem))
+                self._apply(BlocksFetched(command.request, frozenset(found)))
+        if self._disk is not None:
+            for digest, data in found.items():
+                self._disk.put(digest, data)
+
+    def _keep(self, digest: str, data: bytes) -> None:
+        """Keep a block in memory, the least recently used ones making room; the lock is held."""
+        if digest in self._memory or len(data) > self._room_bytes:
+            return
+        self._memory[digest] = data
+        self._memory_bytes += len(data)
+        while self._memory_bytes > self._room_bytes:
+            _, dropped = self._memory.popitem(last=False)
+            self._memory_bytes -= len(dropped)

@@ -1,0 +1,208 @@
+"""The loader: every block once, from the nearest tier, and an error where no tier has it."""
+
+import threading
+
+import pytest
+
+from omniload.base.clock import FakeClock
+from omniload.base.errors import IntegrityError, UnavailableError
+from snapshot.image.block_store import BlockStore
+from snapshot.image.fetcher import FetchSettings, Priority
+from snapshot.image.index_file import IndexCache
+from snapshot.image.layers import index_layer
+from snapshot.image.loader import BlockLoader, RegistryTier
+from snapshot.image.trace import block_refs
+from snapshot.oci.layout import OciLayout
+from tests.support.image_builders import a_layer, a_member, a_tar, zran_friendly
+
+TAR = a_tar(a_member("big", zran_friendly(6_000_000)))
+BLOCKS = [TAR[i : i + (1 << 20)] for i in range(0, len(TAR), 1 << 20)]
+
+
+class Tier:
+    """A tier by hand: what it holds, whom it lets through, what it was asked."""
+
+    def __init__(self, error=None, has=range(99), gate=None):
+        self.error, self.has, self.gate, self.asked = error, set(has), gate, []
+        self.arrived = threading.Semaphore(0)
+
+    def fetch(self, index, blocks):
+        self.asked.append([ref.number for ref in blocks])
+        self.arrived.release()
+        if self.gate is not None:
+            assert self.gate.wait(20)
+        if self.error is not None:
+            raise self.error
+        found = {r.digest: BLOCKS[r.number] for r in blocks if r.number in self.has}
+        return found, sum(map(len, found.values()))
+
+
+@pytest.fixture
+def index(tmp_path):
+    store = OciLayout.create(tmp_path / "layout")
+    return index_layer(store, a_layer(store, TAR, "tar"), IndexCache(tmp_path / "indexes"))
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def build(disk=None, settings=None, **tiers):
+        made.append(BlockLoader(tiers, disk, settings, clock=FakeClock(), memory_bytes=3 << 20))
+        return made[-1]
+
+    yield build
+    for loader in made:
+        loader.close()
+
+
+def test_a_block_is_fetched_once_and_then_at_hand(index, make):
+    tier = Tier()
+    loader = make(registry=tier)
+    assert loader.at_hand(index, 2) is None
+
+    assert loader.block(index, 2) == BLOCKS[2]
+    assert loader.block(index, 2) == BLOCKS[2]
+
+    assert loader.at_hand(index, 2) == BLOCKS[2]
+    assert tier.asked == [[2]]
+    assert loader.bytes_of["registry"] == 1 << 20
+
+
+def test_many_readers_of_a_block_make_one_request(index, make):
+    tier = Tier(gate=threading.Event())
+    loader = make(registry=tier)
+    found = []
+    readers = [
+        threading.Thread(target=lambda: found.append(loader.block(index, 1))) for _ in range(8)
+    ]
+    for reader in readers:
+        reader.start()
+    assert tier.arrived.acquire(timeout=20)
+
+    tier.gate.set()
+    for reader in readers:
+        reader.join()
+
+    assert found == [BLOCKS[1]] * 8
+    assert tier.asked == [[1]]
+
+
+def test_memory_has_a_cap_and_the_disk_gives_what_it_dropped(index, make, tmp_path):
+    tier = Tier()
+    loader = make(registry=tier, disk=BlockStore(tmp_path / "blocks", 64 << 20))
+    for number in range(6):
+        loader.block(index, number)
+    loader.close()
+
+    again = make(registry=tier, disk=BlockStore(tmp_path / "blocks", 64 << 20))
+    assert [again.block(index, number) for number in range(6)] == BLOCKS[:6]
+
+    assert sum(again.at_hand(index, number) is not None for number in range(6)) == 3
+    assert len(tier.asked) == 6
+    assert again.bytes_of["disk"] == len(TAR)
+
+
+def test_what_the_near_tier_lacks_comes_from_the_far_one(index, make):
+    near, far = Tier(has={0}), Tier()
+    loader = make(peer=near, registry=far)
+
+    assert [loader.block(index, number) for number in (0, 1)] == BLOCKS[:2]
+
+    assert (near.asked, far.asked) == ([[0], [1]], [[1]])
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (UnavailableError("gone"), UnavailableError),
+        (FileNotFoundError("404"), UnavailableError),
+        (IntegrityError("forged"), IntegrityError),
+        (None, IntegrityError),
+    ],
+)
+def test_a_block_that_no_tier_has_is_an_error_and_is_asked_for_anew(index, make, error, kind):
+    tier = Tier(error=error, has=())
+    loader = make(registry=tier)
+    for _ in range(2):
+        with pytest.raises(kind):
+            loader.block(index, 0)
+    tier.error, tier.has = None, {0}
+
+    assert loader.block(index, 0) == BLOCKS[0]
+    assert len(tier.asked) == 3
+
+
+def test_prefetched_blocks_come_in_one_request_and_are_at_hand(index, make):
+    tier = Tier()
+    loader = make(registry=tier)
+
+    loader.prefetch(index, list(block_refs(index, (0, 1, 2))))
+    assert loader.block(index, 2) == BLOCKS[2]
+    loader.prefetch(index, list(block_refs(index, (0, 1, 2))))
+
+    assert tier.asked == [[0, 1, 2]]
+
+
+def test_a_reader_is_served_while_prefetch_holds_all_the_slots_it_may(index, make):
+    gate = threading.Event()
+    tier = Tier(gate=gate)
+    settings = FetchSettings(tiers=("registry",), slots=2, reserved_slots=1, coalesce_bytes=1)
+    loader = make(registry=tier, settings=settings)
+    loader.prefetch(index, list(block_refs(index, (0, 1, 2))))
+    assert tier.arrived.acquire(timeout=20)
+    reader = threading.Thread(target=loader.block, args=(index, 4))
+
+    reader.start()
+    assert tier.arrived.acquire(timeout=20)
+
+    assert tier.asked == [[0], [4]]
+    gate.set()
+    reader.join()
+
+
+def test_closing_tells_those_who_wait(index, make):
+    tier = Tier(gate=threading.Event())
+    loader = make(registry=tier)
+    errors = []
+
+    def read():
+        with pytest.raises(UnavailableError, match="being unmounted") as caught:
+            loader.block(index, 0)
+        errors.append(caught.value)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert tier.arrived.acquire(timeout=20)
+    closer = threading.Thread(target=loader.close)
+    closer.start()
+    reader.join()
+    tier.gate.set()
+    closer.join()
+
+    assert len(errors) == 1
+
+
+def test_cold_blocks_are_fetched_once_whoever_wants_them_meanwhile(index, make):
+    tier = Tier()
+    settings = FetchSettings(tiers=("registry",), cold_bytes_per_s=None)
+    loader = make(registry=tier, settings=settings)
+
+    loader.prefetch(index, list(block_refs(index, range(3))), Priority.COLD)
+    found = [loader.block(index, number) for number in range(3)]
+
+    assert found == BLOCKS[:3]
+    assert sorted(number for numbers in tier.asked for number in numbers) == [0, 1, 2]
+
+
+def test_the_registry_tier_leaves_out_only_the_block_that_is_wrong(index, tmp_path):
+    path = tmp_path / "layout/blobs" / index.blob_digest.replace(":", "/")
+    data = bytearray(path.read_bytes())
+    data[(1 << 20) + 5] ^= 1
+    path.write_bytes(data)
+    tier = RegistryTier(OciLayout(tmp_path / "layout"))
+
+    found, moved = tier.fetch(index, list(block_refs(index, (0, 1, 2))))
+
+    assert sorted(found.values()) == sorted([BLOCKS[0], BLOCKS[2]])
+    assert moved == 3 << 20
