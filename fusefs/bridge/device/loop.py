@@ -1,6 +1,6 @@
 """The loop of one mount: takes requests from /dev/fuse, runs their handlers, writes the replies.
 
-One thread. A handler that waits for nothing is answered where it stands: one ``poll``, one
+One thread for all handlers. A handler that waits for nothing is answered where it stands: one ``poll``, one
 ``readv``, one ``writev`` of the memory its bytes lie in. One that waits is put aside with
 the future it waits for; the thread that finishes the future wakes the loop through an eventfd.
 
@@ -16,21 +16,20 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fusefs.bridge.answering import errno_answered
+from fusefs.bridge.device.replies import Replies
 from fusefs.bridge.device.requests import Answering, Requests
-from fusefs.bridge.device.wire import ENTRY_BYTES, IN_HEADER, OUT_HEADER, Opcode, batch_forgets
+from fusefs.bridge.device.wire import ENTRY_BYTES, IN_HEADER, Opcode, batch_forgets
 from fusefs.bridge.protocol import Data, FileSystem
-from omniload.base.log import get_logger
 
 __all__ = ["Loop"]
 
-_LOG = get_logger(__name__)
 _HEADER = IN_HEADER.size
 _BUFFER_BYTES = (1 << 20) + 4096
 _LET_GO = frozenset(
@@ -45,6 +44,7 @@ _LET_GO = frozenset(
     }
 )
 _LOOK_AGAIN_MS = 500
+_MOST_COPIES = 4
 _SIGKILL_BIT = 1 << 8
 
 
@@ -73,6 +73,7 @@ class Loop:
         self._device = device
         self._filesystem = filesystem
         self._requests = requests
+        self._replies = Replies(device, min(_MOST_COPIES, os.cpu_count() or 1))
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._buffer = bytearray(_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
@@ -118,7 +119,7 @@ class Loop:
         until = time.monotonic() + within_s
         while self._tasks and (left := until - time.monotonic()) > 0:
             self._once(min(left * 1000, _LOOK_AGAIN_MS))
-        return not self._tasks
+        return not self._tasks and self._replies.finish(max(0.0, until - time.monotonic()))
 
     def _once(self, timeout_ms: float | None) -> None:
         for descriptor, _ in self._poll.poll(timeout_ms):
@@ -136,6 +137,7 @@ class Loop:
         with self._open:
             self._closed = True
             os.close(self._wake)
+        self._replies.close()
 
     def take_requests(self, *, on: bool) -> None:
         """Go on with new requests, or leave them with the kernel."""
@@ -167,7 +169,7 @@ class Loop:
         elif opcode == Opcode.INTERRUPT:
             self._interrupt(int.from_bytes(body[:8], "little"))
         else:
-            self._reply(unique, 0 if opcode == Opcode.DESTROY else errno.ENOSYS)
+            self._replies.write(unique, 0 if opcode == Opcode.DESTROY else errno.ENOSYS)
 
     def _run(self, task: _Task) -> None:
         """Run a handler until it waits or ends."""
@@ -205,27 +207,7 @@ class Loop:
                 inode = int.from_bytes(data[:8], "little")
                 self._forget(inode, 1)  # the kernel never heard of it
         else:
-            self._reply(task.unique, number, data)
-
-    def _reply(self, unique: int, number: int, data: Data = b"") -> None:
-        size = 0 if number else len(data)
-        parts: Sequence[Data] = (OUT_HEADER.pack(16 + size, -number, unique),)
-        if size:
-            parts = (*parts, data)
-        try:
-            os.writev(self._device, parts)
-        except OSError as error:
-            # ENOENT, ENODEV: nobody waits for it any more, or the mount is gone.
-            if error.errno not in {errno.ENOENT, errno.ENODEV}:
-                _LOG.error("a reply of %s bytes was refused: %s", size, error)
-                self._refused(unique)
-
-    def _refused(self, unique: int) -> None:
-        """Answer EIO in place of a reply the kernel does not take: its caller must not wait for ever."""
-        try:
-            os.writev(self._device, (OUT_HEADER.pack(16, -errno.EIO, unique),))
-        except OSError as error:
-            _LOG.debug("nor was the error: %s", error)
+            self._replies.write(task.unique, number, data)
 
     def _forget(self, inode: int, lookups: int) -> None:
         try:
@@ -245,7 +227,7 @@ class Loop:
             self._interrupted.discard(unique)
             task = self._tasks[unique]
             task.let_go = True
-            self._reply(unique, errno.EINTR)
+            self._replies.write(unique, errno.EINTR)
 
 
 def _is_dying(thread: int) -> bool:
