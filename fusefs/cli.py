@@ -327,21 +327,16 @@ def export(file: str, target: str, store: str | None, force: bool, as_json: bool
       omniload fs export /mnt/jobs/ckpt s3://bucket/ckpt
     """  # noqa: D301 -- click's own marker
     url, path = (store, file) if store is not None else place_on_mount(Path(file))
-    files = _open(url)
+    folder, name = parted(target)
     try:
-        folder, name = parted(target)
-        out = RetryingStore(open_store(folder))
-        copies = list(copies_of(files, path.strip("/"), name))
-        if not force:
-            require_free(out, copies)
-        with _progress("exporting", sum(copy.size_bytes for copy in copies)) as tell:
-            done = [
-                (copy, export_file(files, copy.source, out, copy.target, tell)) for copy in copies
-            ]
+        with closing(_open(url)) as files, closing(RetryingStore(open_store(folder))) as out:
+            copies = list(copies_of(files, path.strip("/"), name))
+            if not force:
+                require_free(out, copies)
+            with _progress("exporting", sum(copy.size_bytes for copy in copies)) as tell:
+                done = [(c, export_file(files, c.source, out, c.target, tell)) for c in copies]
     except FileNotFoundError as error:
         raise StateError(f"{path!r} is not in {url}") from error
-    finally:
-        files.close()
     for copy, exported in done:
         numbers = {"target": copy.target, "size_bytes": exported.size_bytes, "xxh3": exported.xxh3}
         short = f"{copy.target}: {format_bytes(exported.size_bytes)}, xxh3 {exported.xxh3}"

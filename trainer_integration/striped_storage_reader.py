@@ -210,13 +210,15 @@ class StripedReader(StorageReader):
     def _fill_staged(self, name: str, file: OpenedFile, reads: Sequence[_Read]) -> None:
         """Read boxes by way of memory that encloses them, some slabs at a time."""
         waiting: list[tuple[_Read, Slab, Tensor]] = []
+        staged_bytes = 0
         for read in reads:
             for slab in read.box.slabs(read.dtype.itemsize, most_bytes=_STAGING_BYTES // 4):
                 elements = slab.size_bytes // read.dtype.itemsize
                 waiting.append((read, slab, torch.empty(elements, dtype=read.dtype)))
-                if sum(staged.nbytes for _, _, staged in waiting) >= _STAGING_BYTES:
+                staged_bytes += slab.size_bytes
+                if staged_bytes >= _STAGING_BYTES:
                     self._copy_staged(name, file, waiting)
-                    waiting = []
+                    waiting, staged_bytes = [], 0
         self._copy_staged(name, file, waiting)
 
     def _copy_staged(

@@ -94,6 +94,16 @@ def test_loading_converts_types_and_fills_memory_of_any_layout(files):
     assert target["half"].item() == 3.5
 
 
+def test_boxes_that_are_not_read_straight_go_through_little_memory(files, monkeypatch):
+    monkeypatch.setattr("trainer_integration.striped_storage_reader._STAGING_BYTES", 4096)
+    save_striped(tensors(), files, "c")
+    target = {"matrix": torch.zeros(100, 120, dtype=torch.float64)}
+
+    load_striped(target, files, "c")
+
+    assert torch.equal(target["matrix"], tensors()["matrix"].double())
+
+
 def test_a_shard_is_a_striped_safetensors_file_that_torchs_own_reader_loads(files, tmp_path):
     save_striped(tensors(), files, "c")
     assert files.manifest(f"c/{SHARD}").segments[0].layout.stripe_count == 3
