@@ -255,6 +255,17 @@ def test_a_smaller_capacity_is_kept_from_the_start(directory):
         assert len(files_in(directory, ".data")) == 1
 
 
+@pytest.mark.parametrize("suffix", [".data", ".map"])
+def test_half_a_copy_is_removed_at_the_start_and_takes_no_room(directory, suffix):
+    with a_cache(directory) as cache:
+        fill(cache.open(ONE), ONE)
+    os.truncate(files_in(directory, suffix)[0], 10)
+
+    with a_cache(directory) as cache:
+        assert cache.used_bytes == 0
+        assert files_in(directory, ".*") == []
+
+
 def test_a_second_user_of_the_directory_is_refused(directory):
     with a_cache(directory), pytest.raises(StateError, match="a directory of its own"):
         DiskCache(str(directory), 1 << 20)
