@@ -4,25 +4,39 @@ With ``OMNILOAD_STARTUP_LOG`` set to a path, whoever carries out a stage appends
 without it, nothing is written. A line::
 
     {"version":1,"job":"pretrain-7","node":"n01","attempt":0,"stage":"environment",
-     "event":"end","time_ns":1795251600000000000,"bytes":{"disk":0,"store":155000000}}
+     "event":"end","time_ns":1795251600000000000,"bytes":{"disk":0,"store":155000000},
+     "run":"8f14e45fceea167a","facts":{"packages":"sha256:9f86d0"}}
 
 A line is written in one call on a file opened for appending, so that the processes
-of a node may share the file. ``bytes`` is empty in a ``begin``.
+of a node may share the file. ``bytes`` and ``facts`` are empty in a ``begin``. A script
+that writes its own lines may leave out ``bytes``, ``run`` and ``facts``.
 """
 
 import json
 import os
+import secrets
 import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
+
+import orjson
 
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger
 
-__all__ = ["LOG_VARIABLE", "TIERS", "VERSION", "StageEvent", "Tally", "parse_event", "stage"]
+__all__ = [
+    "LOG_VARIABLE",
+    "TIERS",
+    "VERSION",
+    "StageEvent",
+    "Tally",
+    "parse_event",
+    "restarted",
+    "stage",
+]
 
 VERSION = 1
 _LOG = get_logger(__name__)
@@ -30,6 +44,10 @@ LOG_VARIABLE = "OMNILOAD_STARTUP_LOG"
 TIERS = ("memory", "disk", "peer", "store", "registry")
 """Where bytes may come from, nearest first."""
 
+_LONGEST_NAME = 256
+_MOST_FACTS = 16
+_MOST = 2**63 - 1
+_SHOWN = 120
 _JOB = ("OMNILOAD_JOB", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "RAY_JOB_ID")
 _NODE = ("OMNILOAD_NODE", "SLURMD_NODENAME")
 _ATTEMPT = ("OMNILOAD_ATTEMPT", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
@@ -52,6 +70,10 @@ class StageEvent:
     """Wall clock, nanoseconds since 1970: lines of several nodes meet in one timeline."""
     bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes moved in the stage, by tier."""
+    run: str = ""
+    """Pairs an end with its begin where processes of a node carry out the same stage at once."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What else is known at the end: ``image`` and ``packages`` by digest, ``error`` of a failure."""
 
     def line(self) -> str:
         """Return the line, newline included."""
@@ -59,11 +81,13 @@ class StageEvent:
 
 
 class Tally:
-    """Counts the bytes of a stage while it runs."""
+    """Counts the bytes of a stage while it runs, and notes what it worked on."""
 
     def __init__(self) -> None:
         self.bytes: dict[str, int] = {}
         """Bytes so far, by tier."""
+        self.facts: dict[str, str] = {}
+        """What the end event tells beside the bytes."""
 
     def add(self, tier: str, size_bytes: int) -> None:
         """Count bytes that came from ``tier``.
@@ -74,6 +98,10 @@ class Tally:
         if tier not in TIERS:
             raise ValueError(f"tier {tier!r} is not among {TIERS}")
         self.bytes[tier] = self.bytes.get(tier, 0) + size_bytes
+
+    def note(self, name: str, text: str) -> None:
+        """Note what the stage worked on: ``image`` or ``packages``, a digest; cut where it is long."""
+        self.facts[name] = text[:_LONGEST_NAME]
 
 
 @contextmanager
@@ -91,52 +119,114 @@ def stage(name: str, environment: Mapping[str, str] = os.environ) -> Iterator[Ta
     if not path:
         yield tally
         return
-    _append(path, _event(name, "begin", {}, environment))
+    run = secrets.token_hex(8)
+    _append(path, _event(name, "begin", Tally(), run, environment))
     try:
         yield tally
+    except BaseException as error:
+        tally.note("error", type(error).__name__)
+        raise
     finally:
-        _append(path, _event(name, "end", tally.bytes, environment))
+        _append(path, _event(name, "end", tally, run, environment))
+
+
+def restarted(times: int, environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
+    """Return the environment of an attempt that the scheduler does not count.
+
+    Args:
+        times: Starts since the scheduler's own, made by a launcher below it.
+        environment: What the scheduler set.
+    """
+    return {**environment, _ATTEMPT[0]: str(_attempt(environment) + times)}
 
 
 def parse_event(line: str | bytes) -> StageEvent:
-    """Read one line.
+    """Read one line. It may come from anybody: names and numbers are bounded.
 
     Raises:
         StateError: It is no event, or of another version.
     """
     try:
-        fields: dict[str, Any] = json.loads(line)
-        version = fields["version"]
-        if version != VERSION:
-            raise StateError(
-                f"start-up event has version {version!r}, this code reads {VERSION}; "
-                "read it with the release that wrote it"
-            )
+        fields = orjson.loads(line)
+    except ValueError as error:
+        raise _no_event(line, str(error)) from error
+    if not isinstance(fields, dict) or type(fields.get("version")) is not int:
+        raise _no_event(line, "it has no version")
+    if fields["version"] != VERSION:
+        raise StateError(
+            f"start-up event has version {fields['version']!r}, this code reads {VERSION}; "
+            "read it with the release that wrote it"
+        )
+    try:
         event = StageEvent(**fields)
-    except (ValueError, TypeError, KeyError) as error:
-        raise StateError(f"{line!r} is no start-up event: {error}; remove the line") from error
-    if event.event not in {"begin", "end"} or not isinstance(event.time_ns, int):
-        raise StateError(f"{line!r} is no start-up event; remove the line")
+    except TypeError as error:
+        raise _no_event(line, str(error).removeprefix("StageEvent.")) from error
+    if fault := next(_faults(event), None):
+        raise _no_event(line, fault)
     return event
 
 
+def _faults(event: StageEvent) -> Iterator[str]:
+    """Say what is wrong with the values, whose types are only claimed so far."""
+    for name in ("job", "node", "stage", "run"):
+        if not _is_name(getattr(event, name)):
+            yield f"{name} is no text of at most {_LONGEST_NAME} characters"
+    if not event.node or not event.stage:
+        yield "node or stage is empty"
+    if event.event not in ("begin", "end"):
+        yield f"event is neither begin nor end but {event.event!r:.40}"
+    for name in ("attempt", "time_ns"):
+        if not _is_count(getattr(event, name)):
+            yield f"{name} is no whole number from 0 to {_MOST}"
+    moved, facts = event.bytes, event.facts
+    if not isinstance(moved, dict) or not all(
+        tier in TIERS and _is_count(size) for tier, size in moved.items()
+    ):
+        yield f"bytes is no number for each of {', '.join(TIERS)}"
+    if (
+        not isinstance(facts, dict)
+        or len(facts) > _MOST_FACTS
+        or not all(_is_name(text) for pair in facts.items() for text in pair)
+    ):
+        yield f"facts is no list of at most {_MOST_FACTS} short texts by name"
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST_NAME
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _MOST
+
+
+def _no_event(line: str | bytes, why: str) -> StateError:
+    shown = repr(line[:_SHOWN]) + ("..." if len(line) > _SHOWN else "")
+    return StateError(f"{shown} is no start-up event: {why}; remove the line")
+
+
 def _event(
-    name: str, event: Literal["begin", "end"], moved: Mapping[str, int], known: Mapping[str, str]
+    name: str, event: Literal["begin", "end"], tally: Tally, run: str, known: Mapping[str, str]
 ) -> StageEvent:
-    attempt = _first(known, _ATTEMPT)
     return StageEvent(
         job=_first(known, _JOB),
         node=_first(known, _NODE) or socket.gethostname(),
-        attempt=int(attempt) if attempt.isdecimal() else 0,
+        attempt=_attempt(known),
         stage=name,
         event=event,
         time_ns=time.time_ns(),
-        bytes=dict(moved),
+        bytes=dict(tally.bytes),
+        run=run,
+        facts=dict(tally.facts),
     )
 
 
+def _attempt(known: Mapping[str, str]) -> int:
+    text = _first(known, _ATTEMPT)
+    return int(text) if text.isdecimal() else 0
+
+
 def _first(known: Mapping[str, str], names: tuple[str, ...]) -> str:
-    return next((known[name] for name in names if known.get(name)), "")
+    return next((known[name] for name in names if known.get(name)), "")[:_LONGEST_NAME]
 
 
 def _append(path: str, event: StageEvent) -> None:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from omniload.base.errors import StateError
-from snapshot.startup_events import LOG_VARIABLE, StageEvent, Tally, parse_event, stage
+from snapshot.startup_events import LOG_VARIABLE, StageEvent, Tally, parse_event, restarted, stage
 
 
 def lines_of(path):
@@ -52,7 +52,30 @@ def test_a_stage_that_fails_ends_in_the_log_too(tmp_path):
     with pytest.raises(RuntimeError), stage("image", {LOG_VARIABLE: str(log)}):
         raise RuntimeError("no")
 
-    assert [event.event for event in lines_of(log)] == ["begin", "end"]
+    begin, end = lines_of(log)
+    assert (begin.event, end.event) == ("begin", "end")
+    assert (begin.facts, end.facts) == ({}, {"error": "RuntimeError"})
+
+
+def test_processes_that_carry_out_the_same_stage_at_once_are_told_apart(tmp_path):
+    log = {LOG_VARIABLE: str(tmp_path / "log")}
+
+    with stage("model_build", log), stage("model_build", log) as inner:
+        inner.note("image", "sha256:" + "f" * 1000)
+
+    first, second, second_end, first_end = lines_of(tmp_path / "log")
+    assert first.run == first_end.run != second.run == second_end.run
+    assert second_end.facts["image"].startswith("sha256:f")
+    assert first_end.facts == {}
+
+
+def test_a_launcher_counts_its_restarts_on_top_of_the_scheduler_s(tmp_path):
+    log = tmp_path / "log"
+
+    with stage("data_plane", restarted(2, {LOG_VARIABLE: str(log), "SLURM_RESTART_COUNT": "3"})):
+        pass
+
+    assert [event.attempt for event in lines_of(log)] == [5, 5]
 
 
 def test_the_names_of_other_schedulers_are_understood(tmp_path):
@@ -133,3 +156,59 @@ def test_a_line_that_is_none_of_ours_is_refused(change):
 def test_a_line_of_something_else_is_refused(line):
     with pytest.raises(StateError, match="no start-up event"):
         parse_event(line)
+
+
+AN_EVENT = StageEvent(node="n", job="j", attempt=0, stage="image", event="end", time_ns=5)
+
+
+def a_line(**changes):
+    return json.dumps(json.loads(AN_EVENT.line()) | changes)
+
+
+def test_a_script_may_leave_out_what_it_does_not_know():
+    fields = json.loads(AN_EVENT.line())
+    for name in ("bytes", "run", "facts"):
+        del fields[name]
+
+    assert parse_event(json.dumps(fields)) == AN_EVENT
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"node": 5},
+        {"node": ""},
+        {"stage": "s" * 257},
+        {"event": "middle"},
+        {"event": []},
+        {"time_ns": -1},
+        {"time_ns": True},
+        {"time_ns": 1.5},
+        {"time_ns": 2**63},
+        {"attempt": "0"},
+        {"bytes": []},
+        {"bytes": {"moon": 1}},
+        {"bytes": {"disk": "much"}},
+        {"run": None},
+        {"facts": {"image": 7}},
+        {"facts": {str(i): "" for i in range(17)}},
+        {"unknown": 1},
+    ],
+    ids=str,
+)
+def test_values_that_no_writer_writes_are_refused_in_short_words(changes):
+    with pytest.raises(StateError, match="remove the line") as caught:
+        parse_event(a_line(**changes))
+
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("line", ["", "5", "[" * 5000, "{}", '{"version": true}', b"\xff\x00"])
+def test_what_is_no_event_at_all_is_refused(line):
+    with pytest.raises(StateError, match="is no start-up event"):
+        parse_event(line)
+
+
+def test_another_version_is_refused_even_with_fields_of_its_own():
+    with pytest.raises(StateError, match="version 2, this code reads 1"):
+        parse_event('{"version":2,"when":3}')
