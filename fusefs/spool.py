@@ -75,8 +75,9 @@ class Spool:
 
     def writes_now(self, offset: int, size_bytes: int) -> bool:
         """Tell whether a write would be taken without asking the store."""
-        end = offset + size_bytes
-        return not any(self._is_absent(edge) for edge in self._edges(offset, end))
+        # A gap behind the end is filled from the end on.
+        begin, end = min(offset, self.size_bytes), offset + size_bytes
+        return not any(self._is_absent(edge) for edge in self._edges(begin, end))
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write anywhere; a gap behind the end becomes zeroes.

@@ -60,6 +60,15 @@ def test_only_a_write_into_an_absent_granule_waits(spool):
     assert spool.writes_now(51, 2)
 
 
+def test_a_write_behind_a_granule_that_is_not_full_waits_for_it():
+    spool = Spool(SpoolPlace(), 10, CountingReader(DATA[:95]))
+
+    assert not spool.writes_now(120, 3)
+    spool.write(94, b"X")
+    assert spool.writes_now(120, 3)
+    spool.close()
+
+
 def test_what_is_not_at_hand_is_not_read_on_the_way(spool):
     spool.write(50, bytes(10))
 
