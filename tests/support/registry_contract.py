@@ -6,6 +6,7 @@ import orjson
 import pytest
 
 from omniload.base.errors import IntegrityError
+from snapshot.oci.artifacts import artifacts, push_artifact
 from snapshot.oci.digest import digest_of
 from snapshot.oci.manifest import INDEX_TYPE, MANIFEST_TYPE, Descriptor
 
@@ -138,6 +139,24 @@ class ImageStoreContract:
         (trace,) = store.referrers(digest, "application/x.trace")
         assert trace.digest == pushed["application/x.trace"]
         assert store.referrers(digest_of(b"unknown")) == ()
+
+    def test_a_document_about_an_image_is_found_by_the_images_digest_and_kind(self, store):
+        digest = store.push_manifest(a_manifest(store), MANIFEST_TYPE, "v1")
+
+        pushed = push_artifact(store, digest, "application/x.trace", b"one", {"command": "a"})
+        assert (
+            push_artifact(store, digest, "application/x.trace", b"one", {"command": "a"}) == pushed
+        )
+        push_artifact(store, digest, "application/x.other", b"other")
+        push_artifact(store, digest, "application/x.trace", b"two", {"command": "b"})
+
+        found = {
+            described.annotations["command"]: data
+            for described, data in artifacts(store, digest, "application/x.trace")
+        }
+        assert found == {"a": b"one", "b": b"two"}
+        with pytest.raises(FileNotFoundError):
+            push_artifact(store, digest_of(b"no image"), "application/x.trace", b"")
 
     def test_the_same_referrer_pushed_twice_is_listed_once(self, store):
         image = a_manifest(store)

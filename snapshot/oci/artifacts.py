@@ -1,0 +1,88 @@
+"""Artifacts: small documents about an image, kept in its registry and found by its digest."""
+
+import io
+from collections.abc import Iterator, Mapping
+
+import orjson
+
+from omniload.base.errors import IntegrityError
+from snapshot.oci.digest import digest_of
+from snapshot.oci.manifest import (
+    EMPTY_CONFIG,
+    MANIFEST_TYPE,
+    Descriptor,
+    Manifest,
+    encode,
+    parse_manifest,
+)
+from snapshot.oci.store import ImageStore, small_blob
+
+__all__ = ["artifacts", "push_artifact"]
+
+
+def push_artifact(
+    store: ImageStore,
+    subject: str,
+    artifact_type: str,
+    data: bytes,
+    annotations: Mapping[str, str] | None = None,
+) -> str:
+    """Store a document that refers to an image; the same one again changes nothing.
+
+    Args:
+        store: Where the image is.
+        subject: Digest of the image's manifest.
+        artifact_type: What the document is, as a media type.
+        data: The document.
+        annotations: What its readers may choose by, without fetching it.
+
+    Returns:
+        Digest of the artifact's manifest.
+
+    Raises:
+        FileNotFoundError: The image is not there.
+    """
+    stored = store.manifest(subject)
+    config = _pushed(store, EMPTY_CONFIG, b"{}")
+    layer = _pushed(store, artifact_type, data)
+    manifest = Manifest(
+        schema_version=2,
+        media_type=MANIFEST_TYPE,
+        artifact_type=artifact_type,
+        config=config,
+        layers=(layer,),
+        subject=Descriptor(
+            media_type=stored.media_type, digest=stored.digest, size=len(stored.data)
+        ),
+        annotations=dict(sorted((annotations or {}).items())),
+    )
+    # Keys in one order, so that the same document has the same digest wherever it was made.
+    data = orjson.dumps(orjson.loads(encode(manifest)), option=orjson.OPT_SORT_KEYS)
+    return store.push_manifest(data, MANIFEST_TYPE)
+
+
+def artifacts(
+    store: ImageStore, subject: str, artifact_type: str
+) -> Iterator[tuple[Descriptor, bytes]]:
+    """Yield the documents of one kind that refer to an image.
+
+    They are what somebody with access to the repository wrote: right as bytes, and no more
+    to be believed than that.
+
+    Raises:
+        IntegrityError: A document is not what its manifest says.
+    """
+    for found in store.referrers(subject, artifact_type):
+        stored = store.manifest(found.digest)
+        manifest = parse_manifest(stored.data, stored.media_type, name=f"artifact {found.digest}")
+        if not isinstance(manifest, Manifest) or len(manifest.layers) != 1:
+            raise IntegrityError(f"artifact {found.digest}: is no document of one layer")
+        if manifest.subject is None or manifest.subject.digest != subject:
+            raise IntegrityError(f"artifact {found.digest}: is listed for {subject}, about another")
+        yield found, small_blob(store, manifest.layers[0])
+
+
+def _pushed(store: ImageStore, media_type: str, data: bytes) -> Descriptor:
+    blob = Descriptor(media_type=media_type, digest=digest_of(data), size=len(data))
+    store.push_blob(blob, lambda: io.BytesIO(data))
+    return blob
