@@ -166,6 +166,14 @@ def small_reads_s(path: Path, count: int = 3000) -> float:
         os.close(file)
 
 
+def side_by_side_s(path: Path, size: int, readers: int = 4) -> float:
+    """Read a file with several readers at a time, each all of it; return seconds."""
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(readers) as pool:
+        list(pool.map(lambda _: direct_read_s(path, size), range(readers)))
+    return time.perf_counter() - begin
+
+
 def reopened_read_s(path: Path) -> float:
     """Open a file that was read before and read it by 1 MiB as most programs do; return seconds."""
     buffer = bytearray(MiB)
@@ -200,6 +208,7 @@ def cached(base: Path, size: int) -> dict[str, float]:
             time.sleep(2)
         measures = {
             "O_DIRECT 1 MiB": lambda path: direct_read_s(path, size),
+            "4 readers, O_DIRECT 1 MiB": lambda path: side_by_side_s(path, size),
             "reopened, 1 MiB": reopened_read_s,
             "O_DIRECT 4 KiB": small_reads_s,
         }
