@@ -1,0 +1,395 @@
+"""The mount against the mounts people use: rclone and s3fs, on the same S3 server and the same HDFS.
+
+python -m benchmarks.fusefs_peers --help
+"""
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import click
+
+from benchmarks.report import Table, print_table, write_report
+from fusefs.mounting import MountConfig, start
+from fusefs.stores.opening import open_store
+from tests.support.hdfs.cluster import hdfs_cluster
+
+__all__ = ["TASKS", "Contender", "main", "scattered", "table_of"]
+
+MiB = 1 << 20
+Cost = tuple[float, float]
+"""Seconds, and processor seconds of the mount."""
+TASKS = ("sequential read", "4 readers, scattered 4 MiB", "write")
+OURS = "fusefs"
+PLAIN = "fusefs, the peers' plain file"
+_READERS, _BLOCK = 4, 4 * MiB
+_STREAM_RATE = 100e6
+"""A connection to a data node in the third comparison: what disks and networks under load give one."""
+CACHE = "rclone-cache"
+"""Folder beside the mount point that is emptied before each mount: a peer keeps what it read there."""
+_KEYS = {
+    "AWS_ACCESS_KEY_ID": "S3RVER",
+    "AWS_SECRET_ACCESS_KEY": "S3RVER",
+    # s3rver stores the trailers of newer clients as content.
+    "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
+}
+
+READER = """
+import os, sys, time
+path, block, offsets = sys.argv[1], int(sys.argv[2]), [int(a) for a in sys.argv[3:]]
+buffer = bytearray(block)
+print("ready", flush=True); sys.stdin.readline()
+file = os.open(path, os.O_RDONLY)
+for offset in offsets:
+    wanted = min(block, os.fstat(file).st_size - offset)
+    got = os.preadv(file, [memoryview(buffer)[:wanted]], offset)
+    assert got == wanted, (offset, got, wanted)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A way to mount a store."""
+
+    name: str
+    mount: Callable[[Path], "subprocess.Popen[bytes]"]
+    """Starts it at a mount point; the process ends when it is unmounted."""
+    file: str
+    """What it reads: laid out by the contender that shall read it."""
+    tasks: tuple[str, ...] = TASKS
+
+
+@contextmanager
+def mounted(contender: Contender, root: Path) -> Iterator[int]:
+    """A fresh mount: nothing of an earlier one is cached in it or in the kernel; yield its process."""
+    process = contender.mount(root)
+    try:
+        end, pause = time.monotonic() + 30, threading.Event()
+        while not os.path.ismount(root):
+            if process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"{contender.name} did not mount: {process.poll()}")
+            pause.wait(0.05)
+        yield process.pid
+    finally:
+        subprocess.run(["fusermount3", "-uz", root], check=False)
+        process.wait(timeout=60)
+
+
+def drop_caches() -> None:
+    """Empty the kernel's page cache, where that is allowed."""
+    os.sync()
+    with suppress(OSError):
+        Path("/proc/sys/vm/drop_caches").write_text("3", encoding="ascii")
+
+
+def scattered(size_bytes: int, readers: int, seed: int) -> list[list[int]]:
+    """Deal the blocks of a file to readers in a random order, each block once.
+
+    Returns:
+        Offsets for each reader; as many for each, within one.
+    """
+    offsets = list(range(0, size_bytes, _BLOCK))
+    random.Random(seed).shuffle(offsets)
+    return [offsets[number::readers] for number in range(readers)]
+
+
+def read_s(path: Path, block: int, offsets: Sequence[Sequence[int]]) -> float:
+    """Read with one process for each list of offsets; return seconds from the first open to the last byte."""
+    readers = [
+        subprocess.Popen(
+            [sys.executable, "-c", READER, path, str(block), *map(str, part)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for part in offsets
+    ]
+    for reader in readers:
+        assert reader.stdout is not None
+        reader.stdout.readline()
+    begin = time.perf_counter()
+    for reader in readers:
+        assert reader.stdin is not None
+        reader.stdin.write(b"go\n")
+        reader.stdin.flush()
+    for reader in readers:
+        reader.wait()
+    took = time.perf_counter() - begin
+    if any(reader.returncode for reader in readers):
+        raise RuntimeError(f"{path} could not be read")
+    return took
+
+
+def write_s(path: Path, data: bytes) -> float:
+    """Write front to back by 1 MiB; return seconds until close has said that the store holds it."""
+    begin = time.perf_counter()
+    with path.open("wb", buffering=0) as file:
+        for at in range(0, len(data), MiB):
+            file.write(memoryview(data)[at : at + MiB])
+    return time.perf_counter() - begin
+
+
+def cpu_s(process: int) -> float:
+    """Return the processor seconds that a process has used."""
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def costs_of(contender: Contender, task: str, root: Path, data: bytes, seed: int) -> Cost:
+    """Do a task once on a fresh mount; return seconds and the mount's processor seconds."""
+    drop_caches()
+    shutil.rmtree(root.parent / CACHE, ignore_errors=True)
+    with mounted(contender, root) as process:
+        before = cpu_s(process)
+        took = seconds_of(contender, task, root, data, seed)
+        return took, cpu_s(process) - before
+
+
+def seconds_of(contender: Contender, task: str, root: Path, data: bytes, seed: int) -> float:
+    """Do a task on a mount."""
+    path = root / contender.file
+    if task == TASKS[0]:
+        return read_s(path, MiB, [range(0, len(data), MiB)])
+    if task == TASKS[1]:
+        return read_s(path, _BLOCK, scattered(len(data), _READERS, seed))
+    made = root / f"written-{seed}"
+    took = write_s(made, data)
+    if made.stat().st_size != len(data):
+        raise RuntimeError(f"{contender.name} wrote {made.stat().st_size} of {len(data)} bytes")
+    made.unlink()
+    return took
+
+
+Costs = dict[tuple[str, str], list[Cost]]
+"""By contender and task, one of each round."""
+
+
+def rounds_of(contenders: Sequence[Contender], root: Path, data: bytes, rounds: int) -> Costs:
+    """Run every contender once a round, so that a busy moment meets all of them."""
+    found: Costs = {}
+    for seed in range(rounds):
+        for task in TASKS:
+            # Not always the same first: the store's own caches warm up within a round.
+            order = contenders[seed % len(contenders) :] + contenders[: seed % len(contenders)]
+            for contender in order:
+                if task in contender.tasks:
+                    cost = costs_of(contender, task, root, data, seed)
+                    found.setdefault((contender.name, task), []).append(cost)
+                    click.echo(f"round {seed}: {contender.name}, {task}: {cost}", err=True)
+    return found
+
+
+def table_of(store: str, costs: Mapping[tuple[str, str], Sequence[Cost]], size: int) -> Table:
+    """Return rates by contender, how often ours is faster, and the mount's processor seconds (medians)."""
+    rows = []
+    for name in dict.fromkeys(name for name, _ in costs):
+        cells = [name]
+        for task in TASKS:
+            if (name, task) not in costs:
+                cells.append("")
+                continue
+            took, used = (median(part) for part in zip(*costs[name, task], strict=True))
+            ratio = took / median(seconds for seconds, _ in costs[OURS, task])
+            times = "" if name == OURS else f" ({ratio:.2f}x)"
+            cells.append(f"{size / took / 1e6:.0f}{times}, {used:.2f} s")
+        rows.append(tuple(cells))
+    columns = (f"{store}: MB/s (fusefs is so many times as fast), processor seconds", *TASKS)
+    return Table(columns=columns, rows=tuple(rows))
+
+
+def ours(store: str, folder: Path, log: Path) -> Callable[[Path], "subprocess.Popen[bytes]"]:
+    """Return how we mount: with the settings a user gets."""
+    del folder
+
+    def mount(root: Path) -> "subprocess.Popen[bytes]":
+        config = MountConfig(store=store, mountpoint=str(root))
+        return start(config, log_path=str(log))
+
+    return mount
+
+
+def program(
+    *command: str | Path, environment: Mapping[str, str] | None = None, log: Path
+) -> Callable[[Path], "subprocess.Popen[bytes]"]:
+    """Return how a peer is mounted: in the foreground, the mount point where ``@`` stands."""
+
+    def mount(root: Path) -> "subprocess.Popen[bytes]":
+        with log.open("ab") as out:
+            return subprocess.Popen(
+                [str(root) if part == "@" else str(part) for part in command],
+                stdout=out,
+                stderr=out,
+                env={**_without_proxies(), **(environment or {})},
+            )
+
+    return mount
+
+
+def _without_proxies() -> dict[str, str]:
+    # rclone ends where a bundle of certificates is named and the server speaks plain HTTP.
+    return {
+        k: v for k, v in os.environ.items() if k != "AWS_CA_BUNDLE" and "PROXY" not in k.upper()
+    }
+
+
+def rclones(remote: str, base: Path, log: Path) -> list[Contender]:
+    """Return rclone as it comes, and with its disk cache in memory, which reads ahead much further."""
+    common = ["rclone", "mount", remote, "@", "--config", "/dev/null"]
+    cached = [
+        "--vfs-cache-mode", "full", "--cache-dir", base / CACHE,
+        "--buffer-size", "32M", "--vfs-read-ahead", "64M",
+    ]  # fmt: skip
+    return [
+        Contender("rclone", program(*common, log=log), "plain"),
+        # Its close returns before anything is uploaded, so its writes cannot be compared.
+        Contender("rclone, cache on", program(*common, *cached, log=log), "plain", TASKS[:2]),
+    ]
+
+
+@contextmanager
+def s3_server(base: Path, s3rver: str) -> Iterator[int]:
+    """Run an S3 server that keeps its files in ``base``; yield its port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [s3rver, "-d", base / "s3", "-a", "127.0.0.1", "-p", str(port), "-s"]
+    process = subprocess.Popen(
+        [*command, "--configure-bucket", "bench"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        end, pause = time.monotonic() + 30, threading.Event()
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            if process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"the S3 server did not start: {process.poll()}")
+            pause.wait(0.1)
+        yield port
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def on_s3(base: Path, s3rver: str, data: bytes, rounds: int) -> Costs:
+    """Compare on S3."""
+    log = base / "log"
+    with s3_server(base, s3rver) as port:
+        endpoint = f"http://127.0.0.1:{port}"
+        store = f"s3://bench?endpoint_override=127.0.0.1:{port}&scheme=http&region=us-east-1"
+        os.environ.update(_KEYS)
+        keys = base / "keys"
+        keys.write_text(f"{_KEYS['AWS_ACCESS_KEY_ID']}:{_KEYS['AWS_SECRET_ACCESS_KEY']}")
+        keys.chmod(0o600)
+        remote = (
+            f":s3,provider=Other,env_auth=true,endpoint='{endpoint}',force_path_style=true:bench"
+        )
+        s3fs = [
+            "s3fs", "bench", "@", "-f", "-o", f"url={endpoint}", "-o", "use_path_request_style",
+            "-o", f"passwd_file={keys}", "-o", "parallel_count=8", "-o", "multipart_size=16",
+        ]  # fmt: skip
+        contenders = [
+            Contender(OURS, ours(store, base, log), "striped"),
+            Contender(PLAIN, ours(store, base, log), "plain", TASKS[:2]),
+            *rclones(remote, base, log),
+            Contender("s3fs", program(*s3fs, log=log), "plain"),
+        ]
+        return compared(contenders, base, data, rounds)
+
+
+def on_hdfs(base: Path, data: bytes, rounds: int, stream_rate: float | None = None) -> Costs:
+    """Compare on HDFS, its streams held to a rate where one is given."""
+    log = base / "log"
+    with hdfs_cluster(3, replication=1, stream_rate=stream_rate) as cluster:
+        os.environ.update(cluster.client_environment())
+        open_store(cluster.url).make_directory("bench")
+        store = f"{cluster.url}/bench"
+        remote = f":hdfs,namenode='127.0.0.1:{cluster.port}',username=root:/bench"
+        contenders = [
+            Contender(OURS, ours(store, base, log), "striped"),
+            Contender(PLAIN, ours(store, base, log), "plain", TASKS[:2]),
+            *rclones(remote, base, log),
+        ]
+        return compared(contenders, base, data, rounds)
+
+
+def compared(contenders: list[Contender], base: Path, data: bytes, rounds: int) -> Costs:
+    """Lay out the files, ours striped and a plain one by rclone, and run the rounds."""
+    root = base / "mnt"
+    root.mkdir(exist_ok=True)
+    for name, file in ((OURS, "striped"), ("rclone", "plain")):
+        writer = next(contender for contender in contenders if contender.name == name)
+        with mounted(writer, root):
+            write_s(root / file, data)
+    return rounds_of(contenders, root, data, rounds)
+
+
+READING = """Each figure is the median of {rounds} rounds of {size} MiB; every read is the first on a fresh mount,
+after the kernel's caches were dropped. In a round each contender runs once, in an order that shifts by one, so that
+a busy moment meets all. All are mounted as they come, but for s3fs, given 8 parallel requests, and the second
+rclone, given its cache in full mode (in memory) and 64 MiB of read-ahead; its close returns before the upload, so
+it is left out of the writes. A write ends when close has returned. Servers, mounts and readers share the cores
+named above, so these are ratios of work done per core, not of a network."""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--size-mib", default=256, show_default=True, help="Size of the file.")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1))
+@click.option("--s3rver", help="Path of s3rver (npm install s3rver); without it S3 is left out.")
+@click.option("--hdfs/--no-hdfs", default=True, show_default=True)
+@click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
+def main(size_mib: int, rounds: int, s3rver: str | None, hdfs: bool, report: bool) -> None:
+    """Compare mounts: sequential and scattered reads, and writes.
+
+    \b
+    Example:
+      python -m benchmarks.fusefs_peers --s3rver node_modules/.bin/s3rver --rounds 1 --no-report
+    """  # noqa: D301 -- click's own marker
+    data = os.urandom(size_mib * MiB)
+    stores: dict[str, Callable[[Path], Costs]] = {}
+    if s3rver is not None:
+        stores["S3"] = lambda base: on_s3(base, s3rver, data, rounds)
+    if hdfs:
+        stores["HDFS"] = lambda base: on_hdfs(base, data, rounds)
+        name = f"HDFS, streams of {_STREAM_RATE / 1e6:.0f} MB/s"
+        stores[name] = lambda base: on_hdfs(base, data, rounds, _STREAM_RATE)
+    tables = []
+    for name, measured in stores.items():
+        base = Path(tempfile.mkdtemp(prefix="fusefs-peers-", dir="/dev/shm"))
+        try:
+            found = measured(base)
+        except BaseException:
+            with suppress(OSError):
+                click.echo((base / "log").read_text(errors="replace")[-4000:], err=True)
+            raise
+        finally:
+            shutil.rmtree(base, ignore_errors=True)
+        tables.append(table_of(name, found, len(data)))
+        print_table(tables[-1])
+    if report:
+        path = write_report(
+            "fusefs_peers",
+            "fusefs and its peers on the same stores",
+            f"python -m benchmarks.fusefs_peers --size-mib {size_mib} --rounds {rounds}"
+            + (" --s3rver node_modules/.bin/s3rver" if s3rver else ""),
+            tables,
+            READING.format(rounds=rounds, size=size_mib).replace("\n", " "),
+        )
+        click.echo(f"wrote {path.name}")
+
+
+if __name__ == "__main__":
+    main()
