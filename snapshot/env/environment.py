@@ -18,7 +18,7 @@ from snapshot.env.keys import (
     installed_in,
     key_of,
 )
-from snapshot.env.mounting import mounts_at, umount
+from snapshot.env.mounting import mount_source, mounts_at, umount
 from snapshot.env.node_cache import TreeHead, exclusively
 from snapshot.env.scanning import targets_of
 
@@ -48,12 +48,15 @@ class Environment:
         if journal is not None:
             carry_out(self.records, journal)
         record = self.records.read("record")
-        mounted = [target.path for target in self.targets if mounts_at(target.path)]
+        seen = {target.path: mounts_at(target.path) for target in self.targets}
+        mounted = [path for path, mounts in seen.items() if mounts]
         if record is None or record.form != "mount":
             for path in mounted:
                 umount(path, lazily=True)
             return record
-        if sorted(mounted) != sorted(record.targets):
+        # Another container may have mounted, and recorded, another snapshot on the same volume.
+        ours = all(seen[path][-1].source == mount_source(record.key) for path in mounted)
+        if not ours or sorted(mounted) != sorted(record.targets):
             self._take_off(lazily=True)
             self.records.remove("record")
             return None

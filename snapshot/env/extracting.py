@@ -4,6 +4,7 @@ import hashlib
 import os
 import stat
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from omniload.base.errors import IntegrityError, StateError
 from snapshot.env.checking import Limits, check_entries
 from snapshot.env.entries import Entry, Kind, Target
+from snapshot.env.keys import key_of
 from snapshot.env.manifest import Manifest, decode_manifest
 from snapshot.env.node_cache import NodeCache, Tree, exclusively
 from snapshot.env.packs import ReadUnit, inflate, read_units
@@ -66,6 +68,8 @@ def provide(
         manifest = decode_manifest(data, name=key)
         if manifest.head.key != key:
             raise IntegrityError(f"manifest {key!r} says that its key is {manifest.head.key!r}")
+        if key_of(manifest.head.document) != key:
+            raise IntegrityError(f"manifest {key!r} holds the document of another key; refused")
         check_entries(manifest.entries, targets, limits)
         if manifest.raw_bytes > cache.free_bytes():
             raise StateError(
@@ -185,14 +189,13 @@ class _Extraction:
                 f"pack {name!r} is not in the store any more, and snapshot "
                 f"{self._manifest.head.key[:16]} needs it; save it again"
             ) from error
-        parts, at = [], 0
+        raw, written = _Raw(unit.raw_offset), 0
         for frame in unit.frames:
             at = frame.offset - unit.offset
-            parts.append(inflate(stored[at : at + frame.stored_bytes], frame.raw_bytes, name=name))
-        raw, written = memoryview(b"".join(parts)), 0
+            raw.add(inflate(stored[at : at + frame.stored_bytes], frame.raw_bytes, name=name))
         for digest, offset, size in read.contents:
             begin, end = max(offset, unit.raw_offset), min(offset + size, unit.raw_end)
-            piece = raw[begin - unit.raw_offset : end - unit.raw_offset]
+            piece = raw.between(begin, end)
             if len(piece) == size:
                 self._write(digest, piece)
             else:
@@ -254,6 +257,30 @@ class _Extraction:
             f"{entry.path!r} does not have its SHA-256 {entry.digest.hex()}; a pack of snapshot "
             f"{self._manifest.head.key[:16]} is damaged; save it again"
         )
+
+
+class _Raw:
+    """Frames of a unit, inflated; most contents lie in one of them and are not copied again."""
+
+    def __init__(self, offset: int) -> None:
+        self._starts: list[int] = []
+        self._frames: list[memoryview] = []
+        self._end = offset
+
+    def add(self, data: bytes) -> None:
+        """Append the next frame."""
+        self._starts.append(self._end)
+        self._frames.append(memoryview(data))
+        self._end += len(data)
+
+    def between(self, begin: int, end: int) -> memoryview:
+        """Return the bytes between two offsets of the raw pack."""
+        first, last = bisect_right(self._starts, begin) - 1, bisect_left(self._starts, end) - 1
+        pieces = [
+            self._frames[number][max(0, begin - self._starts[number]) : end - self._starts[number]]
+            for number in range(first, last + 1)
+        ]
+        return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
 
 def _finish_file(file: int, entry: Entry) -> None:

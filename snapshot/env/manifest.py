@@ -191,7 +191,10 @@ def _blocks(body: bytes) -> tuple[Head, dict[str, Any], list[bytes]]:
     fields["targets"] = tuple(Target(**target) for target in fields["targets"])
     for listed in ("packs", "distributions", "skipped"):
         fields[listed] = tuple(map(str, fields[listed]))
-    return Head(**fields), counts, blocks
+    head = Head(**fields)
+    if not isinstance(head.document, dict) or not isinstance(head.created_ns, int):
+        raise TypeError(f"document {head.document!r}, created_ns {head.created_ns!r}")
+    return head, counts, blocks
 
 
 def _tables(

@@ -17,7 +17,15 @@ from typing import NamedTuple
 from omniload.base.errors import StateError, UnavailableError
 from snapshot.env.node_cache import Tree
 
-__all__ = ["Mount", "mount_overlay", "mounts_at", "overlay_options", "parse_mounts", "umount"]
+__all__ = [
+    "Mount",
+    "mount_overlay",
+    "mount_source",
+    "mounts_at",
+    "overlay_options",
+    "parse_mounts",
+    "umount",
+]
 
 _READ_ONLY = 1
 _NO_DEVICES = 4
@@ -65,7 +73,12 @@ def mounts_at(path: str) -> list[Mount]:
     """Return the overlays of ours that lie on ``path``, the topmost last."""
     text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     ours = (m for m in parse_mounts(text) if m.kind == "overlay" and m.path == path)
-    return [mount for mount in ours if mount.source.startswith("omniload-env:")]
+    return [mount for mount in ours if mount.source.startswith(mount_source(""))]
+
+
+def mount_source(key: str) -> str:
+    """Return what stands for the device of a mounted snapshot."""
+    return f"omniload-env:{key}"
 
 
 def mount_overlay(tree: Tree, number: int, path: str, key: str) -> None:
@@ -83,7 +96,7 @@ def mount_overlay(tree: Tree, number: int, path: str, key: str) -> None:
     except ValueError as error:
         raise UnavailableError(f"{path}: {error}") from error
     flags = _READ_ONLY | _NO_DEVICES | _NO_SETUID
-    code = _call("mount", f"omniload-env:{key}", path, "overlay", flags, options)
+    code = _call("mount", mount_source(key), path, "overlay", flags, options)
     if code in _CANNOT:
         raise UnavailableError(f"{path}: no overlay can be mounted here: {os.strerror(code)}")
     if code:

@@ -503,6 +503,30 @@ def test_a_manifest_under_another_key_is_refused(tmp_path):
         a_restorer(environment, tmp_path).restore("1" * 64, "copy")
 
 
+def test_a_manifest_with_the_document_of_another_key_is_refused(tmp_path):
+    environment, manifest, _ = saved(tmp_path)
+    changed = replace(manifest, head=replace(manifest.head, document={"version": 1}))
+    path = tmp_path / "store" / ROOT / "manifests" / manifest.head.key
+    path.write_bytes(encode_manifest(changed))
+
+    with pytest.raises(IntegrityError, match="document of another key"):
+        a_restorer(environment, tmp_path).restore(manifest.head.key, "copy")
+
+
+def test_a_record_of_another_containers_mount_is_not_taken_for_ours(tmp_path):
+    environment, first, _ = saved(tmp_path)
+    _, second, held = saved(tmp_path, INSTALL.replace("from the snapshot", "from the other"))
+    with unmounted_after(environment):
+        restored(tmp_path, environment, first.head.key, "mount")
+        record = environment.records.read("record")
+        environment.records.write("record", replace(record, key=second.head.key))
+
+        done = restored(tmp_path, environment, second.head.key, "mount")
+
+        assert not done.already
+        assert contents(environment) == held
+
+
 def test_a_pack_that_is_gone_is_an_error_and_leaves_the_environment_alone(tmp_path):
     environment, manifest, _ = saved(tmp_path)
     before = contents(environment)
