@@ -17,16 +17,18 @@ from statistics import median
 
 from omniload.base.errors import ConfigError, StateError
 from snapshot.startup_events import TIERS, StageEvent
-from snapshot.startup_runs import Run, RunsOfStage, runs_of, union_ns
+from snapshot.startup_runs import Run, RunsOfStage, runs_of, spans_of
 
 __all__ = [
     "BETWEEN",
     "FIRST_STEP",
     "FROM_START",
+    "MEETINGS",
     "SCHEDULER_STAGES",
     "Attempt",
     "ClockDoubt",
     "NodeStage",
+    "PathPart",
     "Stage",
     "attempts_of",
     "natural",
@@ -40,10 +42,11 @@ BETWEEN = "(between stages)"
 """Name for the time in which no stage runs."""
 FROM_START = "start"
 """Value of ``align``: the nodes are taken to begin at the same moment."""
+MEETINGS = ("process_group", FIRST_STEP)
+"""Stages in which all nodes are at some moment: their seconds hold the wait for the last to come."""
 
-_MEETINGS = ("process_group", FIRST_STEP)
 _MOST_STAGES = 256
-_NS = 1e-9
+_NS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +100,16 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PathPart:
+    """A piece of the critical path."""
+
+    stage: str | None
+    """``None`` where no stage ran on any node."""
+    begin_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClockDoubt:
     """Two nodes whose clocks cannot both be right."""
 
@@ -122,6 +135,8 @@ class Attempt:
     """Last end of the first step; the last line where it was not reached."""
     stages: tuple[Stage, ...]
     """In the order in which the nodes, by their median, begin them."""
+    path: tuple[PathPart, ...]
+    """From begin to end without a hole."""
     between_s: float
     """Part of the critical path in which no stage runs on any node."""
     reached: bool
@@ -134,7 +149,7 @@ class Attempt:
     """The same as a sum over the nodes, each from its own first stage on."""
     bytes: Mapping[str, int]
     offsets_s: Mapping[str, float]
-    """Begin of each node less the median node's, by its own clock: clock and lateness in one."""
+    """Begin of each node that was held less the median node's, by its own clock: clock and lateness in one."""
     moved_s: Mapping[str, float]
     """What ``align`` took off the clock of each node."""
     doubt: ClockDoubt | None
@@ -146,11 +161,16 @@ class Attempt:
     @property
     def seconds(self) -> float:
         """The critical path: the parts of all stages and what lies between."""
-        return (self.end_ns - self.begin_ns) * _NS
+        return (self.end_ns - self.begin_ns) / _NS
+
+    @property
+    def num_held(self) -> int:
+        """Nodes that were held: those with a stage that is not the scheduler's."""
+        return len(self.offsets_s)
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """All nodes, numbers in names in their order."""
+        """All nodes and whoever wrote of the queue, numbers in names in their order."""
         return tuple(sorted({n.node for stage in self.stages for n in stage.nodes}, key=natural))
 
 
@@ -237,7 +257,7 @@ def _attempt(
     spans = {name: _span(nodes, last_ns) for name, nodes in nodes_of.items()}
     path = _path(spans, begin_ns, end_ns)
     ordered = sorted(nodes_of, key=lambda name: (median(n.begin_ns for n in nodes_of[name]), name))
-    stages = tuple(_stage(name, nodes_of[name], path[name]) for name in ordered)
+    stages = tuple(_stage(name, nodes_of[name], _path_s(path, name)) for name in ordered)
     held = _first_held(nodes_of)
     return Attempt(
         job=key[0],
@@ -245,14 +265,15 @@ def _attempt(
         begin_ns=begin_ns,
         end_ns=end_ns,
         stages=stages,
-        between_s=path[""] * _NS,
+        path=path,
+        between_s=_path_s(path, None),
         reached=reached,
         job_s=_since(_queued(nodes_of), end_ns) if reached else None,
         node_s=_since(min(held.values()), end_ns) if reached else None,
         held_node_s=sum(_since(each, end_ns) or 0 for each in held.values()) if reached else None,
         bytes=_sum_bytes(stage.bytes for stage in stages),
-        offsets_s={node: move * _NS for node, move in _moves(_marks(events, FROM_START)).items()},
-        moved_s={node: move * _NS for node, move in moves.items()},
+        offsets_s={node: move / _NS for node, move in _moves(_marks(events, FROM_START)).items()},
+        moved_s={node: move / _NS for node, move in moves.items()},
         doubt=_doubt(nodes_of),
         strays=sum(each.strays for each in joined),
         backward=sum(each.backward for each in joined),
@@ -260,7 +281,7 @@ def _attempt(
 
 
 def _since(begin_ns: int | None, end_ns: int) -> float | None:
-    return None if begin_ns is None else max(0, end_ns - begin_ns) * _NS
+    return None if begin_ns is None else max(0, end_ns - begin_ns) / _NS
 
 
 def _queued(nodes_of: Mapping[str, Sequence[NodeStage]]) -> int | None:
@@ -288,14 +309,14 @@ def _node_stage(joined: RunsOfStage) -> NodeStage:
         node=joined.node,
         begin_ns=min(run.begin_ns for run in runs),
         end_ns=max(ends) if finished else None,
-        seconds=union_ns(runs) * _NS if finished else None,
+        seconds=sum(end - begin for begin, end in spans_of(runs)) / _NS if finished else None,
         runs=runs,
         bytes=_sum_bytes(run.bytes for run in runs),
         facts=facts,
     )
 
 
-def _stage(name: str, nodes: Sequence[NodeStage], path_ns: int) -> Stage:
+def _stage(name: str, nodes: Sequence[NodeStage], path_s: float) -> Stage:
     nodes = sorted(nodes, key=lambda each: natural(each.node))
     took = {each.node: each.seconds for each in nodes if each.seconds is not None}
     slowest = max(took, key=lambda node: took[node], default=None)
@@ -309,7 +330,7 @@ def _stage(name: str, nodes: Sequence[NodeStage], path_ns: int) -> Stage:
         straggler_ratio=most / middle if most is not None and middle else None,
         slowest=slowest,
         waited_node_s=sum(most - each for each in took.values()) if most is not None else 0.0,
-        path_s=path_ns * _NS,
+        path_s=path_s,
         bytes=_sum_bytes(each.bytes for each in nodes),
     )
 
@@ -320,33 +341,36 @@ def _span(nodes: Iterable[NodeStage], last_ns: int) -> tuple[int, int]:
     return min(begin for begin, _ in spans), max(end for _, end in spans)
 
 
-def _path(spans: Mapping[str, tuple[int, int]], begin_ns: int, end_ns: int) -> dict[str, int]:
-    """Divide the time from begin to end among the stages, and ``""`` for none; nanoseconds.
-
-    Each moment goes to the stage, among those that run, that ends first; the parts sum to
-    ``end_ns - begin_ns``.
-    """
-    parts = dict.fromkeys([*spans, ""], 0)
+def _path(spans: Mapping[str, tuple[int, int]], begin_ns: int, end_ns: int) -> tuple[PathPart, ...]:
+    """Divide the time from begin to end: each moment to the stage that ends first of those that run."""
+    parts: list[PathPart] = []
     inside = {moment for span in spans.values() for moment in span if begin_ns < moment < end_ns}
     moments = sorted({begin_ns, end_ns} | inside)
     # Of two that end at once the later to begin, which the other one holds.
     by_end = sorted(spans, key=lambda name: (spans[name][1], -spans[name][0], name))
     for begin, end in itertools.pairwise(moments):
         running = (name for name in by_end if spans[name][0] <= begin and end <= spans[name][1])
-        parts[next(running, "")] += end - begin
-    return parts
+        stage = next(running, None)
+        if parts and parts[-1].stage == stage:
+            begin = parts.pop().begin_ns  # noqa: PLW2901 -- the same piece goes on
+        parts.append(PathPart(stage=stage, begin_ns=begin, end_ns=end))
+    return tuple(parts)
+
+
+def _path_s(path: Iterable[PathPart], stage: str | None) -> float:
+    return sum(part.end_ns - part.begin_ns for part in path if part.stage == stage) / _NS
 
 
 def _doubt(nodes_of: Mapping[str, Sequence[NodeStage]]) -> ClockDoubt | None:
     """Find the meeting that clocks contradict most: left by one node before another entered."""
     found = None
-    for name in _MEETINGS:
+    for name in MEETINGS:
         ended = [(n.end_ns, n.node) for n in nodes_of.get(name, ()) if n.end_ns is not None]
         if not ended:
             continue
         left_ns, left = min(ended)
         entered_ns, entered = max((n.begin_ns, n.node) for n in nodes_of[name])
-        apart_s = (entered_ns - left_ns) * _NS
+        apart_s = (entered_ns - left_ns) / _NS
         if apart_s > 0 and (found is None or apart_s > found.at_least_s):
             found = ClockDoubt(stage=name, left=left, entered=entered, at_least_s=apart_s)
     return found

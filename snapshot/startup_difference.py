@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from snapshot.startup import BETWEEN, Attempt, Stage
+from snapshot.startup_events import TIERS
 
 __all__ = ["Difference", "StageDifference", "difference_of"]
 
@@ -26,11 +27,12 @@ class StageDifference:
         return self.path_after_s - self.path_before_s
 
     @property
-    def bytes(self) -> Mapping[str, int]:
-        """Bytes after less before, for each tier of either."""
+    def changed_bytes(self) -> Mapping[str, int]:
+        """Bytes after less before, by tier, where they differ."""
         before = {} if self.before is None else self.before.bytes
         after = {} if self.after is None else self.after.bytes
-        return {tier: after.get(tier, 0) - before.get(tier, 0) for tier in {**before, **after}}
+        more = {tier: after.get(tier, 0) - before.get(tier, 0) for tier in TIERS}
+        return {tier: size for tier, size in more.items() if size}
 
     @property
     def changed_facts(self) -> Mapping[str, tuple[str, str]]:

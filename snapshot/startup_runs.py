@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from snapshot.startup_events import StageEvent
 
-__all__ = ["Run", "RunsOfStage", "runs_of", "union_ns"]
+__all__ = ["Run", "RunsOfStage", "runs_of", "spans_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +96,18 @@ def _paired(lines: Iterable[StageEvent], move_ns: int) -> tuple[list[Run], int, 
     return runs, strays, backward
 
 
-def union_ns(runs: Iterable[Run]) -> int:
-    """Return for how long at least one of the runs that ended was going."""
-    spans = sorted((run.begin_ns, run.end_ns) for run in runs if run.end_ns is not None)
-    reached, total = spans[0][0] if spans else 0, 0
-    for begin, end in spans:
-        total += max(0, end - max(begin, reached))
-        reached = max(reached, end)
-    return total
+def spans_of(runs: Iterable[Run], last_ns: int | None = None) -> list[tuple[int, int]]:
+    """Return when at least one run was going: begins and ends, in order, apart from each other.
+
+    Args:
+        runs: In any order.
+        last_ns: End to take for runs without one; ``None`` leaves them out.
+    """
+    ended = ((run.begin_ns, last_ns if run.end_ns is None else run.end_ns) for run in runs)
+    spans: list[tuple[int, int]] = []
+    for begin, end in sorted((begin, end) for begin, end in ended if end is not None):
+        if spans and begin <= spans[-1][1]:
+            spans[-1] = spans[-1][0], max(spans[-1][1], end)
+        else:
+            spans.append((begin, end))
+    return spans

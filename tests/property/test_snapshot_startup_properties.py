@@ -1,5 +1,6 @@
 """Whatever the events say, the parts add up, and the order of lines of different nodes is nothing."""
 
+import itertools
 from dataclasses import replace
 from statistics import median
 
@@ -11,7 +12,7 @@ from snapshot.startup import attempts_of
 from snapshot.startup_difference import difference_of
 from snapshot.startup_events import TIERS, StageEvent
 from snapshot.startup_reading import parse_events
-from snapshot.startup_runs import Run, runs_of, union_ns
+from snapshot.startup_runs import Run, runs_of, spans_of
 
 NODES = ("n1", "n2", "n10", "x")
 STAGES = ("queue", "image", "environment", "process_group", "first_step", "(between stages)")
@@ -109,7 +110,9 @@ def test_time_in_which_anything_runs_is_the_number_of_moments_covered(spans):
     runs = [Run(begin_ns=begin, end_ns=begin + size) for begin, size in spans]
 
     covered = {moment for begin, size in spans for moment in range(begin, begin + size)}
-    assert union_ns(runs) == len(covered)
+    found = spans_of(runs)
+    assert {moment for begin, end in found for moment in range(begin, end)} == covered
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(found))
 
 
 @given(EVENTS, EVENTS)

@@ -63,5 +63,5 @@ def test_bytes_and_facts_that_changed_are_told():
 
     image = the_difference(before, after).stages[0]
 
-    assert image.bytes == {"registry": -100, "disk": 0, "peer": 60}
+    assert image.changed_bytes == {"peer": 60, "registry": -100}
     assert image.changed_facts == {"image": ("sha256:1", "sha256:2")}
