@@ -305,7 +305,7 @@ def tables(
 @click.option("--ranks", default=4, show_default=True)
 @click.option("--tensors", default=32, show_default=True)
 @click.option("--stripes", default=4, show_default=True)
-@click.option("--stream-mb", default=15.0, show_default=True, help="MB/s of one stream.")
+@click.option("--stream-mb", default=8.0, show_default=True, help="MB/s of one stream.")
 @click.option("--datanodes", default=4, show_default=True)
 @click.option("--single-mib", default=512, show_default=True, help="The single striped file.")
 @click.option("--times", default=2, show_default=True, help="Cold loads of the safetensors file.")
@@ -317,7 +317,7 @@ def main(reading: str, single_mib: int, times: int, **sizes: Any) -> None:  # no
 
     \b
     Example:
-      python -m benchmarks.fusefs_checkpoint --size-mib 4096 --stream-mb 15
+      python -m benchmarks.fusefs_checkpoint --size-mib 4096 --stream-mb 8
     """  # noqa: D301 -- click's own marker
     work = Work(**sizes)
     with hdfs_cluster(work.datanodes, replication=1, stream_rate=work.stream_mb * 1e6) as cluster:
