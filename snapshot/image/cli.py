@@ -23,6 +23,7 @@ from snapshot.image.tree import Tree, merge
 from snapshot.oci.manifest import Platform
 from snapshot.oci.opening import Image, open_store, platform_here, resolve
 from snapshot.oci.store import ImageStore
+from snapshot.startup_cli import startup_command
 
 __all__ = ["cache_folder", "command"]
 
@@ -38,6 +39,9 @@ def cache_folder() -> Path:
 @click.group("image")
 def command() -> None:
     """Container images, read lazily."""
+
+
+command.add_command(startup_command)
 
 
 @command.command("show")
