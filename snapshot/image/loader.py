@@ -111,7 +111,11 @@ class BlockLoader(BlockSource):
         self._timer: threading.Timer | None = None
         self._closed = False
         self.bytes_of: dict[str, int] = dict.fromkeys(("memory", "disk", *tiers), 0)
-        """Bytes by tier: as used for memory and disk, as moved for the others."""
+        """Bytes by tier: of blocks handed out for memory and disk, as moved for the others."""
+        self.waits = 0
+        """Times a reader waited for a tier: what prefetch is there to avoid."""
+        self.requests = 0
+        """Requests to tiers."""
 
     def at_hand(self, index: LayerIndex, number: int) -> bytes | None:
         """Return a block that is in memory; never waits."""
@@ -145,6 +149,7 @@ class BlockLoader(BlockSource):
             # It may have come since it was looked for.
             if (data := self._memory.get(ref.digest)) is not None:
                 return data
+            self.waits += 1
             future = self._waiting.setdefault(ref.digest, Future())
             self._apply(BlockWanted((ref,), Priority.DEMAND))
         return future.result()
@@ -235,6 +240,7 @@ class BlockLoader(BlockSource):
         finally:
             with self._lock:
                 self.bytes_of[command.tier] += moved
+                self.requests += 1
                 self._came.update(found)
                 absent = (ref.digest for ref in command.blocks if ref.digest not in found)
                 self._errors.update(dict.fromkeys(absent, problem))

@@ -117,7 +117,12 @@ def serve(settings: ImageMount, ready: Callable[[], None]) -> None:
         shown.close()
         loader.close()
         store.close()
-        _log.info("bytes by tier: %s", loader.bytes_of)
+        _log.info(
+            "bytes by tier: %s; %d requests, %d waits",
+            loader.bytes_of,
+            loader.requests,
+            loader.waits,
+        )
         if recorder is not None and settings.record is not None:
             new = trace_of(image.digest, image.config.command, recorder.touches(tree))
             _write_merged(Path(settings.record), new)

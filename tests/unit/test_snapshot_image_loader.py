@@ -86,6 +86,7 @@ def test_many_readers_of_a_block_make_one_request(index, make):
 
     assert found == [BLOCKS[1]] * 8
     assert tier.asked == [[1]]
+    assert (loader.requests, loader.waits) == (1, 8)
 
 
 def test_memory_has_a_cap_and_the_disk_gives_what_it_dropped(index, make, tmp_path):
