@@ -145,6 +145,8 @@ class BlockLoader(BlockSource):
                 self.bytes_of["disk"] += len(data)
             return data
         with self._lock:
+            if self._closed:
+                raise UnavailableError("the image is being unmounted; mount it again")
             self._indexes[index.blob_digest] = index
             # It may have come since it was looked for.
             if (data := self._memory.get(ref.digest)) is not None:

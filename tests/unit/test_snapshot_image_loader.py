@@ -182,6 +182,8 @@ def test_closing_tells_those_who_wait(index, make):
     closer.join()
 
     assert len(errors) == 1
+    with pytest.raises(UnavailableError, match="being unmounted"):
+        loader.block(index, 1)
 
 
 def test_cold_blocks_are_fetched_once_whoever_wants_them_meanwhile(index, make):
