@@ -7,7 +7,7 @@ from typing import Any
 from fusefs.namespace import StripedFiles
 from fusefs.omnifs import OmniFileSystem
 from fusefs.stores.protocol import checked_path
-from omniload.base.errors import ConfigError, StateError
+from omniload.base.errors import ConfigError, IntegrityError, StateError
 from trainer_integration.striped_storage_index import INDEX, Index
 
 __all__ = ["is_path", "location_of", "open_striped", "read_index", "within"]
@@ -53,6 +53,8 @@ def read_index(files: StripedFiles, folder: str) -> Index:
             f"{location} holds no {INDEX}: nothing was saved there, or the save was interrupted; "
             "load another checkpoint"
         ) from error
+    except IntegrityError as error:
+        raise IntegrityError(f"{location}: {INDEX}: {error}") from error
     return Index.decoded(data, name=f"{location}/{INDEX}")
 
 
