@@ -184,7 +184,12 @@ def rounds_of(contenders: Sequence[Contender], root: Path, data: bytes, rounds: 
             order = contenders[seed % len(contenders) :] + contenders[: seed % len(contenders)]
             for contender in order:
                 if task in contender.tasks:
-                    cost = costs_of(contender, task, root, data, seed)
+                    try:
+                        cost = costs_of(contender, task, root, data, seed)
+                    except OSError as error:
+                        # rclone's close fails where a data node is slow to report its block.
+                        click.echo(f"round {seed}: {contender.name}, {task}: {error}", err=True)
+                        continue
                     found.setdefault((contender.name, task), []).append(cost)
                     click.echo(f"round {seed}: {contender.name}, {task}: {cost}", err=True)
     return found
@@ -332,8 +337,15 @@ def compared(contenders: list[Contender], base: Path, data: bytes, rounds: int) 
     root.mkdir(exist_ok=True)
     for name, file in ((OURS, "striped"), ("rclone", "plain")):
         writer = next(contender for contender in contenders if contender.name == name)
-        with mounted(writer, root):
-            write_s(root / file, data)
+        for left in reversed(range(5)):
+            try:
+                with mounted(writer, root):
+                    write_s(root / file, data)
+            except OSError:
+                if not left:
+                    raise
+            else:
+                break
     return rounds_of(contenders, root, data, rounds)
 
 
