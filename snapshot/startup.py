@@ -8,7 +8,6 @@ Times of different nodes come from different clocks. ``align`` moves them onto o
 another at a moment that they are believed to share; nothing is moved unless asked for.
 """
 
-import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from statistics import median
 
 from omniload.base.errors import ConfigError, StateError
 from snapshot.startup_events import TIERS, StageEvent
+from snapshot.startup_path import PathPart, path_of
 from snapshot.startup_runs import Run, RunsOfStage, runs_of, spans_of
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "Attempt",
     "ClockDoubt",
     "NodeStage",
-    "PathPart",
     "Stage",
     "attempts_of",
     "natural",
@@ -97,16 +96,6 @@ class Stage:
     def failed(self) -> tuple[str, ...]:
         """Nodes whose stage ended with an error."""
         return tuple(each.node for each in self.nodes if each.error is not None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathPart:
-    """A piece of the critical path."""
-
-    stage: str | None
-    """``None`` where no stage ran on any node."""
-    begin_ns: int
-    end_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,8 +243,11 @@ def _attempt(
     ends = [node.end_ns for node in steps if node.end_ns is not None]
     reached = bool(steps) and len(ends) == len(steps)
     begin_ns, end_ns = min(begins, default=last_ns), max(ends) if reached else last_ns
-    spans = {name: _span(nodes, last_ns) for name, nodes in nodes_of.items()}
-    path = _path(spans, begin_ns, end_ns)
+    spans = {
+        name: spans_of((run for node in nodes for run in node.runs), last_ns)
+        for name, nodes in nodes_of.items()
+    }
+    path = path_of(spans, begin_ns, end_ns)
     ordered = sorted(nodes_of, key=lambda name: (median(n.begin_ns for n in nodes_of[name]), name))
     stages = tuple(_stage(name, nodes_of[name], _path_s(path, name)) for name in ordered)
     held = _first_held(nodes_of)
@@ -333,28 +325,6 @@ def _stage(name: str, nodes: Sequence[NodeStage], path_s: float) -> Stage:
         path_s=path_s,
         bytes=_sum_bytes(each.bytes for each in nodes),
     )
-
-
-def _span(nodes: Iterable[NodeStage], last_ns: int) -> tuple[int, int]:
-    """Return from when to when a stage runs on any node."""
-    spans = [(n.begin_ns, last_ns if n.end_ns is None else n.end_ns) for n in nodes]
-    return min(begin for begin, _ in spans), max(end for _, end in spans)
-
-
-def _path(spans: Mapping[str, tuple[int, int]], begin_ns: int, end_ns: int) -> tuple[PathPart, ...]:
-    """Divide the time from begin to end: each moment to the stage that ends first of those that run."""
-    parts: list[PathPart] = []
-    inside = {moment for span in spans.values() for moment in span if begin_ns < moment < end_ns}
-    moments = sorted({begin_ns, end_ns} | inside)
-    # Of two that end at once the later to begin, which the other one holds.
-    by_end = sorted(spans, key=lambda name: (spans[name][1], -spans[name][0], name))
-    for begin, end in itertools.pairwise(moments):
-        running = (name for name in by_end if spans[name][0] <= begin and end <= spans[name][1])
-        stage = next(running, None)
-        if parts and parts[-1].stage == stage:
-            begin = parts.pop().begin_ns  # noqa: PLW2901 -- the same piece goes on
-        parts.append(PathPart(stage=stage, begin_ns=begin, end_ns=end))
-    return tuple(parts)
 
 
 def _path_s(path: Iterable[PathPart], stage: str | None) -> float:

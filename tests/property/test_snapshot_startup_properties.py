@@ -45,6 +45,31 @@ def test_the_parts_of_the_path_are_the_whole(events, align):
         assert sum(parts) + attempt.between_s == pytest.approx(attempt.seconds)
 
 
+@given(EVENTS)
+def test_each_moment_belongs_to_the_stage_that_runs_and_ends_first(events):
+    for attempt in attempts_of(events):
+        last = max(e.time_ns for e in events if e.attempt == attempt.number)
+        covered = {
+            stage.name: {
+                moment
+                for node in stage.nodes
+                for run in node.runs
+                for moment in range(run.begin_ns, last if run.end_ns is None else run.end_ns)
+            }
+            for stage in attempt.stages
+        }
+
+        def left(name, moment, covered=covered):
+            return next(n for n in itertools.count() if moment + n not in covered[name])
+
+        for part in attempt.path:
+            for moment in range(part.begin_ns, part.end_ns):
+                running = {name: left(name, moment) for name in covered if moment in covered[name]}
+                assert (part.stage is None) == (not running)
+                if running:
+                    assert running[part.stage] == min(running.values())
+
+
 @given(EVENTS, ALIGN)
 def test_figures_of_a_stage_are_those_of_its_nodes(events, align):
     for attempt in attempts_of(events, align=align):

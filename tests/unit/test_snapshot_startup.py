@@ -162,6 +162,22 @@ def test_a_stage_around_others_keeps_what_they_leave():
     assert stage_of(attempt, "script").path_s == pytest.approx(50)
 
 
+def test_a_stage_in_pieces_has_no_part_in_what_lies_between_them():
+    attempt = the_attempt(
+        a_pair("data_plane", "a", 0, 10)
+        + a_pair("data_plane", "a", 40, 45)
+        + a_pair("model_build", "a", 20, 30)
+    )
+
+    assert [(part.stage, (part.end_ns - part.begin_ns) // NS) for part in attempt.path] == [
+        ("data_plane", 10),
+        (None, 10),
+        ("model_build", 10),
+        (None, 10),
+        ("data_plane", 5),
+    ]
+
+
 def test_what_goes_on_after_the_first_step_is_no_part_of_the_start():
     attempt = the_attempt(a_start() + a_pair("environment_save", "n1", 230, 900))
 
