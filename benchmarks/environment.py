@@ -1,6 +1,6 @@
 """What a start pays for its packages: pip, uv, and a snapshot mounted, linked or fetched.
 
-    python -m benchmarks.environment [--rounds 5] [--folder DIR]
+    python -m benchmarks.environment [--rounds 5] [--only "uv, warm" mounted ...] [--folder DIR]
 
 Every contender brings the same packages into an environment made anew; contenders take
 turns in rounds, so that other work on the machine meets them alike. Wall seconds and
@@ -31,6 +31,8 @@ from benchmarks.report import Table, print_table, write_report
 
 PACKAGES = ("numpy", "pandas", "pyarrow", "scipy", "scikit-learn")
 IMPORTS = "import numpy, pandas, pyarrow, pyarrow.parquet, scipy.stats, sklearn.linear_model"
+NAMES = ("pip, cold", "pip, warm", "uv, cold", "uv, warm", "uv, warm, byte code")
+NAMES += ("fetched", "linked", "mounted")
 MAIN = "from omniload.base.cli import main; main()"
 
 
@@ -75,7 +77,6 @@ class Bench:
             **os.environ,
             "PIP_CACHE_DIR": str(folder / "pip-cache"),
             "UV_CACHE_DIR": str(folder / "uv-cache"),
-            "OMNILOAD_ENV_CACHE": str(folder / "node-cache"),
             "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
         }
         (folder / "store").mkdir(exist_ok=True)
@@ -116,8 +117,19 @@ class Bench:
 
     def ours(self, verb: str, *more: str) -> list[str]:
         """Return our words; the request is pip's."""
-        words = [sys.executable, "-c", MAIN, "env", verb, "-o", str(self.folder / "store")]
-        return [*words, "--python", str(self.venv), *more, "--", *self.pip()]
+        # A node that mounts and one that links: a tree that was linked is looked at before each use.
+        cache = self.folder / f"node-cache-{more[-1] if more else verb}"
+        words = ["env", f"OMNILOAD_ENV_CACHE={cache}", sys.executable, "-c", MAIN, "env", verb]
+        return [
+            *words,
+            "-o",
+            str(self.folder / "store"),
+            "--python",
+            str(self.venv),
+            *more,
+            "--",
+            *self.pip(),
+        ]
 
     def empty(self, name: str) -> None:
         """Remove a cache."""
@@ -137,13 +149,13 @@ def contenders(bench: Bench) -> dict[str, tuple[Callable[[], None], list[str]]]:
         "uv, cold": (lambda: bench.empty("uv-cache"), bench.uv_words()),
         "uv, warm": (nothing, bench.uv_words()),
         "uv, warm, byte code": (nothing, bench.uv_words("--compile-bytecode")),
-        "fetched": (lambda: bench.empty("node-cache"), bench.ours("restore", *warm, "link")),
+        "fetched": (lambda: bench.empty("node-cache-link"), bench.ours("restore", *warm, "link")),
         "linked": (nothing, bench.ours("restore", *warm, "link")),
         "mounted": (nothing, bench.ours("restore", *warm, "mount")),
     }
 
 
-def measure(bench: Bench, rounds: int) -> dict[str, Samples]:
+def measure(bench: Bench, rounds: int, only: Sequence[str]) -> dict[str, Samples]:
     """Let the contenders take turns; the first round fills the caches and is not counted."""
     samples: dict[str, Samples] = {}
     runs = contenders(bench)
@@ -151,7 +163,7 @@ def measure(bench: Bench, rounds: int) -> dict[str, Samples]:
     subprocess.run(bench.ours("save"), env=bench.variables, check=True, capture_output=True)
     for number in range(rounds + 1):
         for name, (prepare, words) in runs.items():
-            if number == 0 and name == "pip, cold":
+            if name not in only or (number == 0 and name == "pip, cold"):
                 continue
             bench.make_anew()
             prepare()
@@ -213,12 +225,13 @@ def _rows(samples: dict[str, Samples], yard: Samples) -> tuple[tuple[str, ...], 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", default=NAMES, choices=NAMES, metavar="CONTENDER")
     parser.add_argument("--folder", type=Path, help="Where environments and caches are made.")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="environment-", dir=given.folder))
     bench = Bench(folder)
     try:
-        restores = measure(bench, given.rounds)
+        restores = measure(bench, given.rounds, given.only)
         imports = measure_imports(bench, given.rounds)
     finally:
         bench.umount()

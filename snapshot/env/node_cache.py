@@ -152,9 +152,9 @@ class Tree:
         ]
 
     def _is_right(self, entry: Entry, *, digests: bool) -> bool:
-        path = self.layer(entry.target) / entry.path
+        path = f"{self.folder}/layers/{entry.target}/{entry.path}"
         try:
-            seen = path.lstat()
+            seen = os.lstat(path)
         except OSError:
             return False
         plain = stat.S_ISREG(seen.st_mode) and seen.st_size == entry.size_bytes
