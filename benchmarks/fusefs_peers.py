@@ -35,8 +35,6 @@ TASKS = ("sequential read", "4 readers, scattered 4 MiB", "write")
 OURS = "fusefs"
 PLAIN = "fusefs, the peers' plain file"
 _READERS, _BLOCK = 4, 4 * MiB
-_STREAM_RATE = 100e6
-"""A connection to a data node in the third comparison: what disks and networks under load give one."""
 CACHE = "rclone-cache"
 """Folder beside the mount point that is emptied before each mount: a peer keeps what it read there."""
 _KEYS = {
@@ -315,10 +313,10 @@ def on_s3(base: Path, s3rver: str, data: bytes, rounds: int) -> Costs:
         return compared(contenders, base, data, rounds)
 
 
-def on_hdfs(base: Path, data: bytes, rounds: int, stream_rate: float | None = None) -> Costs:
-    """Compare on HDFS, its streams held to a rate where one is given."""
+def on_hdfs(base: Path, data: bytes, rounds: int) -> Costs:
+    """Compare on HDFS."""
     log = base / "log"
-    with hdfs_cluster(3, replication=1, stream_rate=stream_rate) as cluster:
+    with hdfs_cluster(3, replication=1) as cluster:
         os.environ.update(cluster.client_environment())
         open_store(cluster.url).make_directory("bench")
         store = f"{cluster.url}/bench"
@@ -376,8 +374,6 @@ def main(size_mib: int, rounds: int, s3rver: str | None, hdfs: bool, report: boo
         stores["S3"] = lambda base: on_s3(base, s3rver, data, rounds)
     if hdfs:
         stores["HDFS"] = lambda base: on_hdfs(base, data, rounds)
-        name = f"HDFS, streams of {_STREAM_RATE / 1e6:.0f} MB/s"
-        stores[name] = lambda base: on_hdfs(base, data, rounds, _STREAM_RATE)
     tables = []
     for name, measured in stores.items():
         base = Path(tempfile.mkdtemp(prefix="fusefs-peers-", dir="/dev/shm"))
