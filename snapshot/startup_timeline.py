@@ -122,8 +122,8 @@ def timeline_of(attempt: Attempt) -> Timeline:
             for stage, each in rows[node]
             for bar in _bars(stage.name, each, _TOP + row * pitch, pitch, attempt, scale)
         ]
-        # A stage within another one is drawn over it.
-        bars += sorted(of_row, key=lambda bar: -bar.width)
+        # A stage within another one is drawn over it; one without an end, thin, over all.
+        bars += sorted(of_row, key=lambda bar: (bar.state == "unfinished", -bar.width))
     step = math.ceil(_LABEL_EVERY / pitch)
     return Timeline(
         width=_WIDTH,
@@ -198,8 +198,8 @@ def _bars(
     spans = spans_of(each.runs, last_ns)
     if len(spans) > _MOST_SPANS:
         spans = [(spans[0][0], spans[-1][1])]
-    height = pitch * (0.72 if pitch >= 8 else 1.0)
     state: State = "failed" if each.error else "unfinished" if each.end_ns is None else "done"
+    height = pitch * (0.72 if pitch >= 8 else 1.0) * (0.4 if state == "unfinished" else 1.0)
     title = _title(name, each, attempt.begin_ns)
     return [
         Bar(

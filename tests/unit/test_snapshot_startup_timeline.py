@@ -61,6 +61,14 @@ def test_a_start_of_no_length_is_drawn_all_the_same():
     assert (bar.state, bar.width > 0) == ("unfinished", True)
 
 
+def test_a_stage_without_an_end_is_drawn_thin_over_those_that_came_after_it():
+    events = a_pair("hung", "a", 0, None) + a_pair("image", "a", 1, 2)
+
+    image, hung = timeline_of(the_attempt(events)).bars
+    assert (image.stage, hung.stage) == ("image", "hung")
+    assert hung.height < image.height / 2
+
+
 def test_a_failed_stage_looks_so():
     (bar,) = timeline_of(the_attempt(a_pair("image", "a", 0, 9, facts={"error": "OSError"}))).bars
 
