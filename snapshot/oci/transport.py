@@ -4,6 +4,7 @@ Sends ``Authorization`` to the registry alone: where a registry redirects to a s
 service, the library drops the header on the way.
 """
 
+import ipaddress
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -225,7 +226,10 @@ class Transport:
 
 def _is_loopback(registry: str) -> bool:
     host = urlsplit(f"//{registry}").hostname or ""
-    return host in {"localhost", "::1"} or host.startswith("127.")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name, though it may begin like an address
 
 
 def _reason(error: Exception) -> str:
