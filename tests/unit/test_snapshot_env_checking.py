@@ -155,3 +155,53 @@ def test_more_entries_than_allowed_are_refused():
 def test_a_target_itself_may_only_be_a_directory():
     with pytest.raises(IntegrityError):
         check_entries([a_file("")], TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "links"),
+    [(Kind.DIRECTORY, ""), (Kind.FILE, ""), (Kind.LINK, "x"), (Kind.DELETED, "")],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_every_kind_of_entry_needs_a_plain_path(kind, links):
+    digest = b"d" * 32 if kind is Kind.FILE else b""
+
+    with pytest.raises(IntegrityError, match=r"has the component '\.\.'"):
+        check(Entry(1, "a/../b", kind, digest=digest, link=links))
+
+
+@pytest.mark.parametrize("above", ["absent", "deleted", "link", "file"])
+def test_only_a_directory_of_the_snapshot_may_hold_an_entry(above):
+    over = {
+        "absent": (),
+        "deleted": (Entry(1, "d", Kind.DELETED),),
+        "link": (a_link("d", "x", 1),),
+        "file": (a_file("d", 1),),
+    }[above]
+
+    with pytest.raises(IntegrityError, match="above 'd/f' is no directory"):
+        check(*over, a_file("d/f", 1))
+    with pytest.raises(IntegrityError, match="above 'd/e/f' is no directory"):
+        check(*over, a_file("d/e/f", 1))
+
+
+def test_a_root_that_is_missing_is_refused():
+    with pytest.raises(IntegrityError, match="above 'x' is no directory"):
+        check_entries([a_file("x")], TARGETS)
+
+
+def test_a_limit_counts_twins_as_often_as_they_are_written():
+    twins = [a_file(f"f{number}", size_bytes=10) for number in range(10)]
+
+    check(*twins, limits=Limits(raw_bytes=100))
+    with pytest.raises(IntegrityError, match="files of 100 bytes, more than 99"):
+        check(*twins, limits=Limits(raw_bytes=99))
+
+
+def test_the_names_of_a_restore_are_kept_from_snapshots_in_every_target():
+    for target in (0, 1):
+        with pytest.raises(IntegrityError, match="records of a restore"):
+            check(a_folder(".omniload-env", target))
+
+
+def test_an_empty_snapshot_is_accepted():
+    check_entries([], TARGETS)

@@ -148,3 +148,26 @@ def test_what_is_installed_is_read_from_the_names_of_its_records(tmp_path):
 def test_the_base_does_not_depend_on_order():
     assert base_of("", ["a==1", "b==2"]) == base_of("", ["b==2", "a==1"])
     assert base_of("", ["a==1"]) != base_of("", ["a==2"])
+
+
+def test_an_added_part_and_a_missing_part_are_both_told():
+    left, right = {"version": 1, "a": {"x": 1}}, {"version": 1, "b": {"y": 2}}
+
+    assert [tuple(each) for each in differences(left, right)] == [
+        ("a.x", "1", None),
+        ("b.y", None, "2"),
+    ]
+
+
+def test_an_empty_list_differs_from_one_with_a_member():
+    left = {"requests": {"options": []}}
+    right = {"requests": {"options": ["--pre"]}}
+
+    assert [each.place for each in differences(left, right)] == [
+        "requests.options",
+        "requests.options[--pre]",
+    ]
+
+
+def test_a_key_does_not_depend_on_the_order_of_the_document():
+    assert key_of({"version": 1, "a": 1, "b": 2}) == key_of({"b": 2, "a": 1, "version": 1})

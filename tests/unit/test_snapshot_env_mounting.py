@@ -2,7 +2,15 @@
 
 import pytest
 
-from snapshot.env.mounting import Mount, overlay_options, parse_mounts
+from omniload.base.errors import StateError
+from snapshot.env.mounting import (
+    Mount,
+    mount_source,
+    mounts_at,
+    overlay_options,
+    parse_mounts,
+    umount,
+)
 
 LINES = r"""
 24 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
@@ -26,3 +34,25 @@ def test_mounts_are_read_with_and_without_optional_fields():
         Mount("/env/lib", "overlay", "omniload-env:abc", "ro,lowerdir=/a:/b"),
         Mount("/with blank", "overlay", "overlay", "ro,lowerdir=/a"),
     ]
+
+
+def test_one_layer_needs_no_separator():
+    assert overlay_options(["/only"]) == "lowerdir=/only"
+
+
+def test_no_mounts_are_no_lines():
+    assert parse_mounts("") == []
+
+
+def test_a_mounted_snapshot_is_known_by_its_key():
+    assert mount_source("abc") == "omniload-env:abc"
+    assert parse_mounts(LINES)[1].source == mount_source("abc")
+
+
+def test_where_nothing_is_mounted_nothing_of_ours_is_found(tmp_path):
+    assert mounts_at(str(tmp_path)) == []
+
+
+def test_what_is_not_mounted_cannot_be_unmounted(tmp_path):
+    with pytest.raises(StateError, match="cannot be unmounted"):
+        umount(str(tmp_path))
