@@ -21,7 +21,7 @@ import psutil
 
 __all__ = ["MARK", "Guard", "clean_up", "end_all", "ray_folder_in"]
 
-MARK = "OMNILOAD_JOB"
+MARK = "OMNILOAD_LAUNCH"
 """Environment variable that every process of a job inherits."""
 _ROUND_S = 0.05
 _PATIENCE_S = 30.0

@@ -37,6 +37,7 @@ from omniload.machine.supervisor import (
 )
 from omniload.mix.config import MixConfig
 from omniload.mix.run_record import RUN_RECORD_NAME, read_run_record
+from snapshot.startup_events import restarted, stage
 from trainer_integration.config import TrainConfig
 from trainer_integration.guard import MARK, Guard
 from trainer_integration.launch_plan import AttemptStart, Resume, next_log_number, read_plan
@@ -232,7 +233,8 @@ class Launcher:
         if runtime_of(spec) != "ray":
             return None
         assert self._attempt is not None
-        self._attempt.plane = plane = open_ray_plane(spec)
+        with stage("data_plane", restarted(start.attempt)):
+            self._attempt.plane = plane = open_ray_plane(spec)
         self._listen()  # Ray has put its own handlers in place
         self._attempt.roles = plane.pids()
         self._note_launch()

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import TextIO
 
@@ -26,8 +26,10 @@ from omniload.build.digest import batch_digest
 from omniload.build.microbatch import Batch
 from omniload.client import Client
 from omniload.plan.place_tree import ClientPlaceTree
+from snapshot.startup_events import restarted, stage
 from trainer_integration.checkpoint import Checkpoints
 from trainer_integration.checkpoint_place import StorePlace, place_of
+from trainer_integration.checkpoint_tensors import tensors_of
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.optimizer import FlatAdamW
 from trainer_integration.parent_death import die_with
@@ -86,22 +88,27 @@ class _Trainer:
         self._spec, self._train, self._group, self._lines = spec, train, group, lines
         self._asked_to_end = asked_to_end
         self._all_end = False
-        self._model = MoETransformer(spec.model, seed=train.seed)
-        self._optimizer = FlatAdamW(self._model, train.optimizer, train.steps)
+        self._startup = restarted(spec.attempt)
+        with stage("model_build", self._startup):
+            self._model = MoETransformer(spec.model, seed=train.seed)
+            self._optimizer = FlatAdamW(self._model, train.optimizer, train.steps)
         self._checkpoints = _checkpoints(spec, group)
         self._saved_step = spec.resume_step or 0
         if spec.resume_step is not None:
-            self._checkpoints.load(self._model, self._optimizer.adamw, step=spec.resume_step)
+            self._load(spec.resume_step)
 
     def run(self, client: Client) -> None:
         """Train to the last step, the end of the data or the step in which a rank is asked to end; save that."""
         while client.next_step < self._train.steps:
             began_s = time.perf_counter()
-            batch = client.next_batch()
+            with stage("data_plane", self._startup):
+                batch = client.next_batch()
             if batch is None:
                 self.tell("data_end", f"after step {client.next_step - 1}", client.next_step)
                 break
-            result = train_step(self._model, self._optimizer, batch, self._group)
+            with stage("first_step", self._startup):
+                result = train_step(self._model, self._optimizer, batch, self._group)
+            self._startup = {}  # a start-up ends with its first step
             self._write(self._line(batch, result, client.last_wait_s, began_s))
             if (batch.step + 1) % self._train.checkpoint.every_steps == 0:
                 self._save(client)
@@ -109,6 +116,14 @@ class _Trainer:
                 break
         if client.next_step > self._saved_step:
             self._save(client)
+
+    def _load(self, step: int) -> None:
+        adamw = self._optimizer.adamw
+        with stage("checkpoint_load", self._startup) as tally:
+            self._checkpoints.load(self._model, adamw, step=step)
+            if self._spec.rank == 0:  # the ranks read a checkpoint together
+                tier = "store" if isinstance(self._checkpoints, StripedCheckpoints) else "disk"
+                tally.add(tier, sum(t.nbytes for t in tensors_of(self._model, adamw).values()))
 
     def _save(self, client: Client) -> None:
         step = client.next_step
@@ -186,13 +201,14 @@ def _group(spec: RankSpec) -> Iterator[dist.ProcessGroup | None]:
         yield None
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{spec.rendezvous}",
-        rank=spec.rank,
-        world_size=num_ranks,
-        timeout=_COLLECTIVE_TIMEOUT,
-    )
+    with stage("process_group", restarted(spec.attempt)):
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{spec.rendezvous}",
+            rank=spec.rank,
+            world_size=num_ranks,
+            timeout=_COLLECTIVE_TIMEOUT,
+        )
     try:
         yield dist.group.WORLD
     finally:
@@ -202,10 +218,15 @@ def _group(spec: RankSpec) -> Iterator[dist.ProcessGroup | None]:
 @contextmanager
 def _client(spec: RankSpec) -> Iterator[Client]:
     """Reach the job's data plane, or run it here."""
+    with ExitStack() as stack:
+        with stage("data_plane", restarted(spec.attempt)):
+            client = _opened(spec, stack)
+        yield client
+
+
+def _opened(spec: RankSpec, stack: ExitStack) -> Client:
     if spec.plane is not None:
-        with Client(_handle(spec.plane, spec.rank)) as client:
-            yield client
-        return
+        return stack.enter_context(Client(_handle(spec.plane, spec.rank)))
     plane_spec = PlaneSpec(
         mix=spec.mix,
         base_dir=spec.base_dir,
@@ -215,8 +236,8 @@ def _client(spec: RankSpec) -> Iterator[Client]:
         num_steps=spec.train.steps,
         cache_dir=spec.cache_dir,
     )
-    with LocalPlane(plane_spec) as plane, Client(plane.handle(spec.rank)) as client:
-        yield client
+    plane = stack.enter_context(LocalPlane(plane_spec))
+    return stack.enter_context(Client(plane.handle(spec.rank)))
 
 
 def _handle(plane: PlaneRef, rank: int) -> RankHandle:
