@@ -41,7 +41,7 @@ format: $(STAMP) ## Write the format that check wants
 	@$(BIN)/ruff check --fix .
 
 bench: $(STAMP) ## Take every measurement; reports go to benchmarks/reports
-	@for name in balance throughput mix_accuracy resume packing plan_time demo_wait; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	@for name in balance throughput mix_accuracy resume packing plan_time demo_wait fusefs fusefs_checkpoint environment; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 clean: ## Remove the environment and what the demo made
 	rm -rf $(VENV) demo
