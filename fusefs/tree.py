@@ -46,6 +46,8 @@ class Node:
     opens: int = 0
     cached_version: Hashable | None = None
     """Names the version whose bytes the kernel's page cache holds, if it can be told."""
+    told_bytes: int | None = None
+    """Size that the kernel was told last."""
 
     @property
     def is_attached(self) -> bool:

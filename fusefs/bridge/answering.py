@@ -19,7 +19,9 @@ def errno_answered(request: str, error: BaseException) -> int:
         error: What the handler raised.
     """
     if isinstance(error, OSError | OmniloadError | ValueError):
-        number = errno_of(error)
+        number = (
+            errno_of(error) or errno.EIO
+        )  # 0 would be an answer: of a read, the end of the file
         level = _LOG.error if isinstance(error, OmniloadError) else _LOG.debug
         level("%s: %s (%s)", request, error, errno.errorcode.get(number, number))
         return number

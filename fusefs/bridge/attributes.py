@@ -70,6 +70,7 @@ class AttributeRequests(Opening):
 
     async def _drop(self, node: Node) -> bytes:
         path = self._tree.path(node)
+        self._num_changes += 1
         self._infos.clear()
         below = [node]
         while below:
@@ -125,8 +126,10 @@ class AttributeRequests(Opening):
             body = self._handles[opened.handle].body
             await self._wait(body.truncate, size_bytes)
             await self._flush(self._handles[opened.handle], last=True)
-        finally:
+        except Exception:
             await self._release(opened.handle)
+            raise
+        await self._release(opened.handle)
 
     async def _set_attributes(self, node: Node, changes: Attributes) -> None:
         body = node.body
@@ -140,7 +143,7 @@ class AttributeRequests(Opening):
                 raise OSError(errno.EOPNOTSUPP, "a directory keeps no attributes", path)
             return  # mode and times of directories are the store's: accepted and not kept
         await self._wait(self._files.set_attributes, path, changes)
-        self._infos.pop(path, None)
+        self._forget_info(path)
 
     async def _xattrs(self, node: Node) -> dict[str, bytes]:
         if node.body is not None:

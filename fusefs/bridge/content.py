@@ -38,11 +38,14 @@ class ContentRequests(Opening):
                 raise
         node = self._tree.child(above, text)
         node.lookups += 1
+        path = self._tree.child_path(above, text)  # a directory above may be renamed by now
         node.body = Body(self._files, self._place, path, None)
         permissions = stat_bits.S_IMODE(mode)
         if permissions != 0o644:
             node.body.set_attributes(Attributes(mode=permissions))
-        return self._handle(node, flags), self._body_entry(node)
+        entry = self._body_entry(node)
+        node.told_bytes = entry.size_bytes
+        return self._handle(node, flags), entry
 
     @override
     async def mknod(self, parent: int, name: bytes, mode: int, rdev: int) -> Entry:
@@ -50,9 +53,19 @@ class ContentRequests(Opening):
         if not stat_bits.S_ISREG(mode):
             raise PermissionError(errno.EPERM, "only regular files")
         opened, entry = await self.create(parent, name, mode, os.O_EXCL)
-        await self.flush(opened.handle)
+        try:
+            await self.flush(opened.handle)
+        except Exception:
+            await self._give_up(opened.handle, entry.inode)
+            raise
         await self.release(opened.handle)
         return entry
+
+    async def _give_up(self, handle: int, inode: int) -> None:
+        """Drop a file that was made and cannot be published: nobody was told of it."""
+        self._handles[handle].body.path = None
+        await self._release(handle)
+        self._tree.forget(inode, 1)
 
     @override
     async def open(self, inode: int, flags: int) -> Opened:

@@ -45,7 +45,9 @@ class NameRequests(Session):
     @override
     def told(self, inode: int) -> None:
         if inode not in {STATS_INODE, STATS_DIRECTORY_INODE}:
-            self._tree.node(inode).lookups += 1
+            node = self._tree.node(inode)
+            node.lookups += 1
+            node.told_bytes = self._line_bytes
 
     @override
     def forget(self, inode: int, lookups: int) -> None:
@@ -59,16 +61,20 @@ class NameRequests(Session):
         else:
             node = self._tree.node(inode)
             path = self._tree.path(node)
+            before = self._num_changes
             infos = await self._wait(self._files.listing, path)
-            listed = self._listed(node, path, infos)
+            listed = self._listed(node, path, infos, remembers=self._num_changes == before)
         handle = self._new_handle()
         self._listings[handle] = listed
         return Opened(handle)
 
-    def _listed(self, node: Node, path: str, infos: list[FileInfo]) -> list[Listed]:
+    def _listed(
+        self, node: Node, path: str, infos: list[FileInfo], *, remembers: bool
+    ) -> list[Listed]:
         named: dict[str, FileInfo | None] = {}
         for info in infos:
-            self._remember(f"{path}/{info.name}" if path else info.name, info)
+            if remembers:
+                self._remember(f"{path}/{info.name}" if path else info.name, info)
             named[info.name] = info
         for pending in self._tree.pending_below(node):
             named.setdefault(pending.name, None)
@@ -86,7 +92,10 @@ class NameRequests(Session):
     def readdir(self, handle: int, start: int) -> Iterable[Named]:
         listed = self._listings[handle]
         for line in range(start, len(listed)):
-            name, entry, _ = listed[line]
+            name, entry, node = listed[line]
+            if node is not None and node.body is not None:
+                entry = self._body_entry(node)  # written to since the directory was opened
+            self._line_bytes = entry.size_bytes
             yield Named(os.fsencode(name), entry)
 
     @override
@@ -102,7 +111,7 @@ class NameRequests(Session):
         above, text = self._place_for(parent, name)
         path = self._tree.child_path(above, text)
         await self._wait(self._files.make_directory, path)
-        self._infos.pop(path, None)
+        self._forget_info(path)
         return await self._told(above, text)
 
     @override
@@ -111,7 +120,7 @@ class NameRequests(Session):
         above, text = self._place_for(parent, name)
         path = self._tree.child_path(above, text)
         await self._wait(self._files.make_link, path, os.fsdecode(target))
-        self._infos.pop(path, None)
+        self._forget_info(path)
         return await self._told(above, text)
 
     @override
@@ -128,7 +137,9 @@ class NameRequests(Session):
         node = above.children.get(text)
         body = node.body if node is not None else None
         await self._wait(remove_open, self._files, path, body)
-        self._infos.pop(path, None)
+        self._forget_info(path)
+        if node is not None and node.body is not None:
+            node.body.path = None  # opened while it was removed
         self._tree.detach(above, text)
 
     @override
@@ -140,7 +151,7 @@ class NameRequests(Session):
         if node is not None and any(self._tree.pending_below(node)):
             raise OSError(errno.ENOTEMPTY, "a file is being written there", path)
         await self._wait(self._files.remove_directory, path)
-        self._infos.pop(path, None)
+        self._forget_info(path)
         self._tree.detach(above, text)
 
     @override
@@ -169,6 +180,12 @@ class NameRequests(Session):
         if source != target:
             self._forget_infos(source, target)
             self._tree.move(above, text, new_above, new_text)
+            # Opened while the store renamed them: no flush of these may land at the old path.
+            if there is not None and replacing and there.body is not None:
+                there.body.path = None
+            for below in self._tree.open_below(node) if node is not None else ():
+                if below.body is not None and below.body not in moving:
+                    await self._wait(below.body.moved, self._tree.path(below))
 
     async def _check_target_of_pending(self, target: str) -> None:
         """Rename a file the store does not show yet: its flush will replace the target."""

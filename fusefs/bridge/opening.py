@@ -16,11 +16,12 @@ import errno
 import os
 import time
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 
 from fusefs.body import Body
 from fusefs.bridge.protocol import Opened
 from fusefs.bridge.session import Handle, Session
-from fusefs.catalog import SETTLED_NS
+from fusefs.catalog import SETTLED_NS, FileInfo
 from fusefs.namespace import OpenedFile
 from fusefs.tree import Node
 
@@ -32,32 +33,71 @@ class Opening(Session):
 
     async def _open(self, node: Node, flags: int) -> Opened:
         reads_only = flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY
-        if self._kernel is not None and self._kernel.passes_through(node.number):
-            return await self._open_passed_through(node, flags, reads_only=reads_only)
-        known = node.body is not None
-        if not known:
-            path = self._tree.path(node)
-            opened = await self._wait(self._files.open, path)
-            # Another open may have been faster while this one waited.
+        while True:
+            if self._passes_through(node):
+                answer = await self._open_passed_through(node, flags, reads_only=reads_only)
+                if answer is None:
+                    continue  # closed by the last who had it while this one waited
+                return answer
+            if node.body is not None:
+                break
+            opened = await self._wait(self._files.open, self._tree.path(node))
+            # Meanwhile another open may have been faster, and have brought a local copy.
             if self._body_of(node) is None:
-                node.body = Body(self._files, self._place, path, opened)
-            else:
-                opened.close()
+                node.body = self._fresh_body(node, opened)
+                return await self._opened(node, flags, refreshes=False, reads_only=reads_only)
+            opened.close()
+        return await self._opened(node, flags, refreshes=True, reads_only=reads_only)
+
+    async def _opened(self, node: Node, flags: int, *, refreshes: bool, reads_only: bool) -> Opened:
         answer = self._handle(node, flags)
         body = self._handles[answer.handle].body
         try:
-            if known:
+            if refreshes:
                 await self._wait(body.refresh)
             if flags & os.O_TRUNC:
                 await self._wait(body.truncate, 0)
-        except BaseException:
+        except Exception:
             await self._release(answer.handle)
             raise
+        self._tell_size(node, body)
         version = body.reader_if_clean() if reads_only else None
         token = _token(version) if version is not None else None
         keep = token is not None and token == node.cached_version
         node.cached_version = token
         return answer._replace(keep_cache=keep, local_fd=self._local_copy(node, version))
+
+    def _fresh_body(self, node: Node, opened: OpenedFile) -> Body:
+        """Return a body of a version that was just opened, at the path its node has by now.
+
+        Raises:
+            OSError: ``ESTALE``: it lost its name meanwhile; the kernel looks it up again.
+        """
+        try:
+            path = self._tree.path(node)
+        except FileNotFoundError as error:
+            opened.close()
+            reason = "removed or replaced while it was opened"
+            raise OSError(errno.ESTALE, reason, node.name) from error
+        opened.moved(path)
+        return Body(self._files, self._place, path, opened)
+
+    def _tell_size(self, node: Node, body: Body) -> None:
+        """Have the kernel ask for attributes again that this open has found outdated.
+
+        It believes a size for a second, and reads no further: of a file that another mount
+        has replaced by a longer one it would read the beginning.
+        """
+        if body.path is not None and (known := self._infos.get(body.path)) is not None:
+            version = body.reader_if_clean()
+            if version is None or version.info.entry != known[1].entry:
+                del self._infos[body.path]
+        if node.told_bytes not in {None, body.size_bytes} and self._kernel is not None:
+            self._kernel.outdated(node.number)
+            node.told_bytes = None
+
+    def _passes_through(self, node: Node) -> bool:
+        return self._kernel is not None and self._kernel.passes_through(node.number)
 
     def _local_copy(self, node: Node, version: OpenedFile | None) -> int | None:
         """Return a descriptor of a local copy, if the kernel can use one for this open."""
@@ -67,16 +107,20 @@ class Opening(Session):
         local_copy: Callable[[], int | None] | None = getattr(version, "local_copy", None)
         return local_copy() if local_copy is not None else None
 
-    async def _open_passed_through(self, node: Node, flags: int, *, reads_only: bool) -> Opened:
+    async def _open_passed_through(
+        self, node: Node, flags: int, *, reads_only: bool
+    ) -> Opened | None:
+        """Open what the kernel reads by itself; None if by now it does so no more."""
         body = node.body
         assert body is not None, "the kernel has it open"
         version = body.reader_if_clean()
         if reads_only and version is not None:
-            try:
+            found: FileInfo | None = None
+            with suppress(FileNotFoundError):  # unlinked: there is no newer version
                 found = await self._wait(self._files.stat, self._tree.path(node))
-            except FileNotFoundError:
-                return self._handle(node, flags)  # unlinked: there is no newer version
-            if found.entry == version.info.entry:
+            if node.body is not body or not self._passes_through(node):
+                return None
+            if found is None or found.entry == version.info.entry:
                 return self._handle(node, flags)
         self._part_from_name(node)
         raise OSError(errno.ESTALE, "another inode has this name now")
@@ -102,18 +146,28 @@ class Opening(Session):
         if body.dirty and body.path is not None:
             await self._wait(body.flush, last=last)
             if body.path is not None:
-                self._infos.pop(body.path, None)
+                self._forget_info(body.path)
 
     async def _release(self, number: int) -> None:
         handle = self._handles.pop(number)
+        if (version := handle.body.reader_if_clean()) is not None:
+            version.reader.left(number)
         try:
             if handle.node.opens == 1:
                 await self._flush(handle, last=True)
-        finally:
+        except GeneratorExit:
+            self._handles[number] = handle  # the mount ends: what is left open is published then
+            raise
+        except BaseException:
             # Whatever the flush said: the kernel never asks for this handle again.
-            self._tree.closed(handle.node)
-            if handle.node.body is not handle.body:
-                await self._wait(handle.body.close)
+            await self._closed(handle)
+            raise
+        await self._closed(handle)
+
+    async def _closed(self, handle: Handle) -> None:
+        self._tree.closed(handle.node)
+        if handle.node.body is not handle.body:
+            await self._wait(handle.body.close)
 
 
 def _token(version: OpenedFile) -> Hashable | None:

@@ -128,6 +128,9 @@ class Kernel(Protocol):
         Every further open of it is answered from the same copy until the last is closed.
         """
 
+    def outdated(self, inode: int) -> None:
+        """Have the kernel ask for the attributes of an inode again when it next needs them."""
+
 
 class FileSystem(Protocol):
     """A tree of files. Inherit to get the defaults: read-only, no links, no attributes."""

@@ -30,13 +30,18 @@ _LOG = get_logger(__name__)
 Result = TypeVar("Result")
 
 
-class _NoPassthrough:
-    """What libfuse 3 before 3.17 can do: nothing more."""
+class _Libfuse:
+    """What libfuse 3 before 3.17 can do: no passthrough."""
 
     can_pass_through = False
 
     def passes_through(self, inode: int) -> bool:
         return False
+
+    def outdated(self, inode: int) -> None:
+        # ENOENT: the kernel has forgotten it.
+        with contextlib.suppress(OSError):
+            pyfuse3.invalidate_inode(pyfuse3.InodeT(inode), attr_only=True)
 
 
 async def _done(future: Future[Any]) -> None:
@@ -307,7 +312,7 @@ def serve(
         pyfuse3.init(_Requests(filesystem), mountpoint, asked)
     except RuntimeError as error:
         raise StateError(f"{mountpoint!r} cannot be mounted: {error}") from error
-    filesystem.connected(_NoPassthrough())
+    filesystem.connected(_Libfuse())
     try:
         trio.run(_run, options, target, ready)
     finally:

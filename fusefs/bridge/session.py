@@ -60,7 +60,11 @@ class Session(FileSystem):
         self._handles: dict[int, Handle] = {}
         self._listings: dict[int, list[Listed]] = {}
         self._next_handle = 1
+        self._line_bytes = 0
+        """Size in the line of a listing that was read last."""
         self._infos: OrderedDict[str, tuple[float, FileInfo]] = OrderedDict()
+        self._num_changes = 0
+        """Of paths, so that what was asked before a change is not remembered after it."""
         self._owner = (os.getuid(), os.getgid())
         self._pool = ThreadPoolExecutor(_CALLS_WAITING, "fusefs-call")
         self._kernel: Kernel | None = None
@@ -136,8 +140,10 @@ class Session(FileSystem):
         known = self._infos.get(path)
         if known is not None and known[0] > time.monotonic():
             return known[1]
+        before = self._num_changes
         info = await self._wait(self._files.stat, path)
-        self._remember(path, info)
+        if self._num_changes == before:
+            self._remember(path, info)
         return info
 
     def _remember(self, path: str, info: FileInfo) -> None:
@@ -146,13 +152,23 @@ class Session(FileSystem):
         while len(self._infos) > _MOST_INFOS:
             self._infos.popitem(last=False)
 
+    def _forget_info(self, path: str) -> None:
+        self._num_changes += 1
+        self._infos.pop(path, None)
+
     def _forget_infos(self, *paths: str) -> None:
+        self._num_changes += 1
         for path in paths:
             below = f"{path}/"
             for known in [p for p in self._infos if p == path or p.startswith(below)]:
                 del self._infos[known]
 
     async def _entry(self, node: Node) -> Entry:
+        entry = await self._described_now(node)
+        node.told_bytes = entry.size_bytes
+        return entry
+
+    async def _described_now(self, node: Node) -> Entry:
         if node.body is not None:
             return self._body_entry(node)
         if node.number == ROOT:

@@ -1,14 +1,17 @@
 """Read-ahead and requests in flight of a mount, set under /sys where we may (root)."""
 
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from fusefs.bridge.options import BridgeOptions
 from omniload.base.log import get_logger
 
-__all__ = ["device_of_mount", "tune_kernel"]
+__all__ = ["device_of_mount", "mount_table", "tune_kernel"]
 
 _LOG = get_logger(__name__)
+_OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 def device_of_mount(target: str, mountinfo: str) -> str | None:
@@ -21,16 +24,26 @@ def device_of_mount(target: str, mountinfo: str) -> str | None:
         mountinfo: Text of ``/proc/self/mountinfo``.
     """
     found = None
-    for line in mountinfo.splitlines():
-        fields = line.split()
-        if fields[4].replace("\\040", " ") == target and " - fuse" in line:
+    for line in filter(None, mountinfo.split("\n")):
+        fields = line.split(" ")
+        if _named(fields[4]) == target and " - fuse" in line:
             found = fields[2]
     return found
 
 
+def mount_table() -> str:
+    """Return ``/proc/self/mountinfo``; mount points have names of any bytes."""
+    return os.fsdecode(Path("/proc/self/mountinfo").read_bytes())
+
+
+def _named(field: str) -> str:
+    """Return a path as it is: the kernel writes white space and backslashes in octal."""
+    return _OCTAL.sub(lambda found: chr(int(found[1], 8)), field)
+
+
 def tune_kernel(options: BridgeOptions, target: str) -> None:
     """Raise read-ahead and requests in flight of the mount at ``target`` where we may."""
-    device = device_of_mount(target, Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
+    device = device_of_mount(target, mount_table())
     if device is None:
         return
     connection = Path(f"/sys/fs/fuse/connections/{device.partition(':')[2]}")

@@ -9,56 +9,9 @@ from fusefs.body import SpoolPlace
 from fusefs.bridge.operations import StoreFileSystem
 from fusefs.bridge.protocol import ROOT_INODE, Change
 from fusefs.bridge.waiting import run_blocking
-from fusefs.config import FilesConfig, Striping
-from fusefs.namespace import StripedFiles
 from fusefs.opened import OpenedFile
-from fusefs.stores.memory import MemoryStore
 from omniload.base.errors import StateError
-
-DATA = bytes(range(256)) * 64
-CONFIG = FilesConfig(striping=Striping(unit=4096, count=2), plain_limit=4096)
-
-
-class Kernel:
-    """Passes through whatever it is given."""
-
-    can_pass_through = True
-
-    def __init__(self):
-        self.inodes = set()
-
-    def passes_through(self, inode):
-        return inode in self.inodes
-
-
-class Mount:
-    """A file system and the calls of a kernel on it."""
-
-    def __init__(self):
-        self.files = StripedFiles(MemoryStore(), CONFIG)
-        self.kernel = Kernel()
-        self.shown = StoreFileSystem(self.files, SpoolPlace())
-        self.shown.connected(self.kernel)
-
-    def close(self):
-        self.shown.close()
-        self.files.close()
-
-    def lookup(self, name=b"f"):
-        return run_blocking(self.shown.lookup(ROOT_INODE, name)).inode
-
-    def open(self, inode, flags=os.O_RDONLY):
-        opened = run_blocking(self.shown.open(inode, flags))
-        if opened.local_fd is not None:
-            os.close(opened.local_fd)
-            self.kernel.inodes.add(inode)
-        return opened
-
-    def read(self, opened):
-        return bytes(run_blocking(self.shown.read(opened.handle, 0, 1 << 20)))
-
-    def release(self, opened):
-        run_blocking(self.shown.release(opened.handle))
+from tests.support.fusefs_bridge_mount import DATA, Mount
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pytest
 from fusefs.bridge import serving
 from fusefs.bridge.device import passthrough as passing
 from fusefs.bridge.device.passthrough import Passthrough
+from fusefs.bridge.device.wire import outdated_notice
 from fusefs.bridge.options import BridgeOptions
 from fusefs.bridge.tuning import device_of_mount
 
@@ -15,6 +16,7 @@ MOUNTS = """\
 90 1 0:41 / /mnt/a rw shared:1 - fuse.omnifs omnifs rw,user_id=0
 91 90 0:42 / /mnt/a rw shared:1 - fuse.omnifs omnifs rw,user_id=0
 92 1 0:43 / /mnt/with\\040space rw - fuse.example example rw
+94 1 0:44 / /mnt/tab\\011here\\134\u00a0\udcff rw - fuse.example example rw
 93 1 8:1 / /mnt/disk rw - ext4 /dev/sda1 rw
 """
 
@@ -24,6 +26,7 @@ MOUNTS = """\
     [
         ("/mnt/a", "0:42"),  # the uppermost of two
         ("/mnt/with space", "0:43"),
+        ("/mnt/tab\there\\\u00a0\udcff", "0:44"),
         ("/mnt/disk", None),
         ("/mnt/none", None),
     ],
@@ -140,3 +143,11 @@ def test_backing_files_belong_to_the_connection_and_go_along_to_the_next_process
     after.closed(2)
     assert device.given_up == [1]
     assert after.opened(7, 4, a_copy()) is None
+
+
+def test_a_kernel_that_has_forgotten_an_inode_may_be_told_of_it(tmp_path):
+    with (tmp_path / "device").open("wb") as device:
+        Passthrough(device.fileno(), agreed=False).outdated(7)
+    assert (tmp_path / "device").read_bytes() == outdated_notice(7)
+    with open(os.devnull, "rb") as refuses:  # noqa: PTH123 -- a device
+        Passthrough(refuses.fileno(), agreed=False).outdated(7)

@@ -19,6 +19,7 @@ from fusefs.bridge.device.wire import (
     entry_reply,
     names_of,
     open_reply,
+    outdated_notice,
     space_reply,
 )
 from fusefs.bridge.protocol import Change, Entry, Space
@@ -56,6 +57,7 @@ def test_the_structs_have_the_sizes_of_linux():
         "fuse_statfs_out": 80,
         "fuse_setattr_in": 88,
         "fuse_forget_one": 16,
+        "fuse_notify_inval_inode_out": 24,
     }
     assert (IN_HEADER.size, OUT_HEADER.size) == (40, 16)
 
@@ -179,3 +181,9 @@ def test_only_root_hands_local_copies_to_the_kernel():
 def test_a_kernel_that_is_too_old_is_told_apart_with_the_way_out():
     with pytest.raises(StateError, match=r"7\.26.*bridge=pyfuse3"):
         agreement(init_request(minor=26), max_background=1, root=True)
+
+
+def test_a_notice_names_an_inode_whose_attributes_alone_are_outdated():
+    notice = outdated_notice(77)
+
+    assert struct.unpack("<IiQQqq", notice) == (40, 2, 0, 77, -1, 0)

@@ -7,7 +7,6 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fusefs.bridge.device.attaching import attach, detach
@@ -19,7 +18,7 @@ from fusefs.bridge.device.requests import Requests
 from fusefs.bridge.device.wire import IN_HEADER, OUT_HEADER, Init, Opcode
 from fusefs.bridge.options import BridgeOptions
 from fusefs.bridge.protocol import FileSystem
-from fusefs.bridge.tuning import device_of_mount, tune_kernel
+from fusefs.bridge.tuning import device_of_mount, mount_table, tune_kernel
 from fusefs.bridge.waiting import run_blocking
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger
@@ -116,7 +115,7 @@ def _check_same_mount(device: str, target: str) -> None:
 
 
 def _mounted_as(target: str) -> str | None:
-    return device_of_mount(target, Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
+    return device_of_mount(target, mount_table())
 
 
 def _served(

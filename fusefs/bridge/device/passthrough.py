@@ -1,4 +1,4 @@
-"""Files the kernel reads from a local copy by itself (FUSE_PASSTHROUGH, Linux 6.9, root).
+"""Files the kernel reads from a local copy by itself (FUSE_PASSTHROUGH, Linux 6.9, root), and what else it is told.
 
 Such an inode cannot be open in two ways at once: while it is, every further open must name
 the same backing file, and none may go through the page cache. So there is one backing per
@@ -11,6 +11,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
+from fusefs.bridge.device.wire import outdated_notice
 from omniload.base.log import get_logger
 
 __all__ = ["Passthrough"]
@@ -45,6 +46,13 @@ class Passthrough:
     def passes_through(self, inode: int) -> bool:
         """Whether an inode is open from its local copy now."""
         return inode in self._backings
+
+    def outdated(self, inode: int) -> None:
+        """Have the kernel ask for the attributes of an inode again."""
+        try:
+            os.write(self._device, outdated_notice(inode))
+        except OSError as error:
+            _LOG.debug("inode %s: %s", inode, error)  # ENOENT: the kernel has forgotten it
 
     def opened(self, inode: int, handle: int, local_fd: int | None) -> int | None:
         """Note an open and return the number of its backing file, or None for the usual way.

@@ -34,6 +34,7 @@ __all__ = [
     "init_reply",
     "names_of",
     "open_reply",
+    "outdated_notice",
     "space_reply",
 ]
 
@@ -54,6 +55,8 @@ _OPEN_OUT = struct.Struct("<QIi")
 _STATFS_OUT = struct.Struct("<5Q3I28x")
 _SETATTR_IN = struct.Struct("<2I3Q3q8I")
 _FORGET_ONE = struct.Struct("<2Q")
+_INVAL_INODE = struct.Struct("<Q2q")
+_NOTIFY_INVAL_INODE = 2
 ENTRY_BYTES = _ENTRY.size + _ATTR.size
 
 STRUCTS = {
@@ -68,6 +71,7 @@ STRUCTS = {
     "fuse_statfs_out": _STATFS_OUT.size,
     "fuse_setattr_in": _SETATTR_IN.size,
     "fuse_forget_one": _FORGET_ONE.size,
+    "fuse_notify_inval_inode_out": _INVAL_INODE.size,
 }
 """Bytes of each struct by its name in the kernel's header."""
 
@@ -201,6 +205,12 @@ def attr_reply(entry: Entry) -> bytes:
 def open_reply(handle: int, flags: int, backing_id: int = 0) -> bytes:
     """Return ``fuse_open_out``."""
     return _OPEN_OUT.pack(handle, flags, backing_id)
+
+
+def outdated_notice(inode: int) -> bytes:
+    """Return a whole message that no request asked for: the attributes of an inode are outdated, its pages not."""
+    head = OUT_HEADER.pack(OUT_HEADER.size + _INVAL_INODE.size, _NOTIFY_INVAL_INODE, 0)
+    return head + _INVAL_INODE.pack(inode, -1, 0)
 
 
 def space_reply(space: Space) -> bytes:

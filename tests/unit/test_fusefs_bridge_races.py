@@ -1,0 +1,222 @@
+"""What another request does while a handler waits: the answer must be right when it comes."""
+
+import errno
+import os
+
+import pytest
+
+from fusefs.bridge.protocol import ROOT_INODE
+from fusefs.bridge.waiting import run_blocking
+from fusefs.reading import FileReader
+from omniload.base.errors import UnavailableError
+from tests.support.fusefs_bridge_mount import DATA, Mount, held
+
+
+@pytest.fixture
+def mount():
+    made = Mount()
+    made.files.write_file("f", DATA)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def local(monkeypatch):
+    """Give every version a local copy."""
+    monkeypatch.setattr(
+        "fusefs.opened.OpenedFile.local_copy", lambda _: os.open(os.devnull, os.O_RDONLY)
+    )
+
+
+def write(mount, opened, data):
+    run_blocking(mount.shown.write(opened.handle, 0, data))
+    run_blocking(mount.shown.flush(opened.handle))
+
+
+def test_a_writer_under_way_never_gets_the_local_copy_that_a_reader_brought_meanwhile(mount, local):
+    inode = mount.lookup()
+    writer = mount.shown.open(inode, os.O_RDWR)
+    with held(mount.files, "open", writer):
+        mount.open(inode)
+        assert mount.kernel.inodes == {inode}
+
+    with pytest.raises(OSError, match="another inode") as caught:
+        run_blocking(writer)
+    assert caught.value.errno == errno.ESTALE
+    assert mount.lookup() != inode
+
+
+def test_an_open_outlives_the_last_close_of_a_local_copy(mount, local):
+    inode = mount.lookup()
+    reader = mount.open(inode)
+    late = mount.shown.open(inode, os.O_RDONLY)
+    with held(mount.files, "stat", late):
+        mount.kernel.inodes.clear()
+        mount.release(reader)
+
+    opened = run_blocking(late)
+
+    os.close(opened.local_fd)
+    assert mount.read(opened) == DATA
+
+
+def test_what_is_renamed_while_it_is_opened_is_written_where_it_lies_now(mount):
+    opening = mount.shown.open(mount.lookup(), os.O_RDWR)
+    with held(mount.files, "open", opening):
+        run_blocking(mount.shown.rename(ROOT_INODE, b"f", ROOT_INODE, b"g", 0))
+
+    write(mount, run_blocking(opening), b"new")
+
+    assert [info.name for info in mount.files.listing("")] == ["g"]
+    with mount.files.open("g") as file:
+        assert bytes(file.reader.read(0, 3)) == b"new"
+
+
+def test_what_is_opened_while_it_is_renamed_is_written_where_it_lies_then(mount):
+    inode = mount.lookup()
+    renaming = mount.shown.rename(ROOT_INODE, b"f", ROOT_INODE, b"g", 0)
+    mount.files.write_file("h", b"other")
+    with held(mount.files, "rename", renaming):
+        mount.files.write_file("f", DATA)  # as the open found it before
+        opened = mount.open(inode, os.O_RDWR)
+        mount.files.remove("f")
+    run_blocking(renaming)
+
+    write(mount, opened, b"new")
+
+    assert [info.name for info in mount.files.listing("")] == ["g", "h"]
+
+
+def test_what_is_opened_while_it_is_replaced_does_not_come_back(mount):
+    mount.files.write_file("g", b"replaced")
+    old = mount.lookup(b"g")
+    mount.lookup(b"f")
+    renaming = mount.shown.rename(ROOT_INODE, b"f", ROOT_INODE, b"g", 0)
+    with held(mount.files, "rename", renaming):
+        opened = mount.open(old, os.O_RDWR)
+    run_blocking(renaming)
+
+    write(mount, opened, b"late")
+
+    with mount.files.open("g") as file:
+        assert bytes(file.reader.read(0, len(DATA))) == DATA
+
+
+def test_what_is_opened_while_it_is_removed_does_not_come_back(mount):
+    inode = mount.lookup()
+    removing = mount.shown.unlink(ROOT_INODE, b"f")
+    mount.files.write_file("copy", DATA)
+    with held(mount.files, "remove", removing):
+        mount.files.rename("copy", "f")  # as the open found it before
+        opened = mount.open(inode, os.O_RDWR)
+        mount.files.remove("f")
+    run_blocking(removing)
+
+    write(mount, opened, b"late")
+
+    assert mount.files.listing("") == []
+
+
+def test_what_is_removed_while_it_is_opened_is_looked_up_again(mount):
+    opening = mount.shown.open(mount.lookup(), os.O_RDONLY)
+    with held(mount.files, "open", opening):
+        run_blocking(mount.shown.unlink(ROOT_INODE, b"f"))
+
+    with pytest.raises(OSError, match="while it was opened") as caught:
+        run_blocking(opening)
+    assert caught.value.errno == errno.ESTALE
+
+
+def test_of_two_opens_at_once_the_later_sees_the_newer_version(mount):
+    inode = mount.lookup()
+    first, later = (mount.shown.open(inode, os.O_RDONLY) for _ in range(2))
+    with held(mount.files, "open", first):
+        mount.files.write_file("f", DATA[::-1])
+        with held(mount.files, "open", later):
+            pass
+    run_blocking(first)
+
+    assert mount.read(run_blocking(later)) == DATA[::-1]
+
+
+def test_a_size_that_an_open_finds_outdated_is_asked_for_again(mount):
+    inode = mount.lookup()
+    mount.files.write_file("f", DATA * 2)
+
+    opened = mount.open(inode)
+
+    assert mount.kernel.told_outdated == [inode]
+    assert run_blocking(mount.shown.getattr(inode)).size_bytes == 2 * len(DATA)
+    mount.release(opened)
+    assert run_blocking(mount.shown.getattr(inode)).size_bytes == 2 * len(DATA)
+    mount.release(mount.open(inode))
+    assert mount.kernel.told_outdated == [inode]
+
+
+def test_attributes_asked_for_before_a_write_are_not_remembered_after_it(mount):
+    inode = mount.lookup()
+    mount.shown._infos.clear()
+    asking = mount.shown.getattr(inode)
+    with held(mount.files, "stat", asking):
+        writer = mount.open(inode, os.O_RDWR | os.O_TRUNC)
+        write(mount, writer, b"short")
+        mount.release(writer)
+    run_blocking(asking)
+
+    assert run_blocking(mount.shown.getattr(inode)).size_bytes == 5
+
+
+def test_a_listing_shows_what_was_written_since_it_was_opened(mount):
+    listing = run_blocking(mount.shown.opendir(ROOT_INODE))
+    writer = mount.open(mount.lookup(), os.O_RDWR | os.O_TRUNC)
+    write(mount, writer, b"short")
+
+    (line,) = mount.shown.readdir(listing.handle, 0)
+
+    assert line.entry.size_bytes == 5
+    mount.release(writer)
+
+
+def test_a_release_cut_off_by_the_end_of_the_mount_loses_nothing(mount):
+    writer = mount.open(mount.lookup(), os.O_RDWR | os.O_TRUNC)
+    run_blocking(mount.shown.write(writer.handle, 0, b"last words"))
+    releasing = mount.shown.release(writer.handle)
+    with held(mount.files, "publish", releasing):
+        releasing.close()
+
+    mount.shown.close()
+
+    assert mount.files.stat("f").size_bytes == len(b"last words")
+
+
+def test_an_open_cut_off_by_the_end_of_the_mount_is_no_defect(mount):
+    opening = mount.shown.open(mount.lookup(), os.O_RDWR | os.O_TRUNC)
+    with held(mount.files, "writer", opening):
+        opening.close()  # a RuntimeError if it waited once more
+
+    assert len(mount.shown._handles) == 1
+
+
+def test_a_file_made_during_an_outage_leaves_nothing_behind(mount, monkeypatch):
+    def fails(*_):
+        raise UnavailableError("no store")
+
+    monkeypatch.setattr(mount.files, "publish", fails)
+    with pytest.raises(UnavailableError):
+        run_blocking(mount.shown.mknod(ROOT_INODE, b"made", 0o100644, 0))
+
+    assert mount.shown._handles == {}
+    listing = run_blocking(mount.shown.opendir(ROOT_INODE))
+    assert [line.name for line in mount.shown.readdir(listing.handle, 0)] == [b"f"]
+
+
+def test_a_reader_is_told_when_a_handle_is_gone(mount, monkeypatch):
+    left = []
+    monkeypatch.setattr(FileReader, "left", lambda _, process: left.append(process))
+    inode = mount.lookup()
+    first, second = mount.open(inode), mount.open(inode)
+
+    mount.release(first)
+    assert left == [first.handle]
+    mount.release(second)
+    assert left == [first.handle, second.handle]
