@@ -2,8 +2,8 @@
 
 Read are the arguments of ``pip install`` and ``uv pip install``, the requirement and
 constraint files they name (and those that these name), the variables of pip and uv,
-and ``pyproject.toml`` with ``uv.lock`` for ``uv sync``. Order, blanks, comments, case
-and spelling of names do not matter; local sources count by content. Of any other
+and project and lock files for ``uv sync``, Poetry, PDM and Pipenv. Order, blanks, comments,
+case and spelling of names do not matter; local sources count by content. Of any other
 command, arguments that are files count by content.
 """
 
@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -25,6 +26,7 @@ __all__ = ["Requests", "normalised", "requests_of", "without_credentials"]
 
 _FILES = {"-r": False, "--requirement": False, "--requirements": False}
 _FILES |= {"-c": True, "--constraint": True, "--constraints": True}
+_FILES |= {"-b": True, "--build-constraint": True, "--build-constraints": True}
 """Options that name a file; whether it holds constraints."""
 _WITH_VALUE = frozenset(
     {"-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--index", "--default-index"}
@@ -52,6 +54,11 @@ _WITH_VALUE = frozenset(
     | {"--exclude-newer", "--resolution", "--prerelease", "--index-strategy", "--keyring-provider"}
     | {"--upgrade-package", "-P", "--reinstall-package", "--global-option", "--group", "--extra"}
 )
+_NO_INPUT = frozenset(
+    {"--log", "--report", "--python", "-p", "--cert", "--client-cert", "--proxy", "--cache-dir"}
+)
+"""Options whose files are written, or decide nothing that is not in the key already."""
+_SHORT = {*_FILES, *_WITH_VALUE, "-e"}
 _VARIABLES = re.compile(
     r"^(PIP|UV)_(DEFAULT_INDEX|INDEX|INDEX_URL|EXTRA_INDEX_URL|FIND_LINKS|NO_INDEX|PRE|PRERELEASE"
     r"|NO_BINARY|ONLY_BINARY|NO_DEPS|REQUIREMENT|CONSTRAINT|OVERRIDE|EXCLUDE_NEWER|RESOLUTION"
@@ -59,9 +66,19 @@ _VARIABLES = re.compile(
 )
 _NAMED_FILES = {"PIP_REQUIREMENT": False, "PIP_CONSTRAINT": True}
 _NAMED_FILES |= {"UV_CONSTRAINT": True, "UV_OVERRIDE": True}
+_NAMED_FILES |= {"PIP_BUILD_CONSTRAINT": True, "UV_BUILD_CONSTRAINT": True}
+_PROJECTS = {
+    "uv": ("pyproject.toml", "uv.lock", "uv.toml"),
+    "poetry": ("pyproject.toml", "poetry.lock", "poetry.toml"),
+    "pdm": ("pyproject.toml", "pdm.lock", "pdm.toml"),
+    "pipenv": ("Pipfile", "Pipfile.lock"),
+}
+"""Files that decide what a tool for whole projects installs."""
 _ARCHIVES = (".whl", ".tar.gz", ".tgz", ".zip", ".tar.bz2", ".tar.xz")
-_OPTION = re.compile(r"\s--(?:hash|config-settings|global-option)[= ]")
-_LINE_OPTION = re.compile(r"^(-[^\s=]+)(?:[=\s]\s*(.*))?$")
+_OPTION = re.compile(r"\s--(?:hash|config-settings?|global-option)[= ]")
+_HASH = re.compile(r"\s--hash[= ]\s*(\S+)")
+_LINE_OPTION = re.compile(r"^(--[^\s=]+|-[A-Za-z])(?:[=\s]?\s*(.*))?$")
+_PIP = re.compile(r"^pip[0-9.]*(\.py)?$")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 
 
@@ -92,8 +109,7 @@ def normalised(text: str) -> str:
     Raises:
         ConfigError: It is no requirement.
     """
-    body, *rest = _OPTION.split(text, maxsplit=1)
-    hashes = sorted(set(re.findall(r"--hash[= ]\s*(\S+)", text))) if rest else []
+    body, options = _parted(text)
     try:
         found = Requirement(body.strip())
     except InvalidRequirement as error:
@@ -102,7 +118,18 @@ def normalised(text: str) -> str:
     found.extras = {canonicalize_name(extra) for extra in found.extras}
     if found.url:
         found.url = without_credentials(found.url)
-    return " ".join([str(found), *(f"--hash={value}" for value in hashes)])
+    return " ".join([str(found), *options])
+
+
+def _parted(text: str) -> tuple[str, list[str]]:
+    """Part a line of a requirement file into the requirement and its own options, hashes sorted."""
+    found = _OPTION.search(text)
+    if found is None:
+        return text, []
+    rest = text[found.start() :]
+    others = " ".join(_HASH.sub("", rest).split())
+    hashes = sorted({f"--hash={value}" for value in _HASH.findall(rest)})
+    return text[: found.start()], [*hashes, *([others] if others else [])]
 
 
 def without_credentials(text: str) -> str:
@@ -133,19 +160,19 @@ def requests_of(
     """
     reader = _Reader(Path(folder), environment)
     words = list(command)
-    if "install" in words and any("pip" in Path(word).name for word in words[:4]):
-        reader.arguments(words[words.index("install") + 1 :])
+    before = words[: words.index("install")] if "install" in words else []
+    if any(_PIP.match(Path(word).name) for word in before):
+        reader.arguments(words[len(before) + 1 :])
         reader.variables()
-    elif words and Path(words[0]).name == "uv":
+        return reader.found
+    named = [Path(word).name for word in words[:4]]
+    projects = [name for name in named if name in _PROJECTS]
+    if projects:
         reader.variables()
-        for name in ("pyproject.toml", "uv.lock", "uv.toml"):
-            if (reader.folder / name).is_file():
-                reader.source(name)
-    else:
-        for word in words[1:]:
-            # os.path: an argument may be a program, longer than any path.
-            if os.path.isfile(reader.folder / word):  # noqa: PTH113
-                reader.source(word)
+    for name in (file for project in projects for file in _PROJECTS[project]):
+        reader.input(name)
+    for word in words[1:]:
+        reader.input(word)
     return reader.found
 
 
@@ -160,17 +187,25 @@ class _Reader:
 
     def arguments(self, words: Sequence[str]) -> None:
         """Read the arguments after ``install``."""
-        rest = iter(words)
+        rest, unsure = iter(words), False
         for word in rest:
-            option, given, value = word.partition("=")
+            option, value = _option_of(word)
+            if not option:
+                self.input(word)
+                # After an option that we do not know it may be a value: no fault of ours.
+                with suppress(*[ConfigError] if unsure else []):
+                    self.requirement(word)
+                continue
+            takes = option in _FILES or option in _WITH_VALUE or option in {"-e", "--editable"}
+            unsure = value is None and not takes
+            if value is None and takes:
+                value = next(rest, "")
             if option in _FILES:
-                self.file(value if given else next(rest, ""), constraints=_FILES[option])
+                self.file(value or "", constraints=_FILES[option])
             elif option in {"-e", "--editable"}:
-                self.requirement(value if given else next(rest, ""), self.folder)
-            elif option in _WITH_VALUE and not given:
-                next(rest, None)  # it stands in the command, which is part of the key
-            elif not word.startswith("-"):
-                self.requirement(word, self.folder)
+                self.requirement(value or "", mark="-e ")
+            elif value and option not in _NO_INPUT:
+                self.input(value)  # as text it is in the key already: the command is part of it
 
     def variables(self) -> None:
         """Read the variables by which pip and uv are steered."""
@@ -192,7 +227,7 @@ class _Reader:
             return
         self._read.add((path, constraints))
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: a requirement file that cannot be read: {error}") from error
         for number, line in _lines(text):
@@ -207,29 +242,35 @@ class _Reader:
         if option in _FILES and value:
             self.file(value.strip(), constraints=_FILES[option] or constraints, above=above)
         elif option in {"-e", "--editable"} or not option:
-            self.requirement(value, above, constraints=constraints)
+            self.requirement(value, mark="-e " if option else "", constraints=constraints)
         else:
-            self.found.options.add(" ".join(without_credentials(w) for w in shlex.split(line)))
+            try:
+                words = shlex.split(line)
+            except ValueError as error:
+                raise ConfigError(f"{line!r}: {error}; close it") from error
+            self.found.options.add(" ".join(map(without_credentials, words)))
 
-    def requirement(self, text: str, above: Path, *, constraints: bool = False) -> None:
-        """Read one requirement: a name, a URL, or a path."""
-        path, _, extras = text.strip().partition("[")
-        path = path.partition(" --")[0].strip()
-        reference = text.partition("@")[2].strip()
+    def requirement(self, text: str, *, mark: str = "", constraints: bool = False) -> None:
+        """Read one requirement: a name, a URL, or a path, which starts where the command runs."""
+        body, options = _parted(text.strip())
+        reference = re.split(r"\s;|;\s", body.partition("@")[2].strip())[0].strip()
+        path = re.split(r"[\[;]", body, maxsplit=1)[0].strip()
         local = _local_path(reference if reference.startswith("file:") else path)
+        into = self.found.constraints if constraints else self.found.requirements
         if local is not None:
-            self.source(os.fspath(local), above, extras)
+            rest = body[len(path) :] if local == path else ""
+            label = " ".join([f"{mark}{local}{rest}", *options])
+            self.found.sources[label] = digest_of(self.folder / local)
         elif "://" in text and "@ " not in text:
-            shown = without_credentials(text.strip())
-            (self.found.constraints if constraints else self.found.requirements).add(shown)
+            into.add(mark + " ".join(map(without_credentials, text.split())))
         else:
-            into = self.found.constraints if constraints else self.found.requirements
-            into.add(normalised(text))
+            into.add(mark + normalised(text))
 
-    def source(self, name: str, above: Path | None = None, extras: str = "") -> None:
-        """Take a local file or tree by its content."""
-        label = f"{name}[{extras}" if extras else name
-        self.found.sources[label] = digest_of((above or self.folder) / name)
+    def input(self, name: str) -> None:
+        """Take a file by its content, if there is one."""
+        # os.path: an argument may be a program, longer than any path.
+        if os.path.isfile(self.folder / name):  # noqa: PTH113
+            self.found.sources[name] = digest_of(self.folder / name)
 
     def _value(self, match: re.Match[str]) -> str:
         return self._environment.get(match[1], match[0])
@@ -247,6 +288,19 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
         if whole:
             yield first, whole
         held, first = "", 0
+
+
+def _option_of(word: str) -> tuple[str, str | None]:
+    """Return the option that a word names and the value in it: ``-Ur=x`` gives ``-r``, as pip reads it."""
+    if not word.startswith("-") or word == "-":
+        return "", None
+    if word.startswith("--"):
+        option, given, value = word.partition("=")
+        return option, value if given else None
+    for at, letter in enumerate(word[1:], start=2):
+        if f"-{letter}" in _SHORT:
+            return f"-{letter}", word[at:].removeprefix("=") or None
+    return word, None
 
 
 def _local_path(text: str) -> str | None:

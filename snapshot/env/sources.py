@@ -44,7 +44,7 @@ def digest_of(path: str | Path) -> str:
 
 
 def _tree_lines(root: Path) -> Iterator[bytes]:
-    for folder, folders, files in os.walk(root):
+    for folder, folders, files in os.walk(root, onerror=_refused):
         folders[:] = sorted(
             name for name in folders if name not in _PASSED_OVER and not name.endswith(".egg-info")
         )
@@ -54,5 +54,11 @@ def _tree_lines(root: Path) -> Iterator[bytes]:
             if path.is_symlink():
                 yield b"link\0%s\0%s\0" % (shown, os.fsencode(path.readlink()))
             elif path.is_file():
-                runs = b"x" if os.access(path, os.X_OK) else b"-"
+                # Of the mode, not of the user: root may run what others may not.
+                runs = b"x" if path.stat().st_mode & 0o111 else b"-"
                 yield b"file\0%s\0%s\0%s\0" % (shown, runs, file_digest(path))
+
+
+def _refused(error: OSError) -> None:
+    """Let ``os.walk`` fail at a folder that cannot be read, which it would pass over."""
+    raise error

@@ -145,7 +145,7 @@ def test_a_local_source_counts_by_content_and_not_by_time(tmp_path):
     (source / "setup.py").write_text("two")
     changed = asked(tmp_path, "pip install -e ./project[extra]").sources
 
-    assert list(first) == ["./project[extra]"]
+    assert list(first) == ["-e ./project[extra]"]
     assert first == again != changed
 
 
@@ -244,3 +244,143 @@ def test_a_tree_counts_names_execute_bits_links_and_contents(tmp_path):
     seen.add(digest_of(tmp_path))
 
     assert len(seen) == 5
+
+
+@pytest.mark.parametrize(
+    "words", ["-rr.txt", "-Ur r.txt", "-Urr.txt", "-qr r.txt", "--requirement=r.txt"]
+)
+def test_a_file_is_read_however_its_option_is_written(tmp_path, words):
+    (tmp_path / "r.txt").write_text("numpy==2\n-cc.txt\n-r=more.txt\n")
+    (tmp_path / "c.txt").write_text("numpy<3\n")
+    (tmp_path / "more.txt").write_text("scipy\n")
+
+    found = asked(tmp_path, f"pip install {words}")
+
+    assert found.requirements == {"numpy==2", "scipy"}
+    assert found.constraints == {"numpy<3"}
+
+
+@pytest.mark.parametrize("text", ["\ufeffnumpy==2\n", "numpy==2\r\n"])
+def test_a_file_of_another_system_is_read_as_well(tmp_path, text):
+    (tmp_path / "r.txt").write_text(text, encoding="utf-8", newline="")
+
+    assert asked(tmp_path, "pip install -r r.txt").requirements == {"numpy==2"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "./pkg",
+        "-e ./pkg",
+        "./pkg[extra]",
+        "./pkg ; python_version > '3'",
+        "./pkg --config-settings=a=b",
+        "pkg @ file://{folder}/pkg ; python_version > '3'",
+        "file:./pkg",
+    ],
+)
+def test_a_path_in_a_file_starts_where_the_command_runs(tmp_path, line):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "r.txt").write_text(line.format(folder=tmp_path))
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "setup.py").write_text("one")
+    before = asked(tmp_path, "pip install -r sub/r.txt")
+    (tmp_path / "pkg" / "setup.py").write_text("two")
+    after = asked(tmp_path, "pip install -r sub/r.txt")
+
+    assert before.sources.keys() == after.sources.keys()
+    assert before.sources != after.sources
+    assert before.requirements == set()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("./pkg", "-e ./pkg"),
+        ("./pkg", "./pkg[extra]"),
+        ("./pkg --config-settings=a=b", "./pkg --config-settings=a=c"),
+        ("numpy==2 --config-settings=a=b", "numpy==2 --config-settings=a=c"),
+        ("numpy==2 --global-option=a", "numpy==2"),
+        ("git+https://h/x.git@1", "-e git+https://h/x.git@1"),
+        ("./pkg ; python_version > '3'", "./pkg ; python_version < '3'"),
+        ("numpy==2", "numpy==2 --hash=sha256:a"),
+    ],
+)
+def test_what_is_installed_in_another_way_is_another_request(tmp_path, one, other):
+    (tmp_path / "pkg").mkdir()
+    found = []
+    for line in (one, other):
+        (tmp_path / "r.txt").write_text(line)
+        found.append(asked(tmp_path, "pip install -r r.txt").document())
+
+    assert found[0] != found[1]
+
+
+def test_a_file_that_an_option_names_counts_by_content_and_one_that_is_written_does_not(tmp_path):
+    (tmp_path / "over.txt").write_text("one")
+    (tmp_path / "log").write_text("written by the last run")
+    command = "uv pip install --overrides over.txt --log log x"
+    before = asked(tmp_path, command)
+    (tmp_path / "over.txt").write_text("two")
+
+    assert list(before.sources) == ["over.txt"]
+    assert asked(tmp_path, command).sources != before.sources
+
+
+def test_constraints_of_builds_are_read_as_constraints(tmp_path):
+    (tmp_path / "b.txt").write_text("Setuptools<80\n")
+
+    for words in ("--build-constraint b.txt x", "-b b.txt x"):
+        assert asked(tmp_path, f"uv pip install {words}").constraints == {"setuptools<80"}
+
+
+def test_pip_is_found_behind_words_that_come_before_it(tmp_path):
+    (tmp_path / "r.txt").write_text("-r more.txt\n")
+    (tmp_path / "more.txt").write_text("numpy\n")
+
+    found = asked(tmp_path, "env A=1 B=2 nice -n 5 python -m pip install -r r.txt")
+
+    assert found.requirements == {"numpy"}
+
+
+@pytest.mark.parametrize(
+    ("command", "lock"),
+    [
+        ("poetry install", "poetry.lock"),
+        ("pipenv install --deploy", "Pipfile.lock"),
+        ("python -m pdm sync", "pdm.lock"),
+    ],
+)
+def test_the_lock_file_of_a_project_counts(tmp_path, command, lock):
+    (tmp_path / lock).write_text("one")
+    before = asked(tmp_path, command)
+    (tmp_path / lock).write_text("two")
+
+    assert list(before.sources) == [lock]
+    assert asked(tmp_path, command).sources != before.sources
+
+
+def test_a_quote_that_is_not_closed_is_a_fault_of_its_line(tmp_path):
+    (tmp_path / "r.txt").write_text("x\n--find-links 'here\n")
+
+    with pytest.raises(ConfigError, match=r"r\.txt:2: .*No closing quotation"):
+        asked(tmp_path, "pip install -r r.txt")
+
+
+def test_an_execute_bit_counts_whoever_asks(tmp_path):
+    (tmp_path / "a").write_text("1")
+    (tmp_path / "a").chmod(0o645)  # for others only
+    before = digest_of(tmp_path)
+    (tmp_path / "a").chmod(0o644)
+
+    assert digest_of(tmp_path) != before
+
+
+def test_a_folder_that_cannot_be_read_is_told_and_not_passed_over(tmp_path, monkeypatch):
+    def scandir(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("os.scandir", scandir)
+
+    with pytest.raises(ConfigError, match="cannot be read: Permission denied"):
+        digest_of(tmp_path)
