@@ -167,6 +167,9 @@ def stat(file: str, store: str | None, as_json: bool) -> None:
         click.echo(f"  {size} in units of {unit} over {segment['stripe_count']} objects")
         for path in segment["objects"]:
             click.echo(f"    {path}")
+    if (most := found.get("num_segments")) is not None:
+        shown = len(found["segments"])
+        click.echo(f"  the first {shown} of {most} segments; give --store to see all")
 
 
 def _layout(file: str, store: str | None) -> dict[str, Any]:

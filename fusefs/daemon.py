@@ -1,5 +1,7 @@
 """The process behind one mount: ``python -m fusefs.daemon READY_FD``, configuration on standard input."""
 
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -34,6 +36,7 @@ def _waits_s(give_up_after_s: float) -> list[float]:
 
 def serve(config: MountConfig, ready: Callable[[], None]) -> None:
     """Open the store and show it until unmounted or told to end."""
+    mounted = _ended_once()
     store = RetryingStore(
         open_store(config.store, config.store_options or None),
         waits_s=_waits_s(config.give_up_after),
@@ -51,6 +54,7 @@ def serve(config: MountConfig, ready: Callable[[], None]) -> None:
             _claimed(lambda: files.use_disk_cache(disk))
 
     def started() -> None:
+        mounted.set()
         if config.take_over:
             threading.Thread(target=claim, name="fusefs-claim", daemon=True).start()
         ready()
@@ -64,6 +68,24 @@ def serve(config: MountConfig, ready: Callable[[], None]) -> None:
             stop()
         shown.close()
         files.close()
+
+
+def _ended_once() -> threading.Event:
+    """Let a signal end this process only until the event is set.
+
+    From then on the bindings take the first one; a second (SIGHUP behind SIGTERM, an impatient
+    user) would kill us while what is open is published.
+    """
+    mounted = threading.Event()
+
+    def end(number: int, _: object) -> None:
+        if not mounted.is_set():
+            sys.exit(128 + number)
+        _LOG.info("signal %s: ending already, as soon as what is open is published", number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, end)
+    return mounted
 
 
 def _claimed(claim: Callable[[], None]) -> None:

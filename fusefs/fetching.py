@@ -232,9 +232,8 @@ class Fetcher:
             yield unit, view[i * unit_bytes : (i + 1) * unit_bytes]
 
     def _keep(self, piece: Piece, parts: Mapping[int, Data]) -> None:
-        if self._copy is not None:
-            for unit, part in parts.items():
-                self._copy.store(piece, unit, part)
+        if self._copy is not None and not self._copy.keep(piece, parts):
+            self._engine.cache.drop([(piece.key, unit) for unit in parts])
 
     def _hold(self) -> None:
         if self._copy is not None:

@@ -4,6 +4,7 @@ import errno
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Self
 
 from fusefs.catalog import SETTLED_NS, FileInfo
@@ -16,7 +17,7 @@ from fusefs.manifest import Manifest
 from fusefs.pieces import Piece, pieces_of
 from fusefs.reading import FileReader
 from fusefs.stores.protocol import Entry
-from omniload.base.errors import IntegrityError
+from omniload.base.errors import IntegrityError, OmniloadError
 
 __all__ = ["OpenedFile", "Opener"]
 
@@ -107,7 +108,15 @@ class Opener:
         pieces = [_plain_piece(location, info.entry)]
         # Seconds on the clock tell versions apart for minutes, not for the life of a disk.
         copied = info.entry.version or (_is_settled(info.entry) and info.entry.mtime_ns % 10**9)
-        copy = self._copy_of(pieces, self._location) if copied else None
+
+        def is_current() -> bool:
+            try:
+                found = self._engine.store.stat(location[0])
+            except (OSError, OmniloadError):
+                return False
+            return replace(found, name=info.entry.name) == info.entry
+
+        copy = self._copy_of(pieces, self._location, is_current) if copied else None
         reader = FileReader(self._engine, pieces, when_missing=_stale, copy=copy)
         return OpenedFile(
             self._keeper, info=info, manifest=None, reader=reader, location=location, copy=copy
@@ -147,11 +156,13 @@ class Opener:
             on_disk = self._disk.drop(copy.version)
         return file.reader.forget(), on_disk
 
-    def _copy_of(self, pieces: list[Piece], prefix: str) -> LocalCopy | None:
+    def _copy_of(
+        self, pieces: list[Piece], prefix: str, is_current: Callable[[], bool] | None = None
+    ) -> LocalCopy | None:
         version = version_of(pieces, prefix) if self._disk is not None else None
         if version is None or self._disk is None or not version.size_bytes:
             return None
-        return LocalCopy(self._disk.open(version), version, pieces)
+        return LocalCopy(self._disk.open(version), version, pieces, is_current=is_current)
 
 
 def _is_settled(entry: Entry) -> bool:

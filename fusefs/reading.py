@@ -148,10 +148,14 @@ class FileReader:
 
     def finish_keeping(self, begun: Keeping) -> None:
         """Wait for a range to be kept as far as there is room."""
+        parts_of: dict[int, tuple[Piece, dict[int, Data]]] = {}
         for (piece, unit, _, _), future in begun:
-            data = future.result()
-            if self._copy is not None and piece.data is None:
-                self._copy.store(piece, unit, data)
+            parts_of.setdefault(id(piece), (piece, {}))[1][unit] = future.result()
+        for piece, parts in parts_of.values():
+            if self._copy is None or piece.data is not None:
+                continue
+            if not self._copy.keep(piece, parts):
+                self._engine.cache.drop([(piece.key, unit) for unit in parts])
 
     def held_bytes(self) -> tuple[int, int | None]:
         """Return the bytes of this version that lie in memory and in the local copy now, None without one."""

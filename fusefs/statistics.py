@@ -11,6 +11,8 @@ from fusefs.traffic import LATENCY_BOUNDS_S, Numbers
 __all__ = ["Statistics", "drop_json", "layout_json", "layout_of"]
 
 _VIEW_BYTES = 8192
+_XATTR_BYTES = 60 << 10
+"""The kernel passes on 64 KiB of an extended attribute."""
 
 
 class Statistics:
@@ -101,7 +103,19 @@ def layout_json(files: StripedFiles, path: str) -> bytes:
         with files.open(path) as file:
             memory, disk = file.reader.held_bytes()
         found["cached"] = {"memory_bytes": memory, "disk_bytes": disk}
-    return orjson.dumps(found)
+    text = orjson.dumps(found)
+    if len(text) > _XATTR_BYTES and "segments" in found:
+        # An attribute holds no more: of a long file only the first segments are named.
+        found["num_segments"], segments = len(found["segments"]), found["segments"]
+        found["segments"] = []
+        left = _XATTR_BYTES - len(orjson.dumps(found))
+        for segment in segments:
+            left -= len(orjson.dumps(segment)) + 1
+            if left < 0:
+                break
+            found["segments"].append(segment)
+        text = orjson.dumps(found)
+    return text
 
 
 def drop_json(files: StripedFiles, path: str) -> bytes:

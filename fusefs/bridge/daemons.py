@@ -94,7 +94,7 @@ def run_daemon(serve: Callable[[bytes, Callable[[], None]], None], *, role: str)
     except OmniloadError as error:
         _LOG.error("%s", error)
         try:
-            os.write(told, str(error).encode())
+            os.write(told, str(error).encode(errors="backslashreplace"))
         except OSError:
             _LOG.debug("the parent has gone")
         sys.exit(error.exit_code)

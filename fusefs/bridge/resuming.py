@@ -32,6 +32,7 @@ class Resuming(Opening):
             await self._wait(self._check_reopens, node)
         return {
             "version": _VERSION,
+            "store": as_text(self._files.store.location),
             "owner": list(self._owner),
             "nodes": self._tree.state(),
             "next_handle": self._next_handle,
@@ -56,6 +57,10 @@ class Resuming(Opening):
                 f"the mount comes with a state of version {state.get('version')}, this release reads "
                 f"{_VERSION}; unmount and mount it anew"
             )
+        mine = self._files.store.location
+        told = from_text(state.get("store", as_text(mine)))  # older releases did not say
+        if told != mine:
+            raise StateError(f"the mount shows {told!r}, not {mine!r}; give the same store")
         self._owner = (state["owner"][0], state["owner"][1])
         self._tree = Tree.resumed(state["nodes"])
         self._next_handle = state["next_handle"]
@@ -63,7 +68,12 @@ class Resuming(Opening):
             node = self._tree.node(inode)
             if node.body is None:
                 path = self._tree.path(node)
-                opened = await self._wait(self._files.open, path)
+                try:
+                    opened = await self._wait(self._files.open, path)
+                except OSError as error:
+                    raise StateError(
+                        f"{path!r} is open and cannot be opened again: {error}"
+                    ) from error
                 node.body = Body(self._files, self._place, path, opened)
             node.opens += 1
             self._handles[number] = Handle(node, node.body, appends)

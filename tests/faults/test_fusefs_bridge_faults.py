@@ -16,6 +16,8 @@ import pytest
 
 from fusefs.bridge.device.handover import take
 from fusefs.mounting import MountConfig, start, umount
+from fusefs.namespace import StripedFiles
+from fusefs.stores.opening import open_store
 from omniload.base.errors import StateError
 from tests.support.fusefs_model import TINY, fast_directory
 
@@ -236,3 +238,34 @@ def test_the_daemon_needs_neither_pyfuse3_nor_trio(place, tmp_path):
     )
 
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("bridge", ["device", "pyfuse3"])
+def test_further_signals_do_not_cut_off_what_the_first_one_publishes(place, bridge):
+    daemon = start(config_of(place, bridge=bridge), log_path=os.devnull)
+    file = os.open(place / "mount/f", os.O_WRONLY | os.O_CREAT)
+    assert os.write(file, DATA) == len(DATA)
+    while daemon.poll() is None:
+        daemon.send_signal(signal.SIGHUP)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            daemon.wait(timeout=0.005)
+    with contextlib.suppress(OSError):  # nobody answers any more
+        os.close(file)
+
+    files = StripedFiles(open_store(str(place / "store")))
+    with contextlib.closing(files), files.open("f") as found:
+        assert bytes(found.reader.read(0, len(DATA))) == DATA
+
+
+@pytest.mark.parametrize("bridge", ["device", "pyfuse3"])
+def test_an_open_reads_all_of_a_longer_version_of_another_process_at_once(place, bridge):
+    daemon = start(config_of(place, bridge=bridge), log_path=os.devnull)
+    (place / "mount/f").write_bytes(DATA)
+    files = StripedFiles(open_store(str(place / "store")))
+    with contextlib.closing(files):
+        for times in (2, 3, 4):
+            assert (place / "mount/f").stat().st_size == (times - 1) * len(DATA)
+            files.write_file("f", DATA * times)
+            assert (place / "mount/f").read_bytes() == DATA * times
+    umount(str(place / "mount"))
+    assert daemon.wait(timeout=60) == 0

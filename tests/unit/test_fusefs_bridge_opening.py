@@ -172,3 +172,20 @@ def test_a_version_that_is_gone_from_its_path_is_not_handed_over(mount):
 def test_a_state_of_another_version_is_refused(mount):
     with pytest.raises(StateError, match="version 7"):
         run_blocking(mount.shown.taken_over({"version": 7}))
+
+
+def test_a_mount_of_another_store_is_not_taken_over(mount):
+    state = run_blocking(mount.shown.handed_over())
+
+    with pytest.raises(StateError, match=r"shows 'elsewhere', not .* give the same store"):
+        run_blocking(mount.shown.taken_over({**state, "store": "elsewhere"}))
+
+
+def test_a_file_that_is_gone_when_it_is_opened_again_ends_the_take_over(mount):
+    mount.open(mount.lookup())
+    state = run_blocking(mount.shown.handed_over())
+    mount.files.remove("f")
+    other = StoreFileSystem(mount.files, SpoolPlace())
+
+    with pytest.raises(StateError, match="'f' is open and cannot be opened again"):
+        run_blocking(other.taken_over(state))

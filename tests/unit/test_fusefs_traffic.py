@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fusefs.scraping import FilesCollector
-from fusefs.statistics import Statistics, drop_json, layout_json
+from fusefs.statistics import Statistics, drop_json, layout_json, layout_of
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.retrying import RetryingStore
 from fusefs.traffic import LATENCY_BOUNDS_S, Numbers, Traffic
@@ -199,3 +199,22 @@ def test_a_header_that_was_remembered_is_read_anew_once_it_is_forgotten():
         files.stat("d/f")
 
     assert len(reads) == 1
+
+
+def test_the_layout_of_a_file_of_many_segments_fits_an_extended_attribute():
+    with tiny_files(unit=8, count=3) as files:
+        writer = files.writer("f")
+        for _ in range(400):
+            writer.write(bytes(8))
+            content = writer.sync()
+        files.publish("f", content)
+
+        text = layout_json(files, "f")
+
+        shown = orjson.loads(text)
+        assert len(text) <= 60 << 10
+        assert shown["num_segments"] == 400
+        assert 10 < len(shown["segments"]) < 400
+        assert (
+            shown["segments"][0] == orjson.loads(orjson.dumps(layout_of(files, "f")))["segments"][0]
+        )

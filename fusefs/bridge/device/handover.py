@@ -19,6 +19,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -73,15 +74,23 @@ def handed_over(listener: socket.socket, device: int, state: Callable[[], dict[s
             data = orjson.dumps({"version": 1, **state()})
             socket.send_fds(peer, [_LENGTH.pack(len(data))], [device])
             peer.sendall(data)
-            if peer.recv(64) != _READY:
-                raise StateError("who asked for it did not get ready")
-            listener.close()  # the new process listens there from now on
+            _await_ready(peer)
             peer.sendall(_YOURS)
+            listener.close()  # the new process listens there once this connection has ended
         except (OSError, OmniloadError) as error:
             _LOG.warning("the mount stays with this process: %s", error)
             _tell(peer, str(error))
             return False
+        except Exception as error:  # noqa: BLE001 -- the mount must outlive a defect in its hand-over
+            _LOG.error("the mount stays with this process", exc_info=error)
+            _tell(peer, f"a defect: {error!r}; see its log")
+            return False
     return True
+
+
+def _await_ready(peer: socket.socket) -> None:
+    if peer.recv(64) != _READY:
+        raise StateError("who asked for it did not get ready")
 
 
 def _may_ask(peer: socket.socket) -> bool:
@@ -92,7 +101,7 @@ def _may_ask(peer: socket.socket) -> bool:
 def _tell(peer: socket.socket, message: str) -> None:
     """Say why not: a length of zero, then the reason."""
     try:
-        peer.sendall(_LENGTH.pack(0) + message.encode())
+        peer.sendall(_LENGTH.pack(0) + message.encode(errors="backslashreplace"))
     except OSError as error:
         _LOG.debug("nobody hears why: %s", error)
 
@@ -122,9 +131,12 @@ class Taken:
                 answer = self._peer.recv(64)
             except OSError as error:
                 answer = str(error).encode()
-        if answer != _YOURS:
-            os.close(self.device)
-            raise StateError(f"the other process kept the mount: {answer.decode()!r}; try again")
+            if answer == _YOURS:
+                with suppress(OSError):
+                    self._peer.recv(1)  # nothing: it has let go of the address, too
+                return
+        os.close(self.device)
+        raise StateError(f"the other process kept the mount: {answer.decode()!r}; try again")
 
     def decline(self) -> None:
         """Leave the mount with the other process."""
