@@ -10,30 +10,23 @@ from typing import Any
 import click
 
 from fusefs.bridge.daemons import umount
-from fusefs.bridge.options import BridgeOptions
-from omniload.base.config import parse_yaml
 from omniload.base.errors import ConfigError
 from omniload.base.units import format_bytes
 from snapshot.image.convert import convert_image
 from snapshot.image.index_file import IndexCache
 from snapshot.image.layers import index_image
-from snapshot.image.mounting import ImageMount, mount
+from snapshot.image.mounting import mount
+from snapshot.image.options import cache_folder, mount_settings, platform_of
+from snapshot.image.start_cli import prefetch_command, record_command, run_command
 from snapshot.image.toc import format_of
 from snapshot.image.tree import Tree, merge
-from snapshot.oci.manifest import Platform
-from snapshot.oci.opening import Image, open_store, platform_here, resolve
+from snapshot.oci.opening import Image, open_store, resolve
 from snapshot.oci.store import ImageStore
 from snapshot.startup_cli import startup_command
 
-__all__ = ["cache_folder", "command"]
+__all__ = ["command"]
 
 _LETTER_OF = {"directory": "d", "symlink": "l", "character": "c", "block": "b", "fifo": "p"}
-
-
-def cache_folder() -> Path:
-    """Return where indexes and blocks are kept where nothing else is said."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "omniload" / "image"
 
 
 @click.group("image")
@@ -41,7 +34,8 @@ def command() -> None:
     """Container images, read lazily."""
 
 
-command.add_command(startup_command)
+for _command in (startup_command, record_command, run_command, prefetch_command):
+    command.add_command(_command)
 
 
 @command.command("show")
@@ -74,7 +68,7 @@ def show(
     """  # noqa: D301 -- click's own marker
     store, name = open_store(image, mirrors=mirrors)
     try:
-        found = resolve(store, name, _platform(platform))
+        found = resolve(store, name, platform_of(platform))
         tree = _tree(store, found, cache) if files else None
     finally:
         store.close()
@@ -109,14 +103,14 @@ def mount_command(
 
     \b
     Options: mirror, platform, cache, memory, disk, trace (hot blocks first), record (where
-    touches go), window, stream (fetch the rest behind), bandwidth (of that), slots,
-    allow_other, trusted.
+    touches go; both a file, or auto: by image and command), window, stream (fetch the rest
+    behind), bandwidth (of that), slots, allow_other, trusted.
 
     \b
     Example:
       omniload image mount registry.example:5000/team/torch:2.13 /mnt/torch -o trace=torch.trace
     """  # noqa: D301 -- click's own marker
-    settings = _mount_settings(image, str(Path(mountpoint).absolute()), options)
+    settings = mount_settings(image, str(Path(mountpoint).absolute()), options)
     process = mount(settings, log_path=log or (None if foreground else os.devnull))
     if not foreground:
         click.echo(f"{image} at {settings.mountpoint}, process {process.pid}")
@@ -164,7 +158,7 @@ def convert(
     if tag.startswith("sha256:"):
         raise ConfigError(f"{target!r} names a digest; name the new image by a tag")
     try:
-        found = resolve(source, name, _platform(platform))
+        found = resolve(source, name, platform_of(platform))
         made = convert_image(source, found, goal, tag, level=level)
     finally:
         source.close()
@@ -178,38 +172,6 @@ def convert(
     click.echo(
         f"{made.digest}  {len(made.layers)} layers, {len(made.kept)} of them as they were, "
         f"{format_bytes(before)} before, {format_bytes(after)} after"
-    )
-
-
-def _mount_settings(image: str, mountpoint: str, options: tuple[str, ...]) -> ImageMount:
-    fields: dict[str, Any] = {"image": image, "mountpoint": mountpoint}
-    bridge: dict[str, Any] = {"read_only": True}
-    for option in filter(None, ",".join(options).split(",")):
-        key, given, value = option.strip().partition("=")
-        if key in BridgeOptions.model_fields:
-            bridge[key] = value if given else True
-        elif key == "platform":
-            fields[key] = json.loads((_platform(value) or platform_here()).model_dump_json())
-        elif key == "mirror":
-            fields.setdefault("mirrors", []).append(value)
-        else:
-            fields[key] = value if given else True
-    for key in ("trace", "record", "cache"):
-        if key in fields:
-            fields[key] = str(Path(fields[key]).absolute())
-    fields.setdefault("cache", str(cache_folder()))
-    text = json.dumps({**fields, "bridge": bridge})  # JSON is YAML: faults name the key
-    return parse_yaml(text, ImageMount, name="-o")
-
-
-def _platform(text: str | None) -> Platform | None:
-    if text is None:
-        return None
-    parts = text.split("/")
-    if len(parts) not in {2, 3} or not all(parts):
-        raise ConfigError(f"platform {text!r} is not OS/ARCHITECTURE or OS/ARCHITECTURE/VARIANT")
-    return Platform(
-        os=parts[0], architecture=parts[1], variant=parts[2] if len(parts) == 3 else None
     )
 
 

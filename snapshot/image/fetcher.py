@@ -132,6 +132,12 @@ class FetchSettings:
     """Largest request made of several blocks."""
     cold_bytes_per_s: float | None = 32e6
     """Cap of cold blocks, in bytes of the blob; None for none."""
+    cold_slots: int = 1
+    """Requests for cold blocks on their way: a reader that comes meanwhile shares the link with them."""
+    cold_request_bytes: int = 1 << 20
+    """Largest request for cold blocks made of several."""
+    cold_quiet_s: float = 0.05
+    """Cold blocks wait until no reader has had to wait for so long: misses come in bursts."""
 
     def __post_init__(self) -> None:
         if not 0 < self.reserved_slots < self.slots or not self.tiers:
@@ -170,9 +176,12 @@ class Fetcher:
     )
     _next_request: int = 0
     _allowed_bytes: float = 0.0
+    _quiet_at_s: float = 0.0
+    """When the last burst of demand counts as over."""
 
     def __post_init__(self) -> None:
         self._allowed_bytes = float(self.settings.coalesce_bytes)
+        self._quiet_at_s = self.now_s
 
     @property
     def num_waiting(self) -> int:
@@ -196,6 +205,8 @@ class Fetcher:
         return tuple(commands)
 
     def _want(self, ref: BlockRef, priority: Priority) -> None:
+        if priority is Priority.DEMAND:
+            self._quiet_at_s = self.now_s + self.settings.cold_quiet_s
         wish = self._wishes.get(ref.digest)
         if wish is None:
             wish = self._wishes[ref.digest] = _Wish(ref, priority)
@@ -216,6 +227,8 @@ class Fetcher:
 
     def _settle(self, request: int, arrived: frozenset[str]) -> Iterator[Command]:
         done = self._requests.pop(request, None)
+        if done is not None and done.priority is Priority.DEMAND:
+            self._quiet_at_s = self.now_s + self.settings.cold_quiet_s
         for ref in done.blocks if done is not None else ():
             wish = self._wishes[ref.digest]
             wish.request = None
@@ -254,17 +267,26 @@ class Fetcher:
             yield command
         else:
             return
-        while not demands and len(self._requests) < most:
-            if self._allowed_bytes < 1.0:
-                if self._head(Priority.COLD) is not None:
-                    assert self.settings.cold_bytes_per_s is not None
-                    wait_s = (1.0 - self._allowed_bytes) / self.settings.cold_bytes_per_s
-                    yield WakeAt(self.now_s + max(wait_s, 0.001))
+        if not demands:
+            yield from self._issue_cold(most)
+
+    def _issue_cold(self, most: int) -> Iterator[Command]:
+        """Ask for cold blocks where the link is quiet, within the cap; or say when to look again."""
+        cold = sum(r.priority is Priority.COLD for r in self._requests.values())
+        rate = self.settings.cold_bytes_per_s
+        while len(self._requests) < most and cold < self.settings.cold_slots:
+            if self._head(Priority.COLD) is None:
+                return
+            wait_s = self._quiet_at_s - self.now_s
+            if rate is not None and self._allowed_bytes < 1.0:
+                wait_s = max(wait_s, (1.0 - self._allowed_bytes) / rate, 0.001)
+            if wait_s > 0:
+                yield WakeAt(self.now_s + wait_s)
                 return
             command = self._request_of(Priority.COLD)
-            if command is None:
-                return
-            if self.settings.cold_bytes_per_s is not None:
+            assert command is not None, "there is a wish"
+            cold += 1
+            if rate is not None:
                 # Below zero at times: what was taken too much is earned back before the next.
                 self._allowed_bytes -= sum(ref.size_bytes for ref in command.blocks)
             yield command
@@ -285,6 +307,10 @@ class Fetcher:
         if wish is None:
             return None
         queue = self._queues[priority]
+        settings = self.settings
+        most = settings.coalesce_bytes
+        if priority is Priority.COLD:
+            most = min(most, settings.cold_request_bytes)
         taken = [wish]
         size = wish.ref.size_bytes
         while True:
@@ -294,7 +320,7 @@ class Fetcher:
             if found is None or found.request is not None or found.priority is not priority:
                 break
             size += found.ref.size_bytes
-            if size > self.settings.coalesce_bytes or found.ref.offset <= last.offset:
+            if size > most or found.ref.offset <= last.offset:
                 break
             taken.append(found)
         request = self._next_request

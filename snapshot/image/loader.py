@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -84,6 +84,8 @@ class BlockLoader(BlockSource):
         settings: Of the fetcher.
         memory_bytes: Blocks kept in memory, at most.
         clock: For the bandwidth cap.
+        on_settled: Told of each wanted block that came, or that no tier has; the lock is held,
+            so it must not call back.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class BlockLoader(BlockSource):
         *,
         memory_bytes: int = 256 << 20,
         clock: Clock | None = None,
+        on_settled: Callable[[str, bool], None] = lambda *_: None,
     ) -> None:
         settings = settings or FetchSettings(tiers=tuple(tiers))
         self._tiers = tiers
@@ -109,7 +112,9 @@ class BlockLoader(BlockSource):
         self._errors: dict[str, Exception] = {}
         self._indexes: dict[str, LayerIndex] = {}
         self._timer: threading.Timer | None = None
+        self._wake_at_s: float | None = None
         self._closed = False
+        self._on_settled = on_settled
         self.bytes_of: dict[str, int] = dict.fromkeys(("memory", "disk", *tiers), 0)
         """Bytes by tier: of blocks handed out for memory and disk, as moved for the others."""
         self.waits = 0
@@ -158,8 +163,8 @@ class BlockLoader(BlockSource):
 
     def prefetch(
         self, index: LayerIndex, refs: Sequence[BlockRef], priority: Priority = Priority.HOT
-    ) -> None:
-        """Have blocks of a layer fetched, those that are not here; returns at once."""
+    ) -> tuple[BlockRef, ...]:
+        """Have blocks of a layer fetched; return at once those that are not here."""
         absent = tuple(
             ref
             for ref in refs
@@ -170,6 +175,7 @@ class BlockLoader(BlockSource):
             with self._lock:
                 self._indexes[index.blob_digest] = index
                 self._apply(BlockWanted(absent, priority))
+        return absent
 
     def close(self) -> None:
         """End the threads; whoever still waits is told so."""
@@ -200,24 +206,30 @@ class BlockLoader(BlockSource):
                     self._keep(digest, data)
                     if (future := self._waiting.pop(digest, None)) is not None:
                         future.set_result(data)
+                    self._on_settled(digest, True)
                 case GiveUpBlock(digest=digest):
                     error = self._errors.pop(digest, None) or UnavailableError(
                         f"no tier has {digest}"
                     )
                     if (future := self._waiting.pop(digest, None)) is not None:
                         future.set_exception(error)
+                    self._on_settled(digest, False)
                 case WakeAt(at_s=at_s):
                     self._wake(at_s)
 
     def _wake(self, at_s: float) -> None:
         if self._timer is not None:
+            if self._wake_at_s is not None and self._wake_at_s <= at_s:
+                return  # it asks again then; a thread for every miss would be dear
             self._timer.cancel()
+        self._wake_at_s = at_s
         self._timer = threading.Timer(max(at_s - self._clock.now_s(), 0.0), self._tick)
         self._timer.name, self._timer.daemon = "omniload-fetch-clock", True
         self._timer.start()
 
     def _tick(self) -> None:
         with self._lock:
+            self._wake_at_s = None
             if not self._closed:
                 self._do(self._fetcher.handle(Ticked(self._clock.now_s())))
 

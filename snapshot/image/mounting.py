@@ -1,7 +1,9 @@
 """The process behind one mounted image: ``python -m snapshot.image.mounting READY_FD``, settings on standard input."""
 
 import subprocess
+import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from pydantic import Field
@@ -11,32 +13,31 @@ from fusefs.bridge.daemons import run_daemon, start_daemon
 from fusefs.bridge.options import BridgeOptions
 from omniload.base.clock import SystemClock
 from omniload.base.config import StrictModel
-from omniload.base.errors import ConfigError, OmniloadError
+from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
 from omniload.base.units import Bytes, Seconds
 from snapshot.image.block_store import BlockStore
-from snapshot.image.fetcher import BlockRef, FetchSettings, Priority
+from snapshot.image.fetcher import FetchSettings, Priority
 from snapshot.image.index_file import IndexCache
-from snapshot.image.layer_index import LayerIndex
 from snapshot.image.layers import index_image
 from snapshot.image.loader import BlockLoader, RegistryTier
-from snapshot.image.trace import (
-    Trace,
-    block_refs,
-    decode_trace,
-    encode_trace,
-    hot_blocks,
-    merge_traces,
-    trace_of,
-)
-from snapshot.image.tree import merge
+from snapshot.image.prefetching import Outstanding, want_blocks
+from snapshot.image.recording import Recording
+from snapshot.image.trace import Trace, block_refs, decode_trace, hot_blocks
+from snapshot.image.trace_store import TraceStore, find_trace, merge_into
+from snapshot.image.tree import Tree, merge
 from snapshot.image.view import ImageFileSystem, ImageView, Recorder
 from snapshot.oci.manifest import Platform
-from snapshot.oci.opening import open_store, resolve
+from snapshot.oci.opening import Image, open_store, resolve
+from snapshot.oci.store import ImageStore
+from snapshot.startup_events import Tally, stage
 
-__all__ = ["ImageMount", "main", "mount", "serve"]
+__all__ = ["AUTO", "ImageMount", "chosen_trace", "main", "mount", "serve", "traces_of"]
 
 _log = get_logger(__name__)
+
+AUTO = "auto"
+"""As a trace or record: the file for this image and command in the cache; to read, also beside the image."""
 
 
 class ImageMount(StrictModel):
@@ -54,9 +55,11 @@ class ImageMount(StrictModel):
     disk: Bytes = 20 << 30
     """Blocks kept on disk."""
     trace: str | None = None
-    """Hot blocks: fetched first, in this order."""
+    """Hot blocks: fetched first, in this order. A file, or ``auto``."""
     record: str | None = None
-    """Where the touches of this start go, merged with those of earlier ones."""
+    """Where the touches of this start go, merged with those of earlier ones. A file, or ``auto``."""
+    command: tuple[str, ...] | None = None
+    """What is started from it, by which traces are found; the image's own if not given."""
     window: Seconds = 120.0
     """How long touches are recorded."""
     stream: bool = False
@@ -81,70 +84,136 @@ def mount(settings: ImageMount, *, log_path: str | None = None) -> "subprocess.P
 
 
 def serve(settings: ImageMount, ready: Callable[[], None]) -> None:
-    """Show an image until it is unmounted; then write what was recorded."""
-    store, name = open_store(settings.image, mirrors=settings.mirrors)
-    cache = Path(settings.cache)
-    image = resolve(store, name, settings.platform)
-    indexes = index_image(store, image, IndexCache(cache / "indexes"))
-    tree = merge([index.entries for index in indexes])
-    clock = SystemClock()
-    loader = BlockLoader(
-        {"registry": RegistryTier(store)},
-        BlockStore(cache / "blocks", settings.disk),
-        FetchSettings(
-            tiers=("registry",),
-            slots=settings.slots,
-            reserved_slots=max(settings.slots // 4, 1),
-            cold_bytes_per_s=float(settings.bandwidth) or None,
-        ),
-        memory_bytes=settings.memory,
-        clock=clock,
-    )
-    recorder = Recorder(clock.now_s, settings.window) if settings.record else None
-    shown = ImageFileSystem(ImageView(tree, indexes, loader, recorder))
-    try:
-        if settings.trace is not None and (trace := _kept_trace(settings.trace, image.digest)):
-            _prefetch(loader, indexes, hot_blocks(trace, tree, indexes), Priority.HOT)
-        if settings.stream:
-            for index in indexes:
-                loader.prefetch(
-                    index, list(block_refs(index, range(len(index.blocks_B)))), Priority.COLD
-                )
-        serving.serve(
-            shown, settings.mountpoint, settings.bridge, name="omniload-image", ready=ready
+    """Show an image until it is unmounted; what was recorded is written when the window ends.
+
+    The stage ``image`` of a start-up ends when the mount is usable and the hot blocks are here.
+    """
+    with ExitStack() as opened, ExitStack() as begun:
+        tally = begun.enter_context(stage("image"))
+        store, name = open_store(settings.image, mirrors=settings.mirrors)
+        opened.callback(store.close)
+        image = resolve(store, name, settings.platform)
+        tally.note("image", image.digest)
+        _Serving(settings, store, image).run(ready, tally, begun)
+
+
+class _Serving:
+    """The parts of one mounted image, put together and taken apart."""
+
+    def __init__(self, settings: ImageMount, store: ImageStore, image: Image) -> None:
+        self._settings, self._image = settings, image
+        cache = Path(settings.cache)
+        self._trace = chosen_trace(settings, image, store)
+        self._indexes = index_image(store, image, IndexCache(cache / "indexes"))
+        self._tree = merge([index.entries for index in self._indexes])
+        clock = SystemClock()
+        self._hot = Outstanding()
+        self._loader = BlockLoader(
+            {"registry": RegistryTier(store)},
+            BlockStore(cache / "blocks", settings.disk),
+            FetchSettings(
+                tiers=("registry",),
+                slots=settings.slots,
+                reserved_slots=max(settings.slots // 4, 1),
+                cold_bytes_per_s=float(settings.bandwidth) or None,
+            ),
+            memory_bytes=settings.memory,
+            clock=clock,
+            on_settled=self._hot.settled,
         )
-    finally:
-        shown.close()
-        loader.close()
-        store.close()
+        recorder = Recorder(clock.now_s, settings.window) if settings.record else None
+        self._recording = None if recorder is None else self._recorded(recorder, self._tree)
+        self._shown = ImageFileSystem(ImageView(self._tree, self._indexes, self._loader, recorder))
+
+    def run(self, ready: Callable[[], None], tally: Tally, begun: ExitStack) -> None:
+        """Prefetch, mount, answer until unmounted, and tidy up."""
+        watcher = threading.Thread(target=self._end_stage, args=(tally, begun), name="omniload-hot")
+        settings = self._settings
+        try:
+            self._prefetch()
+            if self._recording is not None:
+                self._recording.start(settings.window)
+
+            def usable() -> None:
+                ready()
+                watcher.start()
+
+            name = "omniload-image"
+            serving.serve(
+                self._shown, settings.mountpoint, settings.bridge, name=name, ready=usable
+            )
+        finally:
+            self._hot.close()
+            if watcher.ident is not None:
+                watcher.join()
+            self._close()
+
+    def _prefetch(self) -> None:
+        if self._trace is not None:
+            refs = hot_blocks(self._trace, self._tree, self._indexes)
+            self._hot.expect(ref.digest for ref in refs)
+            absent = want_blocks(self._loader, self._indexes, refs, Priority.HOT)
+            self._hot.keep_only(ref.digest for ref in absent)
+        if self._settings.stream:
+            for index in self._indexes:
+                refs = tuple(block_refs(index, range(len(index.blocks_B))))
+                self._loader.prefetch(index, refs, Priority.COLD)
+
+    def _end_stage(self, tally: Tally, begun: ExitStack) -> None:
+        self._hot.wait()
+        for tier, size in self._loader.bytes_of.items():
+            tally.add(tier, size)
+        begun.close()
+
+    def _recorded(self, recorder: Recorder, tree: Tree) -> Recording:
+        settings = self._settings
+        command = settings.command or self._image.config.command
+        assert settings.record is not None
+        path = Path(settings.record)
+
+        def keep(trace: Trace) -> None:
+            if settings.record == AUTO:
+                traces_of(settings).add(trace)
+            else:
+                merge_into(path, trace)
+
+        return Recording(recorder, tree, self._image.digest, command, keep)
+
+    def _close(self) -> None:
+        self._shown.close()
+        self._loader.close()
         _log.info(
             "bytes by tier: %s; %d requests, %d waits",
-            loader.bytes_of,
-            loader.requests,
-            loader.waits,
+            self._loader.bytes_of,
+            self._loader.requests,
+            self._loader.waits,
         )
-        if recorder is not None and settings.record is not None:
-            new = trace_of(image.digest, image.config.command, recorder.touches(tree))
-            _write_merged(Path(settings.record), new)
+        if self._recording is not None:
+            self._recording.finish()
 
 
-def _prefetch(
-    loader: BlockLoader, indexes: tuple[LayerIndex, ...], refs: tuple[BlockRef, ...], how: Priority
-) -> None:
-    """Want blocks in their order, in runs of one layer: one call each."""
-    by_digest = {index.blob_digest: index for index in indexes}
-    run: list[BlockRef] = []
-    for ref in refs:
-        if run and run[-1].blob != ref.blob:
-            loader.prefetch(by_digest[run[-1].blob], run, how)
-            run = []
-        run.append(ref)
-    if run:
-        loader.prefetch(by_digest[run[-1].blob], run, how)
+def chosen_trace(settings: ImageMount, image: Image, store: ImageStore) -> Trace | None:
+    """Return the trace that a mount was told to start from, if there is one.
+
+    Raises:
+        ConfigError: It names a file, and nothing is there.
+        IntegrityError: It names a file that is no trace.
+    """
+    if settings.trace is None:
+        return None
+    if settings.trace == AUTO:
+        command = settings.command or image.config.command
+        return find_trace(traces_of(settings), store, image.digest, command)
+    return _kept_trace(settings.trace, image.digest)
+
+
+def traces_of(settings: ImageMount) -> TraceStore:
+    """Return where this node keeps the traces of its starts."""
+    return TraceStore(Path(settings.cache) / "traces")
 
 
 def _kept_trace(path: str, image: str) -> Trace | None:
-    """Return the trace at ``path``, where it is one of this image; it is a hint and no more.
+    """Return the trace at ``path``; it is a hint and no more.
 
     Raises:
         ConfigError: Nothing is there.
@@ -158,19 +227,6 @@ def _kept_trace(path: str, image: str) -> Trace | None:
             "trace %s is of image %s, this is %s; its files may differ", path, trace.image, image
         )
     return trace
-
-
-def _write_merged(path: Path, new: Trace) -> None:
-    traces = [new]
-    if path.exists():
-        try:
-            old = decode_trace(path.read_bytes(), name=str(path))
-            traces = [old, new] if (old.image, old.command) == (new.image, new.command) else [new]
-        except OmniloadError as error:  # a broken trace must not cost the new one
-            _log.warning("%s; it is replaced", error)
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_bytes(encode_trace(merge_traces(traces)))
-    temporary.replace(path)
 
 
 def main() -> None:

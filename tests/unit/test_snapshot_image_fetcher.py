@@ -34,8 +34,11 @@ def a_fetcher(**changes):
         "slots": 4,
         "reserved_slots": 2,
         "coalesce_bytes": 30,
+        "cold_bytes_per_s": None,
+        "cold_slots": 2,
+        "cold_quiet_s": 0,
     }
-    return Fetcher(settings=FetchSettings(**settings | {"cold_bytes_per_s": None} | changes))
+    return Fetcher(settings=FetchSettings(**settings | changes))
 
 
 def want(fetcher, priority, *blocks):
@@ -179,6 +182,26 @@ def test_cold_blocks_wait_for_hot_ones_and_for_readers():
     commands = arrive(fetcher, demand)
 
     assert asked(commands) == [("peer", [60])]
+
+
+def test_cold_blocks_wait_until_a_burst_of_misses_is_over():
+    fetcher = a_fetcher(cold_quiet_s=0.5)
+    fetcher.handle(Ticked(10.0))
+    (demand,) = want(fetcher, DEMAND, block(0))
+    want(fetcher, COLD, *apart(1, 2))
+    fetcher.handle(Ticked(11.0))
+
+    assert arrive(fetcher, demand) == (HandOverBlock("blob:0"), WakeAt(11.5))
+    assert asked(fetcher.handle(Ticked(11.4))) == []
+    assert asked(fetcher.handle(Ticked(11.5))) == [("peer", [2]), ("peer", [4])]
+
+
+def test_few_and_small_requests_are_made_for_cold_blocks():
+    fetcher = a_fetcher(cold_slots=1, cold_request_bytes=20)
+
+    commands = want(fetcher, COLD, *[block(n) for n in range(6)])
+    assert asked(commands) == [("peer", [0, 1])]
+    assert asked(arrive(fetcher, commands[0])) == [("peer", [2, 3])]
 
 
 def test_cold_blocks_keep_to_their_bandwidth():

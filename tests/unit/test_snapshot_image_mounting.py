@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError
-from snapshot.image import cli, mounting
+from snapshot.image import mounting, options
 from snapshot.image.fetcher import BlockRef, Priority
+from snapshot.image.prefetching import want_blocks
 from snapshot.image.trace import Touch, decode_trace, encode_trace, trace_of
+from snapshot.image.trace_store import merge_into
 
 IMAGE, OTHER = "sha256:" + "ab" * 32, "sha256:" + "cd" * 32
 
@@ -17,8 +19,8 @@ def a_trace(image=IMAGE, *touches):
     return trace_of(image, ("run",), touches or [Touch(1, "f", 0, 10)])
 
 
-def settings(*options):
-    return cli._mount_settings("r.example/a:v", "/mnt", options)
+def settings(*words):
+    return options.mount_settings("r.example/a:v", "/mnt", words)
 
 
 def test_options_become_settings():
@@ -62,14 +64,14 @@ def test_settings_reach_the_daemon_as_they_were():
 def test_the_cache_lies_where_the_desktop_says(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
 
-    assert cli.cache_folder() == Path("/somewhere/omniload/image")
+    assert options.cache_folder() == Path("/somewhere/omniload/image")
 
 
 def test_what_was_recorded_is_merged_with_earlier_starts(tmp_path):
     path = tmp_path / "trace"
 
-    mounting._write_merged(path, a_trace(IMAGE, Touch(5, "f", 0, 10)))
-    mounting._write_merged(path, a_trace(IMAGE, Touch(3, "f", 5, 10)))
+    merge_into(path, a_trace(IMAGE, Touch(5, "f", 0, 10)))
+    merge_into(path, a_trace(IMAGE, Touch(3, "f", 5, 10)))
 
     found = decode_trace(path.read_bytes(), name="it")
     assert found.runs == 2
@@ -86,7 +88,7 @@ def test_a_trace_of_another_image_or_a_broken_one_is_replaced(tmp_path, caplog):
     for earlier in (encode_trace(a_trace(OTHER)), b"broken", b""):
         path.write_bytes(earlier)
 
-        mounting._write_merged(path, a_trace())
+        merge_into(path, a_trace())
 
         assert decode_trace(path.read_bytes(), name="it") == a_trace()
 
@@ -117,6 +119,7 @@ class Wanting:
 
     def prefetch(self, index, refs, priority):
         self.wanted.append((index.blob_digest, [ref.number for ref in refs], priority))
+        return tuple(refs[:1])
 
 
 class Named:
@@ -131,9 +134,9 @@ def test_hot_blocks_are_wanted_in_their_order_over_all_layers():
     ]
     loader = Wanting()
 
-    mounting._prefetch(loader, (Named("a"), Named("b")), tuple(refs), Priority.HOT)
+    want_blocks(loader, (Named("a"), Named("b")), tuple(refs), Priority.HOT)
 
     assert [wanted[:2] for wanted in loader.wanted] == [("a", [3, 1]), ("b", [0]), ("a", [2])]
     assert {wanted[2] for wanted in loader.wanted} == {Priority.HOT}
-    mounting._prefetch(loader, (), (), Priority.HOT)
+    want_blocks(loader, (), (), Priority.HOT)
     assert len(loader.wanted) == 3
