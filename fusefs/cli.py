@@ -176,6 +176,8 @@ def _layout(file: str, store: str | None) -> dict[str, Any]:
     if store is None:
         try:
             found: dict[str, Any] = json.loads(os.getxattr(file, LAYOUT_XATTR))
+        except FileNotFoundError as error:
+            raise StateError(f"{file!r} is not there; name a file, or give --store") from error
         except OSError as error:
             raise StateError(f"{file!r} lies on no mount of ours: {error}; give --store") from error
         return found

@@ -193,6 +193,8 @@ def _look(path: str) -> Kept:
 def _asked(path: str, name: str) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(os.getxattr(path, name))
+    except FileNotFoundError as error:
+        raise StateError(f"{path!r} is not there; name a file or directory") from error
     except OSError as error:
         raise StateError(
             f"{path!r} lies on no mount of ours: {error.strerror or error}; give --store"

@@ -37,7 +37,7 @@ class AttributeRequests(Opening):
     @override
     async def setattr(self, inode: int, change: Change, handle: int | None) -> Entry:
         """Change size, mode or time. Owners are not kept: changing them is refused."""
-        node = self._tree.node(inode)
+        node = self._changeable(inode)
         wanted = (change.uid, change.gid)
         if any(w not in {None, mine} for w, mine in zip(wanted, self._owner, strict=True)):
             raise PermissionError(errno.EPERM, "a store keeps no owners")
@@ -55,10 +55,11 @@ class AttributeRequests(Opening):
     @override
     async def getxattr(self, inode: int, name: bytes) -> bytes:
         """Return an extended attribute; ``user.omnifs.layout`` tells how a file is stored."""
-        node, text = self._tree.node(inode), os.fsdecode(name)
-        if not text.startswith("user."):
+        text = os.fsdecode(name)
+        if not text.startswith("user.") or inode in {STATS_INODE, STATS_DIRECTORY_INODE}:
             # Asked for at every write (security.capability): answered without the store.
             raise OSError(errno.ENODATA, "only user attributes are kept")
+        node = self._tree.node(inode)
         if text == LAYOUT_XATTR:
             return await self._wait(layout_json, self._files, self._tree.path(node))
         if text == DROP_XATTR:
@@ -82,12 +83,14 @@ class AttributeRequests(Opening):
     @override
     async def listxattr(self, inode: int) -> list[bytes]:
         """Name the extended attributes."""
+        if inode in {STATS_INODE, STATS_DIRECTORY_INODE}:
+            return []
         return [os.fsencode(name) for name in await self._xattrs(self._tree.node(inode))]
 
     @override
     async def setxattr(self, inode: int, name: bytes, value: bytes) -> None:
         """Set an extended attribute of a file."""
-        node, text = self._tree.node(inode), os.fsdecode(name)
+        node, text = self._changeable(inode), os.fsdecode(name)
         if not text.startswith("user.") or text in {LAYOUT_XATTR, DROP_XATTR}:
             raise OSError(errno.EOPNOTSUPP, "only user attributes are kept", text)
         known = await self._xattrs(node)
@@ -96,7 +99,7 @@ class AttributeRequests(Opening):
     @override
     async def removexattr(self, inode: int, name: bytes) -> None:
         """Remove an extended attribute."""
-        node, text = self._tree.node(inode), os.fsdecode(name)
+        node, text = self._changeable(inode), os.fsdecode(name)
         known = await self._xattrs(node)
         if known.pop(text, None) is None:
             raise OSError(errno.ENODATA, "no such attribute", text)
@@ -116,6 +119,11 @@ class AttributeRequests(Opening):
         return Space(
             blocks=total >> 12, free_blocks=free >> 12, inodes=1 << 40, free_inodes=1 << 40
         )
+
+    def _changeable(self, inode: int) -> Node:
+        if inode in {STATS_INODE, STATS_DIRECTORY_INODE}:
+            raise PermissionError(errno.EPERM, "the store's own files do not change")
+        return self._tree.node(inode)
 
     async def _truncate(self, node: Node, handle: int | None, size_bytes: int) -> None:
         if handle is not None and handle in self._handles:

@@ -20,6 +20,8 @@ __all__ = ["clear_dead_mount", "run_daemon", "start_daemon", "umount"]
 
 _CODES = {2: ConfigError, 3: UnavailableError, 4: StateError}
 _READY = b"ready"
+_MOST_DEAD = 8
+"""Dead mounts at one place, one upon the other."""
 _LOG = get_logger(__name__)
 
 
@@ -45,7 +47,7 @@ def start_daemon(
     Raises:
         ConfigError: The mount point is no directory, or what the daemon reports.
         UnavailableError: As the daemon reports.
-        StateError: As the daemon reports, or it ended without a word.
+        StateError: As the daemon reports, or it ended without a word; the mount point cannot be used.
     """
     clear_dead_mount(mountpoint)
     ready, told = os.pipe()
@@ -54,6 +56,8 @@ def start_daemon(
         process = subprocess.Popen(
             [sys.executable, "-m", module, str(told), *words],
             stdin=subprocess.PIPE,
+            # A pipe that the caller reads would not end while the daemon holds it.
+            stdout=log,
             stderr=log,
             pass_fds=[told],
             start_new_session=True,
@@ -106,10 +110,24 @@ def umount(mountpoint: str) -> None:
     Raises:
         StateError: It is not a mount, or it is in use.
     """
-    tool = shutil.which("fusermount3") or "fusermount3"
-    done = subprocess.run([tool, "-u", mountpoint], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*_unmounting(lazily=False), mountpoint], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise StateError(f"{mountpoint!r} stays mounted: {done.stderr.strip()}")
+
+
+def _unmounting(*, lazily: bool) -> list[str]:
+    """Return the command that unmounts; root needs none of FUSE's own.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if (tool := shutil.which("fusermount3")) is not None:
+        return [tool, "-uz" if lazily else "-u"]
+    if os.geteuid() == 0 and (tool := shutil.which("umount")) is not None:
+        return [tool, *(["-l"] if lazily else [])]
+    raise ConfigError("fusermount3 is not installed; install fuse3")
 
 
 def clear_dead_mount(mountpoint: str) -> None:
@@ -118,16 +136,24 @@ def clear_dead_mount(mountpoint: str) -> None:
     Raises:
         ConfigError: The mount point is not there, or is no directory.
     """
-    try:
-        os.statvfs(mountpoint)  # the kernel may know what stat says without asking a dead daemon
-        found = os.stat(mountpoint)  # noqa: PTH116 -- the errno is what is asked for
-    except FileNotFoundError:
-        raise ConfigError(f"mount point {mountpoint!r} is not there; make it first") from None
-    except OSError as error:
-        if error.errno != errno.ENOTCONN:
-            raise
-        tool = shutil.which("fusermount3") or "fusermount3"
-        subprocess.run([tool, "-uz", mountpoint], check=False, capture_output=True)
-    else:
-        if not stat_bits.S_ISDIR(found.st_mode):
-            raise ConfigError(f"mount point {mountpoint!r} is a file; give an empty directory")
+    for _ in range(_MOST_DEAD):
+        try:
+            os.statvfs(
+                mountpoint
+            )  # the kernel may know what stat says without asking a dead daemon
+            found = os.stat(mountpoint)  # noqa: PTH116 -- the errno is what is asked for
+        except FileNotFoundError:
+            raise ConfigError(f"mount point {mountpoint!r} is not there; make it first") from None
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                raise StateError(f"mount point {mountpoint!r} cannot be used: {error}") from error
+            subprocess.run(
+                [*_unmounting(lazily=True), mountpoint], check=False, capture_output=True
+            )
+        else:
+            if not stat_bits.S_ISDIR(found.st_mode):
+                raise ConfigError(f"mount point {mountpoint!r} is a file; give an empty directory")
+            return
+    raise StateError(
+        f"a dead mount at {mountpoint!r} cannot be taken away; unmount it as who made it"
+    )

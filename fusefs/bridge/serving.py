@@ -7,6 +7,8 @@ from collections.abc import Callable
 from fusefs.bridge.device import binding as device_binding
 from fusefs.bridge.options import BridgeOptions
 from fusefs.bridge.protocol import FileSystem
+from fusefs.bridge.tuning import device_of_mount, mount_table
+from omniload.base.errors import StateError
 
 __all__ = ["serve"]
 
@@ -40,6 +42,11 @@ def serve(
         StateError: The mount point cannot be mounted on.
     """
     options = options or BridgeOptions()
+    target = os.path.realpath(mountpoint)
+    if not options.take_over and device_of_mount(target, mount_table()) is not None:
+        raise StateError(
+            f"{mountpoint!r} is a mount already; unmount it, or go on with it by take_over"
+        )
     if options.take_over or _chosen(options) == "device":
         device_binding.serve(filesystem, mountpoint, options, name=name, ready=ready)
         return

@@ -269,3 +269,20 @@ def test_an_open_reads_all_of_a_longer_version_of_another_process_at_once(place,
             assert (place / "mount/f").read_bytes() == DATA * times
     umount(str(place / "mount"))
     assert daemon.wait(timeout=60) == 0
+
+
+def test_who_reads_what_the_command_says_does_not_wait_for_the_daemon(place):
+    words = [
+        Path(sys.executable).with_name("omniload"),
+        "fs",
+        "mount",
+        place / "store",
+        place / "mount",
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+
+    assert str(place / "mount") in done.stdout
+    second = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert second.returncode == StateError.exit_code
+    assert "is a mount already" in second.stderr
+    umount(str(place / "mount"))

@@ -189,3 +189,22 @@ def test_a_file_that_is_gone_when_it_is_opened_again_ends_the_take_over(mount):
 
     with pytest.raises(StateError, match="'f' is open and cannot be opened again"):
         run_blocking(other.taken_over(state))
+
+
+def test_what_a_mount_tells_about_itself_has_no_attributes_and_does_not_change(mount):
+    folder = run_blocking(mount.shown.lookup(ROOT_INODE, b".omnifs")).inode
+    file = run_blocking(mount.shown.lookup(folder, b"stats.json")).inode
+
+    for inode in (folder, file):
+        assert list(run_blocking(mount.shown.listxattr(inode))) == []
+        for name in (b"security.selinux", b"user.any"):
+            with pytest.raises(OSError, match=r".") as caught:
+                run_blocking(mount.shown.getxattr(inode, name))
+            assert caught.value.errno == errno.ENODATA
+        for change in (
+            mount.shown.setattr(inode, Change(mode=0o600), None),
+            mount.shown.setxattr(inode, b"user.any", b"1"),
+            mount.shown.removexattr(inode, b"user.any"),
+        ):
+            with pytest.raises(PermissionError, match="do not change"):
+                run_blocking(change)

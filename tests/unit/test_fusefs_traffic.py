@@ -11,7 +11,7 @@ from fusefs.stores.memory import MemoryStore
 from fusefs.stores.retrying import RetryingStore
 from fusefs.traffic import LATENCY_BOUNDS_S, Numbers, Traffic
 from omniload.base.metrics import REGISTRY
-from tests.support.fusefs_builders import some_files
+from tests.support.fusefs_builders import some_files, tiny_files
 from tests.support.fusefs_faulty_store import FaultyStore, Outage
 
 DATA = bytes(range(256)) * 160  # 10 units of 4096
@@ -211,10 +211,8 @@ def test_the_layout_of_a_file_of_many_segments_fits_an_extended_attribute():
 
         text = layout_json(files, "f")
 
-        shown = orjson.loads(text)
+        shown, whole = orjson.loads(text), layout_of(files, "f")["segments"]
         assert len(text) <= 60 << 10
-        assert shown["num_segments"] == 400
-        assert 10 < len(shown["segments"]) < 400
-        assert (
-            shown["segments"][0] == orjson.loads(orjson.dumps(layout_of(files, "f")))["segments"][0]
-        )
+        assert shown["num_segments"] == len(whole) > 390
+        assert 10 < len(shown["segments"]) < len(whole)
+        assert shown["segments"][0] == whole[0]

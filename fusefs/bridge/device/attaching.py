@@ -43,8 +43,8 @@ def detach(target: str) -> None:
     """Take the mount away from its place; who has files open in it keeps them as long as we answer."""
     if os.geteuid() == 0 and _libc().umount2(os.fsencode(target), _DETACH) == 0:
         return
-    tool = shutil.which("fusermount3") or "fusermount3"
-    subprocess.run([tool, "-u", "-q", "-z", target], check=False, capture_output=True)
+    if (tool := shutil.which("fusermount3")) is not None:
+        subprocess.run([tool, "-u", "-q", "-z", target], check=False, capture_output=True)
 
 
 def _libc() -> ctypes.CDLL:
@@ -56,7 +56,13 @@ def _words(options: BridgeOptions) -> list[str]:
 
 
 def _attach_as_root(target: str, options: BridgeOptions, name: str) -> int | None:
-    device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise StateError(
+            f"{target!r} cannot be mounted: {error}; load the fuse module, "
+            "or give the container the device"
+        ) from error
     rootmode = stat_bits.S_IFMT(os.stat(target).st_mode)  # noqa: PTH116 -- before it is ours
     given = [f"fd={device}", f"rootmode={rootmode:o}", f"user_id={os.getuid()}"]
     given += [f"group_id={os.getgid()}", *_words(options)]
