@@ -124,7 +124,8 @@ _CLI_INTRO = """# Commands
 
 `omniload NOUN VERB`. Results go to standard output, faults to standard error. A verb means the same under every noun:
 **check** (valid? no side effects), **plan** (dry run), **show** (print), **preview** (a few real items), **run**,
-**verify**, **audit**, **bench**.
+**verify**, **audit**, **bench**, **mount** and **umount**, **save** and **restore**, **prefetch** and **drop** (fill
+and empty caches).
 
 | exit code | means | what to do |
 | --- | --- | --- |
