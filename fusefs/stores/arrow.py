@@ -18,6 +18,7 @@ from pyarrow import fs as pafs
 from typing_extensions import override
 
 from fusefs.stores.backend import Backend, PuttingStore, RenamingStore
+from fusefs.stores.hadoop import set_jvm_options, with_client_settings
 from fusefs.stores.held import HeldFiles
 from fusefs.stores.protocol import Entry, ObjectWriter, Store, name_of
 from fusefs.stores.translating import translated
@@ -26,6 +27,7 @@ from omniload.base.errors import ConfigError, UnavailableError
 __all__ = ["arrow_store"]
 
 _PUTTING = frozenset({"s3", "gcs", "abfs"})
+_HADOOP = frozenset({"hdfs", "viewfs"})
 
 
 def arrow_store(url: str) -> Store:
@@ -35,8 +37,12 @@ def arrow_store(url: str) -> Store:
         ConfigError: pyarrow does not know the scheme, or cannot load what it needs.
         UnavailableError: The store does not answer.
     """
+    asked = url
+    if urlsplit(url).scheme in _HADOOP:
+        set_jvm_options()
+        asked = with_client_settings(url)
     try:
-        filesystem, root = pafs.FileSystem.from_uri(url)
+        filesystem, root = pafs.FileSystem.from_uri(asked)
     except (ValueError, NotImplementedError, pa.ArrowInvalid) as error:
         raise ConfigError(f"store {url!r}: {error}") from error
     except OSError as error:
@@ -59,7 +65,11 @@ class ArrowBackend(Backend):
 
     def __init__(self, filesystem: pafs.FileSystem, root: str, url: str) -> None:
         # Ahead of the file system, which must be the last to go.
-        self._held = HeldFiles[pa.NativeFile](lambda path: self._fs.open_input_file(self._at(path)))
+        self._held = HeldFiles[pa.NativeFile](
+            lambda path: self._fs.open_input_file(self._at(path)),
+            # Arrow's open file on S3 is a key and a length; on GCS a generation, on HDFS blocks.
+            any_path=filesystem.type_name == "s3",
+        )
         self._fs = filesystem
         self._root = root.rstrip("/")
         self._url = url
@@ -101,11 +111,12 @@ class ArrowBackend(Backend):
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:
         held = self._held.held(path)
         if held is not None:
-            try:
-                return _read_fully(held, offset, size_bytes)
-            except (OSError, ValueError, pa.ArrowException):
-                # A fresh open tells an object that is gone from a data node that is.
-                self._held.drop(path)
+            # A fresh open tells an object that is gone from a data node that is.
+            with suppress(OSError, ValueError, pa.ArrowException):
+                data = _read_fully(held, offset, size_bytes)
+                if len(data) == size_bytes:
+                    return data
+            self._held.drop(path)
         with _mapped(path):
             return _read_fully(self._held.opened(path), offset, size_bytes)
 

@@ -16,17 +16,23 @@ _OBJECTS = f"{RESERVED}/objects/"
 class HeldFiles(Generic[File]):
     """Open files by path, the least recently read let go first. Safe in threads.
 
-    Only objects are held: they are written once and never changed, so what was opened is
-    what is there. A file that is let go closes when its last reader is done with it.
+    Objects are written once and never changed, so what was opened is what is there. Other
+    files are held only where reading an open one reads what lies at its path by then.
+    A file that is let go closes when its last reader is done with it.
 
     Args:
         open_file: Opens a file whose positional reads may overlap.
         most: Files held at a time.
+        any_path: Whether an open file reads what is at its path now, so that any may be held;
+            a read that comes back short is the sign that it has another length by now.
     """
 
-    def __init__(self, open_file: Callable[[str], File], *, most: int = 256) -> None:
+    def __init__(
+        self, open_file: Callable[[str], File], *, most: int = 256, any_path: bool = False
+    ) -> None:
         self._open_file = open_file
         self._most = most
+        self._any_path = any_path
         self._lock = threading.Lock()
         self._files: OrderedDict[str, File] = OrderedDict()
 
@@ -39,9 +45,9 @@ class HeldFiles(Generic[File]):
             return found
 
     def opened(self, path: str) -> File:
-        """Open a file, and hold it if it is an object."""
+        """Open a file, and hold it if that may be."""
         file = self._open_file(path)
-        if path.startswith(_OBJECTS):
+        if self._any_path or path.startswith(_OBJECTS):
             with self._lock:
                 self._files[path] = file
                 while len(self._files) > self._most:
