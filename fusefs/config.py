@@ -5,6 +5,7 @@ from pathlib import PurePosixPath
 from pydantic import Field
 
 from fusefs.layout import StripeLayout
+from fusefs.stores.protocol import Preferred
 from omniload.base.config import StrictModel
 from omniload.base.units import Bytes
 
@@ -18,13 +19,13 @@ class Striping(StrictModel):
 
     unit: Bytes = Field(default=MiB, ge=4096, le=64 * MiB)
     """Bytes of a stripe unit: what a checksum covers and the least that is read."""
-    count: int = Field(default=4, ge=1, le=256)
-    """Objects of a file, each read and written by a stream of its own."""
+    count: int | None = Field(default=None, ge=1, le=256)
+    """Objects of a file, each read and written by a stream of its own; what suits the store if not given:
+    1 on object stores, where parts of one object are read and uploaded side by side, else 4."""
 
-    @property
-    def layout(self) -> StripeLayout:
-        """The same as arithmetic wants it."""
-        return StripeLayout(self.unit, self.count)
+    def layout(self, preferred: Preferred) -> StripeLayout:
+        """The same as arithmetic wants it, for a store that prefers something."""
+        return StripeLayout(self.unit, self.count or preferred.stripe_count)
 
 
 class DirectoryStriping(Striping):
@@ -56,16 +57,24 @@ class FilesConfig(StrictModel):
     """Most bytes of the block cache, blocks being fetched included."""
     disk_cache: DiskCacheConfig | None = None
     """Off unless given."""
-    read_ahead: Bytes = Field(default=32 * MiB, ge=0)
-    """Most bytes fetched ahead of one offset stream."""
-    longest_read: Bytes = Field(default=4 * MiB, ge=4096)
-    """Most bytes of one ranged read of an object."""
+    read_ahead: Bytes | None = Field(default=None, ge=0)
+    """Most bytes fetched ahead of one offset stream; what suits the store if not given: 64 MiB on
+    object stores, else 32 MiB."""
+    longest_read: Bytes | None = Field(default=None, ge=4096)
+    """Most bytes of one ranged read of an object; what suits the store if not given: 16 MiB on object
+    stores, else 4 MiB, and never more than an eighth of the cache."""
     write_window: Bytes = Field(default=64 * MiB, ge=MiB)
     """Most bytes of full units on their way to the store, of all writers together."""
     read_streams: int = Field(default=16, ge=1, le=512)
     """Store reads in flight."""
     write_streams: int = Field(default=32, ge=1, le=512)
     """Store writes in flight."""
+
+    def reading(self, preferred: Preferred) -> tuple[int, int]:
+        """Return the longest read and the read-ahead, in bytes, for a store that prefers something."""
+        longest = self.longest_read or min(preferred.longest_read, self.cache // 8)
+        ahead = preferred.read_ahead if self.read_ahead is None else self.read_ahead
+        return longest, ahead
 
     def striping_of(self, path: str) -> Striping:
         """Return the striping for a new file at ``path``."""

@@ -19,6 +19,7 @@ Wanted = tuple[Piece, int, int, int]
 """Piece, unit, first byte wanted within the unit, and bytes wanted."""
 Placement = Mapping[int, list[tuple[int, memoryview]]]
 """Unit to the buffers that want bytes of it, each from a byte within the unit on."""
+_Missing = dict[int, tuple[Piece, dict[int, Block | None]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class ReadEngine:
     traffic: Traffic
     longest_read: int
     read_ahead: int
+    read_block: int = 0
 
 
 class Fetcher:
@@ -55,16 +57,30 @@ class Fetcher:
         self._copy = copy
         self._when_missing = when_missing
 
-    def fetch(self, wanted: Iterable[Wanted], *, needed: bool) -> list[Future[Data]]:
+    def fetch(
+        self, wanted: Iterable[Wanted], *, needed: bool, ahead: Iterable[Wanted] = ()
+    ) -> list[Future[Data]]:
         """Claim units, send the missing ones to the pools, return the futures of all of them.
 
         Args:
             wanted: In the order of the file.
             needed: Whether somebody waits for them. If not, fetching ends where the cache is
                 full of blocks on their way, and the futures of the rest are left out.
+            ahead: Units behind those wanted that nobody waits for: they share their requests,
+                and their futures are left out.
         """
+        mine: _Missing = {}
+        futures = self._claim(wanted, mine, needed=needed)
+        self._claim(ahead, mine, needed=False)
+        for piece, blocks in mine.values():
+            self._send(piece, blocks)
+        return futures
+
+    def _claim(
+        self, wanted: Iterable[Wanted], mine: _Missing, *, needed: bool
+    ) -> list[Future[Data]]:
+        """Return the futures of units, and add to ``mine`` those that are to be fetched."""
         futures: list[Future[Data]] = []
-        mine: dict[int, tuple[Piece, dict[int, Block | None]]] = {}
         hits = misses = hit_bytes = 0
         for piece, unit, _, wanted_bytes in wanted:
             if (data := piece.unit_at_hand(unit)) is not None:
@@ -91,8 +107,6 @@ class Fetcher:
         if needed:
             self._engine.traffic.hit("memory", hits, hit_bytes)
             self._engine.traffic.missed("memory", misses)
-        for piece, blocks in mine.values():
-            self._send(piece, blocks)
         return futures
 
     def fill(self, piece: Piece, targets: Placement) -> Iterator[Future[None]]:

@@ -174,7 +174,7 @@ def _faults_of(
 
 
 def _read_all(files: StripedFiles, path: str, report: Report) -> None:
-    step = files.config.longest_read * 4
+    step = files.longest_read * 4
     with files.open(path) as file:
         for at in range(0, file.reader.size_bytes, step):
             try:

@@ -16,6 +16,7 @@ from fusefs.config import DiskCacheConfig, FilesConfig
 from fusefs.disk_cache import disk_cache_of
 from fusefs.fetching import ReadEngine
 from fusefs.keeper import ObjectKeeper
+from fusefs.layout import StripeLayout
 from fusefs.manifest import Manifest, Segment
 from fusefs.opened import OpenedFile, Opener
 from fusefs.pieces import pieces_of
@@ -49,14 +50,16 @@ class StripedFiles:
         self._readers = ThreadPoolExecutor(self.config.read_streams, "fusefs-read")
         self._local_readers = ThreadPoolExecutor(_LOCAL_STREAMS, "fusefs-disk")
         self._writers = ThreadPoolExecutor(self.config.write_streams, "fusefs-write")
+        self.longest_read, read_ahead = self.config.reading(store.preferred)
         self._reading = ReadEngine(
             store=store,
             pool=self._readers,
             local_pool=self._local_readers,
             cache=self.cache,
             traffic=self.traffic,
-            longest_read=self.config.longest_read,
-            read_ahead=self.config.read_ahead,
+            longest_read=self.longest_read,
+            read_ahead=read_ahead,
+            read_block=store.preferred.read_block,
         )
         self._writing = WriteEngine(store, self._writers, self.budget)
         self._catalog = Catalog(store, self._readers)
@@ -175,13 +178,12 @@ class StripedFiles:
             path: Decides the striping.
             base: Segments to append to.
         """
-        striping = self.config.striping_of(self._visible(path))
         limit = self.config.plain_limit
-        return FileWriter(self._writing, striping.layout, plain_limit=limit, base=base)
+        return FileWriter(self._writing, self._layout_of(path), plain_limit=limit, base=base)
 
     def segment_writer(self, path: str) -> SegmentWriter:
         """Return a writer of whole units that are not copied, with the striping of ``path``."""
-        return SegmentWriter(self._writing, self.config.striping_of(self._visible(path)).layout)
+        return SegmentWriter(self._writing, self._layout_of(path))
 
     def appender(self, path: str) -> FileWriter:
         """Return a writer that stands at the end of a file: whole segments stay, no data is copied.
@@ -198,7 +200,7 @@ class StripedFiles:
         if base and base[-1].size_bytes < base[-1].layout.unit_bytes:
             base.pop()
         writer = self.writer(path, tuple(base))
-        at, step = sum(segment.size_bytes for segment in base), self.config.longest_read
+        at, step = sum(segment.size_bytes for segment in base), self.longest_read
         while at < file.reader.size_bytes:
             data = file.reader.read(at, step)
             writer.write(data)
@@ -301,6 +303,9 @@ class StripedFiles:
 
     # Inside
 
+    def _layout_of(self, path: str) -> StripeLayout:
+        return self.config.striping_of(self._visible(path)).layout(self.store.preferred)
+
     def _visible(self, path: str) -> str:
         path = checked_path(path)
         if path == RESERVED or path.startswith(f"{RESERVED}/"):
@@ -326,7 +331,7 @@ class StripedFiles:
         if size <= self.config.plain_limit:
             return Manifest(mtime_ns=mtime_ns, inline=bytes(file.reader.read(0, size)))
         writer = self.writer(path)
-        step = self.config.longest_read
+        step = self.longest_read
         for at in range(0, size, step):
             writer.write(file.reader.read(at, step))
         content = writer.finish()

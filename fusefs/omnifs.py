@@ -172,7 +172,7 @@ class OmniFileSystem(AbstractFileSystem):  # type: ignore[misc]
             self.makedirs(path2, exist_ok=True)
             return
         with self._open(source, "rb") as read, self._open(path2, "wb") as write:
-            while data := read.read(self.files.config.longest_read):
+            while data := read.read(self.files.longest_read):
                 write.write(data)
 
     @override

@@ -50,6 +50,8 @@ class _Stream:
     fetched_to: int
     read_at: int
     """Number of the last read that continued it."""
+    grows_behind: int
+    """End of what was fetched with its first read; the window grows once it is read further."""
 
 
 class ReadAhead:
@@ -61,6 +63,8 @@ class ReadAhead:
         all_bytes: Most bytes of the windows of streams read at the same time; where that is not
             ``first_bytes`` for each, nothing is fetched ahead. None sets no limit.
         most_streams: Streams remembered; the least recently used is forgotten.
+        block_bytes: A first read of ``first_bytes`` or more is nearly always a part of a longer
+            one, which the kernel cut; it brings in the rest of the block it ends in. 0: nothing.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class ReadAhead:
         largest_bytes: int,
         all_bytes: int | None = None,
         most_streams: int = 128,
+        block_bytes: int = 0,
     ) -> None:
         self._first_bytes = min(first_bytes, largest_bytes)
         self._largest_bytes = largest_bytes
@@ -77,6 +82,7 @@ class ReadAhead:
         # The kernel's own read-ahead sends requests of a stream out of order, this far apart.
         self._slack_bytes = 4 * self._first_bytes
         self._most_streams = most_streams
+        self._block_bytes = block_bytes
         self._streams: OrderedDict[int, _Stream] = OrderedDict()
         self._of_process: dict[int, list[_Stream]] = {}
         self._standing_at: dict[tuple[int, int], _Stream] = {}
@@ -107,7 +113,13 @@ class ReadAhead:
         if stream is None:
             # A read from the start of a file is nearly always the first of a stream.
             window = self._first_bytes if offset == 0 else 0
-            stream = _Stream(process, end, size_bytes, size_bytes, window, end, self._num_reads)
+            grows_behind = 0
+            if self._block_bytes and size_bytes >= self._first_bytes:
+                rest = min(-end % self._block_bytes, self._largest_bytes)
+                window, grows_behind = max(window, rest), end + rest if offset else 0
+            stream = _Stream(
+                process, end, size_bytes, size_bytes, window, end, self._num_reads, grows_behind
+            )
             self._remember(stream)
             return self._advance(stream)
         self._streams.move_to_end(id(stream))
@@ -118,6 +130,8 @@ class ReadAhead:
         self._standing_at.pop((process, stream.next_offset), None)
         stream.next_offset = end
         self._standing_at[process, end] = stream
+        if end <= stream.grows_behind:
+            return ()
         # Doubled, but never far beyond what was read: a short run must not cost a large window.
         grown = min(2 * stream.window_bytes, 4 * stream.run_bytes)
         stream.window_bytes = min(self._largest_bytes, max(self._first_bytes, grown))
@@ -140,7 +154,10 @@ class ReadAhead:
             return self._largest_bytes
         since = self._num_reads - 2 * self._most_streams
         active = sum(
-            s.run_bytes > s.first_read_bytes and s.read_at >= since for s in self._streams.values()
+            s.run_bytes > s.first_read_bytes
+            and s.next_offset > s.grows_behind
+            and s.read_at >= since
+            for s in self._streams.values()
         )
         share = self._all_bytes // max(1, active)
         # So many streams that what is fetched for one pushes out another's: better nothing.

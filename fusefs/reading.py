@@ -9,12 +9,13 @@ import bisect
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from itertools import chain
 
 from fusefs.cache import Data
 from fusefs.fetching import Fetcher, ReadEngine, Wanted
 from fusefs.local_copy import LocalCopy
 from fusefs.pieces import Piece
-from fusefs.readahead import Closed, Read, ReadAhead
+from fusefs.readahead import Closed, Fetch, Read, ReadAhead
 from omniload.base.errors import IntegrityError
 
 __all__ = ["FileReader", "Keeping"]
@@ -42,7 +43,9 @@ class FileReader:
         self._starts = [piece.start for piece in self._pieces]
         self._ahead_lock = threading.Lock()
         self._ahead = ReadAhead(
-            largest_bytes=engine.read_ahead, all_bytes=engine.cache.capacity_bytes // 2
+            largest_bytes=engine.read_ahead,
+            all_bytes=engine.cache.capacity_bytes // 2,
+            block_bytes=engine.read_block,
         )
         self.size_bytes = sum(piece.size_bytes for piece in self._pieces)
 
@@ -73,16 +76,20 @@ class FileReader:
     def start(self, offset: int, size_bytes: int, *, process: int = 0) -> list[Future[Data]]:
         """Fetch a range and what likely follows it; return one future per unit of the range."""
         self._engine.traffic.asked()
-        futures = self._fetcher.fetch(self._units(offset, size_bytes), needed=True)
-        self.note(offset, size_bytes, process=process)
-        return futures
+        ahead = chain.from_iterable(
+            self._units(command.start, command.stop - command.start)
+            for command in self._noted(offset, size_bytes, process)
+        )
+        return self._fetcher.fetch(self._units(offset, size_bytes), needed=True, ahead=ahead)
 
     def note(self, offset: int, size_bytes: int, *, process: int = 0) -> None:
         """Tell read-ahead of a read that memory answered."""
-        with self._ahead_lock:
-            commands = self._ahead.handle(Read(process, offset, size_bytes))
-        for command in commands:
+        for command in self._noted(offset, size_bytes, process):
             self.prefetch(command.start, command.stop - command.start)
+
+    def _noted(self, offset: int, size_bytes: int, process: int) -> tuple[Fetch, ...]:
+        with self._ahead_lock:
+            return self._ahead.handle(Read(process, offset, size_bytes))
 
     def left(self, process: int) -> None:
         """Tell read-ahead that a process or handle reads this file no more."""

@@ -18,6 +18,7 @@ from fusefs.stores.protocol import (
     TEMPORARY,
     Entry,
     ObjectWriter,
+    Preferred,
     Store,
     Usage,
     check_rename,
@@ -30,6 +31,12 @@ from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
 __all__ = ["Backend", "PuttingStore", "RenamingStore"]
 
 INTENTS = f"{RESERVED}/intents"
+MiB = 1 << 20
+# A request costs such a store some milliseconds (and money) whatever its length, and one
+# object is read and uploaded in as many parts at once as several are.
+_OF_OBJECT_STORES = Preferred(
+    stripe_count=1, longest_read=16 * MiB, read_ahead=64 * MiB, read_block=4 * MiB
+)
 
 
 class Backend(Protocol):
@@ -175,6 +182,11 @@ class _BackendStore(Store):
 
 class PuttingStore(_BackendStore):
     """Over an object store: a put is atomic; a rename is a copy, of a directory file by file."""
+
+    @property
+    @override
+    def preferred(self) -> Preferred:
+        return _OF_OBJECT_STORES
 
     @override
     def publish(self, path: str, data: bytes) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "TEMPORARY",
     "Entry",
     "ObjectWriter",
+    "Preferred",
     "Store",
     "Usage",
     "check_rename",
@@ -61,6 +62,24 @@ class Usage:
     free_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preferred:
+    """What suits a store, where the user does not say otherwise.
+
+    The defaults are for stores whose servers hold a file each: a name node knows where an
+    object lies, and a stream is as fast as one disk.
+    """
+
+    stripe_count: int = 4
+    """Objects of a striped file."""
+    longest_read: int = 4 << 20
+    """Most bytes of one ranged read."""
+    read_ahead: int = 32 << 20
+    """Most bytes fetched ahead of one offset stream."""
+    read_block: int = 0
+    """A read as long as the kernel sends brings in the rest of its block of so many bytes."""
+
+
 class ObjectWriter(Protocol):
     """One object being written, front to back, by one thread at a time."""
 
@@ -84,6 +103,11 @@ class Store(Protocol):
     def location(self) -> str:
         """URL for people and messages."""
         ...
+
+    @property
+    def preferred(self) -> Preferred:
+        """What suits this store."""
+        return Preferred()
 
     def stat(self, path: str) -> Entry:
         """Describe ``path``."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from typing_extensions import override
 
-from fusefs.stores.protocol import Entry, ObjectWriter, Store, Usage
+from fusefs.stores.protocol import Entry, ObjectWriter, Preferred, Store, Usage
 from omniload.base.errors import UnavailableError
 from omniload.base.retry import backoff_s, with_retries
 
@@ -46,6 +46,11 @@ class RetryingStore(Store):
     @override
     def location(self) -> str:
         return self._store.location
+
+    @property
+    @override
+    def preferred(self) -> Preferred:
+        return self._store.preferred
 
     @override
     def stat(self, path: str) -> Entry:

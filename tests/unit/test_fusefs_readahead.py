@@ -135,3 +135,40 @@ def test_read_ahead_that_is_off_fetches_nothing():
 def test_a_read_of_nothing_is_none():
     assert fetched(an_ahead(), 1, 0, size=0) == [()]
     assert fetched(an_ahead(), 1, 500, 510) == [(), (Fetch(520, 540),)]
+
+
+def test_a_long_first_read_brings_in_the_rest_of_its_block_and_no_more_within_it():
+    ahead = an_ahead(first_bytes=10, block_bytes=40)
+
+    assert fetched(ahead, 1, 400, 410, 420, 430) == [(Fetch(410, 440),), (), (), ()]
+
+
+def test_a_read_past_its_first_block_is_a_stream():
+    ahead = an_ahead(first_bytes=10, block_bytes=40)
+    fetched(ahead, 1, 410, 420, 430)
+
+    commands = fetched(ahead, 1, 440)[0]
+
+    assert commands[0].start == 450
+    assert commands[0].stop > 460
+
+
+def test_a_short_first_read_brings_in_nothing_of_its_block():
+    assert fetched(an_ahead(block_bytes=40), 1, 400) == [()]
+
+
+def test_a_first_read_that_ends_with_its_block_brings_in_nothing():
+    assert fetched(an_ahead(first_bytes=10, block_bytes=40), 1, 430) == [()]
+
+
+def test_blocks_read_once_take_no_share_from_those_to_come():
+    ahead = an_ahead(first_bytes=10, block_bytes=40, all_bytes=80)
+    starts = [1000 * i for i in range(1, 30)]
+
+    found = [fetched(ahead, 1, start, start + 10)[0] for start in starts]
+
+    assert found == [(Fetch(start + 10, start + 40),) for start in starts]
+
+
+def test_read_ahead_that_is_off_brings_in_no_block():
+    assert fetched(an_ahead(largest_bytes=0, block_bytes=40), 1, 400, 410) == [(), ()]

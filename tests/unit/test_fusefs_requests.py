@@ -1,0 +1,144 @@
+"""How many requests a store gets: what a read or a write costs where each request costs."""
+
+import random
+
+import pytest
+from pyarrow import fs as pafs
+
+from fusefs.config import FilesConfig, Striping
+from fusefs.namespace import StripedFiles
+from fusefs.stores.arrow import store_on
+from fusefs.stores.backend import PuttingStore
+from fusefs.stores.memory import MemoryStore
+from fusefs.stores.protocol import Preferred
+from fusefs.stores.retrying import RetryingStore
+from tests.support.fusefs_builders import some_files
+
+MiB = 1 << 20
+SIZE = 32 * MiB
+BLOCK = 4 * MiB
+
+
+class ObjectStore(MemoryStore):
+    """Prefers what object stores prefer, and notes every read."""
+
+    preferred = PuttingStore.preferred.fget(None)
+
+    def __init__(self):
+        super().__init__()
+        self.reads = []
+
+    def read(self, path, offset, size_bytes):
+        if path.startswith(".omnifs/objects/"):
+            self.reads.append((offset, size_bytes))
+        return super().read(path, offset, size_bytes)
+
+
+@pytest.fixture
+def written():
+    data = random.Random(0).randbytes(SIZE)
+    files = StripedFiles(ObjectStore(), FilesConfig())
+    files.write_file("f", data)
+    yield files, data
+    files.close()
+
+
+def read_by_requests(reader, offset, size, *, process):
+    """Read as the kernel does: a long read comes as requests of 1 MiB."""
+    return b"".join(
+        bytes(reader.read(at, MiB, process=process)) for at in range(offset, offset + size, MiB)
+    )
+
+
+def test_a_sequential_read_takes_few_long_requests(written):
+    files, data = written
+    with files.open("f") as file:
+        assert read_by_requests(file.reader, 0, SIZE, process=1) == data
+    files.close()
+
+    assert len(files.store.reads) <= 8
+    assert sum(size for _, size in files.store.reads) == SIZE
+    assert max(size for _, size in files.store.reads) <= 16 * MiB
+
+
+def test_a_scattered_read_of_whole_blocks_takes_one_request_each_and_no_byte_more(written):
+    files, data = written
+    blocks = [5, 2, 7, 4]
+    with files.open("f") as file:
+        for process, block in enumerate(blocks):
+            at = block * BLOCK
+            assert (
+                read_by_requests(file.reader, at, BLOCK, process=process) == data[at : at + BLOCK]
+            )
+    files.close()
+
+    assert files.store.reads == [(block * BLOCK, BLOCK) for block in blocks]
+
+
+def test_a_small_read_brings_in_its_unit_alone(written):
+    files, data = written
+    with files.open("f") as file:
+        assert file.reader.read(9 * MiB + 100, 5000) == data[9 * MiB + 100 :][:5000]
+    files.close()
+
+    assert files.store.reads == [(9 * MiB, MiB)]
+
+
+def test_what_a_store_prefers_shapes_new_files_and_the_user_goes_first(written):
+    files, _ = written
+    assert files.manifest("f").segments[0].layout.stripe_count == 1
+
+    chosen = FilesConfig(striping=Striping(count=3), longest_read=MiB, read_ahead=0)
+    theirs = StripedFiles(ObjectStore(), chosen)
+    theirs.write_file("f", bytes(4 * MiB))
+    theirs.close()
+
+    assert theirs.manifest("f").segments[0].layout.stripe_count == 3
+    assert (theirs.longest_read, chosen.reading(theirs.store.preferred)) == (MiB, (MiB, 0))
+
+
+def test_a_small_cache_is_not_filled_by_one_request():
+    config = FilesConfig(cache=8 * MiB)
+
+    assert config.reading(ObjectStore.preferred) == (MiB, 64 * MiB)
+    assert FilesConfig().reading(Preferred()) == (4 * MiB, 32 * MiB)
+
+
+def test_whoever_wraps_a_store_prefers_what_it_prefers():
+    store = ObjectStore()
+
+    assert RetryingStore(store).preferred is store.preferred
+    assert MemoryStore().preferred == Preferred()
+    assert MemoryStore().preferred.stripe_count == 4
+
+
+def test_a_plain_file_on_s3_is_opened_once_and_again_when_its_length_changed(tmp_path, monkeypatch):
+    client = pafs.LocalFileSystem()
+    store = store_on(client, str(tmp_path), "file:///")
+    held = store._backend._held
+    opened = []
+    open_file = held._open_file
+    monkeypatch.setattr(held, "_any_path", True)
+    monkeypatch.setattr(held, "_open_file", lambda path: opened.append(path) or open_file(path))
+    store.publish("plain", b"short")
+
+    assert [store.read("plain", at, 2) for at in (0, 2)] == [b"sh", b"or"]
+    assert opened == ["plain"]
+    store.publish("plain", b"a longer one")
+    assert store.read("plain", 5, 7) == b"ger one"
+    store.remove("plain")
+    with pytest.raises(FileNotFoundError):
+        store.read("plain", 0, 2)
+
+
+def test_reading_further_than_a_block_makes_it_a_stream(written):
+    files, data = written
+    with files.open("f") as file:
+        found = read_by_requests(file.reader, 8 * MiB, 16 * MiB, process=1)
+        assert found == data[8 * MiB : 24 * MiB]
+    files.close()
+
+    assert files.store.reads[0] == (8 * MiB, BLOCK)
+    assert len(files.store.reads) <= 5
+    with some_files(files.store) as again:
+        assert again.manifest("f").size_bytes == SIZE
