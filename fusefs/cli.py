@@ -295,7 +295,10 @@ def _show_kept(kept: list[Kept], *, as_json: bool) -> None:
     for file in kept:
         if file.left_out_bytes:
             size, left_out = format_bytes(file.size_bytes), format_bytes(file.left_out_bytes)
-            click.echo(f"{file.path}: no room for {left_out} of {size}")
+            click.echo(
+                f"{file.path}: no room for {left_out} of {size}, or too new to be kept: "
+                "a plain file can be told from its next version some seconds after it was written"
+            )
 
 
 @command.command("drop")

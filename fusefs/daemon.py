@@ -1,5 +1,6 @@
 """The process behind one mount: ``python -m fusefs.daemon READY_FD``, configuration on standard input."""
 
+import os
 import signal
 import sys
 import threading
@@ -37,6 +38,7 @@ def _waits_s(give_up_after_s: float) -> list[float]:
 def serve(config: MountConfig, ready: Callable[[], None]) -> None:
     """Open the store and show it until unmounted or told to end."""
     mounted = _ended_once()
+    _check_spool(config.spool_directory)
     store = RetryingStore(
         open_store(config.store, config.store_options or None),
         waits_s=_waits_s(config.give_up_after),
@@ -86,6 +88,14 @@ def _ended_once() -> threading.Event:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, end)
     return mounted
+
+
+def _check_spool(directory: str | None) -> None:
+    """Check that random writes will have a place: said now, not to the first program that needs it."""
+    if directory is not None and not os.access(directory, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"spool_directory {directory!r} is not there or not writable; make it, or give another"
+        )
 
 
 def _claimed(claim: Callable[[], None]) -> None:

@@ -12,11 +12,13 @@ import stat as stat_bits
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from fusefs.bridge.options import BridgeOptions
 from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger, set_up_logging
 
-__all__ = ["clear_dead_mount", "run_daemon", "start_daemon", "umount"]
+__all__ = ["clear_dead_mount", "run_daemon", "start_daemon", "umount", "why_not"]
 
 _CODES = {2: ConfigError, 3: UnavailableError, 4: StateError}
 _READY = b"ready"
@@ -128,6 +130,24 @@ def _unmounting(*, lazily: bool) -> list[str]:
     if os.geteuid() == 0 and (tool := shutil.which("umount")) is not None:
         return [tool, *(["-l"] if lazily else [])]
     raise ConfigError("fusermount3 is not installed; install fuse3")
+
+
+def why_not(target: str, options: BridgeOptions, fuse_conf: str = "/etc/fuse.conf") -> str | None:
+    """Return why a user may not mount, as far as it can be told beforehand: libfuse does not say."""
+    if os.geteuid() == 0:
+        return None
+    if shutil.which("fusermount3") is None:
+        return "fusermount3 is not installed; install fuse3"
+    if not os.access(target, os.W_OK):
+        return "the directory is not yours to write; mount on one that is"
+    if options.allow_other:
+        try:
+            lines = Path(fuse_conf).read_text(encoding="utf-8").splitlines()
+        except OSError:
+            lines = []
+        if "user_allow_other" not in [line.strip() for line in lines]:
+            return f"allow_other needs the line user_allow_other in {fuse_conf}"
+    return None
 
 
 def clear_dead_mount(mountpoint: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 from typing_extensions import override
 
 from fusefs.bridge.answering import errno_answered
+from fusefs.bridge.daemons import why_not
 from fusefs.bridge.options import BridgeOptions
 from fusefs.bridge.protocol import Change, Entry, FileSystem
 from fusefs.bridge.tuning import tune_kernel
@@ -311,7 +312,8 @@ def serve(
     try:
         pyfuse3.init(_Requests(filesystem), mountpoint, asked)
     except RuntimeError as error:
-        raise StateError(f"{mountpoint!r} cannot be mounted: {error}") from error
+        reason = why_not(target, options) or f"{error}; see the log"
+        raise StateError(f"{mountpoint!r} cannot be mounted: {reason}") from error
     filesystem.connected(_Libfuse())
     try:
         trio.run(_run, options, target, ready)

@@ -18,7 +18,7 @@ from fusefs.bridge.device.handover import take
 from fusefs.mounting import MountConfig, start, umount
 from fusefs.namespace import StripedFiles
 from fusefs.stores.opening import open_store
-from omniload.base.errors import StateError
+from omniload.base.errors import ConfigError, StateError
 from tests.support.fusefs_model import TINY, fast_directory
 
 pytestmark = [
@@ -286,3 +286,10 @@ def test_who_reads_what_the_command_says_does_not_wait_for_the_daemon(place):
     assert second.returncode == StateError.exit_code
     assert "is a mount already" in second.stderr
     umount(str(place / "mount"))
+
+
+def test_a_spool_that_cannot_be_written_is_said_before_anything_is_mounted(place):
+    with pytest.raises(ConfigError, match=r"spool_directory '.*none' is not there"):
+        start(config_of(place, spool_directory=str(place / "none")), log_path=os.devnull)
+
+    assert not (place / "mount").is_mount()

@@ -108,3 +108,28 @@ def test_a_path_that_is_not_there_is_said_to_be_so(tmp_path, verb):
 
     assert isinstance(done.exception, StateError)
     assert "none' is not there; name a file" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("user", "installed", "writable", "line", "reason"),
+    [
+        (0, (), False, "", None),
+        (1000, (), True, "", "install fuse3"),
+        (1000, ("fusermount3",), False, "", "not yours to write"),
+        (1000, ("fusermount3",), True, "#user_allow_other", "needs the line user_allow_other"),
+        (1000, ("fusermount3",), True, "user_allow_other", None),
+    ],
+)
+def test_a_user_who_may_not_mount_is_told_why(
+    monkeypatch, tmp_path, user, installed, writable, line, reason
+):
+    monkeypatch.setattr(daemons.shutil, "which", tools(*installed))
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(os, "access", lambda *_: writable)
+    (tmp_path / "fuse.conf").write_text(f"# of this machine\n{line}\n")
+
+    found = daemons.why_not(
+        str(tmp_path), BridgeOptions(allow_other=True), str(tmp_path / "fuse.conf")
+    )
+
+    assert (found is None) if reason is None else (reason in found)

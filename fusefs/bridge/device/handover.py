@@ -161,7 +161,8 @@ def take(target: str) -> Taken:
         if not isinstance(error, OSError | struct.error):
             raise
         raise StateError(
-            f"no mount of bridge=device answers for {target!r} ({error}); mount it without take_over"
+            f"no mount of bridge=device answers for {target!r} ({error}); "
+            "unmount what is there, and mount it without take_over"
         ) from error
 
 
