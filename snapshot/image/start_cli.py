@@ -95,8 +95,7 @@ def record_command(given: _Given, output: str | None, window: str | None, push: 
 
     \b
     Example:
-      omniload image record registry.example:5000/team/torch:2.13 -o torch.trace -- \\
-        python -c "import torch"
+      omniload image record registry.example:5000/team/torch:2.13 -o torch.trace -- python load.py
     """  # noqa: D301 -- click's own marker
     where = str(Path(output).absolute()) if output else AUTO
     changed = {"record": where, "window": parse_seconds(window or _UNTIL_THE_END), "trace": None}
