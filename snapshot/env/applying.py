@@ -12,16 +12,16 @@ lets ``undo`` bring back what was there before.
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from omniload.base.errors import IntegrityError, StateError
 from snapshot.env.entries import Entry, Kind, Target, parents_of
-from snapshot.env.node_cache import Tree
+from snapshot.env.node_cache import Tree, discard
 from snapshot.env.scanning import OWN_FOLDER
 
 __all__ = ["Form", "Move", "Record", "Records", "apply", "carry_out", "plan_moves", "undo"]
@@ -158,11 +158,17 @@ def apply(records: Records, tree: Tree, targets: Sequence[Target], record: Recor
     entries = tree.manifest.entries
     for target in targets:
         Path(target.path).mkdir(parents=True, exist_ok=True)
-        _discard(Path(target.path) / OWN_FOLDER)
+        discard(Path(target.path) / OWN_FOLDER)
     moves = plan_moves(entries, lambda number, path: _kind_at(targets[number], path))
-    _stage(tree, entries, moves, targets, linked=record.form == "link")
     whole = replace(record, moves=moves)
-    records.write("journal", whole)
+    try:
+        _stage(tree, entries, moves, targets, linked=record.form == "link")
+        records.write("journal", whole)
+    except OSError:
+        # Such as a full disk. Nothing of it is in place, and nobody else would remove it.
+        for target in targets:
+            discard(Path(target.path) / OWN_FOLDER)
+        raise
     carry_out(records, whole)
     for entry in entries:
         if entry.kind is Kind.DIRECTORY:
@@ -178,7 +184,7 @@ def carry_out(records: Records, journal: Record) -> None:
         for number, move in enumerate(journal.moves):
             _put(Path(journal.targets[move.target]), number, move)
         for target in journal.targets:
-            _discard(Path(target) / OWN_FOLDER / "stage")
+            discard(Path(target) / OWN_FOLDER / "stage")
         records.write("record", journal)
         records.remove("journal")
         return
@@ -188,7 +194,7 @@ def carry_out(records: Records, journal: Record) -> None:
     # The journal goes first: without its trash it could not tell again what is put back.
     records.remove("journal")
     for target in journal.targets:
-        _discard(Path(target) / OWN_FOLDER)
+        discard(Path(target) / OWN_FOLDER)
 
 
 def undo(records: Records, record: Record) -> None:
@@ -279,11 +285,11 @@ def _put(target: Path, number: int, move: Move) -> None:
         return
     if os.path.lexists(path):
         if os.path.lexists(backup):
-            _discard(path)  # came back since the kill
+            discard(path)  # came back since the kill
         else:
-            path.rename(backup)
+            _move(path, backup)
     if move.stages:
-        staged.rename(path)
+        _move(staged, path)
 
 
 def _put_back(target: Path, number: int, move: Move) -> None:
@@ -293,18 +299,22 @@ def _put_back(target: Path, number: int, move: Move) -> None:
     if not os.path.lexists(trash):
         trash.parent.mkdir(parents=True, exist_ok=True)
         if move.stages and os.path.lexists(path):
-            path.rename(trash)
+            _move(path, trash)
         else:
             trash.touch()  # begun: what stands there from now on is the backup
     if os.path.lexists(backup):
         path.parent.mkdir(parents=True, exist_ok=True)
-        backup.rename(path)
+        _move(backup, path)
 
 
-def _discard(path: Path) -> None:
-    """Remove a file, a link or a tree, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        with suppress(FileNotFoundError):
-            path.unlink()
+def _move(path: Path, target: Path) -> None:
+    """Rename; a directory that its owner may not write has to be opened for it (root has not)."""
+    try:
+        path.rename(target)
+    except PermissionError:
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        if path.is_symlink() or not path.is_dir() or mode & stat.S_IWUSR:
+            raise
+        path.chmod(mode | stat.S_IWUSR)
+        path.rename(target)
+        target.chmod(mode)

@@ -1,9 +1,11 @@
 """``omniload env``: save, restore, show, verify, umount, run."""
 
+import errno
 import functools
 import json
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +20,8 @@ from omniload.base.errors import ConfigError, IntegrityError, StateError
 from snapshot.env.checking import Limits
 from snapshot.env.environment import Environment, active_environment
 from snapshot.env.interpreter import environment_of
-from snapshot.env.keys import Installation
-from snapshot.env.node_cache import NodeCache, TreeHead
+from snapshot.env.keys import Installation, shown
+from snapshot.env.node_cache import CACHE_VARIABLE, NodeCache, TreeHead
 from snapshot.env.repository import opened
 from snapshot.env.restoring import Restored, Restorer, Wish
 from snapshot.env.saving import Progress
@@ -92,9 +94,24 @@ def _environment_options(function: Function) -> Function:
             variables=variables,
             limits=Limits(raw_bytes=max_bytes, case_pairs=case_pairs),
         )
-        function(given, *words, **rest)
+        try:
+            function(given, *words, **rest)
+        except OSError as error:
+            raise _fault(error) from error
 
     return command_of  # type: ignore[return-value]
+
+
+def _fault(error: OSError) -> StateError:
+    """Return what to tell of a system call that failed in the environment or the node cache."""
+    place = error.filename or "a file"
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        remedy = f"free some, or name a node cache on another disk in {CACHE_VARIABLE}"
+        return StateError(f"{place}: no space is left; {remedy}; the environment is as it was")
+    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        remedy = f"use an environment and a node cache ({CACHE_VARIABLE}) of your own"
+        return StateError(f"{place}: user {os.geteuid()} may not: {error.strerror}; {remedy}")
+    return StateError(f"{place}: {error.strerror}")
 
 
 @click.group("env")
@@ -202,11 +219,19 @@ def run_command(
     if not program:
         raise ConfigError("no command to run; write it after --, such as -- torchrun train.py")
     begin = time.monotonic()
-    restored = _restored(given, url, (*key, *shlex.split(install)), auto=auto, form=form)
+    try:
+        installing = shlex.split(install)
+    except ValueError as error:
+        raise ConfigError(f"--install {install!r}: {error}; close it") from error
+    restored = _restored(
+        given, url, (*key, *installing), auto=auto, form=form, where="in --install"
+    )
     click.echo(_told(restored), err=True)
     click.echo(f"environment: {time.monotonic() - begin:.3f} s", err=True)
     variables = environment_of(given.environment.interpreter, os.environ)
     sys.stdout.flush()
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored, signal.SIG_DFL)  # Python ignores them, and a program inherits that
     try:
         os.execvpe(program[0], list(program), variables)  # noqa: S606 -- what the user asked for
     except OSError as error:
@@ -220,8 +245,9 @@ def _restored(
     *,
     auto: bool,
     form: Wish,
+    where: str = "after --",
 ) -> Restored:
-    """Restore by key or by what is asked for."""
+    """Restore by key or by what is asked for; ``where`` a command that installs is to be given."""
     key, installing = ("", words) if auto else (words[0], words[1:])
     with stage("environment") as tally, _bar() as progress:
         restorer = Restorer(
@@ -234,10 +260,8 @@ def _restored(
                     key = repository.full_key(key)
             found = restorer.restore(key, form)
         if found is None and not installing:
-            raise StateError(
-                f"no snapshot {key or 'for nothing'} in {url}; "
-                "give the command that installs after --, and it is saved"
-            )
+            known = f"no snapshot {key} in {url}" if key else "nothing says what is wanted"
+            raise StateError(f"{known}; give the command that installs {where}, and it is saved")
         if found is None:
             found = restorer.restore_or_install(given.installation(installing), given.image, form)
         tally.add("store", found.stored_bytes)
@@ -311,7 +335,7 @@ def verify_command(given: _Given, url: str, as_json: bool, key: str | None) -> N
         click.echo(json.dumps({"key": manifest.head.key, "faults": [f._asdict() for f in faults]}))
     else:
         for fault in faults:
-            click.echo(f"{fault.kind}: {fault.path}: {fault.detail}")
+            click.echo(shown(f"{fault.kind}: {fault.path}: {fault.detail}"))
         click.echo(f"{len(manifest.entries)} paths compared, {len(faults)} faults")
     if faults:
         raise IntegrityError(

@@ -1,7 +1,7 @@
 """The environment at hand: what it holds now, and how it is brought back to what it held."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from snapshot.env.keys import (
     document_of,
     installed_in,
     key_of,
+    shown,
 )
 from snapshot.env.mounting import mount_source, mounts_at, umount
 from snapshot.env.node_cache import TreeHead, exclusively
@@ -48,7 +49,9 @@ class Environment:
         if journal is not None:
             carry_out(self.records, journal)
         record = self.records.read("record")
-        seen = {target.path: mounts_at(target.path) for target in self.targets}
+        # Also those of a restore that was told of more targets than we are.
+        paths = {target.path for target in self.targets} | set(record.targets if record else ())
+        seen = {path: mounts_at(path) for path in paths}
         mounted = [path for path, mounts in seen.items() if mounts]
         if record is None or record.form != "mount":
             for path in mounted:
@@ -57,7 +60,7 @@ class Environment:
         # Another container may have mounted, and recorded, another snapshot on the same volume.
         ours = all(seen[path][-1].source == mount_source(record.key) for path in mounted)
         if not ours or sorted(mounted) != sorted(record.targets):
-            self._take_off(lazily=True)
+            self._take_off(paths, lazily=True)
             self.records.remove("record")
             return None
         return record
@@ -76,15 +79,15 @@ class Environment:
                 "cannot be undone; make the environment anew"
             )
         if record.form == "mount":
-            self._take_off(lazily=lazily)
+            self._take_off(record.targets, lazily=lazily)
             self.records.remove("record")
         else:
             undo(self.records, record)
 
-    def _take_off(self, *, lazily: bool) -> None:
-        for target in self.targets:
-            for _ in mounts_at(target.path):
-                umount(target.path, lazily=lazily)
+    def _take_off(self, paths: Iterable[str], *, lazily: bool) -> None:
+        for path in paths:
+            for _ in mounts_at(path):
+                umount(path, lazily=lazily)
 
     def document(self, installation: Installation, image: str) -> dict[str, Any]:
         """Return the key document of an installation into what this environment held before, under the lock.
@@ -116,8 +119,8 @@ class Environment:
         """
         here = {
             **{f"interpreter.{k}": v for k, v in self.interpreter.identity().items()},
-            "prefix": os.path.realpath(self.interpreter.prefix),
-            "targets": [target.name for target in self.targets],
+            "prefix": shown(os.path.realpath(self.interpreter.prefix)),
+            "targets": [shown(target.name) for target in self.targets],
         }
         there = {
             **{f"interpreter.{k}": v for k, v in head.document.get("interpreter", {}).items()},
@@ -126,9 +129,10 @@ class Environment:
         }
         for name, value in here.items():
             if there.get(name) != value:
+                remedy = "give the same --target, or " if name == "targets" else ""
                 raise StateError(
                     f"snapshot {head.key[:16]} was made for {name} {there.get(name)!r}, "
-                    f"this environment has {value!r}; save one here"
+                    f"this environment has {value!r}; {remedy}save one here"
                 )
 
 

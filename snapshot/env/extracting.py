@@ -1,13 +1,13 @@
 """From packs on a store to a tree in the node cache: parallel ranges, every file verified."""
 
+import errno
 import hashlib
 import os
 import stat
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,16 +16,19 @@ from snapshot.env.checking import Limits, check_entries
 from snapshot.env.entries import Entry, Kind, Target
 from snapshot.env.keys import key_of
 from snapshot.env.manifest import Manifest, decode_manifest
-from snapshot.env.node_cache import NodeCache, Tree, exclusively
+from snapshot.env.node_cache import NodeCache, Tree, TreeHead, discard, exclusively
 from snapshot.env.packs import ReadUnit, inflate, read_units
-from snapshot.env.repository import Repository
+from snapshot.env.repository import ROOT, Repository
 from snapshot.env.saving import Progress
 from snapshot.env.sources import file_digest
 
 __all__ = ["extract", "provide"]
 
+_REMEDY = f"remove {ROOT}/packs/{{}} from the store, then save the snapshot again"
+"""A pack that is there would be relied on again, so that saving alone does not mend it."""
 UNIT_BYTES = 8 << 20
 """Raw bytes fetched in one read."""
+_NO_DEVICES = frozenset({errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -38,12 +41,13 @@ class _Read(NamedTuple):
     """Digest, raw offset in the pack, size of each content that overlaps the unit."""
 
 
-def provide(
+def provide(  # noqa: PLR0913 -- what, from where, to where, under which conditions
     cache: NodeCache,
     repository: Repository,
     key: str,
     targets: Sequence[Target],
     *,
+    fits: Callable[[TreeHead], None] = lambda _: None,
     limits: Limits | None = None,
     progress: Progress = lambda *_: None,
 ) -> Tree | None:
@@ -51,12 +55,22 @@ def provide(
 
     Processes that ask for the same key at once wait for the one that extracts.
 
+    Args:
+        cache: Where it lies.
+        repository: Read if it does not lie there.
+        key: Of the snapshot.
+        targets: Where it would go on this machine.
+        fits: Raises if the snapshot was made for another environment; asked before the rest.
+        limits: What the snapshot may claim.
+        progress: Told how far it is.
+
     Returns:
         The tree; ``None`` where the store has no such snapshot.
 
     Raises:
         IntegrityError: The snapshot is damaged, or would write where it must not.
         StateError: The disk of the cache has no room for it.
+        OSError: The cache cannot be written; what was extracted so far is gone.
     """
     with exclusively(cache.lock(key)):
         tree = cache.tree(key)
@@ -70,15 +84,23 @@ def provide(
             raise IntegrityError(f"manifest {key!r} says that its key is {manifest.head.key!r}")
         if key_of(manifest.head.document) != key:
             raise IntegrityError(f"manifest {key!r} holds the document of another key; refused")
+        fits(TreeHead.of(manifest))
         check_entries(manifest.entries, targets, limits)
+        cache.drop(key)
         if manifest.raw_bytes > cache.free_bytes():
             raise StateError(
                 f"{cache.folder} has {cache.free_bytes()} bytes free, the snapshot needs "
                 f"{manifest.raw_bytes}; remove old trees or name another node cache"
             )
         tree = cache.partial(key)
-        extract(repository, manifest, tree, progress=progress)
-        return cache.complete(key, tree, data)
+        try:
+            extract(repository, manifest, tree, progress=progress)
+            return cache.complete(key, tree, data)
+        except BaseException as error:
+            discard(tree.folder)  # a full disk would stay full
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = str(cache.folder)
+            raise
 
 
 def extract(
@@ -126,9 +148,12 @@ def _make_folders(manifest: Manifest, tree: Tree) -> None:
         elif entry.kind is Kind.DELETED:
             mark = tree.whiteouts(entry.target) / entry.path
             mark.parent.mkdir(parents=True, exist_ok=True)
-            # Where devices may not be made, nothing can be mounted either.
-            with suppress(PermissionError):
+            try:
                 os.mknod(mark, stat.S_IFCHR | 0o600, os.makedev(0, 0))
+            except OSError as error:
+                if error.errno not in _NO_DEVICES:
+                    raise
+                (tree.folder / "unmarked").touch()  # then it is not mounted, but linked or copied
 
 
 def _finish_folders(manifest: Manifest, tree: Tree) -> None:
@@ -192,7 +217,11 @@ class _Extraction:
         raw, written = _Raw(unit.raw_offset), 0
         for frame in unit.frames:
             at = frame.offset - unit.offset
-            raw.add(inflate(stored[at : at + frame.stored_bytes], frame.raw_bytes, name=name))
+            try:
+                raw.add(inflate(stored[at : at + frame.stored_bytes], frame.raw_bytes, name=name))
+            except IntegrityError as error:
+                error.add_note(_REMEDY.format(name))
+                raise
         for digest, offset, size in read.contents:
             begin, end = max(offset, unit.raw_offset), min(offset + size, unit.raw_end)
             piece = raw.between(begin, end)
@@ -253,9 +282,11 @@ class _Extraction:
         return f"{self._tree.layer(entry.target)}/{entry.path}"
 
     def _not_right(self, entry: Entry) -> IntegrityError:
+        head = self._manifest.head
+        pack = head.packs[self._manifest.contents[entry.digest].pack]
         return IntegrityError(
-            f"{entry.path!r} does not have its SHA-256 {entry.digest.hex()}; a pack of snapshot "
-            f"{self._manifest.head.key[:16]} is damaged; save it again"
+            f"{entry.path!r} does not have its SHA-256 {entry.digest.hex()}: a pack of snapshot "
+            f"{head.key[:16]} is damaged; {_REMEDY.format(pack)}"
         )
 
 

@@ -64,10 +64,16 @@ def find_python(named: str | None, environment: Mapping[str, str] = os.environ) 
     """
     active = named or environment.get("VIRTUAL_ENV") or environment.get("CONDA_PREFIX")
     path = Path(active or sys.executable)
-    if path.is_dir():
-        path = path / "bin" / "python"
-    if not path.is_file():
-        raise ConfigError(f"{path}: no interpreter there; give --python an interpreter")
+    try:
+        if path.is_dir():
+            path = path / "bin" / "python"
+        if not path.is_file():
+            raise ConfigError(f"{path}: no interpreter there; give --python an interpreter")
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: user {os.geteuid()} may not look there ({error.strerror}); open the folders "
+            "above it, or give --python another interpreter"
+        ) from error
     return os.path.abspath(path)  # noqa: PTH100 -- resolve() would leave the environment
 
 
@@ -103,6 +109,8 @@ def environment_of(
     given = dict(environment)
     found = [*paths, interpreter.scripts, given.get("PATH", os.defpath)]
     given["PATH"] = os.pathsep.join(found)
+    given.pop("PYTHONHOME", None)
+    given.pop("VIRTUAL_ENV", None)  # of another one: uv would install there
     if (Path(interpreter.prefix) / "pyvenv.cfg").is_file():
         given["VIRTUAL_ENV"] = interpreter.prefix
     return given

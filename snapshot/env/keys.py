@@ -30,6 +30,7 @@ __all__ = [
     "document_of",
     "installed_in",
     "key_of",
+    "shown",
 ]
 
 VERSION = 1
@@ -80,7 +81,7 @@ def installed_in(targets: Sequence[Target]) -> tuple[str, ...]:
             continue
         for name in names:
             if match := _DISTRIBUTION.match(name):
-                found.add(f"{canonicalize_name(match['name'])}=={match['version']}")
+                found.add(shown(f"{canonicalize_name(match['name'])}=={match['version']}"))
     return tuple(sorted(found))
 
 
@@ -115,14 +116,19 @@ def document_of(
     return {
         "version": VERSION,
         "interpreter": interpreter.identity(),
-        "prefix": os.path.realpath(interpreter.prefix),
-        "targets": [target.name for target in targets],
+        "prefix": shown(os.path.realpath(interpreter.prefix)),
+        "targets": [shown(target.name) for target in targets],
         "base": base._asdict(),
-        "requests": requests_of(command, folder, environment).document(),
-        "command": [_shown(without_credentials(word)) for word in command],
-        "files": {name: digest_of(Path(folder) / name) for name in sorted(set(files))},
+        "requests": _all_shown(requests_of(command, folder, environment).document()),
+        "command": [shown(without_credentials(word)) for word in command],
+        "files": {shown(name): digest_of(Path(folder) / name) for name in sorted(set(files))},
         "variables": {name: _secret(environment.get(name)) for name in sorted(set(variables))},
     }
+
+
+def shown(text: str) -> str:
+    """Return a path as JSON can hold it: bytes that are no UTF-8 are spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def key_of(document: Mapping[str, Any]) -> str:
@@ -168,5 +174,7 @@ def _secret(value: str | None) -> str:
     return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _shown(word: str) -> str:
-    return word.encode("utf-8", "backslashreplace").decode()
+def _all_shown(value: Any) -> Any:  # noqa: ANN401 -- JSON
+    if isinstance(value, Mapping):
+        return {shown(name): _all_shown(below) for name, below in value.items()}
+    return [_all_shown(item) for item in value] if isinstance(value, list) else shown(value)

@@ -88,6 +88,8 @@ def mount_overlay(tree: Tree, number: int, path: str, key: str) -> None:
         UnavailableError: This machine or this user cannot mount overlays.
         StateError: The kernel refuses for another reason.
     """
+    if not tree.hides_deletions:
+        raise UnavailableError(f"{tree.folder}: what was deleted cannot be marked for an overlay")
     layers = [str(tree.layer(number))]
     if any(tree.whiteouts(number).iterdir()):
         layers.append(str(tree.whiteouts(number)))

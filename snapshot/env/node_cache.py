@@ -7,21 +7,24 @@
     <cache>/trees/<key>/manifest            as on the store
     <cache>/trees/<key>/head.json           the little of it that a mount needs
     <cache>/trees/<key>/boot                start of the kernel under which it was written
+    <cache>/trees/<key>/linked, mounted     whether environments share its inodes, or show it
     <cache>/partial/<key>/                  the same, being made
-    <cache>/locks/<key>                     held while it is made
+    <cache>/locks/<key>                     held while it is made; shared while it is used
 
 A tree appears by one rename, whole. Files are not synced to disk one by one (that would
 cost more than all the rest), so after a crash of the machine, which shows in another
 boot id, every file is compared with its digest before the tree is used again.
 """
 
+import errno
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -38,7 +41,9 @@ __all__ = [
     "TreeHead",
     "boot_id",
     "default_cache",
+    "discard",
     "exclusively",
+    "together",
 ]
 
 _LOG = get_logger(__name__)
@@ -65,12 +70,58 @@ def boot_id() -> str:
 def exclusively(path: Path) -> Iterator[None]:
     """Hold the lock file at ``path``; the kernel lets go of it when the process dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with _locked(path, fcntl.LOCK_EX):
+        yield
+
+
+@contextmanager
+def together(path: Path) -> Iterator[None]:
+    """Keep holders of ``exclusively`` out while others may come in.
+
+    Nothing is held where this user may not make the file: in a cache of root's.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(_locked(path, fcntl.LOCK_SH))
+        except OSError as error:
+            if error.errno not in {errno.EACCES, errno.EROFS}:
+                raise
+        yield
+
+
+@contextmanager
+def _locked(path: Path, how: int) -> Iterator[None]:
+    file = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, how)
         yield
     finally:
         os.close(file)
+
+
+def discard(path: Path) -> None:
+    """Remove a file, a link or a tree, if it is there; folders without write permission too."""
+
+    def again(function: Callable[[str], object], failed: str, raised: Any) -> None:  # noqa: ANN401
+        if not os.path.lexists(failed):
+            return
+        folders = [os.path.dirname(failed)]  # noqa: PTH120
+        if stat.S_ISDIR(os.lstat(failed).st_mode):
+            folders.append(failed)
+        closed = [each for each in folders if os.lstat(each).st_mode & 0o700 != 0o700]
+        if not closed or not isinstance(raised[1], PermissionError):
+            raise raised[1]
+        for each in closed:
+            os.chmod(each, 0o700)  # noqa: PTH101
+        if failed in folders:
+            shutil.rmtree(failed, onerror=again)
+        else:
+            function(failed)
+
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, onerror=again)
+    else:
+        path.unlink(missing_ok=True)
 
 
 class TreeHead(NamedTuple):
@@ -139,6 +190,28 @@ class Tree:
         """Note that environments share inodes with the tree, so that it is looked at before use."""
         (self.folder / "linked").touch()
 
+    def mark_mounted(self) -> None:
+        """Note that a mount may show the tree until the machine starts again."""
+        with suppress(PermissionError):  # who may not note it may not drop it either
+            (self.folder / "mounted").write_text(boot_id(), encoding="ascii")
+
+    def mark_unmounted(self) -> None:
+        """Take the note back, where the first mount failed."""
+        with suppress(PermissionError):
+            (self.folder / "mounted").unlink(missing_ok=True)
+
+    @property
+    def may_be_mounted(self) -> bool:
+        """Whether a mount of this start of the kernel may show the tree."""
+        with suppress(FileNotFoundError):
+            return (self.folder / "mounted").read_text(encoding="ascii") == boot_id()
+        return False
+
+    @property
+    def hides_deletions(self) -> bool:
+        """Whether marks for overlayfs could be made for all that was deleted."""
+        return not (self.folder / "unmarked").exists()
+
     def changed_files(self, *, digests: bool) -> list[str]:
         """Return the files that are not what the manifest says.
 
@@ -188,7 +261,8 @@ class NodeCache:
         """Return the tree of a key if it is there and can be relied on.
 
         A tree whose files share inodes with environments, or that was written before
-        the machine last started, is looked at first, and dropped if it is not right.
+        the machine last started, is looked at first. Whoever uses the tree holds its lock
+        ``together``, so that it is not dropped meanwhile.
         """
         tree = Tree(self.folder / "trees" / key)
         try:
@@ -199,7 +273,6 @@ class NodeCache:
             sound = False
         if not sound:
             _LOG.warning("%s is not what was extracted; it is fetched again", tree.folder)
-            self.drop(key)
             return None
         return tree
 
@@ -207,7 +280,8 @@ class NodeCache:
         if tree.boot != boot_id():
             if tree.changed_files(digests=True):
                 return False
-            (tree.folder / "boot").write_text(boot_id(), encoding="ascii")
+            with suppress(PermissionError):
+                (tree.folder / "boot").write_text(boot_id(), encoding="ascii")
             return True
         shared = (tree.folder / "linked").exists()
         return not shared or not tree.changed_files(digests=False)
@@ -215,7 +289,7 @@ class NodeCache:
     def partial(self, key: str) -> Tree:
         """Return an empty tree to fill, under the lock of the key."""
         folder = self.folder / "partial" / key
-        shutil.rmtree(folder, ignore_errors=True)
+        discard(folder)
         folder.mkdir(parents=True)
         return Tree(folder)
 
@@ -229,12 +303,17 @@ class NodeCache:
         return Tree(final)
 
     def drop(self, key: str) -> None:
-        """Remove a tree; it disappears in one rename."""
-        folder = self.folder / "partial" / f"{key}.dropped"
-        shutil.rmtree(folder, ignore_errors=True)
+        """Remove a tree; it disappears in one rename, under the lock of the key.
+
+        What a mount may still show stays on the disk until the machine has started again,
+        or running programs would lose their files.
+        """
+        aside = self.folder / "partial" / f"{key}.dropped.{secrets.token_hex(4)}"
         with suppress(FileNotFoundError):
-            (self.folder / "trees" / key).rename(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+            (self.folder / "trees" / key).rename(aside)
+        for folder in aside.parent.glob(f"{key}.dropped*"):
+            if not Tree(folder).may_be_mounted:
+                discard(folder)
 
     def free_bytes(self) -> int:
         """Return the space left on its disk."""

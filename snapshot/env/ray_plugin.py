@@ -139,7 +139,7 @@ def _fetched(url: str, key: str) -> Tree:
     tree = cache.tree(key)
     if tree is None:
         with stage("environment") as tally, opened(url) as repository:
-            tree = provide(cache, repository, key, environment.targets)
+            tree = provide(cache, repository, key, environment.targets, fits=environment.check_fits)
             tally.add("store", repository.bytes_read)
             tally.note("packages", key)
     if tree is None:

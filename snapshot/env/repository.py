@@ -105,12 +105,17 @@ class Repository:
         return manifest
 
     def publish(self, manifest: Manifest) -> bool:
-        """Put a manifest there unless one of its key is; return whether it was put.
+        """Put a manifest there unless a sound one of its key is; return whether it was put.
 
-        The first one stays, so that every node that starts a job gets the same bytes. Of
+        The first one stays, so that every node that starts a job gets the same bytes; but
+        one that is damaged, or whose packs are gone, makes room: saving again mends it. Of
         two savers that publish in the same instant the last one stays; both are whole.
         """
-        if self.manifest_bytes(manifest.head.key) is not None:
+        try:
+            present = self.manifest(manifest.head.key)
+        except IntegrityError:
+            present = None
+        if present is not None and all(map(self._index_if_whole, present.head.packs)):
             return False
         path = f"{ROOT}/manifests/{_checked(manifest.head.key)}"
         self.store.publish(path, encode_manifest(manifest))

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from omniload.base.errors import IntegrityError, OmniloadError, StateError, UnavailableError
+from omniload.base.errors import OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
 from snapshot.env.applying import Form, Record, apply
 from snapshot.env.checking import Limits
@@ -16,9 +16,9 @@ from snapshot.env.extracting import provide
 from snapshot.env.keys import Installation, base_of, installed_in, key_of
 from snapshot.env.manifest import Manifest
 from snapshot.env.mounting import mount_overlay
-from snapshot.env.node_cache import NodeCache, Tree, boot_id
+from snapshot.env.node_cache import NodeCache, Tree, boot_id, together
 from snapshot.env.repository import Repository
-from snapshot.env.saving import Progress, capture, save
+from snapshot.env.saving import Captured, Progress, capture, save
 from snapshot.env.verifying import faults_of
 
 __all__ = ["Restored", "Restorer", "Wish", "installed_record"]
@@ -26,7 +26,10 @@ __all__ = ["Restored", "Restorer", "Wish", "installed_record"]
 Wish = Literal["auto", "mount", "link", "copy"]
 """Form asked for; ``auto`` takes the first of the others that works."""
 _LOG = get_logger(__name__)
-_NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
+_NO_LINKS = frozenset(
+    {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EROFS, errno.EMLINK, errno.EOPNOTSUPP}
+)
+_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +132,11 @@ class Restorer:
             captured = capture(
                 environment.interpreter, environment.targets, installation, byte_code=byte_code
             )
+            if captured.is_empty:
+                _LOG.warning(
+                    "the command changed nothing in %s; is its pip that of this environment?",
+                    environment.interpreter.prefix,
+                )
             manifest = save(
                 repository,
                 captured,
@@ -143,25 +151,45 @@ class Restorer:
     def _restore(self, key: str, wish: Wish) -> Restored | None:
         begin, read = time.monotonic(), 0
         record = self.environment.heal()
-        if record is not None and record.key == key and record.form == "mount":
+        held = record.form if record is not None and record.key == key else None
+        if record is not None and held == "mount" and wish in ("auto", "mount"):
             return Restored(key=key, form="mount", already=True)
-        tree = self.cache.tree(key)
-        if tree is None:
+        for _ in range(_TRIES):
+            with together(self.cache.lock(key)):
+                tree = self.cache.tree(key)
+                if tree is not None:
+                    return self._take(tree, record, wish, begin=begin, read=read)
             with self.opened() as repository:
                 tree = provide(
                     self.cache,
                     repository,
                     key,
                     self.environment.targets,
+                    fits=self.environment.check_fits,
                     limits=self.limits,
                     progress=self.progress,
                 )
-                read = repository.bytes_read
-        if tree is None:
-            return None
+                read += repository.bytes_read
+            if tree is None:
+                return None
+        raise StateError(
+            f"{self.cache.folder} loses {key[:16]} as often as it is fetched ({_TRIES} times); end "
+            "what writes into environments that are linked to it, or restore with --form copy"
+        )
+
+    def _take(
+        self, tree: Tree, record: Record | None, wish: Wish, *, begin: float, read: int
+    ) -> Restored:
+        """Place a tree whose lock is held, unless the environment holds it in a form that will do."""
         self.environment.check_fits(tree.head)
-        fetched = time.monotonic()
-        if record is not None and record.key == key and self._holds(tree, record):
+        fetched, key = time.monotonic(), tree.head.key
+        if (
+            record is not None
+            and record.key == key
+            and (wish in ("auto", record.form) or record.form == "command")
+            and record.form != "mount"
+            and self._holds(tree, record)
+        ):
             return Restored(key=key, form=record.form, already=True, stored_bytes=read)
         base = self._cleared_base(record, tree)
         form = self._place(tree, key, wish, base)
@@ -175,9 +203,10 @@ class Restorer:
 
     def _cleared_base(self, record: Record | None, tree: Tree) -> dict[str, str]:
         """Clear the environment; return what it holds then, as its record shall say it."""
-        if record is not None:
-            if record.form != "command":
-                self.environment.clear(record)
+        if record is not None and record.form != "command":
+            self.environment.clear(record)
+            return record.base
+        if record is not None and record.key == tree.head.key:
             return record.base
         made_in: dict[str, str] = tree.head.document["base"]
         now = base_of(made_in["image"], installed_in(self.environment.targets))
@@ -231,11 +260,15 @@ class Restorer:
             apply(environment.records, tree, environment.targets, record)
             return
         paths = [environment.targets[number].path for number in used]
+        first = not tree.may_be_mounted
+        tree.mark_mounted()
         try:
             for number in used:
                 mount_overlay(tree, number, environment.targets[number].path, key)
         except OmniloadError:
             environment.heal()  # what is mounted so far has no record
+            if first:
+                tree.mark_unmounted()
             raise
         environment.records.write("record", replace(record, targets=tuple(paths)))
 
@@ -251,16 +284,29 @@ class Restorer:
         begin = time.monotonic()
         captured = capture(environment.interpreter, environment.targets, installation)
         seconds, saved = {"install": captured.install_s}, False
-        if record:
-            try:
-                with self.opened() as repository:
-                    save(repository, captured, document, progress=self.progress)
-                saved = True
-                environment.records.write("record", installed_record(environment, document))
-            except (UnavailableError, IntegrityError) as error:
-                _LOG.warning("installed, but no snapshot was saved: %s", error)
-            seconds["save"] = time.monotonic() - begin - captured.install_s
+        if captured.is_empty:
+            _LOG.warning(
+                "the command changed nothing in %s, so no snapshot was saved; is its pip that of "
+                "this environment?",
+                environment.interpreter.prefix,
+            )
+        else:
+            if record:
+                saved = self._saved(captured, document)
+                seconds["save"] = time.monotonic() - begin - captured.install_s
+            # Also where nothing was saved: what was there before is part of the key.
+            environment.records.write("record", installed_record(environment, document))
         return Restored(key=key, form="command", saved=saved, seconds=seconds)
+
+    def _saved(self, captured: Captured, document: dict[str, Any]) -> bool:
+        """Save what was installed, if that can be; a start does not depend on it."""
+        try:
+            with self.opened() as repository:
+                save(repository, captured, document, progress=self.progress)
+        except (OmniloadError, OSError) as error:  # such as a store that is full
+            _LOG.warning("installed, but no snapshot was saved: %s", error)
+            return False
+        return True
 
 
 def installed_record(environment: Environment, document: dict[str, Any]) -> Record:

@@ -1,7 +1,9 @@
 """Run a command, see what it changed in the targets, and keep that as a snapshot."""
 
+import ctypes
 import hashlib
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +16,7 @@ from omniload.base.log import get_logger
 from snapshot.env.checking import Limits, check_entries
 from snapshot.env.entries import Delta, Entry, Kind, Target, difference
 from snapshot.env.interpreter import Interpreter, environment_of
-from snapshot.env.keys import Installation, installed_in, key_of
+from snapshot.env.keys import Installation, installed_in, key_of, shown
 from snapshot.env.manifest import Head, Manifest, Place
 from snapshot.env.packs import Frame
 from snapshot.env.repository import Repository
@@ -26,6 +28,7 @@ __all__ = ["Captured", "Progress", "capture", "save"]
 PACK_RAW_BYTES = 256 << 20
 """A pack is closed at the first content that goes over; one larger file is one larger pack."""
 _PIECE_BYTES = 1 << 20
+_PR_SET_PDEATHSIG = 1
 _LOG = get_logger(__name__)
 
 Progress = Callable[[str, int, int], None]
@@ -40,6 +43,16 @@ class Captured(NamedTuple):
     after: Scan
     delta: Delta
     install_s: float
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was installed: byte code at most was added to what was there."""
+        made = (
+            place
+            for place in self.delta.changed
+            if self.after[place].kind is not Kind.DIRECTORY or place not in self.before
+        )
+        return not self.delta.deleted and all("__pycache__" in path for _, path in made)
 
 
 def capture(
@@ -66,7 +79,16 @@ def capture(
     variables = environment_of(interpreter, installation.environment)
     words = list(installation.command)
     try:
-        done = subprocess.run(words, cwd=installation.folder, env=variables, check=False)  # noqa: S603
+        # Standard output is for the key. A killed save takes the command along, or the next
+        # one would look at files that are still being written.
+        done = subprocess.run(  # noqa: S603
+            words,
+            cwd=installation.folder,
+            env=variables,
+            check=False,
+            stdout=2,
+            preexec_fn=_die_with_parent(),
+        )
     except OSError as error:
         raise StateError(f"{words[0]!r} cannot be run: {error.strerror}") from error
     if done.returncode != 0:
@@ -108,13 +130,13 @@ def save(
     head = Head(
         key=key_of(document),
         document=document,
-        targets=targets,
+        targets=tuple(Target(shown(name), shown(path)) for name, path in targets),
         created_ns=time.time_ns(),
         packs=tuple(writer.packs),
         distributions=installed_in(targets),
         install_s=round(captured.install_s, 3),
         stored_bytes=writer.stored_bytes,
-        skipped=tuple(path.encode("utf-8", "replace").decode() for path in captured.after.special),
+        skipped=tuple(map(shown, captured.after.special)),
     )
     manifest = Manifest(
         head=head, entries=entries, contents=writer.places, frames=tuple(writer.packs.values())
@@ -244,12 +266,21 @@ class _Writer:
             raise StateError(f"{path} changed while it was saved; end what writes it, save again")
 
 
+def _die_with_parent() -> Callable[[], None]:
+    """Return what a child does first to get SIGTERM when its parent is killed."""
+    prctl = ctypes.CDLL(None).prctl  # looked up before the fork
+    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) and None
+
+
 def _compile(interpreter: Interpreter, targets: Sequence[Target]) -> None:
     """Compile sources to byte code; sources that cannot be compiled are left alone."""
     folders = [target.path for target in targets if target.path != interpreter.scripts]
     words = [interpreter.executable, "-m", "compileall", "-qq", "-j", "0", *folders]
-    done = subprocess.run(  # noqa: S603 -- the user's own interpreter
-        words, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    if done.returncode != 0:
-        _LOG.debug("some sources could not be compiled to byte code")
+    try:
+        done = subprocess.run(  # noqa: S603 -- the user's own interpreter
+            words, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        if done.returncode != 0:
+            _LOG.debug("some sources could not be compiled to byte code")
+    except OSError as error:
+        _LOG.warning("no byte code was added: %s", error)

@@ -9,7 +9,7 @@ import click
 
 from omniload.base.errors import StateError
 from snapshot.env.entries import Kind
-from snapshot.env.keys import differences
+from snapshot.env.keys import differences, shown
 from snapshot.env.manifest import Manifest
 from snapshot.env.repository import Repository
 
@@ -56,7 +56,7 @@ def show_one(manifest: Manifest, *, files: bool, as_json: bool) -> None:
     paths = [
         {
             "target": names[e.target],
-            "path": _plain(e.path),
+            "path": shown(e.path),
             "kind": e.kind.name.lower(),
             "bytes": e.size_bytes,
         }
@@ -86,10 +86,6 @@ def show_difference(left: Manifest, right: Manifest, *, as_json: bool) -> None:
         click.echo(f"{each.place}: {each.left or '(absent)'} -> {each.right or '(absent)'}")
     if not found:
         click.echo("the same key")
-
-
-def _plain(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
 
 
 def format_bytes(size_bytes: int) -> str:

@@ -217,7 +217,7 @@ def test_an_undo_that_stops_while_it_cleans_up_loses_nothing(tmp_path, monkeypat
     a_restorer(environment, tmp_path).restore(manifest.head.key, "link")
     real = shutil.rmtree
 
-    def stops(path):
+    def stops(path, **_):
         real(Path(path) / "trash")
         raise KeyboardInterrupt
 

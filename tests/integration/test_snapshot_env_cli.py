@@ -203,6 +203,54 @@ def test_run_becomes_the_command_in_the_restored_environment(place):
     assert end.bytes["store"] > 0
 
 
+def as_program(folder, *words):
+    """Run the command in a process of its own."""
+    main = [sys.executable, "-c", "from omniload.base.cli import main; main()", "env"]
+    known = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [*main, *words], capture_output=True, text=True, check=False, env=known, cwd=folder
+    )
+
+
+def test_what_a_command_prints_does_not_mix_with_the_key(place):
+    script = ["--", "sh", "-c", "echo much ado; touch venv/bin/made"]
+
+    done = as_program(place, "save", "-o", "store", "--python", "venv", *script)
+
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) == 65
+    assert "much ado" in done.stderr
+
+
+def test_run_leaves_signals_as_a_shell_would(place):
+    key = save(place)
+    words = ["run", key, "-o", "store", "--python", "venv", "--form", "link", "--"]
+    script = "grep SigIgn /proc/self/status; kill -TERM $$"
+
+    done = as_program(place, *words, "sh", "-c", script)
+
+    assert done.returncode == -15
+    assert int(done.stdout.split()[1], 16) == 0
+
+
+def test_a_system_call_that_fails_is_told_with_a_remedy(place, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device", str(place / "cache"))
+
+    key = save(place)
+    monkeypatch.setattr("snapshot.env.restoring.provide", full)
+    told = str(run("restore", key, "-o", "store", "--python", "venv", fails=True))
+    monkeypatch.setattr("snapshot.env.environment.Environment.locked", closed)
+    denied = str(run("umount", "--python", "venv", fails=True))
+
+    assert "no space is left; free some, or name a node cache" in told
+    assert "may not: Permission denied; use an environment" in denied
+
+
+def closed(_):
+    raise PermissionError(13, "Permission denied", "/venv/.omniload-env")
+
+
 def test_saving_is_a_stage_of_its_own_in_the_log(place, monkeypatch):
     monkeypatch.setenv(LOG_VARIABLE, str(place / "log"))
 
@@ -227,6 +275,12 @@ def test_saving_is_a_stage_of_its_own_in_the_log(place, monkeypatch):
         (["verify", "-o", "store"], StateError, "holds no snapshot"),
         (["umount"], StateError, "holds no snapshot"),
         (["run", "0" * 64, "-o", "store"], ConfigError, "no command to run"),
+        (["run", "--auto", "-o", "store", "--", "true"], StateError, "installs in --install"),
+        (
+            ["run", "--auto", "--install", "pip 'x", "-o", "store", "--", "true"],
+            ConfigError,
+            "No closing quotation",
+        ),
         (
             ["save", "-o", "store", "--target", "/", "--", "true"],
             ConfigError,
@@ -238,7 +292,7 @@ def test_saving_is_a_stage_of_its_own_in_the_log(place, monkeypatch):
 def test_a_mistake_is_told_with_a_remedy(place, words, error, message):
     if words[0] != "show" and "--python" not in words:
         words[1:1] = ["--python", "venv"]
-    if "--auto" in words:
+    if words[0] == "restore" and "--auto" in words:
         words += ["--", "true"]
 
     found = run(*words, fails=True)

@@ -123,9 +123,18 @@ def saved(folder, script=INSTALL):
     return environment, manifest, held
 
 
+def discard(folder):
+    """Remove a folder, also where it holds folders that may not be written."""
+    for above, folders, _ in os.walk(folder):
+        for name in folders:
+            if not (Path(above) / name).is_symlink():
+                (Path(above) / name).chmod(0o755)
+    shutil.rmtree(folder)
+
+
 def remake(environment, folder):
     """Throw an environment away and make it as it was."""
-    shutil.rmtree(environment.interpreter.prefix)
+    discard(environment.interpreter.prefix)
     an_environment(folder)
 
 

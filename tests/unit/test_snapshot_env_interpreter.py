@@ -7,7 +7,7 @@ import pytest
 
 from omniload.base.errors import ConfigError
 from snapshot.env.describe import describe
-from snapshot.env.interpreter import Interpreter, environment_of, find_python, probe
+from snapshot.env.interpreter import Interpreter, environment_of, find_python
 from tests.support.snapshot_env_builders import an_interpreter
 
 
@@ -48,18 +48,6 @@ def test_a_link_to_an_interpreter_is_not_followed_out_of_its_environment(tmp_pat
 def test_an_interpreter_that_is_not_there_is_a_clear_fault(tmp_path):
     with pytest.raises(ConfigError, match="no interpreter there; give --python"):
         find_python(str(tmp_path), {})
-
-
-def test_something_that_is_no_interpreter_is_a_clear_fault(tmp_path):
-    script = tmp_path / "python"
-    script.write_text("#!/bin/sh\necho not json\n")
-    script.chmod(0o755)
-
-    with pytest.raises(ConfigError, match="cannot be asked about itself"):
-        probe(str(script))
-    script.write_text("#!/bin/sh\nexit 3\n")
-    with pytest.raises(ConfigError, match="cannot be asked about itself"):
-        probe(str(script))
 
 
 def test_a_description_names_everything_a_wheel_is_chosen_by():
