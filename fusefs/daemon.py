@@ -13,7 +13,7 @@ from fusefs.bridge.daemons import run_daemon
 from fusefs.bridge.operations import StoreFileSystem
 from fusefs.mounting import MountConfig
 from fusefs.namespace import StripedFiles
-from fusefs.stores.opening import open_store
+from fusefs.stores.opening import check_root, open_store
 from fusefs.stores.retrying import RetryingStore
 from omniload.base import metrics
 from omniload.base.errors import ConfigError, StateError
@@ -43,7 +43,7 @@ def serve(config: MountConfig, ready: Callable[[], None]) -> None:
         open_store(config.store, config.store_options or None),
         waits_s=_waits_s(config.give_up_after),
     )
-    store.stat("")  # better said now than by the first call on the mount
+    check_root(store)  # better said now than by the first call on the mount
     # The process that has the mount has the directory of its disk cache, too.
     taken = config.files.model_copy(update={"disk_cache": None}) if config.take_over else None
     files = StripedFiles(store, taken or config.files)

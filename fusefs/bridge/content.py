@@ -71,6 +71,8 @@ class ContentRequests(Opening):
     async def open(self, inode: int, flags: int) -> Opened:
         """Open a file as it is now in the store, or as it is being written here."""
         if inode == STATS_INODE:
+            if flags & (os.O_ACCMODE | os.O_TRUNC) != os.O_RDONLY:
+                raise PermissionError(errno.EPERM, "statistics are only read")
             return Opened(self._new_stats_handle(), direct_io=True)
         return await self._open(self._tree.node(inode), flags)
 

@@ -9,8 +9,9 @@ from fusefs.stores.fsspec_store import fsspec_store
 from fusefs.stores.local import LocalStore
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.protocol import Store
+from omniload.base.errors import ConfigError
 
-__all__ = ["open_store"]
+__all__ = ["check_root", "open_store"]
 
 _ARROW = frozenset({"hdfs", "viewfs", "s3", "gs", "gcs", "abfs", "abfss"})
 
@@ -35,3 +36,18 @@ def open_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
     if parts.scheme in _ARROW and not options:
         return arrow_store(url)
     return fsspec_store(url.removeprefix("fsspec+"), options)
+
+
+def check_root(store: Store) -> None:
+    """Ask a store once for the directory that it was opened at.
+
+    Raises:
+        ConfigError: Nothing is there, or a file is.
+        UnavailableError: The store does not answer.
+    """
+    try:
+        found = store.stat("")
+    except FileNotFoundError as error:
+        raise ConfigError(f"store {store.location!r} is not there; make the directory") from error
+    if not found.is_directory:
+        raise ConfigError(f"store {store.location!r} is a file; name a directory")

@@ -8,6 +8,7 @@ import pytest
 from fusefs.body import SpoolPlace
 from fusefs.bridge.operations import StoreFileSystem
 from fusefs.bridge.protocol import ROOT_INODE, Change
+from fusefs.bridge.session import STATS_INODE
 from fusefs.bridge.waiting import run_blocking
 from fusefs.opened import OpenedFile
 from omniload.base.errors import StateError
@@ -208,3 +209,12 @@ def test_what_a_mount_tells_about_itself_has_no_attributes_and_does_not_change(m
         ):
             with pytest.raises(PermissionError, match="do not change"):
                 run_blocking(change)
+
+
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR, os.O_TRUNC])
+def test_statistics_cannot_be_opened_for_writing(mount, flags):
+    with pytest.raises(PermissionError) as caught:
+        mount.open(STATS_INODE, flags)
+
+    assert caught.value.errno == errno.EPERM
+    assert mount.read(mount.open(STATS_INODE)).startswith(b"{")
