@@ -105,7 +105,7 @@ class EndOfData:
 
     step: int
     carried_tokens: int = 0
-    """Tokens that were drawn and wait for a row that does not come."""
+    """Tokens that were drawn and wait for a row that does not come, where the sources are at their end."""
 
 
 PlannerCommand = ReadAhead | AppendJournal | PublishPlan | ReleaseSamples | ReleaseSteps | EndOfData

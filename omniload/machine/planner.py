@@ -154,7 +154,8 @@ class Planner:
             and self.state.step < self.slowest_step + self.mix.runtime.prefetch_steps
         ):
             if self.num_steps is not None and self.state.step >= self.num_steps:
-                commands.append(self._end())
+                self._ended = True
+                commands.append(EndOfData(step=self.state.step))
                 break
             demand = self._demanded()
             if demand.short:
@@ -168,7 +169,9 @@ class Planner:
                 self._refuse_barren(source)
                 break
             if self._must_stop(membership):
-                commands.append(self._end())
+                self._ended = True
+                left = int(self.state.carried.lengths_P.sum())
+                commands.append(EndOfData(step=self.state.step, carried_tokens=left))
                 break
             commands += self._publish(membership)
             changed = range(len(self._queues))
@@ -256,11 +259,6 @@ class Planner:
             cursors, epochs = self.state.cursors_S, self.positions_per_epoch_S
             return all(cursors[s][0] >= epochs[s] for s in self._drawn_from_now_on())
         return False
-
-    def _end(self) -> EndOfData:
-        self._ended = True
-        carried = int(self.state.carried.lengths_P.sum())
-        return EndOfData(step=self.state.step, carried_tokens=carried)
 
     def _drawn_from_now_on(self) -> list[int]:
         """Return the sources of a weight above 0 now or in a later stage: no other will ever end."""

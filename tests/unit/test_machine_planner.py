@@ -17,8 +17,7 @@ from omniload.machine.messages import (
     Started,
     StepTaken,
 )
-from omniload.mix.state import MixState
-from tests.support.builders import a_mix, a_planner, a_table, pieces_of
+from tests.support.builders import a_mix, a_planner, a_table
 
 
 def a_small_mix(prefetch=2, **changes):
@@ -212,13 +211,15 @@ def test_a_run_resumed_behind_its_last_step_ends_at_once():
     assert resumed.handle(Started()) == (EndOfData(step=2),)
 
 
-def test_the_end_tells_of_tokens_that_wait_for_a_row():
-    carried = pieces_of([0, 3, 0, 0, 7, 7], [0, 5, 0, 2, 4, 9])
-    state = replace(MixState.start(1), carried=carried)
+def test_the_end_of_the_sources_tells_of_tokens_that_wait_for_a_row():
+    planner = a_planner(a_small_mix(prefetch=50, mix={"stop": "first_exhausted"}), epoch=[40])
+    commands = [*planner.handle(Started()), *planner.handle(report([3, 4] * 30))]
 
-    assert EndOfData(step=0, carried_tokens=9) in a_planner(
-        a_small_mix(), state=state, num_steps=0
-    ).handle(Started())
+    carried = int(planner.state.carried.lengths_P.sum())
+    assert carried > 0
+    assert of_kind(commands, EndOfData) == [
+        EndOfData(step=planner.state.step, carried_tokens=carried)
+    ]
 
 
 def ends_at(stop, epoch, *, sources=("web",), lengths=((10,) * 60,)):
