@@ -13,8 +13,9 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -29,6 +30,10 @@ __all__ = ["Form", "Move", "Record", "Records", "apply", "carry_out", "plan_move
 VERSION = 1
 _SHARE = 512
 """Files that a thread places at a time."""
+_Between = tuple[str, str]
+"""Directories from and to which files are placed."""
+_Names = Sequence[tuple[str, str]]
+"""Name of each file in either."""
 Form = Literal["mount", "link", "copy", "command"]
 """How an environment came to hold a snapshot; ``command``: it was installed here."""
 
@@ -123,9 +128,11 @@ def plan_moves(
     moves, whole = list[Move](), set[tuple[int, str]]()
     for entry in entries:
         place = (entry.target, entry.path)
-        if not entry.path or any(
-            (entry.target, above) in whole for above in parents_of(entry.path)
-        ):
+        if not entry.path:
+            continue
+        if (entry.target, entry.path.rpartition("/")[0]) in whole:
+            if entry.kind is Kind.DIRECTORY:
+                whole.add(place)  # what lies in it comes after it, and moves with it as well
             continue
         there = exists(*place)
         if entry.kind is Kind.DELETED:
@@ -160,9 +167,10 @@ def apply(records: Records, tree: Tree, targets: Sequence[Target], record: Recor
         Path(target.path).mkdir(parents=True, exist_ok=True)
         discard(Path(target.path) / OWN_FOLDER)
     moves = plan_moves(entries, lambda number, path: _kind_at(targets[number], path))
+    staged = list(_staged(entries, moves, targets))
     whole = replace(record, moves=moves)
     try:
-        _stage(tree, entries, moves, targets, linked=record.form == "link")
+        _stage(tree, staged, targets, linked=record.form == "link")
         records.write("journal", whole)
     except OSError:
         # Such as a full disk. Nothing of it is in place, and nobody else would remove it.
@@ -170,8 +178,9 @@ def apply(records: Records, tree: Tree, targets: Sequence[Target], record: Recor
             discard(Path(target.path) / OWN_FOLDER)
         raise
     carry_out(records, whole)
+    new = {(entry.target, entry.path) for entry, _ in staged}
     for entry in entries:
-        if entry.kind is Kind.DIRECTORY:
+        if entry.kind is Kind.DIRECTORY and (entry.target, entry.path) not in new:
             path = Path(targets[entry.target].path) / entry.path
             path.chmod(entry.mode)
             os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
@@ -206,8 +215,7 @@ def undo(records: Records, record: Record) -> None:
 
 def _stage(
     tree: Tree,
-    entries: Sequence[Entry],
-    moves: Sequence[Move],
+    staged: Sequence[tuple[Entry, str]],
     targets: Sequence[Target],
     *,
     linked: bool,
@@ -216,28 +224,60 @@ def _stage(
     for target in targets:
         for name in ("stage", "backup"):
             (Path(target.path) / OWN_FOLDER / name).mkdir(parents=True, exist_ok=True)
+    plain = [stat.S_IMODE(os.stat(f"{t.path}/{OWN_FOLDER}/stage").st_mode) for t in targets]  # noqa: PTH116
+    folders = list[tuple[str, Entry]]()
+    files: dict[_Between, list[tuple[str, str]]] = {}
     layers = [str(tree.layer(number)) for number in range(len(targets))]
-    folders, files = list[tuple[str, Entry]](), list[tuple[str, str]]()
-    for entry, path in _staged(entries, moves, targets):
+    for entry, path in staged:
         if entry.kind is Kind.DIRECTORY:
             os.mkdir(path)  # noqa: PTH102 -- tens of thousands of paths
             folders.append((path, entry))
-        else:
-            files.append((f"{layers[entry.target]}/{entry.path}", path))
-    place = os.link if linked else shutil.copy2
-
-    def place_all(some: Sequence[tuple[str, str]]) -> None:
-        for source, path in some:
-            place(source, path, follow_symlinks=False)
-
+            continue
+        above, _, name = entry.path.rpartition("/")
+        into, _, number = path.rpartition("/")
+        files.setdefault((f"{layers[entry.target]}/{above}", into), []).append((name, number))
     threads = min(8, os.cpu_count() or 1)
+    place = _link if linked else _copy
     with ThreadPoolExecutor(threads, thread_name_prefix="omniload-env") as pool:
-        shares = [files[at : at + _SHARE] for at in range(0, len(files), _SHARE)]
-        for _ in pool.map(place_all, shares):
+        for _ in pool.map(lambda share: [place(*each) for each in share], _shares(files)):
             pass
     for path, entry in reversed(folders):
-        os.chmod(path, entry.mode)  # noqa: PTH101
+        if entry.mode != plain[entry.target]:
+            os.chmod(path, entry.mode)  # noqa: PTH101
         os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
+
+
+def _shares(files: Mapping[_Between, _Names]) -> list[list[tuple[str, str, _Names]]]:
+    """Divide files among threads, some directories or a part of a large one at a time."""
+    shares: list[list[tuple[str, str, _Names]]] = []
+    held = _SHARE
+    for between, names in files.items():
+        for at in range(0, len(names), _SHARE):
+            part = names[at : at + _SHARE]
+            if held + len(part) > _SHARE:
+                shares.append([])
+                held = 0
+            shares[-1].append((*between, part))
+            held += len(part)
+    return shares
+
+
+def _link(source: str, into: str, names: _Names) -> None:
+    """Link files of one directory into another; the kernel walks to either only once."""
+    with ExitStack() as stack:
+        folders = []
+        for path in (source, into):
+            folders.append(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+            stack.callback(os.close, folders[-1])
+        for name, staged in names:
+            os.link(
+                name, staged, src_dir_fd=folders[0], dst_dir_fd=folders[1], follow_symlinks=False
+            )
+
+
+def _copy(source: str, into: str, names: _Names) -> None:
+    for name, staged in names:
+        shutil.copy2(f"{source}/{name}", f"{into}/{staged}", follow_symlinks=False)
 
 
 def _staged(
