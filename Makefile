@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Two lanes of tests; tests/conftest.py says which may run side by side.
+LANES := -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help setup system demo test test-fast check format bench clean
@@ -25,10 +27,10 @@ demo: $(STAMP) ## Run the main job: corpus, mix, training, kill, resume, report
 
 test: $(STAMP) ## Run every check and every test
 	@$(MAKE) --no-print-directory check
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(LANES)
 
 test-fast: $(STAMP) ## Run the tests that start no cluster and no mount
-	@$(BIN)/python -m pytest -m "not ray and not fuse and not slow"
+	@$(BIN)/python -m pytest $(LANES) -m "not ray and not fuse and not slow"
 
 check: $(STAMP) ## Format, lint, types, import contracts
 	@$(BIN)/ruff format --check .

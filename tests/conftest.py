@@ -11,7 +11,10 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-UNIT = Path(__file__).parent / "unit"
+TESTS = Path(__file__).parent
+UNIT = TESTS / "unit"
+COMPUTING = (UNIT, TESTS / "house", TESTS / "property")
+"""Folders whose tests touch the machine only where a marker says so."""
 
 settings.register_profile(
     "dev",
@@ -64,9 +67,26 @@ def leaves_nothing_behind():
     assert [process.name() for process in alive] == []
 
 
+def pytest_collection_modifyitems(items):
+    """Keep tests that start processes or mounts in two lanes, one test of each at a time.
+
+    Side by side with what only computes they fill the cores of a small machine; more of them
+    at once would compete for memory and make each other late.
+    """
+    for item in items:
+        marked = any(item.get_closest_marker(name) for name in ("ray", "fuse", "slow"))
+        if marked or not any(item.path.is_relative_to(folder) for folder in COMPUTING):
+            bytes_side = item.path.name.startswith(("test_fusefs", "test_snapshot"))
+            item.add_marker(pytest.mark.xdist_group("files" if bytes_side else "jobs"))
+
+
 def pytest_sessionfinish(session, exitstatus):
     """Fail the run on CI where a real partner (a mount, HDFS, S3) was not tested: a skip is not a pass."""
     if not os.environ.get("CI") or exitstatus != pytest.ExitCode.OK:
+        return
+    if hasattr(
+        session.config, "workerinput"
+    ):  # the process that started the workers says it for all
         return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     skipped = {str(report.longrepr[2]) for report in reporter.stats.get("skipped", [])}
