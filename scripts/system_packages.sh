@@ -16,6 +16,7 @@ need libfuse3-dev pkg-config --exists fuse3
 need python3-dev "${PYTHON:-python3}" -c \
     'import os, sysconfig; assert os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h"))'
 # What the tests put on a mount.
+need iproute2 command -v ip
 need git command -v git
 need rsync command -v rsync
 need fio command -v fio

@@ -21,6 +21,7 @@ from snapshot.image.fetcher import FetchSettings, Priority
 from snapshot.image.index_file import IndexCache
 from snapshot.image.layers import index_image
 from snapshot.image.loader import BlockLoader, RegistryTier
+from snapshot.image.peer_node import PeerNode, PeerSettings
 from snapshot.image.prefetching import Outstanding, want_blocks
 from snapshot.image.recording import Recording
 from snapshot.image.trace import Trace, block_refs, decode_trace, hot_blocks
@@ -68,6 +69,8 @@ class ImageMount(StrictModel):
     """Cap of those cold blocks, in bytes per second; 0 for none."""
     slots: int = Field(default=16, ge=2, le=256)
     """Requests on their way."""
+    sharing: PeerSettings = PeerSettings()
+    """With whom blocks are shared."""
     bridge: BridgeOptions = BridgeOptions(read_only=True)
 
 
@@ -108,11 +111,14 @@ class _Serving:
         self._tree = merge([index.entries for index in self._indexes])
         clock = SystemClock()
         self._hot = Outstanding()
+        disk = BlockStore(cache / "blocks", settings.disk)
+        registry = RegistryTier(store)
+        self._peers = PeerNode(settings.sharing, registry, disk, self._indexes, clock=clock)
         self._loader = BlockLoader(
-            {"registry": RegistryTier(store)},
-            BlockStore(cache / "blocks", settings.disk),
+            self._peers.tiers,
+            disk,
             FetchSettings(
-                tiers=("registry",),
+                tiers=tuple(self._peers.tiers),
                 slots=settings.slots,
                 reserved_slots=max(settings.slots // 4, 1),
                 cold_bytes_per_s=float(settings.bandwidth) or None,
@@ -181,7 +187,10 @@ class _Serving:
 
     def _close(self) -> None:
         self._shown.close()
+        self._peers.close()
         self._loader.close()
+        if numbers := self._peers.numbers():
+            _log.info("bytes of peers: %s", numbers)
         _log.info(
             "bytes by tier: %s; %d requests, %d waits",
             self._loader.bytes_of,

@@ -9,6 +9,7 @@ from fusefs.bridge.options import BridgeOptions
 from omniload.base.config import parse_yaml
 from omniload.base.errors import ConfigError
 from snapshot.image.mounting import AUTO, ImageMount
+from snapshot.image.peer_node import PeerSettings
 from snapshot.oci.manifest import Platform
 from snapshot.oci.opening import platform_here
 
@@ -29,12 +30,17 @@ def mount_settings(image: str, mountpoint: str, options: tuple[str, ...]) -> Ima
     """
     fields: dict[str, Any] = {"image": image, "mountpoint": mountpoint}
     bridge: dict[str, Any] = {"read_only": True}
+    sharing: dict[str, Any] = {}
     for option in filter(None, ",".join(options).split(",")):
         key, given, value = option.strip().partition("=")
         if key in BridgeOptions.model_fields:
             bridge[key] = value if given else True
         elif key == "platform":
             fields[key] = json.loads((platform_of(value) or platform_here()).model_dump_json())
+        elif key == "peers" or (sharing.get("peers") and not given and ":" in key):
+            sharing.setdefault("peers", []).append(value or key)  # a list, parted by commas too
+        elif key in PeerSettings.model_fields:
+            sharing[key] = value
         elif key == "mirror":
             fields.setdefault("mirrors", []).append(value)
         else:
@@ -42,8 +48,11 @@ def mount_settings(image: str, mountpoint: str, options: tuple[str, ...]) -> Ima
     for key in ("trace", "record", "cache"):
         if key in fields and (fields[key] != AUTO or key == "cache"):
             fields[key] = str(Path(fields[key]).absolute())
+    if "peer_token_file" in sharing:
+        sharing["peer_token_file"] = str(Path(sharing["peer_token_file"]).absolute())
+    fields |= {"sharing": sharing, "bridge": bridge}
     fields.setdefault("cache", str(cache_folder()))
-    text = json.dumps({**fields, "bridge": bridge})  # JSON is YAML: faults name the key
+    text = json.dumps(fields)  # JSON is YAML: faults name the key
     return parse_yaml(text, ImageMount, name="-o")
 
 

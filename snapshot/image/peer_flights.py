@@ -11,7 +11,7 @@ from snapshot.image.block_store import BlockStore
 from snapshot.image.fetcher import BlockRef
 from snapshot.image.layer_index import LayerIndex
 from snapshot.image.loader import BlockTier
-from snapshot.image.peer_choice import runs
+from snapshot.image.peer_choice import regions, runs
 
 __all__ = ["HeldBlocks", "SharedTier"]
 
@@ -71,10 +71,18 @@ class SharedTier(BlockTier):
     """A tier that is asked for a block once, however many want it at that time.
 
     Who comes second waits for the first, and counts no bytes as moved. Nobody waits for
-    another before its own requests have an answer, so no two can wait for each other.
+    another before its own requests have an answer, so no two of a node can wait for each other.
+    And no two nodes, where the tier waits for other nodes: blocks are taken on region by region,
+    since who waits for whom has an order in each region and none over all of them.
+
+    Args:
+        tier: Asked for what nobody is asking it for.
+        held: Looked at before, and told of what came.
+        by_region: The tier may wait for other nodes.
     """
 
-    def __init__(self, tier: BlockTier, held: HeldBlocks) -> None:
+    def __init__(self, tier: BlockTier, held: HeldBlocks, *, by_region: bool = False) -> None:
+        self._by_region = by_region
         self._tier = tier
         self._held = held
         self._lock = threading.Lock()
@@ -82,6 +90,17 @@ class SharedTier(BlockTier):
 
     @override
     def fetch(self, index: LayerIndex, blocks: Sequence[BlockRef]) -> tuple[dict[str, bytes], int]:
+        if not self._by_region:
+            return self._fetch(index, blocks)
+        found: dict[str, bytes] = {}
+        moved = 0
+        for _, refs in regions(blocks):
+            came, size = self._fetch(index, refs)
+            found |= came
+            moved += size
+        return found, moved
+
+    def _fetch(self, index: LayerIndex, blocks: Sequence[BlockRef]) -> tuple[dict[str, bytes], int]:
         # A peer may have had it fetched since it was wanted here.
         here = {ref.digest: self._held.get(ref.digest) for ref in blocks}
         found = {digest: data for digest, data in here.items() if data is not None}

@@ -104,7 +104,7 @@ class PeerNode:
             self._peers = PeerTier(
                 settings.peers, settings.name or f"{id(self)}", token=token, clock=clock
             )
-            self.tiers = {"peer": SharedTier(self._peers, held), **self.tiers}
+            self.tiers = {"peer": SharedTier(self._peers, held, by_region=True), **self.tiers}
         if others or settings.serve is not None:
             self.tiers["registry"] = SharedTier(registry, held)
         if settings.serve is not None:

@@ -78,7 +78,11 @@ class PeerServer:
 
     def close(self) -> None:
         """Stop listening, and hang up on whoever is connected."""
-        self._server.shutdown()
+        stopping = threading.Thread(target=self._server.shutdown)
+        stopping.start()
+        with suppress(OSError):  # wakes the thread that listens, which else looks twice a second
+            self._server.socket.shutdown(socket.SHUT_RDWR)
+        stopping.join()
         self._thread.join()
         self._server.server_close()
         self._server.hang_up()

@@ -88,6 +88,7 @@ class PeerTier(BlockTier):
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._standing = PeerStanding()
         self._lock = threading.Lock()
+        self._closed = False
         self._pool = urllib3.PoolManager(num_pools=max(len(self._members), 1), maxsize=4)
         self.bytes_of: dict[str, int] = {}
         """Bytes of right blocks, by peer."""
@@ -104,7 +105,8 @@ class PeerTier(BlockTier):
         return found, moved
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Let go of connections; requests on their way end soon, and new ones give nothing."""
+        self._closed = True
         self._pool.clear()
 
     def _region(
@@ -115,7 +117,7 @@ class PeerTier(BlockTier):
         until_s = self._clock.now_s() + self._patience.total_s
         for peer, waits in self._candidates(ranking(self._members, region), region):
             absent = [ref for ref in refs if ref.digest not in found]
-            if not absent or self._clock.now_s() >= until_s:
+            if not absent or self._closed or self._clock.now_s() >= until_s:
                 break
             came, size = self._ask(index, peer, absent, until_s if waits else None)
             found |= came
@@ -214,7 +216,7 @@ class PeerTier(BlockTier):
         parts: list[bytes] = []
         left = size
         while left:
-            if self._clock.now_s() >= until_s:
+            if self._closed or self._clock.now_s() >= until_s:
                 raise _LateError("its time is over, and it is still waiting or sending")
             part = response.read1(min(left, _SLICE_BYTES))
             if not part:

@@ -1,0 +1,57 @@
+"""A node as a process: reads all files of an image through its peers, in one order, and tells what it moved.
+
+``python peer_process.py IMAGE CACHE PEERS ADDRESS TOKEN_FILE``: says ``ready``, and begins at a line on
+standard input; prints one line of JSON when it has all, and serves until standard input ends.
+"""
+
+import hashlib
+import json
+import sys
+import time
+from pathlib import Path
+
+from snapshot.image.block_store import BlockStore
+from snapshot.image.fetcher import FetchSettings, Priority
+from snapshot.image.index_file import IndexCache
+from snapshot.image.layers import index_image
+from snapshot.image.loader import BlockLoader, RegistryTier
+from snapshot.image.peer_node import PeerNode, PeerSettings
+from snapshot.image.trace import block_refs
+from snapshot.oci.opening import open_store, resolve
+
+
+def main():
+    reference, cache, peers, address, token = sys.argv[1:]
+    store, name = open_store(reference)
+    indexes = index_image(store, resolve(store, name), IndexCache(Path(cache, "indexes")))
+    disk = BlockStore(Path(cache, "blocks"), 1 << 30)
+    members = tuple(filter(None, peers.split(",")))
+    serve = address or None
+    settings = PeerSettings(peers=members, serve=serve, peer_token_file=token or None)
+    node = PeerNode(settings, RegistryTier(store), disk, indexes)
+    loader = BlockLoader(node.tiers, disk, FetchSettings(tiers=tuple(node.tiers)))
+    print("ready", flush=True)  # noqa: T201 -- to the test
+    sys.stdin.readline()
+    began, cpu = time.monotonic(), time.process_time()
+    hasher = hashlib.sha256()
+    for index in indexes:
+        numbers = range(len(index.blocks_B))
+        loader.prefetch(index, list(block_refs(index, numbers)), Priority.HOT)
+        for number in numbers:
+            hasher.update(loader.block(index, number))
+    told = {
+        "sha256": hasher.hexdigest(),
+        "seconds": time.monotonic() - began,
+        "cpu_s": time.process_time() - cpu,
+        "bytes": loader.bytes_of,
+    }
+    print(json.dumps(told), flush=True)  # noqa: T201 -- to the test
+    sys.stdin.read()
+    print(json.dumps(node.numbers()), flush=True)  # noqa: T201 -- to the test
+    node.close()
+    loader.close()
+    store.close()
+
+
+if __name__ == "__main__":
+    main()
