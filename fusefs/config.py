@@ -62,7 +62,7 @@ class FilesConfig(StrictModel):
     object stores, else 32 MiB."""
     longest_read: Bytes | None = Field(default=None, ge=4096)
     """Most bytes of one ranged read of an object; what suits the store if not given: 16 MiB on object
-    stores, else 4 MiB, and never more than an eighth of the cache."""
+    stores, else 4 MiB, and at most an eighth of the cache, a 64th with a disk cache."""
     write_window: Bytes = Field(default=64 * MiB, ge=MiB)
     """Most bytes of full units on their way to the store, of all writers together."""
     read_streams: int = Field(default=16, ge=1, le=512)
@@ -72,7 +72,9 @@ class FilesConfig(StrictModel):
 
     def reading(self, preferred: Preferred) -> tuple[int, int]:
         """Return the longest read and the read-ahead, in bytes, for a store that prefers something."""
-        longest = self.longest_read or min(preferred.longest_read, self.cache // 8)
+        # With a disk cache, what a read brought lies beside the cache's cap until it is written.
+        most = self.cache // (8 if self.disk_cache is None else 64)
+        longest = self.longest_read or min(preferred.longest_read, most)
         ahead = preferred.read_ahead if self.read_ahead is None else self.read_ahead
         return longest, ahead
 

@@ -79,6 +79,8 @@ class StripedFiles:
         config = self.config.model_copy(update={"disk_cache": chosen})
         self.disk = disk_cache_of(config, self.traffic)
         self.config = config
+        self.longest_read, _ = config.reading(self.store.preferred)
+        self._reading = replace(self._reading, longest_read=self.longest_read)
         self._opener = Opener(self._reading, self._keeper, self.store.location, self.disk)
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ import random
 import pytest
 from pyarrow import fs as pafs
 
-from fusefs.config import FilesConfig, Striping
+from fusefs.config import DiskCacheConfig, FilesConfig, Striping
 from fusefs.namespace import StripedFiles
 from fusefs.stores.arrow import store_on
 from fusefs.stores.backend import PuttingStore
@@ -102,6 +102,18 @@ def test_a_small_cache_is_not_filled_by_one_request():
 
     assert config.reading(ObjectStore.preferred) == (MiB, 64 * MiB)
     assert FilesConfig().reading(Preferred()) == (4 * MiB, 32 * MiB)
+
+
+def test_a_disk_cache_takes_shorter_reads_since_they_lie_beside_the_cap_until_written(tmp_path):
+    chosen = DiskCacheConfig(directory=str(tmp_path), capacity=64 * MiB)
+    assert FilesConfig(disk_cache=chosen).reading(ObjectStore.preferred)[0] == 4 * MiB
+
+    files = StripedFiles(ObjectStore(), FilesConfig())
+    assert files.longest_read == 16 * MiB
+    files.use_disk_cache(chosen)
+    files.close()
+
+    assert files.longest_read == 4 * MiB
 
 
 def test_whoever_wraps_a_store_prefers_what_it_prefers():
