@@ -16,7 +16,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["MAIN", "Relay", "Shape", "build_layout", "called", "running_registry"]
+__all__ = [
+    "MAIN",
+    "Relay",
+    "Shape",
+    "build_images",
+    "build_layout",
+    "called",
+    "environment",
+    "running_registry",
+]
 
 MAIN = "from omniload.base.cli import main; main()"
 PACKAGES = ("torch", "torchgen", "functorch", "numpy", "sympy", "mpmath", "networkx", "jinja2")
@@ -155,6 +164,7 @@ class Relay:
     """Sent from the registry so far."""
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _accepting: asyncio.Task[None] | None = None
 
     @contextmanager
     def running(self) -> Iterator[int]:
@@ -173,17 +183,21 @@ class Relay:
                 self._loop.close()
 
     def _end(self) -> None:
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
+        assert self._accepting is not None
+        self._accepting.cancel()
 
     async def _go(self, listener: socket.socket) -> None:
         there, back = (Shape(self.bytes_per_s, self.delay_s) for _ in range(2))
+        self._accepting = asyncio.current_task()
         with contextlib.suppress(asyncio.CancelledError):
             while True:
                 client, _ = await self._loop.sock_accept(listener)
                 task = self._loop.create_task(self._relay(client, there, back))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+        for task in (left := list(self._tasks)):
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     async def _relay(self, client: socket.socket, there: Shape, back: Shape) -> None:
         with client, socket.socket() as server, contextlib.suppress(OSError):
@@ -191,10 +205,9 @@ class Relay:
             await self._loop.sock_connect(server, ("127.0.0.1", self.port))
             for end in (client, server):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await asyncio.gather(
-                self._pass_on(client, server, there, lambda *_: None),
-                self._pass_on(server, client, back, self._count),
-            )
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._pass_on(client, server, there, lambda *_: None))
+                both.create_task(self._pass_on(server, client, back, self._count))
 
     def _count(self, size_bytes: int) -> None:
         self.bytes_back += size_bytes
@@ -241,6 +254,7 @@ class Relay:
                     end.shutdown(socket.SHUT_RDWR)
         finally:
             task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 def build_images(folder: Path, address: str, variables: dict[str, str]) -> None:

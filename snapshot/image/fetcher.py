@@ -134,7 +134,7 @@ class FetchSettings:
     """Cap of cold blocks, in bytes of the blob; None for none."""
     cold_slots: int = 1
     """Requests for cold blocks on their way: a reader that comes meanwhile shares the link with them."""
-    cold_request_bytes: int = 1 << 20
+    cold_request_bytes: int = 256 << 10
     """Largest request for cold blocks made of several."""
     cold_quiet_s: float = 0.05
     """Cold blocks wait until no reader has had to wait for so long: misses come in bursts."""

@@ -33,12 +33,25 @@ from snapshot.oci.opening import Image, open_store, resolve
 from snapshot.oci.store import ImageStore
 from snapshot.startup_events import Tally, stage
 
-__all__ = ["AUTO", "ImageMount", "chosen_trace", "main", "mount", "serve", "traces_of"]
+__all__ = [
+    "AUTO",
+    "READ_AHEAD_BYTES",
+    "ImageMount",
+    "chosen_trace",
+    "main",
+    "mount",
+    "serve",
+    "traces_of",
+]
 
 _log = get_logger(__name__)
 
 AUTO = "auto"
 """As a trace or record: the file for this image and command in the cache; to read, also beside the image."""
+
+
+READ_AHEAD_BYTES = 512 << 10
+"""Of the kernel, unless told: of a library mapped and used here and there, more is mostly for nothing."""
 
 
 class ImageMount(StrictModel):
@@ -71,7 +84,7 @@ class ImageMount(StrictModel):
     """Requests on their way."""
     sharing: PeerSettings = PeerSettings()
     """With whom blocks are shared."""
-    bridge: BridgeOptions = BridgeOptions(read_only=True)
+    bridge: BridgeOptions = BridgeOptions(read_only=True, kernel_read_ahead=READ_AHEAD_BYTES)
 
 
 def mount(settings: ImageMount, *, log_path: str | None = None) -> "subprocess.Popen[bytes]":
@@ -168,7 +181,8 @@ class _Serving:
     def _end_stage(self, tally: Tally, begun: ExitStack) -> None:
         self._hot.wait()
         for tier, size in self._loader.bytes_of.items():
-            tally.add(tier, size)
+            if tier != "memory":  # counted for every read of a block there; nothing is moved
+                tally.add(tier, size)
         begun.close()
 
     def _recorded(self, recorder: Recorder, tree: Tree) -> Recording:

@@ -8,7 +8,7 @@ from typing import Any
 from fusefs.bridge.options import BridgeOptions
 from omniload.base.config import parse_yaml
 from omniload.base.errors import ConfigError
-from snapshot.image.mounting import AUTO, ImageMount
+from snapshot.image.mounting import AUTO, READ_AHEAD_BYTES, ImageMount
 from snapshot.image.peer_node import PeerSettings
 from snapshot.oci.manifest import Platform
 from snapshot.oci.opening import platform_here
@@ -29,7 +29,7 @@ def mount_settings(image: str, mountpoint: str, options: tuple[str, ...]) -> Ima
         ConfigError: An option is none, or its value.
     """
     fields: dict[str, Any] = {"image": image, "mountpoint": mountpoint}
-    bridge: dict[str, Any] = {"read_only": True}
+    bridge: dict[str, Any] = {"read_only": True, "kernel_read_ahead": READ_AHEAD_BYTES}
     sharing: dict[str, Any] = {}
     for option in filter(None, ",".join(options).split(",")):
         key, given, value = option.strip().partition("=")

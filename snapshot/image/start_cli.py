@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from omniload.base.errors import ConfigError, StateError, UnavailableError
-from omniload.base.units import format_bytes, parse_bytes, parse_seconds
+from omniload.base.units import format_bytes
 from snapshot.image.block_store import BlockStore
 from snapshot.image.index_file import IndexCache
 from snapshot.image.layers import index_image
@@ -98,8 +98,8 @@ def record_command(given: _Given, output: str | None, window: str | None, push: 
       omniload image record registry.example:5000/team/torch:2.13 -o torch.trace -- python load.py
     """  # noqa: D301 -- click's own marker
     where = str(Path(output).absolute()) if output else AUTO
-    changed = {"record": where, "window": parse_seconds(window or _UNTIL_THE_END), "trace": None}
-    settings, code = _started(given, changed)
+    changed = {"record": where, "trace": None}
+    settings, code = _started(given, window or _UNTIL_THE_END, changed)
     if push:
         with _resolved(settings) as (store, image):
             push_trace(store, _recorded(settings, image))
@@ -121,8 +121,7 @@ def run_command(given: _Given, trace: str | None, window: str) -> None:
       omniload image run registry.example:5000/team/torch:2.13 -- python train.py
     """  # noqa: D301 -- click's own marker
     found = str(Path(trace).absolute()) if trace else AUTO
-    changed = {"record": AUTO, "window": parse_seconds(window), "trace": found}
-    sys.exit(_started(given, changed)[1])
+    sys.exit(_started(given, window, {"record": AUTO, "trace": found})[1])
 
 
 @click.command("prefetch")
@@ -150,8 +149,8 @@ def prefetch_command(
     changed = {
         "trace": str(Path(trace).absolute()) if trace else AUTO,
         "command": words or None,
-        "bandwidth": parse_bytes(bandwidth),
     }
+    options = (*options, f"bandwidth={bandwidth}")
     settings = mount_settings(image, "", options).model_copy(update=changed)
     with _resolved(settings) as (store, resolved), _bar() as told:
         done = _prefetched(settings, store, resolved, told)
@@ -171,10 +170,10 @@ def prefetch_command(
         )
 
 
-def _started(given: _Given, changed: dict[str, Any]) -> tuple[ImageMount, int]:
+def _started(given: _Given, window: str, changed: dict[str, Any]) -> tuple[ImageMount, int]:
     """Run the command; return the settings of the mount, and its exit code."""
     check_machine()
-    settings = mount_settings(given.image, "", given.options)
+    settings = mount_settings(given.image, "", (*given.options, f"window={window}"))
     with _resolved(settings) as (_, image):
         start = start_of(image.config.config, given.words, given.variables)
     settings = settings.model_copy(update={**changed, "command": start.words})

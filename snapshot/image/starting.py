@@ -1,15 +1,17 @@
 """A command run in a mounted image: an overlay for what it writes, namespaces of its own, another root.
 
-``unshare``, ``mount`` and ``sh`` of this machine do it; nothing of the image runs before
-the command does. The command is process 1 of a new process namespace, as in any container,
-so that nothing it started outlives it. It has the network of the machine.
+Nothing of the image runs before the command does. The command is process 1 of a new
+process namespace, as in any container, so that nothing it started outlives it. It has the
+network of the machine.
 """
 
+import json
 import os
 import shutil
 import signal
 import stat as stat_bits
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,27 +21,15 @@ from types import FrameType
 
 from fusefs.bridge.daemons import umount
 from omniload.base.errors import ConfigError, StateError
+from snapshot.image import entering
 from snapshot.image.mounting import ImageMount, mount
 from snapshot.oci.manifest import Process
 
 __all__ = ["Start", "check_machine", "ids_of", "run_in", "start_of"]
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_TOOLS = ("unshare", "mount", "sh", "fusermount3")
+_TOOLS = ("mount", "fusermount3")
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_STEPS = """
-{
-    mount -t overlay omniload -o lowerdir=image,upperdir=upper,workdir=work root
-    mount -t proc proc root/proc
-    mount --rbind /dev root/dev
-    mount --rbind /sys root/sys
-} 2>&3
-echo done >&3
-directory=$1 user=$2 group=$3
-shift 3
-exec "$UNSHARE" --root=root --wd="$directory" --setgid "$group" --setuid "$user" -- \
-    "$ENV" -i "$@" 3>&-
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +134,7 @@ def run_in(settings: ImageMount, start: Start, *, scratch: str | None, log_path:
         StateError: The overlay cannot be mounted.
     """
     check_machine()
-    with tempfile.TemporaryDirectory(prefix="omniload-run-", dir=scratch) as text:
-        place = Path(text)
+    with _scratch(scratch) as place:
         place.chmod(0o755)  # users of the image pass through it
         for name in ("image", "upper", "work", "root"):
             (place / name).mkdir()
@@ -153,6 +142,18 @@ def run_in(settings: ImageMount, start: Start, *, scratch: str | None, log_path:
             _prepare(place / "image", place / "upper")
             ids = ids_of(start.user, *(_text(place / "image", f) for f in ("passwd", "group")))
             return _run(place, start, ids)
+
+
+@contextmanager
+def _scratch(folder: str | None) -> Iterator[Path]:
+    try:
+        made = tempfile.TemporaryDirectory(prefix="omniload-run-", dir=folder)
+    except OSError as error:
+        raise StateError(
+            f"{error.filename!r} cannot be made: {error.strerror}; give another --scratch"
+        ) from error
+    with made as text:
+        yield Path(text)
 
 
 @contextmanager
@@ -203,45 +204,38 @@ def _text(image: Path, name: str) -> str:
 
 def _run(place: Path, start: Start, ids: tuple[int, int]) -> int:
     told, telling = os.pipe()
-    tools = {name.upper(): shutil.which(name) or name for name in ("unshare", "env")}
-    namespaces = ("--mount", "--propagation=private", "--pid", "--fork", "--kill-child")
-    # Moved to 3, the one number that the steps know.
-    line = [tools["UNSHARE"], *namespaces, "sh", "-ec", f"exec 3>&{telling} {telling}>&-\n{_STEPS}"]
-    line += ["sh", start.folder, *map(str, ids)]
-    line += [f"{key}={value}" for key, value in start.variables.items()]
-    process = subprocess.Popen(  # noqa: S603 -- tools of this machine, fixed steps
-        [*line, *start.words],
-        cwd=place,
-        env={"PATH": os.environ.get("PATH", _PATH), **tools},
-        pass_fds=[telling],
+    line = [sys.executable, "-I", entering.__file__, str(telling), start.folder, *map(str, ids)]
+    process = subprocess.Popen(  # noqa: S603 -- our own interpreter and file
+        [*line, json.dumps(dict(start.variables)), *start.words], cwd=place, pass_fds=[telling]
     )
     os.close(telling)
-    with _forwarding(process), os.fdopen(told, "rb", buffering=0) as pipe:
-        said = b""
-        while not said.endswith(b"done\n") and (part := pipe.read(4096)):
-            said += part
+    with os.fdopen(told, "rb") as pipe:
+        said = sorted(pipe.readlines(), key=lambda line: not line.strip().isdigit())
+    if b"done\n" not in said:
         code = process.wait()
-    if not said.endswith(b"done\n"):
+        why = b"".join(said[1:] or said).decode(errors="replace").strip()
         raise StateError(
             f"no root directory could be made in {str(place.parent)!r}: "
-            f"{said.decode(errors='replace').strip() or f'exit code {code}'}; "
-            "give --scratch a folder on a disk or tmpfs, not on an overlay"
+            f"{why or f'exit code {code}'}; give --scratch a folder on a disk or tmpfs, not on an overlay"
         )
-    return 128 - code if code < 0 else code
+    with _forwarding(int(said[0])):
+        return process.wait()
 
 
 @contextmanager
-def _forwarding(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+def _forwarding(command: int) -> Iterator[None]:
     """Pass signals on to the command. Process 1 is deaf to those it does not handle; the second one kills it."""
     seen = 0
 
     def forward(number: int, _: FrameType | None) -> None:
         nonlocal seen
         seen += number in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        with suppress(OSError):
-            for child in children.read_text().split():
-                os.kill(int(child), signal.SIGKILL if seen > 1 else number)
+        if seen > 1:
+            number = signal.SIGKILL
+        elif number == signal.SIGINT and os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp():
+            return  # the terminal has sent it to the command, too
+        with suppress(ProcessLookupError):
+            os.kill(command, number)
 
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
     try:
