@@ -209,3 +209,36 @@ def test_the_registry_tier_leaves_out_only_the_block_that_is_wrong(index, tmp_pa
 
     assert sorted(found.values()) == sorted([BLOCKS[0], BLOCKS[2]])
     assert moved == 3 << 20
+
+
+def test_misses_while_cold_blocks_wait_start_no_timer_each(index, make, monkeypatch):
+    started = []
+    monkeypatch.setattr(threading.Timer, "start", lambda timer: started.append(timer.interval))
+    settings = FetchSettings(tiers=("registry",), cold_bytes_per_s=1.0, cold_request_bytes=1)
+    loader = make(registry=Tier(), settings=settings)
+    loader.prefetch(index, list(block_refs(index, (5,))), Priority.COLD)
+    loader._fetcher._allowed_bytes = -100.0
+
+    loader.prefetch(index, list(block_refs(index, (4,))), Priority.COLD)
+    for number in range(4):
+        loader.block(index, number)
+
+    assert len(started) <= 2
+
+
+def test_who_is_told_hears_of_each_block_that_came_or_did_not(index):
+    settled = []
+    loader = BlockLoader(
+        {"registry": Tier(has={0})}, on_settled=lambda digest, came: settled.append((digest, came))
+    )
+    refs = list(block_refs(index, (0, 3)))
+
+    assert loader.prefetch(index, refs) == tuple(refs)
+    loader.block(index, 0)
+    with pytest.raises(IntegrityError):
+        loader.block(index, 3)
+    loader.close()
+
+    assert (refs[0].digest, True) in settled
+    assert (refs[1].digest, False) in settled
+    assert (refs[0].digest, False) not in settled

@@ -1,6 +1,7 @@
 """Traces are found by image and command, here or beside the image, and never keep a start from starting."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -93,6 +94,13 @@ def test_a_broken_trace_is_passed_over_and_replaced(kept, image, caplog):
     assert "passed over" in caplog.text
     assert "replaced" in caplog.text
     assert kept.get(image, RUN).runs == 1
+
+
+def test_starts_that_end_at_once_are_all_counted(kept, image):
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: kept.add(a_trace(image)), range(16)))
+
+    assert kept.get(image, RUN).runs == 16
 
 
 def test_merging_leaves_no_other_file(tmp_path):
