@@ -161,16 +161,21 @@ def apply(records: Records, tree: Tree, targets: Sequence[Target], record: Recor
 
     Raises:
         IntegrityError: A link stands where the snapshot has a directory: it might lead out.
+        StateError: A target holds what another environment restored.
     """
     entries = tree.manifest.entries
     for target in targets:
         Path(target.path).mkdir(parents=True, exist_ok=True)
+        _check_owner(records, target)
         discard(Path(target.path) / OWN_FOLDER)
     moves = plan_moves(entries, lambda number, path: _kind_at(targets[number], path))
     staged = list(_staged(entries, moves, targets))
     whole = replace(record, moves=moves)
     try:
         _stage(tree, staged, targets, linked=record.form == "link")
+        for target in targets:
+            owner = Path(target.path) / OWN_FOLDER / "owner"
+            owner.write_bytes(os.fsencode(records.folder))
         records.write("journal", whole)
     except OSError:
         # Such as a full disk. Nothing of it is in place, and nobody else would remove it.
@@ -185,6 +190,19 @@ def apply(records: Records, tree: Tree, targets: Sequence[Target], record: Recor
             path.chmod(entry.mode)
             os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
     return whole
+
+
+def _check_owner(records: Records, target: Target) -> None:
+    """Check that no other environment keeps here what it will put back some day."""
+    owner = Path(target.path) / OWN_FOLDER / "owner"
+    if not owner.exists():
+        return
+    folder = Path(os.fsdecode(owner.read_bytes()))
+    if folder != records.folder and (folder / "record.json").exists():
+        raise StateError(
+            f"target {target.path!r} holds a snapshot that was restored for {folder.parent}; "
+            f"take it off with umount --python {folder.parent}, or leave the target out"
+        )
 
 
 def carry_out(records: Records, journal: Record) -> None:

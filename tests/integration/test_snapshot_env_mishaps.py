@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
+from snapshot.env.applying import Records
 from snapshot.env.interpreter import find_python, probe
 from snapshot.env.mounting import mount_overlay, mounts_at, umount
-from snapshot.env.node_cache import NodeCache, exclusively, together
+from snapshot.env.node_cache import NodeCache, discard, exclusively, together
 from snapshot.env.repository import ROOT
+from tests.support.fusefs_model import fast_directory
 from tests.support.snapshot_env_builders import (
     a_repository,
     a_restorer,
@@ -359,12 +361,19 @@ print(json.dumps(found))
 """
 
 
-def test_a_user_without_rights_saves_restores_and_undoes(tmp_path):
+@pytest.fixture
+def open_folder():
+    """A folder that others may look into; those of pytest are closed to them."""
+    folder = fast_directory("omniload-env-")
+    folder.chmod(0o755)
+    yield folder
+    discard(folder)
+
+
+def test_a_user_without_rights_saves_restores_and_undoes(open_folder):
     if os.geteuid() != 0:
         pytest.skip("OTHER USER NOT TESTED: nobody can be become; run as root")
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    home, roots = tmp_path / "home", tmp_path / "roots"
+    home, roots = open_folder / "home", open_folder / "roots"
     home.mkdir()
     os.chown(home, NOBODY, NOBODY)
     environment, manifest, held = saved(roots)
@@ -429,3 +438,22 @@ def test_a_prefix_of_any_bytes_has_a_key_and_is_restored(tmp_path):
     with environment.locked():
         environment.clear(environment.heal())
     assert "\\udcff" in manifest.head.document["prefix"]
+
+
+def test_a_target_of_two_environments_belongs_to_the_one_that_restored_into_it(tmp_path):
+    environment, manifest, held = saved(tmp_path)
+    before = contents(environment)
+    a_restorer(environment, tmp_path).restore(manifest.head.key, "link")
+    other = type(environment)(
+        environment.interpreter, environment.targets, Records(str(tmp_path / "other"))
+    )
+    (tmp_path / "other").mkdir()
+
+    with pytest.raises(StateError, match=r"restored for .*take it off with umount"):
+        a_restorer(other, tmp_path).restore(manifest.head.key, "copy")
+
+    assert contents(environment) == held
+    with environment.locked():
+        environment.clear(environment.heal())
+    assert contents(environment) == before
+    assert a_restorer(other, tmp_path).restore(manifest.head.key, "copy").form == "copy"

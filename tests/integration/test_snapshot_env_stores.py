@@ -97,12 +97,11 @@ def test_a_snapshot_travels_through_an_object_store(tmp_path):
 
 
 DRIVER = """
-import json, sys, tempfile, shutil
-import ray
+import json, sys
+from omniload.actors.ray_cluster import PrivateCluster
+from omniload.actors.ray_environment import ray
 store, key = sys.argv[1:3]
-folder = tempfile.mkdtemp(prefix="omniload-ray-")
-ray.init(address="local", num_cpus=1, include_dashboard=False, _temp_dir=folder, log_to_driver=False,
-         _node_ip_address="127.0.0.1", object_store_memory=80 << 20)
+cluster = PrivateCluster(object_store_bytes=80 << 20, workers=1)
 @ray.remote
 def task():
     import tiny
@@ -120,8 +119,7 @@ try:
 except Exception as error:
     found.append(type(error).__name__)
 print(json.dumps(found), flush=True)
-ray.shutdown()
-shutil.rmtree(folder, ignore_errors=True)
+cluster.close()
 """
 
 
