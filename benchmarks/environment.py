@@ -239,10 +239,12 @@ def main() -> None:
     tables = tables_of(restores, imports)
     for table in tables:
         print_table(table)
+    left_out = len(given.only) < len(NAMES)
+    chosen = " --only " + " ".join(f'"{name}"' for name in given.only) if left_out else ""
     path = write_report(
         "environment",
         "Environment snapshots: what a start pays for its packages",
-        f"python -m benchmarks.environment --rounds {given.rounds}",
+        f"python -m benchmarks.environment --rounds {given.rounds}{chosen}",
         tables,
         "Contenders took turns in rounds, so ratios hold where seconds do not. uv leaves byte code "
         "out; pip and a snapshot have it.",
