@@ -21,8 +21,8 @@ from snapshot.image.fetcher import BlockRef
 
 __all__ = ["REGION_BYTES", "holders", "parent", "ranking", "region_of", "regions", "runs"]
 
-REGION_BYTES = 4 << 20
-"""Size of a region, in bytes of the blob: as much as is asked of a registry at once."""
+REGION_BYTES = 1 << 20
+"""Size of a region, in bytes of the blob: a node hands on nothing of a region before it has all it asked for."""
 
 
 def region_of(ref: BlockRef) -> str:

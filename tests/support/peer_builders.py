@@ -25,7 +25,7 @@ __all__ = [
 
 TAR = a_tar(a_member("big", zran_friendly(10_000_000)))
 BLOCKS = [TAR[i : i + (1 << 20)] for i in range(0, len(TAR), 1 << 20)]
-"""Ten of 1 MiB or less, in three regions."""
+"""Ten of 1 MiB or less, each a region of its own."""
 
 
 def peer_index(folder):

@@ -1,9 +1,12 @@
 """What the options of a node among its peers may say."""
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
 from omniload.base.errors import ConfigError
+from snapshot.image.options import mount_settings
 from snapshot.image.peer_flights import SharedTier
 from snapshot.image.peer_node import PeerNode, PeerSettings
 from tests.support.peer_builders import HandTier
@@ -71,3 +74,21 @@ def test_a_token_that_protects_nothing_is_refused(tmp_path, text):
 
     with pytest.raises(ConfigError, match="peer_token_file"):
         PeerNode(PeerSettings(peers=(THERE,), peer_token_file=str(path)), HandTier(), None, ())
+
+
+def test_peers_are_a_list_parted_by_commas_among_other_options():
+    found = mount_settings(
+        "r.example/a:v",
+        "/mnt",
+        ("peers=127.0.0.1:1,[::1]:2,node3:3,serve=127.0.0.1:1,peer_token_file=t,slots=8",),
+    )
+
+    assert found.sharing.peers == ("127.0.0.1:1", "[::1]:2", "node3:3")
+    assert found.sharing.peer_token_file == str(Path("t").absolute())
+    assert found.slots == 8
+
+
+@pytest.mark.parametrize("option", ["peers=a", "serve=0.0.0.0:1", "b:2", "peers=a:1,serve=b:1"])
+def test_options_of_peers_that_cannot_be_meant_are_refused(option):
+    with pytest.raises(ConfigError, match=r"-o"):
+        mount_settings("r.example/a:v", "/mnt", (option,))
