@@ -11,11 +11,15 @@ from typing import Any, Protocol
 from typing_extensions import override
 
 from omniload.actors.ray_environment import ray
+from omniload.base.clock import SystemClock
 from omniload.base.log import get_logger
 
 __all__ = ["RayNode", "start_node"]
 
 _LOG = get_logger(__name__)
+_REGISTERED_WITHIN_S = 10.0
+"""Afterwards Ray waits in its own way."""
+_LOOK_AGAIN_S = 0.02
 
 
 class RayNode(Protocol):
@@ -56,6 +60,11 @@ def start_node(
             def start_api_server(self, **_: Any) -> None:
                 """Start no dashboard server."""
 
+            @override
+            def start_ray_processes(self) -> None:
+                super().start_ray_processes()  # type: ignore[no-untyped-call]
+                _look_often(self)
+
         parameters = RayParams(
             num_cpus=workers,
             node_ip_address=address,
@@ -72,3 +81,15 @@ def start_node(
         _LOG.info("Ray %s is started by ray.init: %s", ray.__version__, error)
         return None
     return node
+
+
+def _look_often(node: Any) -> None:  # noqa: ANN401 -- Ray is untyped
+    """Wait until a node has joined itself. Ray does too, but looks once a second."""
+    try:
+        client, clock = node.get_gcs_client(), SystemClock()
+        numbers = [ray.NodeID.from_hex(node._node_id)]
+        until_s = clock.now_s() + _REGISTERED_WITHIN_S
+        while clock.now_s() < until_s and not client.check_alive(numbers, timeout=1)[0]:
+            clock.sleep(_LOOK_AGAIN_S)
+    except Exception as error:  # noqa: BLE001 -- a short cut only: Ray waits in its own way now
+        _LOG.debug("the node is waited for as Ray does: %s", error)
