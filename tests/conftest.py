@@ -76,8 +76,22 @@ def pytest_collection_modifyitems(items):
     for item in items:
         marked = any(item.get_closest_marker(name) for name in ("ray", "fuse", "slow"))
         if marked or not any(item.path.is_relative_to(folder) for folder in COMPUTING):
-            bytes_side = item.path.name.startswith(("test_fusefs", "test_snapshot"))
-            item.add_marker(pytest.mark.xdist_group("files" if bytes_side else "jobs"))
+            item.add_marker(pytest.mark.xdist_group("files" if _mounts(item.path.name) else "jobs"))
+
+
+def _mounts(name):
+    """Whether the tests of a module may mount: what is mounted is the same for all processes."""
+    return name.startswith(("test_fusefs", "test_snapshot", "test_docs", "test_trainer_striped"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """Write what is no text, such as a file name of any bytes, as escapes: workers send reports as UTF-8."""
+    report = yield
+    report.sections = [
+        (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report
 
 
 def pytest_sessionfinish(session, exitstatus):

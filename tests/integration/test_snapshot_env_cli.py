@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -230,7 +231,8 @@ def test_run_leaves_signals_as_a_shell_would(place):
     done = as_program(place, *words, "sh", "-c", script)
 
     assert done.returncode == -15
-    assert int(done.stdout.split()[1], 16) == 0
+    ignored = int(done.stdout.split()[1], 16)  # whoever started the tests may ignore others
+    assert not ignored & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
 
 
 def test_a_system_call_that_fails_is_told_with_a_remedy(place, monkeypatch):
