@@ -16,6 +16,7 @@ from fusefs.config import DiskCacheConfig, FilesConfig
 from fusefs.namespace import StripedFiles
 from fusefs.reading import Keeping
 from fusefs.walking import files_below
+from omniload.base.clock import SystemClock
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 
 __all__ = [
@@ -36,6 +37,10 @@ _STEP_BYTES = 8 << 20
 _BATCHES = 4
 Tell = Callable[[int], None]
 """Called with the bytes just done."""
+
+_SETTLES_S = 1.0
+"""A cache that has not grown for so long will not: there is no disk cache, or no room in it."""
+_LOOK_AGAIN_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +177,23 @@ def prefetch_on_mount(found: Iterable[tuple[str, int]], tell: Tell = lambda _: N
                 _read_through(path, buffer, tell)
             except OSError as error:
                 raise UnavailableError(f"{path!r} cannot be read: {error}") from error
-    return [_look(path) for path in paths]
+    return [_settled(path) for path in paths]
+
+
+def _settled(path: str) -> Kept:
+    """Look once the disk has what was read: a mount answers a read before its cache is written."""
+    clock, kept = SystemClock(), _look(path)
+    until_s = clock.now_s() + _SETTLES_S
+    while _on_its_way(kept) and clock.now_s() < until_s:
+        clock.sleep(_LOOK_AGAIN_S)
+        before, kept = kept, _look(path)
+        if kept.disk_bytes != before.disk_bytes:
+            until_s = clock.now_s() + _SETTLES_S
+    return kept
+
+
+def _on_its_way(kept: Kept) -> bool:
+    return kept.disk_bytes is not None and kept.disk_bytes < kept.size_bytes
 
 
 def drop_from_mount(path: str) -> tuple[int, int]:
