@@ -211,9 +211,8 @@ def table_of(store: str, costs: Mapping[tuple[str, str], Sequence[Cost]], size: 
     return Table(columns=columns, rows=tuple(rows))
 
 
-def ours(store: str, folder: Path, log: Path) -> Callable[[Path], "subprocess.Popen[bytes]"]:
+def ours(store: str, log: Path) -> Callable[[Path], "subprocess.Popen[bytes]"]:
     """Return how we mount: with the settings a user gets."""
-    del folder
 
     def mount(root: Path) -> "subprocess.Popen[bytes]":
         config = MountConfig(store=store, mountpoint=str(root))
@@ -305,8 +304,8 @@ def on_s3(base: Path, s3rver: str, data: bytes, rounds: int) -> Costs:
             "-o", f"passwd_file={keys}", "-o", "parallel_count=8", "-o", "multipart_size=16",
         ]  # fmt: skip
         contenders = [
-            Contender(OURS, ours(store, base, log), "striped"),
-            Contender(PLAIN, ours(store, base, log), "plain", TASKS[:2]),
+            Contender(OURS, ours(store, log), "striped"),
+            Contender(PLAIN, ours(store, log), "plain", TASKS[:2]),
             *rclones(remote, base, log),
             Contender("s3fs", program(*s3fs, log=log), "plain"),
         ]
@@ -322,8 +321,8 @@ def on_hdfs(base: Path, data: bytes, rounds: int) -> Costs:
         store = f"{cluster.url}/bench"
         remote = f":hdfs,namenode='127.0.0.1:{cluster.port}',username=root:/bench"
         contenders = [
-            Contender(OURS, ours(store, base, log), "striped"),
-            Contender(PLAIN, ours(store, base, log), "plain", TASKS[:2]),
+            Contender(OURS, ours(store, log), "striped"),
+            Contender(PLAIN, ours(store, log), "plain", TASKS[:2]),
             *rclones(remote, base, log),
         ]
         return compared(contenders, base, data, rounds)

@@ -6,7 +6,7 @@ import json
 import mmap
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from fusefs.config import DiskCacheConfig, FilesConfig
 from fusefs.namespace import StripedFiles
 from fusefs.reading import Keeping
 from fusefs.walking import files_below
-from omniload.base.clock import SystemClock
+from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "mounted_files",
     "prefetch_from_store",
     "prefetch_on_mount",
+    "settled",
     "store_files",
     "with_disk_cache",
 ]
@@ -39,7 +40,7 @@ Tell = Callable[[int], None]
 """Called with the bytes just done."""
 
 _SETTLES_S = 1.0
-"""A cache that has not grown for so long will not: there is no disk cache, or no room in it."""
+"""A cache that has not grown for so long will not: there is no room in it."""
 _LOOK_AGAIN_S = 0.05
 
 
@@ -177,19 +178,26 @@ def prefetch_on_mount(found: Iterable[tuple[str, int]], tell: Tell = lambda _: N
                 _read_through(path, buffer, tell)
             except OSError as error:
                 raise UnavailableError(f"{path!r} cannot be read: {error}") from error
-    return [_settled(path) for path in paths]
+    return settled(paths, _look, SystemClock())
 
 
-def _settled(path: str) -> Kept:
-    """Look once the disk has what was read: a mount answers a read before its cache is written."""
-    clock, kept = SystemClock(), _look(path)
+def settled(paths: Sequence[str], look: Callable[[str], Kept], clock: Clock) -> list[Kept]:
+    """Look at files once the disk has what was read of them: a mount answers before its cache is written.
+
+    All are waited for together, as long as any of them grows: where there is no room, the
+    wait is one for all and not one for each.
+    """
+    kept = {path: look(path) for path in paths}
+    waiting = [path for path in paths if _on_its_way(kept[path])]
     until_s = clock.now_s() + _SETTLES_S
-    while _on_its_way(kept) and clock.now_s() < until_s:
+    while waiting and clock.now_s() < until_s:
         clock.sleep(_LOOK_AGAIN_S)
-        before, kept = kept, _look(path)
-        if kept.disk_bytes != before.disk_bytes:
+        now = {path: look(path) for path in waiting}
+        if any(now[path].disk_bytes != kept[path].disk_bytes for path in waiting):
             until_s = clock.now_s() + _SETTLES_S
-    return kept
+        kept |= now
+        waiting = [path for path in waiting if _on_its_way(kept[path])]
+    return [kept[path] for path in paths]
 
 
 def _on_its_way(kept: Kept) -> bool:

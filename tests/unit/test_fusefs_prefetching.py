@@ -9,9 +9,16 @@ import pytest
 
 from fusefs.cli import command, mount_config
 from fusefs.config import DiskCacheConfig, FilesConfig, Striping
-from fusefs.prefetching import Kept, prefetch_from_store, store_files, with_disk_cache
+from fusefs.prefetching import (
+    Kept,
+    prefetch_from_store,
+    settled,
+    store_files,
+    with_disk_cache,
+)
 from fusefs.stores.local import LocalStore
 from fusefs.stores.memory import MemoryStore
+from omniload.base.clock import FakeClock
 from omniload.base.errors import ConfigError, StateError
 from tests.support.fusefs_builders import some_files
 
@@ -164,3 +171,44 @@ def test_a_mount_is_given_a_disk_cache_by_options():
     assert config.files.disk_cache == DiskCacheConfig(directory="/nvme/a", capacity=2 << 30)
     with pytest.raises(ConfigError, match="capacity"):
         mount_config("s", "/m", ("disk_cache=/nvme/a",))
+
+
+def growing(steps):
+    """Look at files whose bytes on the disk grow to the last of their steps, one at each look."""
+    left = {path: list(sizes) for path, sizes in steps.items()}
+
+    def look(path):
+        sizes = left[path]
+        disk_bytes = sizes.pop(0) if len(sizes) > 1 else sizes[0]
+        return Kept(path=path, size_bytes=100, memory_bytes=0, disk_bytes=disk_bytes)
+
+    return look
+
+
+def test_files_are_counted_once_the_disk_has_them():
+    clock = FakeClock()
+
+    kept = settled(["a", "b"], growing({"a": [0, 50, 100], "b": [100]}), clock)
+
+    assert [file.disk_bytes for file in kept] == [100, 100]
+    assert len(clock.slept_s) == 2
+
+
+def test_many_files_without_room_are_waited_for_together():
+    clock = FakeClock()
+    names = [str(number) for number in range(500)]
+
+    kept = settled(names, growing({name: [0] for name in names}), clock)
+
+    assert {file.left_out_bytes for file in kept} == {100}
+    assert clock.now_s() < 2
+
+
+def test_slow_growth_is_waited_for_and_no_copy_is_not():
+    clock = FakeClock()
+    slow = [step for step in range(101) for _ in range(15)]  # a byte in 0.75 s
+
+    kept = settled(["slow", "none"], growing({"slow": slow, "none": [None]}), clock)
+
+    assert [file.disk_bytes for file in kept] == [100, None]
+    assert clock.now_s() > 60
