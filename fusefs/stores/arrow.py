@@ -10,6 +10,7 @@ What pyarrow does that matters here (Arrow C++ 26, ``hdfs.cc``), each met below:
 """
 
 import errno
+import os
 from contextlib import AbstractContextManager, suppress
 from urllib.parse import urlsplit
 
@@ -18,7 +19,7 @@ from pyarrow import fs as pafs
 from typing_extensions import override
 
 from fusefs.stores.backend import Backend, PuttingStore, RenamingStore
-from fusefs.stores.hadoop import set_jvm_options, with_client_settings
+from fusefs.stores.hadoop import set_jvm_options, site_settings, with_client_settings
 from fusefs.stores.held import HeldFiles
 from fusefs.stores.protocol import Entry, ObjectWriter, Store, name_of
 from fusefs.stores.translating import translated
@@ -40,7 +41,7 @@ def arrow_store(url: str) -> Store:
     asked = url
     if urlsplit(url).scheme in _HADOOP:
         set_jvm_options()
-        asked = with_client_settings(url)
+        asked = with_client_settings(url, site_settings(os.environ.get("CLASSPATH", "")))
     try:
         filesystem, root = pafs.FileSystem.from_uri(asked)
     except (ValueError, NotImplementedError, pa.ArrowInvalid) as error:

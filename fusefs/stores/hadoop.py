@@ -1,4 +1,4 @@
-"""How Hadoop's client runs in this process: settings it gets where the user says nothing.
+"""How Hadoop's client runs in this process: settings it gets where neither the user nor the site says anything.
 
 libhdfs starts a Java machine inside the mount, and its first quarter of a gigabyte is what a
 job waits for. Measured on a fresh one, 256 MiB by four threads (Hadoop 2.7.3, Java 17, two
@@ -7,15 +7,27 @@ cores): the serial collector and the first compiler alone took processor time of
 0.45 s. Java has CRC32 built in, while the client computes CRC32C in plain Java
 unless it finds Hadoop's native library. Both detect the same faults, and a block says which
 it has, so readers of either kind read either.
+
+pyarrow asks for three copies of every block, whatever ``dfs.replication`` says: on a site that keeps
+one, or two, each byte written costs the data nodes three. A replication of 0 leaves it to the site.
 """
 
 import os
+from collections.abc import Iterable
+from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit
+from xml.etree import ElementTree as Xml
 
-__all__ = ["set_jvm_options", "with_client_settings", "with_jvm_defaults"]
+from omniload.base.log import get_logger
 
+__all__ = ["set_jvm_options", "site_settings", "with_client_settings", "with_jvm_defaults"]
+
+_LOG = get_logger(__name__)
 OPTIONS_VARIABLE = "LIBHDFS_OPTS"
-CLIENT_SETTINGS = {"dfs.checksum.type": "CRC32"}
+CHECKSUM = "dfs.checksum.type"
+REPLICATION = "dfs.replication"
+_SITE_FILES = ("core-site.xml", "hdfs-site.xml")
+_INCLUDE = "{http://www.w3.org/2001/XInclude}include"
 _COLLECTORS = ("Serial", "Parallel", "G1", "Z", "Shenandoah", "Epsilon", "ConcMarkSweep")
 _COMPILERS = (
     "-Xint",
@@ -45,9 +57,50 @@ def set_jvm_options() -> None:
     os.environ[OPTIONS_VARIABLE] = with_jvm_defaults(os.environ.get(OPTIONS_VARIABLE, ""))
 
 
-def with_client_settings(url: str) -> str:
-    """Add to a URL's query the client settings that it does not name."""
+def site_settings(classpath: str) -> frozenset[str] | None:
+    """Return the names of the settings that a site's own files set.
+
+    Args:
+        classpath: What ``CLASSPATH`` holds; the client reads ``core-site.xml`` and
+            ``hdfs-site.xml`` in its folders.
+
+    Returns:
+        The names; None where a file cannot be read by us alone (it includes others, or is broken).
+    """
+    names: set[str] = set()
+    for folder in filter(None, classpath.split(":")):
+        for path in (Path(folder, name) for name in _SITE_FILES):
+            try:
+                names |= _names_in(path)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except (OSError, Xml.ParseError, ValueError) as error:
+                _LOG.info("%s: settings of the client stay the site's: %s", path, error)
+                return None
+    return frozenset(names)
+
+
+def with_client_settings(url: str, site: Iterable[str] | None = ()) -> str:
+    """Add to a URL's query the client settings that neither it nor the site names.
+
+    Args:
+        url: Of Hadoop's own schemes.
+        site: Names of the settings that the site's files set; None where that is not known.
+    """
     parts = urlsplit(url)
     named = parse_qsl(parts.query, keep_blank_values=True)
-    missing = {k: v for k, v in CLIENT_SETTINGS.items() if k not in dict(named)}
+    given = dict(named)
+    missing: dict[str, str] = {}
+    if site is not None and CHECKSUM not in {*site, *given}:
+        missing[CHECKSUM] = "CRC32"
+    if "replication" not in given:
+        # The client opens files by the site's settings alone: what the URL says must be handed over.
+        missing["replication"] = given.get(REPLICATION, "0")
     return parts._replace(query=urlencode([*named, *missing.items()])).geturl()
+
+
+def _names_in(path: Path) -> set[str]:
+    root = Xml.fromstring(path.read_bytes())  # noqa: S314 -- the client of this process reads it too
+    if root.find(f".//{_INCLUDE}") is not None:
+        raise ValueError("it includes other files")
+    return {name.strip() for p in root.iter("property") if (name := p.findtext("name"))}

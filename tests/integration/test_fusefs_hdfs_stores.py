@@ -1,8 +1,10 @@
 """The store contract over a real HDFS: pyarrow with libhdfs, WebHDFS, and hdfs-native where installed."""
 
 import importlib.util
+import json
 import os
 import signal
+import urllib.request
 import uuid
 
 import pytest
@@ -22,7 +24,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def cluster():
-    with hdfs_cluster(datanodes=3) as running:
+    with hdfs_cluster(datanodes=3, replication=2) as running:
         os.environ.update(running.client_environment())
         yield running
 
@@ -47,6 +49,16 @@ class TestHdfsThroughPyarrow(StoreContract):
         store.publish("big", data)
 
         assert store.read("big", 5, 2 << 20) == data[5 : 5 + (2 << 20)]
+
+    @pytest.mark.parametrize(("query", "copies"), [("", 2), ("?replication=1", 1)])
+    def test_a_block_has_as_many_copies_as_the_site_or_the_url_says(self, cluster, query, copies):
+        root = uuid.uuid4().hex
+        arrow_store(f"{cluster.url}/{root}{query}").publish("a", b"1")
+
+        status = f"{cluster.webhdfs_url}/v1/{root}/a?op=GETFILESTATUS".replace("webhdfs://", "")
+        address = status.replace("/v1/", "/webhdfs/v1/", 1)
+        with urllib.request.urlopen(f"http://{address}", timeout=30) as answer:
+            assert json.load(answer)["FileStatus"]["replication"] == copies
 
 
 class TestWebHdfsThroughFsspec(StoreContract):

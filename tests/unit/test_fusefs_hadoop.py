@@ -5,7 +5,12 @@ import os
 import pytest
 
 from fusefs.stores import arrow
-from fusefs.stores.hadoop import set_jvm_options, with_client_settings, with_jvm_defaults
+from fusefs.stores.hadoop import (
+    set_jvm_options,
+    site_settings,
+    with_client_settings,
+    with_jvm_defaults,
+)
 from omniload.base.errors import ConfigError
 
 
@@ -46,20 +51,104 @@ def test_the_environment_of_the_process_gets_them(monkeypatch):
 @pytest.mark.parametrize(
     ("url", "asked"),
     [
-        ("hdfs://host:9000/data", "hdfs://host:9000/data?dfs.checksum.type=CRC32"),
-        ("hdfs://host/d?user=a%40b", "hdfs://host/d?user=a%40b&dfs.checksum.type=CRC32"),
-        ("hdfs://host/d?dfs.checksum.type=CRC32C", "hdfs://host/d?dfs.checksum.type=CRC32C"),
-        ("viewfs://all", "viewfs://all?dfs.checksum.type=CRC32"),
+        ("hdfs://host:9000/data", "?dfs.checksum.type=CRC32&replication=0"),
+        ("hdfs://host/d?user=a%40b", "?user=a%40b&dfs.checksum.type=CRC32&replication=0"),
+        ("hdfs://host/d?dfs.checksum.type=CRC32C", "?dfs.checksum.type=CRC32C&replication=0"),
+        ("hdfs://host/d?replication=2", "?replication=2&dfs.checksum.type=CRC32"),
+        ("viewfs://all", "?dfs.checksum.type=CRC32&replication=0"),
     ],
 )
 def test_the_url_gets_the_client_settings_it_does_not_name(url, asked):
-    assert with_client_settings(url) == asked
+    assert with_client_settings(url) == url.partition("?")[0] + asked
+
+
+def test_what_the_site_sets_is_not_set_again():
+    asked = with_client_settings("hdfs://host/d", {"dfs.checksum.type", "dfs.replication"})
+
+    assert asked == "hdfs://host/d?replication=0"
+
+
+def test_a_site_that_cannot_be_read_keeps_its_checksums():
+    assert with_client_settings("hdfs://host/d", None) == "hdfs://host/d?replication=0"
+
+
+def test_a_replication_that_the_url_gives_in_hadoops_words_is_the_one_used():
+    asked = with_client_settings("hdfs://host/d?dfs.replication=2", {"dfs.checksum.type"})
+
+    assert asked == "hdfs://host/d?dfs.replication=2&replication=2"
+
+
+def a_site(folder, **files):
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / f"{name}-site.xml").write_text(text, encoding="utf-8")
+    return str(folder)
+
+
+def a_property(name, value="1"):
+    return f"<property><name>{name}</name><value>{value}</value></property>"
+
+
+def test_the_settings_of_a_site_are_found_in_the_folders_of_the_class_path(tmp_path):
+    first = a_site(
+        tmp_path / "a", core=f"<configuration>{a_property('fs.defaultFS')}</configuration>"
+    )
+    second = a_site(
+        tmp_path / "b",
+        hdfs=f"""<?xml version="1.0"?>
+        <!-- ours --><configuration>
+          {a_property("dfs.checksum.type", "CRC32C")} {a_property(" dfs.replication ")}
+        </configuration>""",
+    )
+    jar = tmp_path / "hadoop.jar"
+    jar.write_bytes(b"PK")
+
+    found = site_settings(f"{first}:{jar}:{tmp_path / 'none'}::{second}")
+
+    assert found == {"fs.defaultFS", "dfs.checksum.type", "dfs.replication"}
+
+
+def test_no_class_path_sets_nothing():
+    assert site_settings("") == frozenset()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<configuration><property>",
+        '<c xmlns:xi="http://www.w3.org/2001/XInclude"><xi:include href="more.xml"/></c>',
+    ],
+)
+def test_a_file_of_which_not_all_can_be_told_leaves_the_site_alone(text, tmp_path):
+    assert site_settings(a_site(tmp_path / "conf", hdfs=text)) is None
+
+
+def test_a_site_with_checksums_of_its_own_keeps_them_when_a_store_is_opened(tmp_path, monkeypatch):
+    site = a_site(
+        tmp_path / "c", hdfs=f"<configuration>{a_property('dfs.checksum.type')}</configuration>"
+    )
+    seen = []
+
+    class Client:
+        @staticmethod
+        def from_uri(uri):
+            seen.append(uri)
+            raise ValueError("no such thing")
+
+    monkeypatch.setenv("LIBHDFS_OPTS", "")
+    monkeypatch.setenv("CLASSPATH", f"/usr/lib/hadoop.jar:{site}")
+    monkeypatch.setattr(arrow.pafs, "FileSystem", Client)
+
+    with pytest.raises(ConfigError):
+        arrow.arrow_store("hdfs://host/d")
+
+    assert seen == ["hdfs://host/d?replication=0"]
 
 
 @pytest.mark.parametrize(
     ("url", "asked"),
     [
-        ("hdfs://host/d", "hdfs://host/d?dfs.checksum.type=CRC32"),
+        ("hdfs://host/d", "hdfs://host/d?dfs.checksum.type=CRC32&replication=0"),
         ("s3://bucket/d?region=x", "s3://bucket/d?region=x"),
     ],
 )
@@ -73,6 +162,7 @@ def test_only_hadoops_urls_are_changed_and_messages_show_the_users(url, asked, m
             raise ValueError("no such thing")
 
     monkeypatch.setenv("LIBHDFS_OPTS", "")
+    monkeypatch.setenv("CLASSPATH", "")
     monkeypatch.setattr(arrow.pafs, "FileSystem", Client)
 
     with pytest.raises(ConfigError) as caught:
