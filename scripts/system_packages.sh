@@ -22,7 +22,7 @@ need rsync command -v rsync
 need fio command -v fio
 need dbench command -v dbench
 need stress-ng command -v stress-ng
-for package in docker-registry skopeo umoci; do need $package command -v $package; done
+for package in docker-registry skopeo umoci containerd runc; do need $package command -v $package; done
 [ -z "$missing" ] && exit 0
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then

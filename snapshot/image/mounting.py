@@ -99,16 +99,17 @@ def mount(settings: ImageMount, *, log_path: str | None = None) -> "subprocess.P
     return start_daemon(__name__, data, settings.mountpoint, log_path=log_path)
 
 
-def serve(settings: ImageMount, ready: Callable[[], None]) -> None:
+def serve(settings: ImageMount, ready: Callable[[], None], resolved: Image | None = None) -> None:
     """Show an image until it is unmounted; what was recorded is written when the window ends.
 
     The stage ``image`` of a start-up ends when the mount is usable and the hot blocks are here.
+    One that is ``resolved`` already is not asked for again.
     """
     with ExitStack() as opened, ExitStack() as begun:
         tally = begun.enter_context(stage("image"))
         store, name = open_store(settings.image, mirrors=settings.mirrors)
         opened.callback(store.close)
-        image = resolve(store, name, settings.platform)
+        image = resolved or resolve(store, name, settings.platform)
         tally.note("image", image.digest)
         _Serving(settings, store, image).run(ready, tally, begun)
 

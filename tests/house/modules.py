@@ -13,6 +13,7 @@ __all__ = ["PACKAGES", "ROOT", "imported", "name_of", "source_files", "tree_of"]
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("omniload", "fusefs", "snapshot", "trainer_integration")
 EXTRAS = {"pyfuse3", "trio", "ray", "torch", "matplotlib", "jinja2", "indexed_gzip", "urllib3"}
+EXTRAS |= {"grpc", "google"}
 """What an installation may lack."""
 
 

@@ -1,0 +1,1 @@
+"""Container engines that start from lazily read images."""

@@ -1,0 +1,219 @@
+"""Messages of containerd's public gRPC interface, built from a table when this is imported.
+
+The table holds names and numbers of fields, which are all that a wire format is; there is
+no generated code to keep in step with a generator. Messages live in a pool of their own,
+so that another library's copy of the same interface does not collide with this one.
+
+Source:
+    containerd's API, version 1: services ``snapshots``, ``content``, ``images``, ``leases``.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+__all__ = ["METHODS", "Method", "WireMessage", "message", "method", "methods_of"]
+
+WireMessage: TypeAlias = Any
+"""A message made here: its fields are attributes that no type checker knows."""
+
+_FIELD = descriptor_pb2.FieldDescriptorProto
+_SCALARS = {
+    "string": _FIELD.TYPE_STRING,
+    "bytes": _FIELD.TYPE_BYTES,
+    "i64": _FIELD.TYPE_INT64,
+    "i32": _FIELD.TYPE_INT32,
+    "bool": _FIELD.TYPE_BOOL,
+}
+_SNAPSHOTS = "containerd.services.snapshots.v1"
+_CONTENT = "containerd.services.content.v1"
+_IMAGES = "containerd.services.images.v1"
+_LEASES = "containerd.services.leases.v1"
+_NEW = "snapshotter:1 key:2 parent:3 %labels:4"
+_KEY = "snapshotter:1 key:2"
+
+_PACKAGES: Mapping[str, Mapping[str, str]] = {
+    # NAME:NUMBER[:TYPE]; * is repeated, % a map of strings, a dot before a type means package and all.
+    "google.protobuf": {
+        "Timestamp": "seconds:1:i64 nanos:2:i32",
+        "FieldMask": "*paths:1",
+        "Empty": "",
+    },
+    "containerd.types": {
+        "Mount": "type:1 source:2 target:3 *options:4",
+        "Descriptor": "media_type:1 digest:2 size:3:i64 %annotations:5",
+    },
+    _SNAPSHOTS: {
+        "Info": "name:1 parent:2 kind:3:i32 created_at:4:.google.protobuf.Timestamp "
+        "updated_at:5:.google.protobuf.Timestamp %labels:6",
+        "PrepareSnapshotRequest": _NEW,
+        "PrepareSnapshotResponse": "*mounts:1:.containerd.types.Mount",
+        "ViewSnapshotRequest": _NEW,
+        "ViewSnapshotResponse": "*mounts:1:.containerd.types.Mount",
+        "MountsRequest": _KEY,
+        "MountsResponse": "*mounts:1:.containerd.types.Mount",
+        "RemoveSnapshotRequest": _KEY,
+        "CommitSnapshotRequest": "snapshotter:1 name:2 key:3 %labels:4",
+        "StatSnapshotRequest": _KEY,
+        "StatSnapshotResponse": "info:1:Info",
+        "UpdateSnapshotRequest": "snapshotter:1 info:2:Info "
+        "update_mask:3:.google.protobuf.FieldMask",
+        "UpdateSnapshotResponse": "info:1:Info",
+        "ListSnapshotsRequest": "snapshotter:1 *filters:2",
+        "ListSnapshotsResponse": "*info:1:Info",
+        "UsageRequest": _KEY,
+        "UsageResponse": "size:1:i64 inodes:2:i64",
+        "CleanupRequest": "snapshotter:1",
+    },
+    _CONTENT: {
+        "WriteContentRequest": "action:1:i32 ref:2 total:3:i64 expected:4 offset:5:i64 "
+        "data:6:bytes %labels:7",
+        "WriteContentResponse": "action:1:i32 started_at:2:.google.protobuf.Timestamp "
+        "updated_at:3:.google.protobuf.Timestamp offset:4:i64 total:5:i64 digest:6",
+        "Info": "digest:1 size:2:i64 created_at:3:.google.protobuf.Timestamp "
+        "updated_at:4:.google.protobuf.Timestamp %labels:5",
+        "UpdateRequest": "info:1:Info update_mask:2:.google.protobuf.FieldMask",
+        "UpdateResponse": "info:1:Info",
+    },
+    _IMAGES: {
+        "Image": "name:1 %labels:2 target:3:.containerd.types.Descriptor "
+        "created_at:7:.google.protobuf.Timestamp updated_at:8:.google.protobuf.Timestamp",
+        "CreateImageRequest": "image:1:Image",
+        "CreateImageResponse": "image:1:Image",
+        "UpdateImageRequest": "image:1:Image update_mask:2:.google.protobuf.FieldMask",
+        "UpdateImageResponse": "image:1:Image",
+    },
+    _LEASES: {
+        "Lease": "id:1 created_at:2:.google.protobuf.Timestamp %labels:3",
+        "CreateRequest": "id:1 %labels:3",
+        "CreateResponse": "lease:1:Lease",
+        "DeleteRequest": "id:1 sync:2:bool",
+    },
+}
+
+
+class Method:
+    """One call of a service: its address and how its messages are read and written."""
+
+    def __init__(self, service: str, name: str, request: str, answer: str, shape: str) -> None:
+        self.path = f"/{service}/{name}"
+        self.name = name
+        self.shape = shape
+        """``unary``, ``stream`` (of answers) or ``both``."""
+        self.request = request
+        self.answer = answer
+
+    def encode(self, value: WireMessage) -> bytes:
+        """Return the bytes of a request or answer."""
+        data: bytes = value.SerializeToString()
+        return data
+
+    def reader(self, name: str) -> Callable[[bytes], WireMessage]:
+        """Return what reads bytes as a message."""
+        read: Callable[[bytes], WireMessage] = _classes[name].FromString
+        return read
+
+
+def message(name: str, /, **fields: object) -> WireMessage:
+    """Make a message.
+
+    Args:
+        name: With its package.
+        fields: Its values; a field that is None stays unset.
+
+    Raises:
+        KeyError: The table has no such message.
+        ValueError: The message has no such field.
+    """
+    return _classes[name](**{key: value for key, value in fields.items() if value is not None})
+
+
+def method(service: str, name: str) -> Method:
+    """Return a call by the short name of its service, such as ``snapshots``, and its own."""
+    return METHODS[service, name]
+
+
+def methods_of(service: str) -> tuple[Method, ...]:
+    """Return all calls of a service."""
+    return tuple(found for (owner, _), found in METHODS.items() if owner == service)
+
+
+def _pool() -> descriptor_pool.DescriptorPool:
+    pool = descriptor_pool.DescriptorPool()
+    shared = ["google.protobuf.proto", "containerd.types.proto"]
+    for package, messages in _PACKAGES.items():
+        file = descriptor_pb2.FileDescriptorProto(
+            name=f"{package}.proto", package=package, syntax="proto3"
+        )
+        file.dependency.extend(name for name in shared if name != file.name)
+        if package == "google.protobuf":
+            del file.dependency[:]
+        for name, fields in messages.items():
+            _describe(file.message_type.add(name=name), package, fields)
+        pool.Add(file)
+    return pool
+
+
+def _describe(found: descriptor_pb2.DescriptorProto, package: str, fields: str) -> None:
+    """Fill in the fields of a message from its line in the table."""
+    for text in fields.split():
+        name, number, kind = [*text.lstrip("*%").split(":"), "string"][:3]
+        field = found.field.add(name=name, number=int(number), label=_FIELD.LABEL_OPTIONAL)
+        if text[0] in "*%":
+            field.label = _FIELD.LABEL_REPEATED
+        if text[0] == "%":
+            entry = found.nested_type.add(name=f"{name.capitalize()}Entry")
+            entry.options.map_entry = True
+            _describe(entry, package, "key:1 value:2")
+            field.type = _FIELD.TYPE_MESSAGE
+            field.type_name = f".{package}.{found.name}.{entry.name}"
+        elif kind in _SCALARS:
+            field.type = _SCALARS[kind]
+        else:
+            field.type = _FIELD.TYPE_MESSAGE
+            field.type_name = kind if kind.startswith(".") else f".{package}.{kind}"
+
+
+def _build() -> dict[str, WireMessage]:
+    pool = _pool()
+    names = [f"{package}.{name}" for package, found in _PACKAGES.items() for name in found]
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(name)) for name in names
+    }
+
+
+_classes = _build()
+
+_EMPTY = "google.protobuf.Empty"
+_TABLE = (
+    ("snapshots", _SNAPSHOTS, "Prepare", "PrepareSnapshotRequest", "PrepareSnapshotResponse"),
+    ("snapshots", _SNAPSHOTS, "View", "ViewSnapshotRequest", "ViewSnapshotResponse"),
+    ("snapshots", _SNAPSHOTS, "Mounts", "MountsRequest", "MountsResponse"),
+    ("snapshots", _SNAPSHOTS, "Commit", "CommitSnapshotRequest", _EMPTY),
+    ("snapshots", _SNAPSHOTS, "Remove", "RemoveSnapshotRequest", _EMPTY),
+    ("snapshots", _SNAPSHOTS, "Stat", "StatSnapshotRequest", "StatSnapshotResponse"),
+    ("snapshots", _SNAPSHOTS, "Update", "UpdateSnapshotRequest", "UpdateSnapshotResponse"),
+    ("snapshots", _SNAPSHOTS, "List", "ListSnapshotsRequest", "ListSnapshotsResponse"),
+    ("snapshots", _SNAPSHOTS, "Usage", "UsageRequest", "UsageResponse"),
+    ("snapshots", _SNAPSHOTS, "Cleanup", "CleanupRequest", _EMPTY),
+    ("content", _CONTENT, "Write", "WriteContentRequest", "WriteContentResponse"),
+    ("content", _CONTENT, "Update", "UpdateRequest", "UpdateResponse"),
+    ("images", _IMAGES, "Create", "CreateImageRequest", "CreateImageResponse"),
+    ("images", _IMAGES, "Update", "UpdateImageRequest", "UpdateImageResponse"),
+    ("leases", _LEASES, "Create", "CreateRequest", "CreateResponse"),
+    ("leases", _LEASES, "Delete", "DeleteRequest", _EMPTY),
+)
+_SERVICES = {"snapshots": "Snapshots", "content": "Content", "images": "Images", "leases": "Leases"}
+_SHAPES = {("snapshots", "List"): "stream", ("content", "Write"): "both"}
+
+
+def _method(owner: str, package: str, name: str, request: str, answer: str) -> Method:
+    answer = answer if answer == _EMPTY else f"{package}.{answer}"
+    service = f"{package}.{_SERVICES[owner]}"
+    shape = _SHAPES.get((owner, name), "unary")
+    return Method(service, name, f"{package}.{request}", answer, shape)
+
+
+METHODS: Mapping[tuple[str, str], Method] = {(row[0], row[2]): _method(*row) for row in _TABLE}
+"""Every call that is made or answered, by service and name."""

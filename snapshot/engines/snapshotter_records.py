@@ -1,0 +1,322 @@
+"""What snapshots there are: containerd asks, this decides, and says what must be kept, made and removed.
+
+::
+
+    prepare, view            commit
+    --------------> active ----------> committed <---- a lazy layer is born committed
+                    view                   ^
+                      |  remove            | parent of others: cannot be removed
+                      v                    v
+                                 gone
+
+A machine: it does no I/O and reads no clock. What it returns is to be kept before anyone is told.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, assert_never
+
+from omniload.base.errors import ConfigError, StateError
+
+__all__ = [
+    "Commit",
+    "Forget",
+    "InvalidSnapshotError",
+    "Keep",
+    "Kind",
+    "LayerFound",
+    "Prepare",
+    "Relabel",
+    "Remove",
+    "Snapshot",
+    "SnapshotExistsError",
+    "SnapshotInUseError",
+    "SnapshotMissingError",
+    "Snapshots",
+]
+
+Kind = Literal["view", "active", "committed"]
+
+
+class SnapshotMissingError(StateError):
+    """There is no snapshot of that name."""
+
+
+class SnapshotExistsError(StateError):
+    """The name is taken; of a lazy layer this is good news."""
+
+
+class SnapshotInUseError(StateError):
+    """The snapshot's state forbids it now."""
+
+
+class InvalidSnapshotError(ConfigError):
+    """What was asked can never be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One snapshot, by the name that containerd gave it."""
+
+    key: str
+    number: int
+    """Of its folder; never used twice while anything of the old one is left."""
+    parent: str
+    """Key of what lies below; empty at the bottom."""
+    kind: Kind
+    labels: Mapping[str, str]
+    created_ns: int
+    updated_ns: int
+    size_bytes: int = 0
+    """Of a committed one with files of its own."""
+    inodes: int = 0
+    image: str = ""
+    """Digest of the manifest, of a lazy layer."""
+    layers: int = 0
+    """Of a lazy layer: it and those below it, together; 0 for one with files of its own."""
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether it is a layer that is read from its registry."""
+        return self.layers > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """A container, or a layer to be unpacked, wants a place."""
+
+    key: str
+    parent: str
+    labels: Mapping[str, str]
+    kind: Kind
+    now_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFound:
+    """A layer can be read lazily, so nobody needs to unpack it."""
+
+    name: str
+    parent: str
+    labels: Mapping[str, str]
+    image: str
+    layers: int
+    now_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """What was written becomes a layer for others."""
+
+    name: str
+    key: str
+    labels: Mapping[str, str]
+    size_bytes: int
+    inodes: int
+    now_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remove:
+    """Nobody needs it any more."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relabel:
+    """Its labels change: all of them, or those that ``paths`` names."""
+
+    key: str
+    labels: Mapping[str, str]
+    paths: tuple[str, ...]
+    now_ns: int
+
+
+Event = Prepare | LayerFound | Commit | Remove | Relabel
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Write it down, over what has its number."""
+
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Strike it out, and then take its files away."""
+
+    snapshot: Snapshot
+
+
+Command = Keep | Forget
+
+
+@dataclass(slots=True)
+class Snapshots:
+    """All snapshots, by key."""
+
+    by_key: dict[str, Snapshot] = field(default_factory=dict)
+    next_number: int = 1
+    _children: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, snapshots: Sequence[Snapshot]) -> "Snapshots":
+        """Return the machine in a kept state."""
+        found = cls({snapshot.key: snapshot for snapshot in snapshots})
+        found.next_number = max((snapshot.number for snapshot in snapshots), default=0) + 1
+        for snapshot in snapshots:
+            found._count(snapshot.parent, 1)
+        return found
+
+    def handle(self, event: Event) -> tuple[Command, ...]:
+        """Apply one event and return what must be kept, in order.
+
+        Raises:
+            SnapshotMissingError: Key or parent are not there.
+            SnapshotExistsError: The new name is taken.
+            SnapshotInUseError: It has children, or is not of the kind that this needs.
+            InvalidSnapshotError: A name is empty, the parent is no layer, or a field never changes.
+        """
+        match event:
+            case Prepare():
+                return self._prepare(event)
+            case LayerFound():
+                return self._found(event)
+            case Commit():
+                return self._commit(event)
+            case Remove():
+                return self._remove(event)
+            case Relabel():
+                return self._relabel(event)
+            case _:
+                assert_never(event)
+
+    def get(self, key: str) -> Snapshot:
+        """Return a snapshot.
+
+        Raises:
+            SnapshotMissingError: There is none of that key.
+        """
+        if (found := self.by_key.get(key)) is None:
+            raise SnapshotMissingError(f"snapshot {key!r} is not here; prepare it first")
+        return found
+
+    def parents(self, snapshot: Snapshot) -> tuple[Snapshot, ...]:
+        """Return what lies below a snapshot, uppermost first."""
+        chain = []
+        while snapshot.parent:
+            snapshot = self.by_key[snapshot.parent]
+            chain.append(snapshot)
+        return tuple(chain)
+
+    def _prepare(self, event: Prepare) -> tuple[Command, ...]:
+        self._check_new(event.key)
+        self._check_parent(event.parent)
+        return self._add(
+            Snapshot(
+                key=event.key,
+                number=self.next_number,
+                parent=event.parent,
+                kind=event.kind,
+                labels=dict(event.labels),
+                created_ns=event.now_ns,
+                updated_ns=event.now_ns,
+            )
+        )
+
+    def _found(self, event: LayerFound) -> tuple[Command, ...]:
+        self._check_new(event.name)
+        self._check_parent(event.parent)
+        below = self.by_key[event.parent].layers if event.parent else 0
+        if event.layers != below + 1:
+            raise InvalidSnapshotError(
+                f"layer {event.layers} of image {event.image} cannot lie on {event.parent!r}, which "
+                f"shows {below} lazy layers; a lazy layer lies on the lazy one below it"
+            )
+        return self._add(
+            Snapshot(
+                key=event.name,
+                number=self.next_number,
+                parent=event.parent,
+                kind="committed",
+                labels=dict(event.labels),
+                created_ns=event.now_ns,
+                updated_ns=event.now_ns,
+                image=event.image,
+                layers=event.layers,
+            )
+        )
+
+    def _commit(self, event: Commit) -> tuple[Command, ...]:
+        found = self.get(event.key)
+        if found.kind != "active":
+            raise SnapshotInUseError(
+                f"snapshot {event.key!r} is {found.kind}; only active ones commit"
+            )
+        self._check_new(event.name)
+        made = replace(
+            found,
+            key=event.name,
+            kind="committed",
+            labels=dict(event.labels),
+            size_bytes=event.size_bytes,
+            inodes=event.inodes,
+            updated_ns=event.now_ns,
+        )
+        del self.by_key[event.key]
+        self.by_key[event.name] = made
+        return (Keep(made),)
+
+    def _remove(self, event: Remove) -> tuple[Command, ...]:
+        found = self.get(event.key)
+        if children := self._children.get(event.key, 0):
+            raise SnapshotInUseError(
+                f"snapshot {event.key!r} has {children} on it; remove what lies on it first"
+            )
+        del self.by_key[event.key]
+        self._count(found.parent, -1)
+        return (Forget(found),)
+
+    def _relabel(self, event: Relabel) -> tuple[Command, ...]:
+        found = self.get(event.key)
+        labels = dict(found.labels)
+        for path in event.paths or ("labels",):
+            name = path.removeprefix("labels.")
+            if path == "labels":
+                labels = dict(event.labels)
+            elif name != path:
+                labels[name] = event.labels.get(name, "")
+            else:
+                raise InvalidSnapshotError(
+                    f"field {path!r} of snapshot {event.key!r} never changes; only labels do"
+                )
+        labels = {name: value for name, value in labels.items() if value}
+        made = replace(found, labels=labels, updated_ns=event.now_ns)
+        self.by_key[event.key] = made
+        return (Keep(made),)
+
+    def _add(self, snapshot: Snapshot) -> tuple[Command, ...]:
+        self.next_number += 1
+        self.by_key[snapshot.key] = snapshot
+        self._count(snapshot.parent, 1)
+        return (Keep(snapshot),)
+
+    def _check_new(self, key: str) -> None:
+        if not key:
+            raise InvalidSnapshotError("a snapshot without a name cannot be found again; name it")
+        if key in self.by_key:
+            raise SnapshotExistsError(f"snapshot {key!r} is here already; take another name")
+
+    def _check_parent(self, parent: str) -> None:
+        if parent and self.get(parent).kind != "committed":
+            raise InvalidSnapshotError(
+                f"parent {parent!r} is {self.by_key[parent].kind}; only a committed one may be one"
+            )
+
+    def _count(self, parent: str, change: int) -> None:
+        if parent:
+            self._children[parent] = self._children.get(parent, 0) + change
+            if not self._children[parent]:
+                del self._children[parent]

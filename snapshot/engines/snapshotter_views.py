@@ -1,0 +1,137 @@
+"""The mounts of lazy layers: one process for each chain that a container uses, made when the first one does."""
+
+import os
+import shutil
+import subprocess
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from typing_extensions import override
+
+from fusefs.bridge.daemons import start_daemon, umount
+from fusefs.bridge.tuning import device_of_mount, mount_table
+from omniload.base.errors import StateError
+from omniload.base.log import get_logger
+from snapshot.engines import snapshotter_daemon
+from snapshot.engines.snapshotter_daemon import ChainMount
+from snapshot.engines.snapshotter_images import address_of
+from snapshot.engines.snapshotter_store import KeptImage
+from snapshot.image.mounting import ImageMount
+
+__all__ = ["MountedViews", "Views"]
+
+_log = get_logger(__name__)
+
+
+class Views(Protocol):
+    """Shows the lazy layers of a chain, merged, at a place that its number gives."""
+
+    def path(self, number: int) -> str:
+        """Return where a chain is shown, or will be."""
+        ...
+
+    def show(self, number: int, image: KeptImage, layers: int) -> None:
+        """Show it, unless it is shown.
+
+        Raises:
+            UnavailableError: The registry is needed, and does not answer.
+            StateError: It cannot be mounted.
+        """
+        ...
+
+    def drop(self, number: int) -> None:
+        """Show it no longer; whoever still uses it goes on until he ends."""
+        ...
+
+    def sweep(self, numbers: Iterable[int]) -> None:
+        """Drop all but these: what a killed snapshotter had begun."""
+        ...
+
+
+class MountedViews(Views):
+    """FUSE mounts under a folder. Safe in threads.
+
+    Args:
+        folder: Of the mount points; made where it is not there.
+        template: Settings of every mount; image and mount point are not looked at.
+    """
+
+    def __init__(self, folder: Path, template: ImageMount) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        bridge = template.bridge.model_copy(update={"allow_other": True, "trusted": True})
+        self._template = template.model_copy(update={"bridge": bridge})
+        self._locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+        self._daemons: dict[int, subprocess.Popen[bytes]] = {}
+
+    @override
+    def path(self, number: int) -> str:
+        return str(self._folder / str(number))
+
+    @override
+    def show(self, number: int, image: KeptImage, layers: int) -> None:
+        with self._locks[number]:
+            self._reap()
+            where = self.path(number)
+            if _is_alive(where):
+                return
+            with suppress(
+                FileExistsError
+            ):  # of a dead mount pathlib would say that it is not there
+                os.mkdir(where, 0o755)  # noqa: PTH102
+            changed = {"image": address_of(image.reference), "mountpoint": where}
+            mount = self._template.model_copy(update=changed)
+            settings = ChainMount.of(mount, image, layers).model_dump_json(by_alias=True).encode()
+            self._daemons[number] = start_daemon(
+                snapshotter_daemon.__name__, settings, where, log_path=f"{where}.log"
+            )
+            _log.info("%d layers of %s at %s", layers, image.reference, where)
+
+    @override
+    def drop(self, number: int) -> None:
+        with self._locks[number]:
+            where = self.path(number)
+            while device_of_mount(os.path.realpath(where), mount_table()) is not None:
+                try:
+                    umount(where)
+                except StateError:
+                    # Held by a container that is on its way out. It keeps what it has; the
+                    # daemon ends after the last one.
+                    done = subprocess.run(["umount", "-l", where], check=False)  # noqa: S603, S607
+                    if done.returncode:
+                        raise
+            with suppress(FileNotFoundError):
+                Path(where).rmdir()
+            Path(f"{where}.log").unlink(missing_ok=True)
+            self._reap()
+
+    @override
+    def sweep(self, numbers: Iterable[int]) -> None:
+        known = set(numbers)
+        for name in os.listdir(self._folder):  # noqa: PTH208 -- a dead mount has no attributes
+            number = name.removesuffix(".log")
+            if not number.isdecimal():
+                shutil.rmtree(self._folder / name, ignore_errors=True)
+            elif int(number) not in known:
+                self.drop(int(number))
+
+    def _reap(self) -> None:
+        """Take leave of daemons that have ended."""
+        for number, process in list(self._daemons.items()):
+            if process.poll() is not None:
+                self._daemons.pop(number, None)
+
+
+def _is_alive(where: str) -> bool:
+    """Tell whether a mount is there and its process answers."""
+    if device_of_mount(os.path.realpath(where), mount_table()) is None:
+        return False
+    try:
+        os.statvfs(where)
+    except OSError:
+        return False
+    return True
