@@ -331,7 +331,7 @@ class Body:
         assert self.path is not None
         # Whether a failed call did publish is not known: what it may name is left to fsck.
         loose, self._loose = self._loose, b""
-        self._files.publish(self.path, content, self._outgoing())
+        self._files.publish(self.path, content, self._outgoing(), moves_time=False)
         kept = Manifest(mtime_ns=0, segments=_segments_of(content))
         self._files.discard(loose, kept=kept)
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
+from fusefs.directories import NOT_KEPT, DirectoryAttributes, is_attributes
 from fusefs.manifest import (
     HEADER_BYTES,
     MAGIC,
@@ -48,9 +49,12 @@ class FileInfo:
 class Catalog:
     """Describes paths of a store. Safe in threads; remembers headers that cannot have changed."""
 
-    def __init__(self, store: Store, pool: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, store: Store, pool: ThreadPoolExecutor, directories: DirectoryAttributes
+    ) -> None:
         self._store = store
         self._pool = pool
+        self._directories = directories
         self._lock = threading.Lock()
         self._headers: OrderedDict[tuple[str, int, int], Header] = OrderedDict()
 
@@ -60,7 +64,7 @@ class Catalog:
 
     def listing(self, path: str) -> list[FileInfo]:
         """Describe everything directly in a directory, sorted by name."""
-        entries = self._store.listing(path)
+        entries = [entry for entry in self._store.listing(path) if not is_attributes(entry.name)]
         if not path:
             entries = [entry for entry in entries if entry.name != RESERVED]
         paths = [f"{path}/{entry.name}" if path else entry.name for entry in entries]
@@ -76,6 +80,7 @@ class Catalog:
 
     def forget(self, path: str) -> None:
         """Read the headers at a path, and below it, anew."""
+        self._directories.forget(path)
         below = f"{path}/" if path else ""
         with self._lock:
             for key in [k for k in self._headers if k[0] == path or k[0].startswith(below)]:
@@ -93,15 +98,7 @@ class Catalog:
 
     def _described(self, path: str, entry: Entry) -> FileInfo:
         if entry.is_directory:
-            return FileInfo(
-                name=entry.name,
-                kind="directory",
-                size_bytes=0,
-                mtime_ns=entry.mtime_ns,
-                mode=entry.mode if entry.mode is not None else 0o755,
-                stored="directory",
-                entry=entry,
-            )
+            return self._directory_info(path, entry)
         header = self._header(path, entry) if has_manifest_size(entry.size_bytes) else None
         if header is None:
             return _plain_info(entry)
@@ -112,6 +109,22 @@ class Catalog:
             mtime_ns=header.mtime_ns,
             mode=header.mode,
             stored="manifest",
+            entry=entry,
+        )
+
+    def _directory_info(self, path: str, entry: Entry) -> FileInfo:
+        kept = self._directories.of(path)
+        mode, mtime_ns = entry.mode if entry.mode is not None else 0o755, entry.mtime_ns
+        if kept is not None:
+            mode = kept.mode
+            mtime_ns = mtime_ns if kept.mtime_ns == NOT_KEPT else kept.mtime_ns
+        return FileInfo(
+            name=entry.name,
+            kind="directory",
+            size_bytes=0,
+            mtime_ns=mtime_ns,
+            mode=mode,
+            stored="directory",
             entry=entry,
         )
 
@@ -132,6 +145,10 @@ class Catalog:
                 )
             return None
         header = decode_header(head, name=path)
+        if header.kind == "directory":
+            raise IntegrityError(
+                f"{path!r} holds the attributes of a directory under a file's name; remove it"
+            )
         if time.time_ns() - entry.mtime_ns > SETTLED_NS:
             with self._lock:
                 self._headers[key] = header

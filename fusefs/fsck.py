@@ -13,19 +13,27 @@ from typing import Literal
 
 import orjson
 
+from fusefs.directories import MARKERS, is_attributes, mark, marker_of, read_attributes
 from fusefs.manifest import Manifest
 from fusefs.namespace import StripedFiles
 from fusefs.stores.backend import INTENTS
-from fusefs.stores.protocol import RESERVED, TEMPORARY, Entry, Store
+from fusefs.stores.protocol import RESERVED, TEMPORARY, Entry, Store, name_of, parent_of
 from omniload.base.errors import IntegrityError, OmniloadError, StateError
 
 __all__ = ["Fault", "Report", "verify"]
 
 FaultKind = Literal[
-    "unreadable", "missing", "wrong size", "corrupt", "orphan", "left over", "interrupted"
+    "unreadable",
+    "missing",
+    "wrong size",
+    "corrupt",
+    "orphan",
+    "left over",
+    "interrupted",
+    "unmarked",
 ]
 HARMFUL: frozenset[FaultKind] = frozenset({"unreadable", "missing", "wrong size", "corrupt"})
-"""What costs data; the rest costs space."""
+"""What costs data or attributes; the rest costs space, or is hidden for now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,8 @@ class _Walk:
     named: frozenset[str]
     tree: frozenset[tuple[str, int, int]]
     readable: bool
+    directories: list[str]
+    """Where attributes of directories lie."""
 
 
 def verify(
@@ -95,12 +105,16 @@ def verify(
         for path, entry in objects.items()
         if path not in walk.named and entry.mtime_ns <= before_ns
     )
+    unmarked = _check_directories(files.store, walk.directories, report)
     report.faults += [Fault("orphan", path, "no manifest names it") for path in orphans]
     left_over = sorted(p for p, e in _below(files.store, TEMPORARY) if e.mtime_ns <= before_ns)
     report.faults += [Fault("left over", path, "its writer is gone") for path in left_over]
     intents = _intents(files.store, before_ns)
     report.faults += [Fault("interrupted", i.target, "replacement not ended") for i in intents]
     if repair:
+        for path in unmarked:
+            mark(files.store, path)
+            report.repaired.append(path)
         _finish_intents(files.store, intents, report)
         _remove(
             files.store,
@@ -133,8 +147,12 @@ def _walk(
 ) -> _Walk:
     named: set[str] = set()
     tree: set[tuple[str, int, int]] = set()
+    directories: list[str] = []
     readable = True
     for path, entry in _below(files.store, ""):
+        if is_attributes(path):
+            directories.append(path)
+            continue
         report.files += 1
         tree.add((path, entry.size_bytes, entry.mtime_ns))
         try:
@@ -154,7 +172,23 @@ def _walk(
             report.faults += faults
             if read_data and not faults:
                 _read_all(files, path, report)
-    return _Walk(frozenset(named), frozenset(tree), readable)
+    return _Walk(frozenset(named), frozenset(tree), readable, directories)
+
+
+def _check_directories(store: Store, places: list[str], report: Report) -> list[str]:
+    """Check that attributes of directories can be read; return directories nobody would look at."""
+    marked = {entry.name for _, entry in _below(store, MARKERS)}
+    unmarked = []
+    for place in places:
+        path = parent_of(place)
+        try:
+            read_attributes(store, path)
+        except (IntegrityError, StateError) as error:
+            report.faults.append(Fault("unreadable", place, str(error)))
+        if name_of(marker_of(path)) not in marked:
+            unmarked.append(path)
+            report.faults.append(Fault("unmarked", path, "its attributes are not shown"))
+    return unmarked
 
 
 def _faults_of(

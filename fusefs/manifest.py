@@ -1,5 +1,7 @@
 """The manifest: what stands at the path of a striped file, a symbolic link, or a file with attributes.
 
+(And in a directory that has attributes, under a name that is hidden: ``fusefs.directories``.)
+
 A manifest is a header of 4096 bytes, a body, and a tail, laid out byte by byte in
 ``docs/design/0010-fusefs-format.md``. Its size is ``RESIDUE`` modulo 4096, so a
 listing tells apart nearly every plain file without opening it; magic at both ends
@@ -59,7 +61,7 @@ class Header(StrictModel):
 
     omnifs: int
     """Version of the format."""
-    kind: Literal["file", "symlink"]
+    kind: Literal["file", "symlink", "directory"]
     size: int = Field(ge=0)
     """Bytes of the logical file; of the target for a symbolic link."""
     mtime_ns: int
@@ -156,7 +158,7 @@ def object_path(segment_id: str, number: int) -> str:
 class Manifest:
     """A logical file: its attributes, and either its segments in order, its bytes, or its target."""
 
-    kind: Literal["file", "symlink"] = "file"
+    kind: Literal["file", "symlink", "directory"] = "file"
     mtime_ns: int
     mode: int = 0o644
     segments: tuple[Segment, ...] = ()

@@ -13,6 +13,7 @@ from fusefs.attributes import Attributes, encoded, manifest_for
 from fusefs.cache import BlockCache
 from fusefs.catalog import Catalog, FileInfo
 from fusefs.config import DiskCacheConfig, FilesConfig
+from fusefs.directories import DirectoryAttributes, is_attributes
 from fusefs.disk_cache import disk_cache_of
 from fusefs.fetching import ReadEngine
 from fusefs.keeper import ObjectKeeper
@@ -23,7 +24,7 @@ from fusefs.pieces import pieces_of
 from fusefs.reading import FileReader
 from fusefs.scraping import retire, watch
 from fusefs.segment_writer import SegmentWriter, WriteEngine
-from fusefs.stores.protocol import RESERVED, Store, Usage, checked_path
+from fusefs.stores.protocol import RESERVED, Store, Usage, checked_path, parent_of
 from fusefs.stores.retrying import RetryingStore
 from fusefs.strands import ByteBudget
 from fusefs.traffic import Numbers, Traffic
@@ -62,7 +63,8 @@ class StripedFiles:
             read_block=store.preferred.read_block,
         )
         self._writing = WriteEngine(store, self._writers, self.budget)
-        self._catalog = Catalog(store, self._readers)
+        self.directories = DirectoryAttributes(store)
+        self._catalog = Catalog(store, self._readers, self.directories)
         self._keeper = ObjectKeeper(store)
         self._opener = Opener(self._reading, self._keeper, store.location, self.disk)
         watch(self)
@@ -131,6 +133,14 @@ class StripedFiles:
     def listing(self, path: str) -> list[FileInfo]:
         """Describe everything directly in a directory, sorted by name."""
         return self._catalog.listing(self._visible(path))
+
+    def xattrs(self, path: str) -> dict[str, bytes]:
+        """Return the extended attributes of a file or directory."""
+        path = self._visible(path)
+        info = self._catalog.stat(path)
+        is_directory = info.kind == "directory"
+        kept = self.directories.of(path) if is_directory else self._catalog.manifest(path, info)
+        return dict(kept.xattrs) if kept is not None else {}
 
     def manifest(self, path: str) -> Manifest | None:
         """Return the manifest at a path; None for a plain file."""
@@ -209,11 +219,26 @@ class StripedFiles:
             at += len(data)
         return writer
 
-    def publish(self, path: str, content: Content, attributes: Attributes | None = None) -> None:
-        """Put durable content at a path, whole, and remove what it replaces."""
+    def publish(
+        self,
+        path: str,
+        content: Content,
+        attributes: Attributes | None = None,
+        *,
+        moves_time: bool = True,
+    ) -> None:
+        """Put durable content at a path, whole, and remove what it replaces.
+
+        Args:
+            path: Where.
+            content: What.
+            attributes: Beside it.
+            moves_time: Whether a new name moves the time of its directory. A mount has seen
+                to that when the file was made.
+        """
         path = self._visible(path)
         attributes = attributes or Attributes()
-        replaced = self._manifest_or_none(path)
+        replaced, is_new = self._replaced(path)
         plain = isinstance(content, bytes) and attributes.are_default
         if plain and isinstance(content, bytes) and may_be_plain([bytearray(content)]):
             self.store.publish(path, content)
@@ -223,6 +248,8 @@ class StripedFiles:
             self.store.publish(path, encoded(manifest, path))
             kept = manifest.object_paths()
         self._keeper.condemn(replaced, kept)
+        if is_new and moves_time:
+            self.directories.names_changed(parent_of(path))
 
     def write_file(
         self, path: str, data: bytes | memoryview, attributes: Attributes | None = None
@@ -253,13 +280,18 @@ class StripedFiles:
     # Names and attributes
 
     def set_attributes(self, path: str, attributes: Attributes) -> None:
-        """Change what is not None of a file's or link's attributes; a plain file gets a manifest.
+        """Change what is not None of the attributes of a path; a plain file gets a manifest.
 
         Raises:
-            OSError: ``EOPNOTSUPP`` for a directory; ``ENOSPC`` where they do not fit a header.
+            OSError: ``ENOSPC`` where they do not fit a header.
         """
         path = self._visible(path)
-        with self.open(path) as file:
+        try:
+            opened = self.open(path)
+        except IsADirectoryError:
+            self.directories.set(path, attributes, self.store.stat(path))
+            return
+        with opened as file:
             manifest = file.manifest
             if manifest is None:
                 manifest = self._manifest_from_plain(path, file)
@@ -277,10 +309,13 @@ class StripedFiles:
             raise FileExistsError(errno.EEXIST, "something is there", path)
         link = Manifest(kind="symlink", mtime_ns=time.time_ns(), mode=0o777, target=target)
         self.store.publish(path, encoded(link, path))
+        self.directories.names_changed(parent_of(path))
 
     def make_directory(self, path: str) -> None:
         """Make a directory."""
-        self.store.make_directory(self._visible(path))
+        path = self._visible(path)
+        self.store.make_directory(path)
+        self.directories.names_changed(parent_of(path))
 
     def remove(self, path: str) -> None:
         """Remove a file or link, and its objects when nobody here has it open."""
@@ -288,20 +323,28 @@ class StripedFiles:
         replaced = self._manifest_or_none(path)
         self.store.remove(path)
         self._keeper.condemn(replaced)
+        self.directories.names_changed(parent_of(path))
 
     def remove_directory(self, path: str) -> None:
         """Remove an empty directory."""
         path = self._visible(path)
         if not path:
             raise OSError(errno.EBUSY, "the root stays", path)
-        self.store.remove_directory(path)
+        self.directories.as_empty(path, lambda: self.store.remove_directory(path))
+        self.directories.names_changed(parent_of(path))
 
     def rename(self, source: str, target: str) -> None:
         """Rename a file over another, or a directory: one rename in the store, no data moves."""
         source, target = self._visible(source), self._visible(target)
         replaced = self._manifest_or_none(target) if source != target else None
-        self.store.rename(source, target)
+        self.directories.before_rename(source, target)
+        self.directories.as_empty(target, lambda: self.store.rename(source, target))
         self._keeper.condemn(replaced)
+        if source != target:
+            self.directories.forget(source)
+            self.directories.forget(target)
+            for above in {parent_of(source), parent_of(target)}:
+                self.directories.names_changed(above)
 
     # Inside
 
@@ -312,6 +355,8 @@ class StripedFiles:
         path = checked_path(path)
         if path == RESERVED or path.startswith(f"{RESERVED}/"):
             raise PermissionError(errno.EPERM, f"{RESERVED} belongs to the store", path)
+        if is_attributes(path):
+            raise PermissionError(errno.EPERM, "it holds a directory's attributes", path)
         return path
 
     def _exists(self, path: str) -> bool:
@@ -322,11 +367,19 @@ class StripedFiles:
         return True
 
     def _manifest_or_none(self, path: str) -> Manifest | None:
-        """Return the manifest about to be replaced; a broken one names nothing we could remove."""
+        return self._replaced(path)[0]
+
+    def _replaced(self, path: str) -> tuple[Manifest | None, bool]:
+        """Return the manifest about to be replaced, and whether nothing is there.
+
+        A broken manifest names nothing we could remove.
+        """
         try:
-            return self.manifest(path)
-        except (FileNotFoundError, IntegrityError, NotADirectoryError):
-            return None
+            return self.manifest(path), False
+        except (FileNotFoundError, NotADirectoryError):
+            return None, True
+        except IntegrityError:
+            return None, False
 
     def _manifest_from_plain(self, path: str, file: OpenedFile) -> Manifest:
         size, mtime_ns = file.reader.size_bytes, file.info.mtime_ns

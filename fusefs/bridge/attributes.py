@@ -10,7 +10,6 @@ from fusefs.attributes import Attributes
 from fusefs.bridge.opening import Opening
 from fusefs.bridge.protocol import Change, Entry, Space
 from fusefs.bridge.session import STATS_DIRECTORY_INODE, STATS_INODE
-from fusefs.manifest import Manifest
 from fusefs.statistics import drop_json, layout_json
 from fusefs.tree import Node
 
@@ -89,7 +88,7 @@ class AttributeRequests(Opening):
 
     @override
     async def setxattr(self, inode: int, name: bytes, value: bytes) -> None:
-        """Set an extended attribute of a file."""
+        """Set an extended attribute of a file or directory."""
         node, text = self._changeable(inode), os.fsdecode(name)
         if not text.startswith("user.") or text in {LAYOUT_XATTR, DROP_XATTR}:
             raise OSError(errno.EOPNOTSUPP, "only user attributes are kept", text)
@@ -145,11 +144,6 @@ class AttributeRequests(Opening):
             await self._wait(body.set_attributes, changes)
             return
         path = self._tree.path(node)
-        info = await self._info(path)
-        if info.kind == "directory":
-            if changes.xattrs is not None:
-                raise OSError(errno.EOPNOTSUPP, "a directory keeps no attributes", path)
-            return  # mode and times of directories are the store's: accepted and not kept
         await self._wait(self._files.set_attributes, path, changes)
         self._forget_info(path)
 
@@ -158,7 +152,6 @@ class AttributeRequests(Opening):
             return node.body.xattrs()
         path = self._tree.path(node)
         info = await self._info(path)
-        if info.stored != "manifest":
+        if info.stored == "plain":
             return {}
-        manifest: Manifest | None = await self._wait(self._files.manifest, path)
-        return dict(manifest.xattrs) if manifest is not None else {}
+        return await self._wait(self._files.xattrs, path)

@@ -13,6 +13,8 @@ from fusefs.bridge.protocol import Data, Entry, Opened
 from fusefs.bridge.session import STATS_INODE
 from fusefs.bridge.waiting import all_done
 from fusefs.namespace import OpenedFile
+from fusefs.stores.protocol import parent_of
+from omniload.base.errors import OmniloadError
 
 __all__ = ["ContentRequests"]
 
@@ -45,7 +47,19 @@ class ContentRequests(Opening):
             node.body.set_attributes(Attributes(mode=permissions))
         entry = self._body_entry(node)
         node.told_bytes = entry.size_bytes
-        return self._handle(node, flags), entry
+        opened = self._handle(node, flags)
+        await self._name_made_here(parent_of(path))
+        return opened, entry
+
+    async def _name_made_here(self, path: str) -> None:
+        """Let the time of a directory move, though the store does not show the new name yet."""
+        try:
+            above = await self._info(path)
+        except (OSError, OmniloadError):
+            return  # the file is made: its close says what is wrong with the store
+        if above.mtime_ns != above.entry.mtime_ns:  # it is one that was set
+            await self._wait(self._files.directories.names_changed, path)
+        self._names_changed(path)
 
     @override
     async def mknod(self, parent: int, name: bytes, mode: int, rdev: int) -> Entry:

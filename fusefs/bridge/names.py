@@ -2,15 +2,18 @@
 
 import errno
 import os
+import stat as stat_bits
 from collections.abc import Iterable
 
 from typing_extensions import override
 
+from fusefs.attributes import Attributes
 from fusefs.bridge.protocol import Entry, Named, Opened
 from fusefs.bridge.session import STATS_DIRECTORY_INODE, STATS_INODE, Listed, Session
 from fusefs.catalog import FileInfo
+from fusefs.directories import NOT_KEPT
 from fusefs.moves import remove_open, rename_open
-from fusefs.stores.protocol import RESERVED
+from fusefs.stores.protocol import RESERVED, parent_of
 from fusefs.tree import ROOT, Node
 
 __all__ = ["NameRequests"]
@@ -112,6 +115,13 @@ class NameRequests(Session):
         path = self._tree.child_path(above, text)
         await self._wait(self._files.make_directory, path)
         self._forget_info(path)
+        self._names_changed(parent_of(path))
+        info, wanted = await self._info(path), stat_bits.S_IMODE(mode)
+        if info.mode != wanted:
+            # Its time is the store's own: what is made in it next moves it.
+            made = Attributes(mode=wanted, mtime_ns=NOT_KEPT)
+            await self._wait(self._files.set_attributes, path, made)
+            self._forget_info(path)
         return await self._told(above, text)
 
     @override
@@ -121,6 +131,7 @@ class NameRequests(Session):
         path = self._tree.child_path(above, text)
         await self._wait(self._files.make_link, path, os.fsdecode(target))
         self._forget_info(path)
+        self._names_changed(parent_of(path))
         return await self._told(above, text)
 
     @override
@@ -138,6 +149,7 @@ class NameRequests(Session):
         body = node.body if node is not None else None
         await self._wait(remove_open, self._files, path, body)
         self._forget_info(path)
+        self._names_changed(parent_of(path))
         if node is not None and node.body is not None:
             node.body.path = None  # opened while it was removed
         self._tree.detach(above, text)
@@ -152,6 +164,7 @@ class NameRequests(Session):
             raise OSError(errno.ENOTEMPTY, "a file is being written there", path)
         await self._wait(self._files.remove_directory, path)
         self._forget_info(path)
+        self._names_changed(parent_of(path))
         self._tree.detach(above, text)
 
     @override
@@ -179,6 +192,8 @@ class NameRequests(Session):
         await self._wait(rename_open, self._files, source, target, moving, replaced)
         if source != target:
             self._forget_infos(source, target)
+            self._names_changed(parent_of(source))
+            self._names_changed(parent_of(target))
             self._tree.move(above, text, new_above, new_text)
             # Opened while the store renamed them: no flush of these may land at the old path.
             if there is not None and replacing and there.body is not None:

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
 from typing_extensions import override
@@ -155,6 +155,15 @@ class Session(FileSystem):
     def _forget_info(self, path: str) -> None:
         self._num_changes += 1
         self._infos.pop(path, None)
+
+    def _names_changed(self, path: str) -> None:
+        """Note that names in a directory changed: its time moves, here at once."""
+        known = self._infos.get(path)
+        if known is not None:
+            until, info = known
+            now_ns = time.time_ns()
+            entry = replace(info.entry, mtime_ns=now_ns)
+            self._infos[path] = (until, replace(info, mtime_ns=now_ns, entry=entry))
 
     def _forget_infos(self, *paths: str) -> None:
         self._num_changes += 1

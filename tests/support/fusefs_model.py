@@ -18,6 +18,7 @@ from fusefs.mounting import mount
 NAMES = ["a", "b", "d/a", "d/b", "d/e/a", "f", "d", "d/e", "f/a"]
 BLOB = random.Random(7).randbytes(1 << 16)
 TINY = {"striping": {"unit": 4096, "count": 3}, "plain_limit": 4096}
+TIMES = [1, 10**9]
 FLAGS = {
     "r": os.O_RDONLY,
     "r+": os.O_RDWR,
@@ -102,8 +103,8 @@ class Side:
     def unlink(self, name):
         os.unlink(self.at(name))
 
-    def mkdir(self, name):
-        os.mkdir(self.at(name))
+    def mkdir(self, name, mode):
+        os.mkdir(self.at(name), mode)
 
     def rmdir(self, name):
         os.rmdir(self.at(name))
@@ -120,16 +121,18 @@ class Side:
     def stat(self, name):
         found = os.lstat(self.at(name))
         is_directory = os.path.isdir(self.at(name))
-        return is_directory, None if is_directory else found.st_size
+        # A directory's time is compared as long as it is one that was set: then no name has changed since.
+        was_set = found.st_mtime in TIMES and found.st_mtime
+        return is_directory, (oct(found.st_mode), was_set) if is_directory else found.st_size
 
     def chmod(self, name, mode):
-        if not self.at(name).is_symlink() and self.at(name).is_file():
+        if self.at(name).exists() and not self.at(name).is_symlink():
             os.chmod(self.at(name), mode)
             return oct(os.stat(self.at(name)).st_mode)
         return None
 
     def utime(self, name, seconds):
-        if self.at(name).is_file() and not self.at(name).is_symlink():
+        if self.at(name).exists() and not self.at(name).is_symlink():
             os.utime(self.at(name), (seconds, seconds))
             return os.stat(self.at(name)).st_mtime
         return None
@@ -144,7 +147,7 @@ class Side:
             folders.sort()
             here = os.path.relpath(folder, self.root)
             for name in folders:
-                found[os.path.join(here, name)] = "directory"
+                found[os.path.join(here, name)] = oct(os.stat(os.path.join(folder, name)).st_mode)
             for name in files:
                 path = os.path.join(folder, name)
                 data = os.readlink(path) if os.path.islink(path) else Path(path).read_bytes()
@@ -213,14 +216,14 @@ def random_operation(draw):
         (2, ("truncate", name, draw.choice([0, 10, 9000]))),
         (8, ("rename", name, other)),
         (5, ("unlink", name)),
-        (4, ("mkdir", name)),
+        (4, ("mkdir", name, draw.choice([0o777, 0o777, 0o700]))),
         (2, ("rmdir", name)),
         (1, ("symlink", name)),
         (1, ("readlink", name)),
         (4, ("listdir", draw.choice(["d", "d/e", "f", "."]))),
         (6, ("stat", name)),
-        (1, ("chmod", name, draw.choice([0o600, 0o644, 0o755]))),
-        (1, ("utime", name, draw.choice([1, 10**9]))),
+        (2, ("chmod", name, draw.choice([0o600, 0o644, 0o755]))),
+        (2, ("utime", name, draw.choice(TIMES))),
         (5, ("content", name)),
     ]
     return draw.choices([k for _, k in kinds], [w for w, _ in kinds])[0]

@@ -34,8 +34,8 @@ class ProvenMount:
         self.store = store or str(base / "store")
         for folder in (base / "store", self.root):
             folder.mkdir(parents=True, exist_ok=True)
-        config = MountConfig(store=self.store, mountpoint=str(self.root), **settings)
-        self.process = start(config, log_path=str(self.log))
+        self.config = MountConfig(store=self.store, mountpoint=str(self.root), **settings)
+        self.process = start(self.config, log_path=str(self.log))
 
     def folder(self, name):
         made = self.root / name
@@ -72,6 +72,11 @@ class ProvenMount:
         assert "defect" not in self.log.read_text()
         assert not os.path.ismount(self.root)
         self._verify(lambda report: report.faults == [])
+
+    def remount(self):
+        """Unmount, and mount anew: what is there afterwards is on the store."""
+        self.end()
+        self.process = start(self.config, log_path=str(self.log))
 
     def _verify(self, is_fine):
         files = StripedFiles(open_store(self.store, None))

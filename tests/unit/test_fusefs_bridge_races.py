@@ -198,7 +198,7 @@ def test_an_open_cut_off_by_the_end_of_the_mount_is_no_defect(mount):
 
 
 def test_a_file_made_during_an_outage_leaves_nothing_behind(mount, monkeypatch):
-    def fails(*_):
+    def fails(*_, **__):
         raise UnavailableError("no store")
 
     monkeypatch.setattr(mount.files, "publish", fails)
