@@ -81,7 +81,7 @@ def _value(snapshot: Snapshot, path: Sequence[str]) -> str | None:
         return snapshot.labels.get(".".join(path[1:]))
     if len(path) > 1:
         return None
-    known = {"name": snapshot.key, "parent": snapshot.parent or None, "kind": snapshot.kind}
+    known = {"name": snapshot.key, "parent": snapshot.parent, "kind": snapshot.kind}
     return known.get(path[0])
 
 
