@@ -12,6 +12,7 @@ import click
 from fusefs.bridge.daemons import umount
 from omniload.base.errors import ConfigError
 from omniload.base.units import format_bytes
+from snapshot.engines.containerd_cli import export_command, serve_command
 from snapshot.image.convert import convert_image
 from snapshot.image.index_file import IndexCache
 from snapshot.image.layers import index_image
@@ -35,6 +36,8 @@ def command() -> None:
 
 
 for _command in (startup_command, record_command, run_command, prefetch_command):
+    command.add_command(_command)
+for _command in (serve_command, export_command):
     command.add_command(_command)
 
 
