@@ -37,7 +37,7 @@ from omniload.machine.supervisor import (
 )
 from omniload.mix.config import MixConfig
 from omniload.mix.run_record import RUN_RECORD_NAME, read_run_record
-from snapshot.startup_events import restarted, stage
+from snapshot.startup_events import process_started, restarted, spawning, stage
 from trainer_integration.config import TrainConfig
 from trainer_integration.guard import MARK, Guard
 from trainer_integration.launch_plan import AttemptStart, Resume, next_log_number, read_plan
@@ -223,6 +223,7 @@ class Launcher:
             name = f"step-{start.step:08d}"
             self._tell("resume", name, attempt=number, step=start.step)
         self._attempt = _Attempt(number, None, {}, {})
+        process_started()
         plane = self._open_plane(start)
         for rank in range(self._machine.num_ranks):
             self._start_rank(rank, start, plane)
@@ -257,7 +258,8 @@ class Launcher:
         log_file = (
             self.run_dir / "logs" / f"rank-{rank}-attempt-{self._first_log + start.attempt}.log"
         )
-        process = RankProcess(_RANK, spec.to_json(), log_file)
+        spawned = spawning(restarted(start.attempt))
+        process = RankProcess(_RANK, spec.to_json(), log_file, spawned)
         self._attempt.ranks[rank] = process
         process.listen(
             lambda line: self._on_line(start.attempt, line),

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +17,7 @@ ASK_TO_END = signal.SIGUSR1
 """Asks a rank to save after its step and to end; one that is still starting simply ends."""
 
 _LOG = get_logger(__name__)
+_SETTINGS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 _LONGEST_CAUSE = 500
 _TAIL_BYTES = 64 * 1024
 
@@ -24,13 +25,20 @@ _TAIL_BYTES = 64 * 1024
 class RankProcess:
     """A process that takes a specification on standard input and writes lines to standard output."""
 
-    def __init__(self, command: Sequence[str], specification: str, log_file: Path) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        specification: str,
+        log_file: Path,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         """Start it.
 
         Args:
             command: Program and arguments.
             specification: What it reads on standard input.
             log_file: Gets what it writes to standard error; must be new.
+            variables: What it gets beside the variables of this process.
         """
         log_file.parent.mkdir(parents=True, exist_ok=True)
         log_file.touch(exist_ok=False)
@@ -41,7 +49,7 @@ class RankProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+                env={**os.environ, **_SETTINGS, **(variables or {})},
                 start_new_session=True,  # Ctrl-C at the terminal is for the launcher
             )
         self.pid = self._process.pid
