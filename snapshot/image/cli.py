@@ -13,6 +13,8 @@ from fusefs.bridge.daemons import umount
 from omniload.base.errors import ConfigError
 from omniload.base.units import format_bytes
 from snapshot.engines.containerd_cli import export_command, serve_command
+from snapshot.engines.layer_store_mounting import layer_store_settings
+from snapshot.engines.layer_store_mounting import mount as mount_layer_store
 from snapshot.image.convert import convert_image
 from snapshot.image.index_file import IndexCache
 from snapshot.image.layers import index_image
@@ -94,13 +96,24 @@ def show(
 
 
 @command.command("mount")
-@click.argument("image")
-@click.argument("mountpoint")
+@click.argument("places", nargs=-1, metavar="[IMAGE] MOUNTPOINT")
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["tree", "layer-store"]),
+    default="tree",
+    show_default=True,
+    help="One image merged, or a store in which Podman finds the layers of any image.",
+)
 @click.option("-o", "options", multiple=True, help="KEY=VALUE of the mount: memory, disk, trace...")
 @click.option("-f", "--foreground", is_flag=True, help="Stay until it is unmounted.")
 @click.option("--log", type=click.Path(dir_okay=False), help="Where the daemon logs.")
 def mount_command(
-    image: str, mountpoint: str, options: tuple[str, ...], foreground: bool, log: str | None
+    places: tuple[str, ...],
+    form: str,
+    options: tuple[str, ...],
+    foreground: bool,
+    log: str | None,
 ) -> None:
     """Show IMAGE at MOUNTPOINT, read-only; its bytes are fetched as they are read.
 
@@ -112,13 +125,29 @@ def mount_command(
     peer_name (which, if not serve), peer_token_file.
 
     \b
+    With --as layer-store no image is named: the engine asks for layers as it needs them.
+    Options: mirror, platform, cache, memory, disk, window, slots; registry=HOST:PORT (ask
+    only this one; repeatable), plain=HOST:PORT (without TLS), index (also layers without a
+    table of contents, each read whole once).
+
+    \b
     Example:
       omniload image mount registry.example:5000/team/torch:2.13 /mnt/torch -o trace=torch.trace
+      omniload image mount --as layer-store /var/lib/omniload-layers -o registry=registry.example
     """  # noqa: D301 -- click's own marker
-    settings = mount_settings(image, str(Path(mountpoint).absolute()), options)
-    process = mount(settings, log_path=log or (None if foreground else os.devnull))
+    wanted = 1 if form == "layer-store" else 2
+    if len(places) != wanted:
+        usage = "MOUNTPOINT" if wanted == 1 else "IMAGE MOUNTPOINT"
+        raise ConfigError(f"{len(places)} places given; --as {form} takes {usage}")
+    mountpoint = str(Path(places[-1]).absolute())
+    log = log or (None if foreground else os.devnull)
+    if form == "layer-store":
+        process = mount_layer_store(layer_store_settings(mountpoint, options), log_path=log)
+    else:
+        process = mount(mount_settings(places[0], mountpoint, options), log_path=log)
     if not foreground:
-        click.echo(f"{image} at {settings.mountpoint}, process {process.pid}")
+        what = places[0] if wanted == 2 else "layers"
+        click.echo(f"{what} at {mountpoint}, process {process.pid}")
         process.returncode = 0  # it outlives us, and nobody here waits for it
         return
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -1,0 +1,111 @@
+"""Which layers an engine uses, kept so that they are found again when the store was started anew.
+
+::
+
+    FOLDER/v1/KEY/LAYER.json     KEY is sha256 of the mount point and the reference
+
+    {"omniload_layer_use": 1, "reference": ..., "layer": ..., "image": ..., "uses": 2}
+
+An engine keeps the path of a layer for as long as it has an image. By then the tag may
+name another image, so what is kept is the digest of this one.
+"""
+
+import hashlib
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from omniload.base.log import get_logger
+from snapshot.oci.digest import check_digest
+from snapshot.oci.reference import Reference
+
+__all__ = ["VERSION", "LayerUses"]
+
+_log = get_logger(__name__)
+
+VERSION = 1
+_KEY = "omniload_layer_use"
+_MAX_BYTES = 64 << 10
+
+
+class LayerUses:
+    """Counts of uses, one file for each layer that is used. Of one process; safe in its threads.
+
+    Args:
+        folder: Where they are.
+        mountpoint: Of the store: another store may have the same folder.
+    """
+
+    def __init__(self, folder: str | Path, mountpoint: str) -> None:
+        self._folder = Path(folder) / f"v{VERSION}"
+        self._mountpoint = mountpoint
+        self._lock = threading.Lock()
+
+    def image_of(self, reference: Reference, layer: str) -> str | None:
+        """Return the digest of the image that a layer in use belongs to; None for one that is not used."""
+        with self._lock:
+            found = self._read(reference, layer)
+        return None if found is None else found[0]
+
+    def has(self, reference: Reference) -> bool:
+        """Tell whether any layer of a reference is used."""
+        return any(self._folder_of(reference).glob("*.json"))
+
+    def add(self, reference: Reference, layer: str, image: str) -> int:
+        """Count one use more and return how many there are; a disk that cannot keep it only loses the count."""
+        with self._lock:
+            found = self._read(reference, layer)
+            uses = 1 + (0 if found is None else found[1])
+            self._write(reference, layer, check_digest(image), uses)
+            return uses
+
+    def release(self, reference: Reference, layer: str) -> int:
+        """Count one use less and return how many are left."""
+        with self._lock:
+            found = self._read(reference, layer)
+            if found is None:
+                return 0
+            image, uses = found
+            if uses > 1:
+                self._write(reference, layer, image, uses - 1)
+            else:
+                self._path(reference, layer).unlink(missing_ok=True)
+            return uses - 1
+
+    def _folder_of(self, reference: Reference) -> Path:
+        text = f"{self._mountpoint}\0{reference}"
+        return self._folder / hashlib.sha256(text.encode()).hexdigest()
+
+    def _path(self, reference: Reference, layer: str) -> Path:
+        return self._folder_of(reference) / f"{check_digest(layer).replace(':', '-')}.json"
+
+    def _read(self, reference: Reference, layer: str) -> tuple[str, int] | None:
+        path = self._path(reference, layer)
+        try:
+            with path.open("rb") as file:
+                value = json.loads(file.read(_MAX_BYTES))
+            return _decoded(value, layer)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            _log.warning("%s: no count of uses: %r; it is begun anew", path, error)
+            return None
+
+    def _write(self, reference: Reference, layer: str, image: str, uses: int) -> None:
+        path = self._path(reference, layer)
+        value = {_KEY: VERSION, "reference": str(reference), "layer": layer}
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps({**value, "image": image, "uses": uses}))
+            temporary.replace(path)
+        except OSError as error:
+            _log.warning("%s: the use of a layer is not kept: %s", path, error)
+
+
+def _decoded(value: Any, layer: str) -> tuple[str, int]:  # noqa: ANN401 -- any JSON
+    if value[_KEY] != VERSION or value["layer"] != layer:
+        raise ValueError(f"version {value[_KEY]!r} of layer {value['layer']!r}")
+    return check_digest(value["image"]), max(int(value["uses"]), 1)
