@@ -1,0 +1,163 @@
+"""Blobs and metadata of EROFS mounts in the cache folder of a node.
+
+::
+
+    CACHE/erofs/v1/layers/HEX            blob of a layer, complete, named by the layer's digest
+    CACHE/erofs/v1/images/HEX            metadata of an image, named by the digests of its layers
+    CACHE/erofs/v1/filling/HEX.RANDOM    blob being filled by one mount, sparse
+
+A blob gets its name under ``layers`` only when every byte of it was compared with a digest,
+written and synced. Until then it belongs to one mount alone. The folder is its owner's only:
+the kernel reads these files and compares nothing any more.
+"""
+
+import hashlib
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from omniload.base.errors import StateError
+from snapshot.image.erofs_blobs import BlobLayout
+from snapshot.image.erofs_writer import MetadataPlan, write_metadata
+from snapshot.image.layer_index import LayerIndex
+from snapshot.image.precontent_kernel import is_unused
+
+__all__ = ["BlobCache", "Filling"]
+
+_MAX_PATH_BYTES = 255
+"""Of a path that the kernel takes as an option."""
+
+
+@dataclass(slots=True)
+class Filling:
+    """A blob that one mount fills."""
+
+    path: Path
+    descriptor: int
+    """Opened before anybody watched the file, so that writing to it asks nobody."""
+
+    def close(self) -> None:
+        """Let go of it; a file that has not been kept is removed."""
+        os.close(self.descriptor)
+        self.path.unlink(missing_ok=True)
+
+
+class BlobCache:
+    """The folder.
+
+    Raises:
+        StateError: Its path is too long for the kernel.
+    """
+
+    def __init__(self, cache: str | Path) -> None:
+        self._root = Path(cache) / "erofs" / "v1"
+        for name in ("layers", "images", "filling"):
+            (self._root / name).mkdir(parents=True, exist_ok=True)
+        self._root.chmod(0o700)
+        longest = len(os.fsencode(self._root)) + len("/filling/") + 64 + 17
+        if longest > _MAX_PATH_BYTES:
+            raise StateError(
+                f"paths in {str(self._root)!r} have up to {longest} bytes, the kernel takes "
+                f"{_MAX_PATH_BYTES}; give a shorter cache folder"
+            )
+
+    @staticmethod
+    def may_have(cache: str | Path, indexes: Iterable[LayerIndex]) -> bool:
+        """Tell, cheaply and without making a folder, whether all layers with data may be whole here."""
+        layers = Path(cache) / "erofs" / "v1" / "layers"
+        return all(
+            (layers / _hex(index.blob_digest)).exists()
+            for index in indexes
+            if any(extent.size_bytes for entry in index.entries for extent in entry.extents)
+        )
+
+    def complete(self, index: LayerIndex, layout: BlobLayout) -> Path | None:
+        """Return the blob of a layer, if it is here whole."""
+        path = self._root / "layers" / _hex(index.blob_digest)
+        with suppress(FileNotFoundError):
+            if path.stat().st_size == layout.size_bytes:
+                return path
+        return None
+
+    def begin(self, index: LayerIndex, layout: BlobLayout) -> Filling:
+        """Return a new blob of a layer, all hole."""
+        name = f"{_hex(index.blob_digest)}.{secrets.token_hex(8)}"
+        path = self._root / "filling" / name
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        filling = Filling(path, descriptor)
+        try:
+            os.truncate(descriptor, layout.size_bytes)
+        except OSError as error:
+            filling.close()
+            raise StateError(
+                f"{str(path)!r} cannot be made {layout.size_bytes} bytes long: {error.strerror}; "
+                "mount the image through FUSE"
+            ) from error
+        return filling
+
+    def keep(self, filling: Filling, index: LayerIndex) -> Path:
+        """Name a blob that is whole by its layer, durably, for every later mount.
+
+        Raises:
+            OSError: The disk did not take all of it; then it must not be read any more.
+        """
+        path = self._root / "layers" / _hex(index.blob_digest)
+        os.fsync(filling.descriptor)
+        os.fchmod(filling.descriptor, 0o400)
+        filling.path.replace(path)
+        _sync_folder(path.parent)
+        return path
+
+    def metadata(self, plan: MetadataPlan, indexes: Sequence[LayerIndex]) -> Path:
+        """Return the metadata of an image, written if it is not here."""
+        digest = hashlib.sha256("\n".join(index.blob_digest for index in indexes).encode())
+        path = self._root / "images" / digest.hexdigest()
+        if path.exists():
+            return path
+        temporary = self._root / "filling" / f"{digest.hexdigest()}.{secrets.token_hex(8)}"
+        try:
+            with temporary.open("xb") as file:
+                file.writelines(write_metadata(plan, uuid=digest.digest()[:16]))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+        return path
+
+    def clear(self) -> int:
+        """Remove blobs whose mount died; return how many."""
+        return sum(map(_removed_if_unused, self._leftovers()))
+
+    def _leftovers(self) -> Iterable[Path]:
+        return list((self._root / "filling").iterdir())
+
+
+def _removed_if_unused(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        if is_unused(descriptor):
+            path.unlink(missing_ok=True)
+            return True
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _hex(digest: str) -> str:
+    return digest.removeprefix("sha256:")
