@@ -22,6 +22,7 @@ need rsync command -v rsync
 need fio command -v fio
 need dbench command -v dbench
 need stress-ng command -v stress-ng
+need erofs-utils command -v fsck.erofs
 for package in docker-registry skopeo umoci containerd runc; do need $package command -v $package; done
 [ -z "$missing" ] && exit 0
 
