@@ -70,6 +70,9 @@ class Bench:
         self.plain, self.lazy = (f"127.0.0.1:{port}/a/{form}:v" for form in ("plain", "lazy"))
         self.samples = {name: Samples() for name in ("full", "lazy", "hot")}
         self.trace = folder / "trace"
+        # As an installed package has it: no start compiles our own modules.
+        self.variables = {**environment(), "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
+        self.variables.pop("PYTHONDONTWRITEBYTECODE", None)
 
     def ours(self, *words: object) -> list[str]:
         """Return the words of one of our commands."""
@@ -78,7 +81,8 @@ class Bench:
     def record(self) -> None:
         """Record a first start, on a node of its own."""
         words = self.ours("record", self.lazy, "-o", self.trace, "--option", self._cache("first"))
-        subprocess.run([*words, "--", *COMMAND], env=environment(), check=True, capture_output=True)
+        words = [*words, "--", *COMMAND]
+        subprocess.run(words, env=self.variables, check=True, capture_output=True)
         shutil.rmtree(self.folder / "first")
 
     def round(self, name: str) -> None:
@@ -88,7 +92,7 @@ class Bench:
         place.mkdir()
         words = self._full(place) if name == "full" else self._run(name)
         before, begin, sent = _cpu(), time.perf_counter(), self.relay.bytes_back
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment(), text=True)
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, env=self.variables, text=True)
         assert process.stdout is not None
         said = process.stdout.readline()
         samples = self.samples[name]

@@ -15,7 +15,7 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -87,23 +87,33 @@ class BlockStore:
 
     def put(self, digest: str, data: bytes | memoryview) -> bool:
         """Keep a block, which the caller has compared with its digest; tell whether it is kept."""
-        path = self._path(digest)
-        if len(data) > self._capacity_bytes:
-            return False
+        return digest in self.put_all({digest: data})
+
+    def put_all(self, blocks: Mapping[str, bytes | memoryview]) -> frozenset[str]:
+        """Keep blocks, which the caller has compared with their digests; return those that are kept.
+
+        The lock is taken once for all of them.
+        """
+        kept: set[str] = set()
         try:
             with self._locked() as lock:
-                if not path.exists():
-                    used = self._make_room(lock, len(data))
-                    self._write(path, data)
-                    _set_counter(lock, used + len(data))
+                for digest, data in blocks.items():
+                    if len(data) > self._capacity_bytes:
+                        continue
+                    path = self._path(digest)
+                    if not path.exists():
+                        used = self._make_room(lock, len(data))
+                        self._write(path, data)
+                        _set_counter(lock, used + len(data))
+                    kept.add(digest)
         except OSError as error:
             if not self._complained:
                 reason = "the disk is full" if error.errno in _FULL else str(error)
                 _log.warning("block store %s keeps nothing for now: %s", self._root, reason)
             self._complained = True
-            return False
-        self._complained = False
-        return True
+        else:
+            self._complained = False
+        return frozenset(kept)
 
     def _check_version(self) -> None:
         version = self._root / "version"
@@ -123,16 +133,20 @@ class BlockStore:
             self._write(version, _VERSION.encode())
 
     def _write(self, path: Path, data: bytes | memoryview) -> None:
-        path.parent.mkdir(exist_ok=True)
         temporary = self._root / "new" / path.name
         try:
             with temporary.open("wb", buffering=0) as file:
                 view = memoryview(data)
                 while view:
                     view = view[file.write(view) :]
-            temporary.replace(path)
+            try:
+                temporary.replace(path)
+            except FileNotFoundError:  # the first block of its folder
+                path.parent.mkdir(exist_ok=True)
+                temporary.replace(path)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
             raise
 
     def _make_room(self, lock: int, size_bytes: int) -> int:

@@ -2,10 +2,10 @@
 
 The tar of a layer stays the same byte for byte, so its digest in the configuration stays
 right and any tool that reads zstd reads the layer. Only the compression is cut: each
-header, and each MiB of a file, becomes a zstd frame of its own. Behind the tar, in frames
+header, and each 256 KiB of a file, becomes a zstd frame of its own. Behind the tar, in frames
 that decoders skip, stand the table of contents and a footer that points to it::
 
-    [headers][file, first MiB][file, second MiB][headers][file]...[skip: table][skip: footer]
+    [headers][file, first part][file, second part][headers][file]...[skip: table][skip: footer]
 """
 
 import base64
@@ -39,7 +39,7 @@ __all__ = ["CHUNK_BYTES", "Converted", "convert_image", "uncompressed", "write_c
 
 _log = get_logger(__name__)
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 256 << 10
 """Largest frame of a file, uncompressed: what a read of one byte costs at most."""
 _COPY_BYTES = 1 << 20
 _MAX_TAR_BYTES = 1 << 40

@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import assert_never
 
 __all__ = [
+    "BRIDGE_BYTES",
     "BlockRef",
     "BlockWanted",
     "BlocksFetched",
@@ -27,6 +28,11 @@ __all__ = [
     "Ticked",
     "WakeAt",
 ]
+
+BRIDGE_BYTES = 32 << 10
+"""Between blocks a start touches: of torch's, 40 % of the requests for 3 % more bytes."""
+_LOOK_AHEAD = 64
+"""Blocks after one that are looked at for the next that is wanted: small files are blocks of their own."""
 
 
 class Priority(IntEnum):
@@ -81,7 +87,7 @@ class Ticked:
 
 @dataclass(frozen=True, slots=True)
 class FetchBlocks:
-    """Ask a tier for blocks that lie side by side in one blob."""
+    """Ask a tier for blocks that lie in this order, and close to each other, in one blob."""
 
     request: int
     tier: str
@@ -130,6 +136,8 @@ class FetchSettings:
     """Of these, never used by prefetch."""
     coalesce_bytes: int = 4 << 20
     """Largest request made of several blocks."""
+    bridge_bytes: int = BRIDGE_BYTES
+    """Most bytes nobody wants, between two blocks of one request: a request costs more than they do."""
     cold_bytes_per_s: float | None = 32e6
     """Cap of cold blocks, in bytes of the blob; None for none."""
     cold_slots: int = 1
@@ -161,6 +169,7 @@ class _Queue:
 
     order: deque[str] = field(default_factory=deque)
     by_place: dict[tuple[str, int, int], str] = field(default_factory=dict)
+    """By blob, number of the block, and tier."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -223,7 +232,7 @@ class Fetcher:
             queue.order.appendleft(wish.ref.digest)
         else:
             queue.order.append(wish.ref.digest)
-        queue.by_place[wish.ref.blob, wish.ref.offset, wish.tier] = wish.ref.digest
+        queue.by_place[wish.ref.blob, wish.ref.number, wish.tier] = wish.ref.digest
 
     def _settle(self, request: int, arrived: frozenset[str]) -> Iterator[Command]:
         done = self._requests.pop(request, None)
@@ -307,28 +316,34 @@ class Fetcher:
         if wish is None:
             return None
         queue = self._queues[priority]
-        settings = self.settings
-        most = settings.coalesce_bytes
+        most = self.settings.coalesce_bytes
         if priority is Priority.COLD:
-            most = min(most, settings.cold_request_bytes)
+            most = min(most, self.settings.cold_request_bytes)
         taken = [wish]
-        size = wish.ref.size_bytes
-        while True:
-            last = taken[-1].ref
-            digest = queue.by_place.get((last.blob, last.end, wish.tier))
-            found = self._wishes.get(digest) if digest is not None else None
-            if found is None or found.request is not None or found.priority is not priority:
-                break
-            size += found.ref.size_bytes
-            if size > most or found.ref.offset <= last.offset:
+        while (found := self._follower(queue, taken[-1])) is not None:
+            if found.ref.end - wish.ref.offset > most:
                 break
             taken.append(found)
         request = self._next_request
         self._next_request += 1
         for each in taken:
             each.request = request
-            queue.by_place.pop((each.ref.blob, each.ref.offset, each.tier), None)
+            queue.by_place.pop((each.ref.blob, each.ref.number, each.tier), None)
         blocks = tuple(each.ref for each in taken)
         command = FetchBlocks(request, self.settings.tiers[wish.tier], priority, blocks)
         self._requests[request] = command
         return command
+
+    def _follower(self, queue: _Queue, wish: _Wish) -> _Wish | None:
+        """Return the next wish of the same class in the blob, if it is near enough to ride along."""
+        last, priority = wish.ref, wish.priority
+        # What was taken too much of cold blocks would have to be earned, too.
+        bridge = 0 if priority is Priority.COLD else self.settings.bridge_bytes
+        for number in range(last.number + 1, last.number + 1 + (_LOOK_AHEAD if bridge else 1)):
+            digest = queue.by_place.get((last.blob, number, wish.tier))
+            found = self._wishes.get(digest) if digest is not None else None
+            if found is None or found.request is not None or found.priority is not priority:
+                continue
+            near = last.blob == found.ref.blob and 0 <= found.ref.offset - last.end <= bridge
+            return found if near and found.tier == wish.tier else None
+        return None

@@ -115,8 +115,15 @@ class BlockLoader(BlockSource):
         self._wake_at_s: float | None = None
         self._closed = False
         self._on_settled = on_settled
-        self.bytes_of: dict[str, int] = dict.fromkeys(("memory", "disk", *tiers), 0)
-        """Bytes by tier: of blocks handed out for memory and disk, as moved for the others."""
+        self.bytes_of: dict[str, int] = dict.fromkeys(("disk", *tiers), 0)
+        """Bytes moved, by tier: read for the disk, on the wire for the others."""
+        self.needed_of: dict[str, int] = dict.fromkeys(("memory", "disk", *tiers), 0)
+        """Bytes of the blocks that readers and hot prefetch needed, by where each was found at first.
+
+        Every block counts once, uncompressed, so they sum to what was needed. In memory is found
+        what cold prefetch had brought before anybody needed it.
+        """
+        self._needed: set[str] = set()
         self.waits = 0
         """Times a reader waited for a tier: what prefetch is there to avoid."""
         self.requests = 0
@@ -129,7 +136,7 @@ class BlockLoader(BlockSource):
             data = self._memory.get(digest)
             if data is not None:
                 self._memory.move_to_end(digest)
-                self.bytes_of["memory"] += len(data)
+                self._count(digest, "memory", len(data))
             return data
 
     @override
@@ -148,6 +155,7 @@ class BlockLoader(BlockSource):
             with self._lock:
                 self._keep(ref.digest, data)
                 self.bytes_of["disk"] += len(data)
+                self._count(ref.digest, "disk", len(data))
             return data
         with self._lock:
             if self._closed:
@@ -155,6 +163,7 @@ class BlockLoader(BlockSource):
             self._indexes[index.blob_digest] = index
             # It may have come since it was looked for.
             if (data := self._memory.get(ref.digest)) is not None:
+                self._count(ref.digest, "memory", len(data))
                 return data
             self.waits += 1
             future = self._waiting.setdefault(ref.digest, Future())
@@ -165,17 +174,26 @@ class BlockLoader(BlockSource):
         self, index: LayerIndex, refs: Sequence[BlockRef], priority: Priority = Priority.HOT
     ) -> tuple[BlockRef, ...]:
         """Have blocks of a layer fetched; return at once those that are not here."""
-        absent = tuple(
-            ref
+        on_disk = {
+            ref.digest
             for ref in refs
             if ref.digest not in self._memory
-            and not (self._disk is not None and self._disk.has(ref.digest))
-        )
-        if absent:
-            with self._lock:
+            and self._disk is not None
+            and self._disk.has(ref.digest)
+        }
+        absent: list[BlockRef] = []
+        with self._lock:
+            for ref in refs:
+                here = "memory" if ref.digest in self._memory else "disk"
+                if here == "disk" and ref.digest not in on_disk:
+                    absent.append(ref)
+                elif priority is not Priority.COLD:
+                    size = int(index.blocks_B["size"][ref.number])
+                    self._count(ref.digest, here, size)
+            if absent:
                 self._indexes[index.blob_digest] = index
-                self._apply(BlockWanted(absent, priority))
-        return absent
+                self._apply(BlockWanted(tuple(absent), priority))
+        return tuple(absent)
 
     def close(self) -> None:
         """End the threads; whoever still waits is told so."""
@@ -255,13 +273,21 @@ class BlockLoader(BlockSource):
             with self._lock:
                 self.bytes_of[command.tier] += moved
                 self.requests += 1
+                if command.priority is not Priority.COLD:
+                    for digest, data in found.items():
+                        self._count(digest, command.tier, len(data))
                 self._came.update(found)
                 absent = (ref.digest for ref in command.blocks if ref.digest not in found)
                 self._errors.update(dict.fromkeys(absent, problem))
                 self._apply(BlocksFetched(command.request, frozenset(found)))
         if self._disk is not None:
-            for digest, data in found.items():
-                self._disk.put(digest, data)
+            self._disk.put_all(found)
+
+    def _count(self, digest: str, tier: str, size_bytes: int) -> None:
+        """Note where a block was found that is needed for the first time; the lock is held."""
+        if digest not in self._needed:
+            self._needed.add(digest)
+            self.needed_of[tier] += size_bytes
 
     def _keep(self, digest: str, data: bytes) -> None:
         """Keep a block in memory, the least recently used ones making room; the lock is held."""

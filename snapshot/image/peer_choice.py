@@ -42,11 +42,16 @@ def regions(refs: Sequence[BlockRef]) -> Iterator[tuple[str, list[BlockRef]]]:
         yield region_of(together[0]), together
 
 
-def runs(refs: Sequence[BlockRef]) -> Iterator[list[BlockRef]]:
-    """Yield blocks that lie side by side together, in order; none is left out."""
+def runs(refs: Sequence[BlockRef], bridge_bytes: int = 0) -> Iterator[list[BlockRef]]:
+    """Yield blocks that lie side by side together, in order; none is left out.
+
+    Args:
+        refs: The blocks.
+        bridge_bytes: Most bytes of others between two that still count as side by side.
+    """
     run: list[BlockRef] = []
     for ref in refs:
-        if run and (ref.blob, ref.offset) != (run[-1].blob, run[-1].end):
+        if run and not (ref.blob == run[-1].blob and 0 <= ref.offset - run[-1].end <= bridge_bytes):
             yield run
             run = []
         run.append(ref)

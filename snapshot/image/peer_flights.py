@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing_extensions import override
 
 from snapshot.image.block_store import BlockStore
-from snapshot.image.fetcher import BlockRef
+from snapshot.image.fetcher import BRIDGE_BYTES, BlockRef
 from snapshot.image.layer_index import LayerIndex
 from snapshot.image.loader import BlockTier
 from snapshot.image.peer_choice import regions, runs
@@ -129,7 +129,7 @@ class SharedTier(BlockTier):
         found: dict[str, bytes] = {}
         moved = 0
         try:
-            for run in runs(mine):
+            for run in runs(mine, BRIDGE_BYTES):
                 came, size = self._tier.fetch(index, run)
                 moved += size
                 found |= came

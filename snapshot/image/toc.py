@@ -12,7 +12,7 @@ import base64
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -22,7 +22,15 @@ import orjson
 import zstandard
 
 from omniload.base.errors import IntegrityError
-from snapshot.image.entries import MAX_ENTRIES, Entry, Extent, Kind, check_entry, clean_path
+from snapshot.image.entries import (
+    MAX_ENTRIES,
+    MAX_FILE_BYTES,
+    Entry,
+    Extent,
+    Kind,
+    check_entry,
+    clean_path,
+)
 from snapshot.image.layer_index import BLOCK, MAX_BLOCK_BYTES, Format, LayerIndex
 from snapshot.oci.digest import hasher_of, verified
 from snapshot.oci.manifest import Descriptor, compression_of
@@ -227,6 +235,9 @@ class _Reader:
         size = int(head.get("size", 0)) if kind == "file" else 0
         name, target = self._layer.digest, str(head.get("linkName", ""))
         xattrs = (head.get("xattrs") or {}).items()
+        if not 0 <= size <= MAX_FILE_BYTES:
+            raise ValueError(f"{head['name']!r} has {size} bytes, more than a file may or fewer")
+        extents = tuple(self._extents(parts, size, ends)) if size else ()
         entry = Entry(
             path=clean_path(str(head["name"]), layer=name),
             kind=kind,
@@ -238,12 +249,9 @@ class _Reader:
             target=clean_path(target, layer=name) if kind == "hardlink" else target,
             device=(int(head.get("devMajor", 0)), int(head.get("devMinor", 0))),
             xattrs=tuple(sorted((str(n), base64.b64decode(v, validate=True)) for n, v in xattrs)),
+            extents=extents,
         )
-        check_entry(entry, layer=name)
-        if not size:
-            return entry
-        extents = tuple(self._extents(parts, size, ends))
-        return check_entry(replace(entry, extents=extents), layer=name)
+        return check_entry(entry, layer=name)
 
     def _extents(
         self, parts: Sequence[Mapping[str, Any]], size: int, ends: Mapping[int, int]

@@ -30,6 +30,7 @@ SETTINGS = st.builds(
     slots=st.integers(3, 6),
     reserved_slots=st.integers(1, 2),
     coalesce_bytes=st.sampled_from([5, 10, 35]),
+    bridge_bytes=st.sampled_from([0, 10, 25]),
     cold_bytes_per_s=st.sampled_from([None, 1.0, 50.0]),
 )
 
@@ -69,9 +70,12 @@ class Simulation:
     def started(self, command):
         on_the_way = {ref.digest for other in self.running.values() for ref in other.blocks}
         size = sum(ref.size_bytes for ref in command.blocks)
-        assert size <= max(self.settings.coalesce_bytes, SIZE)
+        span = command.blocks[-1].end - command.blocks[0].offset
+        assert span <= max(self.settings.coalesce_bytes, SIZE)
+        bridge = 0 if command.priority is Priority.COLD else self.settings.bridge_bytes
         for before, ref in zip(command.blocks, command.blocks[1:], strict=False):
-            assert (before.blob, before.end) == (ref.blob, ref.offset)
+            assert before.blob == ref.blob
+            assert 0 <= ref.offset - before.end <= bridge
         for ref in command.blocks:
             assert ref.digest in self.waiting
             assert ref.digest not in on_the_way

@@ -143,3 +143,17 @@ def test_blocks_are_grouped_by_region_and_by_run_and_none_is_lost(places):
     for run in by_run:
         for before, ref in pairwise(run):
             assert (before.blob, before.end) == (ref.blob, ref.offset)
+
+
+@given(PLACES, st.integers(0, 5 << 20))
+def test_runs_hold_blocks_that_lie_at_most_the_bridge_apart(places, bridge):
+    blocks = refs(places)
+
+    by_run = list(runs(blocks, bridge))
+
+    assert [ref for run in by_run for ref in run] == blocks
+    for run in by_run:
+        assert all(a.blob == b.blob and 0 <= b.offset - a.end <= bridge for a, b in pairwise(run))
+    for one, other in pairwise(by_run):
+        apart = other[0].offset - one[-1].end
+        assert other[0].blob != one[-1].blob or not 0 <= apart <= bridge

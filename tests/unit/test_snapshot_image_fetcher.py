@@ -34,6 +34,7 @@ def a_fetcher(**changes):
         "slots": 4,
         "reserved_slots": 2,
         "coalesce_bytes": 30,
+        "bridge_bytes": 0,
         "cold_bytes_per_s": None,
         "cold_slots": 2,
         "cold_quiet_s": 0,
@@ -256,3 +257,46 @@ def test_two_layers_with_the_same_block_fetch_it_once():
 def test_settings_that_leave_somebody_without_a_slot_are_refused(changes):
     with pytest.raises(ValueError, match="leave at least one slot"):
         a_fetcher(**changes)
+
+
+@pytest.mark.parametrize(
+    ("bridge", "requests_of"),
+    [
+        (0, [[0], [2], [5]]),
+        (9, [[0], [2], [5]]),
+        (10, [[0, 2], [5]]),
+        (19, [[0, 2], [5]]),
+        (20, [[0, 2, 5]]),
+    ],
+)
+def test_a_gap_is_bridged_up_to_its_limit_and_no_further(bridge, requests_of):
+    fetcher = a_fetcher(slots=8, coalesce_bytes=100, bridge_bytes=bridge)
+
+    commands = want(fetcher, HOT, *map(block, (0, 2, 5)))
+
+    assert [numbers for _, numbers in asked(commands)] == requests_of
+
+
+def test_a_gap_counts_in_the_size_of_a_request():
+    fetcher = a_fetcher(coalesce_bytes=30, bridge_bytes=25)
+
+    assert asked(want(fetcher, HOT, *map(block, (0, 2, 4)))) == [("peer", [0, 2]), ("peer", [4])]
+
+
+def test_cold_blocks_are_fetched_over_no_gap_since_their_bytes_are_rationed():
+    fetcher = a_fetcher(slots=8, coalesce_bytes=100, bridge_bytes=100)
+
+    commands = want(fetcher, COLD, *map(block, (0, 1, 3)))
+
+    assert asked(commands) == [("peer", [0, 1]), ("peer", [3])]
+
+
+def test_no_gap_is_bridged_to_another_blob_or_to_what_another_class_wants():
+    fetcher = a_fetcher(slots=8, coalesce_bytes=100, bridge_bytes=100)
+    want(fetcher, COLD, block(6))
+
+    commands = want(fetcher, HOT, block(0), block(2, blob="other"), block(4))
+
+    assert ("peer", [0, 4]) in asked(commands)
+    assert ("peer", [2]) in asked(commands)
+    assert all(6 not in numbers for _, numbers in asked(commands))

@@ -47,8 +47,9 @@ def index(tmp_path):
 def make():
     made = []
 
-    def build(disk=None, settings=None, **tiers):
-        made.append(BlockLoader(tiers, disk, settings, clock=FakeClock(), memory_bytes=3 << 20))
+    def build(disk=None, settings=None, on_settled=lambda *_: None, **tiers):
+        rest = {"clock": FakeClock(), "memory_bytes": 3 << 20, "on_settled": on_settled}
+        made.append(BlockLoader(tiers, disk, settings, **rest))
         return made[-1]
 
     yield build
@@ -242,3 +243,40 @@ def test_who_is_told_hears_of_each_block_that_came_or_did_not(index):
     assert (refs[0].digest, True) in settled
     assert (refs[1].digest, False) in settled
     assert (refs[0].digest, False) not in settled
+
+
+def test_bytes_by_where_they_were_found_sum_to_what_was_needed(index, make, tmp_path):
+    disk = BlockStore(tmp_path / "blocks", 64 << 20)
+    disk.put(index.digest(0), BLOCKS[0])
+    near, far = Tier(has={1}), Tier()
+    came = threading.Event()
+    loader = make(peer=near, registry=far, disk=disk, on_settled=lambda *_: came.set())
+    absent = loader.prefetch(index, tuple(block_refs(index, [3])), Priority.COLD)
+    assert [ref.number for ref in absent] == [3]
+    assert came.wait(20)
+    assert sum(loader.needed_of.values()) == 0
+
+    for number in (3, 0, 1, 2, 3, 2, 1, 0):
+        loader.block(index, number)
+
+    sizes = [len(data) for data in BLOCKS]
+    assert loader.needed_of == {
+        "memory": sizes[3],
+        "disk": sizes[0],
+        "peer": sizes[1],
+        "registry": sizes[2],
+    }
+
+
+def test_hot_blocks_count_as_needed_before_anybody_reads_them_and_once(index, make, tmp_path):
+    disk = BlockStore(tmp_path / "blocks", 64 << 20)
+    disk.put(index.digest(0), BLOCKS[0])
+    loader = make(registry=Tier(), disk=disk)
+
+    loader.prefetch(index, tuple(block_refs(index, [0, 1])), Priority.HOT)
+    loader.block(index, 0)
+    loader.block(index, 1)
+
+    assert loader.needed_of["disk"] == len(BLOCKS[0])
+    assert loader.needed_of["registry"] == len(BLOCKS[1])
+    assert sum(loader.needed_of.values()) == len(BLOCKS[0]) + len(BLOCKS[1])

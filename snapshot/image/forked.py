@@ -1,0 +1,132 @@
+"""A daemon as a fork of this process, which has everything loaded already.
+
+Starting another Python costs a command half a second of processor time for nothing but the
+modules that it has itself. A fork is right only where no other thread runs: a lock that
+one holds would stay held in the child for ever. Elsewhere ``daemons.start_daemon`` serves.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+from fusefs.bridge.daemons import clear_dead_mount
+from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
+from omniload.base.log import get_logger, set_up_logging
+
+__all__ = ["ForkedProcess", "can_fork", "fork", "start_forked"]
+
+_log = get_logger(__name__)
+
+_READY = b"ready"
+_DEFECT = 70
+"""Exit code of a daemon that ended by a defect; its traceback is in the log."""
+_ERROR_OF = {2: ConfigError, 3: UnavailableError, 4: StateError}
+_DEFAULT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class ForkedProcess:
+    """A child process; ``wait`` and ``terminate`` as ``subprocess.Popen`` has them."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self) -> int:
+        """Return its exit code when it has ended; below zero the signal that ended it."""
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+    def terminate(self) -> None:
+        """Ask it to end, unless it has."""
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGTERM)
+
+
+def can_fork() -> bool:
+    """Tell whether this process may be forked: no other thread of Python's runs."""
+    return threading.active_count() == 1
+
+
+def start_forked(
+    serve: Callable[[Callable[[], None]], None], mountpoint: str, *, log_path: str, role: str
+) -> ForkedProcess:
+    """Fork, let the child serve, and return when its mount is usable.
+
+    Args:
+        serve: What the child does; it calls its argument once the mount is usable.
+        mountpoint: Where it will mount; a dead mount there is taken away first.
+        log_path: Where it logs, and writes what it would have written to a terminal.
+        role: Name of the process in its log.
+
+    Raises:
+        ConfigError: The mount point is no directory, or what the child reports.
+        UnavailableError: As the child reports.
+        StateError: As the child reports, or it ended without a word.
+    """
+    clear_dead_mount(mountpoint)
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    ready, told = os.pipe()
+
+    def child() -> int:
+        os.close(ready)
+        return _be_daemon(serve, told, log, role)
+
+    daemon = fork(child)
+    os.close(told)
+    os.close(log)
+    with os.fdopen(ready, "rb") as pipe:
+        answer = pipe.read()
+    if answer != _READY:
+        code = daemon.wait()
+        message = answer.decode(errors="replace") or f"the daemon ended with {code}; see its log"
+        raise _ERROR_OF.get(code, StateError)(message)
+    return daemon
+
+
+def fork(child: Callable[[], int]) -> ForkedProcess:
+    """Fork; the child carries out ``child`` and ends with the code it returns, doing nothing else.
+
+    It does not run what this process would at its end: exit handlers, ``finally`` of callers.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # or the child would write it again
+    pid = os.fork()
+    if pid:
+        return ForkedProcess(pid)
+    code = _DEFECT
+    try:
+        code = child()
+    except BaseException:  # noqa: BLE001 -- the child must never go on as its parent
+        _log.exception("defect in a forked process")
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
+def _be_daemon(serve: Callable[[Callable[[], None]], None], told: int, log: int, role: str) -> int:
+    os.setsid()
+    for number in _DEFAULT:
+        signal.signal(number, signal.SIG_DFL)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    set_up_logging("INFO", role=role)
+
+    def ready() -> None:
+        os.write(told, _READY)
+        os.close(told)
+
+    try:
+        serve(ready)
+    except OmniloadError as error:
+        _log.error("%s", error)
+        try:
+            os.write(told, str(error).encode(errors="backslashreplace"))
+        except OSError:
+            _log.debug("the parent has gone")
+        return error.exit_code
+    return 0
