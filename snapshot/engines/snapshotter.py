@@ -5,6 +5,7 @@
     ROOT/state.sqlite             snapshotter_store
     ROOT/snapshots/NUMBER/fs,work files of a snapshot, where it has its own
     ROOT/views/NUMBER             lazy layers up to that snapshot, merged; snapshotter_views
+    ROOT/views.log                what their processes say
     ROOT/lock                     held by the one process that serves ROOT
 
 A folder is made before its row is kept, and removed after the row is struck out. So a row

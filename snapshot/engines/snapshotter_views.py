@@ -1,7 +1,6 @@
 """The mounts of lazy layers: one process for each chain that a container uses, made when the first one does."""
 
 import os
-import shutil
 import subprocess
 import threading
 from collections import defaultdict
@@ -56,13 +55,14 @@ class MountedViews(Views):
     """FUSE mounts under a folder. Safe in threads.
 
     Args:
-        folder: Of the mount points; made where it is not there.
+        folder: Of the mount points; made where it is not there. All log to a file beside it.
         template: Settings of every mount; image and mount point are not looked at.
     """
 
     def __init__(self, folder: Path, template: ImageMount) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
+        self._log_path = str(folder.with_suffix(".log"))
         bridge = template.bridge.model_copy(update={"allow_other": True, "trusted": True})
         self._template = template.model_copy(update={"bridge": bridge})
         self._locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
@@ -87,7 +87,7 @@ class MountedViews(Views):
             mount = self._template.model_copy(update=changed)
             settings = ChainMount.of(mount, image, layers).model_dump_json(by_alias=True).encode()
             self._daemons[number] = start_daemon(
-                snapshotter_daemon.__name__, settings, where, log_path=f"{where}.log"
+                snapshotter_daemon.__name__, settings, where, log_path=self._log_path
             )
             _log.info("%d layers of %s at %s", layers, image.reference, where)
 
@@ -106,18 +106,14 @@ class MountedViews(Views):
                         raise
             with suppress(FileNotFoundError):
                 Path(where).rmdir()
-            Path(f"{where}.log").unlink(missing_ok=True)
             self._reap()
 
     @override
     def sweep(self, numbers: Iterable[int]) -> None:
         known = set(numbers)
         for name in os.listdir(self._folder):  # noqa: PTH208 -- a dead mount has no attributes
-            number = name.removesuffix(".log")
-            if not number.isdecimal():
-                shutil.rmtree(self._folder / name, ignore_errors=True)
-            elif int(number) not in known:
-                self.drop(int(number))
+            if name.isdecimal() and int(name) not in known:
+                self.drop(int(name))
 
     def _reap(self) -> None:
         """Take leave of daemons that have ended."""

@@ -4,16 +4,17 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.support.registry import needs
 
-__all__ = ["Containerd", "a_python_image", "served_snapshotter"]
+__all__ = ["Containerd", "Link", "a_python_image", "run", "served_snapshotter", "views_of"]
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
@@ -38,7 +39,9 @@ UNUSED = ("test", "idlelib", "tkinter", "lib2to3", "ensurepip", "dist-packages",
 
 
 def run(*words, **changes):
-    done = subprocess.run([str(w) for w in words], check=False, capture_output=True, text=True, **changes)
+    done = subprocess.run(
+        [str(w) for w in words], check=False, capture_output=True, text=True, **changes
+    )
     assert done.returncode == 0, f"{words}: {done.stderr[-2000:]}"
     return done
 
@@ -111,6 +114,55 @@ def served_snapshotter(folder, *options):
         process.stdout.close()
 
 
+def views_of(folder):
+    """Return the mounts of lazy layers under a folder."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [line.split()[4] for line in lines if line.split()[4].startswith(f"{folder}/sn/views/")]
+
+
+class Link:
+    """Passes connections on to a registry, and counts what comes back."""
+
+    def __init__(self, address):
+        host, port = address.split(":")
+        self._goal = (host, int(port))
+        self.bytes_back = 0
+
+    @contextmanager
+    def running(self):
+        """Yield the address to use instead of the registry's."""
+        with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+            thread = threading.Thread(target=self._accept, args=(listener,))
+            thread.start()
+            try:
+                yield f"127.0.0.1:{listener.getsockname()[1]}"
+            finally:
+                listener.shutdown(socket.SHUT_RDWR)
+                thread.join()
+
+    def _accept(self, listener):
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            registry = socket.create_connection(self._goal)
+            for source, goal, counts in ((client, registry, False), (registry, client, True)):
+                line = (source, goal, counts)
+                threading.Thread(target=self._pass, args=line, daemon=True).start()
+
+    def _pass(self, source, goal, counts):
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if counts:
+                    self.bytes_back += len(data)
+                goal.sendall(data)
+        for end in (source, goal):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        source.close()
+
+
 class Containerd:
     """A containerd with its own folders, which knows a snapshotter of ours by the name ``omniload``."""
 
@@ -155,4 +207,5 @@ class Containerd:
         self.process.terminate()
         self.process.wait()
         self._reader.join()
+        self.process.stdout.close()
         self._log.close()
