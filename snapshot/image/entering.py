@@ -1,8 +1,10 @@
-"""The way into an image: ``python -I entering.py TOLD FOLDER USER GROUP VARIABLES WORD...``.
+"""The way into an image: in a forked process, or ``python -I entering.py TOLD FOLDER USER GROUP GIVEN WORD...``.
 
-Run as a file, in a folder with ``image``, ``upper``, ``work`` and ``root``. It makes new
-mount and process namespaces, an overlay at ``root``, and becomes the command there; to
-the descriptor TOLD it writes the number of the command's process, then ``done``, or what went wrong.
+In a folder with ``image``, ``upper``, ``work`` and ``root`` it makes new mount and process
+namespaces, an overlay at ``root``, and becomes the command there; to the descriptor TOLD it
+writes the number of the command's process, then ``done``, or what went wrong. As a file of
+its own it imports nothing of the project, so that it starts at once.
+GIVEN is JSON: the variables of the command, and the binds as source, target and whether read-only.
 
 ``unshare --fork`` of util-linux 2.38 would lose the exit code of a command that was
 signalled. The variables of the image are for the command alone: given to a program of this
@@ -13,67 +15,104 @@ import ctypes
 import json
 import os
 import signal
-import subprocess
 import sys
+import time
 import warnings  # noqa: F401 -- by execvpe, which must not import it from the image
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-__all__ = ["main"]
+__all__ = ["enter", "main"]
 
 _NEW_MOUNTS, _NEW_PROCESSES = 0x20000, 0x20000000
 _DEATH_SIGNAL = 1
+_SPAWNED = "OMNILOAD_STARTUP_SPAWNED"
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_READ_ONLY, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 0x1, 0x20, 0x1000, 0x4000, 0x40000
+_RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Ignored by Python, and so by what it becomes, unless they are put back."""
 _MOUNTS = (
-    ("--make-rprivate", "/"),
-    ("-t", "overlay", "omniload", "-o", "lowerdir=image,upperdir=upper,workdir=work", "root"),
-    ("-t", "proc", "proc", "root/proc"),
-    ("--rbind", "/dev", "root/dev"),
-    ("--rbind", "/sys", "root/sys"),
+    ("none", "/", "", _RECURSIVE | _PRIVATE, ""),
+    ("omniload", "root", "overlay", 0, "lowerdir=image,upperdir=upper,workdir=work"),
+    ("proc", "root/proc", "proc", 0, ""),
+    ("/dev", "root/dev", "", _BIND | _RECURSIVE, ""),
+    ("/sys", "root/sys", "", _BIND | _RECURSIVE, ""),
 )
 
 
 def main() -> None:
-    """Make the namespaces, start the command in them, and end as it ends."""
-    told, folder, user, group, variables, *words = sys.argv[1:]
+    """Enter as the arguments of this process say, and end as the command ends."""
+    told, folder, user, group, given, *words = sys.argv[1:]
+    sys.exit(enter(int(told), folder, (int(user), int(group)), json.loads(given), words))
+
+
+def enter(
+    told: int, folder: str, ids: tuple[int, int], given: Mapping[str, Any], words: Sequence[str]
+) -> int:
+    """Make the namespaces, start the command in them, wait; return its exit code, 128 + N for signal N.
+
+    This process cannot start another one afterwards: its process namespace has ended.
+
+    Args:
+        told: Descriptor that is told the number of the command's process, then ``done``.
+        folder: Where the command runs.
+        ids: Its user and group.
+        given: ``variables``, its environment; ``binds``, each source, target, and whether read-only.
+        words: The command.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_NEW_MOUNTS | _NEW_PROCESSES):
-        os.write(int(told), f"no namespaces: {os.strerror(ctypes.get_errno())}".encode())
-        sys.exit(1)
+        os.write(told, f"no namespaces: {os.strerror(ctypes.get_errno())}".encode())
+        return 1
     child = os.fork()
     if child:
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)  # they are for the command, and sent to it
-        os.write(int(told), b"%d\n" % child)
-        os.close(int(told))
+        os.write(told, b"%d\n" % child)
+        os.close(told)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        sys.exit(128 - code if code < 0 else code)
-    libc.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    _mount(int(told))
-    os.write(int(told), b"done\n")
-    os.close(int(told))
-    _become(folder, int(user), int(group), json.loads(variables), words)
+        return 128 - code if code < 0 else code
+    try:
+        libc.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        _mount(libc, told, given["binds"])
+        os.write(told, b"done\n")
+        os.close(told)
+        _become(folder, ids, dict(given["variables"]), list(words))
+    finally:
+        os._exit(126)  # never back into what this process was forked from
 
 
-def _mount(told: int) -> None:
-    for words in _MOUNTS:
-        done = subprocess.run(["mount", *words], capture_output=True, check=False)  # noqa: S603, S607
-        if done.returncode:
-            os.write(told, done.stderr[:2000])
+def _mount(libc: ctypes.CDLL, told: int, binds: Sequence[tuple[str, str, bool]]) -> None:
+    mounts = list(_MOUNTS)
+    for source, target, read_only in binds:
+        mounts.append((source, f"root{target}", "", _BIND | _RECURSIVE, ""))
+        if read_only:
+            mounts.append(("none", f"root{target}", "", _BIND | _REMOUNT | _READ_ONLY, ""))
+    for source, target, kind, flags, data in mounts:
+        texts = [os.fsencode(text) or None for text in (source, target, kind)]
+        if libc.mount(*texts, ctypes.c_ulong(flags), data.encode() or None):
+            problem = os.strerror(ctypes.get_errno())
+            os.write(
+                told, f"mount of {kind or source} at {target}: {problem}".encode(errors="replace")
+            )
             os._exit(1)
 
 
-def _become(
-    folder: str, user: int, group: int, variables: dict[str, str], words: list[str]
-) -> None:
+def _become(folder: str, ids: tuple[int, int], variables: dict[str, str], words: list[str]) -> None:
     """Change the root directory and become the command; 127 where it is not there, as a shell says."""
     code = 126
     try:
+        for number in _RESTORED:
+            signal.signal(number, signal.SIG_DFL)
         os.chroot("root")
         os.chdir("/")
         os.makedirs(folder, exist_ok=True)  # noqa: PTH103 -- pathlib is not loaded for this
         os.chdir(folder)
         os.setgroups([])
-        os.setgid(group)
-        os.setuid(user)
+        os.setgid(ids[1])
+        os.setuid(ids[0])
+        if _SPAWNED in variables:  # "NANOSECONDS ATTEMPT": the command's start-up begins here
+            _, _, attempt = variables[_SPAWNED].partition(" ")
+            variables[_SPAWNED] = f"{time.time_ns()} {attempt}"
         os.execvpe(words[0], words, variables)  # noqa: S606 -- what was asked for
     except FileNotFoundError as error:
         code, problem = 127, str(error.strerror)

@@ -114,6 +114,8 @@ def _be_daemon(serve: Callable[[Callable[[], None]], None], told: int, log: int,
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
+    # Whoever forked may have put something of its own in their place.
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
     set_up_logging("INFO", role=role)
 
     def ready() -> None:

@@ -1,8 +1,9 @@
 """The process behind one mounted image: ``python -m snapshot.image.mounting READY_FD``, settings on standard input."""
 
+import gc
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
 from omniload.base.units import Bytes, Seconds
 from snapshot.image.block_store import BlockStore
-from snapshot.image.fetcher import FetchSettings, Priority
+from snapshot.image.erofs_serving import Through, chosen
+from snapshot.image.fetcher import BlockRef, FetchSettings, Priority
+from snapshot.image.forked import ForkedProcess, can_fork, start_forked
 from snapshot.image.index_file import IndexCache
 from snapshot.image.layers import index_image
 from snapshot.image.loader import BlockLoader, RegistryTier
@@ -40,6 +43,7 @@ __all__ = [
     "chosen_trace",
     "main",
     "mount",
+    "mount_resolved",
     "serve",
     "traces_of",
 ]
@@ -80,6 +84,8 @@ class ImageMount(StrictModel):
     """Fetch all that is left, too, behind everything else."""
     bandwidth: Bytes = 32_000_000
     """Cap of those cold blocks, in bytes per second; 0 for none."""
+    through: Through = "auto"
+    """What shows it: ``fuse``, ``erofs``, or ``auto``: the kernel alone where all of it is whole here."""
     slots: int = Field(default=16, ge=2, le=256)
     """Requests on their way."""
     sharing: PeerSettings = PeerSettings()
@@ -99,6 +105,23 @@ def mount(settings: ImageMount, *, log_path: str | None = None) -> "subprocess.P
     return start_daemon(__name__, data, settings.mountpoint, log_path=log_path)
 
 
+def mount_resolved(
+    settings: ImageMount, image: Image | None, *, log_path: str
+) -> "ForkedProcess | subprocess.Popen[bytes]":
+    """Mount an image as ``mount`` does, and cheaper where this process may be forked.
+
+    A fork has all modules, and the manifest if it was read; another process does both again.
+    """
+    if can_fork():
+        return start_forked(
+            lambda ready: serve(settings, ready, image),
+            settings.mountpoint,
+            log_path=log_path,
+            role="image",
+        )
+    return mount(settings, log_path=log_path)
+
+
 def serve(settings: ImageMount, ready: Callable[[], None], resolved: Image | None = None) -> None:
     """Show an image until it is unmounted; what was recorded is written when the window ends.
 
@@ -111,7 +134,11 @@ def serve(settings: ImageMount, ready: Callable[[], None], resolved: Image | Non
         opened.callback(store.close)
         image = resolved or resolve(store, name, settings.platform)
         tally.note("image", image.digest)
-        _Serving(settings, store, image).run(ready, tally, begun)
+        gc.disable()  # what is made until the mount is usable stays; to look through it takes a third
+        parts = _Serving(settings, store, image)
+        gc.freeze()
+        gc.enable()
+        parts.run(ready, tally, begun)
 
 
 class _Serving:
@@ -139,8 +166,18 @@ class _Serving:
             ),
             memory_bytes=settings.memory,
             clock=clock,
-            on_settled=self._hot.settled,
+            on_settled=self._settled,
         )
+        by_fuse = "record" if settings.record else "serve" if settings.sharing.serve else ""
+        self._erofs = chosen(
+            settings.through,
+            self._tree,
+            self._indexes,
+            cache,
+            in_the_way=f"{by_fuse!r} needs FUSE" if by_fuse else None,
+        )
+        if self._erofs is not None:
+            self._erofs.fill_from(self._loader, slots=settings.slots)
         recorder = Recorder(clock.now_s, settings.window) if settings.record else None
         self._recording = None if recorder is None else self._recorded(recorder, self._tree)
         self._shown = ImageFileSystem(ImageView(self._tree, self._indexes, self._loader, recorder))
@@ -158,6 +195,10 @@ class _Serving:
                 ready()
                 watcher.start()
 
+            if self._erofs is not None:
+                trusted = settings.bridge.trusted
+                self._erofs.serve(settings.mountpoint, trusted=trusted, ready=usable)
+                return
             name = "omniload-image"
             serving.serve(
                 self._shown, settings.mountpoint, settings.bridge, name=name, ready=usable
@@ -168,22 +209,37 @@ class _Serving:
                 watcher.join()
             self._close()
 
+    def _settled(self, digest: str, came: bool) -> None:
+        self._hot.settled(digest, came)
+        if self._erofs is not None:
+            self._erofs.settled(digest, came)
+
     def _prefetch(self) -> None:
+        if self._erofs is not None and self._erofs.is_complete:
+            return
         if self._trace is not None:
             refs = hot_blocks(self._trace, self._tree, self._indexes)
             self._hot.expect(ref.digest for ref in refs)
             absent = want_blocks(self._loader, self._indexes, refs, Priority.HOT)
             self._hot.keep_only(ref.digest for ref in absent)
+            self._note_here(refs, absent)
         if self._settings.stream:
             for index in self._indexes:
                 refs = tuple(block_refs(index, range(len(index.blocks_B))))
-                self._loader.prefetch(index, refs, Priority.COLD)
+                absent_cold = self._loader.prefetch(index, refs, Priority.COLD)
+                self._note_here(refs, absent_cold)
+
+    def _note_here(self, refs: Iterable[BlockRef], absent: Iterable[BlockRef]) -> None:
+        if self._erofs is not None:
+            away = {ref.digest for ref in absent}
+            self._erofs.at_hand(ref.digest for ref in refs if ref.digest not in away)
 
     def _end_stage(self, tally: Tally, begun: ExitStack) -> None:
         self._hot.wait()
-        for tier, size in self._loader.bytes_of.items():
-            if tier != "memory":  # counted for every read of a block there; nothing is moved
-                tally.add(tier, size)
+        for tier, size in self._loader.needed_of.items():
+            tally.add(tier, size)
+        moved = {t: n for t, n in self._loader.bytes_of.items() if t != "disk"}
+        tally.note("moved_bytes", str(sum(moved.values())))
         begun.close()
 
     def _recorded(self, recorder: Recorder, tree: Tree) -> Recording:

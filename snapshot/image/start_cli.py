@@ -5,17 +5,18 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import Progress
 
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.units import format_bytes
+from snapshot.engines.bundle import RUNTIMES
+from snapshot.engines.runtime import entry_by
+from snapshot.image.binding import bind_of, log_of
 from snapshot.image.block_store import BlockStore
 from snapshot.image.index_file import IndexCache
 from snapshot.image.layers import index_image
@@ -29,6 +30,7 @@ from snapshot.image.trace_store import push_trace
 from snapshot.image.tree import merge
 from snapshot.oci.opening import Image, open_store, resolve
 from snapshot.oci.store import ImageStore
+from snapshot.startup_events import spawning, stage
 
 __all__ = ["prefetch_command", "record_command", "run_command"]
 
@@ -44,8 +46,10 @@ class _Given:
     words: tuple[str, ...]
     options: tuple[str, ...]
     variables: tuple[str, ...]
+    binds: tuple[str, ...]
     scratch: str | None
     log: str | None
+    runtime: str | None
 
 
 def _start_options(function: _Command) -> _Command:
@@ -56,22 +60,33 @@ def _start_options(function: _Command) -> _Command:
     @_OPTION
     @click.option("-e", "--env", "variables", multiple=True, help="KEY=VALUE; KEY passes it on.")
     @click.option(
+        "--bind",
+        "binds",
+        multiple=True,
+        help="HOST[:PATH][:ro]: a file or folder of this machine, seen at PATH, or where it is here.",
+    )
+    @click.option(
         "--scratch",
         type=click.Path(file_okay=False, exists=True),
         help="Folder for what the command writes; removed.",
     )
     @click.option("--log", type=click.Path(dir_okay=False), help="Where the mount logs.")
+    @click.option(
+        "--runtime", type=click.Choice(RUNTIMES), help="Run a container by this; default: none."
+    )
     @functools.wraps(function)
-    def command_of(
+    def command_of(  # noqa: PLR0913, PLR0917 -- one for each option
         image: str,
         words: tuple[str, ...],
         options: tuple[str, ...],
         variables: tuple[str, ...],
+        binds: tuple[str, ...],
         scratch: str | None,
         log: str | None,
+        runtime: str | None,
         **rest: Any,  # noqa: ANN401
     ) -> None:
-        function(_Given(image, words, options, variables, scratch, log), **rest)
+        function(_Given(image, words, options, variables, binds, scratch, log, runtime), **rest)
 
     return command_of
 
@@ -173,12 +188,30 @@ def prefetch_command(
 def _started(given: _Given, window: str, changed: dict[str, Any]) -> tuple[ImageMount, int]:
     """Run the command; return the settings of the mount, and its exit code."""
     check_machine()
-    settings = mount_settings(given.image, "", (*given.options, f"window={window}"))
-    with _resolved(settings) as (_, image):
-        start = start_of(image.config.config, given.words, given.variables)
-    settings = settings.model_copy(update={**changed, "command": start.words})
     log = given.log or os.devnull
-    return settings, run_in(settings, start, scratch=given.scratch, log_path=log)
+    enter = None if given.runtime is None else entry_by(given.runtime)
+    settings = mount_settings(given.image, "", (*given.options, f"window={window}"))
+    with ExitStack() as starting:
+        starting.enter_context(
+            stage("image")
+        )  # beside that of the mount, which waits for hot blocks
+        logged, known = log_of()
+        binds = (*logged, *map(bind_of, given.binds))
+        spawned = [f"{name}={value}" for name, value in spawning().items()]
+        with _resolved(settings) as (_, image):
+            start = start_of(image.config.config, given.words, (*known, *spawned, *given.variables))
+        settings = settings.model_copy(update={**changed, "command": start.words})
+        start = replace(start, binds=binds)
+        code = run_in(
+            settings,
+            start,
+            scratch=given.scratch,
+            log_path=log,
+            image=image,
+            entered=starting.close,
+            enter=enter,
+        )
+    return settings, code
 
 
 @contextmanager
@@ -228,6 +261,10 @@ def _bar() -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield lambda *_: None
         return
+    # Here: a tenth of the start of every command that shows none.
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import Progress  # noqa: PLC0415
+
     with Progress(console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task("blocks", total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)

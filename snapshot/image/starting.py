@@ -13,22 +13,26 @@ import stat as stat_bits
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TypeAlias
 
 from fusefs.bridge.daemons import umount
 from omniload.base.errors import ConfigError, StateError
 from snapshot.image import entering
-from snapshot.image.mounting import ImageMount, mount
+from snapshot.image.binding import Bind, make_mount_points
+from snapshot.image.forked import ForkedProcess, can_fork, fork
+from snapshot.image.mounting import ImageMount, mount_resolved
 from snapshot.oci.manifest import Process
+from snapshot.oci.opening import Image
 
-__all__ = ["Start", "check_machine", "ids_of", "run_in", "start_of"]
+__all__ = ["Enter", "Start", "check_machine", "forwarding", "ids_of", "run_in", "start_of"]
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_TOOLS = ("mount", "fusermount3")
+_TOOLS = ("fusermount3",)
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -41,6 +45,12 @@ class Start:
     folder: str = "/"
     user: str = ""
     """As the image says it: ``NAME``, ``NUMBER``, ``USER:GROUP``; empty for root."""
+    binds: tuple[Bind, ...] = ()
+    """What of this machine it sees, beside the image."""
+
+
+Enter: TypeAlias = Callable[[Path, Start, tuple[int, int], Callable[[], None]], int]
+"""Runs a start, as user and group, in a folder with ``image``, ``upper``, ``work`` and ``root``; returns its code."""
 
 
 def start_of(process: Process | None, words: Sequence[str], variables: Sequence[str]) -> Start:
@@ -117,10 +127,19 @@ def check_machine() -> None:
         )
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing:
-        raise ConfigError(f"{', '.join(missing)} not found; install util-linux and fuse3")
+        raise ConfigError(f"{', '.join(missing)} not found; install fuse3")
 
 
-def run_in(settings: ImageMount, start: Start, *, scratch: str | None, log_path: str) -> int:
+def run_in(  # noqa: PLR0913 -- two say who else knows of the start
+    settings: ImageMount,
+    start: Start,
+    *,
+    scratch: str | None,
+    log_path: str,
+    image: Image | None = None,
+    entered: Callable[[], None] = lambda: None,
+    enter: Enter | None = None,
+) -> int:
     """Mount an image, run a command in it, unmount; return its exit code, 128 + N for signal N.
 
     Args:
@@ -128,9 +147,12 @@ def run_in(settings: ImageMount, start: Start, *, scratch: str | None, log_path:
         start: The command.
         scratch: Folder for what it writes, removed afterwards; a temporary one if not given.
         log_path: Where the daemon of the mount logs.
+        image: What ``settings`` names, where it was resolved before.
+        entered: Called when the command is started.
+        enter: Runs it; as the root directory of a process of ours if not given.
 
     Raises:
-        ConfigError: The image is not there.
+        ConfigError: The image is not there, or a bind cannot lie where it is to.
         StateError: The overlay cannot be mounted.
     """
     check_machine()
@@ -138,10 +160,11 @@ def run_in(settings: ImageMount, start: Start, *, scratch: str | None, log_path:
         place.chmod(0o755)  # users of the image pass through it
         for name in ("image", "upper", "work", "root"):
             (place / name).mkdir()
-        with _mounted(settings, place / "image", log_path):
+        with _mounted(settings, image, place / "image", log_path):
             _prepare(place / "image", place / "upper")
+            make_mount_points(start.binds, place / "image", place / "upper")
             ids = ids_of(start.user, *(_text(place / "image", f) for f in ("passwd", "group")))
-            return _run(place, start, ids)
+            return (enter or _run)(place, start, ids, entered)
 
 
 @contextmanager
@@ -157,11 +180,13 @@ def _scratch(folder: str | None) -> Iterator[Path]:
 
 
 @contextmanager
-def _mounted(settings: ImageMount, mountpoint: Path, log_path: str) -> Iterator[None]:
+def _mounted(
+    settings: ImageMount, image: Image | None, mountpoint: Path, log_path: str
+) -> Iterator[None]:
     """Mount for the time of a ``with``; at its end the daemon has ended, and what it recorded is written."""
     bridge = settings.bridge.model_copy(update={"allow_other": True, "trusted": True})
     changed = {"mountpoint": str(mountpoint), "bridge": bridge}
-    daemon = mount(settings.model_copy(update=changed), log_path=log_path)
+    daemon = mount_resolved(settings.model_copy(update=changed), image, log_path=log_path)
     try:
         yield
     finally:
@@ -202,12 +227,9 @@ def _text(image: Path, name: str) -> str:
         return opened.read(1 << 20).decode("utf-8", "replace")
 
 
-def _run(place: Path, start: Start, ids: tuple[int, int]) -> int:
+def _run(place: Path, start: Start, ids: tuple[int, int], entered: Callable[[], None]) -> int:
     told, telling = os.pipe()
-    line = [sys.executable, "-I", entering.__file__, str(telling), start.folder, *map(str, ids)]
-    process = subprocess.Popen(  # noqa: S603 -- our own interpreter and file
-        [*line, json.dumps(dict(start.variables)), *start.words], cwd=place, pass_fds=[telling]
-    )
+    process = _entered(place, start, ids, told, telling)
     os.close(telling)
     with os.fdopen(told, "rb") as pipe:
         said = sorted(pipe.readlines(), key=lambda line: not line.strip().isdigit())
@@ -218,12 +240,32 @@ def _run(place: Path, start: Start, ids: tuple[int, int]) -> int:
             f"no root directory could be made in {str(place.parent)!r}: "
             f"{why or f'exit code {code}'}; give --scratch a folder on a disk or tmpfs, not on an overlay"
         )
-    with _forwarding(int(said[0])):
+    entered()
+    with forwarding(int(said[0])):
         return process.wait()
 
 
+def _entered(
+    place: Path, start: Start, ids: tuple[int, int], told: int, telling: int
+) -> "ForkedProcess | subprocess.Popen[bytes]":
+    """Start the process that enters: a fork where this one may be forked, else another Python."""
+    given = {"variables": dict(start.variables), "binds": [astuple(bind) for bind in start.binds]}
+    if can_fork():
+
+        def child() -> int:
+            os.close(told)
+            os.chdir(place)
+            return entering.enter(telling, start.folder, ids, given, start.words)
+
+        return fork(child)
+    line = [sys.executable, "-I", entering.__file__, str(telling), start.folder, *map(str, ids)]
+    return subprocess.Popen(  # noqa: S603 -- our own interpreter and file
+        [*line, json.dumps(given), *start.words], cwd=place, pass_fds=[telling]
+    )
+
+
 @contextmanager
-def _forwarding(command: int) -> Iterator[None]:
+def forwarding(command: int) -> Iterator[None]:
     """Pass signals on to the command. Process 1 is deaf to those it does not handle; the second one kills it."""
     seen = 0
 

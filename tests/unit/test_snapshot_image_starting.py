@@ -94,9 +94,11 @@ def test_who_is_not_root_is_told_so(monkeypatch):
 
 def test_a_missing_tool_is_named(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(starting.shutil, "which", lambda tool: None if tool == "mount" else tool)
+    monkeypatch.setattr(
+        starting.shutil, "which", lambda tool: None if tool == "fusermount3" else tool
+    )
 
-    with pytest.raises(ConfigError, match="mount not found"):
+    with pytest.raises(ConfigError, match="fusermount3 not found"):
         check_machine()
 
 
