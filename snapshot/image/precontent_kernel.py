@@ -167,7 +167,7 @@ def open_erofs(image: str, blobs: Sequence[str], *, trusted: bool) -> int:
         attributes = _ATTR_RDONLY | (0 if trusted else _ATTR_NOSUID | _ATTR_NODEV)
         return _syscall(_SYS_FSMOUNT, context, 1, attributes)
     except OSError as error:
-        said = _said(context) or str(error)
+        said = _said(context) or f"{error.strerror}, dmesg may say more"
         raise StateError(
             f"{image!r} cannot be mounted as EROFS: {said}; mount the image through FUSE"
         ) from error

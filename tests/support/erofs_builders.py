@@ -156,9 +156,7 @@ def _layer(draw, stream_bytes, max_file_bytes, max_entries):
 
 
 _xattrs = st.dictionaries(
-    st.sampled_from(
-        ("user.a", "user.long." + "n" * 200, "trusted.overlay.x", "security.capability")
-    ),
+    st.sampled_from(("user.a", "user.long." + "n" * 200, "trusted.overlay.x", "security.note")),
     st.binary(max_size=300),
     max_size=3,
 ).map(lambda found: tuple(sorted(found.items())))
