@@ -4,6 +4,18 @@ The same namespace is reached through a mount (``omniload fs mount``) and, witho
 through fsspec (``omnifs://``). ``docs/design/0010-fusefs-format.md`` gives the bytes on the store.
 """
 
-from fusefs.mounting import mount
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fusefs.mounting import mount
 
 __all__ = ["mount"]
+
+
+def __getattr__(name: str) -> object:
+    """Load what is offered when it is asked for: whoever needs a store alone mounts nothing."""
+    if name == "mount":
+        from fusefs.mounting import mount  # noqa: PLC0415
+
+        return mount
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,10 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from fusefs.stores.arrow import arrow_store
-from fusefs.stores.fsspec_store import fsspec_store
 from fusefs.stores.local import LocalStore
-from fusefs.stores.memory import MemoryStore
 from fusefs.stores.protocol import Store
 from omniload.base.errors import ConfigError
 
@@ -28,13 +25,20 @@ def open_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
         ConfigError: The URL names nothing that can be opened.
         UnavailableError: The store does not answer.
     """
+    # Imported here: pyarrow takes longer to load than many a command on a directory runs.
     parts = urlsplit(url)
     if parts.scheme in {"", "file"}:
         return LocalStore(parts.path if parts.scheme else url)
     if parts.scheme == "mem":
+        from fusefs.stores.memory import MemoryStore  # noqa: PLC0415
+
         return MemoryStore()
     if parts.scheme in _ARROW and not options:
+        from fusefs.stores.arrow import arrow_store  # noqa: PLC0415
+
         return arrow_store(url)
+    from fusefs.stores.fsspec_store import fsspec_store  # noqa: PLC0415
+
     return fsspec_store(url.removeprefix("fsspec+"), options)
 
 

@@ -1,6 +1,9 @@
 """The command: nouns from entry points, errors to standard error, codes to the caller."""
 
+import sys
+import tomllib
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import click
 import pytest
@@ -34,6 +37,12 @@ def act(outcome):
     click.echo(f"did {outcome}")
 
 
+@click.command()
+def refuse():
+    """Say whose it is."""
+    click.echo("ours")
+
+
 not_a_command = 3
 
 
@@ -46,7 +55,7 @@ def nouns(monkeypatch):
     ]
     monkeypatch.setattr(EntryPoint, "load", lambda point: globals()[point.value.split(":")[1]])
     monkeypatch.setattr(
-        cli, "entry_points", lambda group, name=None: [p for p in points if name in (None, p.name)]
+        cli, "_entry_points", lambda *names: [p for p in points if not names or p.name in names]
     )
     monkeypatch.setattr(cli, "set_up_logging", lambda level: None)
 
@@ -102,6 +111,24 @@ def test_the_version_is_shown(capsys):
 def test_an_unknown_log_level_is_refused(capsys):
     assert run("--log-level", "LOUD", "do", "it") == 2
     assert "LOUD" in capsys.readouterr().err
+
+
+def test_our_nouns_lie_where_the_entry_points_of_this_distribution_say():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+
+    assert project["entry-points"]["omniload.commands"] == cli._OURS
+
+
+def test_our_own_noun_is_not_taken_by_another_distribution(monkeypatch, capsys):
+    monkeypatch.setitem(cli._OURS, "do", f"{__name__}:refuse")
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[refuse.callback.__module__])
+
+    assert run("do") == 0
+    assert capsys.readouterr().out == "ours\n"
+
+
+def test_the_nouns_of_all_distributions_are_listed():
+    assert cli.omniload.list_commands(None) == sorted([*cli._OURS, "do", "bad"])
 
 
 def test_an_entry_point_that_is_no_command_is_our_own_mistake():
