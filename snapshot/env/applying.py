@@ -9,141 +9,49 @@ that the next restore carries out to its end. The record that replaces the journ
 lets ``undo`` bring back what was there before.
 """
 
-import json
 import os
-import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
 
 from omniload.base.errors import IntegrityError, StateError
-from snapshot.env.entries import Entry, Kind, Target, parents_of
+from snapshot.env.entries import Kind, Place, Target, parents_of
+from snapshot.env.listing import Listing
 from snapshot.env.node_cache import Tree, discard
+from snapshot.env.records import Move, Record, Records
 from snapshot.env.scanning import OWN_FOLDER
+from snapshot.env.staging import stage, staged
 
-__all__ = ["Form", "Move", "Record", "Records", "apply", "carry_out", "plan_moves", "undo"]
-
-VERSION = 1
-_SHARE = 512
-"""Files that a thread places at a time."""
-_Between = tuple[str, str]
-"""Directories from and to which files are placed."""
-_Names = Sequence[tuple[str, str]]
-"""Name of each file in either."""
-Form = Literal["mount", "link", "copy", "command"]
-"""How an environment came to hold a snapshot; ``command``: it was installed here."""
+__all__ = ["apply", "carry_out", "plan_moves", "undo"]
 
 
-class Move(NamedTuple):
-    """One path that a restore puts in place or takes away."""
-
-    target: int
-    path: str
-    stages: bool
-    """Whether something takes its place; else it is a deletion."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """What was done to an environment; JSON in ``<prefix>/.omniload-env``."""
-
-    version: int = VERSION
-    action: Literal["apply", "undo"]
-    key: str
-    form: Form
-    base: dict[str, str]
-    """What the environment held before: part of the key."""
-    targets: tuple[str, ...]
-    """Paths of the targets."""
-    moves: tuple[Move, ...] = ()
-    boot: str = ""
-    """Start of the kernel under which it was written."""
-
-
-class Records:
-    """The journal and the record of one environment."""
-
-    def __init__(self, prefix: str) -> None:
-        self.folder = Path(prefix) / OWN_FOLDER
-
-    @property
-    def lock(self) -> Path:
-        """The lock file of the environment."""
-        return self.folder / "lock"
-
-    def read(self, name: Literal["journal", "record"]) -> Record | None:
-        """Return the journal or the record; ``None`` where there is none.
-
-        Raises:
-            StateError: Another version wrote it, or it is damaged.
-        """
-        path = self.folder / f"{name}.json"
-        try:
-            fields: dict[str, Any] = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise StateError(f"{path} is damaged: {error}; make the environment anew") from error
-        if fields.get("version") != VERSION:
-            raise StateError(
-                f"{path} has version {fields.get('version')!r}, this code reads {VERSION}; "
-                "undo it with the release that wrote it"
-            )
-        fields["moves"] = tuple(Move(*move) for move in fields["moves"])
-        fields["targets"] = tuple(fields["targets"])
-        return Record(**fields)
-
-    def write(self, name: Literal["journal", "record"], record: Record) -> None:
-        """Write the journal or the record, durably and in one rename."""
-        self.folder.mkdir(exist_ok=True)
-        temporary = self.folder / f"{name}.new"
-        with temporary.open("wb") as file:
-            file.write(json.dumps(asdict(record)).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.folder / f"{name}.json")
-
-    def remove(self, name: Literal["journal", "record"]) -> None:
-        """Remove the journal or the record."""
-        (self.folder / f"{name}.json").unlink(missing_ok=True)
-
-
-def plan_moves(
-    entries: Sequence[Entry], exists: Callable[[int, str], Kind | None]
-) -> tuple[Move, ...]:
-    """Return the renames that turn an environment into the snapshot, in order.
+def plan_moves(listing: Listing, exists: Callable[[int, str], Kind | None]) -> tuple[Move, ...]:
+    """Return the renames that turn an environment into the snapshot; none lies below another.
 
     Args:
-        entries: Of the snapshot, checked and in order.
+        listing: Of the snapshot.
         exists: What stands at a place of the environment now.
 
     Returns:
         One move for each path that is new or replaced, whole directories where nothing is
         there yet, and one for each deletion of something that is there.
     """
-    moves, whole = list[Move](), set[tuple[int, str]]()
-    for entry in entries:
-        place = (entry.target, entry.path)
-        if not entry.path:
-            continue
-        if (entry.target, entry.path.rpartition("/")[0]) in whole:
-            if entry.kind is Kind.DIRECTORY:
-                whole.add(place)  # what lies in it comes after it, and moves with it as well
-            continue
-        there = exists(*place)
-        if entry.kind is Kind.DELETED:
-            if there is not None:
-                moves.append(Move(*place, stages=False))
-        elif entry.kind is Kind.DIRECTORY:
-            if there is not Kind.DIRECTORY:
-                moves.append(Move(*place, stages=True))
-                whole.add(place)
-        else:
+    moves, whole = list[Move](), set[Place]()
+    for folder in listing.folders:
+        place, above = (folder.target, folder.path), folder.path.rpartition("/")[0]
+        if folder.path and (folder.target, above) in whole:
+            whole.add(place)  # what lies in it moves with it as well
+        elif folder.path and exists(*place) is not Kind.DIRECTORY:
             moves.append(Move(*place, stages=True))
+            whole.add(place)
+        else:
+            below = f"{folder.path}/" if folder.path else ""
+            moves += [Move(folder.target, f"{below}{name}", stages=True) for name in folder.names]
+    for number, path in listing.deleted:
+        above = path.rpartition("/")[0]
+        if (number, above) not in whole and exists(number, path) is not None:
+            moves.append(Move(number, path, stages=False))
     return tuple(moves)
 
 
@@ -163,16 +71,16 @@ def apply(records: Records, tree: Tree, targets: Sequence[Target], record: Recor
         IntegrityError: A link stands where the snapshot has a directory: it might lead out.
         StateError: A target holds what another environment restored.
     """
-    entries = tree.manifest.entries
+    listing = tree.listing
     for target in targets:
         Path(target.path).mkdir(parents=True, exist_ok=True)
         _check_owner(records, target)
         discard(Path(target.path) / OWN_FOLDER)
-    moves = plan_moves(entries, lambda number, path: _kind_at(targets[number], path))
-    staged = list(_staged(entries, moves, targets))
+    moves = plan_moves(listing, lambda number, path: _kind_at(targets[number], path))
+    parts = list(staged(listing, moves, targets))
     whole = replace(record, moves=moves)
     try:
-        _stage(tree, staged, targets, linked=record.form == "link")
+        stage(tree, parts, targets, linked=record.form == "link")
         for target in targets:
             owner = Path(target.path) / OWN_FOLDER / "owner"
             owner.write_bytes(os.fsencode(records.folder))
@@ -183,12 +91,12 @@ def apply(records: Records, tree: Tree, targets: Sequence[Target], record: Recor
             discard(Path(target.path) / OWN_FOLDER)
         raise
     carry_out(records, whole)
-    new = {(entry.target, entry.path) for entry, _ in staged}
-    for entry in entries:
-        if entry.kind is Kind.DIRECTORY and (entry.target, entry.path) not in new:
-            path = Path(targets[entry.target].path) / entry.path
-            path.chmod(entry.mode)
-            os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
+    new = {(part.folder.target, part.folder.path) for part in parts if part.names is None}
+    for folder in listing.folders:
+        if (folder.target, folder.path) not in new:
+            path = Path(targets[folder.target].path) / folder.path
+            path.chmod(folder.mode)
+            os.utime(path, ns=(folder.mtime_ns, folder.mtime_ns))
     return whole
 
 
@@ -229,93 +137,6 @@ def undo(records: Records, record: Record) -> None:
     journal = replace(record, action="undo")
     records.write("journal", journal)
     carry_out(records, journal)
-
-
-def _stage(
-    tree: Tree,
-    staged: Sequence[tuple[Entry, str]],
-    targets: Sequence[Target],
-    *,
-    linked: bool,
-) -> None:
-    """Build what moves into place, under the number of its move."""
-    for target in targets:
-        for name in ("stage", "backup"):
-            (Path(target.path) / OWN_FOLDER / name).mkdir(parents=True, exist_ok=True)
-    plain = [stat.S_IMODE(os.stat(f"{t.path}/{OWN_FOLDER}/stage").st_mode) for t in targets]  # noqa: PTH116
-    folders = list[tuple[str, Entry]]()
-    files: dict[_Between, list[tuple[str, str]]] = {}
-    layers = [str(tree.layer(number)) for number in range(len(targets))]
-    for entry, path in staged:
-        if entry.kind is Kind.DIRECTORY:
-            os.mkdir(path)  # noqa: PTH102 -- tens of thousands of paths
-            folders.append((path, entry))
-            continue
-        above, _, name = entry.path.rpartition("/")
-        into, _, number = path.rpartition("/")
-        files.setdefault((f"{layers[entry.target]}/{above}", into), []).append((name, number))
-    threads = min(8, os.cpu_count() or 1)
-    place = _link if linked else _copy
-    with ThreadPoolExecutor(threads, thread_name_prefix="omniload-env") as pool:
-        for _ in pool.map(lambda share: [place(*each) for each in share], _shares(files)):
-            pass
-    for path, entry in reversed(folders):
-        if entry.mode != plain[entry.target]:
-            os.chmod(path, entry.mode)  # noqa: PTH101
-        os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
-
-
-def _shares(files: Mapping[_Between, _Names]) -> list[list[tuple[str, str, _Names]]]:
-    """Divide files among threads, some directories or a part of a large one at a time."""
-    shares: list[list[tuple[str, str, _Names]]] = []
-    held = _SHARE
-    for between, names in files.items():
-        for at in range(0, len(names), _SHARE):
-            part = names[at : at + _SHARE]
-            if held + len(part) > _SHARE:
-                shares.append([])
-                held = 0
-            shares[-1].append((*between, part))
-            held += len(part)
-    return shares
-
-
-def _link(source: str, into: str, names: _Names) -> None:
-    """Link files of one directory into another; the kernel walks to either only once."""
-    with ExitStack() as stack:
-        folders = []
-        for path in (source, into):
-            folders.append(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-            stack.callback(os.close, folders[-1])
-        for name, staged in names:
-            os.link(
-                name, staged, src_dir_fd=folders[0], dst_dir_fd=folders[1], follow_symlinks=False
-            )
-
-
-def _copy(source: str, into: str, names: _Names) -> None:
-    for name, staged in names:
-        shutil.copy2(f"{source}/{name}", f"{into}/{staged}", follow_symlinks=False)
-
-
-def _staged(
-    entries: Sequence[Entry], moves: Sequence[Move], targets: Sequence[Target]
-) -> Iterator[tuple[Entry, str]]:
-    """Yield each entry that is staged, and where: at its move, or below the move of a folder."""
-    at = {
-        (move.target, move.path): f"{targets[move.target].path}/{OWN_FOLDER}/stage/{number}"
-        for number, move in enumerate(moves)
-    }
-    for entry in entries:
-        if entry.kind is Kind.DELETED or not entry.path:
-            continue
-        place = (entry.target, entry.path)
-        if place not in at:
-            above, _, name = entry.path.rpartition("/")
-            if (entry.target, above) not in at:
-                continue  # a directory that is there already
-            at[place] = f"{at[entry.target, above]}/{name}"
-        yield entry, at[place]
 
 
 def _kind_at(target: Target, path: str) -> Kind | None:

@@ -8,26 +8,24 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+# Commands import what only they need: a warm restore is over before that would be loaded.
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from snapshot.env.checking import Limits
 from snapshot.env.environment import Environment, active_environment
 from snapshot.env.interpreter import environment_of
 from snapshot.env.keys import Installation, shown
 from snapshot.env.node_cache import CACHE_VARIABLE, NodeCache, TreeHead
-from snapshot.env.repository import opened
+from snapshot.env.opening import opened
+from snapshot.env.progress import shown_progress
 from snapshot.env.restoring import Restored, Restorer, Wish
-from snapshot.env.saving import Progress
-from snapshot.env.showing import format_bytes, manifest_of, show_difference, show_one, summary_of
-from snapshot.env.verifying import faults_of
-from snapshot.startup_events import stage
+from snapshot.startup_events import spawning, stage
 
 __all__ = ["command"]
 
@@ -135,7 +133,9 @@ def save_command(
       omniload env save -o hdfs://namenode:9000/envs -- pip install -r requirements.txt
       omniload env save -o /mnt/envs --target /opt/tools --input setup.cfg -- bash setup.sh
     """  # noqa: D301 -- click's own marker
-    with stage("environment_save"), opened(url) as repository, _bar() as progress:
+    from snapshot.env.showing import format_bytes  # noqa: PLC0415
+
+    with stage("environment_save"), opened(url) as repository, shown_progress() as progress:
         restorer = Restorer(
             given.environment, NodeCache(), lambda: opened(url), given.limits, progress
         )
@@ -228,7 +228,7 @@ def run_command(
     )
     click.echo(_told(restored), err=True)
     click.echo(f"environment: {time.monotonic() - begin:.3f} s", err=True)
-    variables = environment_of(given.environment.interpreter, os.environ)
+    variables = environment_of(given.environment.interpreter, os.environ) | spawning()
     sys.stdout.flush()
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)  # Python ignores them, and a program inherits that
@@ -249,7 +249,7 @@ def _restored(
 ) -> Restored:
     """Restore by key or by what is asked for; ``where`` a command that installs is to be given."""
     key, installing = ("", words) if auto else (words[0], words[1:])
-    with stage("environment") as tally, _bar() as progress:
+    with stage("environment") as tally, shown_progress() as progress:
         restorer = Restorer(
             given.environment, NodeCache(), lambda: opened(url), given.limits, progress
         )
@@ -292,23 +292,16 @@ def show_command(
       omniload env show 3f9a01c2 -o /mnt/envs --files
       omniload env show -o /mnt/envs --diff 3f9a01c2 77b0e4d1
     """  # noqa: D301 -- click's own marker
+    from snapshot.env import showing  # noqa: PLC0415
+
     with opened(url) as repository:
         if pair:
-            show_difference(
-                manifest_of(repository, pair[0]), manifest_of(repository, pair[1]), as_json=as_json
-            )
+            left, right = (showing.manifest_of(repository, each) for each in pair)
+            showing.show_difference(left, right, as_json=as_json)
         elif key:
-            show_one(manifest_of(repository, key), files=files, as_json=as_json)
+            showing.show_one(showing.manifest_of(repository, key), files=files, as_json=as_json)
         else:
-            found = [summary_of(manifest_of(repository, each)) for each in repository.all_keys()]
-            if as_json:
-                click.echo(json.dumps(found, indent=2))
-                return
-            for each in found:
-                size = format_bytes(each["raw_bytes"])
-                click.echo(
-                    f"{each['key'][:16]}  {each['created']}  {each['files']} files  {size}  {each['command']}"
-                )
+            showing.show_all(repository, as_json=as_json)
 
 
 @command.command("verify")
@@ -323,6 +316,9 @@ def verify_command(given: _Given, url: str, as_json: bool, key: str | None) -> N
     Example:
       omniload env verify -o /mnt/envs
     """  # noqa: D301 -- click's own marker
+    from snapshot.env.showing import manifest_of  # noqa: PLC0415
+    from snapshot.env.verifying import faults_of  # noqa: PLC0415
+
     environment = given.environment
     record = environment.heal_locked()
     if key is None and record is None:
@@ -374,26 +370,3 @@ def _told(restored: Restored) -> str:
         outcome = "saved" if restored.saved else "not saved"
         return f"{restored.key[:16]}: no snapshot, installed and {outcome}: {spent}"
     return f"{restored.key[:16]}: restored ({restored.form}): {spent}"
-
-
-@contextmanager
-def _bar() -> Iterator[Progress]:
-    """Show long work on a terminal; nothing where nobody watches."""
-    if not sys.stderr.isatty():
-        yield lambda *_: None
-        return
-    # Imported here: a warm restore is over before this would be loaded.
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import BarColumn, DownloadColumn, TextColumn  # noqa: PLC0415
-    from rich.progress import Progress as Bars  # noqa: PLC0415
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[str, Any] = {}
-
-        def tell(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)
-
-        yield tell

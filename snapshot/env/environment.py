@@ -6,10 +6,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from omniload.base.errors import StateError
-from snapshot.env.applying import Record, Records, carry_out, undo
+from omniload.base.errors import ConfigError, StateError
+from snapshot.env import describe
 from snapshot.env.entries import Target
 from snapshot.env.interpreter import Interpreter, find_python, probe
+from snapshot.env.interpreter_memory import Memory
 from snapshot.env.keys import (
     Base,
     Installation,
@@ -20,7 +21,8 @@ from snapshot.env.keys import (
     shown,
 )
 from snapshot.env.mounting import mount_source, mounts_at, umount
-from snapshot.env.node_cache import TreeHead, exclusively
+from snapshot.env.node_cache import TreeHead, default_cache, exclusively
+from snapshot.env.records import Record, Records
 from snapshot.env.scanning import targets_of
 
 __all__ = ["Environment", "active_environment"]
@@ -47,6 +49,8 @@ class Environment:
         """
         journal = self.records.read("journal")
         if journal is not None:
+            from snapshot.env.applying import carry_out  # noqa: PLC0415 -- rarely needed
+
             carry_out(self.records, journal)
         record = self.records.read("record")
         # Also those of a restore that was told of more targets than we are.
@@ -82,6 +86,8 @@ class Environment:
             self._take_off(record.targets, lazily=lazily)
             self.records.remove("record")
         else:
+            from snapshot.env.applying import undo  # noqa: PLC0415 -- rarely needed
+
             undo(self.records, record)
 
     def _take_off(self, paths: Iterable[str], *, lazily: bool) -> None:
@@ -146,6 +152,10 @@ def active_environment(python: str | None = None, more: Sequence[str] = ()) -> E
     Raises:
         ConfigError: There is no such interpreter.
     """
-    interpreter = probe(find_python(python))
+    try:
+        memory = Memory(default_cache(), describe.__file__)
+    except ConfigError:
+        memory = None  # what needs the cache says so itself
+    interpreter = probe(find_python(python), memory)
     targets = targets_of(interpreter.prefix, [*interpreter.targets, *more])
     return Environment(interpreter, targets, Records(interpreter.prefix))

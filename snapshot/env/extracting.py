@@ -18,8 +18,8 @@ from snapshot.env.keys import key_of
 from snapshot.env.manifest import Manifest, decode_manifest
 from snapshot.env.node_cache import NodeCache, Tree, TreeHead, discard, exclusively
 from snapshot.env.packs import ReadUnit, inflate, read_units
+from snapshot.env.progress import Progress
 from snapshot.env.repository import ROOT, Repository
-from snapshot.env.saving import Progress
 from snapshot.env.sources import file_digest
 
 __all__ = ["extract", "provide"]
@@ -29,6 +29,7 @@ _REMEDY = f"remove {ROOT}/packs/{{}} from the store, then save the snapshot agai
 UNIT_BYTES = 8 << 20
 """Raw bytes fetched in one read."""
 _NO_DEVICES = frozenset({errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+_MOST_PIECES = 1024  # as many as a call takes
 _FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -95,7 +96,7 @@ def provide(  # noqa: PLR0913 -- what, from where, to where, under which conditi
         tree = cache.partial(key)
         try:
             extract(repository, manifest, tree, progress=progress)
-            return cache.complete(key, tree, data)
+            return cache.complete(key, tree, manifest, data)
         except BaseException as error:
             discard(tree.folder)  # a full disk would stay full
             if isinstance(error, OSError) and error.filename is None:
@@ -129,7 +130,6 @@ def extract(
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    extraction.finish()
     _finish_folders(manifest, tree)
 
 
@@ -138,12 +138,15 @@ def _make_folders(manifest: Manifest, tree: Tree) -> None:
     for number in range(len(manifest.head.targets)):
         tree.layer(number).mkdir(parents=True)
         tree.whiteouts(number).mkdir(parents=True)
+    layers = _layers(manifest, tree)
     for entry in manifest.entries:
-        path = tree.layer(entry.target) / entry.path
+        if entry.kind is Kind.FILE:
+            continue
+        path = f"{layers[entry.target]}/{entry.path}"
         if entry.kind is Kind.DIRECTORY and entry.path:
-            path.mkdir()
+            os.mkdir(path)  # noqa: PTH102 -- thousands of paths
         elif entry.kind is Kind.LINK:
-            path.symlink_to(entry.link)
+            os.symlink(entry.link, path)  # noqa: PTH211
             os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=False)
         elif entry.kind is Kind.DELETED:
             mark = tree.whiteouts(entry.target) / entry.path
@@ -158,11 +161,16 @@ def _make_folders(manifest: Manifest, tree: Tree) -> None:
 
 def _finish_folders(manifest: Manifest, tree: Tree) -> None:
     """Give directories their modes and times, the deepest first: writing into them is over."""
+    layers = _layers(manifest, tree)
     for entry in reversed(manifest.entries):
         if entry.kind is Kind.DIRECTORY:
-            path = tree.layer(entry.target) / entry.path
-            path.chmod(entry.mode)
+            path = f"{layers[entry.target]}/{entry.path}"
+            os.chmod(path, entry.mode)  # noqa: PTH101
             os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
+
+
+def _layers(manifest: Manifest, tree: Tree) -> list[str]:
+    return [str(tree.layer(number)) for number in range(len(manifest.head.targets))]
 
 
 class _Extraction:
@@ -171,12 +179,15 @@ class _Extraction:
     def __init__(self, repository: Repository, manifest: Manifest, tree: Tree) -> None:
         self._repository = repository
         self._manifest = manifest
-        self._tree = tree
+        self._layers = _layers(manifest, tree)
+        # What the umask takes from a mode, seen where it was taken already.
+        self._masked = ~tree.folder.stat().st_mode & 0o777
         self._entries_of: dict[bytes, list[Entry]] = {}
         for entry in manifest.entries:
             if entry.kind is Kind.FILE:
                 self._entries_of.setdefault(entry.digest, []).append(entry)
-        self._parted: dict[bytes, str] = {}
+        self._missing: dict[bytes, int] = {}
+        """Bytes that are still to be written of contents that come in parts."""
         self._lock = threading.Lock()
 
     def reads(self) -> Iterator[_Read]:
@@ -187,7 +198,7 @@ class _Extraction:
             if place.size_bytes:
                 wanted.setdefault(place.pack, {})[digest] = (place.offset, place.size_bytes)
             else:
-                self._write(digest, b"")
+                self._write(digest, [])
         for pack, places in sorted(wanted.items()):
             frames = self._manifest.frames[pack]
             ranges = dict(sorted(places.values()))  # of one offset, the largest
@@ -224,62 +235,70 @@ class _Extraction:
                 raise
         for digest, offset, size in read.contents:
             begin, end = max(offset, unit.raw_offset), min(offset + size, unit.raw_end)
-            piece = raw.between(begin, end)
-            if len(piece) == size:
-                self._write(digest, piece)
+            pieces = raw.between(begin, end)
+            if end - begin == size:
+                self._write(digest, pieces)
             else:
-                self._write_part(digest, piece, begin - offset)
-            written += len(piece) * len(self._entries_of[digest])
+                self._write_part(digest, pieces, begin - offset, size)
+            written += (end - begin) * len(self._entries_of[digest])
         return written
 
-    def _write(self, digest: bytes, data: bytes | memoryview) -> None:
+    def _write(self, digest: bytes, pieces: Sequence[memoryview]) -> None:
         """Write every file of a content that is whole."""
-        entries = self._entries_of[digest]
-        if hashlib.sha256(data).digest() != digest:
+        entries, found = self._entries_of[digest], hashlib.sha256()
+        for piece in pieces:
+            found.update(piece)
+        if found.digest() != digest:
             raise self._not_right(entries[0])
         for entry in entries:
             file = os.open(self._path(entry), _FILE_FLAGS, entry.mode)
             try:
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(file, view) :]
-                _finish_file(file, entry)
+                _write_at(file, pieces, 0)
+                self._finish_file(file, entry)
             finally:
                 os.close(file)
 
-    def _write_part(self, digest: bytes, piece: memoryview, offset: int) -> None:
-        """Write a part of a large content into its first file; ``finish`` does the rest."""
+    def _write_part(
+        self, digest: bytes, pieces: Sequence[memoryview], offset: int, size: int
+    ) -> None:
+        """Write a part of a large content into its first file; the last part finishes it."""
         path = self._path(self._entries_of[digest][0])
-        with self._lock:
-            self._parted[digest] = path
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            while piece:
-                count = os.pwrite(file, piece, offset)
-                piece, offset = piece[count:], offset + count
+            _write_at(file, pieces, offset)
         finally:
             os.close(file)
+        with self._lock:
+            self._missing[digest] = self._missing.get(digest, size) - sum(map(len, pieces))
+            whole = not self._missing[digest]
+        if whole:
+            self._finish_parted(digest, path)
 
-    def finish(self) -> None:
-        """Verify the files that came in parts, and copy those that share their content."""
-        for digest, path in self._parted.items():
-            first, *more = self._entries_of[digest]
-            if Path(path).stat().st_size != first.size_bytes or file_digest(path) != digest:
-                raise self._not_right(first)
-            for entry in more:
-                with Path(path).open("rb") as source, Path(self._path(entry)).open("xb") as copy:
-                    while piece := source.read(UNIT_BYTES):
-                        copy.write(piece)
-            for entry in (first, *more):
-                file = os.open(self._path(entry), os.O_WRONLY | os.O_CLOEXEC)
-                try:
-                    os.fchmod(file, entry.mode)
-                    _finish_file(file, entry)
-                finally:
-                    os.close(file)
+    def _finish_parted(self, digest: bytes, path: str) -> None:
+        """Verify a file that came in parts, and copy those that share its content."""
+        first, *more = self._entries_of[digest]
+        if Path(path).stat().st_size != first.size_bytes or file_digest(path) != digest:
+            raise self._not_right(first)
+        for entry in more:
+            with Path(path).open("rb") as source, Path(self._path(entry)).open("xb") as copy:
+                while piece := source.read(UNIT_BYTES):
+                    copy.write(piece)
+        for entry in (first, *more):
+            file = os.open(self._path(entry), os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.fchmod(file, entry.mode)
+                os.utime(file, ns=(entry.mtime_ns, entry.mtime_ns))
+            finally:
+                os.close(file)
+
+    def _finish_file(self, file: int, entry: Entry) -> None:
+        """Set mode (where the umask took from it) and time of a file that is written."""
+        if entry.mode & self._masked:
+            os.fchmod(file, entry.mode)
+        os.utime(file, ns=(entry.mtime_ns, entry.mtime_ns))
 
     def _path(self, entry: Entry) -> str:
-        return f"{self._tree.layer(entry.target)}/{entry.path}"
+        return f"{self._layers[entry.target]}/{entry.path}"
 
     def _not_right(self, entry: Entry) -> IntegrityError:
         head = self._manifest.head
@@ -304,18 +323,22 @@ class _Raw:
         self._frames.append(memoryview(data))
         self._end += len(data)
 
-    def between(self, begin: int, end: int) -> memoryview:
-        """Return the bytes between two offsets of the raw pack."""
+    def between(self, begin: int, end: int) -> list[memoryview]:
+        """Return the bytes between two offsets of the raw pack, in pieces."""
         first, last = bisect_right(self._starts, begin) - 1, bisect_left(self._starts, end) - 1
-        pieces = [
+        return [
             self._frames[number][max(0, begin - self._starts[number]) : end - self._starts[number]]
             for number in range(first, last + 1)
         ]
-        return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
 
-def _finish_file(file: int, entry: Entry) -> None:
-    """Set mode (where the umask took from it) and time of a file that is written."""
-    if stat.S_IMODE(os.fstat(file).st_mode) != entry.mode:
-        os.fchmod(file, entry.mode)
-    os.utime(file, ns=(entry.mtime_ns, entry.mtime_ns))
+def _write_at(file: int, pieces: Sequence[memoryview], offset: int) -> None:
+    """Write pieces one after the other, in one call unless the kernel takes less."""
+    rest = list(pieces)
+    while rest:
+        count = os.pwritev(file, rest[:_MOST_PIECES], offset)
+        offset += count
+        while rest and count >= len(rest[0]):
+            count -= len(rest.pop(0))
+        if count:
+            rest[0] = rest[0][count:]

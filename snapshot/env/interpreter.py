@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from omniload.base.errors import ConfigError
 from snapshot.env import describe
+from snapshot.env.interpreter_memory import Memory
 
 __all__ = ["Interpreter", "environment_of", "find_python", "probe"]
 
@@ -77,22 +77,42 @@ def find_python(named: str | None, environment: Mapping[str, str] = os.environ) 
     return os.path.abspath(path)  # noqa: PTH100 -- resolve() would leave the environment
 
 
-def probe(python: str) -> Interpreter:
+def probe(python: str, memory: Memory | None = None) -> Interpreter:
     """Ask an interpreter about itself.
 
     It runs isolated, so that neither the current directory nor ``PYTHONPATH`` answers for
     it. The interpreter that runs this is asked without a process of its own.
 
+    Args:
+        python: The interpreter.
+        memory: What it said before; its start would take as long as a warm restore.
+
     Raises:
         ConfigError: It does not run.
     """
+    known = memory.recall(python) if memory else None
+    if known is None:
+        known, witnesses = _asked(python)
+        if memory:
+            memory.keep(python, known, witnesses)
+    try:
+        return Interpreter(**known)
+    except TypeError as error:
+        raise ConfigError(f"{python}: cannot be asked about itself: {error}") from error
+
+
+def _asked(python: str) -> tuple[dict[str, str], list[str]]:
     if python == sys.executable:
-        return Interpreter(**describe.describe())
+        return describe.describe(), describe.witnesses()
+    # Imported here: an interpreter that is known needs no process.
+    import subprocess  # noqa: PLC0415
+
     words = [python, "-I", describe.__file__]
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)  # noqa: S603 -- the user's own
-        return Interpreter(**json.loads(done.stdout))
-    except (OSError, subprocess.SubprocessError, ValueError, TypeError) as error:
+        said = json.loads(done.stdout)
+        return said["description"], said["witnesses"]
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{python}: cannot be asked about itself: {error}") from error
 
 

@@ -5,19 +5,17 @@ manifest, so two keys can be compared by what they are made of.
 """
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import orjson
-from packaging.utils import canonicalize_name
-
 from omniload.base.errors import ConfigError, StateError
 from snapshot.env.entries import Target
 from snapshot.env.interpreter import Interpreter
-from snapshot.env.requirements import requests_of, without_credentials
+from snapshot.env.requirements import canonical_name, requests_of, without_credentials
 from snapshot.env.sources import digest_of
 
 __all__ = [
@@ -81,7 +79,7 @@ def installed_in(targets: Sequence[Target]) -> tuple[str, ...]:
             continue
         for name in names:
             if match := _DISTRIBUTION.match(name):
-                found.add(shown(f"{canonicalize_name(match['name'])}=={match['version']}"))
+                found.add(shown(f"{canonical_name(match['name'])}=={match['version']}"))
     return tuple(sorted(found))
 
 
@@ -141,7 +139,7 @@ def key_of(document: Mapping[str, Any]) -> str:
         raise StateError(
             f"key document has version {document.get('version')!r}, this code reads {VERSION}"
         )
-    return hashlib.sha256(orjson.dumps(dict(document), option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return hashlib.sha256(_json(document)).hexdigest()
 
 
 def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[Difference]:
@@ -165,7 +163,13 @@ def _flat(place: str, value: Any) -> list[tuple[str, str]]:  # noqa: ANN401 -- J
         return found or [(place, "{}")]
     if isinstance(value, list) and place.startswith("requests."):
         return [(f"{place}[{item}]", str(item)) for item in value] or [(place, "[]")]
-    return [(place, orjson.dumps(value).decode())]
+    return [(place, _json(value).decode())]
+
+
+def _json(value: Any) -> bytes:  # noqa: ANN401 -- JSON
+    """Return canonical JSON: members sorted, no blanks, UTF-8."""
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return text.encode()
 
 
 def _secret(value: str | None) -> str:

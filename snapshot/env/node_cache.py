@@ -6,6 +6,7 @@
     <cache>/trees/<key>/whiteouts/<n>/...   overlayfs marks of what was deleted in it
     <cache>/trees/<key>/manifest            as on the store
     <cache>/trees/<key>/head.json           the little of it that a mount needs
+    <cache>/trees/<key>/listing.json        what links and copies need
     <cache>/trees/<key>/boot                start of the kernel under which it was written
     <cache>/trees/<key>/linked, mounted     whether environments share its inodes, or show it
     <cache>/partial/<key>/                  the same, being made
@@ -20,19 +21,21 @@ import errno
 import fcntl
 import json
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.log import get_logger
-from snapshot.env.entries import Entry, Kind
-from snapshot.env.manifest import Manifest, decode_manifest
+from snapshot.env.entries import Kind
+from snapshot.env.listing import Listing, changed_in, decode_listing, encode_listing, listing_of
 from snapshot.env.sources import file_digest
+
+if TYPE_CHECKING:
+    from snapshot.env.manifest import Manifest
 
 __all__ = [
     "CACHE_VARIABLE",
@@ -51,12 +54,21 @@ CACHE_VARIABLE = "OMNILOAD_ENV_CACHE"
 
 
 def default_cache() -> Path:
-    """Return where the node cache lies: ``OMNILOAD_ENV_CACHE``, else below the user's cache."""
+    """Return where the node cache lies: ``OMNILOAD_ENV_CACHE``, else below the user's cache.
+
+    Raises:
+        ConfigError: Nothing names it, and the user has no home.
+    """
     named = os.environ.get(CACHE_VARIABLE)
     if named:
         return Path(named)
     above = os.environ.get("XDG_CACHE_HOME")
-    return (Path(above) if above else Path.home() / ".cache") / "omniload" / "env"
+    try:
+        return (Path(above) if above else Path.home() / ".cache") / "omniload" / "env"
+    except RuntimeError as error:
+        raise ConfigError(
+            f"user {os.geteuid()} has no home to keep a node cache in; name one in {CACHE_VARIABLE}"
+        ) from error
 
 
 def boot_id() -> str:
@@ -138,7 +150,7 @@ class TreeHead(NamedTuple):
     """Bytes of all files."""
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Self:
+    def of(cls, manifest: "Manifest") -> Self:
         """Return the head of a manifest."""
         return cls(
             manifest.head.key,
@@ -166,12 +178,32 @@ class Tree:
         return self._head
 
     @property
-    def manifest(self) -> Manifest:
+    def manifest(self) -> "Manifest":
         """The manifest it was made from."""
         if self._manifest is None:
+            # Imported here: a mount is there before the decoder would be loaded.
+            from snapshot.env.manifest import decode_manifest  # noqa: PLC0415
+
             path = self.folder / "manifest"
             self._manifest = decode_manifest(path.read_bytes(), name=str(path))
         return self._manifest
+
+    @property
+    def listing(self) -> Listing:
+        """What it holds, folder by folder; made from the manifest where it was not kept."""
+        try:
+            return decode_listing((self.folder / "listing.json").read_bytes())
+        except (FileNotFoundError, StateError):
+            return listing_of(self.manifest.entries, self._manifest_digest())
+
+    def keep(self, manifest: "Manifest") -> None:
+        """Write beside the manifest what is read of it at every restore."""
+        listing = listing_of(manifest.entries, self._manifest_digest())
+        (self.folder / "head.json").write_text(json.dumps(TreeHead.of(manifest)._asdict()))
+        (self.folder / "listing.json").write_text(encode_listing(listing))
+
+    def _manifest_digest(self) -> str:
+        return file_digest(self.folder / "manifest").hex()
 
     def layer(self, number: int) -> Path:
         """Return where the files of target ``number`` lie."""
@@ -216,23 +248,27 @@ class Tree:
         """Return the files that are not what the manifest says.
 
         Args:
-            digests: Read them all; else compare size, mode and time only.
+            digests: Read them all; else compare kind, size, mode and time only.
+
+        Raises:
+            IntegrityError: The manifest beside them is damaged.
         """
+        listing = self.listing
+        if listing.manifest != self._manifest_digest():
+            raise IntegrityError(f"{self.folder / 'manifest'} is damaged; fetch the tree again")
+        found = [
+            path
+            for folder in listing.folders
+            for path in changed_in(f"{self.folder}/layers/{folder.target}", folder)
+        ]
+        if found or not digests:
+            return found
         return [
             entry.path
             for entry in self.manifest.entries
-            if entry.kind is Kind.FILE and not self._is_right(entry, digests=digests)
+            if entry.kind is Kind.FILE
+            and file_digest(self.layer(entry.target) / entry.path) != entry.digest
         ]
-
-    def _is_right(self, entry: Entry, *, digests: bool) -> bool:
-        path = f"{self.folder}/layers/{entry.target}/{entry.path}"
-        try:
-            seen = os.lstat(path)
-        except OSError:
-            return False
-        plain = stat.S_ISREG(seen.st_mode) and seen.st_size == entry.size_bytes
-        same = plain and seen.st_mtime_ns == entry.mtime_ns
-        return same and (not digests or file_digest(path) == entry.digest)
 
 
 class NodeCache:
@@ -278,6 +314,8 @@ class NodeCache:
 
     def _is_sound(self, tree: Tree) -> bool:
         if tree.boot != boot_id():
+            with suppress(PermissionError):
+                tree.keep(tree.manifest)  # as little synced as the files
             if tree.changed_files(digests=True):
                 return False
             with suppress(PermissionError):
@@ -293,10 +331,17 @@ class NodeCache:
         folder.mkdir(parents=True)
         return Tree(folder)
 
-    def complete(self, key: str, tree: Tree, manifest: bytes) -> Tree:
-        """Let a filled tree appear, in one rename."""
-        (tree.folder / "manifest").write_bytes(manifest)
-        (tree.folder / "head.json").write_text(json.dumps(TreeHead.of(tree.manifest)._asdict()))
+    def complete(self, key: str, tree: Tree, manifest: "Manifest", data: bytes) -> Tree:
+        """Let a filled tree appear, in one rename.
+
+        Args:
+            key: Of the snapshot.
+            tree: As ``partial`` gave it.
+            manifest: Of the snapshot.
+            data: The bytes of the manifest on the store.
+        """
+        (tree.folder / "manifest").write_bytes(data)
+        tree.keep(manifest)
         (tree.folder / "boot").write_text(boot_id(), encoding="ascii")
         final = self.folder / "trees" / key
         tree.folder.rename(final)
@@ -308,7 +353,7 @@ class NodeCache:
         What a mount may still show stays on the disk until the machine has started again,
         or running programs would lose their files.
         """
-        aside = self.folder / "partial" / f"{key}.dropped.{secrets.token_hex(4)}"
+        aside = self.folder / "partial" / f"{key}.dropped.{os.urandom(4).hex()}"
         with suppress(FileNotFoundError):
             (self.folder / "trees" / key).rename(aside)
         for folder in aside.parent.glob(f"{key}.dropped*"):

@@ -29,7 +29,7 @@ from omniload.base.log import get_logger
 from snapshot.env.environment import Environment, active_environment
 from snapshot.env.extracting import provide
 from snapshot.env.node_cache import NodeCache, Tree
-from snapshot.env.repository import opened
+from snapshot.env.opening import opened
 from snapshot.startup_events import stage
 
 __all__ = ["NAME", "EnvironmentPlugin", "worker_variables"]

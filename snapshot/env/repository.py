@@ -10,7 +10,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import zstandard
@@ -33,7 +32,7 @@ from snapshot.env.packs import (
 if TYPE_CHECKING:
     from fusefs.stores.protocol import Store
 
-__all__ = ["ROOT", "Found", "Repository", "opened"]
+__all__ = ["ROOT", "Found", "Repository"]
 
 ROOT = "omniload-env/1"
 _TAIL_BYTES = 256 << 10
@@ -211,22 +210,6 @@ class Repository:
         with self._lock:
             self.bytes_read += len(data)
         return data
-
-
-@contextmanager
-def opened(url: str) -> Iterator[Repository]:
-    """Open the snapshots of the store at ``url``; outages are retried.
-
-    Raises:
-        ConfigError: The URL names nothing that can be opened.
-        UnavailableError: The store does not answer.
-    """
-    # Imported here: clients of stores take longer to load than a warm restore takes altogether.
-    from fusefs.stores.opening import open_store  # noqa: PLC0415
-    from fusefs.stores.retrying import RetryingStore  # noqa: PLC0415
-
-    with closing(RetryingStore(open_store(url))) as store:
-        yield Repository(store)
 
 
 def _compressed(

@@ -16,13 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
-
 from omniload.base.errors import ConfigError
 from snapshot.env.sources import digest_of
 
-__all__ = ["Requests", "normalised", "requests_of", "without_credentials"]
+__all__ = ["Requests", "canonical_name", "normalised", "requests_of", "without_credentials"]
 
 _FILES = {"-r": False, "--requirement": False, "--requirements": False}
 _FILES |= {"-c": True, "--constraint": True, "--constraints": True}
@@ -78,6 +75,10 @@ _ARCHIVES = (".whl", ".tar.gz", ".tgz", ".zip", ".tar.bz2", ".tar.xz")
 _OPTION = re.compile(r"\s--(?:hash|config-settings?|global-option)[= ]")
 _HASH = re.compile(r"\s--hash[= ]\s*(\S+)")
 _LINE_OPTION = re.compile(r"^(--[^\s=]+|-[A-Za-z])(?:[=\s]?\s*(.*))?$")
+_PLAIN = re.compile(
+    r"^([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(==[0-9]+(?:\.[0-9]+)*)?$", re.ASCII
+)
+"""A name, with one version of numbers or with none: its form needs no parser."""
 _PIP = re.compile(r"^pip[0-9.]*(\.py)?$")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 
@@ -110,15 +111,30 @@ def normalised(text: str) -> str:
         ConfigError: It is no requirement.
     """
     body, options = _parted(text)
+    plain = _PLAIN.match(body.strip())
+    if plain:
+        return " ".join([canonical_name(plain[1]) + (plain[2] or ""), *options])
+    # Imported here: it takes a third of a warm restore to load, and most requirements are plain.
+    from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415
+
     try:
         found = Requirement(body.strip())
     except InvalidRequirement as error:
         raise ConfigError(f"{text!r} is no requirement: {error}") from error
-    found.name = canonicalize_name(found.name)
-    found.extras = {canonicalize_name(extra) for extra in found.extras}
+    found.name = canonical_name(found.name)
+    found.extras = {canonical_name(extra) for extra in found.extras}
     if found.url:
         found.url = without_credentials(found.url)
     return " ".join([str(found), *options])
+
+
+def canonical_name(name: str) -> str:
+    """Return the one spelling of a distribution's name: ``Foo.Bar__baz`` is ``foo-bar-baz``.
+
+    Source:
+        PEP 503.
+    """
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _parted(text: str) -> tuple[str, list[str]]:

@@ -5,21 +5,23 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from omniload.base.errors import OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
-from snapshot.env.applying import Form, Record, apply
 from snapshot.env.checking import Limits
 from snapshot.env.environment import Environment
-from snapshot.env.extracting import provide
 from snapshot.env.keys import Installation, base_of, installed_in, key_of
-from snapshot.env.manifest import Manifest
 from snapshot.env.mounting import mount_overlay
 from snapshot.env.node_cache import NodeCache, Tree, boot_id, together
-from snapshot.env.repository import Repository
-from snapshot.env.saving import Captured, Progress, capture, save
-from snapshot.env.verifying import faults_of
+from snapshot.env.progress import Progress
+from snapshot.env.records import Form, Record
+
+# The rest is imported where it is needed: a mount is there before it would be loaded.
+if TYPE_CHECKING:
+    from snapshot.env.manifest import Manifest
+    from snapshot.env.repository import Repository
+    from snapshot.env.saving import Captured
 
 __all__ = ["Restored", "Restorer", "Wish", "installed_record"]
 
@@ -55,7 +57,7 @@ class Restorer:
 
     environment: Environment
     cache: NodeCache
-    opened: Callable[[], AbstractContextManager[Repository]]
+    opened: "Callable[[], AbstractContextManager[Repository]]"
     """Opens the store; called only when the node does not have what is wanted."""
     limits: Limits = field(default_factory=Limits)
     progress: Progress = lambda *_: None
@@ -102,13 +104,13 @@ class Restorer:
 
     def install_and_save(
         self,
-        repository: Repository,
+        repository: "Repository",
         installation: Installation,
         *,
         image: str = "",
         level: int = 3,
         byte_code: bool = True,
-    ) -> Manifest:
+    ) -> "Manifest":
         """Install into what the environment held before any restore, and save a snapshot.
 
         Returns:
@@ -118,6 +120,8 @@ class Restorer:
             StateError: The command failed, or it was run here before and cannot be captured again.
             IntegrityError: What it made could not be restored.
         """
+        from snapshot.env.saving import capture, save  # noqa: PLC0415
+
         environment = self.environment
         with environment.locked():
             held = environment.heal()
@@ -159,6 +163,8 @@ class Restorer:
                 tree = self.cache.tree(key)
                 if tree is not None:
                     return self._take(tree, record, wish, begin=begin, read=read)
+            from snapshot.env.extracting import provide  # noqa: PLC0415
+
             with self.opened() as repository:
                 tree = provide(
                     self.cache,
@@ -220,6 +226,8 @@ class Restorer:
 
     def _holds(self, tree: Tree, record: Record) -> bool:
         """Tell whether the environment still is what the record says."""
+        from snapshot.env.verifying import faults_of  # noqa: PLC0415
+
         digests = record.boot != boot_id()
         faults = faults_of(tree.manifest, self.environment.targets, digests=digests)
         if faults:
@@ -255,6 +263,8 @@ class Restorer:
             boot=boot_id(),
         )
         if form != "mount":
+            from snapshot.env.applying import apply  # noqa: PLC0415
+
             if form == "link":
                 tree.mark_linked()
             apply(environment.records, tree, environment.targets, record)
@@ -275,6 +285,8 @@ class Restorer:
     def _install(
         self, document: dict[str, Any], installation: Installation, *, record: bool
     ) -> Restored:
+        from snapshot.env.saving import capture  # noqa: PLC0415
+
         environment, key = self.environment, key_of(document)
         held = environment.heal()
         if held is not None and held.form != "command":
@@ -298,8 +310,10 @@ class Restorer:
             environment.records.write("record", installed_record(environment, document))
         return Restored(key=key, form="command", saved=saved, seconds=seconds)
 
-    def _saved(self, captured: Captured, document: dict[str, Any]) -> bool:
+    def _saved(self, captured: "Captured", document: dict[str, Any]) -> bool:
         """Save what was installed, if that can be; a start does not depend on it."""
+        from snapshot.env.saving import save  # noqa: PLC0415
+
         try:
             with self.opened() as repository:
                 save(repository, captured, document, progress=self.progress)

@@ -19,20 +19,18 @@ from snapshot.env.interpreter import Interpreter, environment_of
 from snapshot.env.keys import Installation, installed_in, key_of, shown
 from snapshot.env.manifest import Head, Manifest, Place
 from snapshot.env.packs import Frame
+from snapshot.env.progress import Progress
 from snapshot.env.repository import Repository
 from snapshot.env.scanning import Scan, scan
 from snapshot.env.sources import file_digest
 
-__all__ = ["Captured", "Progress", "capture", "save"]
+__all__ = ["Captured", "capture", "save"]
 
 PACK_RAW_BYTES = 256 << 20
 """A pack is closed at the first content that goes over; one larger file is one larger pack."""
 _PIECE_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
 _LOG = get_logger(__name__)
-
-Progress = Callable[[str, int, int], None]
-"""Told what goes on, how many bytes are done, and of how many."""
 
 
 class Captured(NamedTuple):

@@ -13,7 +13,7 @@ from snapshot.env.keys import differences, shown
 from snapshot.env.manifest import Manifest
 from snapshot.env.repository import Repository
 
-__all__ = ["format_bytes", "manifest_of", "show_difference", "show_one", "summary_of"]
+__all__ = ["format_bytes", "manifest_of", "show_all", "show_difference", "show_one", "summary_of"]
 
 
 def manifest_of(repository: Repository, start: str) -> Manifest:
@@ -47,6 +47,19 @@ def summary_of(manifest: Manifest) -> dict[str, Any]:
         "skipped": list(head.skipped),
         "document": head.document,
     }
+
+
+def show_all(repository: Repository, *, as_json: bool) -> None:
+    """List the snapshots of a store, the newest first."""
+    found = [summary_of(manifest_of(repository, each)) for each in repository.all_keys()]
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    for each in found:
+        size = format_bytes(each["raw_bytes"])
+        click.echo(
+            f"{each['key'][:16]}  {each['created']}  {each['files']} files  {size}  {each['command']}"
+        )
 
 
 def show_one(manifest: Manifest, *, files: bool, as_json: bool) -> None:
@@ -89,5 +102,12 @@ def show_difference(left: Manifest, right: Manifest, *, as_json: bool) -> None:
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Return a size in megabytes, for people."""
-    return f"{size_bytes / 1e6:.1f} MB"
+    """Return a size for people, in the largest unit of which there is one: ``812 B``, ``1.2 kB``."""
+    if size_bytes < 1000:
+        return f"{size_bytes} B"
+    size = float(size_bytes)
+    for unit in ("kB", "MB", "GB"):
+        size /= 1000
+        if round(size, 1) < 1000:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1000:.1f} TB"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from snapshot.env.applying import Record
 from snapshot.env.mounting import mounts_at, umount
 from snapshot.env.node_cache import NodeCache
+from snapshot.env.records import Record
 from snapshot.env.repository import ROOT
 from snapshot.env.verifying import faults_of
 from tests.support.fusefs_model import fast_directory

@@ -240,7 +240,7 @@ def test_a_system_call_that_fails_is_told_with_a_remedy(place, monkeypatch):
         raise OSError(28, "No space left on device", str(place / "cache"))
 
     key = save(place)
-    monkeypatch.setattr("snapshot.env.restoring.provide", full)
+    monkeypatch.setattr("snapshot.env.extracting.provide", full)
     told = str(run("restore", key, "-o", "store", "--python", "venv", fails=True))
     monkeypatch.setattr("snapshot.env.environment.Environment.locked", closed)
     denied = str(run("umount", "--python", "venv", fails=True))

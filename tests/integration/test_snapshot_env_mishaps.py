@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
-from snapshot.env.applying import Records
 from snapshot.env.interpreter import find_python, probe
 from snapshot.env.mounting import mount_overlay, mounts_at, umount
 from snapshot.env.node_cache import NodeCache, discard, exclusively, together
+from snapshot.env.records import Records
 from snapshot.env.repository import ROOT
 from tests.support.fusefs_model import fast_directory
 from tests.support.snapshot_env_builders import (
@@ -309,7 +309,7 @@ import encodings.ascii, encodings.utf_8_sig, encodings.latin_1
 root, home, roots, key = sys.argv[1:]
 sys.path.insert(0, root)
 from tests.support import snapshot_env_builders as builders
-from snapshot.env.node_cache import NodeCache
+from snapshot.env import applying, extracting, node_cache, saving, verifying
 # Imported before, since nobody may not read an interpreter below /root.
 os.setgroups([])
 os.setresgid(65534, 65534, 65534)

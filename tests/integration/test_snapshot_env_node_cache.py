@@ -61,7 +61,7 @@ def test_a_partial_tree_is_not_there_until_it_is_complete(made):
     tree = cache.partial("1" * 64)
     assert cache.tree("1" * 64) is None
     (tree.folder / "manifest").write_bytes(data)
-    tree = cache.complete("1" * 64, tree, data)
+    tree = cache.complete("1" * 64, tree, manifest, data)
 
     assert cache.tree("1" * 64).folder == tree.folder
     assert not list((cache.folder / "partial").iterdir())

@@ -16,6 +16,7 @@ from snapshot.env.checking import Limits, check_entries
 from snapshot.env.entries import Entry, Kind, Target, difference, parents_of
 from snapshot.env.extracting import provide
 from snapshot.env.keys import differences, key_of
+from snapshot.env.listing import listing_of
 from snapshot.env.manifest import Manifest, Place, decode_manifest, encode_manifest
 from snapshot.env.node_cache import NodeCache
 from snapshot.env.packs import (
@@ -211,7 +212,7 @@ def _below(place, tops):
 
 @given(entries(), st.dictionaries(PATHS, st.sampled_from([Kind.FILE, Kind.DIRECTORY, Kind.LINK])))
 def test_every_entry_is_put_in_place_by_exactly_one_move(listed, there):
-    moves = plan_moves(listed, lambda number, path: there.get(path))
+    moves = plan_moves(listing_of(listed), lambda number, path: there.get(path))
 
     placed = {(m.target, m.path) for m in moves}
     assert len(placed) == len(moves)

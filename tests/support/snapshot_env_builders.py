@@ -8,12 +8,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from fusefs.stores.local import LocalStore
-from snapshot.env.applying import Records
 from snapshot.env.entries import Entry, Kind, Target
 from snapshot.env.environment import Environment
 from snapshot.env.interpreter import Interpreter
 from snapshot.env.keys import Installation
 from snapshot.env.node_cache import NodeCache
+from snapshot.env.records import Records
 from snapshot.env.repository import Repository
 from snapshot.env.restoring import Restorer
 from snapshot.env.scanning import targets_of

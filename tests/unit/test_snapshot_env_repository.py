@@ -7,8 +7,9 @@ import pytest
 from fusefs.stores.memory import MemoryStore
 from omniload.base.errors import IntegrityError, StateError
 from snapshot.env.manifest import Head, Manifest
+from snapshot.env.opening import opened
 from snapshot.env.packs import FOOTER_BYTES, HEADER, inflate
-from snapshot.env.repository import ROOT, Repository, opened
+from snapshot.env.repository import ROOT, Repository
 
 KEY, OTHER = "ab" * 32, "ac" * 32
 

@@ -3,6 +3,8 @@
 import json
 from dataclasses import replace
 
+import pytest
+
 from snapshot.env.showing import format_bytes, show_difference, show_one, summary_of
 from tests.unit.test_snapshot_env_manifest import HEAD, MANIFEST
 
@@ -13,8 +15,24 @@ def a_manifest(**document):
     return replace(MANIFEST, head=replace(HEAD, document={**DOCUMENT, **document}))
 
 
-def test_sizes_are_told_in_megabytes():
-    assert format_bytes(1_540_000) == "1.5 MB"
+@pytest.mark.parametrize(
+    ("size_bytes", "told"),
+    [
+        (0, "0 B"),
+        (812, "812 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (12_345, "12.3 kB"),
+        (999_949, "999.9 kB"),
+        (999_950, "1.0 MB"),
+        (1_540_000, "1.5 MB"),
+        (52_000_000_000, "52.0 GB"),
+        (3_100_000_000_000, "3.1 TB"),
+        (9_999_000_000_000_000, "9999.0 TB"),
+    ],
+)
+def test_sizes_are_told_in_the_largest_unit_of_which_there_is_one(size_bytes, told):
+    assert format_bytes(size_bytes) == told
 
 
 def test_a_summary_is_json_and_quotes_the_command():

@@ -1,0 +1,27 @@
+"""From the URL of a store to the snapshots on it."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from snapshot.env.repository import Repository
+
+__all__ = ["opened"]
+
+
+@contextmanager
+def opened(url: str) -> "Iterator[Repository]":
+    """Open the snapshots of the store at ``url``; outages are retried.
+
+    Raises:
+        ConfigError: The URL names nothing that can be opened.
+        UnavailableError: The store does not answer.
+    """
+    # Imported here: clients of stores take longer to load than a warm restore takes altogether.
+    from fusefs.stores.opening import open_store  # noqa: PLC0415
+    from fusefs.stores.retrying import RetryingStore  # noqa: PLC0415
+    from snapshot.env.repository import Repository  # noqa: PLC0415
+
+    with closing(RetryingStore(open_store(url))) as store:
+        yield Repository(store)

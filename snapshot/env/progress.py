@@ -1,0 +1,34 @@
+"""How far a long step is: told by what works, shown where somebody watches."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["Progress", "shown_progress"]
+
+Progress = Callable[[str, int, int], None]
+"""Told what goes on, how many bytes are done, and of how many."""
+
+
+@contextmanager
+def shown_progress() -> Iterator[Progress]:
+    """Show long work on a terminal; nothing where nobody watches."""
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    # Imported here: a warm restore is over before this would be loaded.
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, DownloadColumn, TextColumn  # noqa: PLC0415
+    from rich.progress import Progress as Bars  # noqa: PLC0415
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield tell
