@@ -62,9 +62,9 @@ def serve_command(socket: str, root: str, options: tuple[str, ...]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
     try:
-        snapshotter.restore()
         running = start_server(snapshotter, Path(socket).absolute())
         click.echo(f"snapshotter on {socket}")
+        snapshotter.restore()  # each is shown when it is asked for, too, so nobody need wait
         ended.wait()
         running.stop(grace=5).wait()
     finally:

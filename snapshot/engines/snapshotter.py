@@ -256,7 +256,7 @@ class Snapshotter:
             self._apply(event, image)
         except SnapshotExistsError:
             return True  # by another client, meanwhile
-        except OmniloadError as error:
+        except (OmniloadError, OSError) as error:  # a blob that is not there, a disk that is full
             _log.warning("layer %s is unpacked, not read lazily: %s", wanted.layer, error)
             return False
         return True

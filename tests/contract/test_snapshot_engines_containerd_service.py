@@ -166,6 +166,20 @@ def test_a_tag_that_moved_is_unpacked_not_shown_as_what_it_is_not(made):
     assert kind == "bind"
 
 
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError("blob"), OSError(28, "full"), UnavailableError("down")]
+)
+def test_a_registry_or_disk_that_fails_costs_laziness_not_the_pull(made, monkeypatch, error):
+    def find(*_):
+        raise error
+
+    monkeypatch.setattr(made.images, "find", find)
+
+    kind, _, options = options_of(made.calls("Prepare", key="e", labels=labels_of(KEPT, 0)))
+
+    assert (kind, options) == ("bind", ["rw", "rbind"])
+
+
 def test_a_view_never_becomes_a_lazy_layer(made):
     kind, _, options = options_of(made.calls("View", key="v", labels=labels_of(KEPT, 0)))
 
