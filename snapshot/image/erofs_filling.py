@@ -111,6 +111,12 @@ class BlobFilling:
         return all(is_unused(filling.descriptor) for filling in self._fillings)
 
     @property
+    def is_asked(self) -> bool:
+        """Some reader waits."""
+        with self._lock:
+            return self._machine.is_asked
+
+    @property
     def wake(self) -> int:
         """A descriptor that is readable once all blobs are complete."""
         return self._wake
@@ -126,13 +132,17 @@ class BlobFilling:
         for digest in digests:
             self.settled(digest, True)
 
+    def stop(self) -> None:
+        """Deny whoever waits, and whoever comes for what is not there; the first step of ``close``."""
+        self._apply(Stopped())
+
     def close(self, *, is_safe: bool) -> None:
         """End the threads; whoever waits gets an error.
 
         Args:
             is_safe: No reader is left, or all is there. Otherwise the guard stays and denies.
         """
-        self._apply(Stopped())
+        self.stop()
         self._closing.set()
         if is_safe:
             os.write(self._telling, b".")
@@ -143,6 +153,7 @@ class BlobFilling:
         self._threads[0].join()
         if not is_safe:
             return  # the group and the pipe go with the process, in this order or the other
+        self._threads[1].join()
         self._group.close()
         for filling in self._fillings:
             filling.close()

@@ -137,6 +137,11 @@ class Filler:
         self._pages = [np.zeros(size // PAGE_BYTES, np.uint8) for size in self.sizes]
         self._left = [len(pages) for pages in self._pages]
 
+    @property
+    def is_asked(self) -> bool:
+        """Some access waits."""
+        return bool(self._asked)
+
     def left_bytes(self, file: int) -> int:
         """Return how much of a file is still to be filled."""
         return self._left[file] * PAGE_BYTES
