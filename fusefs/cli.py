@@ -4,31 +4,22 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TransferSpeedColumn,
-)
 
 from fusefs.config import FilesConfig
 from fusefs.export import copies_of, export_file, parted, place_on_mount, require_free
-from fusefs.fsck import Report, verify
-from fusefs.mounting import MountConfig, start
+from fusefs.fsck import verify
+from fusefs.mounting import MountConfig, is_watched, start
 from fusefs.mounting import umount as unmount
 from fusefs.namespace import StripedFiles
 from fusefs.prefetching import (
     LAYOUT_XATTR,
-    Kept,
     drop_from_mount,
     mounted_files,
     prefetch_from_store,
@@ -36,12 +27,13 @@ from fusefs.prefetching import (
     store_files,
     with_disk_cache,
 )
+from fusefs.showing import progress, show_kept, show_report, waiting_line
 from fusefs.statistics import layout_of
 from fusefs.stores.opening import open_store
 from fusefs.stores.retrying import RetryingStore
 from omniload.base.config import load_yaml, parse_yaml
 from omniload.base.errors import ConfigError, IntegrityError, StateError
-from omniload.base.units import format_bytes
+from omniload.base.units import format_bytes, parse_seconds
 
 __all__ = ["command", "mount_config"]
 
@@ -65,7 +57,11 @@ def command() -> None:
     type=click.Choice(["auto", "pyfuse3", "device"]),
     help="How the kernel is spoken to.",
 )
-@click.option("--take-over", is_flag=True, help="Go on with the mount a running daemon has there.")
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Go on with the mount a daemon of bridge=device has there, and with its watch.",
+)
 @click.option("--watch", is_flag=True, help="Mount again whenever the daemon dies.")
 def mount(  # noqa: PLR0913, PLR0917 -- one per option
     store: str,
@@ -94,9 +90,12 @@ def mount(  # noqa: PLR0913, PLR0917 -- one per option
     given += ["take_over"] if take_over else []
     settings = mount_config(store, target, tuple(given), config)
     log = log or (None if foreground else os.devnull)
+    # A watch ends with the daemon it started, so whoever takes over goes on with it.
+    watch = watch or (settings.take_over and is_watched(target))
     process = start(settings, log_path=log, watched=watch)
     if not foreground:
-        click.echo(f"{settings.store} at {target}, process {process.pid}")
+        beside = ", watched" if watch else ""
+        click.echo(f"{settings.store} at {target}, process {process.pid}{beside}")
         process.returncode = 0  # it outlives us, and nobody here waits for it
         return
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -135,14 +134,24 @@ def mount_config(
 
 @command.command("umount")
 @click.argument("mountpoint")
-def umount(mountpoint: str) -> None:
-    """Unmount; files that are being written must be closed first.
+@click.option(
+    "--within", default="5m", show_default=True, help="Most time to wait for its process."
+)
+def umount(mountpoint: str, within: str) -> None:
+    """Unmount, and return when the process behind it is gone and everything is published.
+
+    Files that are being written must be closed first. Ends with 3 where the process is still
+    there, and with 5 where something could not be published.
 
     \b
     Example:
       omniload fs umount /mnt/jobs
     """  # noqa: D301 -- click's own marker
-    unmount(mountpoint)
+    try:
+        within_s = float(str(parse_seconds(within)))
+    except ValueError as error:
+        raise ConfigError(f"--within: {error}") from error
+    unmount(mountpoint, within_s=within_s, tell=waiting_line(mountpoint))
 
 
 @command.command("stat")
@@ -208,31 +217,9 @@ def verify_command(store: str, repair: bool, read_data: bool, grace: float, as_j
         report = verify(files, read_data=read_data, repair=repair, grace_s=grace)
     finally:
         files.close()
-    _show(report, as_json=as_json)
+    show_report(report, as_json=as_json)
     if report.harmful:
         raise IntegrityError(f"{len(report.harmful)} faults cost data; restore those files")
-
-
-def _show(report: Report, *, as_json: bool) -> None:
-    if as_json:
-        faults = [{"kind": f.kind, "path": f.path, "detail": f.detail} for f in report.faults]
-        numbers = {
-            "files": report.files,
-            "manifests": report.manifests,
-            "objects": report.objects,
-            "bytes_verified": report.bytes_verified,
-            "faults": faults,
-            "repaired": report.repaired,
-        }
-        click.echo(json.dumps(numbers, indent=2))
-        return
-    for fault in report.faults:
-        click.echo(f"{fault.kind}: {fault.path}: {fault.detail}")
-    click.echo(
-        f"{report.files} files, {report.manifests} striped, {report.objects} objects, "
-        f"{format_bytes(report.bytes_verified)} read, {len(report.faults)} faults, "
-        f"{len(report.repaired)} repaired"
-    )
 
 
 def _cached_store(verb: Callable[..., None]) -> Callable[..., None]:
@@ -267,38 +254,16 @@ def prefetch(paths: tuple[str, ...], as_json: bool, store: str | None, **cache: 
     """  # noqa: D301 -- click's own marker
     if store is None:
         found = list(mounted_files(paths))
-        with _progress("prefetching", sum(size for _, size in found)) as tell:
+        with progress("prefetching", sum(size for _, size in found)) as tell:
             kept = prefetch_on_mount(found, tell)
     else:
         with closing(_open_cached(store, **cache)) as files:
             found = list(store_files(files, paths))
-            with _progress("prefetching", sum(size for _, size in found)) as tell:
+            with progress("prefetching", sum(size for _, size in found)) as tell:
                 kept = prefetch_from_store(files, found, tell)
         # What lies in the memory of this process ends with it.
         kept = [replace(file, memory_bytes=0) for file in kept]
-    _show_kept(kept, as_json=as_json)
-
-
-def _show_kept(kept: list[Kept], *, as_json: bool) -> None:
-    sums = {
-        name: sum(getattr(file, name) or 0 for file in kept)
-        for name in ("size_bytes", "memory_bytes", "disk_bytes", "left_out_bytes")
-    }
-    if as_json:
-        click.echo(json.dumps({"files": [file.as_dict() for file in kept], **sums}, indent=2))
-        return
-    shown = {name: format_bytes(size) for name, size in sums.items()}
-    click.echo(
-        f"{len(kept)} files, {shown['size_bytes']}: {shown['disk_bytes']} on the disk, "
-        f"{shown['memory_bytes']} in memory"
-    )
-    for file in kept:
-        if file.left_out_bytes:
-            size, left_out = format_bytes(file.size_bytes), format_bytes(file.left_out_bytes)
-            click.echo(
-                f"{file.path}: no room for {left_out} of {size}, or too new to be kept: "
-                "a plain file can be told from its next version some seconds after it was written"
-            )
+    show_kept(kept, as_json=as_json)
 
 
 @command.command("drop")
@@ -329,6 +294,8 @@ def drop(paths: tuple[str, ...], store: str | None, **cache: str | None) -> None
 def export(file: str, target: str, store: str | None, force: bool, as_json: bool) -> None:
     """Copy FILE, or all files below it, to plain files at TARGET: a path or any store's URL.
 
+    Folders on the way to TARGET are made. Symbolic links below FILE are left out.
+
     \b
     Example:
       omniload fs export ckpt/model.safetensors /data/model.safetensors --store hdfs://namenode:9000/jobs
@@ -341,7 +308,7 @@ def export(file: str, target: str, store: str | None, force: bool, as_json: bool
             copies = list(copies_of(files, path.strip("/"), name))
             if not force:
                 require_free(out, copies)
-            with _progress("exporting", sum(copy.size_bytes for copy in copies)) as tell:
+            with progress("exporting", sum(copy.size_bytes for copy in copies)) as tell:
                 done = [(c, export_file(files, c.source, out, c.target, tell)) for c in copies]
     except FileNotFoundError as error:
         raise StateError(f"{path!r} is not in {url}") from error
@@ -349,22 +316,6 @@ def export(file: str, target: str, store: str | None, force: bool, as_json: bool
         numbers = {"target": copy.target, "size_bytes": exported.size_bytes, "xxh3": exported.xxh3}
         short = f"{copy.target}: {format_bytes(exported.size_bytes)}, xxh3 {exported.xxh3}"
         click.echo(json.dumps(numbers) if as_json else short)
-
-
-@contextmanager
-def _progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Show how far a copy is, on a terminal only; call the value with the bytes just done."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True))
-    with Progress(
-        *columns,
-        TransferSpeedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as shown:
-        task = shown.add_task(what, total=total_bytes)
-        yield lambda size: shown.advance(task, size)
 
 
 def _open(store: str, config: FilesConfig | None = None) -> StripedFiles:

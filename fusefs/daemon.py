@@ -10,13 +10,14 @@ from collections.abc import Callable
 from fusefs.body import SpoolPlace
 from fusefs.bridge import serving
 from fusefs.bridge.daemons import run_daemon
+from fusefs.bridge.farewell import Farewell
 from fusefs.bridge.operations import StoreFileSystem
-from fusefs.mounting import MountConfig
+from fusefs.mounting import WATCHED, MountConfig
 from fusefs.namespace import StripedFiles
 from fusefs.stores.opening import check_root, open_store
 from fusefs.stores.retrying import RetryingStore
 from omniload.base import metrics
-from omniload.base.errors import ConfigError, StateError
+from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.log import get_logger
 from omniload.base.retry import backoff_s
 
@@ -35,8 +36,12 @@ def _waits_s(give_up_after_s: float) -> list[float]:
     return waits
 
 
-def serve(config: MountConfig, ready: Callable[[], None]) -> None:
-    """Open the store and show it until unmounted or told to end."""
+def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = False) -> None:
+    """Open the store and show it until unmounted or told to end.
+
+    Raises:
+        IntegrityError: At its end, files could not be published.
+    """
     mounted = _ended_once()
     _check_spool(config.spool_directory)
     store = RetryingStore(
@@ -49,8 +54,10 @@ def serve(config: MountConfig, ready: Callable[[], None]) -> None:
     files = StripedFiles(store, taken or config.files)
     shown = StoreFileSystem(files, SpoolPlace(config.spool_directory, config.spool_limit))
     stops: list[Callable[[], None]] = []
+    farewell = Farewell(config.mountpoint, bridge=serving.chosen(config), watched=watched)
 
     def claim() -> None:
+        _claimed(farewell.listen)
         _claimed(lambda: stops.append(_answer_scrapes(config.metrics_port)))
         if (disk := config.files.disk_cache) is not None:
             _claimed(lambda: files.use_disk_cache(disk))
@@ -59,6 +66,8 @@ def serve(config: MountConfig, ready: Callable[[], None]) -> None:
         mounted.set()
         if config.take_over:
             threading.Thread(target=claim, name="fusefs-claim", daemon=True).start()
+        else:
+            _listen(farewell)
         ready()
 
     try:
@@ -68,8 +77,11 @@ def serve(config: MountConfig, ready: Callable[[], None]) -> None:
     finally:
         for stop in stops:
             stop()
-        shown.close()
+        lost = shown.close()
         files.close()
+        farewell.tell(lost)
+    if lost:
+        raise IntegrityError(f"what was written last to {len(lost)} files is lost: {lost}")
 
 
 def _ended_once() -> threading.Event:
@@ -98,6 +110,16 @@ def _check_spool(directory: str | None) -> None:
         )
 
 
+def _listen(farewell: Farewell) -> None:
+    """Answer who waits for the end; a process that had the mount before may be publishing yet."""
+    try:
+        farewell.listen()
+    except StateError:
+        threading.Thread(
+            target=_claimed, args=(farewell.listen,), name="fusefs-claim", daemon=True
+        ).start()
+
+
 def _claimed(claim: Callable[[], None]) -> None:
     """Take what the process that had the mount lets go as it ends: a port, a directory."""
     for wait_s in (*backoff_s(first_s=0.02, longest_s=1.0, attempts=15), 0.0):
@@ -124,8 +146,12 @@ def _answer_scrapes(port: int | None) -> Callable[[], None]:
 
 def main() -> None:
     """Run the daemon and tell the parent how its start went."""
+    watched = WATCHED in sys.argv[2:]
     run_daemon(
-        lambda settings, ready: serve(MountConfig.model_validate_json(settings), ready), role="fs"
+        lambda settings, ready: serve(
+            MountConfig.model_validate_json(settings), ready, watched=watched
+        ),
+        role="fs",
     )
 
 

@@ -59,15 +59,26 @@ class Exported:
 def parted(target: str) -> tuple[str, str]:
     """Part a path or URL into the store that is its folder, and its name there.
 
+    Of a local path whose folders are not all there yet, the store is the lowest one that
+    is, and the missing ones belong to the name: they are made with the copy, as on any
+    other store.
+
     Raises:
-        StateError: There is no name at its end.
+        StateError: There is no name at its end, or a file stands where a folder has to be.
     """
     folder, slash, name = target.rstrip("/").rpartition("/")
     if not name or (urlsplit(target).scheme and folder.endswith(":/")):
         raise StateError(f"target {target!r} ends with no name; give the name of the copy")
-    if folder or not slash:
-        return folder or ".", name
-    return "/", name
+    folder = folder if folder or not slash else "/"
+    if urlsplit(target).scheme:
+        return folder, name
+    while folder and folder != "/" and not os.path.isdir(folder):  # noqa: PTH112 -- text in, text out
+        if os.path.lexists(folder):
+            raise StateError(f"target {target!r} leads through {folder!r}, which is no folder")
+        above, _, missing = folder.rpartition("/")
+        name = f"{missing}/{name}"
+        folder = above or ("/" if folder.startswith("/") else "")
+    return folder or ".", name
 
 
 def place_on_mount(file: Path) -> tuple[str, str]:

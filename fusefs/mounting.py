@@ -3,18 +3,22 @@
 import contextlib
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from fusefs.bridge.daemons import clear_dead_mount, start_daemon, umount
+from fusefs.bridge.daemons import clear_dead_mount, start_daemon
+from fusefs.bridge.farewell import Waiter, umount
 from fusefs.bridge.options import BridgeOptions
 from fusefs.config import FilesConfig
 from omniload.base.units import Bytes, Seconds
 
-__all__ = ["MountConfig", "mount", "start", "umount"]
+__all__ = ["WATCHED", "MountConfig", "is_watched", "mount", "start", "umount"]
+
+WATCHED = "watched"
+"""Word to a daemon: a process beside it mounts again when it dies."""
 
 
 class MountConfig(BridgeOptions):
@@ -39,7 +43,11 @@ class MountConfig(BridgeOptions):
 
 
 def start(
-    config: MountConfig, *, log_path: str | None = None, watched: bool = False
+    config: MountConfig,
+    *,
+    log_path: str | None = None,
+    watched: bool = False,
+    words: Sequence[str] = (),
 ) -> "subprocess.Popen[bytes]":
     """Start the daemon of a mount and return when the mount is usable.
 
@@ -47,6 +55,7 @@ def start(
         config: The mount.
         log_path: Where the daemon logs; standard error if not given.
         watched: Start a process that mounts again whenever the daemon dies, and return that one.
+        words: For the daemon.
 
     Raises:
         ConfigError: The mount point is no directory, or pyfuse3 is not installed.
@@ -55,7 +64,16 @@ def start(
     """
     settings = config.model_dump_json().encode()
     module = "fusefs.watching" if watched else "fusefs.daemon"
-    return start_daemon(module, settings, config.mountpoint, log_path=log_path)
+    return start_daemon(module, settings, config.mountpoint, log_path=log_path, words=words)
+
+
+def is_watched(mountpoint: str) -> bool:
+    """Tell whether a process beside the daemon of a mount mounts again when it dies."""
+    waiter = Waiter.of(mountpoint)
+    if waiter is None:
+        return False
+    waiter.close()
+    return bool(waiter.about.get(WATCHED))
 
 
 @contextlib.contextmanager

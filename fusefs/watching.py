@@ -14,11 +14,21 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from fusefs.bridge.daemons import run_daemon
-from fusefs.mounting import MountConfig, start
-from omniload.base.errors import ConfigError, OmniloadError, StateError
+from fusefs.mounting import WATCHED, MountConfig, start
+from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, StateError
 from omniload.base.log import get_logger
 
-__all__ = ["DaemonEnded", "Finish", "GiveUp", "StartAgain", "StartFailed", "Watch", "main", "watch"]
+__all__ = [
+    "DaemonEnded",
+    "Finish",
+    "GiveUp",
+    "Lost",
+    "StartAgain",
+    "StartFailed",
+    "Watch",
+    "main",
+    "watch",
+]
 
 _LOG = get_logger(__name__)
 
@@ -52,6 +62,11 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """It was unmounted, and files could not be published: there is nothing to watch, and that to say."""
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUp:
     """Mounting again does not help."""
 
@@ -59,7 +74,7 @@ class GiveUp:
 
 
 Event = DaemonEnded | StartFailed
-Command = StartAgain | Finish | GiveUp
+Command = StartAgain | Finish | Lost | GiveUp
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,6 +96,8 @@ class Watch:
         match event:
             case DaemonEnded(code=0):
                 return Finish()
+            case DaemonEnded(code=IntegrityError.exit_code):
+                return Lost()
             case DaemonEnded(code=code, ran_s=ran_s):
                 if ran_s >= self.good_run_s:
                     self.attempts = 0
@@ -113,10 +130,11 @@ def watch(config: MountConfig, ready: Callable[[], None], machine: Watch | None 
 
     Raises:
         ConfigError, UnavailableError, StateError: The first start failed, or the watch gave up.
+        IntegrityError: It ended, and files could not be published.
     """
     machine = machine or Watch()
     told = threading.Event()
-    process = start(config)
+    process = start(config, words=(WATCHED,))
     # Only the first daemon takes a living mount over; the next ones find a dead one.
     config = config.model_copy(update={"take_over": False})
 
@@ -142,6 +160,8 @@ def watch(config: MountConfig, ready: Callable[[], None], machine: Watch | None 
                 break
             command = machine.handle(started)
         else:
+            if isinstance(command, Lost):
+                raise IntegrityError(f"{config.mountpoint!r}: files are lost; see the log")
             if isinstance(command, GiveUp):
                 raise StateError(f"{config.mountpoint!r}: {command.message}")
             return
@@ -149,7 +169,7 @@ def watch(config: MountConfig, ready: Callable[[], None], machine: Watch | None 
 
 def _started(config: MountConfig) -> "subprocess.Popen[bytes] | StartFailed":
     try:
-        return start(config)
+        return start(config, words=(WATCHED,))
     except ConfigError:
         raise  # it will not get better
     except (OmniloadError, OSError) as error:

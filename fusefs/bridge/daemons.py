@@ -91,18 +91,23 @@ def run_daemon(serve: Callable[[bytes, Callable[[], None]], None], *, role: str)
     os.set_inheritable(told, False)
     set_up_logging("INFO", role=role)
 
+    is_ready = False
+
     def ready() -> None:
+        nonlocal is_ready
         os.write(told, _READY)
         os.close(told)
+        is_ready = True
 
     try:
         serve(sys.stdin.buffer.read(), ready)
     except OmniloadError as error:
         _LOG.error("%s", error)
-        try:
-            os.write(told, str(error).encode(errors="backslashreplace"))
-        except OSError:
-            _LOG.debug("the parent has gone")
+        if not is_ready:  # else the number may be another file's by now
+            try:
+                os.write(told, str(error).encode(errors="backslashreplace"))
+            except OSError:
+                _LOG.debug("the parent has gone")
         sys.exit(error.exit_code)
 
 

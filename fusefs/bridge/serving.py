@@ -10,7 +10,7 @@ from fusefs.bridge.protocol import FileSystem
 from fusefs.bridge.tuning import device_of_mount, mount_table
 from omniload.base.errors import StateError
 
-__all__ = ["serve"]
+__all__ = ["chosen", "serve"]
 
 
 def _nobody_waits() -> None:
@@ -47,7 +47,7 @@ def serve(
         raise StateError(
             f"{mountpoint!r} is a mount already; unmount it, or go on with it by take_over"
         )
-    if options.take_over or _chosen(options) == "device":
+    if options.take_over or chosen(options) == "device":
         device_binding.serve(filesystem, mountpoint, options, name=name, ready=ready)
         return
     # Here and not above: pyfuse3 and trio are an extra, which the other binding does without.
@@ -56,8 +56,8 @@ def serve(
     pyfuse3_binding.serve(filesystem, mountpoint, options, name=name, ready=ready)
 
 
-def _chosen(options: BridgeOptions) -> str:
-    """Return the binding for ``auto``: our own for root, or where libfuse's is not installed."""
+def chosen(options: BridgeOptions) -> str:
+    """Return the binding that serves: for ``auto`` our own for root, or where libfuse's is not installed."""
     if options.bridge != "auto":
         return options.bridge
     has_pyfuse3 = all(importlib.util.find_spec(name) for name in ("pyfuse3", "trio"))

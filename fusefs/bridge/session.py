@@ -70,11 +70,16 @@ class Session(FileSystem):
         self._kernel: Kernel | None = None
         self.statistics = Statistics(files)
 
-    def close(self) -> None:
-        """Publish what was left open and end the threads; nothing may be under way."""
+    def close(self) -> list[str]:
+        """Publish what was left open and end the threads; nothing may be under way.
+
+        Returns:
+            Paths of files that could not be published.
+        """
         bodies = [handle.body for handle in self._handles.values()]
-        publish_left_open(bodies, within_s=_LAST_PUBLISH_S)
+        lost = publish_left_open(bodies, within_s=_LAST_PUBLISH_S)
         self._pool.shutdown()
+        return lost
 
     @override
     def connected(self, kernel: Kernel) -> None:

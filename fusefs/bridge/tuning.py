@@ -8,7 +8,7 @@ from pathlib import Path
 from fusefs.bridge.options import BridgeOptions
 from omniload.base.log import get_logger
 
-__all__ = ["device_of_mount", "mount_table", "tune_kernel"]
+__all__ = ["device_of_mount", "line_of_mount", "mount_table", "tune_kernel"]
 
 _LOG = get_logger(__name__)
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -23,11 +23,16 @@ def device_of_mount(target: str, mountinfo: str) -> str | None:
         target: Absolute real path of the mount point.
         mountinfo: Text of ``/proc/self/mountinfo``.
     """
+    line = line_of_mount(target, mountinfo)
+    return line.split(" ")[2] if line is not None else None
+
+
+def line_of_mount(target: str, mountinfo: str) -> str | None:
+    """Return the line of the uppermost FUSE mount at a place; as ``device_of_mount``."""
     found = None
     for line in filter(None, mountinfo.split("\n")):
-        fields = line.split(" ")
-        if _named(fields[4]) == target and " - fuse" in line:
-            found = fields[2]
+        if _named(line.split(" ")[4]) == target and " - fuse" in line:
+            found = line
     return found
 
 

@@ -163,7 +163,7 @@ def test_one_who_asks_for_a_mount_and_dies_leaves_it_where_it_was(place):
 
 
 def test_there_must_be_a_mount_to_take_over(place):
-    with pytest.raises(StateError, match="no mount of bridge=device answers"):
+    with pytest.raises(StateError, match="no mount of ours with bridge=device answers"):
         start(config_of(place, take_over=True), log_path=os.devnull)
 
 

@@ -51,7 +51,7 @@ def test_the_binding_is_the_one_asked_for_or_the_one_that_fits(
     monkeypatch.setattr(os, "geteuid", lambda: user)
     monkeypatch.setattr(serving.importlib.util, "find_spec", lambda _: installed or None)
 
-    assert serving._chosen(BridgeOptions(bridge=asked)) == chosen
+    assert serving.chosen(BridgeOptions(bridge=asked)) == chosen
 
 
 class Device:

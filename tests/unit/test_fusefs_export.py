@@ -149,13 +149,35 @@ def test_targets_that_are_there_are_refused_before_anything_is_copied(files):
     [
         ("model.bin", (".", "model.bin")),
         ("/model.bin", ("/", "model.bin")),
-        ("/data/out/", ("/data", "out")),
+        ("/usr/out/", ("/usr", "out")),
+        ("/none-of-ours/a/out", ("/", "none-of-ours/a/out")),
+        ("none-of-ours/a/out", (".", "none-of-ours/a/out")),
         ("hdfs://nn:9000/a/b", ("hdfs://nn:9000/a", "b")),
         ("s3://bucket/key", ("s3://bucket", "key")),
     ],
 )
 def test_a_target_is_a_store_and_a_name_in_it(target, parts):
     assert parted(target) == parts
+
+
+def test_folders_that_are_not_there_are_made_with_the_copy(tmp_path):
+    target = f"{tmp_path}/new/deep/model.bin"
+    with some_files() as files:
+        files.write_file("f", BIG)
+        folder, name = parted(target)
+
+        export_file(files, "f", LocalStore(folder), name, lambda _: None)
+
+    assert (folder, name) == (str(tmp_path), "new/deep/model.bin")
+    assert (tmp_path / "new/deep/model.bin").read_bytes() == BIG
+    assert [path.name for path in (tmp_path / "new/deep").iterdir()] == ["model.bin"]
+
+
+def test_a_file_where_a_folder_has_to_be_is_named(tmp_path):
+    (tmp_path / "file").touch()
+
+    with pytest.raises(StateError, match=r"leads through '.*file', which is no folder"):
+        parted(f"{tmp_path}/file/deep/model.bin")
 
 
 @pytest.mark.parametrize("target", ["/", "", "hdfs://nn:9000", "s3://bucket/"])

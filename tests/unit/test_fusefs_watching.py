@@ -1,6 +1,6 @@
 """When a mount whose daemon ended is mounted again."""
 
-from fusefs.watching import DaemonEnded, Finish, GiveUp, StartAgain, StartFailed, Watch
+from fusefs.watching import DaemonEnded, Finish, GiveUp, Lost, StartAgain, StartFailed, Watch
 
 
 def killed(ran_s=1.0):
@@ -9,6 +9,10 @@ def killed(ran_s=1.0):
 
 def test_an_unmount_ends_the_watch():
     assert Watch().handle(DaemonEnded(code=0, ran_s=1.0)) == Finish()
+
+
+def test_an_unmount_that_cost_data_ends_it_too_and_is_told():
+    assert Watch().handle(DaemonEnded(code=5, ran_s=1.0)) == Lost()
 
 
 def test_a_killed_daemon_is_started_at_once_the_first_time():

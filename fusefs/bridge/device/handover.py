@@ -24,6 +24,7 @@ from typing import Any
 
 import orjson
 
+from fusefs.bridge.farewell import Waiter
 from omniload.base.errors import OmniloadError, StateError
 from omniload.base.log import get_logger
 
@@ -161,9 +162,24 @@ def take(target: str) -> Taken:
         if not isinstance(error, OSError | struct.error):
             raise
         raise StateError(
-            f"no mount of bridge=device answers for {target!r} ({error}); "
-            "unmount what is there, and mount it without take_over"
+            f"{target!r} cannot be taken over: {_why_nobody(target, error)}"
         ) from error
+
+
+def _why_nobody(target: str, error: BaseException) -> str:
+    """Return why no process hands a mount over, and what to do."""
+    waiter = Waiter.of(target)
+    if waiter is None:
+        return (
+            f"no mount of ours with bridge=device answers there ({error}); unmount what is there, "
+            "if anything, and mount it without take_over"
+        )
+    waiter.close()
+    return (
+        f"process {waiter.about['process']} serves it with bridge={waiter.about['bridge']}, and only "
+        "bridge=device can hand over: libfuse keeps the connection to itself; unmount it, and "
+        f"mount it with bridge=device ({error})"
+    )
 
 
 def _received(peer: socket.socket, target: str) -> Taken:

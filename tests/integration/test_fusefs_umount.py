@@ -1,0 +1,336 @@
+"""An unmount returns when the daemon is gone, and tells what could not be published; a watch is handed over."""
+
+import contextlib
+import fcntl
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import click.testing
+import psutil
+import pytest
+
+from fusefs.bridge import daemons
+from fusefs.bridge.farewell import Farewell, Waiter, _address
+from fusefs.bridge.farewell import umount as unmount
+from fusefs.cli import command
+from fusefs.mounting import MountConfig, is_watched, start, umount
+from omniload.base.errors import (
+    ConfigError,
+    IntegrityError,
+    StateError,
+    UnavailableError,
+)
+from tests.support.fusefs_model import TINY, fast_directory
+from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT
+
+mounts = [pytest.mark.fuse, pytest.mark.skipif(NO_MOUNT, reason=WHY_NO_MOUNT)]
+BRIDGES = ["pyfuse3", "device"]
+
+
+def marked(test):
+    for mark in mounts:
+        test = mark(test)
+    return test
+
+
+@pytest.fixture
+def place():
+    base = fast_directory("fusefs-umount-")
+    for name in ("store", "mount", "cache"):
+        (base / name).mkdir()
+    yield base
+    subprocess.run(["fusermount3", "-uzq", base / "mount"], check=False)
+    shutil.rmtree(base)
+
+
+def config_of(place, **settings):
+    return MountConfig(
+        store=str(place / "store"),
+        mountpoint=str(place / "mount"),
+        **{"files": TINY, "bridge": "device", **settings},
+    )
+
+
+def cli(*words):
+    return click.testing.CliRunner().invoke(command, [str(word) for word in words])
+
+
+# With real daemons
+
+
+@marked
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_when_umount_returns_the_disk_cache_is_free_and_everything_is_there(place, bridge):
+    cached = TINY | {"disk_cache": {"directory": str(place / "cache"), "capacity": 64 << 20}}
+    for turn in range(3):
+        daemon = start(config_of(place, files=cached, bridge=bridge), log_path=os.devnull)
+        with (place / "cache/omnifs-disk-cache.json").open("rb") as lock:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (place / "mount/f").write_bytes(bytes([turn]) * 100_000)
+
+            umount(str(place / "mount"))
+
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert daemon.wait(timeout=20) == 0
+    assert cli("verify", place / "store", "--read-data").exit_code == 0
+
+
+@marked
+def test_umount_by_the_command_waits_and_ends_with_0(place):
+    daemon = start(config_of(place), log_path=os.devnull)
+
+    done = cli("umount", place / "mount")
+
+    assert (done.exit_code, done.output) == (0, "")
+    assert daemon.wait(timeout=20) == 0
+
+
+@marked
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_a_mount_in_use_stays_and_its_daemon_goes_on(place, bridge):
+    daemon = start(config_of(place, bridge=bridge), log_path=os.devnull)
+    with (place / "mount/f").open("wb", buffering=0) as file:
+        with pytest.raises(StateError, match="stays mounted"):
+            umount(str(place / "mount"))
+
+        file.write(b"goes on")
+    assert (place / "mount/f").read_bytes() == b"goes on"
+    umount(str(place / "mount"))
+    assert daemon.wait(timeout=20) == 0
+
+
+@marked
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_a_daemon_that_is_told_to_end_and_cannot_publish_ends_with_5_and_names_the_file(
+    place, bridge
+):
+    daemon = start(config_of(place, bridge=bridge), log_path=str(place / "log"))
+    file = (place / "mount/lost").open("wb", buffering=0)
+    file.write(b"x" * 100)
+    shutil.rmtree(place / "store")
+    (place / "store").touch()  # nothing can be published below a file
+    with contextlib.closing(Waiter.of(str(place / "mount"))) as waiter:
+        daemon.send_signal(signal.SIGTERM)
+
+        lost = waiter.wait(60, lambda _: None)
+
+    assert list(lost) == ["lost"]
+    assert daemon.wait(timeout=60) == IntegrityError.exit_code
+    assert "['lost']" in (place / "log").read_text()
+    with contextlib.suppress(OSError):
+        file.close()
+    (place / "store").unlink()
+
+
+@marked
+def test_a_daemon_that_was_killed_is_not_taken_for_one_that_published(place):
+    daemon = start(config_of(place), log_path=os.devnull)
+    with contextlib.closing(Waiter.of(str(place / "mount"))) as waiter:
+        daemon.kill()
+
+        assert waiter.wait(60, lambda _: None) is None
+    daemon.wait()
+
+
+@marked
+def test_what_takes_a_mount_over_says_how_it_ends(place):
+    first = start(config_of(place), log_path=os.devnull)
+    second = start(config_of(place, take_over=True), log_path=os.devnull)
+    assert first.wait(timeout=60) == 0
+
+    umount(str(place / "mount"))
+
+    assert second.wait(timeout=60) == 0
+
+
+# Watch and take-over
+
+
+@marked
+def test_a_take_over_takes_the_watch_too(place):
+    watcher = start(config_of(place), log_path=os.devnull, watched=True)
+    assert is_watched(str(place / "mount"))
+
+    done = cli("mount", "--take-over", "--bridge", "device", place / "store", place / "mount")
+
+    assert done.exit_code == 0, done.output
+    assert done.output.endswith(", watched\n")
+    assert watcher.wait(timeout=60) == 0
+    (new,) = watchers_of(place / "mount")
+    (child,) = new.children()
+    child.kill()
+    psutil.wait_procs([child], timeout=30)
+    umount_when_back(place / "mount")
+    psutil.wait_procs([new], timeout=60)
+    assert not new.is_running()
+
+
+def watchers_of(mountpoint):
+    with contextlib.closing(Waiter.of(str(mountpoint))) as waiter:
+        daemon = psutil.Process(waiter.about["process"])
+    return [daemon.parent()]
+
+
+def umount_when_back(mountpoint):
+    """Unmount as soon as the watch has mounted again: the kernel tells of changes of the mounts."""
+    with Path("/proc/self/mountinfo").open("rb") as table:
+        changes = select.poll()
+        changes.register(table, select.POLLPRI)
+        for _ in range(20):
+            waiter = Waiter.of(str(mountpoint))
+            if waiter is not None:
+                waiter.close()
+                umount(str(mountpoint))
+                return
+            changes.poll(500)
+            table.seek(0)
+            table.read()
+    raise AssertionError("the mount did not come back")
+
+
+@marked
+def test_a_take_over_of_what_nobody_watches_is_not_watched(place):
+    first = start(config_of(place), log_path=os.devnull)
+
+    done = cli("mount", "--take-over", "--bridge", "device", place / "store", place / "mount")
+
+    assert done.exit_code == 0, done.output
+    assert "watched" not in done.output
+    assert first.wait(timeout=60) == 0
+    umount(str(place / "mount"))
+
+
+@marked
+def test_a_mount_through_libfuse_says_why_it_cannot_be_taken_over(place):
+    daemon = start(config_of(place, bridge="pyfuse3"), log_path=os.devnull)
+
+    done = cli("mount", "--take-over", place / "store", place / "mount")
+
+    assert isinstance(done.exception, StateError)
+    assert f"process {daemon.pid} serves it with bridge=pyfuse3" in str(done.exception)
+    assert "mount it with bridge=device" in str(done.exception)
+    assert os.path.ismount(place / "mount")
+    umount(str(place / "mount"))
+    assert daemon.wait(timeout=20) == 0
+
+
+# Without a mount: what is said, by a daemon that is a thread
+
+
+class Daemon:
+    """The daemon's side at a folder, and a kernel that unmounts whatever it is told to."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder = str(folder)
+        self.unmounted = threading.Event()
+        self.farewell = Farewell(self.folder, bridge="device", watched=True)
+        monkeypatch.setattr(daemons, "umount", lambda _: self.unmounted.set())
+
+    def dies(self):
+        for peer in self.farewell._waiting:
+            peer.shutdown(socket.SHUT_RDWR)
+
+    def once_unmounted(self, *calls):
+        def run():
+            assert self.unmounted.wait(60)
+            for call in calls:
+                call()
+
+        threading.Thread(target=run, daemon=True).start()
+
+
+@pytest.fixture
+def daemon(tmp_path, monkeypatch):
+    return Daemon(tmp_path, monkeypatch)
+
+
+def test_what_could_not_be_published_is_an_integrity_error_that_names_it(daemon):
+    daemon.farewell.listen()
+    lost = [f"ckpt/{number}" for number in range(7)]
+    daemon.once_unmounted(lambda: daemon.farewell.tell(lost), daemon.dies)
+
+    with pytest.raises(IntegrityError, match=r"to 7 files is lost: ckpt/0, .*ckpt/4, \.\.\.;"):
+        unmount(daemon.folder)
+
+
+def test_an_end_without_a_word_is_said(daemon):
+    daemon.farewell.listen()
+    daemon.once_unmounted(daemon.dies)
+
+    with pytest.raises(StateError, match="ended before it said that everything is published"):
+        unmount(daemon.folder)
+
+
+def test_the_command_says_that_it_waits_and_gives_up_after_its_time(daemon):
+    daemon.farewell.listen()
+
+    done = cli("umount", "--within", "1200ms", daemon.folder)
+
+    assert isinstance(done.exception, UnavailableError)
+    assert f"its process {os.getpid()} still works after 1.2 s" in str(done.exception)
+    assert done.output.count("its process publishes what was written") == 1
+
+
+def test_a_wrong_time_is_named_before_anything_is_unmounted(daemon):
+    done = cli("umount", "--within", "soon", daemon.folder)
+
+    assert isinstance(done.exception, ConfigError)
+    assert "'soon' is not a quantity" in str(done.exception)
+    assert not daemon.unmounted.is_set()
+
+
+def test_where_nobody_tells_it_is_unmounted_all_the_same(daemon):
+    unmount(daemon.folder)
+
+    assert daemon.unmounted.is_set()
+
+
+def test_one_address_has_one_process(daemon):
+    daemon.farewell.listen()
+
+    with pytest.raises(StateError, match="cannot be told"):
+        Farewell(daemon.folder).listen()
+
+
+def test_who_listens_there_and_speaks_another_language_is_not_waited_for(daemon):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(_address(os.path.realpath(daemon.folder), os.getuid()))
+        listener.listen(1)
+
+        def answer():
+            peer, _ = listener.accept()
+            with peer:
+                peer.sendall(b'{"version": 2}\n')
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert Waiter.of(daemon.folder) is None
+        thread.join()
+
+
+def test_another_user_hears_nothing(daemon):
+    if os.getuid() != 0:
+        pytest.skip("OTHER USER NOT TESTED: needs root")
+    code = """
+import os, sys, socket
+os.setuid(65534)
+peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+peer.connect(bytes.fromhex(sys.argv[1]))
+sys.exit(len(peer.recv(100)))
+"""
+    as_user = Farewell(daemon.folder)
+    as_user.listen()
+    # The listener runs as root here, so it is asked to speak to its own user alone.
+    address = _address(os.path.realpath(daemon.folder), os.getuid()).hex()
+    done = subprocess.run([sys.executable, "-c", code, address], check=False, timeout=60)
+
+    assert done.returncode == 0
+    assert as_user._waiting == []
