@@ -23,6 +23,8 @@ __all__ = [
     "build_images",
     "build_layout",
     "called",
+    "copy_libraries",
+    "copy_tree",
     "environment",
     "running_registry",
 ]
@@ -65,9 +67,9 @@ def build_layout(folder: Path) -> Path:
         shutil.rmtree(left, ignore_errors=True)
     prefix = Path(sys.base_prefix)
     python, torch = folder / "python", folder / "torch"
-    _copy(prefix, python / prefix.relative_to("/"), "site-packages", "test", "*.a")
+    copy_tree(prefix, python / prefix.relative_to("/"), "site-packages", "test", "*.a")
     for tool in TOOLS:
-        _copy(Path(tool).resolve(), python / tool[1:])
+        copy_tree(Path(tool).resolve(), python / tool[1:])
     (python / "etc").mkdir(exist_ok=True)
     (python / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
     for name in ("proc", "sys", "dev", "root", "tmp"):
@@ -75,10 +77,10 @@ def build_layout(folder: Path) -> Path:
     site, here = torch / "opt/site", Path(sysconfig.get_paths()["purelib"])
     for name in (*PACKAGES, "typing_extensions.py"):
         if (here / name).exists():
-            _copy(here / name, site / name)
+            copy_tree(here / name, site / name)
     (python / "usr/bin").mkdir(parents=True, exist_ok=True)
     (python / "usr/bin/python").symlink_to(Path(sys.executable).resolve())
-    _copy_libraries([python, torch], python)
+    copy_libraries([python, torch], python)
     called("umoci", "init", "--layout", layout)
     called("umoci", "new", "--image", f"{layout}:v")
     for layer in (python, torch):
@@ -91,7 +93,8 @@ def build_layout(folder: Path) -> Path:
     return layout
 
 
-def _copy(source: Path, target: Path, *without: str) -> None:
+def copy_tree(source: Path, target: Path, *without: str) -> None:
+    """Copy a file, or a folder without what matches the patterns."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(*without))
@@ -99,15 +102,20 @@ def _copy(source: Path, target: Path, *without: str) -> None:
         shutil.copy2(source, target)
 
 
-def _copy_libraries(trees: Sequence[Path], into: Path) -> None:
+def copy_libraries(trees: Sequence[Path], into: Path) -> None:
     """Copy what the programs and libraries of ``trees`` are linked with, under their own names."""
     files = [p for tree in trees for p in tree.rglob("*") if p.is_file() and not p.is_symlink()]
-    elf = [str(p) for p in files if p.open("rb").read(4) == b"\x7fELF"]
+    elf = [str(p) for p in files if _magic(p) == b"\x7fELF"]
     done = subprocess.run(["ldd", *elf], capture_output=True, text=True, check=False)
     for name in sorted(set(re.findall(r"(?:=> |^\t)(/[^\s]+) \(0x", done.stdout, re.MULTILINE))):
         inside = any(name.startswith(str(tree)) for tree in trees)
         if not inside and not name.startswith(sys.base_prefix) and "site-packages" not in name:
-            _copy(Path(name).resolve(), into / name[1:])
+            copy_tree(Path(name).resolve(), into / name[1:])
+
+
+def _magic(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(4)
 
 
 @contextmanager
@@ -162,6 +170,8 @@ class Relay:
     delay_s: float
     bytes_back: int = 0
     """Sent from the registry so far."""
+    shapes: tuple[Shape, Shape] | None = None
+    """There and back; given to several relays, they are one link."""
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _accepting: asyncio.Task[None] | None = None
@@ -187,7 +197,10 @@ class Relay:
         self._accepting.cancel()
 
     async def _go(self, listener: socket.socket) -> None:
-        there, back = (Shape(self.bytes_per_s, self.delay_s) for _ in range(2))
+        there, back = self.shapes or (
+            Shape(self.bytes_per_s, self.delay_s),
+            Shape(self.bytes_per_s, self.delay_s),
+        )
         self._accepting = asyncio.current_task()
         with contextlib.suppress(asyncio.CancelledError):
             while True:
