@@ -4,6 +4,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -56,7 +57,11 @@ def being_filled(folder, tier):
     needs_erofs(folder)
     disk = BlockStore(folder / "blocks", 10 << 20)
     made = []
-    loader = BlockLoader({"t": tier}, disk, on_settled=lambda *told: made[0].settled(*told))
+
+    def settled(digest, came):
+        made[0].settled(digest, came)
+
+    loader = BlockLoader({"t": tier}, disk, on_settled=settled)
     filling = BlobFilling([(INDEX, LAYOUT)], loader, BlobCache(folder), slots=4)
     made.append(filling)
     try:
@@ -158,7 +163,7 @@ def test_the_rest_of_a_block_is_filled_behind_the_reader_that_needed_a_part(tmp_
         with opened(filling) as file:
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
             os.pread(file, 100, 8192)
-            until(lambda: os.stat(filling.paths[0]).st_blocks * 512 >= 45_000, "only a page")
+            until(lambda: Path(filling.paths[0]).stat().st_blocks * 512 >= 45_000, "only a page")
             assert tier.asked == [0]
     finally:
         loader.close()
@@ -185,7 +190,7 @@ def test_a_blob_that_is_not_whole_is_removed_at_the_end(tmp_path):
         os.pread(file, 10, 0)
         (path,) = filling.paths
 
-    assert not os.path.exists(path)  # noqa: PTH110
+    assert not Path(path).exists()
     assert BlobCache(tmp_path).complete(INDEX, LAYOUT) is None
 
 
