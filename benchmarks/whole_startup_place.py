@@ -142,6 +142,10 @@ def _trees(folder: Path, packages: Mapping[str, Sequence[str]]) -> tuple[Path, P
     (venv / "bin" / "omniload").chmod(0o755)
     _install(packages, venv / "lib" / f"python3.{sys.version_info[1]}" / "site-packages")
     copy_libraries([python, site], python)
+    # Byte code holds the second of its source's time, and umoci rounds half seconds up.
+    for file in (f for layer in (python, site) for f in layer.rglob("*.py")):
+        second = int(file.stat().st_mtime)
+        os.utime(file, (second, second))
     # As pip leaves an image. A few files are of other Pythons and do not compile.
     words = ["-m", "compileall", "-q", "-j", "2", "-s", str(site), "-p", "/", str(venv)]
     subprocess.run([sys.executable, *words], check=False, capture_output=True)
