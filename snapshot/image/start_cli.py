@@ -25,8 +25,8 @@ from snapshot.image.mounting import AUTO, ImageMount, chosen_trace, traces_of
 from snapshot.image.options import mount_settings
 from snapshot.image.prefetching import Prefetched, prefetch_blocks
 from snapshot.image.starting import check_machine, run_in, start_of
-from snapshot.image.trace import Trace, decode_trace, hot_blocks
-from snapshot.image.trace_store import push_trace
+from snapshot.image.trace import hot_blocks
+from snapshot.image.trace_store import push_new
 from snapshot.image.tree import merge
 from snapshot.oci.opening import Image, open_store, resolve
 from snapshot.oci.store import ImageStore
@@ -117,7 +117,7 @@ def record_command(given: _Given, output: str | None, window: str | None, push: 
     settings, code = _started(given, window or _UNTIL_THE_END, changed)
     if push:
         with _resolved(settings) as (store, image):
-            push_trace(store, _recorded(settings, image))
+            push_new(store, _recorded(settings, image))
     sys.exit(code)
 
 
@@ -223,13 +223,12 @@ def _resolved(settings: ImageMount) -> Iterator[tuple[ImageStore, Image]]:
         store.close()
 
 
-def _recorded(settings: ImageMount, image: Image) -> Trace:
+def _recorded(settings: ImageMount, image: Image) -> Path:
     assert settings.record is not None
     assert settings.command is not None
-    path = Path(settings.record)
     if settings.record == AUTO:
-        path = traces_of(settings).path(image.digest, settings.command)
-    return decode_trace(path.read_bytes(), name=str(path))
+        return traces_of(settings).path(image.digest, settings.command)
+    return Path(settings.record)
 
 
 def _prefetched(

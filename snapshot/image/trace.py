@@ -13,7 +13,7 @@ in the order of first touch.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -34,12 +34,14 @@ __all__ = [
     "hot_blocks",
     "merge_traces",
     "trace_of",
+    "trace_since",
 ]
 
 VERSION = 1
 _KEY = "omniload_trace"
 _MAX_LINES = 4_000_000
 _MAX_OFFSET = 1 << 44
+_MAX_PARTS, _MAX_PART = 4096, 71
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -65,6 +67,8 @@ class Trace:
     """Starts it was taken from."""
     touches: tuple[Touch, ...]
     """In order; ranges of one file do not overlap."""
+    parts: tuple[str, ...] = ()
+    """Names of the documents it was merged from, where it says so: none of them counts beside it."""
 
 
 def trace_of(image: str, command: Sequence[str], reads: Iterable[Touch]) -> Trace:
@@ -96,14 +100,33 @@ def merge_traces(traces: Sequence[Trace]) -> Trace:
     return Trace(image=image, command=command, runs=runs, touches=merged)
 
 
+def trace_since(new: Trace, old: Trace) -> Trace | None:
+    """Return what a trace has beside an earlier state of itself; None where there is nothing.
+
+    Returns:
+        A trace that, merged with ``old``, gives ``new``; all of ``new`` where ``old`` is no
+        earlier state of it.
+    """
+    if (new.image, new.command) != (old.image, old.command) or new.runs < old.runs:
+        return new
+    if new.runs == old.runs:
+        return None
+    taken = [replace(touch, runs=-touch.runs) for touch in old.touches]
+    left = _settled([*new.touches, *taken], most_runs=new.runs)
+    touches = tuple(touch for touch in left if touch.runs > 0)
+    return replace(new, runs=new.runs - old.runs, touches=touches, parts=())
+
+
 def encode_trace(trace: Trace) -> bytes:
     """Return the JSON lines of a trace."""
-    head = {
+    head: dict[str, Any] = {
         _KEY: VERSION,
         "image": trace.image,
         "command": list(trace.command),
         "runs": trace.runs,
     }
+    if trace.parts:
+        head["parts"] = list(trace.parts)
     lines = [json.dumps(head)]
     # Not orjson: only this one can write names that are no UTF-8, as ASCII escapes.
     lines += [
@@ -141,7 +164,9 @@ def decode_trace(data: bytes, *, name: str) -> Trace:
         command, runs = tuple(map(str, head["command"])), max(int(head["runs"]), 1)
         # Settled again: a trace from elsewhere may say anything, this one keeps its promises.
         settled = tuple(_settled(touches, most_runs=runs))
-        return Trace(image=check_digest(head["image"]), command=command, runs=runs, touches=settled)
+        parts = tuple(str(part)[:_MAX_PART] for part in head.get("parts", [])[:_MAX_PARTS])
+        image = check_digest(head["image"])
+        return Trace(image=image, command=command, runs=runs, touches=settled, parts=parts)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise IntegrityError(f"trace {name}: breaks its format: {error!r}") from error
 

@@ -10,58 +10,23 @@ hint like any other: it may cost requests, never right bytes.
 
 import fcntl
 import hashlib
-import json
 import os
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from omniload.base.errors import IntegrityError, OmniloadError
+from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
-from snapshot.image.trace import Trace, decode_trace, encode_trace, merge_traces
-from snapshot.oci.artifacts import push_artifact
+from snapshot.image.trace import Trace, decode_trace, encode_trace, merge_traces, trace_since
+from snapshot.image.trace_keys import command_key, nearest
+from snapshot.image.trace_sharing import pull_trace, push_trace
 from snapshot.oci.digest import check_digest
-from snapshot.oci.manifest import Descriptor, Manifest, parse_manifest
-from snapshot.oci.store import ImageStore, small_blob
+from snapshot.oci.store import ImageStore
 
-__all__ = [
-    "TRACE_TYPE",
-    "TraceStore",
-    "command_key",
-    "find_trace",
-    "merge_into",
-    "nearest",
-    "pull_trace",
-    "push_trace",
-]
+__all__ = ["TraceStore", "find_trace", "merge_into", "push_new"]
 
 _log = get_logger(__name__)
-
-TRACE_TYPE = "application/vnd.omniload.trace.v1+jsonl"
-"""Media type of a trace beside an image."""
-_COMMAND = "io.omniload.trace.command"
-_RUNS = "io.omniload.trace.runs"
-_LONGEST_COMMAND = 4096
-_MAX_REFERRERS = 1000
-
-
-def command_key(command: Sequence[str]) -> str:
-    """Return the name of a command: sha256 of its words, in hex."""
-    return hashlib.sha256(json.dumps(list(command)).encode()).hexdigest()
-
-
-def nearest(commands: Sequence[Sequence[str]], wanted: Sequence[str]) -> int | None:
-    """Return which command starts most like another one.
-
-    A job that goes on from another step is the same start with another argument.
-
-    Returns:
-        Place of the one that shares the most leading words, at least the first; of equals the
-        shortest, then the first. None where no first word is shared.
-    """
-    shared = [_num_shared(command, wanted) for command in commands]
-    places = [place for place, num in enumerate(shared) if num]
-    return min(places, key=lambda p: (-shared[p], len(commands[p]), p), default=None)
 
 
 class TraceStore:
@@ -107,53 +72,34 @@ def merge_into(path: Path, new: Trace) -> Trace:
             old = None
         if old is not None and (old.image, old.command) == (new.image, new.command):
             merged = merge_traces([old, new])
-        temporary = path.with_name(f".{path.name}.new")
-        temporary.write_bytes(encode_trace(merged))
-        temporary.replace(path)
+        _write(path, merged)
     return merged
 
 
-def push_trace(store: ImageStore, trace: Trace) -> str:
-    """Keep a trace beside its image; return the digest of the artifact.
+def push_new(store: ImageStore, path: Path) -> str | None:
+    """Keep beside its image what a trace has gained since this was done last; return the artifact's digest.
+
+    What was pushed stands in a file beside the trace, one for each place that is pushed to, so
+    that no start counts twice.
+
+    Returns:
+        None where nothing is new.
 
     Raises:
-        FileNotFoundError: The image is not there.
+        FileNotFoundError: The trace, or its image, is not there.
     """
-    words = json.dumps(list(trace.command))
-    annotations = {_RUNS: str(trace.runs)}
-    if len(words) <= _LONGEST_COMMAND:
-        annotations[_COMMAND] = words
-    return push_artifact(store, trace.image, TRACE_TYPE, encode_trace(trace), annotations)
-
-
-def pull_trace(store: ImageStore, image: str, command: Sequence[str]) -> Trace | None:
-    """Return the trace beside an image for a command, else for the nearest one, or None.
-
-    Of several for one command that of the most starts counts: each pusher merged what was there.
-
-    Raises:
-        IntegrityError: It is not what its manifest says, or not about this image.
-        UnavailableError: The store does not answer.
-    """
-    listed = [
-        (words, runs, found)
-        for found in store.referrers(image, TRACE_TYPE)[:_MAX_REFERRERS]
-        if (words := _words(found)) is not None
-        and (runs := found.annotations.get(_RUNS, "")).isdecimal()
-    ]
-    place = nearest([words for words, _, _ in listed], command)
-    if place is None:
-        return None
-    same = [(int(runs[:9]), found) for words, runs, found in listed if words == listed[place][0]]
-    _, best = max(same, key=lambda pair: pair[0])
-    stored = store.manifest(best.digest)
-    manifest = parse_manifest(stored.data, stored.media_type, name=f"trace {best.digest}")
-    if not isinstance(manifest, Manifest) or len(manifest.layers) != 1:
-        raise IntegrityError(f"trace {best.digest}: is no document of one layer")
-    trace = decode_trace(small_blob(store, manifest.layers[0]), name=f"trace {best.digest}")
-    if trace.image != image:
-        raise IntegrityError(f"trace {best.digest}: is listed for {image}, about {trace.image}")
-    return trace
+    place = hashlib.sha256(store.location.encode()).hexdigest()[:12]
+    before = path.with_name(f"{path.name}.{place}.pushed")
+    with _locked(path.parent, f".{path.name}.pushing"):
+        whole = decode_trace(path.read_bytes(), name=str(path))
+        pushed = _read(before)
+        new = whole if pushed is None else trace_since(whole, pushed)
+        if new is None:
+            return None
+        # Two starts may have touched the same: they are still two.
+        digest = push_trace(store, new, uuid.uuid4().hex)
+        _write(before, whole)
+    return digest
 
 
 def find_trace(
@@ -176,25 +122,6 @@ def find_trace(
     return None if place is None else known[place]
 
 
-def _num_shared(one: Sequence[str], other: Sequence[str]) -> int:
-    for place, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return place
-    return min(len(one), len(other))
-
-
-def _words(found: Descriptor) -> tuple[str, ...] | None:
-    """Return the command an artifact is for, as its annotations tell; anybody may have written them."""
-    text = found.annotations.get(_COMMAND, "")
-    try:
-        words = json.loads(text) if len(text) <= _LONGEST_COMMAND else None
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        return None
-    return tuple(words)
-
-
 def _read(path: Path) -> Trace | None:
     try:
         return decode_trace(path.read_bytes(), name=str(path))
@@ -205,10 +132,17 @@ def _read(path: Path) -> Trace | None:
         return None
 
 
+def _write(path: Path, trace: Trace) -> None:
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_bytes(encode_trace(trace))
+    temporary.replace(path)
+
+
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep out others that merge in a folder; the folder itself is locked, so no file is left."""
-    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _locked(folder: Path, name: str | None = None) -> Iterator[None]:
+    """Keep out others that merge in a folder, by locking it; or those that do what a file is named for."""
+    flags = os.O_RDONLY | os.O_DIRECTORY if name is None else os.O_RDWR | os.O_CREAT
+    held = os.open(folder / (name or ""), flags | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
         yield

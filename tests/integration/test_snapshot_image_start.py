@@ -15,7 +15,8 @@ from click.testing import CliRunner
 from omniload.base.errors import ConfigError, OmniloadError, StateError
 from snapshot.image.cli import command
 from snapshot.image.trace import decode_trace
-from snapshot.image.trace_store import TRACE_TYPE, TraceStore
+from snapshot.image.trace_sharing import TRACE_TYPE
+from snapshot.image.trace_store import TraceStore
 from snapshot.oci.opening import open_store, resolve
 from snapshot.startup_events import LOG_VARIABLE, parse_event
 from tests.support.registry import needs, running_registry

@@ -7,7 +7,8 @@ from snapshot.engines.layer_store_starts import ImageStarts, trace_for
 from snapshot.image.layer_view import layer_tree
 from snapshot.image.loader import BlockLoader
 from snapshot.image.trace import Touch, encode_trace, trace_of
-from snapshot.image.trace_store import TraceStore, push_trace
+from snapshot.image.trace_sharing import push_trace
+from snapshot.image.trace_store import TraceStore
 from snapshot.image.view import ImageView
 from tests.support.engine_builders import BIG, a_served_image
 

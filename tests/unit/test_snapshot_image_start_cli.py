@@ -9,7 +9,8 @@ from click.testing import CliRunner
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 from snapshot.image.cli import command
 from snapshot.image.trace import Touch, encode_trace, trace_of
-from snapshot.image.trace_store import TraceStore, push_trace
+from snapshot.image.trace_sharing import push_trace
+from snapshot.image.trace_store import TraceStore
 from snapshot.oci.layout import OciLayout
 from tests.support.image_builders import a_layer, a_member, a_tar, an_image, zran_friendly
 

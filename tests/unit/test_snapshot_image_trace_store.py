@@ -7,16 +7,9 @@ import pytest
 
 from omniload.base.errors import IntegrityError, UnavailableError
 from snapshot.image.trace import Touch, encode_trace, trace_of
-from snapshot.image.trace_store import (
-    TRACE_TYPE,
-    TraceStore,
-    command_key,
-    find_trace,
-    merge_into,
-    nearest,
-    pull_trace,
-    push_trace,
-)
+from snapshot.image.trace_keys import command_key, nearest
+from snapshot.image.trace_sharing import TRACE_TYPE, pull_trace, push_trace
+from snapshot.image.trace_store import TraceStore, find_trace, merge_into, push_new
 from snapshot.oci.artifacts import push_artifact
 from snapshot.oci.layout import OciLayout
 from tests.support.image_builders import a_layer, a_member, a_tar, an_image
@@ -123,10 +116,36 @@ def test_a_pushed_trace_is_found_by_command_or_a_near_one(layout, image):
     assert pull_trace(layout, OTHER, RUN) is None
 
 
-def test_of_several_pushed_that_of_the_most_starts_counts(layout, image, kept):
+def test_starts_of_a_node_are_pushed_once_each_however_often_it_pushes(layout, image, kept):
     for _ in range(3):
-        most = kept.add(a_trace(image))
-        push_trace(layout, most)
+        kept.add(a_trace(image))
+        assert push_new(layout, kept.path(image, RUN)) is not None
+    assert push_new(layout, kept.path(image, RUN)) is None
+
+    assert pull_trace(layout, image, RUN) == kept.get(image, RUN)
+    assert kept.get(image, RUN).runs == 3
+
+
+def test_what_was_pushed_to_one_place_is_new_to_another(layout, image, kept, tmp_path):
+    kept.add(a_trace(image))
+    push_new(layout, kept.path(image, RUN))
+    other = OciLayout.create(tmp_path / "other")
+    tar = a_tar(a_member("f", b"data"))
+    assert an_image(other, [(a_layer(other, tar, "tar"), tar)]).digest == image
+
+    assert push_new(other, kept.path(image, RUN)) is not None
+
+    assert pull_trace(other, image, RUN).runs == 1
+
+
+def test_a_trace_that_was_made_anew_is_pushed_whole(layout, image, kept):
+    kept.add(a_trace(image))
+    kept.add(a_trace(image))
+    push_new(layout, kept.path(image, RUN))
+    kept.path(image, RUN).unlink()
+    kept.add(a_trace(image, RUN, Touch(1, "f", 0, 7)))
+
+    push_new(layout, kept.path(image, RUN))
 
     assert pull_trace(layout, image, RUN).runs == 3
 

@@ -1,0 +1,33 @@
+"""Which command a trace is for: by its words, or by those most like them."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+__all__ = ["command_key", "nearest"]
+
+
+def command_key(command: Sequence[str]) -> str:
+    """Return the name of a command: sha256 of its words, in hex."""
+    return hashlib.sha256(json.dumps(list(command)).encode()).hexdigest()
+
+
+def nearest(commands: Sequence[Sequence[str]], wanted: Sequence[str]) -> int | None:
+    """Return which command starts most like another one.
+
+    A job that goes on from another step is the same start with another argument.
+
+    Returns:
+        Place of the one that shares the most leading words, at least the first; of equals the
+        shortest, then the first. None where no first word is shared.
+    """
+    shared = [_num_shared(command, wanted) for command in commands]
+    places = [place for place, num in enumerate(shared) if num]
+    return min(places, key=lambda p: (-shared[p], len(commands[p]), p), default=None)
+
+
+def _num_shared(one: Sequence[str], other: Sequence[str]) -> int:
+    for place, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return place
+    return min(len(one), len(other))
