@@ -1,6 +1,7 @@
 """The mounts of lazy layers: one process for each chain that a container uses, made when the first one does."""
 
 import os
+import re
 import subprocess
 import threading
 from collections import defaultdict
@@ -12,7 +13,7 @@ from typing import Protocol
 from typing_extensions import override
 
 from fusefs.bridge.daemons import start_daemon, umount
-from fusefs.bridge.tuning import device_of_mount, mount_table
+from fusefs.bridge.tuning import mount_table
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger
 from snapshot.engines import snapshotter_daemon
@@ -24,6 +25,8 @@ from snapshot.image.mounting import ImageMount
 __all__ = ["MountedViews", "Views"]
 
 _log = get_logger(__name__)
+_OCTAL = re.compile(r"\\([0-7]{3})")
+"""How the kernel writes white space in the names of mount points."""
 
 
 class Views(Protocol):
@@ -95,7 +98,7 @@ class MountedViews(Views):
     def drop(self, number: int) -> None:
         with self._locks[number]:
             where = self.path(number)
-            while device_of_mount(os.path.realpath(where), mount_table()) is not None:
+            while _is_mounted(where):
                 try:
                     umount(where)
                 except StateError:
@@ -122,9 +125,16 @@ class MountedViews(Views):
                 self._daemons.pop(number, None)
 
 
+def _is_mounted(where: str) -> bool:
+    """Tell whether anything is mounted there, by the table: a dead mount would not say."""
+    target = os.path.realpath(where)
+    points = (line.split(" ")[4] for line in mount_table().split("\n") if line)
+    return any(_OCTAL.sub(lambda found: chr(int(found[1], 8)), at) == target for at in points)
+
+
 def _is_alive(where: str) -> bool:
     """Tell whether a mount is there and its process answers."""
-    if device_of_mount(os.path.realpath(where), mount_table()) is None:
+    if not _is_mounted(where):
         return False
     try:
         os.statvfs(where)
