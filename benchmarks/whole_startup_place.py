@@ -276,7 +276,9 @@ def checkpoint_store(kind: str, stream_rate: float, s3_port: int) -> Iterator[Ch
                 for path in (JAVA_HOME, "/etc/java-17-openjdk", CACHE, cluster.folder)
                 if Path(path).exists()
             )
+            # Without -Xrs the Java machine of this process would take its Ctrl-C.
             os.environ.update(cluster.client_environment())
+            os.environ["LIBHDFS_OPTS"] += " -Xrs"
             yield CheckpointStore(
                 kind=kind,
                 url=cluster.url,
