@@ -1,4 +1,4 @@
-"""``omniload env``: save, restore, show, verify, umount, run."""
+"""``omniload env``: save, restore, show, verify, umount, run, prune."""
 
 import errno
 import functools
@@ -24,6 +24,7 @@ from snapshot.env.keys import Installation, shown
 from snapshot.env.node_cache import CACHE_VARIABLE, NodeCache, TreeHead
 from snapshot.env.opening import opened
 from snapshot.env.progress import shown_progress
+from snapshot.env.prune_cli import prune_command
 from snapshot.env.restoring import Restored, Restorer, Wish
 from snapshot.startup_events import spawning, stage
 
@@ -117,11 +118,19 @@ def command() -> None:
     """Dependency snapshots: install once, restore everywhere."""
 
 
+command.add_command(prune_command)
+
+
 @command.command("save")
 @_STORE
 @_environment_options
 @click.option("--level", default=3, show_default=True, help="zstd level.")
-@click.option("--compile/--no-compile", "byte_code", default=True, help="Add missing byte code.")
+@click.option(
+    "--byte-code/--no-byte-code",
+    default=True,
+    show_default=True,
+    help="Keep byte code, and add what is missing; else leave it out, as uv does.",
+)
 @click.argument("words", nargs=-1, required=True)
 def save_command(
     given: _Given, url: str, level: int, byte_code: bool, words: tuple[str, ...]
@@ -133,7 +142,7 @@ def save_command(
       omniload env save -o hdfs://namenode:9000/envs -- pip install -r requirements.txt
       omniload env save -o /mnt/envs --target /opt/tools --input setup.cfg -- bash setup.sh
     """  # noqa: D301 -- click's own marker
-    from snapshot.env.showing import format_bytes  # noqa: PLC0415
+    from omniload.base.units import format_bytes  # noqa: PLC0415
 
     with stage("environment_save"), opened(url) as repository, shown_progress() as progress:
         restorer = Restorer(

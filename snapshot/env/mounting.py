@@ -11,6 +11,7 @@ import errno
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from snapshot.env.node_cache import Tree
 
 __all__ = [
     "Mount",
+    "keys_mounted",
     "mount_overlay",
     "mount_source",
     "mounts_at",
@@ -27,6 +29,8 @@ __all__ = [
     "umount",
 ]
 
+_FIRST_PROCESSES = 0xEFFFFFFC
+"""Number that the kernel gives to its first namespace of processes."""
 _READ_ONLY = 1
 _NO_DEVICES = 4
 _NO_SETUID = 2
@@ -74,6 +78,36 @@ def mounts_at(path: str) -> list[Mount]:
     text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     ours = (m for m in parse_mounts(text) if m.kind == "overlay" and m.path == path)
     return [mount for mount in ours if mount.source.startswith(mount_source(""))]
+
+
+def keys_mounted(proc: Path = Path("/proc")) -> tuple[set[str], bool]:
+    """Return the keys of the snapshots that any process sees mounted, and whether all could be asked.
+
+    Only the first namespace of processes holds those of every container; and only root may
+    look at what others have mounted.
+    """
+    keys, asked, whole = set[str](), set[str](), False
+    with suppress(OSError):
+        whole = (proc / "self" / "ns" / "pid").stat().st_ino == _FIRST_PROCESSES
+    for process in proc.iterdir():
+        if not process.name.isdecimal():
+            continue
+        try:
+            space = os.readlink(process / "ns" / "mnt")  # noqa: PTH115
+            if space in asked:
+                continue
+            text = (process / "mountinfo").read_text("utf-8", errors="surrogateescape")
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        except OSError:
+            whole = False
+            continue
+        asked.add(space)
+        sources = (m.source for m in parse_mounts(text) if m.kind == "overlay")
+        keys |= {
+            source.partition(":")[2] for source in sources if source.startswith(mount_source(""))
+        }
+    return keys, whole
 
 
 def mount_source(key: str) -> str:

@@ -46,6 +46,7 @@ __all__ = [
     "default_cache",
     "discard",
     "exclusively",
+    "locked_now",
     "together",
 ]
 
@@ -84,6 +85,19 @@ def exclusively(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path, fcntl.LOCK_EX):
         yield
+
+
+@contextmanager
+def locked_now(path: Path) -> Iterator[bool]:
+    """Hold the lock file at ``path`` as ``exclusively`` does if nobody holds it; say whether it is held."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(_locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
 
 
 @contextmanager
@@ -217,6 +231,18 @@ class Tree:
     def boot(self) -> str:
         """Start of the kernel under which the tree was written or last compared."""
         return (self.folder / "boot").read_text(encoding="ascii")
+
+    @property
+    def used_ns(self) -> int:
+        """When it was last placed into an environment."""
+        with suppress(FileNotFoundError):
+            return (self.folder / "head.json").stat().st_mtime_ns
+        return 0
+
+    def mark_used(self) -> None:
+        """Note that it is placed now."""
+        with suppress(PermissionError):
+            os.utime(self.folder / "head.json")
 
     def mark_linked(self) -> None:
         """Note that environments share inodes with the tree, so that it is looked at before use."""

@@ -4,6 +4,7 @@
 
     omniload-env/1/manifests/<key>        published last; whoever reads it finds all it names
     omniload-env/1/packs/<32 digits>      random names, written once: half a pack is an orphan
+    omniload-env/1/condemned/<pack>       no longer named, will be removed; see pruning
 """
 
 import threading
@@ -32,9 +33,10 @@ from snapshot.env.packs import (
 if TYPE_CHECKING:
     from fusefs.stores.protocol import Store
 
-__all__ = ["ROOT", "Found", "Repository"]
+__all__ = ["CONDEMNED", "MANIFESTS", "PACKS", "ROOT", "Found", "Repository"]
 
 ROOT = "omniload-env/1"
+MANIFESTS, PACKS, CONDEMNED = f"{ROOT}/manifests", f"{ROOT}/packs", f"{ROOT}/condemned"
 _TAIL_BYTES = 256 << 10
 """Read at the end of a pack at first: mostly footer and index in one go."""
 _NEWEST = 256
@@ -60,10 +62,11 @@ class Repository:
     def all_keys(self) -> list[str]:
         """Return the keys of all snapshots, the newest first."""
         try:
-            entries = self.store.listing(f"{ROOT}/manifests")
+            entries = self.store.listing(MANIFESTS)
         except FileNotFoundError:
             return []
-        return [e.name for e in sorted(entries, key=lambda e: -e.mtime_ns) if not e.is_directory]
+        keys = [e for e in entries if not e.is_directory and _is_key(e.name)]
+        return [e.name for e in sorted(keys, key=lambda e: -e.mtime_ns)]
 
     def full_key(self, start: str) -> str:
         """Return the one key that begins with ``start``.
@@ -83,7 +86,7 @@ class Repository:
 
     def manifest_bytes(self, key: str) -> bytes | None:
         """Return the manifest of a key, or ``None`` where there is none."""
-        path = f"{ROOT}/manifests/{_checked(key)}"
+        path = f"{MANIFESTS}/{_checked(key)}"
         try:
             return self.store.read(path, 0, self.store.stat(path).size_bytes)
         except FileNotFoundError:
@@ -109,6 +112,9 @@ class Repository:
         The first one stays, so that every node that starts a job gets the same bytes; but
         one that is damaged, or whose packs are gone, makes room: saving again mends it. Of
         two savers that publish in the same instant the last one stays; both are whole.
+
+        Raises:
+            StateError: It relies on a pack that was condemned meanwhile.
         """
         try:
             present = self.manifest(manifest.head.key)
@@ -116,16 +122,22 @@ class Repository:
             present = None
         if present is not None and all(map(self._index_if_whole, present.head.packs)):
             return False
-        path = f"{ROOT}/manifests/{_checked(manifest.head.key)}"
+        if lost := self.condemned() & set(manifest.head.packs):
+            raise StateError(
+                f"pack {min(lost)!r} was condemned while this snapshot was saved; save it again"
+            )
+        path = f"{MANIFESTS}/{_checked(manifest.head.key)}"
         self.store.publish(path, encode_manifest(manifest))
         return True
 
     def known_contents(self, wanted: Iterable[bytes], threads: int = 8) -> dict[bytes, Found]:
         """Return which of the ``wanted`` digests lie in packs of the store, and where."""
         try:
-            entries = [e for e in self.store.listing(f"{ROOT}/packs") if not e.is_directory]
+            entries = [e for e in self.store.listing(PACKS) if not e.is_directory]
         except FileNotFoundError:
             return {}
+        condemned = self.condemned()
+        entries = [e for e in entries if e.name not in condemned]
         names = [e.name for e in sorted(entries, key=lambda e: -e.mtime_ns)[:_NEWEST]]
         needed, found = set(wanted), dict[bytes, Found]()
         with ThreadPoolExecutor(threads, thread_name_prefix="omniload-env") as pool:
@@ -135,13 +147,20 @@ class Repository:
                         found.setdefault(content.digest, Found(name, content))
         return found
 
+    def condemned(self) -> set[str]:
+        """Return the packs that will be removed: nothing may rely on them any more."""
+        try:
+            return {entry.name for entry in self.store.listing(CONDEMNED)}
+        except FileNotFoundError:
+            return set()
+
     def index(self, pack: str) -> PackIndex:
         """Read the index of a pack.
 
         Raises:
             IntegrityError: The pack is not whole.
         """
-        path = f"{ROOT}/packs/{pack}"
+        path = f"{PACKS}/{pack}"
         size = self.store.stat(path).size_bytes
         if size < len(HEADER) + FOOTER_BYTES:
             raise IntegrityError(f"pack {pack!r} has {size} bytes; it was cut short")
@@ -187,7 +206,7 @@ class Repository:
             listed.append(Content(digest, at, size))
             at += size
         stream = (piece for content in listed for piece in pieces(content.digest))
-        writer = self.store.create(f"{ROOT}/packs/{name}")
+        writer = self.store.create(f"{PACKS}/{name}")
         try:
             writer.write(HEADER)
             offset, frames = len(HEADER), list[Frame]()
@@ -206,7 +225,7 @@ class Repository:
 
     def read_frames(self, pack: str, offset: int, size_bytes: int) -> bytes:
         """Read stored bytes of a pack."""
-        data = self.store.read(f"{ROOT}/packs/{pack}", offset, size_bytes)
+        data = self.store.read(f"{PACKS}/{pack}", offset, size_bytes)
         with self._lock:
             self.bytes_read += len(data)
         return data
@@ -230,7 +249,11 @@ def _deflate(raw: bytes, level: int) -> bytes:
     return zstandard.ZstdCompressor(level=level, write_content_size=True).compress(raw)
 
 
+def _is_key(name: str) -> bool:
+    return len(name) == 64 and set(name) <= set("0123456789abcdef")
+
+
 def _checked(key: str) -> str:
-    if len(key) != 64 or not set(key) <= set("0123456789abcdef"):
+    if not _is_key(key):
         raise StateError(f"{key!r} is no key; a key has 64 hexadecimal digits")
     return key

@@ -188,6 +188,7 @@ class Restorer:
     ) -> Restored:
         """Place a tree whose lock is held, unless the environment holds it in a form that will do."""
         self.environment.check_fits(tree.head)
+        tree.mark_used()
         fetched, key = time.monotonic(), tree.head.key
         if (
             record is not None

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger
 from snapshot.env.checking import Limits, check_entries
-from snapshot.env.entries import Delta, Entry, Kind, Target, difference
+from snapshot.env.entries import Delta, Entry, Kind, Place, Target, difference
 from snapshot.env.interpreter import Interpreter, environment_of
 from snapshot.env.keys import Installation, installed_in, key_of, shown
-from snapshot.env.manifest import Head, Manifest, Place
+from snapshot.env.manifest import Head, Manifest
+from snapshot.env.manifest import Place as PackPlace
 from snapshot.env.packs import Frame
 from snapshot.env.progress import Progress
 from snapshot.env.repository import Repository
@@ -67,7 +68,8 @@ def capture(
         targets: What is looked at.
         installation: The command.
         byte_code: Compile what the command left uncompiled: a process that imports from
-            sources alone compiles them again, each process of every node.
+            sources alone compiles them again, each process of every node. Else leave byte
+            code out: half the files, for who starts from links or far from the store.
 
     Raises:
         StateError: The command failed.
@@ -95,6 +97,8 @@ def capture(
     if byte_code:
         _compile(interpreter, targets)
     after = scan(targets)
+    if not byte_code:
+        _leave_out_byte_code(before, after)
     return Captured(tuple(targets), before, after, difference(before, after), install_s)
 
 
@@ -203,7 +207,7 @@ class _Writer:
                     entry.digest, Path(targets[entry.target].path) / entry.path
                 )
                 self._size_of[entry.digest] = entry.size_bytes
-        self.places: dict[bytes, Place] = {}
+        self.places: dict[bytes, PackPlace] = {}
         self.packs: dict[str, tuple[Frame, ...]] = {}
         self.stored_bytes = 0
 
@@ -211,7 +215,7 @@ class _Writer:
         """Find what the store has, write the rest."""
         for digest, size in self._size_of.items():
             if size == 0:
-                self.places[digest] = Place(0, 0, 0)
+                self.places[digest] = PackPlace(0, 0, 0)
         known = self._repository.known_contents(self._path_of.keys() - self.places.keys())
         for digest, (pack, content) in known.items():
             if content.size_bytes == self._size_of[digest]:
@@ -238,7 +242,7 @@ class _Writer:
     def _place(self, digest: bytes, pack: str, offset: int) -> None:
         self.packs.setdefault(pack, ())
         number = list(self.packs).index(pack)
-        self.places[digest] = Place(number, offset, self._size_of[digest])
+        self.places[digest] = PackPlace(number, offset, self._size_of[digest])
 
     def _batches(self, digests: Sequence[bytes]) -> Iterator[list[bytes]]:
         batch, held = list[bytes](), 0
@@ -262,6 +266,21 @@ class _Writer:
                 self._progress("packing", self._done, sum(self._size_of.values()))
         if total.digest() != digest:
             raise StateError(f"{path} changed while it was saved; end what writes it, save again")
+
+
+def _leave_out_byte_code(before: Scan, after: Scan) -> None:
+    """Take out of a scan what can be compiled again: byte code of a source beside that was not there before."""
+    folders = set[Place]()
+    for number, path in after.keys() - before.keys():
+        folder, _, name = path.rpartition("/")
+        above, _, cache = folder.rpartition("/")
+        source = f"{above}/{name.partition('.')[0]}.py".lstrip("/")
+        if cache == "__pycache__" and name.endswith(".pyc") and (number, source) in after:
+            del after[number, path]
+            folders.add((number, folder))
+    held = {(number, path.rpartition("/")[0]) for number, path in after}
+    for place in folders - held - before.keys():
+        del after[place]
 
 
 def _die_with_parent() -> Callable[[], None]:

@@ -8,12 +8,13 @@ from typing import Any
 import click
 
 from omniload.base.errors import StateError
+from omniload.base.units import format_bytes
 from snapshot.env.entries import Kind
 from snapshot.env.keys import differences, shown
 from snapshot.env.manifest import Manifest
 from snapshot.env.repository import Repository
 
-__all__ = ["format_bytes", "manifest_of", "show_all", "show_difference", "show_one", "summary_of"]
+__all__ = ["manifest_of", "show_all", "show_difference", "show_one", "summary_of"]
 
 
 def manifest_of(repository: Repository, start: str) -> Manifest:
@@ -99,15 +100,3 @@ def show_difference(left: Manifest, right: Manifest, *, as_json: bool) -> None:
         click.echo(f"{each.place}: {each.left or '(absent)'} -> {each.right or '(absent)'}")
     if not found:
         click.echo("the same key")
-
-
-def format_bytes(size_bytes: int) -> str:
-    """Return a size for people, in the largest unit of which there is one: ``812 B``, ``1.2 kB``."""
-    if size_bytes < 1000:
-        return f"{size_bytes} B"
-    size = float(size_bytes)
-    for unit in ("kB", "MB", "GB"):
-        size /= 1000
-        if round(size, 1) < 1000:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1000:.1f} TB"

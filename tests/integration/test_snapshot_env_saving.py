@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -242,3 +243,46 @@ def test_every_content_lies_in_a_pack_under_its_digest(tmp_path):
 
     assert set(found) <= digests
     assert {d for d, place in manifest.contents.items() if place.size_bytes} == set(found)
+
+
+COMPILED = """
+import os, py_compile, sys
+site = f"{sys.argv[1]}/lib/site-packages"
+os.makedirs(f"{site}/new/__pycache__")
+os.makedirs(f"{site}/kept_too/__pycache__")
+for name in ("new/a", "kept", "shared/b", "kept_too/m"):
+    with open(f"{site}/{name}.py", "a") as file:
+        print("X = 1", file=file)
+    py_compile.compile(f"{site}/{name}.py", doraise=True)
+open(f"{site}/new/__pycache__/gone.cpython-311.pyc", "wb").write(b"no source of it is here")
+open(f"{site}/kept_too/__pycache__/data.txt", "w").write("no byte code")
+open(f"{site}/sourceless.pyc", "wb").write(b"imported as it is")
+"""
+
+
+def test_byte_code_that_can_be_made_again_is_left_out_where_it_is_not_wanted(tmp_path):
+    _, found = captured(tmp_path, COMPILED)
+
+    added = {path for _, path in found.delta.changed if "pyc" in path}
+    assert added == {
+        "new/__pycache__",
+        "new/__pycache__/gone.cpython-311.pyc",
+        "kept_too/__pycache__",
+        "sourceless.pyc",
+    }
+    assert found.delta.deleted == ()
+    assert "kept_too/__pycache__/data.txt" in {path for _, path in found.delta.changed}
+
+
+def test_byte_code_that_was_there_before_is_captured_when_it_changes(tmp_path):
+    environment = an_environment(tmp_path)
+    site = Path(environment.interpreter.purelib)
+    cache = site / "__pycache__" / f"kept.{sys.implementation.cache_tag}.pyc"
+    cache.parent.mkdir()
+    cache.write_bytes(b"of before")
+    installation = an_installation(environment, COMPILED)
+
+    found = capture(environment.interpreter, environment.targets, installation, byte_code=False)
+
+    assert f"__pycache__/{cache.name}" in {path for _, path in found.delta.changed}
+    assert found.delta.deleted == ()

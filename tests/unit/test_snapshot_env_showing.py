@@ -1,11 +1,10 @@
 """What ``show`` tells of a snapshot."""
 
 import json
+import re
 from dataclasses import replace
 
-import pytest
-
-from snapshot.env.showing import format_bytes, show_difference, show_one, summary_of
+from snapshot.env.showing import show_difference, show_one, summary_of
 from tests.unit.test_snapshot_env_manifest import HEAD, MANIFEST
 
 DOCUMENT = {"version": 1, "command": ["pip", "install", "a b"]}
@@ -15,24 +14,10 @@ def a_manifest(**document):
     return replace(MANIFEST, head=replace(HEAD, document={**DOCUMENT, **document}))
 
 
-@pytest.mark.parametrize(
-    ("size_bytes", "told"),
-    [
-        (0, "0 B"),
-        (812, "812 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (12_345, "12.3 kB"),
-        (999_949, "999.9 kB"),
-        (999_950, "1.0 MB"),
-        (1_540_000, "1.5 MB"),
-        (52_000_000_000, "52.0 GB"),
-        (3_100_000_000_000, "3.1 TB"),
-        (9_999_000_000_000_000, "9999.0 TB"),
-    ],
-)
-def test_sizes_are_told_in_the_largest_unit_of_which_there_is_one(size_bytes, told):
-    assert format_bytes(size_bytes) == told
+def test_the_size_of_a_small_snapshot_is_told_in_a_unit_of_which_there_is_one(capsys):
+    show_one(a_manifest(), files=False, as_json=False)
+
+    assert re.search(r"^size +6 B, .* added to the store$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_summary_is_json_and_quotes_the_command():
