@@ -16,7 +16,7 @@ than sequential ones, and none into an object that is there.
 import errno
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from fusefs.attributes import Attributes, checked_xattrs
@@ -201,12 +201,7 @@ class Body:
             if self._spool is not None:
                 self._publish(self._spooled_content(last))
             elif self._writer is not None:
-                content = self._writer.finish() if last else self._writer.sync()
-                if not self._is_there(_segments_of(content)):
-                    raise OSError(
-                        errno.ESTALE, "another mount replaced what this appends to", self.path
-                    )
-                self._publish(content)
+                self._publish(self._writer.seal(last=last), self._writer.settle)
                 if last:
                     self._writer = None
             elif self._opened is not None:
@@ -327,11 +322,18 @@ class Body:
             return False
         return there is not None and shared <= _ids(there.segments)
 
-    def _publish(self, content: Content) -> None:
+    def _publish(self, content: Content, settle: Callable[[], None] = lambda: None) -> None:
         assert self.path is not None
+
+        def ready() -> None:
+            settle()
+            # As late as can be: what another mount publishes from now on, it publishes over this.
+            if not self._is_there(_segments_of(content)):
+                raise OSError(errno.ESTALE, "another mount replaced what this builds on", self.path)
+
         # Whether a failed call did publish is not known: what it may name is left to fsck.
         loose, self._loose = self._loose, b""
-        self._files.publish(self.path, content, self._outgoing(), moves_time=False)
+        self._files.publish(self.path, content, self._outgoing(), ready=ready, moves_time=False)
         kept = Manifest(mtime_ns=0, segments=_segments_of(content))
         self._files.discard(loose, kept=kept)
 

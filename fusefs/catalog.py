@@ -62,6 +62,10 @@ class Catalog:
         """Describe a path; links are not followed."""
         return self._described(path, self._store.stat(path))
 
+    def described(self, path: str, entry: Entry) -> FileInfo:
+        """Describe what the store has just said of a path."""
+        return self._described(path, entry)
+
     def listing(self, path: str) -> list[FileInfo]:
         """Describe everything directly in a directory, sorted by name."""
         entries = [entry for entry in self._store.listing(path) if not is_attributes(entry.name)]

@@ -5,11 +5,11 @@ Blocking and safe in threads. The mount, fsspec and the command line all stand o
 
 import errno
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from fusefs.attributes import Attributes, encoded, manifest_for
+from fusefs.attributes import Attributes, encoded
 from fusefs.cache import BlockCache
 from fusefs.catalog import Catalog, FileInfo
 from fusefs.config import DiskCacheConfig, FilesConfig
@@ -21,6 +21,7 @@ from fusefs.layout import StripeLayout
 from fusefs.manifest import Manifest, Segment
 from fusefs.opened import OpenedFile, Opener
 from fusefs.pieces import pieces_of
+from fusefs.publishing import Publisher
 from fusefs.reading import FileReader
 from fusefs.scraping import retire, watch
 from fusefs.segment_writer import SegmentWriter, WriteEngine
@@ -29,7 +30,7 @@ from fusefs.stores.retrying import RetryingStore
 from fusefs.strands import ByteBudget
 from fusefs.traffic import Numbers, Traffic
 from fusefs.walking import files_below
-from fusefs.writing import Content, FileWriter, may_be_plain
+from fusefs.writing import Content, FileWriter
 from omniload.base.errors import IntegrityError
 
 __all__ = ["OpenedFile", "StripedFiles"]
@@ -66,6 +67,7 @@ class StripedFiles:
         self.directories = DirectoryAttributes(store)
         self._catalog = Catalog(store, self._readers, self.directories)
         self._keeper = ObjectKeeper(store)
+        self._publisher = Publisher(store, self._catalog, self._keeper)
         self._opener = Opener(self._reading, self._keeper, store.location, self.disk)
         watch(self)
 
@@ -225,29 +227,21 @@ class StripedFiles:
         content: Content,
         attributes: Attributes | None = None,
         *,
+        ready: Callable[[], None] = lambda: None,
         moves_time: bool = True,
     ) -> None:
-        """Put durable content at a path, whole, and remove what it replaces.
+        """Put content at a path, whole, and remove what it replaces.
 
         Args:
             path: Where.
-            content: What.
+            content: What; durable once ``ready`` has returned.
             attributes: Beside it.
+            ready: Called just before the file shows; if it raises, nothing changes.
             moves_time: Whether a new name moves the time of its directory. A mount has seen
                 to that when the file was made.
         """
         path = self._visible(path)
-        attributes = attributes or Attributes()
-        replaced, is_new = self._replaced(path)
-        plain = isinstance(content, bytes) and attributes.are_default
-        if plain and isinstance(content, bytes) and may_be_plain([bytearray(content)]):
-            self.store.publish(path, content)
-            kept: Iterable[str] = ()
-        else:
-            manifest = manifest_for(content, attributes)
-            self.store.publish(path, encoded(manifest, path))
-            kept = manifest.object_paths()
-        self._keeper.condemn(replaced, kept)
+        is_new = self._publisher.publish(path, content, attributes or Attributes(), ready=ready)
         if is_new and moves_time:
             self.directories.names_changed(parent_of(path))
 
@@ -258,11 +252,10 @@ class StripedFiles:
         writer = self.writer(path)
         try:
             writer.write(data)
-            content = writer.finish()
+            self.publish(path, writer.seal(), attributes, ready=writer.settle)
         except BaseException:
             writer.abandon()
             raise
-        self.publish(path, content, attributes)
 
     def reader_of(self, content: Content) -> FileReader:
         """Return a reader of content that is durable and may not be published."""
@@ -367,19 +360,11 @@ class StripedFiles:
         return True
 
     def _manifest_or_none(self, path: str) -> Manifest | None:
-        return self._replaced(path)[0]
-
-    def _replaced(self, path: str) -> tuple[Manifest | None, bool]:
-        """Return the manifest about to be replaced, and whether nothing is there.
-
-        A broken manifest names nothing we could remove.
-        """
+        """Return the manifest about to be replaced; a broken one names nothing we could remove."""
         try:
-            return self.manifest(path), False
-        except (FileNotFoundError, NotADirectoryError):
-            return None, True
-        except IntegrityError:
-            return None, False
+            return self.manifest(path)
+        except (FileNotFoundError, IntegrityError, NotADirectoryError):
+            return None
 
     def _manifest_from_plain(self, path: str, file: OpenedFile) -> Manifest:
         size, mtime_ns = file.reader.size_bytes, file.info.mtime_ns

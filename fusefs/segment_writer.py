@@ -67,10 +67,33 @@ class SegmentWriter:
         """Return the segment when all its objects are whole and durable.
 
         Raises:
-            OmniloadError, OSError: An object could not be written; the segment is abandoned.
+            OmniloadError, OSError: As ``settle``.
+        """
+        segment = self.seal()
+        self.settle()
+        return segment
+
+    def seal(self) -> Segment:
+        """Begin to make all objects whole and durable; nothing more is appended.
+
+        Returns:
+            The segment as it will be once ``settle`` has returned.
         """
         for stream in self._streams:
             stream.close()
+        return Segment(
+            segment_id=self._id,
+            layout=self._layout,
+            size_bytes=self._size_bytes,
+            checksums_U=np.array(self._sums, np.uint64),
+        )
+
+    def settle(self) -> None:
+        """Wait until what ``seal`` began is done.
+
+        Raises:
+            OmniloadError, OSError: An object could not be written; the segment is abandoned.
+        """
         for stream in self._streams:
             stream.join()
         try:
@@ -78,12 +101,6 @@ class SegmentWriter:
         except BaseException:
             self.abandon()
             raise
-        return Segment(
-            segment_id=self._id,
-            layout=self._layout,
-            size_bytes=self._size_bytes,
-            checksums_U=np.array(self._sums, np.uint64),
-        )
 
     def abandon(self) -> None:
         """Remove what was written. Never raises: what cannot be removed is an orphan for fsck."""
@@ -126,7 +143,7 @@ class _ObjectStream:
     def close(self) -> None:
         def close() -> None:
             try:
-                if self.error is None and self._writer is not None:
+                if self.error is None and self._writer is not None and not self._closed:
                     self._writer.close()
                     self._closed = True
             except (OSError, OmniloadError) as error:

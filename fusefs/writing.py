@@ -42,6 +42,9 @@ class FileWriter:
         self._sealed = list(base)
         self._tail_segment: Segment | None = None
         self._current: SegmentWriter | None = None
+        self._sealing: tuple[SegmentWriter, Segment] | None = None
+        """The segment that is being made durable, not sealed for certain yet."""
+        self._tail_sealing: SegmentWriter | None = None
         self._held: list[bytearray] = []
         self._tail = bytearray()
 
@@ -49,15 +52,19 @@ class FileWriter:
     def size_bytes(self) -> int:
         """Bytes of the file so far."""
         current = self._current.size_bytes if self._current is not None else 0
+        if self._sealing is not None:
+            current += self._sealing[1].size_bytes
         sealed = sum(segment.size_bytes for segment in self._sealed)
         return sealed + current + sum(map(len, self._held)) + len(self._tail)
 
     @property
     def _striped(self) -> bool:
-        return bool(self._sealed) or self._current is not None
+        return bool(self._sealed) or self._current is not None or self._sealing is not None
 
     def would_wait(self, size_bytes: int) -> bool:
         """Tell whether writing ``size_bytes`` more may have to wait for the store."""
+        if self._sealing is not None or self._tail_sealing is not None:
+            return True
         unit = self._layout.unit_bytes
         if len(self._tail) + size_bytes < unit:
             return False
@@ -69,6 +76,7 @@ class FileWriter:
         Raises:
             OmniloadError, OSError: An earlier write to the store failed.
         """
+        self.settle()
         view = memoryview(data).cast("B")
         while view:
             room = self._layout.unit_bytes - len(self._tail)
@@ -81,29 +89,62 @@ class FileWriter:
                 self._send_held()
 
     def sync(self) -> Content:
-        """Make all bytes so far durable and return the content to publish; writing may go on.
-
-        The unit that is not full becomes a segment of its own, and the next ``sync`` or
-        ``finish`` replaces it: so a file synced after every line keeps few segments.
-        """
-        if self._is_plain():
-            return b"".join([*self._held, self._tail])
-        self._send_held()
-        self._seal_current()
-        self._tail_segment = self._written_alone(self._tail) if self._tail else None
-        return self._content()
+        """Make all bytes so far durable and return the content to publish; writing may go on."""
+        return self._settled(self.seal(last=False))
 
     def finish(self) -> Content:
         """Make everything durable and return the content to publish; nothing more is written."""
+        return self._settled(self.seal())
+
+    def seal(self, *, last: bool = True) -> Content:
+        """Begin to make everything durable; ``settle`` waits for it.
+
+        Args:
+            last: Whether nothing more is written. Else the unit that is not full becomes a
+                segment of its own, and the next call replaces it: so a file synced after
+                every line keeps few segments.
+
+        Returns:
+            The content to publish once ``settle`` has returned.
+        """
+        self.settle()
         if self._is_plain():
             return b"".join([*self._held, self._tail])
         self._send_held()
         self._tail_segment = None
-        if self._tail:
+        if self._tail and last:
             self._writer().append(self._tail)
             self._tail = bytearray()
-        self._seal_current()
+        if self._current is not None:
+            self._sealing = self._current, self._current.seal()
+            self._current = None
+        if self._tail:
+            self._tail_sealing = self._alone(self._tail)
+            self._tail_segment = self._tail_sealing.seal()
         return self._content()
+
+    def settle(self) -> None:
+        """Wait until what ``seal`` began is durable.
+
+        Raises:
+            OmniloadError, OSError: An object could not be written; whatever comes next raises it again.
+        """
+        if self._sealing is not None:
+            writer, segment = self._sealing
+            writer.settle()
+            self._sealing = None
+            self._sealed.append(segment)
+            if len(self._sealed) >= MAX_SEGMENTS:
+                raise OSError(
+                    27, f"file has {len(self._sealed)} segments, limit {MAX_SEGMENTS}; copy it anew"
+                )
+        if self._tail_sealing is not None:
+            writer, self._tail_sealing = self._tail_sealing, None
+            writer.settle()
+
+    def _settled(self, content: Content) -> Content:
+        self.settle()
+        return content
 
     def write_apart(self, parts: Iterable[bytes], *, unit_bytes: int, size_bytes: int) -> Segment:
         """Write bytes as a durable segment that is not part of this file's order: a patch.
@@ -135,9 +176,10 @@ class FileWriter:
 
     def abandon(self) -> None:
         """Give up what was not sealed. Never raises."""
-        if self._current is not None:
-            self._current.abandon()
-            self._current = None
+        for writer in (self._current, self._sealing and self._sealing[0], self._tail_sealing):
+            if writer is not None:
+                writer.abandon()
+        self._current = self._sealing = self._tail_sealing = None
         self._held.clear()
         self._tail = bytearray()
 
@@ -158,26 +200,15 @@ class FileWriter:
             self._current = SegmentWriter(self._engine, self._layout)
         return self._current
 
-    def _seal_current(self) -> None:
-        if self._current is None:
-            return
-        # Left in place when it fails: the error is raised again by whatever comes next.
-        segment = self._current.finish()
-        self._current = None
-        self._sealed.append(segment)
-        if len(self._sealed) >= MAX_SEGMENTS:
-            raise OSError(
-                27, f"file has {len(self._sealed)} segments, limit {MAX_SEGMENTS}; copy it anew"
-            )
-
-    def _written_alone(self, data: bytearray) -> Segment:
+    def _alone(self, data: bytearray) -> SegmentWriter:
         alone = SegmentWriter(self._engine, StripeLayout(self._layout.unit_bytes, 1))
         alone.append(bytes(data))
-        return alone.finish()
+        return alone
 
     def _content(self) -> Content:
+        sealing = [self._sealing[1]] if self._sealing is not None else []
         tail = [self._tail_segment] if self._tail_segment is not None else []
-        return (*self._sealed, *tail)
+        return (*self._sealed, *sealing, *tail)
 
 
 def may_be_plain(parts: list[bytearray]) -> bool:

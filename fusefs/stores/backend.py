@@ -16,6 +16,7 @@ from typing_extensions import override
 from fusefs.stores.protocol import (
     RESERVED,
     TEMPORARY,
+    Before,
     Entry,
     ObjectWriter,
     Preferred,
@@ -31,6 +32,8 @@ from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
 __all__ = ["Backend", "PuttingStore", "RenamingStore"]
 
 INTENTS = f"{RESERVED}/intents"
+_LONGEST_INTENT = 64 << 10
+"""Two paths; more than any store takes."""
 MiB = 1 << 20
 # A request costs such a store some milliseconds (and money) whatever its length, and one
 # object is read and uploaded in as many parts at once as several are.
@@ -189,10 +192,12 @@ class PuttingStore(_BackendStore):
         return _OF_OBJECT_STORES
 
     @override
-    def publish(self, path: str, data: bytes) -> None:
+    def publish(self, path: str, data: bytes, before: Before | None = None) -> None:
         found = self._find(path)
         if found is not None and found.is_directory:
             raise IsADirectoryError(21, "a directory is there", path)
+        if before is not None:
+            before(found)
         self._write(path, data)
 
     @override
@@ -245,11 +250,21 @@ class RenamingStore(_BackendStore):
         return self._backend.find(path)
 
     @override
-    def publish(self, path: str, data: bytes) -> None:
+    def publish(self, path: str, data: bytes, before: Before | None = None) -> None:
         temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
         self._write(temporary, data)
         try:
-            self.rename(temporary, path)
+            there = self._find(path)
+            if there is not None and there.is_directory:
+                raise IsADirectoryError(21, "a directory is there", path)
+            if there is None:
+                self._make_parent(path)
+            if before is not None:
+                before(there)
+            if there is not None:
+                self._replace(temporary, path)
+            else:
+                self._backend.move(temporary, path)
         except (OSError, OmniloadError):
             with suppress(OSError, OmniloadError):
                 # An intent that names it makes it the only copy.
@@ -268,8 +283,7 @@ class RenamingStore(_BackendStore):
         elif there is not None:
             self._replace(source, target)
             return
-        elif (above := parent_of(target)) and self._backend.find(above) is None:
-            self._backend.make_directory(above)
+        self._make_parent(target)
         self._backend.move(source, target)
 
     @override
@@ -278,12 +292,22 @@ class RenamingStore(_BackendStore):
         self._forget_intent(path)
         super().remove(path)
 
+    def _make_parent(self, path: str) -> None:
+        # Asked for, not found out by moving: WebHDFS says nothing of a move that failed.
+        if (above := parent_of(path)) and self._backend.find(above) is None:
+            self._backend.make_directory(above)
+
     def _replace(self, source: str, target: str) -> None:
         record = orjson.dumps({"version": 1, "source": source, "target": target})
         intent = _intent_path(target)
         self._forget_intent(target)
         self._write(intent, record)
-        self._backend.remove(target)
+        try:
+            self._backend.remove(target)
+        except (OSError, UnavailableError):
+            # Another writer is at it, or has removed it since.
+            if self._backend.find(target) is not None:
+                raise
         try:
             self._backend.move(source, target)
         except (OSError, UnavailableError):
@@ -293,12 +317,9 @@ class RenamingStore(_BackendStore):
         self._forget_intent(target)
 
     def _intended_source(self, path: str) -> str | None:
-        intent = _intent_path(path)
-        found = self._backend.find(intent)
-        if found is None:
-            return None
         try:
-            record = orjson.loads(self._backend.read(intent, 0, found.size_bytes))
+            # Not asked for first: where there is none, as nearly always, one call says so.
+            record = orjson.loads(self._backend.read(_intent_path(path), 0, _LONGEST_INTENT))
         except (FileNotFoundError, orjson.JSONDecodeError):
             # Gone since, or half written by a writer that has not removed the target yet.
             return None

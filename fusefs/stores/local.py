@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from fusefs.stores.protocol import (
     TEMPORARY,
+    Before,
     Entry,
     ObjectWriter,
     Store,
@@ -83,20 +84,24 @@ class LocalStore(Store):
             return _LocalWriter(self._open_new(path), self._at(path))
 
     @override
-    def publish(self, path: str, data: bytes) -> None:
-        target = self._at(path)
-        with _outages(path):
-            temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
-            writer = _LocalWriter(self._open_new(temporary), self._at(temporary))
-            try:
+    def publish(self, path: str, data: bytes, before: Before | None = None) -> None:
+        name = f"{TEMPORARY}/{uuid.uuid4().hex}"
+        temporary, target = self._at(name), self._at(path)
+        try:
+            with _outages(path):
+                writer = _LocalWriter(self._open_new(name), temporary)
                 writer.write(data)
                 writer.close()
                 self._make_parents(path)
-                self._at(temporary).replace(target)
-            except BaseException:
-                self._at(temporary).unlink(missing_ok=True)
-                raise
-            _sync_directory(target.parent)
+            if before is not None:
+                before(self._entry_or_none(path))
+            with _outages(path):
+                temporary.replace(target)
+                _sync_directory(target.parent)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
 
     @override
     def rename(self, source: str, target: str) -> None:
@@ -133,6 +138,12 @@ class LocalStore(Store):
     @override
     def close(self) -> None:
         pass
+
+    def _entry_or_none(self, path: str) -> Entry | None:
+        try:
+            return self.stat(path)
+        except FileNotFoundError:
+            return None
 
     def _at(self, path: str) -> Path:
         return self._root / path if path else self._root

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing_extensions import override
 
 from fusefs.stores.protocol import (
+    Before,
     Entry,
     ObjectWriter,
     Store,
@@ -68,7 +69,11 @@ class MemoryStore(Store):
         return _MemoryWriter(self, path)
 
     @override
-    def publish(self, path: str, data: bytes) -> None:
+    def publish(self, path: str, data: bytes, before: Before | None = None) -> None:
+        if before is not None:
+            with self._lock:
+                there = self.stat(path) if path in self._nodes else None
+            before(there)
         with self._lock:
             if path in self._nodes and self._nodes[path] is None:
                 raise IsADirectoryError(errno.EISDIR, "a directory is there", path)

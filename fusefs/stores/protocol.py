@@ -10,7 +10,7 @@ Errors are part of the protocol, since a wrong one becomes wrong data further up
 """
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from omniload.base.errors import IntegrityError
 __all__ = [
     "RESERVED",
     "TEMPORARY",
+    "Before",
     "Entry",
     "ObjectWriter",
     "Preferred",
@@ -96,6 +97,12 @@ class ObjectWriter(Protocol):
         ...
 
 
+Before = Callable[[Entry | None], None]
+"""Called by ``Store.publish`` when the file is ready and nothing shows of it, with what it replaces.
+
+It may wait, and look at what is there; if it raises, nothing changes. May be called again."""
+
+
 class Store(Protocol):
     """Files and directories by relative path; the root is the empty path. Safe in threads."""
 
@@ -133,11 +140,17 @@ class Store(Protocol):
         """
         ...
 
-    def publish(self, path: str, data: bytes) -> None:
+    def publish(self, path: str, data: bytes, before: Before | None = None) -> None:
         """Put a small file at ``path`` durably and atomically, over one that may be there.
 
         Whoever reads the path meanwhile gets the old bytes or the new, and after a
         crash at any moment one of both is there. Missing parents are made.
+
+        Args:
+            path: Where.
+            data: Its bytes.
+            before: What must be done before the file shows. Stores that can do much of the
+                work ahead of it, so that whatever it waits for goes on meanwhile.
 
         Raises:
             IsADirectoryError: A directory is there.

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from typing_extensions import override
 
-from fusefs.stores.protocol import Entry, ObjectWriter, Preferred, Store, Usage
-from omniload.base.errors import UnavailableError
+from fusefs.stores.protocol import Before, Entry, ObjectWriter, Preferred, Store, Usage
+from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.retry import backoff_s, with_retries
 
 __all__ = ["RetryingStore"]
@@ -17,6 +17,14 @@ __all__ = ["RetryingStore"]
 Result = TypeVar("Result")
 
 DEFAULT_WAITS_S = tuple(backoff_s(first_s=0.1, attempts=5))
+
+
+class _RefusedError(OmniloadError):
+    """Carries an outage past the retries of a call that it is none of."""
+
+    def __init__(self, reason: UnavailableError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
 
 
 class RetryingStore(Store):
@@ -69,8 +77,22 @@ class RetryingStore(Store):
         return self._patiently("create", lambda: self._store.create(path))
 
     @override
-    def publish(self, path: str, data: bytes) -> None:
-        self._patiently("publish", lambda: self._store.publish(path, data))
+    def publish(self, path: str, data: bytes, before: Before | None = None) -> None:
+        if before is None:
+            self._patiently("publish", lambda: self._store.publish(path, data))
+            return
+
+        def guarded(there: Entry | None) -> None:
+            # What the caller waits for has had its own patience: it fails once, here too.
+            try:
+                before(there)
+            except UnavailableError as error:
+                raise _RefusedError(error) from error
+
+        try:
+            self._patiently("publish", lambda: self._store.publish(path, data, guarded))
+        except _RefusedError as refused:
+            raise refused.reason from None
 
     @override
     def rename(self, source: str, target: str) -> None:

@@ -68,6 +68,34 @@ def test_a_removal_that_was_carried_out_but_not_answered_counts_as_done():
     faulty.assert_all_faults_fired()
 
 
+def test_a_publication_that_is_repeated_asks_again_whether_all_is_ready():
+    objects = MemoryStore()
+    faulty = FaultyStore(objects, {("publish", 1): Outage}, carry_out=True)
+    found = []
+
+    a_retrying_store(faulty, []).publish("a", b"1", found.append)
+
+    assert [there and there.size_bytes for there in found] == [None, 1]
+    assert objects.read("a", 0, 1) == b"1"
+    faulty.assert_all_faults_fired()
+
+
+def test_an_outage_of_what_a_publication_waits_for_is_not_one_of_the_publication():
+    objects = MemoryStore()
+    waited = []
+    outage = UnavailableError("object 3 is not durable")
+
+    def before(_):
+        raise outage
+
+    with pytest.raises(UnavailableError) as caught:
+        a_retrying_store(objects, waited).publish("a", b"1", before)
+
+    assert caught.value is outage
+    assert waited == []
+    assert objects.listing("") == []
+
+
 class Crash(BaseException):
     """The process ends here."""
 
@@ -160,6 +188,9 @@ class DeafHadoop:
         if isinstance(what, pafs.FileSelector):
             raise self.why
         return pafs.FileInfo(what, pafs.FileType.NotFound)
+
+    def open_input_file(self, _):
+        raise self.why
 
 
 def test_a_name_node_that_does_not_answer_is_unavailable_though_its_client_says_not_found():

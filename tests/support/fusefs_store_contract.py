@@ -73,6 +73,52 @@ class StoreContract:
         with pytest.raises(IsADirectoryError):
             store.publish("d", b"")
 
+    def test_nothing_shows_of_a_file_before_what_must_come_first(self, store):
+        seen = []
+
+        def before(there):
+            with pytest.raises(FileNotFoundError):
+                store.stat("d/f")
+            seen.append(there)
+
+        store.publish("d/f", b"123", before)
+
+        assert seen == [None]
+        assert store.read("d/f", 0, 3) == b"123"
+
+    def test_what_must_come_first_sees_what_will_be_replaced(self, store):
+        store.publish("f", b"old")
+        seen = []
+
+        def before(there):
+            seen.append((there.name, there.size_bytes, store.read("f", 0, 3)))
+
+        store.publish("f", b"newer", before)
+
+        assert seen == [("f", 3, b"old")]
+        assert store.read("f", 0, 5) == b"newer"
+
+    @pytest.mark.parametrize("there", [True, False])
+    def test_where_what_must_come_first_fails_nothing_has_changed(self, store, there):
+        if there:
+            store.publish("f", b"old")
+
+        def before(_):
+            raise OSError(errno.ESTALE, "not any more")
+
+        with pytest.raises(OSError, match="not any more"):
+            store.publish("f", b"newer", before)
+
+        assert names(store, "") == (["f"] if there else [])
+        assert not there or store.read("f", 0, 3) == b"old"
+
+    def test_what_was_removed_meanwhile_is_published_all_the_same(self, store):
+        store.publish("f", b"old")
+
+        store.publish("f", b"newer", lambda _: store.remove("f"))
+
+        assert store.read("f", 0, 5) == b"newer"
+
     def test_what_is_not_there_is_not_found(self, store):
         store.make_directory("d")
 

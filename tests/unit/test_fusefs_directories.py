@@ -44,9 +44,9 @@ class NotingStore(MemoryStore):
         self.calls.append(("read", path))
         return super().read(path, offset, size_bytes)
 
-    def publish(self, path, data):
+    def publish(self, path, data, *rest):
         self.calls.append(("publish", path))
-        super().publish(path, data)
+        super().publish(path, data, *rest)
 
 
 class Clock:

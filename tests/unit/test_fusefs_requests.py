@@ -135,7 +135,7 @@ def test_a_plain_file_on_s3_is_opened_once_and_again_when_its_length_changed(tmp
     store.publish("plain", b"short")
 
     assert [store.read("plain", at, 2) for at in (0, 2)] == [b"sh", b"or"]
-    assert opened == ["plain"]
+    assert [path for path in opened if not path.startswith(".omnifs/intents")] == ["plain"]
     store.publish("plain", b"a longer one")
     assert store.read("plain", 5, 7) == b"ger one"
     store.remove("plain")

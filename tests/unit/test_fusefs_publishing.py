@@ -1,0 +1,189 @@
+"""Publishing: what overlaps, what waits for what, and what is left where it fails."""
+
+import errno
+import threading
+
+import pytest
+
+from fusefs.attributes import Attributes
+from fusefs.body import Body, SpoolPlace
+from fusefs.fsck import verify
+from fusefs.stores.memory import MemoryStore
+from omniload.base.errors import UnavailableError
+from tests.support.fusefs_builders import contents, object_paths, tiny_files
+from tests.support.fusefs_faulty_store import FaultyStore, Outage
+
+DATA = bytes(range(256))
+
+
+class SlowToClose(MemoryStore):
+    """Objects become durable once a publication waits for them."""
+
+    def __init__(self):
+        super().__init__()
+        self.awaited = threading.Event()
+        self.order = []
+
+    def create(self, path):
+        writer = super().create(path)
+        close = writer.close
+
+        def closed():
+            assert self.awaited.wait(30)
+            close()
+            self.order.append("object")
+
+        writer.close = closed
+        return writer
+
+    def publish(self, path, data, before=None):
+        def then(there):
+            self.awaited.set()
+            if before is not None:
+                before(there)
+            self.order.append("manifest")
+
+        super().publish(path, data, then)
+
+
+def test_objects_become_durable_while_the_manifest_is_prepared_and_before_it_shows():
+    store = SlowToClose()
+    with tiny_files(store) as files:
+        files.write_file("f", DATA)
+
+        assert contents(files, "f") == DATA
+    assert store.order == ["object"] * 3 + ["manifest"]
+
+
+def test_a_flush_of_appended_bytes_and_of_a_short_tail_overlap_too():
+    store = SlowToClose()
+    with tiny_files(store) as files:
+        body = Body(files, SpoolPlace(), "f", None)
+        body.write(0, DATA[:100])
+
+        body.flush(last=False)
+
+        assert contents(files, "f") == DATA[:100]
+        assert store.order == ["object"] * 4 + ["manifest"]
+        body.write(100, DATA[100:])
+        body.flush()
+        assert contents(files, "f") == DATA
+        assert verify(files, read_data=True, grace_s=-60).faults == []
+        body.close()
+
+
+def test_an_object_that_cannot_be_closed_keeps_its_file_from_showing():
+    class Full(MemoryStore):
+        def create(self, path):
+            writer = super().create(path)
+            if path.endswith(".1"):
+                writer.close = self.refuse
+            return writer
+
+        @staticmethod
+        def refuse():
+            raise OSError(errno.ENOSPC, "full")
+
+    store = Full()
+    with tiny_files(store) as files:
+        with pytest.raises(OSError, match="full"):
+            files.write_file("f", DATA)
+
+        with pytest.raises(FileNotFoundError):
+            files.stat("f")
+    assert object_paths(store) == []
+
+
+def test_a_failed_flush_can_be_tried_again_and_what_follows_is_appended():
+    objects = MemoryStore()
+    faulty = FaultyStore(objects, {("publish", 1): Outage})
+    with tiny_files(faulty) as files:
+        body = Body(files, SpoolPlace(), "f", None)
+        body.write(0, DATA[:100])
+        with pytest.raises(UnavailableError):
+            body.flush()
+        body.write(100, DATA[100:])
+
+        body.flush()
+
+        assert contents(files, "f") == DATA
+        assert verify(files, read_data=True, grace_s=-60).faults == []
+        body.close()
+    faulty.assert_all_faults_fired()
+
+
+def test_a_write_after_a_flush_that_failed_waits_and_says_so():
+    with tiny_files() as files:
+        writer = files.writer("f")
+        writer.write(DATA[:100])
+        content = writer.seal()
+
+        assert writer.would_wait(1)
+        assert writer.size_bytes == 100
+
+        writer.write(DATA[100:])
+        assert not writer.would_wait(1)
+        assert writer.finish()[:1] == content
+        assert writer.size_bytes == len(DATA)
+
+
+def test_a_file_given_up_while_it_becomes_durable_leaves_no_objects():
+    with tiny_files() as files:
+        writer = files.writer("f")
+        writer.write(DATA)
+        writer.seal(last=False)
+
+        writer.abandon()
+
+        assert object_paths(files.store) == []
+
+
+def test_a_publication_repeated_after_its_answer_was_lost_still_removes_what_it_replaced():
+    objects = MemoryStore()
+    with tiny_files(objects) as files:
+        files.write_file("f", DATA)
+        old = set(object_paths(objects))
+
+        class Repeating(MemoryStore):
+            """Carries every publication out twice, as one does whose answer was lost."""
+
+            def publish(self, path, data, before=None):
+                objects.publish(path, data, before)
+                objects.publish(path, data, before)
+
+        files._publisher._store = Repeating()
+        files.write_file("f", DATA[::-1])
+
+        assert contents(files, "f") == DATA[::-1]
+        assert not old & set(object_paths(objects))
+        assert len(object_paths(objects)) == 3
+
+
+def test_a_file_that_another_mount_replaces_while_an_append_becomes_durable_is_left_alone():
+    store = MemoryStore()
+    with tiny_files(store) as files, tiny_files(store) as elsewhere:
+        files.write_file("f", DATA[:96])
+        body = Body(files, SpoolPlace(), "f", files.open("f"))
+        body.write(96, DATA[96:])
+        prepared = files._publisher._manifest_of
+
+        def replaced_meanwhile(path, there):
+            elsewhere.write_file("f", DATA[::-1])
+            return prepared(path, there)
+
+        files._publisher._manifest_of = replaced_meanwhile
+        with pytest.raises(OSError, match="another mount replaced") as caught:
+            body.flush()
+
+        assert caught.value.errno == errno.ESTALE
+        assert contents(elsewhere, "f") == DATA[::-1]
+        body.close()
+
+
+def test_a_plain_file_waits_for_nothing_and_is_new_only_once():
+    with tiny_files() as files:
+        publisher = files._publisher
+
+        assert publisher.publish("f", b"1", Attributes())
+        assert not publisher.publish("f", b"22", Attributes())
+        assert contents(files, "f") == b"22"
