@@ -1,6 +1,7 @@
 """A merged image shown by EROFS: as it is where its blobs are whole, else filled while it is read."""
 
 import os
+import re
 import select
 import signal
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
+from fusefs.bridge.tuning import mount_table
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.log import get_logger
 from snapshot.image.erofs_blobs import blob_layout
@@ -97,6 +99,7 @@ class ErofsImage:
         """
         target = os.path.realpath(mountpoint)
         try:
+            _check_place(target)
             mount_erofs(str(self._image), self._blobs(), target, trusted=trusted)
         except BaseException:
             self._close(is_safe=True)
@@ -204,6 +207,18 @@ def chosen(
         raise ConfigError(f"the image cannot be shown by EROFS: {why}; ask for fuse or auto")
     _log.info("shown through FUSE: %s", why)
     return None
+
+
+def _check_place(target: str) -> None:
+    """Refuse to hide an image under another.
+
+    Raises:
+        StateError: There is one at that place.
+    """
+    name = re.sub(r"[ \t\n\\]", lambda found: f"\\{ord(found[0]):03o}", target)
+    for line in filter(None, mount_table().split("\n")):
+        if line.split(" ")[4] == name and (" - erofs " in line or " - fuse" in line):
+            raise StateError(f"{target!r} is a mount already; unmount it first")
 
 
 @contextmanager

@@ -220,6 +220,38 @@ def test_a_mount_point_that_is_not_there_leaves_nothing(image, tmp_path):
     assert not (tmp_path / "cache/erofs/v1/filling").exists() or not mounted.blobs("filling")
 
 
+@pytest.mark.parametrize("through", ["erofs", "fuse"])
+def test_a_place_where_an_image_is_shown_is_not_taken_again(image, tmp_path, through):
+    spaced = tmp_path / "a place\twith\\all"
+    spaced.mkdir()
+    with LazyMount(image, spaced, through=through) as first:
+        with pytest.raises(StateError, match="is a mount already; unmount it first"):
+            mount(LazyMount(image, spaced, through="erofs").settings, log_path=str(first.log))
+
+        assert digest(first.root / "text") == hashlib.sha256(TEXT).hexdigest()
+        until(lambda: through == "fuse" or len(first.blobs("filling")) == 1, "text is whole")
+        assert len(first.blobs("filling")) == (1 if through == "erofs" else 0), "text is whole"
+
+
+def test_an_overlay_over_a_lazy_mount_is_a_root_that_can_be_written(image, tmp_path):
+    for name in ("upper", "work", "root"):
+        (tmp_path / name).mkdir()
+    with LazyMount(image, tmp_path) as mounted:
+        layers = f"lowerdir={mounted.root},upperdir={tmp_path}/upper,workdir={tmp_path}/work"
+        subprocess.run(
+            ["mount", "-t", "overlay", "-o", layers, "overlay", tmp_path / "root"], check=True
+        )
+        try:
+            with (tmp_path / "root/big").open("r+b") as file:
+                file.seek(1000)
+                file.write(b"changed")
+            changed = BIG[:1000] + b"changed" + BIG[1007:]
+            assert (tmp_path / "root/big").read_bytes() == changed
+            assert digest(mounted.root / "big") == hashlib.sha256(BIG).hexdigest()
+        finally:
+            unmount(str(tmp_path / "root"), lazily=False)
+
+
 def test_the_image_is_the_one_that_was_asked_for(image, tmp_path):
     store, tag = open_store(image)
     try:
