@@ -66,7 +66,7 @@ def a_python_image(folder, layout):
     library = Path(sysconfig.get_paths()["stdlib"]).resolve()
     base, top = folder / "base", folder / "top"
     copy_libraries([str(python)], base)
-    ignored = shutil.ignore_patterns(*UNUSED, "*.a", "config-*")
+    ignored = shutil.ignore_patterns(*UNUSED, "*.a", "config-*", "*.opt-?.pyc")
     shutil.copytree(library, base / str(library)[1:], ignore=ignored, symlinks=False)
     dynamic = [str(path) for path in (library / "lib-dynload").glob("*.so")]
     copy_libraries(libraries_of(python, *dynamic), base)
@@ -127,6 +127,8 @@ class Link:
         host, port = address.split(":")
         self._goal = (host, int(port))
         self.bytes_back = 0
+        self.is_cut = False
+        """Whether those who connect are turned away."""
 
     @contextmanager
     def running(self):
@@ -146,6 +148,9 @@ class Link:
                 client, _ = listener.accept()
             except OSError:
                 return
+            if self.is_cut:
+                client.close()
+                continue
             registry = socket.create_connection(self._goal)
             for source, goal, counts in ((client, registry, False), (registry, client, True)):
                 line = (source, goal, counts)
