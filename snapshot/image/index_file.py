@@ -81,7 +81,10 @@ def decode_index(data: bytes, *, name: str) -> LayerIndex:
         raise IntegrityError(f"index {name}: body does not have its checksum; remove it")
     try:
         return _decoded(head, body)
-    except (KeyError, TypeError, ValueError, IndexError, zstandard.ZstdError) as error:
+    except (
+        *(KeyError, TypeError, ValueError, IndexError),
+        *(OverflowError, RecursionError, zstandard.ZstdError),
+    ) as error:
         raise IntegrityError(f"index {name}: breaks its format: {error!r}; remove it") from error
 
 

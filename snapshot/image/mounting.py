@@ -22,6 +22,7 @@ from snapshot.image.erofs_serving import Through, chosen
 from snapshot.image.fetcher import BlockRef, FetchSettings, Priority
 from snapshot.image.forked import ForkedProcess, can_fork, start_forked
 from snapshot.image.index_file import IndexCache
+from snapshot.image.index_sharing import SharedIndexes, key_of
 from snapshot.image.layers import index_image
 from snapshot.image.loader import BlockLoader, RegistryTier
 from snapshot.image.peer_node import PeerNode, PeerSettings
@@ -45,6 +46,7 @@ __all__ = [
     "mount",
     "mount_resolved",
     "serve",
+    "shared_indexes",
     "traces_of",
 ]
 
@@ -86,6 +88,10 @@ class ImageMount(StrictModel):
     """Cap of those cold blocks, in bytes per second; 0 for none."""
     through: Through = "auto"
     """What shows it: ``fuse``, ``erofs``, or ``auto``: the kernel alone where all of it is whole here."""
+    index_key_file: str | None = None
+    """Indexes beside the image that are signed with this key spare reading layers whole."""
+    trust_indexes: bool = False
+    """So do all others: whoever may write to the repository says which bytes are right."""
     slots: int = Field(default=16, ge=2, le=256)
     """Requests on their way."""
     sharing: PeerSettings = PeerSettings()
@@ -148,7 +154,8 @@ class _Serving:
         self._settings, self._image = settings, image
         cache = Path(settings.cache)
         self._trace = chosen_trace(settings, image, store)
-        self._indexes = index_image(store, image, IndexCache(cache / "indexes"))
+        shared = shared_indexes(settings, image, store)
+        self._indexes = index_image(store, image, IndexCache(cache / "indexes"), shared)
         self._tree = merge([index.entries for index in self._indexes])
         clock = SystemClock()
         self._hot = Outstanding()
@@ -168,7 +175,9 @@ class _Serving:
             clock=clock,
             on_settled=self._settled,
         )
-        by_fuse = "record" if settings.record else "serve" if settings.sharing.serve else ""
+        # A start that has a trace records to learn more; where the kernel can alone, it need not.
+        must_record = settings.record not in {None, AUTO} or (settings.record and not self._trace)
+        by_fuse = "record" if must_record else "serve" if settings.sharing.serve else ""
         self._erofs = chosen(
             settings.through,
             self._tree,
@@ -178,7 +187,8 @@ class _Serving:
         )
         if self._erofs is not None:
             self._erofs.fill_from(self._loader, slots=settings.slots)
-        recorder = Recorder(clock.now_s, settings.window) if settings.record else None
+        records = settings.record and self._erofs is None
+        recorder = Recorder(clock.now_s, settings.window) if records else None
         self._recording = None if recorder is None else self._recorded(recorder, self._tree)
         self._shown = ImageFileSystem(ImageView(self._tree, self._indexes, self._loader, recorder))
 
@@ -285,6 +295,18 @@ def chosen_trace(settings: ImageMount, image: Image, store: ImageStore) -> Trace
         command = settings.command or image.config.command
         return find_trace(traces_of(settings), store, image.digest, command)
     return _kept_trace(settings.trace, image.digest)
+
+
+def shared_indexes(settings: ImageMount, image: Image, store: ImageStore) -> SharedIndexes:
+    """Return the indexes beside an image, as far as a mount is told to believe them.
+
+    Raises:
+        ConfigError: The key cannot be read.
+    """
+    key = key_of(settings.index_key_file) if settings.index_key_file else None
+    return SharedIndexes(
+        store=store, image=image.digest, key=key, any_pusher=settings.trust_indexes
+    )
 
 
 def traces_of(settings: ImageMount) -> TraceStore:

@@ -45,7 +45,7 @@ def mount_settings(image: str, mountpoint: str, options: tuple[str, ...]) -> Ima
             fields.setdefault("mirrors", []).append(value)
         else:
             fields[key] = value if given else True
-    for key in ("trace", "record", "cache"):
+    for key in ("trace", "record", "cache", "index_key_file"):
         if key in fields and (fields[key] != AUTO or key == "cache"):
             fields[key] = str(Path(fields[key]).absolute())
     if "peer_token_file" in sharing:
