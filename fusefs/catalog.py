@@ -28,6 +28,8 @@ _LOG = get_logger(__name__)
 SETTLED_NS = 3_000_000_000
 """Age from which a time stamp of whole seconds tells versions apart, clocks a second off included."""
 _MOST_HEADERS = 100_000
+_SHORT_BYTES = 64 << 10
+"""Manifests of up to this size, of files of some GiB, are read whole at once."""
 
 Kind = Literal["file", "directory", "symlink"]
 
@@ -82,6 +84,17 @@ class Catalog:
             return None
         return decode_manifest(self._store.read(path, 0, info.entry.size_bytes), name=path)
 
+    def version(self, path: str, entry: Entry) -> tuple[FileInfo, Manifest | None]:
+        """As ``described`` and ``manifest`` together, by one read where the manifest is short."""
+        if entry.is_directory or not has_manifest_size(entry.size_bytes):
+            return self._described(path, entry), None
+        if entry.size_bytes > _SHORT_BYTES:
+            info = self._described(path, entry)
+            return info, self.manifest(path, info)
+        data = self._store.read(path, 0, entry.size_bytes)
+        info = self._file_info(entry, self._header_in(path, entry, data))
+        return info, decode_manifest(data, name=path) if info.stored == "manifest" else None
+
     def forget(self, path: str) -> None:
         """Read the headers at a path, and below it, anew."""
         self._directories.forget(path)
@@ -104,6 +117,10 @@ class Catalog:
         if entry.is_directory:
             return self._directory_info(path, entry)
         header = self._header(path, entry) if has_manifest_size(entry.size_bytes) else None
+        return self._file_info(entry, header)
+
+    @staticmethod
+    def _file_info(entry: Entry, header: Header | None) -> FileInfo:
         if header is None:
             return _plain_info(entry)
         return FileInfo(
@@ -139,9 +156,14 @@ class Catalog:
             if (known := self._headers.get(key)) is not None:
                 self._headers.move_to_end(key)
                 return known
-        head = self._store.read(path, 0, HEADER_BYTES)
+        return self._header_in(path, entry, self._store.read(path, 0, HEADER_BYTES))
+
+    def _header_in(self, path: str, entry: Entry, head: bytes) -> Header | None:
+        """As ``_header``, with the first bytes at hand: those of the header, or all."""
         if not head.startswith(MAGIC):
-            tail = self._store.read(path, entry.size_bytes - len(TAIL), len(TAIL))
+            whole = len(head) == entry.size_bytes
+            at = entry.size_bytes - len(TAIL)
+            tail = head[at:] if whole else self._store.read(path, at, len(TAIL))
             if tail == TAIL:
                 raise IntegrityError(
                     f"manifest {path!r} ends as one and begins with {head[:10]!r}; "
@@ -155,7 +177,7 @@ class Catalog:
             )
         if time.time_ns() - entry.mtime_ns > SETTLED_NS:
             with self._lock:
-                self._headers[key] = header
+                self._headers[path, entry.size_bytes, entry.mtime_ns] = header
                 if len(self._headers) > _MOST_HEADERS:
                     self._headers.popitem(last=False)
         return header

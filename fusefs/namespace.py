@@ -170,14 +170,14 @@ class StripedFiles:
         """
         path = self._visible(path)
         for attempt in range(3):
-            info = self.stat(path)
-            if info.kind == "directory":
+            entry = self.store.stat(path)
+            if entry.is_directory:
                 raise IsADirectoryError(errno.EISDIR, "is a directory", path)
             try:
-                manifest = self._catalog.manifest(path, info)
+                info, manifest = self._catalog.version(path, entry)
             except (IntegrityError, FileNotFoundError):
                 # Replaced between stat and read: the sizes of both did not fit.
-                if attempt == 2 or self.store.stat(path) == info.entry:
+                if attempt == 2 or self.store.stat(path) == entry:
                     raise
                 continue
             if manifest is None:

@@ -3,6 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Generic, TypeVar
 
 from fusefs.stores.protocol import RESERVED
@@ -35,6 +36,7 @@ class HeldFiles(Generic[File]):
         self._any_path = any_path
         self._lock = threading.Lock()
         self._files: OrderedDict[str, File] = OrderedDict()
+        self._opening: dict[str, Future[File]] = {}
 
     def held(self, path: str) -> File | None:
         """Return the open file of a path, if it is held."""
@@ -45,13 +47,34 @@ class HeldFiles(Generic[File]):
             return found
 
     def opened(self, path: str) -> File:
-        """Open a file, and hold it if that may be."""
-        file = self._open_file(path)
-        if self._any_path or path.startswith(_OBJECTS):
+        """Open a file, and hold it if that may be; threads that ask at once share one opening."""
+        if not (self._any_path or path.startswith(_OBJECTS)):
+            return self._open_file(path)
+        with self._lock:
+            if (held := self._files.get(path)) is not None:
+                return held
+            theirs = self._opening.get(path)
+            opening = theirs or self._opening.setdefault(path, Future())
+        if theirs is not None:
+            wait([opening])
+            # One that failed says nothing of the next: each makes its own experience.
+            return opening.result() if opening.exception() is None else self._open_file(path)
+        return self._open_for_all(path, opening)
+
+    def _open_for_all(self, path: str, opening: Future[File]) -> File:
+        try:
+            file = self._open_file(path)
+        except BaseException as error:
             with self._lock:
-                self._files[path] = file
-                while len(self._files) > self._most:
-                    self._files.popitem(last=False)
+                del self._opening[path]
+            opening.set_exception(error)
+            raise
+        with self._lock:
+            del self._opening[path]
+            self._files[path] = file
+            while len(self._files) > self._most:
+                self._files.popitem(last=False)
+        opening.set_result(file)
         return file
 
     def drop(self, path: str) -> None:

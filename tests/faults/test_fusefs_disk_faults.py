@@ -70,7 +70,7 @@ def test_what_was_read_once_needs_no_store_after_a_restart(store, directory):
 
 def test_what_lies_on_the_disk_is_read_through_an_outage_of_the_store(store, directory):
     warmed(store, directory)
-    faulty = FaultyStore(store, {("read", 3): Outage})  # after header and manifest
+    faulty = FaultyStore(store, {("read", 2): Outage})  # after the manifest
 
     with cached(faulty, directory) as files, files.open("f") as file:
         assert file.reader.read(0, len(DATA)) == DATA

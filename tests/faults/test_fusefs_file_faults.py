@@ -149,7 +149,7 @@ def test_an_outage_while_reading_is_not_remembered():
         files.write_file("f", DATA * 100)
         path = object_paths(objects)[0]
         reads = sum(1 for _ in object_paths(objects)) + 2
-    faulty = FaultyStore(objects, {("read", n): Outage for n in range(3, 3 + reads)})
+    faulty = FaultyStore(objects, {("read", n): Outage for n in range(2, 2 + reads)})
     with some_files(faulty, read_ahead=0) as files, files.open("f") as file:
         with pytest.raises(UnavailableError):
             file.reader.read(0, 4096)

@@ -1,5 +1,7 @@
 """Files held open between reads: which, how many, and what becomes of one that fails."""
 
+import threading
+
 import pyarrow as pa
 import pytest
 from pyarrow import fs as pafs
@@ -45,6 +47,53 @@ def test_what_is_dropped_is_opened_again():
     held.clear()
 
     assert held.held(OBJECT.format(1)) is None
+
+
+def test_readers_that_meet_at_an_object_share_one_opening():
+    opened, held, found = [], None, []
+    others = [
+        threading.Thread(target=lambda: found.append(held.opened(OBJECT.format(1))))
+        for _ in range(2)
+    ]
+
+    def open_file(path):
+        opened.append(path)
+        for other in others:
+            other.start()
+        return f"file {path}"
+
+    held = HeldFiles(open_file)
+    found.append(held.opened(OBJECT.format(1)))
+    for other in others:
+        other.join()
+
+    assert found == [f"file {OBJECT.format(1)}"] * 3
+    assert opened == [OBJECT.format(1)]
+
+
+def test_an_opening_that_fails_fails_for_who_began_it_and_the_others_try_themselves():
+    held, found, began = None, [], threading.Event()
+
+    def other():
+        began.set()
+        found.append(held.opened(OBJECT.format(1)))
+
+    waiting = threading.Thread(target=other)
+
+    def open_file(path):
+        if not waiting.ident:
+            waiting.start()
+            began.wait(30)
+            raise FileNotFoundError(path)
+        return "file"
+
+    held = HeldFiles(open_file)
+    with pytest.raises(FileNotFoundError):
+        held.opened(OBJECT.format(1))
+    waiting.join()
+
+    assert found == ["file"]
+    assert held.opened(OBJECT.format(1)) == "file"
 
 
 @pytest.fixture

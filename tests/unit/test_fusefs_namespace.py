@@ -8,6 +8,7 @@ from fusefs.attributes import Attributes
 from fusefs.config import DirectoryStriping, Striping
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.retrying import RetryingStore
+from omniload.base.errors import IntegrityError
 from tests.support.fusefs_builders import contents, object_paths, some_files, tiny_files
 
 BIG = bytes(range(256)) * 100
@@ -161,6 +162,31 @@ def test_the_same_header_is_read_once_when_its_time_stamp_is_settled():
         files.listing("")
 
     assert len(reads) == 1
+
+
+@pytest.mark.parametrize(("units", "reads"), [(3, 1), (8000, 2)])
+def test_an_open_reads_a_short_manifest_once_and_the_header_of_a_long_one_first(units, reads):
+    store = MemoryStore()
+    data = bytes(units * 8)
+    with tiny_files(store) as files:
+        files.write_file("f", data)
+        seen = []
+        read = store.read
+        store.read = lambda *a: (seen.append(a), read(*a))[1]
+
+        with files.open("f") as file:
+            assert file.manifest.size_bytes == file.info.size_bytes == len(data)
+        files.open("f").close()
+
+    assert len(seen) == 2 * reads
+
+
+def test_a_plain_file_with_the_size_of_a_manifest_and_its_end_is_said_to_be_damaged(files):
+    files.store.publish("odd", b"y" * 5453 + b"\nomnifs\n")
+
+    for call in (files.stat, files.open):
+        with pytest.raises(IntegrityError, match="ends as one"):
+            call("odd")
 
 
 def test_a_cached_read_costs_no_store_call():
