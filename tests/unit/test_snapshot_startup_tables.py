@@ -1,14 +1,19 @@
 """How figures of a start-up read."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from snapshot.startup import attempts_of
 from snapshot.startup_difference import difference_of
 from snapshot.startup_tables import (
+    format_bar,
     format_moved,
     format_ratio,
     format_seconds,
     notes_of,
+    print_attempt,
     verdict_of,
 )
 from tests.support.startup_builders import a_pair, a_start
@@ -102,3 +107,79 @@ def test_a_verdict_against_a_start_of_no_length_has_no_ratio():
     nothing = the_attempt(a_pair("image", "a", 0, None))
 
     assert verdict_of(difference_of(nothing, the_attempt(a_start()))).startswith("240.0 s more. ")
+
+
+def printed(attempt, encoding="utf-8"):
+    """Return the lines of an attempt's table as a terminal of some encoding gets them."""
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
+    print_attempt(Console(file=file, width=160), attempt)
+    return file.buffer.getvalue().decode(encoding).splitlines()
+
+
+def on_one_node():
+    """A start whose packages come while its image does, in two processes."""
+    return the_attempt(
+        a_pair("image", "n1", 0, 4, bytes={"registry": 1 << 20})
+        + a_pair("environment", "n1", 2, 6, bytes={"store": 1 << 10})
+        + a_pair("process_start", "n1", 6, 7, run="a")
+        + a_pair("process_start", "n1", 7.5, 8, run="b")
+        + a_pair("first_step", "n1", 12, 16)
+    )
+
+
+def test_a_start_on_one_node_says_when_each_stage_ran_instead_of_who_was_slowest():
+    lines = printed(on_one_node())
+
+    heads = ["Stage", "Begins", "Seconds", "Critical path", "When", "Bytes by tier"]
+    assert [lines[0].find(head) for head in heads] == sorted(lines[0].find(head) for head in heads)
+    assert "Slowest" not in lines[0]
+    words = [" ".join(line.split()) for line in lines]
+    assert words[1] == f"image 0.00 s 4.00 s 4.00 s {'█' * 8}{'·' * 24} registry 1 MiB"
+    assert words[2].startswith("environment 2.00 s 4.00 s 2.00 s ")
+    assert words[5] == "between stages 4.50 s"
+    assert words[6] == "total 16.0 s store 1 KiB, registry 1 MiB"
+    assert lines[7] == "from the image on 16.0 s"
+
+
+def test_a_start_of_many_nodes_keeps_its_stragglers():
+    lines = printed(the_attempt(a_start()))
+
+    assert "Slowest" in lines[0]
+    assert "When" not in lines[0]
+    assert lines[-1].startswith(
+        "submission to first step 240.0 s; from the image on 180.0 s, 540.0 s"
+    )
+
+
+def test_a_timeline_shows_each_run_of_a_stage():
+    attempt = on_one_node()
+    bars = {stage.name: format_bar(stage, attempt) for stage in attempt.stages}
+
+    assert {len(bar) for bar in bars.values()} == {32}
+    assert bars["environment"] == "····" + "█" * 8 + "·" * 20
+    assert bars["process_start"] == "·" * 12 + "██·█" + "·" * 16
+    assert bars["first_step"] == "·" * 24 + "█" * 8
+
+
+def test_a_stage_of_no_time_and_one_that_never_ended_are_drawn():
+    attempt = the_attempt(
+        a_pair("image", "n1", 0, 0)
+        + a_pair("checks", "n1", 5, None)
+        + a_pair("first_step", "n1", 9, 10)
+    )
+    bars = {stage.name: format_bar(stage, attempt) for stage in attempt.stages}
+
+    assert bars["image"] == "█" + "·" * 31
+    assert bars["checks"] == "·" * 16 + "█" * 16
+
+
+def test_a_start_of_no_length_is_drawn_too():
+    attempt = the_attempt(a_pair("image", "n1", 3, 3))
+
+    assert format_bar(attempt.stages[0], attempt) == "█" + "·" * 31
+
+
+def test_a_terminal_without_blocks_gets_signs_that_it_has():
+    lines = printed(on_one_node(), "ascii")
+
+    assert "########" + "." * 24 in lines[1]
