@@ -82,7 +82,8 @@ class Snapshotter:
         if set(str(root)) & _FORBIDDEN:
             raise ConfigError(f"folder {str(root)!r} has a colon, comma or backslash; take another")
         self._folder = root / "snapshots"
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        root.chmod(0o700)  # images hold set-uid programs, which users of the machine must not reach
         self._images, self._views, self._now_ns = images, views, now_ns
         self._lock = threading.Lock()
         self._held = _Held(root / "lock")

@@ -349,6 +349,7 @@ def test_many_who_ask_for_one_layer_at_once_all_hear_that_it_is_there(made):
 def test_the_socket_is_for_its_owner_alone_and_one_folder_has_one_server(made, tmp_path):
     mode = stat_bits.S_IMODE(made.socket.stat().st_mode)
     assert mode == 0o600
+    assert stat_bits.S_IMODE((made.folder / "root").stat().st_mode) == 0o700
     with pytest.raises(StateError, match="another process"):
         Snapshotter(made.folder / "root", made.images, made.views)
     with pytest.raises(StateError, match="another process answers"):
