@@ -6,43 +6,40 @@ python -m benchmarks.fusefs_peers --help
 import os
 import random
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
 import click
 
+from benchmarks.fusefs_contenders import (
+    CACHE,
+    KEYS,
+    OURS,
+    PLAIN,
+    TASKS,
+    Contender,
+    mounted,
+    ours,
+    program,
+    rclones,
+    s3_server,
+)
 from benchmarks.report import Table, print_table, write_report
-from fusefs.mounting import MountConfig, start
 from fusefs.stores.opening import open_store
 from tests.support.hdfs.cluster import hdfs_cluster
 
-__all__ = ["TASKS", "Contender", "main", "scattered", "table_of"]
+__all__ = ["main", "scattered", "table_of"]
 
 MiB = 1 << 20
 Cost = tuple[float, float]
 """Seconds, and processor seconds of the mount."""
-TASKS = ("sequential read", "4 readers, scattered 4 MiB", "write")
-OURS = "fusefs"
-PLAIN = "fusefs, the peers' plain file"
 _READERS, _BLOCK = 4, 4 * MiB
-CACHE = "rclone-cache"
-"""Folder beside the mount point that is emptied before each mount: a peer keeps what it read there."""
-_KEYS = {
-    "AWS_ACCESS_KEY_ID": "S3RVER",
-    "AWS_SECRET_ACCESS_KEY": "S3RVER",
-    # s3rver stores the trailers of newer clients as content.
-    "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
-}
 
 READER = """
 import os, sys, time
@@ -55,34 +52,6 @@ for offset in offsets:
     got = os.preadv(file, [memoryview(buffer)[:wanted]], offset)
     assert got == wanted, (offset, got, wanted)
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """A way to mount a store."""
-
-    name: str
-    mount: Callable[[Path], "subprocess.Popen[bytes]"]
-    """Starts it at a mount point; the process ends when it is unmounted."""
-    file: str
-    """What it reads: laid out by the contender that shall read it."""
-    tasks: tuple[str, ...] = TASKS
-
-
-@contextmanager
-def mounted(contender: Contender, root: Path) -> Iterator[int]:
-    """A fresh mount: nothing of an earlier one is cached in it or in the kernel; yield its process."""
-    process = contender.mount(root)
-    try:
-        end, pause = time.monotonic() + 30, threading.Event()
-        while not os.path.ismount(root):
-            if process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"{contender.name} did not mount: {process.poll()}")
-            pause.wait(0.05)
-        yield process.pid
-    finally:
-        subprocess.run(["fusermount3", "-uz", root], check=False)
-        process.wait(timeout=60)
 
 
 def drop_caches() -> None:
@@ -169,8 +138,8 @@ def seconds_of(contender: Contender, task: str, root: Path, data: bytes, seed: i
     return took
 
 
-Costs = dict[tuple[str, str], list[Cost]]
-"""By contender and task, one of each round."""
+Costs = dict[tuple[str, str], list[Cost | None]]
+"""By contender and task, one of each round; None where it failed."""
 
 
 def rounds_of(contenders: Sequence[Contender], root: Path, data: bytes, rounds: int) -> Costs:
@@ -179,22 +148,28 @@ def rounds_of(contenders: Sequence[Contender], root: Path, data: bytes, rounds: 
     for seed in range(rounds):
         for task in TASKS:
             # Not always the same first: the store's own caches warm up within a round.
-            order = contenders[seed % len(contenders) :] + contenders[: seed % len(contenders)]
+            order = [*contenders[seed % len(contenders) :], *contenders[: seed % len(contenders)]]
             for contender in order:
                 if task in contender.tasks:
+                    cost: Cost | None = None
                     try:
                         cost = costs_of(contender, task, root, data, seed)
+                        click.echo(f"round {seed}: {contender.name}, {task}: {cost}", err=True)
                     except OSError as error:
                         # rclone's close fails where a data node is slow to report its block.
                         click.echo(f"round {seed}: {contender.name}, {task}: {error}", err=True)
-                        continue
                     found.setdefault((contender.name, task), []).append(cost)
-                    click.echo(f"round {seed}: {contender.name}, {task}: {cost}", err=True)
     return found
 
 
-def table_of(store: str, costs: Mapping[tuple[str, str], Sequence[Cost]], size: int) -> Table:
-    """Return rates by contender, how often ours is faster, and the mount's processor seconds (medians)."""
+def table_of(
+    store: str, costs: Mapping[tuple[str, str], Sequence[Cost | None]], size: int
+) -> Table:
+    """Return rates by contender, how often ours is faster, and the mount's processor seconds.
+
+    All are medians of the rounds that did not fail; how many did is said beside them.
+    """
+    done = {key: [cost for cost in found if cost is not None] for key, found in costs.items()}
     rows = []
     for name in dict.fromkeys(name for name, _ in costs):
         cells = [name]
@@ -202,88 +177,19 @@ def table_of(store: str, costs: Mapping[tuple[str, str], Sequence[Cost]], size: 
             if (name, task) not in costs:
                 cells.append("")
                 continue
-            took, used = (median(part) for part in zip(*costs[name, task], strict=True))
-            ratio = took / median(seconds for seconds, _ in costs[OURS, task])
+            num_failed = len(costs[name, task]) - len(done[name, task])
+            failed = f"{num_failed} of {len(costs[name, task])} failed" if num_failed else ""
+            if not done[name, task]:
+                cells.append(failed)
+                continue
+            took, used = (median(part) for part in zip(*done[name, task], strict=True))
+            ratio = took / median(seconds for seconds, _ in done[OURS, task])
             times = "" if name == OURS else f" ({ratio:.2f}x)"
-            cells.append(f"{size / took / 1e6:.0f}{times}, {used:.2f} s")
+            rate = f"{size / took / 1e6:.0f}{times}, {used:.2f} s"
+            cells.append(f"{rate}; {failed}" if failed else rate)
         rows.append(tuple(cells))
     columns = (f"{store}: MB/s (fusefs is so many times as fast), processor seconds", *TASKS)
     return Table(columns=columns, rows=tuple(rows))
-
-
-def ours(store: str, log: Path) -> Callable[[Path], "subprocess.Popen[bytes]"]:
-    """Return how we mount: with the settings a user gets."""
-
-    def mount(root: Path) -> "subprocess.Popen[bytes]":
-        config = MountConfig(store=store, mountpoint=str(root))
-        return start(config, log_path=str(log))
-
-    return mount
-
-
-def program(
-    *command: str | Path, environment: Mapping[str, str] | None = None, log: Path
-) -> Callable[[Path], "subprocess.Popen[bytes]"]:
-    """Return how a peer is mounted: in the foreground, the mount point where ``@`` stands."""
-
-    def mount(root: Path) -> "subprocess.Popen[bytes]":
-        with log.open("ab") as out:
-            return subprocess.Popen(
-                [str(root) if part == "@" else str(part) for part in command],
-                stdout=out,
-                stderr=out,
-                env={**_without_proxies(), **(environment or {})},
-            )
-
-    return mount
-
-
-def _without_proxies() -> dict[str, str]:
-    # rclone ends where a bundle of certificates is named and the server speaks plain HTTP.
-    return {
-        k: v for k, v in os.environ.items() if k != "AWS_CA_BUNDLE" and "PROXY" not in k.upper()
-    }
-
-
-def rclones(remote: str, base: Path, log: Path) -> list[Contender]:
-    """Return rclone as it comes, and with its disk cache in memory, which reads ahead much further."""
-    common = ["rclone", "mount", remote, "@", "--config", "/dev/null"]
-    cached = [
-        "--vfs-cache-mode", "full", "--cache-dir", base / CACHE,
-        "--buffer-size", "32M", "--vfs-read-ahead", "64M",
-    ]  # fmt: skip
-    return [
-        Contender("rclone", program(*common, log=log), "plain"),
-        # Its close returns before anything is uploaded, so its writes cannot be compared.
-        Contender("rclone, cache on", program(*common, *cached, log=log), "plain", TASKS[:2]),
-    ]
-
-
-@contextmanager
-def s3_server(base: Path, s3rver: str) -> Iterator[int]:
-    """Run an S3 server that keeps its files in ``base``; yield its port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [s3rver, "-d", base / "s3", "-a", "127.0.0.1", "-p", str(port), "-s"]
-    process = subprocess.Popen(
-        [*command, "--configure-bucket", "bench"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        end, pause = time.monotonic() + 30, threading.Event()
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            if process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"the S3 server did not start: {process.poll()}")
-            pause.wait(0.1)
-        yield port
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
 
 
 def on_s3(base: Path, s3rver: str, data: bytes, rounds: int) -> Costs:
@@ -292,9 +198,9 @@ def on_s3(base: Path, s3rver: str, data: bytes, rounds: int) -> Costs:
     with s3_server(base, s3rver) as port:
         endpoint = f"http://127.0.0.1:{port}"
         store = f"s3://bench?endpoint_override=127.0.0.1:{port}&scheme=http&region=us-east-1"
-        os.environ.update(_KEYS)
+        os.environ.update(KEYS)
         keys = base / "keys"
-        keys.write_text(f"{_KEYS['AWS_ACCESS_KEY_ID']}:{_KEYS['AWS_SECRET_ACCESS_KEY']}")
+        keys.write_text(f"{KEYS['AWS_ACCESS_KEY_ID']}:{KEYS['AWS_SECRET_ACCESS_KEY']}")
         keys.chmod(0o600)
         remote = (
             f":s3,provider=Other,env_auth=true,endpoint='{endpoint}',force_path_style=true:bench"

@@ -1,6 +1,12 @@
 """The comparison of mounts: who reads what, and what the table says."""
 
-from benchmarks.fusefs_peers import OURS, TASKS, MiB, scattered, table_of
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.fusefs_contenders import OURS, TASKS, Contender, mounted, program, rclones
+from benchmarks.fusefs_peers import MiB, rounds_of, scattered, table_of
 
 
 def test_readers_share_the_blocks_of_a_file_each_read_once_and_out_of_order():
@@ -31,3 +37,62 @@ def test_the_table_gives_medians_and_how_often_ours_is_faster():
         (OURS, "100, 0.20 s", "", "50, 1.00 s"),
         ("peer", "50 (2.00x), 0.50 s", "", "100 (0.50x), 0.25 s"),
     )
+
+
+def test_rounds_that_failed_are_said_beside_the_median_of_the_others():
+    costs = {
+        (OURS, TASKS[2]): [(1.0, 0.5), (1.0, 0.5)],
+        ("peer", TASKS[2]): [None, (2.0, 0.25)],
+        ("broken", TASKS[2]): [None, None],
+    }
+
+    table = table_of("HDFS", costs, 200_000_000)
+
+    assert [row[3] for row in table.rows] == [
+        "200, 0.50 s",
+        "100 (2.00x), 0.25 s; 1 of 2 failed",
+        "2 of 2 failed",
+    ]
+
+
+def test_a_round_that_fails_is_kept_as_one(tmp_path, monkeypatch):
+    outcomes = iter([(1.0, 0.5), OSError(5, "not reported yet"), (2.0, 0.5)])
+
+    def costs_of(*_):
+        outcome = next(outcomes)
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr("benchmarks.fusefs_peers.costs_of", costs_of)
+    one = Contender(OURS, None, "striped", TASKS[2:])
+
+    assert rounds_of([one], tmp_path, b"", 3) == {(OURS, TASKS[2]): [(1.0, 0.5), None, (2.0, 0.5)]}
+
+
+def test_a_peer_is_started_at_the_mount_point_without_proxies_and_with_its_keys(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("https_proxy", "http://proxy")
+    text = "import os, sys; print(sys.argv[1], os.environ.get('https_proxy'), os.environ['A'])"
+
+    program(sys.executable, "-c", text, "@", environment={"A": "key"}, log=tmp_path / "log")(
+        tmp_path / "mnt"
+    ).wait()
+
+    assert (tmp_path / "log").read_text() == f"{tmp_path / 'mnt'} None key\n"
+
+
+def test_a_peer_that_ends_before_it_mounts_is_an_error(tmp_path):
+    ends = Contender("gone", lambda _: subprocess.Popen(["false"]), "plain")
+
+    with pytest.raises(RuntimeError, match="gone did not mount"), mounted(ends, tmp_path):
+        pytest.fail("nothing is mounted")
+
+
+def test_rclone_with_its_cache_takes_no_part_in_the_writes(tmp_path):
+    plain, cached = rclones("remote:", tmp_path, tmp_path / "log")
+
+    assert TASKS[2] in plain.tasks
+    assert cached.tasks == TASKS[:2]
+    assert (plain.file, cached.file) == ("plain", "plain")
