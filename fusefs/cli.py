@@ -15,7 +15,8 @@ import click
 from fusefs.config import FilesConfig
 from fusefs.export import copies_of, export_file, parted, place_on_mount, require_free
 from fusefs.fsck import verify
-from fusefs.mounting import MountConfig, is_watched, start
+from fusefs.mount_options import mount_config, without_watch
+from fusefs.mounting import is_watched, start
 from fusefs.mounting import umount as unmount
 from fusefs.namespace import StripedFiles
 from fusefs.prefetching import (
@@ -31,11 +32,11 @@ from fusefs.showing import progress, show_kept, show_report, waiting_line
 from fusefs.statistics import layout_of
 from fusefs.stores.opening import open_store
 from fusefs.stores.retrying import RetryingStore
-from omniload.base.config import load_yaml, parse_yaml
+from omniload.base.config import load_yaml
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.units import format_bytes, parse_seconds
 
-__all__ = ["command", "mount_config"]
+__all__ = ["command"]
 
 
 @click.group("fs")
@@ -88,10 +89,11 @@ def mount(  # noqa: PLR0913, PLR0917 -- one per option
         raise ConfigError(f"{target}: no such folder; make it, then mount there")
     given = [*options, *([f"bridge={bridge}"] if bridge else [])]
     given += ["take_over"] if take_over else []
-    settings = mount_config(store, target, tuple(given), config)
+    words, asked = without_watch(given)
+    settings = mount_config(store, target, words, config)
     log = log or (None if foreground else os.devnull)
     # A watch ends with the daemon it started, so whoever takes over goes on with it.
-    watch = watch or (settings.take_over and is_watched(target))
+    watch = watch or asked or (settings.take_over and is_watched(target))
     process = start(settings, log_path=log, watched=watch)
     if not foreground:
         beside = ", watched" if watch else ""
@@ -101,35 +103,6 @@ def mount(  # noqa: PLR0913, PLR0917 -- one per option
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: process.send_signal(received))
     sys.exit(process.wait())
-
-
-def mount_config(
-    store: str, mountpoint: str, options: tuple[str, ...], config: str | None = None
-) -> MountConfig:
-    """Build the configuration of a mount from ``-o`` options, as fstab writes them.
-
-    Raises:
-        ConfigError: An option is unknown or out of range.
-    """
-    files = load_yaml(config, FilesConfig).model_dump() if config is not None else {}
-    fields: dict[str, Any] = {"store": store, "mountpoint": mountpoint}
-    for option in ",".join(options).split(","):
-        name, given, value = option.strip().partition("=")
-        if name in {"", "rw", "defaults", "_netdev", "user", "noauto"}:
-            continue  # mount's own words, which mount.omniload hands on
-        if name == "ro":
-            fields["read_only"] = True
-        elif name in {"unit", "count"}:
-            files["striping"] = {**files.get("striping", {}), name: value}
-        elif name in {"disk_cache", "disk_cache_capacity"}:
-            key = "directory" if name == "disk_cache" else "capacity"
-            files["disk_cache"] = {**(files.get("disk_cache") or {}), key: value}
-        elif name in FilesConfig.model_fields:
-            files[name] = value
-        else:
-            fields[name] = value if given else True
-    text = json.dumps({**fields, "files": files})  # JSON is YAML: faults name the key
-    return parse_yaml(text, MountConfig, name="-o")
 
 
 @command.command("umount")

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from fusefs.cli import mount_config
+from fusefs.mount_options import mount_config, without_watch
 from fusefs.mounting import start
 from omniload.base.errors import ConfigError, OmniloadError
 
@@ -43,9 +43,9 @@ def main() -> None:
     """Mount in the background; the exit code is mount's: 0, or 32 for a mount that failed."""
     try:
         store, mountpoint, options = parsed(sys.argv[1:])
-        words = ",".join(options).split(",")
-        config = mount_config(store, mountpoint, tuple(word for word in words if word != "watch"))
-        process = start(config, log_path=os.devnull, watched="watch" in words)
+        words, watched = without_watch(options)
+        config = mount_config(store, mountpoint, words)
+        process = start(config, log_path=os.devnull, watched=watched)
         process.returncode = 0  # it outlives us
     except OmniloadError as error:
         sys.stderr.write(f"mount.omniload: {error}\n")

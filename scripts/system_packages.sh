@@ -19,6 +19,7 @@ need python3-dev "${PYTHON:-python3}" -c \
 need iproute2 command -v ip
 need git command -v git
 need rsync command -v rsync
+need systemd command -v systemd-analyze
 need fio command -v fio
 need dbench command -v dbench
 need stress-ng command -v stress-ng

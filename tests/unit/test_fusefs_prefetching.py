@@ -7,8 +7,9 @@ import re
 import click.testing
 import pytest
 
-from fusefs.cli import command, mount_config
+from fusefs.cli import command
 from fusefs.config import DiskCacheConfig, FilesConfig, Striping
+from fusefs.mount_options import mount_config
 from fusefs.prefetching import (
     Kept,
     prefetch_from_store,
