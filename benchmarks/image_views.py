@@ -149,6 +149,7 @@ def mounted(
         yield root, process
     finally:
         unmount(str(root), lazily=False)
+        process.terminate()  # a namespace made meanwhile may hold a copy of the mount
         process.wait()
 
 

@@ -20,12 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omniload.base.errors import StateError
+from omniload.base.log import get_logger
 from snapshot.image.erofs_blobs import BlobLayout
+from snapshot.image.erofs_format import BLOCK_BYTES, HEAD_BYTES, device_blocks
 from snapshot.image.erofs_writer import MetadataPlan, write_metadata
 from snapshot.image.layer_index import LayerIndex
 from snapshot.image.precontent_kernel import is_unused
 
 __all__ = ["BlobCache", "Filling"]
+
+_log = get_logger(__name__)
 
 _MAX_PATH_BYTES = 255
 """Of a path that the kernel takes as an option."""
@@ -68,11 +72,23 @@ class BlobCache:
     def may_have(cache: str | Path, indexes: Iterable[LayerIndex]) -> bool:
         """Tell, cheaply and without making a folder, whether all layers with data may be whole here."""
         layers = Path(cache) / "erofs" / "v1" / "layers"
-        return all(
-            (layers / _hex(index.blob_digest)).exists()
-            for index in indexes
-            if any(extent.size_bytes for entry in index.entries for extent in entry.extents)
-        )
+        return all((layers / _hex(index.blob_digest)).exists() for index in _with_data(indexes))
+
+    def whole(self, indexes: Sequence[LayerIndex]) -> tuple[Path, list[Path]] | None:
+        """Return metadata and blobs of an image, if all are here; nothing is laid out for it."""
+        path = self._image_of(indexes)
+        blobs = [self._root / "layers" / _hex(index.blob_digest) for index in _with_data(indexes)]
+        try:
+            with path.open("rb") as file:
+                blocks = device_blocks(file.read(HEAD_BYTES))
+            sizes = [blob.stat().st_size for blob in blobs]
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            _log.warning("%s is removed and written anew: %s", path, error)
+            path.unlink(missing_ok=True)
+            return None
+        return (path, blobs) if sizes == [count * BLOCK_BYTES for count in blocks] else None
 
     def complete(self, index: LayerIndex, layout: BlobLayout) -> Path | None:
         """Return the blob of a layer, if it is here whole."""
@@ -113,14 +129,13 @@ class BlobCache:
 
     def metadata(self, plan: MetadataPlan, indexes: Sequence[LayerIndex]) -> Path:
         """Return the metadata of an image, written if it is not here."""
-        digest = hashlib.sha256("\n".join(index.blob_digest for index in indexes).encode())
-        path = self._root / "images" / digest.hexdigest()
+        path = self._image_of(indexes)
         if path.exists():
             return path
-        temporary = self._root / "filling" / f"{digest.hexdigest()}.{secrets.token_hex(8)}"
+        temporary = self._root / "filling" / f"{path.name}.{secrets.token_hex(8)}"
         try:
             with temporary.open("xb") as file:
-                file.writelines(write_metadata(plan, uuid=digest.digest()[:16]))
+                file.writelines(write_metadata(plan, uuid=bytes.fromhex(path.name)[:16]))
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
@@ -133,8 +148,21 @@ class BlobCache:
         """Remove blobs whose mount died; return how many."""
         return sum(map(_removed_if_unused, self._leftovers()))
 
+    def _image_of(self, indexes: Iterable[LayerIndex]) -> Path:
+        digest = hashlib.sha256("\n".join(index.blob_digest for index in indexes).encode())
+        return self._root / "images" / digest.hexdigest()
+
     def _leftovers(self) -> Iterable[Path]:
         return list((self._root / "filling").iterdir())
+
+
+def _with_data(indexes: Iterable[LayerIndex]) -> list[LayerIndex]:
+    """Return the layers that have a blob."""
+    return [
+        index
+        for index in indexes
+        if any(extent.size_bytes for entry in index.entries for extent in entry.extents)
+    ]
 
 
 def _removed_if_unused(path: Path) -> bool:

@@ -18,6 +18,7 @@ __all__ = [
     "CHUNK_BASED",
     "FLAT_INLINE",
     "FLAT_PLAIN",
+    "HEAD_BYTES",
     "INODE_BYTES",
     "MAX_DEVICES",
     "NO_BLOCK",
@@ -28,6 +29,7 @@ __all__ = [
     "chunk_form",
     "chunk_index",
     "crc32c",
+    "device_blocks",
     "device_slot",
     "directory_block",
     "directory_bytes",
@@ -45,6 +47,8 @@ SUPER_END = SUPER_OFFSET + 128
 INODE_BYTES = 64
 """Of an extended inode; a compact one has neither times nor large numbers."""
 MAX_DEVICES = 512
+HEAD_BYTES = SUPER_END + 128 * MAX_DEVICES
+"""Superblock and table of devices, at most."""
 NO_BLOCK = 0xFFFFFFFF
 """Address of a chunk that is a hole."""
 
@@ -165,6 +169,26 @@ def superblock(
 def device_slot(tag: bytes, blocks: int) -> bytes:
     """Return the record of one file of data in the table of devices."""
     return struct.pack("<64sII56x", tag[:64], blocks, 0)
+
+
+def device_blocks(head: bytes) -> tuple[int, ...]:
+    """Return the blocks of each file of data that an image of ours names.
+
+    Args:
+        head: Its first bytes, at least ``HEAD_BYTES`` if it has so many.
+
+    Raises:
+        ValueError: It is no such image.
+    """
+    if len(head) < SUPER_END or head[SUPER_OFFSET : SUPER_OFFSET + 4] != _MAGIC.to_bytes(
+        4, "little"
+    ):
+        raise ValueError(f"{len(head)} bytes that begin no EROFS image")
+    (devices,) = struct.unpack_from("<H", head, SUPER_OFFSET + 86)
+    slots = range(SUPER_END, SUPER_END + _SLOT_BYTES * devices, _SLOT_BYTES)
+    if len(head) < SUPER_END + _SLOT_BYTES * devices:
+        raise ValueError(f"{len(head)} bytes for {devices} devices")
+    return tuple(struct.unpack_from("<I", head, at + 64)[0] for at in slots)
 
 
 def encoded_inode(inode: Inode) -> bytes:

@@ -11,10 +11,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
+from fusefs.bridge.options import BridgeOptions
 from fusefs.bridge.tuning import mount_table
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.log import get_logger
-from snapshot.image.erofs_blobs import blob_layout
+from snapshot.image.erofs_blobs import BlobLayout, blob_layout
 from snapshot.image.erofs_cache import BlobCache
 from snapshot.image.erofs_filling import BlobFilling
 from snapshot.image.erofs_probe import why_no_erofs, why_no_filling
@@ -31,6 +32,7 @@ _log = get_logger(__name__)
 Through = Literal["fuse", "erofs", "auto"]
 """What shows an image: a process of ours, the kernel, or the kernel where it can alone."""
 
+_BACKINGS = Path("/sys/class/bdi")
 _LOOK_S, _LOOK_SOON_S = 1.0, 0.02
 """Between two looks whether a mount is gone; and how often for the second after mounts changed."""
 
@@ -44,13 +46,19 @@ class ErofsImage:
     """
 
     def __init__(self, tree: Tree, indexes: Sequence[LayerIndex], cache: str | Path) -> None:
-        layouts = [blob_layout(index.entries) for index in indexes]
-        self._plan = plan_metadata(tree, layouts)
         self._cache = BlobCache(cache)
-        self._image = self._cache.metadata(self._plan, indexes)
-        self._layers = [(indexes[n], layouts[n]) for n in self._plan.layers]
-        self._missing = [layer for layer in self._layers if self._cache.complete(*layer) is None]
         self._filling: BlobFilling | None = None
+        self._layers: list[tuple[LayerIndex, BlobLayout]] = []
+        self._missing: list[tuple[LayerIndex, BlobLayout]] = []
+        self._kept: list[Path] = []
+        if (found := self._cache.whole(indexes)) is not None:
+            self._image, self._kept = found
+            return
+        layouts = [blob_layout(index.entries) for index in indexes]
+        plan = plan_metadata(tree, layouts)
+        self._image = self._cache.metadata(plan, indexes)
+        self._layers = [(indexes[n], layouts[n]) for n in plan.layers]
+        self._missing = [layer for layer in self._layers if self._cache.complete(*layer) is None]
 
     @property
     def is_complete(self) -> bool:
@@ -84,14 +92,14 @@ class ErofsImage:
         if self._filling is not None:
             self._filling.at_hand(digests)
 
-    def serve(self, mountpoint: str, *, trusted: bool, ready: Callable[[], None]) -> None:
+    def serve(self, mountpoint: str, options: BridgeOptions, *, ready: Callable[[], None]) -> None:
         """Mount; return when it is unmounted, or when the kernel needs nobody any more.
 
         For the main thread: a signal to end unmounts it.
 
         Args:
             mountpoint: An empty directory.
-            trusted: Honour set-uid bits and device nodes.
+            options: Of these, ``trusted`` and the kernel's read-ahead.
             ready: Called once it is usable.
 
         Raises:
@@ -100,7 +108,8 @@ class ErofsImage:
         target = os.path.realpath(mountpoint)
         try:
             _check_place(target)
-            mount_erofs(str(self._image), self._blobs(), target, trusted=trusted)
+            with _read_ahead(options.kernel_read_ahead):
+                mount_erofs(str(self._image), self._blobs(), target, trusted=options.trusted)
         except BaseException:
             self._close(is_safe=True)
             raise
@@ -114,7 +123,7 @@ class ErofsImage:
 
     def _blobs(self) -> list[str]:
         filled = iter(self._filling.paths if self._filling is not None else ())
-        found = []
+        found = [str(path) for path in self._kept]
         for layer in self._layers:
             if layer in self._missing:
                 found.append(next(filled))
@@ -219,6 +228,17 @@ def _check_place(target: str) -> None:
     for line in filter(None, mount_table().split("\n")):
         if line.split(" ")[4] == name and (" - erofs " in line or " - fuse" in line):
             raise StateError(f"{target!r} is a mount already; unmount it first")
+
+
+@contextmanager
+def _read_ahead(size_bytes: int) -> Iterator[None]:
+    """Set the read-ahead of the mount that is made meanwhile; the kernel names it by a count."""
+    before = set(_BACKINGS.glob("erofs-*"))
+    yield
+    made = set(_BACKINGS.glob("erofs-*")) - before
+    if len(made) == 1:  # more were made at once: which is ours is not told
+        with suppress(OSError):
+            (made.pop() / "read_ahead_kb").write_text(str(size_bytes >> 10), encoding="ascii")
 
 
 @contextmanager

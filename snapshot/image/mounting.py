@@ -206,8 +206,7 @@ class _Serving:
                 watcher.start()
 
             if self._erofs is not None:
-                trusted = settings.bridge.trusted
-                self._erofs.serve(settings.mountpoint, trusted=trusted, ready=usable)
+                self._erofs.serve(settings.mountpoint, settings.bridge, ready=usable)
                 return
             name = "omniload-image"
             serving.serve(

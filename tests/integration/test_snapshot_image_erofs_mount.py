@@ -252,6 +252,14 @@ def test_an_overlay_over_a_lazy_mount_is_a_root_that_can_be_written(image, tmp_p
             unmount(str(tmp_path / "root"), lazily=False)
 
 
+def test_the_kernel_reads_as_far_ahead_as_it_is_told(image, tmp_path):
+    before = set(Path("/sys/class/bdi").glob("erofs-*"))
+
+    with LazyMount(image, tmp_path, kernel_read_ahead="256KiB"):
+        made = set(Path("/sys/class/bdi").glob("erofs-*")) - before
+        assert {(one / "read_ahead_kb").read_text() for one in made} == {"256\n"}
+
+
 def test_the_image_is_the_one_that_was_asked_for(image, tmp_path):
     store, tag = open_store(image)
     try:

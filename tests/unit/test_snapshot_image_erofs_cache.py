@@ -137,6 +137,42 @@ def test_images_of_other_layers_have_other_metadata(cache, index, layout):
     assert ErofsReader(one.read_bytes()).uuid != ErofsReader(two.read_bytes()).uuid
 
 
+def test_an_image_is_whole_when_its_metadata_and_every_blob_are_here(cache, index, layout):
+    empty = an_index([a_directory("d")], a_stream(100, seed=9))
+    layouts = [blob_layout(one.entries) for one in (index, empty)]
+    plan = plan_metadata(merge([FILES, empty.entries]), layouts)
+    assert cache.whole([index, empty]) is None
+    metadata = cache.metadata(plan, [index, empty])
+    assert cache.whole([index, empty]) is None
+
+    blob = whole(cache, index, layout)
+
+    assert cache.whole([index, empty]) == (metadata, [blob])
+    assert cache.whole([empty, index]) is None
+
+
+def test_an_image_whose_blob_has_another_size_is_not_whole(cache, index, layout):
+    cache.metadata(plan_metadata(merge([FILES]), [layout]), [index])
+    blob = whole(cache, index, layout)
+    blob.chmod(0o600)
+    os.truncate(blob, 4096)
+
+    assert cache.whole([index]) is None
+
+
+@pytest.mark.parametrize("damage", [b"", b"nothing", bytes(2000)])
+def test_metadata_that_is_none_is_removed_and_written_anew(cache, index, layout, damage):
+    plan = plan_metadata(merge([FILES]), [layout])
+    path = cache.metadata(plan, [index])
+    right = path.read_bytes()
+    whole(cache, index, layout)
+    path.write_bytes(damage)
+
+    assert cache.whole([index]) is None
+    assert cache.metadata(plan, [index]).read_bytes() == right
+    assert cache.whole([index]) is not None
+
+
 def test_metadata_that_cannot_be_written_leaves_nothing(
     cache, index, layout, tmp_path, monkeypatch
 ):

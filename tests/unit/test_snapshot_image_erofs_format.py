@@ -13,6 +13,7 @@ from snapshot.image.erofs_format import (
     chunk_form,
     chunk_index,
     crc32c,
+    device_blocks,
     device_slot,
     directory_block,
     directory_bytes,
@@ -92,6 +93,27 @@ def test_a_device_has_a_name_and_its_blocks():
         0,
     )
     assert len(device_slot(b"x" * 100, 1)) == 128
+
+
+def test_the_blocks_of_devices_are_read_back():
+    head = bytearray(BLOCK_BYTES)
+    for number, blocks in enumerate((12, 0, 0xFFFFFFFE)):
+        at = 1152 + 128 * number
+        head[at : at + 128] = device_slot(b"d", blocks)
+
+    block = superblock(
+        root_nid=48, inodes=1, blocks=1, devices=3, uuid=bytes(16), first_block=bytes(head)
+    )
+
+    assert device_blocks(block) == (12, 0, 0xFFFFFFFE)
+    with pytest.raises(ValueError, match="1300 bytes for 3 devices"):
+        device_blocks(block[:1300])
+
+
+@pytest.mark.parametrize("head", [b"", bytes(1200), bytes(BLOCK_BYTES)])
+def test_what_is_no_image_has_no_devices(head):
+    with pytest.raises(ValueError, match=f"{len(head)} bytes that begin no"):
+        device_blocks(head)
 
 
 @pytest.mark.parametrize(
