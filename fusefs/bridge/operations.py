@@ -17,3 +17,5 @@ __all__ = ["StoreFileSystem"]
 
 class StoreFileSystem(NameRequests, ContentRequests, AttributeRequests, Resuming):
     """One mount of a store."""
+
+    hands_over_copies = True

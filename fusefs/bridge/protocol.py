@@ -135,6 +135,10 @@ class Kernel(Protocol):
 class FileSystem(Protocol):
     """A tree of files. Inherit to get the defaults: read-only, no links, no attributes."""
 
+    hands_over_copies: bool = False
+    """Whether the kernel may be given local copies to read by itself. It then lets one overlay less be
+    stacked on the mount."""
+
     def connected(self, kernel: Kernel) -> None:
         """Learn what the binding can do; called once before the first request."""
 

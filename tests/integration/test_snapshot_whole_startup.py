@@ -17,7 +17,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.startup_place import TOOLS, copy_libraries, copy_tree
+from benchmarks.startup_place import MAIN, TOOLS, copy_libraries, copy_tree, environment
 from benchmarks.whole_startup import Link, Round, pages, tables_of
 from benchmarks.whole_startup_job import FETCH, FirstStep
 from benchmarks.whole_startup_place import push_image
@@ -66,6 +66,7 @@ def place(tmp_path_factory):
     for tool in (*TOOLS, "/bin/date"):
         copy_tree(Path(tool).resolve(), tree / tool[1:])
     (tree / "etc").mkdir()
+    (tree / "etc/issue").write_text("of the image")
     copy_libraries([tree], tree)
     job = folder / "job"
     a_wheel(job / "wheels", "greet")
@@ -228,6 +229,32 @@ def test_nothing_stays_mounted_and_nothing_runs_on(rounds, place):
     assert rounds
     assert str(place[0]) not in mounts
     assert left == []
+
+
+OVERLAY = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.mount(b"o", b"/etc", b"overlay", 1, b"lowerdir=/laid:/etc"):
+    raise SystemExit(os.strerror(ctypes.get_errno()))
+print(sorted(set(os.listdir("/etc")) & {"laid", "issue"}))
+"""
+
+
+def test_another_overlay_fits_on_a_folder_of_the_image(place, tmp_path):
+    """So that an environment of the image gets its snapshot by a mount, not file by file."""
+    (tmp_path / "laid").mkdir()
+    (tmp_path / "laid/laid").write_text("")
+    software = (sys.base_prefix, LIBRARIES)
+    words = [sys.executable, "-c", MAIN, "image", "run", f"127.0.0.1:{place[1]}/job/lazy:v"]
+    words += ["--option", f"cache={tmp_path / 'cache'}", "--option", "through=fuse"]
+    words += [word for each in software for word in ("--bind", f"{each}:{each}:ro")]
+    words += ["--bind", f"{tmp_path / 'laid'}:/laid", "--", f"{sys.base_prefix}/bin/python3"]
+
+    done = subprocess.run(
+        [*words, "-c", OVERLAY], check=False, env=environment(), capture_output=True, text=True
+    )
+
+    assert (done.stdout, done.stderr) == ("['issue', 'laid']\n", "")
 
 
 def test_a_job_that_ends_before_its_first_step_is_told_with_what_it_said(tmp_path):

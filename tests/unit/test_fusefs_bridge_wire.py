@@ -157,7 +157,7 @@ def test_a_batch_of_forgets_is_one_each():
 
 
 def test_all_that_is_wanted_and_offered_is_agreed_upon():
-    found = agreement(init_request(), max_background=64, root=True)
+    found = agreement(init_request(), max_background=64, pass_through=True)
 
     assert Init.PASSTHROUGH in found.flags
     assert Init.DO_READDIRPLUS in found.flags
@@ -168,19 +168,22 @@ def test_all_that_is_wanted_and_offered_is_agreed_upon():
 
 
 def test_nothing_is_agreed_upon_that_the_kernel_did_not_offer():
-    found = agreement(init_request(flags=1 | 1 << 13), max_background=1, root=True)
+    found = agreement(init_request(flags=1 | 1 << 13), max_background=1, pass_through=True)
 
     assert found.flags == Init.ASYNC_READ | Init.DO_READDIRPLUS
     assert struct.unpack_from("<2I", found.reply, 36) == (0, 0)
 
 
 def test_only_root_hands_local_copies_to_the_kernel():
-    assert Init.PASSTHROUGH not in agreement(init_request(), max_background=1, root=False).flags
+    assert (
+        Init.PASSTHROUGH
+        not in agreement(init_request(), max_background=1, pass_through=False).flags
+    )
 
 
 def test_a_kernel_that_is_too_old_is_told_apart_with_the_way_out():
     with pytest.raises(StateError, match=r"7\.26.*bridge=pyfuse3"):
-        agreement(init_request(minor=26), max_background=1, root=True)
+        agreement(init_request(minor=26), max_background=1, pass_through=True)
 
 
 def test_a_notice_names_an_inode_whose_attributes_alone_are_outdated():

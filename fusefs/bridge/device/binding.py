@@ -78,7 +78,7 @@ def _connected(device: int, filesystem: FileSystem, *, can_pass_through: bool) -
 def _mounted(target: str, filesystem: FileSystem, options: BridgeOptions, name: str) -> _Connection:
     device = attach(target, options, name)
     try:
-        flags = _agreed(device, options)
+        flags = _agreed(device, options, copies=filesystem.hands_over_copies)
         return _connected(device, filesystem, can_pass_through=Init.PASSTHROUGH in flags)
     except BaseException:
         detach(target)
@@ -153,7 +153,7 @@ def _served(
     return handed
 
 
-def _agreed(device: int, options: BridgeOptions) -> Init:
+def _agreed(device: int, options: BridgeOptions, *, copies: bool) -> Init:
     """Answer INIT, the first request of a connection."""
     select.select([device], [], [])
     request = memoryview(os.read(device, 1 << 16 | 1 << 20))
@@ -164,7 +164,7 @@ def _agreed(device: int, options: BridgeOptions) -> Init:
         agreed = agreement(
             request[IN_HEADER.size :],
             max_background=options.max_background,
-            root=os.geteuid() == 0,
+            pass_through=copies and os.geteuid() == 0,
         )
     except StateError:
         os.write(device, OUT_HEADER.pack(OUT_HEADER.size, -errno.EPROTO, unique))

@@ -34,13 +34,14 @@ class Agreement(NamedTuple):
     flags: Init
 
 
-def agreement(body: memoryview, *, max_background: int, root: bool) -> Agreement:
+def agreement(body: memoryview, *, max_background: int, pass_through: bool) -> Agreement:
     """Answer ``fuse_init_in``: everything wanted that the kernel offers.
 
     Args:
         body: The request.
         max_background: Requests the kernel may keep in flight.
-        root: Whether local copies may be handed to the kernel.
+        pass_through: Whether local copies may be handed to the kernel, as root can. It counts such a
+            mount as a level of file systems, of which it stacks two on another.
 
     Raises:
         StateError: The kernel's protocol is too old.
@@ -55,7 +56,7 @@ def agreement(body: memoryview, *, max_background: int, root: bool) -> Agreement
         (more,) = struct.unpack_from("<I", body, 16)
         offered |= more << 32
     flags = Init(_WANTED & offered)
-    if not root:
+    if not pass_through:
         flags &= ~Init.PASSTHROUGH
     reply = init_reply(
         minor=minor,
