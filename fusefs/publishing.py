@@ -8,9 +8,12 @@ from fusefs.keeper import ObjectKeeper
 from fusefs.manifest import Manifest
 from fusefs.stores.protocol import Entry, Store
 from fusefs.writing import Content, may_be_plain
-from omniload.base.errors import IntegrityError
+from omniload.base.errors import IntegrityError, OmniloadError
+from omniload.base.log import get_logger
 
 __all__ = ["Publisher"]
+
+_LOG = get_logger(__name__)
 
 
 class Publisher:
@@ -58,9 +61,30 @@ class Publisher:
 
         data, kept = _stored(path, content, attributes)
         self._store.publish(path, data, before)
+        self._remove_replaced(path, [known for known in replaced if known is not None], set(kept))
+        return found[0] is None
+
+    def _remove_replaced(self, path: str, replaced: list[Manifest], kept: set[str]) -> None:
+        """Remove the objects of replaced versions, but for those that the path needs.
+
+        Another mount may have built on a version in the moment before this one replaced it,
+        and published over this one since.
+        """
+        if all(kept.issuperset(manifest.object_paths()) for manifest in replaced):
+            return
+        try:
+            now = self._catalog.version(path, self._store.stat(path))[1]
+        except FileNotFoundError:
+            now = None
+        except (OSError, OmniloadError) as error:
+            _LOG.info(
+                "what %s replaced stays, since what it is now cannot be told: %s", path, error
+            )
+            return
+        if now is not None:
+            kept.update(now.object_paths())
         for manifest in replaced:
             self._keeper.condemn(manifest, kept)
-        return found[0] is None
 
     def _manifest_of(self, path: str, there: Entry | None) -> Manifest | None:
         """Return the manifest about to be replaced; a broken one names nothing we could remove."""

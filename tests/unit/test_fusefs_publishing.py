@@ -180,6 +180,85 @@ def test_a_file_that_another_mount_replaces_while_an_append_becomes_durable_is_l
         body.close()
 
 
+def test_what_another_mount_has_published_since_keeps_the_objects_it_shares():
+    store = MemoryStore()
+    with tiny_files(store) as files, tiny_files(store) as elsewhere:
+        files.write_file("f", DATA[:96])
+        body = Body(elsewhere, SpoolPlace(), "f", elsewhere.open("f"))
+        body.write(96, DATA[96:])
+        publish = store.publish
+
+        def then_the_other(path, data, before=None):
+            publish(path, data, before)
+            if path == "f" and before is not None:
+                store.publish = publish
+                elsewhere._publisher._catalog._store = store
+                body._is_there = lambda _: True  # it looked just before
+                body.flush()
+
+        store.publish = then_the_other
+        files.write_file("f", DATA[::-1])
+
+        assert contents(files, "f") == DATA
+        assert verify(files, read_data=True, grace_s=-60).harmful == []
+        body.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "objects_left"), [(Outage, 6), (lambda _: FileNotFoundError(2, "gone"), 3)]
+)
+def test_what_was_replaced_stays_where_it_cannot_be_told_what_is_there(fault, objects_left):
+    objects = MemoryStore()
+    with tiny_files(objects) as files:
+        files.write_file("f", DATA)
+    faulty = FaultyStore(objects, {("stat", 1): fault})
+    with tiny_files(faulty) as files:
+        files.write_file("f", DATA[::-1])
+
+        assert contents(files, "f") == DATA[::-1]
+    assert len(object_paths(objects)) == objects_left
+    faulty.assert_all_faults_fired()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_mounts_that_append_and_replace_at_once_never_leave_a_manifest_without_its_objects(
+    seed,
+):
+    store = MemoryStore()
+    with tiny_files(store) as files, tiny_files(store) as elsewhere, tiny_files(store) as reader:
+        files.write_file("f", DATA)
+        barrier, refused, broken = threading.Barrier(2, timeout=60), [], []
+
+        def append(view):
+            for _ in range(15):
+                body = Body(view, SpoolPlace(), "f", view.open("f"))
+                barrier.wait()
+                try:
+                    body.write(body.size_bytes, DATA[: 40 + seed])
+                    body.flush()
+                except OSError as error:
+                    refused.append(error.errno)
+                body.close()
+
+        def replace(view):
+            for _ in range(15):
+                barrier.wait()
+                view.write_file("f", DATA[seed:])
+
+        both = [
+            threading.Thread(target=append, args=[files]),
+            threading.Thread(target=replace, args=[elsewhere]),
+        ]
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join()
+        broken = verify(reader, read_data=True, grace_s=-60).harmful
+
+    assert broken == []
+    assert set(refused) <= {errno.ESTALE}
+
+
 def test_a_plain_file_waits_for_nothing_and_is_new_only_once():
     with tiny_files() as files:
         publisher = files._publisher
