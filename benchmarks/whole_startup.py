@@ -161,6 +161,8 @@ class Bench:
         done = begin(command, log, run_dir, sent=self.link.sent)
         (attempt,) = attempts_of(read_events([log]).events)
         click.echo(f"{name}: {done.wall_s:.1f} s, CPU {done.cpu_s:.1f} s", err=True)
+        for line in _worth_telling(here):
+            click.echo(f"    {line}", err=True)
         return Round(start=done, attempt=attempt)
 
     def forget(self) -> None:
@@ -189,6 +191,14 @@ class Bench:
             self.trace = Path(shutil.copy(trace, self.scratch / f"trace-{self._number}"))
             self.forget()
         _copy(self._environments, self._kept)
+
+
+def _worth_telling(start: Path) -> list[str]:
+    """Return how the packages came, and what the mount of the image had to wait for."""
+    log = start / "node" / "image.log"
+    said = (start / "startup.output").read_text(errors="replace").splitlines()
+    said += log.read_text(errors="replace").splitlines() if log.exists() else []
+    return [line for line in said if "restored (" in line or "bytes by tier" in line]
 
 
 def _bucket(port: int, name: str) -> fs.FileSystem:
