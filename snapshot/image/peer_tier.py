@@ -1,7 +1,7 @@
 """Blocks from peers: carries requests to whom ``peer_choice`` names. Believes nothing it receives."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -35,6 +35,8 @@ __all__ = ["PeerPatience", "PeerTier"]
 _log = get_logger(__name__)
 
 _SLICE_BYTES = 1 << 20
+_POOLS = 256
+"""Peers to whom connections are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,8 @@ class PeerTier(BlockTier):
     """The other nodes of a start.
 
     Args:
-        members: ``HOST:PORT`` of every node that serves, this one too if it does.
+        members: Gives ``HOST:PORT`` of every node that serves, this one too if it does; asked anew
+            for each region, since nodes may come and go.
         me: This node's own name among them, or any other name if it serves nobody.
         token: Shown to every peer; none if empty.
         patience: How long they are waited for.
@@ -74,7 +77,7 @@ class PeerTier(BlockTier):
 
     def __init__(
         self,
-        members: Sequence[str],
+        members: Callable[[], Sequence[str]],
         me: str,
         *,
         token: str = "",
@@ -82,14 +85,14 @@ class PeerTier(BlockTier):
         fanout: int = 8,
         clock: Clock | None = None,
     ) -> None:
-        self._members, self._me, self._fanout = tuple(members), me, fanout
+        self._members, self._me, self._fanout = members, me, fanout
         self._patience = patience or PeerPatience()
         self._clock = clock or SystemClock()
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._standing = PeerStanding()
         self._lock = threading.Lock()
         self._closed = False
-        self._pool = urllib3.PoolManager(num_pools=max(len(self._members), 1), maxsize=4)
+        self._pool = urllib3.PoolManager(num_pools=_POOLS, maxsize=4)
         self.bytes_of: dict[str, int] = {}
         """Bytes of right blocks, by peer."""
 
@@ -115,7 +118,7 @@ class PeerTier(BlockTier):
         found: dict[str, bytes] = {}
         moved = 0
         until_s = self._clock.now_s() + self._patience.total_s
-        for peer, waits in self._candidates(ranking(self._members, region), region):
+        for peer, waits in self._candidates(ranking(self._members(), region), region):
             absent = [ref for ref in refs if ref.digest not in found]
             if not absent or self._closed or self._clock.now_s() >= until_s:
                 break
