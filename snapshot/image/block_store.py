@@ -51,12 +51,15 @@ class BlockStore:
         self._complained = False
         self.dropped = 0
         """Blocks that this process evicted."""
-        self._root.mkdir(parents=True, exist_ok=True)
-        with self._locked():
-            self._check_version()
-            (self._root / "new").mkdir(exist_ok=True)
-            for left in (self._root / "new").iterdir():
-                left.unlink(missing_ok=True)  # whoever writes holds the lock, so nobody does
+        self._prepared = False
+        try:
+            self._prepare()
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise StateError(
+                    f"block store {self._root} cannot be used: {error}; give another cache"
+                ) from error
+            self._complain(error)  # and try again when there is something to keep
 
     @property
     def used_bytes(self) -> int:
@@ -96,6 +99,8 @@ class BlockStore:
         """
         kept: set[str] = set()
         try:
+            if not self._prepared:
+                self._prepare()
             with self._locked() as lock:
                 for digest, data in blocks.items():
                     if len(data) > self._capacity_bytes:
@@ -107,13 +112,25 @@ class BlockStore:
                         _set_counter(lock, used + len(data))
                     kept.add(digest)
         except OSError as error:
-            if not self._complained:
-                reason = "the disk is full" if error.errno in _FULL else str(error)
-                _log.warning("block store %s keeps nothing for now: %s", self._root, reason)
-            self._complained = True
+            self._complain(error)
         else:
             self._complained = False
         return frozenset(kept)
+
+    def _prepare(self) -> None:
+        self._root.mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            self._check_version()
+            (self._root / "new").mkdir(exist_ok=True)
+            for left in (self._root / "new").iterdir():
+                left.unlink(missing_ok=True)  # whoever writes holds the lock, so nobody does
+        self._prepared = True
+
+    def _complain(self, error: OSError) -> None:
+        if not self._complained:
+            reason = "the disk is full" if error.errno in _FULL else str(error)
+            _log.warning("block store %s keeps nothing for now: %s", self._root, reason)
+        self._complained = True
 
     def _check_version(self) -> None:
         version = self._root / "version"
@@ -170,7 +187,7 @@ class BlockStore:
 
     def _blocks(self) -> Iterator[tuple[Path, int, int]]:
         """Yield path, size and last use of every block."""
-        for folder in self._root.iterdir():
+        for folder in self._root.iterdir() if self._root.is_dir() else ():
             if len(folder.name) != 2:
                 continue
             for path in folder.iterdir():

@@ -1,5 +1,6 @@
 """From a layer in a store to its index, by the cheapest way that can be believed."""
 
+import errno
 import hashlib
 import tempfile
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 
-from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.log import get_logger
 from snapshot.image.gzip_index import index_gzip
 from snapshot.image.index_file import IndexCache
@@ -95,6 +96,7 @@ def index_layer(
     Raises:
         ConfigError: A zstd layer without a table.
         IntegrityError: The layer is not what its manifest says.
+        StateError: It must be read whole, and the disk has no room.
     """
     if (kept := cache.get(layer.digest)) is not None:
         return kept
@@ -102,14 +104,11 @@ def index_layer(
     index = _by_table(store, layer, compression) or found(layer)
     if index is None:
         _log.info("layer %s has no table of contents; read whole, once", layer.digest)
-        with tempfile.NamedTemporaryFile(prefix="omniload-layer-") as file:
-            for chunk in store.blob_chunks(layer):
-                file.write(chunk)
-            file.flush()
-            path = Path(file.name)
-            build = index_gzip if compression == "gzip" else _index_tar
-            index = build(path, layer.digest)
-    cache.put(index)
+        index = _by_reading(store, layer, compression)
+    try:
+        cache.put(index)
+    except OSError as error:  # it serves this start all the same
+        _log.warning("index of layer %s is not kept: %s", layer.digest, error)
     return index
 
 
@@ -151,6 +150,23 @@ def _by_table(store: ImageStore, layer: Descriptor, compression: str) -> LayerIn
             items = estargz_toc(raw, place, layer=layer.digest)
             return index_of_toc(items, layer, "estargz", place.offset)
     return None
+
+
+def _by_reading(store: ImageStore, layer: Descriptor, compression: str) -> LayerIndex:
+    build = index_gzip if compression == "gzip" else _index_tar
+    try:
+        with tempfile.NamedTemporaryFile(prefix="omniload-layer-") as file:
+            for chunk in store.blob_chunks(layer):
+                file.write(chunk)
+            file.flush()
+            return build(Path(file.name), layer.digest)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise StateError(
+            f"layer {layer.digest} of {layer.size} bytes must be read whole, and there is no room "
+            f"for it in {tempfile.gettempdir()}; set TMPDIR, or convert the image"
+        ) from error
 
 
 def _index_tar(path: Path, blob_digest: str) -> LayerIndex:

@@ -185,7 +185,7 @@ def block_refs(index: LayerIndex, blocks: Iterable[int]) -> Iterator[BlockRef]:
 
 
 def hot_blocks(
-    trace: Trace, tree: Tree, indexes: Sequence[LayerIndex], *, least_runs: int = 1
+    trace: Trace, tree: Tree, indexes: Sequence[LayerIndex], *, least_runs: int | None = None
 ) -> tuple[BlockRef, ...]:
     """Return the blocks that hold what a trace touched, each once, in the order of first touch.
 
@@ -193,8 +193,11 @@ def hot_blocks(
         trace: Files it names and the image lacks are passed over: it is a hint.
         tree: The image, merged.
         indexes: Of its layers, lowest first.
-        least_runs: Touches of fewer starts are left out.
+        least_runs: Touches of fewer starts are left out; a quarter of them all if not given, so that
+            what one of many touched, such as somebody's search through all files, is not hot for ever.
     """
+    if least_runs is None:
+        least_runs = -(-trace.runs // 4)
     refs: dict[str, BlockRef] = {}
     for touch in trace.touches:
         if touch.runs < least_runs:

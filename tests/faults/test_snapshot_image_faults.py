@@ -3,11 +3,13 @@
 import contextlib
 import errno
 import os
+import subprocess
+import tempfile
 
 import pytest
 
 from omniload.base.clock import FakeClock
-from omniload.base.errors import IntegrityError, UnavailableError
+from omniload.base.errors import IntegrityError, StateError, UnavailableError
 from snapshot.image.block_store import BlockStore
 from snapshot.image.index_file import IndexCache
 from snapshot.image.layers import index_layer
@@ -148,3 +150,87 @@ def test_a_disk_that_is_full_costs_no_read(fake, index, loader_of, tmp_path, mon
     assert [loader.block(index, number) for number in range(4)] == BLOCKS[:4]
     loader.close()
     assert store.used_bytes == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 3 MiB, of its own."""
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED: needs root to mount a tmpfs")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"NOT TESTED: no tmpfs can be mounted here: {done.stderr}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def filled(folder):
+    """Leave no byte free; return the file that takes the room."""
+    with contextlib.suppress(OSError), (folder / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(64 << 10))
+    return folder / "filler"
+
+
+def test_a_disk_smaller_than_the_cap_keeps_what_fits_and_every_read_is_right(
+    fake, index, loader_of, small_disk, caplog
+):
+    store = BlockStore(small_disk / "blocks", 64 << 20)
+    loader = loader_of(client(fake), store)
+
+    assert [loader.block(index, number) for number in range(4)] == BLOCKS[:4]
+
+    loader.close()
+    kept = [number for number in range(4) if store.get(index.digest(number)) == BLOCKS[number]]
+    assert 0 < len(kept) < 4
+    assert store.used_bytes == sum(len(BLOCKS[number]) for number in kept), "no torn block is left"
+    assert caplog.text.count("the disk is full") == 1
+
+
+def test_a_disk_that_was_full_before_the_start_keeps_nothing_and_every_read_is_right(
+    fake, index, loader_of, small_disk, caplog
+):
+    filler = filled(small_disk)
+    store = BlockStore(small_disk / "blocks", 64 << 20)
+    loader = loader_of(client(fake), store)
+
+    assert [loader.block(index, number) for number in range(4)] == BLOCKS[:4]
+
+    assert store.used_bytes == 0
+    assert caplog.text.count("the disk is full") == 1
+    filler.unlink()
+    assert store.put(index.digest(0), BLOCKS[0]), "when there is room again, it is used"
+    assert BlockStore(small_disk / "blocks", 64 << 20).get(index.digest(0)) == BLOCKS[0]
+
+
+def test_an_index_that_cannot_be_kept_serves_the_start_all_the_same(tmp_path, small_disk, caplog):
+    filled(small_disk)
+    store = OciLayout.create(tmp_path / "elsewhere")
+    cache = IndexCache(small_disk / "indexes")
+
+    found = index_layer(store, a_layer(store, TAR, "tar"), cache)
+
+    assert found.stream_bytes == len(TAR)
+    assert "is not kept" in caplog.text
+
+
+def test_a_layer_that_no_disk_has_room_for_is_an_error_that_says_so(
+    tmp_path, small_disk, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    store = OciLayout.create(tmp_path / "elsewhere")
+
+    with pytest.raises(StateError, match=r"no room for it in .*small; set TMPDIR"):
+        index_layer(store, a_layer(store, TAR, "tar"), IndexCache(tmp_path / "fresh"))
+
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_for_another_reason_is_told_at_once(tmp_path):
+    (tmp_path / "file").touch()
+
+    with pytest.raises(StateError, match="give another cache"):
+        BlockStore(tmp_path / "file/blocks", 1 << 20)

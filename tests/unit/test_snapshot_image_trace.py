@@ -6,7 +6,14 @@ import pytest
 from omniload.base.errors import IntegrityError, StateError
 from snapshot.image.entries import Entry, Extent
 from snapshot.image.layer_index import BLOCK, LayerIndex
-from snapshot.image.trace import Touch, decode_trace, encode_trace, hot_blocks, trace_of
+from snapshot.image.trace import (
+    Touch,
+    decode_trace,
+    encode_trace,
+    hot_blocks,
+    merge_traces,
+    trace_of,
+)
 from snapshot.image.tree import merge
 
 IMAGE = "sha256:" + "ab" * 32
@@ -109,3 +116,14 @@ def test_a_reference_says_where_the_blob_holds_a_block():
 
     assert (ref.blob, ref.offset, ref.size_bytes, ref.end) == (IMAGE, 0, 7, 7)
     assert ref.digest == "sha256:" + "00" * 32
+
+
+@pytest.mark.parametrize(
+    ("runs", "hot"), [(1, [0, 4]), (4, [0, 4]), (5, [0]), (8, [0]), (9, [0]), (40, [0])]
+)
+def test_what_less_than_a_quarter_of_the_starts_touched_is_not_hot(runs, hot):
+    index = an_index(FILE)
+    usual = [a_trace((1, "f", 0, 1))] * (runs - 1)
+    once = a_trace((1, "f", 0, 1), (2, "f", 35, 1))
+
+    assert numbers(merge_traces([once, *usual]), index) == hot
