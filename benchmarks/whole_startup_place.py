@@ -1,5 +1,6 @@
 """Where ``benchmarks.whole_startup`` starts its job: an image, wheels, stores, and the links to them."""
 
+import hashlib
 import os
 import re
 import shutil
@@ -86,15 +87,24 @@ def build_images(folder: Path, address: str, packages: Mapping[str, Sequence[str
     """Push the image of the job as gzip and converted, unless the registry in ``folder`` holds them.
 
     Args:
-        folder: Keeps what was built; an interrupted build is begun anew.
+        folder: Keeps what was built; an interrupted build is begun anew, as is one of another tree.
         address: Of the registry.
         packages: Distributions that the image holds with what they need, and their extras.
     """
-    done = folder / "pushed.done"
-    if done.exists():
+    done, tree = folder / "pushed.done", _digest_of_tree()
+    if done.exists() and done.read_text() == tree:
         return
     push_image(folder, address, _trees(folder, packages))
-    done.touch()
+    done.write_text(tree)
+
+
+def _digest_of_tree() -> str:
+    """Return what changes with any file of this tree that the image holds."""
+    found = hashlib.sha256()
+    for path in sorted(path for name in OURS for path in (ROOT / name).rglob("*.py")):
+        found.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def push_image(folder: Path, address: str, layers: Sequence[Path]) -> None:
