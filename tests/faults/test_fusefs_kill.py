@@ -36,6 +36,8 @@ def block(number, size):
 number = 0
 while True:
     number += 1
+    if number == 3:
+        print("has written", flush=True)
     size = (number * 2477 % 40_000 + 16) // 8 * 8
     name = f"f{number % 5}"
     if number % 3 == 0:                      # temp, fsync, rename: the checkpoint's way
@@ -73,12 +75,18 @@ def one_life(base, seed):
     )
     daemon = start(config, log_path=os.devnull)
     writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, base / "mount", base / "ledger"], stderr=subprocess.DEVNULL
+        [sys.executable, "-c", WRITER, base / "mount", base / "ledger"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
+    # A busy machine takes long to start an interpreter: the clock begins with its first writes.
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == b"has written\n"
     killer = threading.Timer(0.15 + random.Random(seed).random() / 2, daemon.kill)
     killer.start()
     writer.wait(timeout=60)  # its next call after the kill fails, and it ends
     killer.join()
+    writer.stdout.close()
     daemon.wait()
     assert daemon.returncode == -signal.SIGKILL
     subprocess.run(["fusermount3", "-uz", base / "mount"], check=True)
