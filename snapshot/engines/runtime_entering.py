@@ -24,6 +24,7 @@ __all__ = ["main"]
 
 _NEW_MOUNTS, _NEW_PROCESSES = 0x20000, 0x20000000
 _DEATH_SIGNAL = 1
+_DETACH = 2
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _MOUNTS = (
     ("--make-rprivate", "/"),
@@ -39,6 +40,7 @@ def main() -> None:
     told, cgroup, *words = sys.argv[1:]
     libc = ctypes.CDLL(None, use_errno=True)
     starter, folder = os.getppid(), os.getcwd()  # noqa: PTH109 -- pathlib is not needed for this
+    groups = _own_groups()
     mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     if libc.unshare(_NEW_MOUNTS | _NEW_PROCESSES):
         os.write(int(told), f"no namespaces: {os.strerror(ctypes.get_errno())}".encode())
@@ -57,9 +59,8 @@ def main() -> None:
     os.close(int(told))
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if os.getppid() != starter and not libc.setns(mounts, _NEW_MOUNTS):
-        _tidy(folder)
-    for path in (*glob.glob(f"/sys/fs/cgroup/*/{cgroup}"), f"/sys/fs/cgroup/{cgroup}"):  # noqa: PTH207
-        _remove(path)
+        _tidy(libc, folder)
+    _remove_groups(cgroup, groups)
     sys.exit(128 - code if code < 0 else code)
 
 
@@ -81,17 +82,28 @@ def _become(told: int, words: list[str]) -> None:
         os._exit(127)
 
 
-def _tidy(folder: str) -> None:
-    """Unmount the image and remove the folder, since who made them is gone."""
-    subprocess.run(["umount", "-l", f"{folder}/image"], capture_output=True, check=False)  # noqa: S603, S607
+def _tidy(libc: ctypes.CDLL, folder: str) -> None:
+    """Unmount the image and remove the folder, since who made them is gone.
+
+    No program can help: a process whose process namespace has ended starts none.
+    """
     os.chdir("/")
-    if not os.path.ismount(f"{folder}/image"):
+    if not libc.umount2(os.fsencode(f"{folder}/image"), _DETACH):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _remove(path: str) -> None:
-    with contextlib.suppress(OSError):  # never made, or the runtime has removed it
-        os.rmdir(path)  # noqa: PTH106
+def _own_groups() -> set[str]:
+    """Return the control groups of this process, as paths below their hierarchies."""
+    with open("/proc/self/cgroup", encoding="utf-8") as file:  # noqa: PTH123
+        return {line.rstrip("\n").split(":", 2)[2].strip("/") for line in file}
+
+
+def _remove_groups(name: str, ours: set[str]) -> None:
+    """Remove control groups that a runtime which was killed has left: below ours, or at the top."""
+    for top in ("/sys/fs/cgroup", *glob.glob("/sys/fs/cgroup/*/")):  # noqa: PTH207
+        for below in {*ours, ""}:
+            with contextlib.suppress(OSError):  # never made, or the runtime has removed it
+                os.rmdir(os.path.join(top, below, name))  # noqa: PTH106, PTH118
 
 
 if __name__ == "__main__":
