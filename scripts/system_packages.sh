@@ -24,7 +24,7 @@ need fio command -v fio
 need dbench command -v dbench
 need stress-ng command -v stress-ng
 need erofs-utils command -v fsck.erofs
-for package in docker-registry skopeo umoci containerd runc; do need $package command -v $package; done
+for package in docker-registry skopeo umoci containerd runc crun podman; do need $package command -v $package; done
 [ -z "$missing" ] && exit 0
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then

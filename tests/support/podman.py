@@ -1,0 +1,103 @@
+"""Podman with a storage of its own, and a layer store of ours that it may know."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from fusefs.bridge.daemons import umount
+from omniload.base.errors import StateError
+from snapshot.engines.layer_store_mounting import layer_store_settings, mount
+from tests.docs.snippets import ROOT, blocks_of
+
+__all__ = ["MountedStore", "Podman"]
+
+RUN = ("run", "--rm", "--network=host", "--runtime=runc")
+RUN += ("--ulimit=nofile=20000:20000", "--ulimit=nproc=30000:30000")
+
+
+def documented_storage():
+    """Return the storage.conf that the documentation tells users to write."""
+    blocks = blocks_of(ROOT / "docs/how-to-start.md")
+    (text,) = (b.text for b in blocks if "additionallayerstores" in b.text)
+    return text
+
+
+class Podman:
+    """An engine whose images and containers live in a folder of its own, and are gone with ``close``.
+
+    The folder's name is short: where it is longer, every run waits 20 s for a socket it cannot name.
+
+    Args:
+        store: Mount point of a layer store; none if not given.
+    """
+
+    def __init__(self, store=None):
+        self._folder = folder = Path(tempfile.mkdtemp(prefix="pod-", dir="/tmp"))
+        text = documented_storage()
+        for known, own in (
+            ("/run/containers/storage", folder / "run"),
+            ("/var/lib/containers/storage", folder / "root"),
+            ("/var/lib/omniload/layers", store or "/none"),
+        ):
+            assert text.count(known) == 1
+            text = text.replace(known, str(own))
+        conf = folder / "storage.conf"
+        conf.write_text(text if store else text.partition("[storage.options]")[0])
+        self._env = {**os.environ, "CONTAINERS_STORAGE_CONF": str(conf), "TMPDIR": str(folder)}
+
+    def __call__(self, *words, check=True):
+        """Run a command of it; return what it wrote to standard output."""
+        line = ["podman", *map(str, words)]
+        done = subprocess.run(
+            line, capture_output=True, text=True, check=False, env=self._env, timeout=240
+        )
+        assert not check or done.returncode == 0, (words, done.returncode, done.stderr)
+        self.errors = done.stderr
+        return done.stdout
+
+    def pull(self, image):
+        return self("pull", "-q", "--tls-verify=false", image).strip()
+
+    def run(self, image, *words, check=True):
+        return self(*RUN, "--pull=never", image, *words, check=check)
+
+    def close(self):
+        """Remove its images and what it mounted."""
+        self("rm", "-af", check=False)
+        self("rmi", "-af", check=False)
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+        points = [
+            line.split()[1] for line in mounts if line.split()[1].startswith(f"{self._folder}/")
+        ]
+        for point in reversed(points):
+            subprocess.run(["umount", "-l", point], check=False)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class MountedStore:
+    """A layer store mounted for the time of a ``with``; its log tells what it did."""
+
+    def __init__(self, folder, cache, *options):
+        self.root, self.log = folder / "store", folder / "store.log"
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._settings = layer_store_settings(str(self.root), (f"cache={cache}", *options))
+
+    def __enter__(self):
+        self._daemon = mount(self._settings, log_path=str(self.log))
+        return self
+
+    def __exit__(self, *_):
+        try:
+            umount(str(self.root))
+        except StateError:
+            subprocess.run(["umount", "-l", str(self.root)], check=False)
+        try:
+            self._daemon.wait(5)
+        except subprocess.TimeoutExpired:  # a mount namespace of somebody else still has it
+            self._daemon.terminate()
+            self._daemon.wait(60)
+
+    def logged(self):
+        return self.log.read_text()
