@@ -134,7 +134,7 @@ def print_attempt(console: Console, attempt: Attempt, torn: int = 0) -> None:
 
     A start on one node has no stragglers: its table says instead when each stage ran.
     """
-    alone = all(len(stage.nodes) == 1 for stage in attempt.stages)
+    alone = _is_alone(attempt)
     figures = (
         (">Begins", ">Seconds")
         if alone
@@ -182,11 +182,16 @@ def format_bar(stage: Stage, attempt: Attempt, mark: str = "█") -> str:
 
 
 def print_difference(console: Console, difference: Difference) -> None:
-    """Print what changed, stage by stage, and which stage explains it."""
-    table = _table("Stage", ">Before", ">After", ">Change", ">Max/median", "Bytes by tier")
-    for each in difference.stages:
-        table.add_row(*_change_cells(each))
+    """Print what changed, stage by stage, and which stage explains it.
+
+    A fact that one of the starts does not tell is no change, and not mentioned.
+    """
     before, after = difference.before, difference.after
+    alone = _is_alone(before) and _is_alone(after)
+    spread = () if alone else (">Max/median",)
+    table = _table("Stage", ">Before", ">After", ">Change", *spread, "Bytes by tier")
+    for each in difference.stages:
+        table.add_row(*_change_cells(each, alone=alone))
     table.add_section()
     table.add_row(
         "total",
@@ -198,8 +203,14 @@ def print_difference(console: Console, difference: Difference) -> None:
     console.print(_shown(verdict_of(difference)), highlight=False, soft_wrap=True)
     for each in difference.stages:
         for name, (old, new) in each.changed_facts.items():
-            text = f"note: {each.name}: {name} was {old or 'not told'}, is {new or 'not told'}"
-            console.print(_shown(text), highlight=False, soft_wrap=True)
+            if old and new:
+                text = f"note: {each.name}: {name} was {old}, is {new}"
+                console.print(_shown(text), highlight=False, soft_wrap=True)
+
+
+def _is_alone(attempt: Attempt) -> bool:
+    """Tell whether every stage ran on one node, so that none held others up."""
+    return all(len(stage.nodes) == 1 for stage in attempt.stages)
 
 
 def _cells(stage: Stage) -> tuple[str, ...]:
@@ -228,14 +239,15 @@ def _cells_alone(stage: Stage, attempt: Attempt, mark: str) -> tuple[str, ...]:
     )
 
 
-def _change_cells(each: StageDifference) -> tuple[str, ...]:
+def _change_cells(each: StageDifference, *, alone: bool) -> tuple[str, ...]:
     before, after = (None if s is None else s.straggler_ratio for s in (each.before, each.after))
+    spread = () if alone else (f"{format_ratio(before)} to {format_ratio(after)}",)
     return (
         _shown(each.name),
         format_seconds(each.path_before_s),
         format_seconds(each.path_after_s),
         format_seconds(each.path_s, signed=True),
-        f"{format_ratio(before)} to {format_ratio(after)}",
+        *spread,
         format_moved(each.changed_bytes, signed=True),
     )
 

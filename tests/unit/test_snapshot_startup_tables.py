@@ -14,6 +14,7 @@ from snapshot.startup_tables import (
     format_seconds,
     notes_of,
     print_attempt,
+    print_difference,
     verdict_of,
 )
 from tests.support.startup_builders import a_pair, a_start
@@ -109,10 +110,10 @@ def test_a_verdict_against_a_start_of_no_length_has_no_ratio():
     assert verdict_of(difference_of(nothing, the_attempt(a_start()))).startswith("240.0 s more. ")
 
 
-def printed(attempt, encoding="utf-8"):
-    """Return the lines of an attempt's table as a terminal of some encoding gets them."""
+def printed(shown, encoding="utf-8", *, by=print_attempt):
+    """Return the lines of a table as a terminal of some encoding gets them."""
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
-    print_attempt(Console(file=file, width=160), attempt)
+    by(Console(file=file, width=160), shown)
     return file.buffer.getvalue().decode(encoding).splitlines()
 
 
@@ -183,3 +184,35 @@ def test_a_terminal_without_blocks_gets_signs_that_it_has():
     lines = printed(on_one_node(), "ascii")
 
     assert "########" + "." * 24 in lines[1]
+
+
+def test_two_starts_on_one_node_are_compared_without_stragglers():
+    before = the_attempt(a_pair("image", "n1", 0, 30) + a_pair("first_step", "n1", 30, 31))
+
+    lines = printed(difference_of(before, on_one_node()), by=print_difference)
+
+    assert lines[0].split() == ["Stage", "Before", "After", "Change", "Bytes", "by", "tier"]
+    words = [" ".join(line.split()) for line in lines]
+    assert "image 30.0 s 4.00 s -26.0 s registry +1 MiB" in words
+    assert "total 31.0 s 16.0 s -15.0 s" in words
+
+
+def test_starts_of_many_nodes_are_compared_with_their_stragglers():
+    lines = printed(
+        difference_of(the_attempt(a_start()), the_attempt(a_start(slow="n2"))), by=print_difference
+    )
+
+    assert "Max/median" in lines[0]
+    assert any("1.00 to 1.50" in line for line in lines if line.startswith("environment"))
+
+
+def test_a_fact_that_changed_is_told_and_one_that_only_one_start_tells_is_not():
+    def with_facts(**facts):
+        return the_attempt(a_pair("image", "n1", 0, 1, facts=facts))
+
+    before, after = with_facts(image="sha256:a"), with_facts(image="sha256:b", moved_bytes="7")
+    lines = printed(difference_of(before, after), by=print_difference)
+
+    assert [line for line in lines if line.startswith("note")] == [
+        "note: image: image was sha256:a, is sha256:b"
+    ]
