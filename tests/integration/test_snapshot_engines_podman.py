@@ -126,20 +126,20 @@ def test_what_the_first_start_touched_comes_first_on_another_node(place, engines
     assert waits_of(second) < waits_of(first)
 
 
-def test_an_image_in_use_goes_on_after_a_new_start_though_its_tag_has_moved(
+def test_an_image_in_use_outlives_the_process_that_shows_it_though_its_tag_has_moved(
     place, engines, tmp_path
 ):
     reference = f"{place.address}/a/python:moving"
     push_config(place.store, "moving", place.layers)
-    store = MountedStore(tmp_path, tmp_path / "cache", "window=0")
-    with store:
+    with MountedStore(tmp_path, tmp_path / "cache", "window=0") as store:
         podman = engines(store.root)
         podman.pull(reference)
         assert podman.run(reference, "cat", "/data/kept") == "lower\n"
-    tar = a_tar(a_member("other", b"new"))
-    an_image(place.store, [(a_layer(place.store, tar, "tar"), tar)], "moving")
+        tar = a_tar(a_member("other", b"new"))
+        an_image(place.store, [(a_layer(place.store, tar, "tar"), tar)], "moving")
 
-    with store:
+        store.killed_and_mounted_anew()
+
         assert podman.run(reference, "cat", "/data/kept", "/data/old/new") == "lower\nupper\n"
         podman.close()
 

@@ -99,5 +99,11 @@ class MountedStore:
             self._daemon.terminate()
             self._daemon.wait(60)
 
+    def killed_and_mounted_anew(self):
+        """Kill its process as a machine out of memory would, and mount it again in the same place."""
+        self._daemon.kill()
+        self._daemon.wait(60)
+        self.__enter__()
+
     def logged(self):
         return self.log.read_text()
