@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,14 @@ from typing import Any
 import click
 
 from fusefs.config import FilesConfig
-from fusefs.export import copies_of, export_file, parted, place_on_mount, require_free
+from fusefs.export import (
+    copies_of,
+    export_file,
+    parted,
+    place_on_mount,
+    require_free,
+    require_no_mount,
+)
 from fusefs.fsck import verify
 from fusefs.mount_options import mount_config, without_watch
 from fusefs.mounting import is_watched, start
@@ -31,6 +38,7 @@ from fusefs.prefetching import (
 from fusefs.showing import progress, show_kept, show_report, waiting_line
 from fusefs.statistics import layout_of
 from fusefs.stores.opening import open_store
+from fusefs.stores.protocol import checked_path
 from fusefs.stores.retrying import RetryingStore
 from omniload.base.config import load_yaml
 from omniload.base.errors import ConfigError, IntegrityError, StateError
@@ -143,6 +151,9 @@ def stat(file: str, store: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
+    if found["kind"] == "directory":
+        click.echo(f"{found['path']}: directory, mode {found['mode']}")
+        return
     click.echo(f"{found['path']}: {found['kind']}, {found['size_bytes']} bytes, {found['stored']}")
     for segment in found.get("segments", ()):
         size, unit = format_bytes(segment["size_bytes"]), format_bytes(segment["unit_bytes"])
@@ -165,7 +176,7 @@ def _layout(file: str, store: str | None) -> dict[str, Any]:
         return found
     files = _open(store)
     try:
-        return layout_of(files, file)
+        return layout_of(files, _in_store(file))
     except FileNotFoundError as error:
         raise StateError(f"{file!r} is not in {store}") from error
     finally:
@@ -176,7 +187,13 @@ def _layout(file: str, store: str | None) -> dict[str, Any]:
 @click.argument("store")
 @click.option("--repair", is_flag=True, help="End interrupted replacements, remove orphans.")
 @click.option("--read-data", is_flag=True, help="Read every unit and compare its checksum.")
-@click.option("--grace", default=3600.0, show_default=True, help="Seconds a write may take.")
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    default=3600.0,
+    show_default=True,
+    help="Seconds a write may take.",
+)
 @click.option("--json", "as_json", is_flag=True)
 def verify_command(store: str, repair: bool, read_data: bool, grace: float, as_json: bool) -> None:
     """Check that every object a manifest of STORE names is there and whole.
@@ -185,6 +202,7 @@ def verify_command(store: str, repair: bool, read_data: bool, grace: float, as_j
     Example:
       omniload fs verify hdfs://namenode:9000/jobs --read-data
     """  # noqa: D301 -- click's own marker
+    require_no_mount(store)
     files = _open(store)
     try:
         report = verify(files, read_data=read_data, repair=repair, grace_s=grace)
@@ -225,13 +243,14 @@ def prefetch(paths: tuple[str, ...], as_json: bool, store: str | None, **cache: 
       omniload fs prefetch /mnt/jobs/ckpt/step-1000
       omniload fs prefetch ckpt/step-1000 --store hdfs://namenode:9000/jobs --disk-cache /nvme/omnifs
     """  # noqa: D301 -- click's own marker
+    _require_store(store, cache)
     if store is None:
         found = list(mounted_files(paths))
         with progress("prefetching", sum(size for _, size in found)) as tell:
             kept = prefetch_on_mount(found, tell)
     else:
         with closing(_open_cached(store, **cache)) as files:
-            found = list(store_files(files, paths))
+            found = list(store_files(files, [_in_store(path) for path in paths]))
             with progress("prefetching", sum(size for _, size in found)) as tell:
                 kept = prefetch_from_store(files, found, tell)
         # What lies in the memory of this process ends with it.
@@ -249,11 +268,12 @@ def drop(paths: tuple[str, ...], store: str | None, **cache: str | None) -> None
     Example:
       omniload fs drop /mnt/jobs/data/train.parquet
     """  # noqa: D301 -- click's own marker
+    _require_store(store, cache)
     if store is None:
         dropped = [drop_from_mount(path) for path in paths]
     else:
         with closing(_open_cached(store, **cache)) as files:
-            dropped = [files.forget(path.strip("/")) for path in paths]
+            dropped = [_forgotten(files, _in_store(path)) for path in paths]
     for path, (memory, disk) in zip(paths, dropped, strict=True):
         click.echo(f"{path}: {format_bytes(memory)} of memory, {format_bytes(disk)} of the disk")
 
@@ -274,7 +294,7 @@ def export(file: str, target: str, store: str | None, force: bool, as_json: bool
       omniload fs export ckpt/model.safetensors /data/model.safetensors --store hdfs://namenode:9000/jobs
       omniload fs export /mnt/jobs/ckpt s3://bucket/ckpt
     """  # noqa: D301 -- click's own marker
-    url, path = (store, file) if store is not None else place_on_mount(Path(file))
+    url, path = (store, _in_store(file)) if store is not None else place_on_mount(Path(file))
     folder, name = parted(target)
     try:
         with closing(_open(url)) as files, closing(RetryingStore(open_store(folder))) as out:
@@ -287,8 +307,32 @@ def export(file: str, target: str, store: str | None, force: bool, as_json: bool
         raise StateError(f"{path!r} is not in {url}") from error
     for copy, exported in done:
         numbers = {"target": copy.target, "size_bytes": exported.size_bytes, "xxh3": exported.xxh3}
-        short = f"{copy.target}: {format_bytes(exported.size_bytes)}, xxh3 {exported.xxh3}"
+        shown = f"{target.rstrip('/')}{copy.target[len(name) :]}"
+        short = f"{shown}: {format_bytes(exported.size_bytes)}, xxh3 {exported.xxh3}"
         click.echo(json.dumps(numbers) if as_json else short)
+
+
+def _forgotten(files: StripedFiles, path: str) -> tuple[int, int]:
+    try:
+        return files.forget(path)
+    except FileNotFoundError as error:
+        raise StateError(f"{path!r} is not in {files.store.location}") from error
+
+
+def _in_store(path: str) -> str:
+    try:
+        return checked_path(path)
+    except ValueError as error:
+        raise ConfigError(f"{error} from the root of the store") from error
+
+
+def _require_store(store: str | None, cache: Mapping[str, str | None]) -> None:
+    """Refuse settings of a cache where the mount has its own."""
+    given = [f"--{name.replace('_', '-')}" for name, value in cache.items() if value is not None]
+    if store is None and given:
+        raise ConfigError(
+            f"{', '.join(given)} goes with --store only: a mount has the cache it was mounted with"
+        )
 
 
 def _open(store: str, config: FilesConfig | None = None) -> StripedFiles:

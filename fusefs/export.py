@@ -20,7 +20,7 @@ from fusefs.namespace import StripedFiles
 from fusefs.reading import FileReader
 from fusefs.stores.protocol import RESERVED, ObjectWriter, Store, checked_path, name_of, parent_of
 from fusefs.strands import settle
-from omniload.base.errors import IntegrityError, OmniloadError, StateError
+from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, StateError
 
 __all__ = [
     "Copy",
@@ -30,6 +30,7 @@ __all__ = [
     "parted",
     "place_on_mount",
     "require_free",
+    "require_no_mount",
 ]
 
 _WINDOW_BYTES = 32 << 20
@@ -95,6 +96,20 @@ def place_on_mount(file: Path) -> tuple[str, str]:
             continue
         return str(numbers["store"]), "" if path == root else str(path.relative_to(root))
     raise StateError(f"{str(file)!r} lies on no mount of ours; give --store and the path in it")
+
+
+def require_no_mount(store: str) -> None:
+    """Refuse a mount where the store behind it is meant.
+
+    Raises:
+        StateError: It is one.
+    """
+    if urlsplit(store).scheme:
+        return
+    with suppress(StateError):
+        url, path = place_on_mount(Path(store))
+        below = f"/{path}" if path else ""
+        raise ConfigError(f"{store!r} is a mount of {url}{below}; give that store")
 
 
 def copies_of(files: StripedFiles, path: str, target: str) -> Iterator[Copy]:

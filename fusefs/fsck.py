@@ -133,7 +133,7 @@ def _remove_orphans(files: StripedFiles, orphans: list[str], walk: _Walk, report
             f"{len(orphans)} orphans stay: a manifest cannot be read and may name them; "
             "restore or remove it first"
         )
-    again = _walk(files, {}, Report(), read_data=False)
+    again = _walk(files, None, Report(), read_data=False)
     if again.tree != walk.tree:
         raise StateError(
             f"{len(orphans)} orphans stay: the tree changed while it was walked; "
@@ -143,8 +143,9 @@ def _remove_orphans(files: StripedFiles, orphans: list[str], walk: _Walk, report
 
 
 def _walk(
-    files: StripedFiles, objects: dict[str, Entry], report: Report, *, read_data: bool
+    files: StripedFiles, objects: dict[str, Entry] | None, report: Report, *, read_data: bool
 ) -> _Walk:
+    """Walk over all manifests; without ``objects`` only to learn what they name."""
     named: set[str] = set()
     tree: set[tuple[str, int, int]] = set()
     directories: list[str] = []
@@ -167,7 +168,7 @@ def _walk(
             continue
         report.manifests += 1
         named.update(manifest.object_paths())
-        if objects or read_data:
+        if objects is not None:
             faults = _faults_of(path, manifest, objects, files.store)
             report.faults += faults
             if read_data and not faults:

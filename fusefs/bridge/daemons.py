@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fusefs.bridge.options import BridgeOptions
+from fusefs.bridge.tuning import line_of_mount, mount_table
 from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger, set_up_logging
 
@@ -53,7 +54,12 @@ def start_daemon(
     """
     clear_dead_mount(mountpoint)
     ready, told = os.pipe()
-    log = open(log_path, "ab") if log_path else None  # noqa: SIM115, PTH123 -- closed below
+    try:
+        log = open(log_path, "ab") if log_path else None  # noqa: SIM115, PTH123 -- closed below
+    except OSError as error:
+        os.close(ready)
+        os.close(told)
+        raise ConfigError(f"log {log_path!r} cannot be written: {error.strerror}") from error
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", module, str(told), *words],
@@ -121,7 +127,11 @@ def umount(mountpoint: str) -> None:
         [*_unmounting(lazily=False), mountpoint], capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise StateError(f"{mountpoint!r} stays mounted: {done.stderr.strip()}")
+        if line_of_mount(os.path.realpath(mountpoint), mount_table()) is None:
+            raise StateError(f"{mountpoint!r} is not mounted through FUSE; give a mount point")
+        busy = "; close what is open there: fuser -vm names who has it"
+        remedy = busy if "busy" in done.stderr else ""
+        raise StateError(f"{mountpoint!r} stays mounted: {done.stderr.strip()}{remedy}")
 
 
 def _unmounting(*, lazily: bool) -> list[str]:

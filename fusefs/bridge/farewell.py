@@ -127,6 +127,9 @@ class Waiter:
         except (OSError, orjson.JSONDecodeError) as error:
             _LOG.debug("nobody tells how %s ends: %s", target, error)
             about = None
+        except BaseException:
+            peer.close()
+            raise
         if not isinstance(about, dict) or about.get("version") != 1:
             peer.close()
             return None

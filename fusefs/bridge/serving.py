@@ -45,7 +45,7 @@ def serve(
     target = os.path.realpath(mountpoint)
     if not options.take_over and device_of_mount(target, mount_table()) is not None:
         raise StateError(
-            f"{mountpoint!r} is a mount already; unmount it, or go on with it by take_over"
+            f"{mountpoint!r} is a mount already; unmount it, or go on with it: --take-over"
         )
     if options.take_over or chosen(options) == "device":
         device_binding.serve(filesystem, mountpoint, options, name=name, ready=ready)

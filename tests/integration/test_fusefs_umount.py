@@ -98,7 +98,7 @@ def test_umount_by_the_command_waits_and_ends_with_0(place):
 def test_a_mount_in_use_stays_and_its_daemon_goes_on(place, bridge):
     daemon = start(config_of(place, bridge=bridge), log_path=os.devnull)
     with (place / "mount/f").open("wb", buffering=0) as file:
-        with pytest.raises(StateError, match="stays mounted"):
+        with pytest.raises(StateError, match=r"stays mounted: .*fuser -vm names who has it"):
             umount(str(place / "mount"))
 
         file.write(b"goes on")
@@ -291,6 +291,14 @@ def test_where_nobody_tells_it_is_unmounted_all_the_same(daemon):
     unmount(daemon.folder)
 
     assert daemon.unmounted.is_set()
+
+
+@pytest.mark.parametrize("what", ["file", "folder", "nothing"])
+def test_unmounting_what_is_no_mount_says_so(tmp_path, what):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+
+    assert "is not mounted through FUSE" in str(cli("umount", tmp_path / what).exception)
 
 
 def test_one_address_has_one_process(daemon):
