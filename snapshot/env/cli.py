@@ -124,7 +124,7 @@ command.add_command(prune_command)
 @command.command("save")
 @_STORE
 @_environment_options
-@click.option("--level", default=3, show_default=True, help="zstd level.")
+@click.option("--level", default=7, show_default=True, help="zstd level.")
 @click.option(
     "--byte-code/--no-byte-code",
     default=True,

@@ -1,5 +1,7 @@
 """From the URL of a store to the snapshots on it."""
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
@@ -23,5 +25,23 @@ def opened(url: str) -> "Iterator[Repository]":
     from fusefs.stores.retrying import RetryingStore  # noqa: PLC0415
     from snapshot.env.repository import Repository  # noqa: PLC0415
 
-    with closing(RetryingStore(open_store(url))) as store:
+    with _standard_output_kept():
+        opening = open_store(url)
+    with closing(RetryingStore(opening)) as store:
         yield Repository(store)
+
+
+@contextmanager
+def _standard_output_kept() -> Iterator[None]:
+    """Send to standard error what a client writes while it is loaded: standard output is for a key or JSON.
+
+    A Java machine logs there, past Python, so the descriptor itself is turned.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

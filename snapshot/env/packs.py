@@ -1,8 +1,8 @@
 """Packs: the contents of many files back to back, cut into frames that are compressed alone.
 
 To its reader a pack is one long string of bytes. A content is a range of it; frames of
-1 MiB cut it without regard to contents, so ten thousand small files become a few
-hundred frames, and any range of frames can be read by itself. Byte for byte::
+4 MiB cut it without regard to contents, so ten thousand small files become a hundred
+frames, and any range of frames can be read by itself. Byte for byte::
 
     16 bytes   b"OMNIPACK", version (u32), zero (u32)
     frames     zstd frames, back to back
@@ -47,7 +47,7 @@ __all__ = [
 VERSION = 1
 MAGIC = b"OMNIPACK"
 HEADER = MAGIC + struct.pack("<II", VERSION, 0)
-FRAME_BYTES = 1 << 20
+FRAME_BYTES = 4 << 20
 """Raw bytes of a frame; the last of a pack may hold fewer."""
 FOOTER_BYTES = 64
 MAX_FRAME_BYTES = 16 << 20

@@ -108,7 +108,7 @@ class Restorer:
         installation: Installation,
         *,
         image: str = "",
-        level: int = 3,
+        level: int = 7,
         byte_code: bool = True,
     ) -> "Manifest":
         """Install into what the environment held before any restore, and save a snapshot.
@@ -199,7 +199,12 @@ class Restorer:
         ):
             return Restored(key=key, form=record.form, already=True, stored_bytes=read)
         base = self._cleared_base(record, tree)
-        form = self._place(tree, key, wish, base)
+        try:
+            form = self._place(tree, key, wish, base)
+        except UnavailableError:
+            if record is not None and record.key == key and record.form in {"link", "copy"}:
+                self._place(tree, key, record.form, base)  # it held the snapshot, and shall still
+            raise
         return Restored(
             key=key,
             form=form,

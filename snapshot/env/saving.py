@@ -107,7 +107,7 @@ def save(
     captured: Captured,
     document: dict[str, Any],
     *,
-    level: int = 3,
+    level: int = 7,
     limits: Limits | None = None,
     progress: Progress = lambda *_: None,
 ) -> Manifest:

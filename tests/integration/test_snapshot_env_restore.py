@@ -630,3 +630,22 @@ def test_site_packages_are_where_the_builders_say(tmp_path):
 
     assert [target.name for target in environment.targets] == ["bin", SITE]
     assert environment_at(environment.interpreter.prefix).targets == environment.targets
+
+
+@pytest.mark.parametrize("form", ["link", "copy"])
+def test_a_form_that_cannot_be_had_leaves_the_snapshot_in_the_form_it_has(
+    tmp_path, monkeypatch, form
+):
+    environment, manifest, held = saved(tmp_path)
+    restorer = a_restorer(environment, tmp_path)
+    restorer.restore(manifest.head.key, form)
+    monkeypatch.setattr("snapshot.env.restoring.mount_overlay", _unavailable)
+
+    with pytest.raises(UnavailableError):
+        restorer.restore(manifest.head.key, "mount")
+
+    assert contents(environment) == held
+    assert environment.records.read("record").form == form
+    with environment.locked():
+        environment.clear(environment.heal())
+    assert environment.records.read("record") is None
