@@ -12,6 +12,9 @@ computes. uv is taken from the PATH or installed beside the measurement.
   code, which pip and a snapshot have and uv leaves out; *uv, cold* with an empty cache.
 - *mounted*, *linked*: ``omniload env restore --auto`` with the tree in the node cache.
 - *fetched*: the same with an empty node cache: read from the store, verified, linked.
+- Of both, *no byte code*: a snapshot that was saved without, to be compared with uv's default.
+- *far*: wheels and store on one object store behind a link of ``--far-mb`` megabytes per second,
+  which also counts the bytes.
 """
 
 import argparse
@@ -27,21 +30,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.environment_far import download, far_away
 from benchmarks.report import Table, print_table, write_report
+from benchmarks.whole_startup_place import KEYS
 
 PACKAGES = ("numpy", "pandas", "pyarrow", "scipy", "scikit-learn")
 IMPORTS = "import numpy, pandas, pyarrow, pyarrow.parquet, scipy.stats, sklearn.linear_model"
 NAMES = ("pip, cold", "pip, warm", "uv, cold", "uv, warm", "uv, warm, byte code")
-NAMES += ("fetched", "linked", "mounted")
+NAMES += ("fetched", "fetched, no byte code", "linked", "linked, no byte code", "mounted")
+FAR_NAMES = ("uv, cold, far", "fetched, far", "fetched, no byte code, far")
+FETCH = ("restore", "--auto", "--form", "link")
 MAIN = "from omniload.base.cli import main; main()"
 
 
 @dataclass(slots=True)
 class Samples:
-    """Wall and processor seconds of one contender."""
+    """Wall and processor seconds of one contender, and megabytes through the link."""
 
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
+    moved_mb: list[float] = field(default_factory=list)
 
     def take(self, words: Sequence[str], variables: dict[str, str]) -> None:
         """Run once and keep what it took."""
@@ -94,10 +102,9 @@ class Bench:
     def make_anew(self, venv: Path | None = None) -> None:
         """Make the environment anew, empty."""
         self.umount()
-        subprocess.run(
-            [sys.executable, "-m", "venv", "--without-pip", "--clear", venv or self.venv],
-            check=True,
-        )
+        place = venv or self.venv
+        self.empty(place.name)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
 
     def umount(self) -> None:
         """Take a mounted snapshot off, if there is one."""
@@ -115,15 +122,30 @@ class Bench:
         words = [self.uv, "pip", "install", "-q", "--python", str(self.python)]
         return [*words, *more, "-r", str(self.requirements)]
 
-    def ours(self, verb: str, *more: str) -> list[str]:
-        """Return our words; the request is pip's."""
+    def ours(self, verb: str, *more: str, bare: bool = False, store: str = "") -> list[str]:
+        """Return our words; the request is pip's.
+
+        Args:
+            verb: ``save`` or ``restore``.
+            more: Options.
+            bare: The snapshot without byte code; a variable in its key tells it from the other.
+            store: URL; the one on this machine if not given.
+        """
         # A node that mounts and one that links: a tree that was linked is looked at before each use.
         cache = self.folder / f"node-cache-{more[-1] if more else verb}"
-        words = ["env", f"OMNILOAD_ENV_CACHE={cache}", sys.executable, "-c", MAIN, "env", verb]
+        more = (*more, "--input-env", "BARE") if bare else more
+        if bare and verb == "save":
+            more = (*more, "--no-byte-code")
+        words = ["env"]
+        if verb == "restore":  # our command has its byte code, as where pip installed it
+            words += ["-u", "PYTHONDONTWRITEBYTECODE"]
+            words += [f"PYTHONPYCACHEPREFIX={self.folder / 'byte-code'}"]
+        words += [f"OMNILOAD_ENV_CACHE={cache}", *(["BARE=1"] if bare else [])]
+        words += [sys.executable, "-c", MAIN, "env", verb]
         return [
             *words,
             "-o",
-            str(self.folder / "store"),
+            store or str(self.folder / "store"),
             "--python",
             str(self.venv),
             *more,
@@ -132,8 +154,14 @@ class Bench:
         ]
 
     def empty(self, name: str) -> None:
-        """Remove a cache."""
-        shutil.rmtree(self.folder / name, ignore_errors=True)
+        """Put a cache or an environment aside; it is removed at the end.
+
+        ext4 looks long for inodes that were not freed in the last minutes: whoever writes
+        many files after many were removed pays for the removal, up to three times the rest.
+        """
+        if (self.folder / name).exists():
+            (self.folder / "aside").mkdir(exist_ok=True)
+            (self.folder / name).rename(self.folder / "aside" / f"{name}-{time.monotonic_ns()}")
 
 
 def contenders(bench: Bench) -> dict[str, tuple[Callable[[], None], list[str]]]:
@@ -142,6 +170,9 @@ def contenders(bench: Bench) -> dict[str, tuple[Callable[[], None], list[str]]]:
     def nothing() -> None:
         pass
 
+    def empty() -> None:
+        bench.empty("node-cache-link")
+
     warm = "--auto", "--form"
     return {
         "pip, cold": (nothing, bench.pip("--no-cache-dir")),
@@ -149,8 +180,10 @@ def contenders(bench: Bench) -> dict[str, tuple[Callable[[], None], list[str]]]:
         "uv, cold": (lambda: bench.empty("uv-cache"), bench.uv_words()),
         "uv, warm": (nothing, bench.uv_words()),
         "uv, warm, byte code": (nothing, bench.uv_words("--compile-bytecode")),
-        "fetched": (lambda: bench.empty("node-cache-link"), bench.ours("restore", *warm, "link")),
+        "fetched": (empty, bench.ours("restore", *warm, "link")),
         "linked": (nothing, bench.ours("restore", *warm, "link")),
+        "fetched, no byte code": (empty, bench.ours("restore", *warm, "link", bare=True)),
+        "linked, no byte code": (nothing, bench.ours("restore", *warm, "link", bare=True)),
         "mounted": (nothing, bench.ours("restore", *warm, "mount")),
     }
 
@@ -159,8 +192,8 @@ def measure(bench: Bench, rounds: int, only: Sequence[str]) -> dict[str, Samples
     """Let the contenders take turns; the first round fills the caches and is not counted."""
     samples: dict[str, Samples] = {}
     runs = contenders(bench)
-    bench.make_anew()
-    subprocess.run(bench.ours("save"), env=bench.variables, check=True, capture_output=True)
+    for bare in (False, True):
+        save(bench, bench.ours("save", bare=bare))
     for number in range(rounds + 1):
         for name, (prepare, words) in runs.items():
             if name not in only or (number == 0 and name == "pip, cold"):
@@ -170,6 +203,38 @@ def measure(bench: Bench, rounds: int, only: Sequence[str]) -> dict[str, Samples
             taken = Samples() if number == 0 else samples.setdefault(name, Samples())
             taken.take(words, bench.variables)
             print(f"round {number}: {name}: {taken.wall_s[-1]:.2f} s", flush=True)
+    return samples
+
+
+def save(bench: Bench, words: list[str]) -> None:
+    """Save a snapshot from an environment made anew."""
+    bench.make_anew()
+    subprocess.run(words, env=bench.variables, check=True, capture_output=True)
+
+
+def measure_far(bench: Bench, rounds: int, bytes_per_s: float) -> dict[str, Samples]:
+    """Fetch everything through one slow link, in turns."""
+    wheels = bench.folder / "wheels"
+    download(wheels, bench.requirements)
+    samples = {name: Samples() for name in FAR_NAMES}
+    with far_away(wheels, bytes_per_s) as far:
+        bench.variables |= KEYS
+        for bare in (False, True):
+            save(bench, bench.ours("save", bare=bare, store=far.store(near=True)))
+        ways = {
+            "uv, cold, far": bench.uv_words("--no-index", "--find-links", far.page),
+            "fetched, far": bench.ours(*FETCH, store=far.store()),
+            "fetched, no byte code, far": bench.ours(*FETCH, bare=True, store=far.store()),
+        }
+        for number in range(rounds):
+            for name, words in ways.items():
+                bench.make_anew()
+                for cache in ("uv-cache", "node-cache-link"):
+                    bench.empty(cache)
+                before = far.relay.bytes_back
+                samples[name].take(words, bench.variables)
+                samples[name].moved_mb.append((far.relay.bytes_back - before) / 1e6)
+                print(f"round {number}: {name}: {samples[name].wall_s[-1]:.2f} s", flush=True)
     return samples
 
 
@@ -188,6 +253,17 @@ def measure_imports(bench: Bench, rounds: int) -> dict[str, Samples]:
             taken = Samples() if number < 2 else samples[name]
             taken.take([str(python), "-c", IMPORTS], bench.variables | {"PYTHONPATH": ""})
     return samples
+
+
+def far_table(samples: dict[str, Samples], far_mb: float) -> Table:
+    """Return the figures of what came through the slow link."""
+    moved = (f"{statistics.median(taken.moved_mb):.0f}" for taken in samples.values())
+    rows = _rows(samples, samples["uv, cold, far"])
+    return Table(
+        columns=("contender", "median s", "best s", "processor s", "of uv, cold", "cpu", "MB"),
+        rows=tuple((*row, mb) for row, mb in zip(rows, moved, strict=True)),
+        caption=f"With all caches of the node empty, behind a link of {far_mb:g} MB/s:",
+    )
 
 
 def tables_of(restores: dict[str, Samples], imports: dict[str, Samples]) -> list[Table]:
@@ -226,6 +302,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", default=NAMES, choices=NAMES, metavar="CONTENDER")
+    parser.add_argument("--far-mb", type=float, default=25, help="MB/s of the slow link; 0: none.")
     parser.add_argument("--folder", type=Path, help="Where environments and caches are made.")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="environment-", dir=given.folder))
@@ -233,10 +310,13 @@ def main() -> None:
     try:
         restores = measure(bench, given.rounds, given.only)
         imports = measure_imports(bench, given.rounds)
+        far = measure_far(bench, given.rounds, given.far_mb * 1e6) if given.far_mb else None
     finally:
         bench.umount()
         shutil.rmtree(folder, ignore_errors=True)
     tables = tables_of(restores, imports)
+    if far:
+        tables.append(far_table(far, given.far_mb))
     for table in tables:
         print_table(table)
     left_out = len(given.only) < len(NAMES)
@@ -244,10 +324,11 @@ def main() -> None:
     path = write_report(
         "environment",
         "Environment snapshots: what a start pays for its packages",
-        f"python -m benchmarks.environment --rounds {given.rounds}{chosen}",
+        f"python -m benchmarks.environment --rounds {given.rounds} --far-mb {given.far_mb:g}{chosen}",
         tables,
         "Contenders took turns in rounds, so ratios hold where seconds do not. uv leaves byte code "
-        "out; pip and a snapshot have it.",
+        "out, unless it is told; pip and a snapshot have it, unless told. What was emptied between "
+        "runs was put aside, not removed: see ``Bench.empty``.",
     )
     print(path)
 
