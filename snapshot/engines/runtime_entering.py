@@ -51,17 +51,24 @@ def main() -> None:
         _become(int(told), words)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)  # they are for the container, and sent to it
-    signal.signal(_ORPHANED, lambda *_: os.kill(child, signal.SIGKILL))
+    signal.signal(_ORPHANED, lambda *_: _kill(child))
     libc.prctl(_DEATH_SIGNAL, _ORPHANED, 0, 0, 0)
     if os.getppid() != starter:
-        os.kill(child, signal.SIGKILL)
+        _kill(child)
     os.write(int(told), b"%d\n" % child)
     os.close(int(told))
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    signal.signal(_ORPHANED, signal.SIG_IGN)  # the number may be another process's from now on
     if os.getppid() != starter and not libc.setns(mounts, _NEW_MOUNTS):
         _tidy(libc, folder)
     _remove_groups(cgroup, groups)
     sys.exit(128 - code if code < 0 else code)
+
+
+def _kill(child: int) -> None:
+    # It may have ended by itself, and been waited for, a moment before who started us was killed.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
 
 
 def _become(told: int, words: list[str]) -> None:

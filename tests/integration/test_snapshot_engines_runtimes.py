@@ -155,9 +155,11 @@ def test_when_we_are_killed_the_container_ends_and_nothing_stays(start, runtime)
     with start(runtime, "sh", "-c", "echo up; exec cat") as process:
         assert process.stdout.readline() == "up\n"
         process.kill()
-        # The last who holds these pipes is the one that tidies up.
+        # The last who holds its output is the one that tidies up.
+        rest = process.stdout.read()
         _, _, err = done(process)
 
+    assert rest == ""
     assert process.returncode == -signal.SIGKILL, err
 
 
