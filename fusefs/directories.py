@@ -156,6 +156,10 @@ class DirectoryAttributes:
         """Let the time of a directory move: a name in it was made, removed or renamed."""
         try:
             kept = self.of(path)
+            if kept is None or kept.mtime_ns == NOT_KEPT:
+                return
+            # Read anew: another mount may have removed the directory, which a publish would bring back.
+            kept = self._read(path)
             if kept is not None and kept.mtime_ns != NOT_KEPT:
                 self._put(path, replace(kept, mtime_ns=NOT_KEPT))
         except (OSError, OmniloadError) as error:

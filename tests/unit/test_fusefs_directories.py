@@ -281,6 +281,39 @@ def test_a_done_change_is_no_failure_because_the_time_could_not_be_moved(files, 
     assert files.listing("d") == []
 
 
+def test_a_directory_that_another_mount_removes_meanwhile_does_not_come_back(files):
+    files.write_file("d/mine", b"x")
+    files.write_file("d/theirs", b"x")
+    files.set_attributes("d", KEPT)
+    assert shown(files) == ALL  # so it is remembered for a second
+    with some_files(files.store) as other:
+        remove = files.store.remove
+
+        def removed_then_the_rest(path):
+            remove(path)
+            files.store.remove = remove
+            other.remove("d/theirs")
+            other.remove_directory("d")
+
+        files.store.remove = removed_then_the_rest
+        files.remove("d/mine")
+
+    assert files.listing("") == []
+    assert verify(files).faults == []
+
+
+def test_what_another_mount_set_meanwhile_is_not_lost_when_the_time_moves(files):
+    assert shown(files) == ALL
+    with some_files(files.store) as other:
+        other.set_attributes("d", Attributes(mode=0o700, xattrs={"user.new": b"1"}))
+
+    files.write_file("d/f", b"x")
+
+    mode, mtime_ns, xattrs = shown(files)
+    assert (mode, xattrs) == (0o700, {"user.new": b"1"})
+    assert mtime_ns == files.store.stat("d").mtime_ns
+
+
 def test_directories_without_attributes_cost_one_listing_a_second(clock):
     with some_files(NotingStore()) as files:
         for number in range(50):
