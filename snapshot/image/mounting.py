@@ -29,7 +29,7 @@ from snapshot.image.peer_node import PeerNode, PeerSettings
 from snapshot.image.prefetching import Outstanding, want_blocks
 from snapshot.image.recording import Recording
 from snapshot.image.trace import Trace, block_refs, decode_trace, hot_blocks
-from snapshot.image.trace_store import TraceStore, find_trace, merge_into
+from snapshot.image.trace_store import TraceStore, find_any_trace, find_trace, merge_into
 from snapshot.image.tree import Tree, merge
 from snapshot.image.view import ImageFileSystem, ImageView, Recorder
 from snapshot.oci.manifest import Platform
@@ -79,7 +79,7 @@ class ImageMount(StrictModel):
     record: str | None = None
     """Where the touches of this start go, merged with those of earlier ones. A file, or ``auto``."""
     command: tuple[str, ...] | None = None
-    """What is started from it, by which traces are found; the image's own if not given."""
+    """What is started from it, by which traces are found; any of its starts if not given."""
     window: Seconds = 120.0
     """How long touches are recorded."""
     stream: bool = False
@@ -141,9 +141,11 @@ def serve(settings: ImageMount, ready: Callable[[], None], resolved: Image | Non
         image = resolved or resolve(store, name, settings.platform)
         tally.note("image", image.digest)
         gc.disable()  # what is made until the mount is usable stays; to look through it takes a third
-        parts = _Serving(settings, store, image)
-        gc.freeze()
-        gc.enable()
+        try:
+            parts = _Serving(settings, store, image)
+        finally:
+            gc.freeze()
+            gc.enable()
         parts.run(ready, tally, begun)
 
 
@@ -291,8 +293,9 @@ def chosen_trace(settings: ImageMount, image: Image, store: ImageStore) -> Trace
     if settings.trace is None:
         return None
     if settings.trace == AUTO:
-        command = settings.command or image.config.command
-        return find_trace(traces_of(settings), store, image.digest, command)
+        if settings.command is None:
+            return find_any_trace(traces_of(settings), store, image.digest, image.config.command)
+        return find_trace(traces_of(settings), store, image.digest, settings.command)
     return _kept_trace(settings.trace, image.digest)
 
 
