@@ -7,7 +7,8 @@ no store needs to know attributes.
 A directory without any costs no request: ``.omnifs/directories`` holds a marker for the
 first two digits of the xxh3-64 of the *name* of every directory that may have some. A
 marker outlives renames above, is never removed, and there are 256 at most: one short
-listing a second tells which directories are worth a look.
+listing a second tells which directories are worth a look. (One without attributes whose
+name shares the digits of another's costs a read that finds nothing.)
 """
 
 import errno
