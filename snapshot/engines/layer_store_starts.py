@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from typing_extensions import override
 
-from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
 from snapshot.engines.layer_store_images import ServedImage
 from snapshot.image.fetcher import Priority
@@ -18,8 +17,8 @@ from snapshot.image.layer_index import LayerIndex
 from snapshot.image.loader import BlockLoader
 from snapshot.image.prefetching import want_blocks
 from snapshot.image.recording import Recording
-from snapshot.image.trace import Trace, decode_trace, hot_blocks
-from snapshot.image.trace_store import TraceStore, find_trace
+from snapshot.image.trace import Trace, hot_blocks
+from snapshot.image.trace_store import TraceStore, find_any_trace
 from snapshot.image.tree import ROOT, Tree, merge
 from snapshot.image.view import Recorder
 
@@ -123,18 +122,9 @@ class _LayerRecorder(Recorder):
 
 
 def trace_for(traces: TraceStore, served: ServedImage) -> Trace | None:
-    """Return a trace for a start of an unknown command: of the image's own, else of most starts here."""
+    """Return a trace for a start of an unknown command: what most starts of the image touched."""
     image = served.image
-    found = find_trace(traces, served.store, image.digest, image.config.command)
-    if found is not None:
-        return found
-    known = []
-    for path in sorted(traces.path(image.digest, ()).parent.glob("*.trace")):
-        try:
-            known.append(decode_trace(path.read_bytes(), name=str(path)))
-        except (OmniloadError, OSError) as error:
-            _log.warning("%s; it is passed over", error)
-    return max(known, key=lambda trace: trace.runs, default=None)
+    return find_any_trace(traces, served.store, image.digest, image.config.command)
 
 
 def _numbers(layer: Tree, merged: Tree, place: int) -> dict[int, int]:

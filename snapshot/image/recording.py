@@ -57,6 +57,10 @@ class Recording:
             if self._timer is not None:
                 self._timer.cancel()
             touches = self.recorder.touches(self._tree)
+            if (
+                not touches
+            ):  # nothing was started: as one of the starts it would make the others' rare
+                return
             try:
                 self._keep(trace_of(self._image, self._command, touches))
             except (OmniloadError, OSError) as error:

@@ -35,6 +35,7 @@ __all__ = [
     "merge_traces",
     "trace_of",
     "trace_since",
+    "united",
 ]
 
 VERSION = 1
@@ -98,6 +99,16 @@ def merge_traces(traces: Sequence[Trace]) -> Trace:
     touches = (touch for trace in traces for touch in trace.touches)
     merged = tuple(_settled(touches, most_runs=runs))
     return Trace(image=image, command=command, runs=runs, touches=merged)
+
+
+def united(traces: Sequence[Trace], command: Sequence[str]) -> Trace:
+    """Make one trace of starts of several commands, under the name of one.
+
+    Raises:
+        ValueError: They are of different images, or there are none.
+    """
+    words = tuple(command)
+    return merge_traces([replace(trace, command=words, parts=()) for trace in traces])
 
 
 def trace_since(new: Trace, old: Trace) -> Trace | None:

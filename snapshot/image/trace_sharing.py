@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from omniload.base.errors import IntegrityError, OmniloadError
 from omniload.base.log import get_logger
 from snapshot.image.trace import Trace, decode_trace, encode_trace, merge_traces
-from snapshot.image.trace_keys import nearest
+from snapshot.image.trace_keys import most_run, nearest
 from snapshot.oci.artifacts import push_artifact
 from snapshot.oci.manifest import Descriptor, Manifest, parse_manifest
 from snapshot.oci.store import ImageStore, small_blob
 
-__all__ = ["ENOUGH_RUNS", "TRACE_TYPE", "pull_trace", "push_trace"]
+__all__ = ["ENOUGH_RUNS", "TRACE_TYPE", "pull_trace", "pull_traces", "push_trace"]
 
 _log = get_logger(__name__)
 
@@ -102,6 +102,27 @@ def pull_trace(store: ImageStore, image: str, command: Sequence[str]) -> Trace |
     same = [each for each in listed if each.words == listed[place].words]
     merged = _gathered(store, image, same)
     return None if merged is None else replace(merged, parts=())
+
+
+def pull_traces(store: ImageStore, image: str) -> list[Trace]:
+    """Return the traces beside an image of the commands that make up most of its starts; what is broken is passed over.
+
+    Raises:
+        UnavailableError: The store does not answer.
+    """
+    by_words: dict[tuple[str, ...], list[_Listed]] = {}
+    for each in _listed(store, image):
+        by_words.setdefault(each.words, []).append(each)
+    groups = list(by_words.values())
+    found = []
+    for place in most_run([max(each.runs for each in group) for group in groups]):
+        try:
+            trace = _gathered(store, image, groups[place])
+        except IntegrityError:  # said where it was met
+            continue
+        if trace is not None:
+            found.append(replace(trace, parts=()))
+    return found
 
 
 def _of_command(store: ImageStore, image: str, command: Sequence[str]) -> list[_Listed]:

@@ -18,13 +18,20 @@ from pathlib import Path
 
 from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
-from snapshot.image.trace import Trace, decode_trace, encode_trace, merge_traces, trace_since
-from snapshot.image.trace_keys import command_key, nearest
-from snapshot.image.trace_sharing import pull_trace, push_trace
+from snapshot.image.trace import (
+    Trace,
+    decode_trace,
+    encode_trace,
+    merge_traces,
+    trace_since,
+    united,
+)
+from snapshot.image.trace_keys import command_key, most_run, nearest
+from snapshot.image.trace_sharing import pull_trace, pull_traces, push_trace
 from snapshot.oci.digest import check_digest
 from snapshot.oci.store import ImageStore
 
-__all__ = ["TraceStore", "find_trace", "merge_into", "push_new"]
+__all__ = ["TraceStore", "find_any_trace", "find_trace", "merge_into", "push_new"]
 
 _log = get_logger(__name__)
 
@@ -44,10 +51,14 @@ class TraceStore:
         exact = self.path(image, command)
         if (found := _read(exact)) is not None:
             return found
-        traces = [_read(path) for path in sorted(self._of(image).glob("*.trace")) if path != exact]
-        known = [trace for trace in traces if trace is not None]
+        known = self.all_of(image)
         place = nearest([trace.command for trace in known], command)
         return None if place is None else known[place]
+
+    def all_of(self, image: str) -> list[Trace]:
+        """Return the traces of an image, whatever was started. One that is broken is passed over."""
+        traces = [_read(path) for path in sorted(self._of(image).glob("*.trace"))]
+        return [trace for trace in traces if trace is not None]
 
     def add(self, trace: Trace) -> Trace:
         """Merge the trace of a start with what is kept; return what is kept now."""
@@ -120,6 +131,30 @@ def find_trace(
     known = [trace for trace in (here, there) if trace is not None]
     place = nearest([trace.command for trace in known], command)
     return None if place is None else known[place]
+
+
+def find_any_trace(
+    kept: TraceStore, store: ImageStore, image: str, own: Sequence[str]
+) -> Trace | None:
+    """Return the trace of a start of which nobody says what it runs, as containerd and Podman do not.
+
+    It unites those of the commands that were started most: of this node, else beside the image.
+    What few of all those starts touched is not hot, as in any trace.
+
+    Args:
+        kept: Traces of this node.
+        store: Where the image is.
+        image: Digest of its manifest.
+        own: The image's own command, which the trace is said to be of.
+    """
+    known = [trace for trace in kept.all_of(image) if trace.touches]
+    if not known:
+        try:
+            known = pull_traces(store, image)
+        except (OmniloadError, OSError, ValueError) as error:
+            _log.warning("no trace from %s: %s", store.location, error)
+    chosen = [known[place] for place in most_run([trace.runs for trace in known])]
+    return united(chosen, own) if chosen else None
 
 
 def _read(path: Path) -> Trace | None:

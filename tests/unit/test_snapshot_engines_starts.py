@@ -131,27 +131,32 @@ class TestTraceFor:
             here.served.image.digest, command, [Touch(n, p, 0, 1) for n, p in enumerate(paths)]
         )
 
-    def test_the_images_own_command_counts_first(self, place):
+    def test_commands_that_are_started_alike_often_are_united_as_the_images_own(self, place):
         here = place()
         here.traces.add(self.trace(here, ("other",), "bin"))
-        here.traces.add(self.trace(here, ("other",), "bin"))
-        own = here.traces.add(self.trace(here, ("run",), "gone"))
+        here.traces.add(self.trace(here, ("run",), "gone"))
 
-        assert trace_for(here.traces, here.served) == own
+        found = trace_for(here.traces, here.served)
 
-    def test_else_that_of_most_starts_on_this_node(self, place):
+        assert (found.command, found.runs) == (("run",), 2)
+        assert {touch.path for touch in found.touches} == {"bin", "gone"}
+
+    def test_a_command_that_is_rarely_started_is_left_out(self, place):
         here = place()
         here.traces.add(self.trace(here, ("rare",), "gone"))
-        for _ in range(2):
-            often = here.traces.add(self.trace(here, ("often",), "bin"))
+        for _ in range(3):
+            here.traces.add(self.trace(here, ("often",), "bin"))
 
-        assert trace_for(here.traces, here.served) == often
+        found = trace_for(here.traces, here.served)
 
-    def test_else_that_beside_the_image(self, place):
+        assert [touch.path for touch in found.touches] == ["bin"]
+
+    def test_where_this_node_knows_none_those_beside_the_image_serve(self, place):
         here = place()
-        push_trace(here.served.store, self.trace(here, ("run", "--more"), "bin"))
+        push_trace(here.served.store, self.trace(here, ("entirely", "other"), "bin"))
 
-        assert trace_for(here.traces, here.served).command == ("run", "--more")
+        assert here.starts.prefetch() == 1
+        assert trace_for(here.traces, here.served).command == ("run",)
 
     def test_one_that_is_broken_is_passed_over(self, place, caplog):
         here = place()
@@ -159,7 +164,7 @@ class TestTraceFor:
         folder = here.traces.path(here.served.image.digest, ()).parent
         (folder / "broken.trace").write_bytes(encode_trace(good)[:-5])
 
-        assert trace_for(here.traces, here.served) == good
+        assert trace_for(here.traces, here.served).touches == good.touches
         assert "passed over" in caplog.text
 
     def test_there_may_be_none(self, place):

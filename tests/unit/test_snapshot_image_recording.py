@@ -64,3 +64,12 @@ def test_a_trace_that_cannot_be_kept_costs_a_warning(caplog):
         a_recording(fail).finish()
 
     assert "what was recorded is lost: no disk" in caplog.text
+
+
+def test_a_mount_from_which_nothing_was_read_is_no_start():
+    kept = []
+    tree = merge([(Entry(path="f", kind="file", size_bytes=10),)])
+
+    Recording(Recorder(lambda: 0.0, 60.0), tree, IMAGE, ["python"], kept.append).finish()
+
+    assert kept == []

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from omniload.base.errors import IntegrityError, UnavailableError
-from snapshot.image.trace import Touch, encode_trace, trace_of
-from snapshot.image.trace_keys import command_key, nearest
-from snapshot.image.trace_sharing import TRACE_TYPE, pull_trace, push_trace
-from snapshot.image.trace_store import TraceStore, find_trace, merge_into, push_new
+from snapshot.image.trace import Touch, encode_trace, trace_of, united
+from snapshot.image.trace_keys import command_key, most_run, nearest
+from snapshot.image.trace_sharing import TRACE_TYPE, pull_trace, pull_traces, push_trace
+from snapshot.image.trace_store import TraceStore, find_any_trace, find_trace, merge_into, push_new
 from snapshot.oci.artifacts import push_artifact
 from snapshot.oci.layout import OciLayout
 from tests.support.image_builders import a_layer, a_member, a_tar, an_image
@@ -228,3 +228,91 @@ def test_a_registry_that_fails_costs_a_warning_and_no_start(kept, image, caplog,
 
 def test_nothing_known_is_nothing_found(kept, layout, image):
     assert find_trace(kept, layout, image, RUN) is None
+
+
+OWN = ("sh",)
+
+
+@pytest.mark.parametrize(
+    ("runs", "chosen"),
+    [
+        ([], ()),
+        ([5], (0,)),
+        ([1, 1000], (1,)),
+        ([20, 50, 30], (1, 2)),
+        ([10, 10, 10, 10], (0, 1, 2)),
+        ([1] * 100, tuple(range(8))),
+    ],
+)
+def test_the_commands_that_make_up_most_starts_are_chosen(runs, chosen):
+    assert most_run(runs) == chosen
+
+
+def test_traces_of_two_commands_become_one_and_those_of_two_images_do_not(image):
+    one, two = a_trace(image, ("a",), Touch(4, "f", 0, 10)), a_trace(image, ("b",))
+
+    found = united([one, two], OWN)
+
+    assert (found.image, found.command, found.runs) == (image, OWN, 2)
+    assert found.touches == (Touch(1, "f", 0, 10, 2),)
+    with pytest.raises(ValueError, match="2 images"):
+        united([one, a_trace(OTHER)], OWN)
+
+
+def test_a_start_of_an_unknown_command_finds_what_others_ran(kept, layout, image):
+    kept.add(a_trace(image, ("python", "a.py"), Touch(1, "f", 0, 10)))
+    kept.add(a_trace(image, ("java",), Touch(2, "g", 0, 10)))
+    kept.add(a_trace(OTHER, ("python",), Touch(1, "h", 0, 10)))
+
+    assert find_trace(kept, layout, image, OWN) is None
+    found = find_any_trace(kept, layout, image, OWN)
+
+    assert found.command == OWN
+    assert [touch.path for touch in found.touches] == ["f", "g"]
+
+
+def test_what_is_known_here_is_taken_without_asking_the_registry_whatever_was_run(kept, image):
+    kept.add(a_trace(image))
+
+    assert find_any_trace(kept, None, image, OWN).runs == 1
+
+
+def test_an_empty_trace_does_not_hide_one_that_is_not(kept, layout, image):
+    kept.add(trace_of(image, OWN, []))
+    push_trace(layout, a_trace(image))
+
+    assert [t.path for t in find_any_trace(kept, layout, image, OWN).touches] == ["f"]
+
+
+def test_of_traces_beside_the_image_those_of_most_starts_are_read_and_broken_ones_passed_over(
+    kept, layout, image, caplog
+):
+    for number in range(6):
+        push_trace(layout, a_trace(image, RUN, Touch(number, "f", 0, 10)), f"part {number}")
+    push_trace(layout, a_trace(image, ("rare",), Touch(1, "g", 0, 10)))
+
+    (often,) = pull_traces(layout, image)
+
+    assert (often.command, often.runs, often.parts) == (RUN, 6, ())
+    found = find_any_trace(kept, layout, image, OWN)
+    assert (found.command, [touch.path for touch in found.touches]) == (OWN, ["f"])
+    words = {"io.omniload.trace.command": '["forged"]', "io.omniload.trace.runs": "4"}
+    push_artifact(layout, image, TRACE_TYPE, b"no trace", words)
+    assert pull_traces(layout, image) == [often]
+    assert "passed over" in caplog.text
+
+
+@pytest.mark.parametrize("error", [UnavailableError("gone"), OSError(5)])
+def test_a_registry_that_fails_costs_an_unknown_command_its_hot_blocks_alone(
+    kept, image, caplog, error
+):
+    class Failing:
+        location = "a registry"
+
+        def referrers(self, *_):
+            raise error
+
+    with caplog.at_level(logging.WARNING, "omniload"):
+        assert find_any_trace(kept, Failing(), image, OWN) is None
+
+    assert "no trace from a registry" in caplog.text
