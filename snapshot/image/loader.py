@@ -13,6 +13,7 @@ from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
 from omniload.base.log import get_logger
 from snapshot.image.block_store import BlockStore
 from snapshot.image.fetcher import (
+    LOOK_AHEAD,
     BlockRef,
     BlocksFetched,
     BlockWanted,
@@ -124,6 +125,8 @@ class BlockLoader(BlockSource):
         what cold prefetch had brought before anybody needed it.
         """
         self._needed: set[str] = set()
+        self._brought: set[str] = set()
+        """Blocks that came along with one beside them, and that nobody may need."""
         self.waits = 0
         """Times a reader waited for a tier: what prefetch is there to avoid."""
         self.requests = 0
@@ -157,6 +160,7 @@ class BlockLoader(BlockSource):
                 self.bytes_of["disk"] += len(data)
                 self._count(ref.digest, "disk", len(data))
             return data
+        beside = self._beside(index, ref)
         with self._lock:
             if self._closed:
                 raise UnavailableError("the image is being unmounted; mount it again")
@@ -167,8 +171,23 @@ class BlockLoader(BlockSource):
                 return data
             self.waits += 1
             future = self._waiting.setdefault(ref.digest, Future())
-            self._apply(BlockWanted((ref,), Priority.DEMAND))
+            self._brought.update(each.digest for each in beside if each.digest not in self._waiting)
+            self._apply(BlockWanted((ref, *beside), Priority.DEMAND))
         return future.result()
+
+    def _beside(self, index: LayerIndex, ref: BlockRef) -> tuple[BlockRef, ...]:
+        """Return the blocks that follow one in its blob, close by, and are not here."""
+        end = min(ref.number + 1 + LOOK_AHEAD, len(index.blocks_B))
+        most = ref.offset + self._fetcher.settings.beside_bytes
+        found = []
+        for each in block_refs(index, range(ref.number + 1, end)):
+            if not ref.end <= each.offset <= each.end <= most:
+                break
+            if each.digest not in self._memory and not (
+                self._disk is not None and self._disk.has(each.digest)
+            ):
+                found.append(each)
+        return tuple(found)
 
     def prefetch(
         self, index: LayerIndex, refs: Sequence[BlockRef], priority: Priority = Priority.HOT
@@ -275,7 +294,8 @@ class BlockLoader(BlockSource):
                 self.requests += 1
                 if command.priority is not Priority.COLD:
                     for digest, data in found.items():
-                        self._count(digest, command.tier, len(data))
+                        if digest not in self._brought or digest in self._waiting:
+                            self._count(digest, command.tier, len(data))
                 self._came.update(found)
                 absent = (ref.digest for ref in command.blocks if ref.digest not in found)
                 self._errors.update(dict.fromkeys(absent, problem))

@@ -1,7 +1,10 @@
 """The loader: every block once, from the nearest tier, and an error where no tier has it."""
 
+import dataclasses
+import hashlib
 import threading
 
+import numpy as np
 import pytest
 
 from omniload.base.clock import FakeClock
@@ -9,6 +12,7 @@ from omniload.base.errors import IntegrityError, UnavailableError
 from snapshot.image.block_store import BlockStore
 from snapshot.image.fetcher import FetchSettings, Priority
 from snapshot.image.index_file import IndexCache
+from snapshot.image.layer_index import BLOCK
 from snapshot.image.layers import index_layer
 from snapshot.image.loader import BlockLoader, RegistryTier
 from snapshot.image.trace import block_refs
@@ -280,3 +284,112 @@ def test_hot_blocks_count_as_needed_before_anybody_reads_them_and_once(index, ma
     assert loader.needed_of["disk"] == len(BLOCKS[0])
     assert loader.needed_of["registry"] == len(BLOCKS[1])
     assert sum(loader.needed_of.values()) == len(BLOCKS[0]) + len(BLOCKS[1])
+
+
+SMALL = [bytes([n]) * (40 << 10) for n in range(1, 9)]
+
+
+class SmallBlocks(Tier):
+    """Blocks of 40 KiB, as an image with many small files has them."""
+
+    def fetch(self, index, blocks):
+        self.asked.append([ref.number for ref in blocks])
+        self.arrived.release()
+        if self.gate is not None:
+            assert self.gate.wait(20)
+        found = {r.digest: SMALL[r.number] for r in blocks if r.number in self.has}
+        return found, sum(map(len, found.values()))
+
+
+@pytest.fixture
+def small(index):
+    size = 40 << 10
+    rows = [
+        (n * size, size, size, n * size, -1, 0, b"", hashlib.sha256(SMALL[n]).digest())
+        for n in range(8)
+    ]
+    return dataclasses.replace(index, blocks_B=np.array(rows, BLOCK))
+
+
+def test_what_follows_a_small_block_comes_along_up_to_a_limit(small, make):
+    tier = SmallBlocks()
+    loader = make(registry=tier)
+
+    assert loader.block(small, 2) == SMALL[2]
+
+    assert tier.asked == [[2, 3, 4]]
+    assert loader.block(small, 4) == SMALL[4]
+    assert (loader.requests, loader.waits) == (1, 1)
+
+
+def test_what_came_along_counts_as_needed_only_once_somebody_reads_it(small, make):
+    loader = make(registry=SmallBlocks())
+
+    loader.block(small, 2)
+    assert loader.needed_of == {"memory": 0, "disk": 0, "registry": len(SMALL[2])}
+    loader.block(small, 3)
+
+    assert loader.needed_of == {"memory": len(SMALL[3]), "disk": 0, "registry": len(SMALL[2])}
+    assert loader.bytes_of["registry"] == 3 * len(SMALL[2])
+
+
+def test_what_is_here_already_does_not_come_along(small, make, tmp_path):
+    disk = BlockStore(tmp_path / "blocks", 64 << 20)
+    (third,) = block_refs(small, [3])
+    disk.put(third.digest, SMALL[3])
+    tier = SmallBlocks()
+    loader = make(
+        registry=tier, disk=disk, settings=FetchSettings(tiers=("registry",), bridge_bytes=0)
+    )
+
+    loader.block(small, 2)
+    loader.close()
+
+    assert tier.asked == [[2], [4]]
+
+
+def test_the_last_block_has_nothing_beside_it_and_no_limit_means_none_comes_along(small, make):
+    tier = SmallBlocks()
+    make(registry=tier).block(small, 7)
+    make(registry=tier, settings=FetchSettings(tiers=("registry",), beside_bytes=0)).block(small, 2)
+
+    assert tier.asked == [[7], [2]]
+
+
+def test_a_reader_of_a_block_that_is_coming_along_waits_for_that_request(small, make):
+    tier = SmallBlocks(gate=threading.Event())
+    loader = make(registry=tier)
+    found = []
+    readers = [threading.Thread(target=lambda: found.append(loader.block(small, 2)))]
+    readers[0].start()
+    assert tier.arrived.acquire(timeout=20)
+    future = threading.Event()
+    real = loader._apply
+
+    def applied(event):
+        real(event)
+        future.set()
+
+    loader._apply = applied
+    readers.append(threading.Thread(target=lambda: found.append(loader.block(small, 3))))
+    readers[1].start()
+    assert future.wait(20)
+    tier.gate.set()
+    for reader in readers:
+        reader.join()
+
+    assert sorted(found) == SMALL[2:4]
+    assert sorted(number for asked in tier.asked for number in asked)[:3] == [2, 3, 4]
+    assert sum(asked.count(3) for asked in tier.asked) == 1
+    assert loader.needed_of["registry"] == 2 * len(SMALL[2])
+
+
+def test_what_came_along_and_no_tier_has_is_nobodys_error(small, make):
+    tier = SmallBlocks(has={2})
+    settled = []
+    loader = make(registry=tier, on_settled=lambda *words: settled.append(words[1]))
+
+    assert loader.block(small, 2) == SMALL[2]
+    with pytest.raises(IntegrityError, match="no right bytes"):
+        loader.block(small, 3)
+    assert settled[:3] == [True, False, False]
