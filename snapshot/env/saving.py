@@ -95,7 +95,7 @@ def capture(
         raise StateError(f"{' '.join(words)!r} ended with {done.returncode}; nothing was saved")
     install_s = time.monotonic() - begin
     if byte_code:
-        _compile(interpreter, targets)
+        _compile(interpreter, _sources_of(interpreter, targets, before, scan(targets)))
     after = scan(targets)
     if not byte_code:
         _leave_out_byte_code(before, after)
@@ -289,13 +289,37 @@ def _die_with_parent() -> Callable[[], None]:
     return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) and None
 
 
-def _compile(interpreter: Interpreter, targets: Sequence[Target]) -> None:
-    """Compile sources to byte code; sources that cannot be compiled are left alone."""
-    folders = [target.path for target in targets if target.path != interpreter.scripts]
-    words = [interpreter.executable, "-m", "compileall", "-qq", "-j", "0", *folders]
+def _sources_of(
+    interpreter: Interpreter, targets: Sequence[Target], before: Scan, after: Scan
+) -> list[str]:
+    """Return what is to be compiled: new directories that hold sources, and changed sources in old ones.
+
+    What was there before is not even looked at: in an image that is read as needed, it would come over the link.
+    """
+    found: dict[str, None] = {}
+    for number, path in difference(before, after).changed:
+        if not path.endswith(".py") or targets[number].path == interpreter.scripts:
+            continue
+        parts = path.split("/")
+        above = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
+        new = next((folder for folder in above if (number, folder) not in before), path)
+        found[f"{targets[number].path}/{new}"] = None
+    return list(found)
+
+
+def _compile(interpreter: Interpreter, sources: Sequence[str]) -> None:
+    """Compile files and directories to byte code; sources that cannot be compiled are left alone."""
+    listed = "".join(f"{path}\n" for path in sources if "\n" not in path)
+    if not listed:
+        return
+    words = [interpreter.executable, "-m", "compileall", "-qq", "-j", "0", "-i", "-"]
     try:
         done = subprocess.run(  # noqa: S603 -- the user's own interpreter
-            words, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            words,
+            check=False,
+            input=os.fsencode(listed),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         if done.returncode != 0:
             _LOG.debug("some sources could not be compiled to byte code")

@@ -286,3 +286,33 @@ def test_byte_code_that_was_there_before_is_captured_when_it_changes(tmp_path):
 
     assert f"__pycache__/{cache.name}" in {path for _, path in found.delta.changed}
     assert found.delta.deleted == ()
+
+
+INSTALLED = """
+import os, sys
+site = f"{sys.argv[1]}/lib/site-packages"
+os.makedirs(f"{site}/new/below")
+for name in ("new/__init__", "new/below/deep", "old/added", "single", "broken"):
+    with open(f"{site}/{name}.py", "w") as file:
+        print("X = (" if name == "broken" else "X = 1", file=file)
+"""
+
+
+def test_what_the_command_brought_is_compiled_and_nothing_that_was_there(tmp_path):
+    environment = an_environment(tmp_path)
+    site = Path(environment.interpreter.purelib)
+    (site / "old").mkdir()
+    (site / "old" / "was_there.py").write_text("X = 0\n")
+    (site / "also_there.py").write_text("X = 0\n")
+    installation = an_installation(environment, INSTALLED)
+
+    found = capture(environment.interpreter, environment.targets, installation)
+
+    compiled = {path for _, path in found.delta.changed if path.endswith(".pyc")}
+    tag = sys.implementation.cache_tag
+    assert compiled == {
+        f"new/__pycache__/__init__.{tag}.pyc",
+        f"new/below/__pycache__/deep.{tag}.pyc",
+        f"old/__pycache__/added.{tag}.pyc",
+        f"__pycache__/single.{tag}.pyc",
+    }
