@@ -9,7 +9,7 @@ from types import CodeType
 __all__ = ["LANGUAGES", "ROOT", "Block", "blocks_of", "documents", "parse_blocks"]
 
 ROOT = Path(__file__).parents[2]
-LANGUAGES = {"", "python", "yaml", "console", "sh"}
+LANGUAGES = {"", "python", "yaml", "toml", "console", "sh"}
 """What a fence may be labelled; a sketch has no label, and is not checked."""
 
 _FENCE = re.compile(r"^( *)(```+)\s*(.*?)\s*$")

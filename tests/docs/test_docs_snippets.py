@@ -1,5 +1,6 @@
 """What the documentation shows is run."""
 
+import tomllib
 import traceback
 from pathlib import Path
 
@@ -49,6 +50,13 @@ def test_every_whole_yaml_block_is_a_mix_or_a_training_file(path):
         else:
             assert block.info == ("yaml",), f"{block.where}: say `yaml` or `yaml fragment`"
             _yaml_file(block)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=_id)
+def test_every_toml_block_holds_settings(path):
+    for block in blocks_of(path):
+        if block.language == "toml":
+            assert tomllib.loads(block.text), f"{block.where}: holds no key"
 
 
 @pytest.mark.parametrize("path", RUNNABLE, ids=_id)
