@@ -14,7 +14,8 @@ from omniload.base.log import get_logger, set_up_logging
 from snapshot.engines.snapshotter import Snapshotter
 from snapshot.engines.snapshotter_images import RegistryImages, keep_image
 from snapshot.engines.snapshotter_views import MountedViews
-from snapshot.image.mounting import AUTO, ImageMount
+from snapshot.image.index_sharing import key_of
+from snapshot.image.mounting import AUTO, ImageMount, shared_indexes
 from snapshot.image.options import mount_settings, platform_of
 from snapshot.oci.opening import open_store
 
@@ -51,7 +52,14 @@ def serve_command(socket: str, root: str, options: tuple[str, ...]) -> None:
     set_up_logging("INFO", role="snapshotter")
     template, place = _template(options), Path(root).absolute()
     place.mkdir(parents=True, exist_ok=True)
-    images = RegistryImages(Path(template.cache) / "indexes", template.mirrors, template.platform)
+    if template.index_key_file:
+        key_of(template.index_key_file)  # said now, not at every layer
+    images = RegistryImages(
+        Path(template.cache) / "indexes",
+        template.mirrors,
+        template.platform,
+        lambda image, store: shared_indexes(template, image, store),
+    )
     snapshotter = Snapshotter(place, images, MountedViews(place / "views", template))
     ended = threading.Event()
 

@@ -2,7 +2,8 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -13,8 +14,10 @@ from omniload.base.log import get_logger
 from snapshot.engines.snapshotter_chain import LayerWanted, chain_ids
 from snapshot.engines.snapshotter_store import KeptImage
 from snapshot.image.index_file import IndexCache
+from snapshot.image.index_sharing import SharedIndexes
+from snapshot.image.layer_index import LayerIndex
 from snapshot.image.layers import index_layer
-from snapshot.oci.manifest import Platform
+from snapshot.oci.manifest import Descriptor, Platform
 from snapshot.oci.opening import Image, open_store, resolve
 from snapshot.oci.store import ImageStore, small_blob
 
@@ -27,6 +30,8 @@ FoundLayer = tuple[KeptImage, int]
 
 _HUB, _HUB_SERVER = "docker.io/", "registry-1.docker.io/"
 _KEPT_IMAGES = 64
+_INDEXED_AT_ONCE = 4
+"""Layers: each that is read whole lies in a temporary file meanwhile."""
 
 
 class LazyImages(Protocol):
@@ -54,11 +59,18 @@ class RegistryImages(LazyImages):
         cache: Folder of indexes.
         mirrors: Registries that may hold the same repositories.
         platform: Of images that are made for several; this machine's if not given.
+        shared: Which indexes beside an image are believed; none if not given.
     """
 
     def __init__(
-        self, cache: Path, mirrors: Sequence[str] = (), platform: Platform | None = None
+        self,
+        cache: Path,
+        mirrors: Sequence[str] = (),
+        platform: Platform | None = None,
+        shared: Callable[[Image, ImageStore], SharedIndexes] | None = None,
     ) -> None:
+        self._shared = shared
+        self._few = threading.Semaphore(_INDEXED_AT_ONCE)
         self._cache = IndexCache(cache)
         self._mirrors = tuple(mirrors)
         self._platform = platform
@@ -98,15 +110,25 @@ class RegistryImages(LazyImages):
         layer, diff_id = image.layers[place], image.config.rootfs.diff_ids[place]
         with self._lock:
             one = self._indexing.setdefault(layer.digest, threading.Lock())
-        with one:
-            index = index_layer(store, layer, self._cache)
-        with self._lock:
-            self._indexing.pop(layer.digest, None)
+        try:
+            with one, self._few:
+                index = index_layer(store, layer, self._cache, self._beside(store, image, diff_id))
+        finally:
+            with self._lock:
+                self._indexing.pop(layer.digest, None)
         if index.diff_id and index.diff_id != diff_id:
             raise IntegrityError(
                 f"layer {layer.digest}: uncompressed it is {index.diff_id}, the configuration says "
                 f"{diff_id}; build the image anew"
             )
+
+    def _beside(
+        self, store: ImageStore, image: Image, diff_id: str
+    ) -> Callable[[Descriptor], LayerIndex | None]:
+        """Return what looks for an index beside the image, before a layer is read whole."""
+        if self._shared is None:
+            return lambda _: None
+        return partial(self._shared(image, store).find, diff_id=diff_id)
 
 
 def keep_image(

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from snapshot.engines import snapshotter_images
 from snapshot.engines.snapshotter_chain import LayerWanted, chain_ids
 from snapshot.engines.snapshotter_images import RegistryImages, keep_image
@@ -129,12 +129,12 @@ def test_two_who_want_one_layer_at_once_read_it_once(place, monkeypatch):
     read = []
     real = snapshotter_images.index_layer
 
-    def slow(store, layer, cache):
+    def slow(store, layer, cache, found):
         if cache.get(layer.digest) is None:
             read.append(layer.digest)
             first.set()
             assert go.wait(30)
-        return real(store, layer, cache)
+        return real(store, layer, cache, found)
 
     monkeypatch.setattr(snapshotter_images, "index_layer", slow)
     threads = [
@@ -157,3 +157,66 @@ def test_documents_that_were_changed_after_they_were_kept_are_refused(place):
         fields = {name: getattr(kept, name) for name in kept.__slots__} | change
         with pytest.raises(IntegrityError):
             type(kept)(**fields).image()
+
+
+def test_few_layers_are_read_whole_at_once(place, monkeypatch):
+    image = place.push([a_tar(a_member(str(n), b"x")) for n in range(9)])
+    lock, go = threading.Lock(), threading.Event()
+    inside, most, entered = 0, 0, threading.Semaphore(0)
+    real = snapshotter_images.index_layer
+
+    def slow(*words):
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        entered.release()
+        assert go.wait(30)
+        with lock:
+            inside -= 1
+        return real(*words)
+
+    monkeypatch.setattr(snapshotter_images, "index_layer", slow)
+    threads = [
+        threading.Thread(target=place.images.find, args=(place.wanted(n, image), n))
+        for n in range(9)
+    ]
+    for thread in threads:
+        thread.start()
+    for _ in range(4):
+        assert entered.acquire(timeout=30)
+    go.set()
+    for thread in threads:
+        thread.join()
+
+    assert most == 4
+
+
+def test_a_layer_that_could_not_be_read_is_read_again_by_the_next(place, monkeypatch):
+    def broken(*_):
+        raise UnavailableError("cut off")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(snapshotter_images, "index_layer", broken)
+        with pytest.raises(UnavailableError):
+            place.images.find(place.wanted(0), 0)
+    assert place.images._indexing == {}
+
+    assert place.images.find(place.wanted(0), 0)[1] == 1
+
+
+def test_an_index_beside_the_image_is_asked_for_with_what_the_configuration_says(place):
+    asked = []
+
+    class Beside:
+        def find(self, layer, diff_id):
+            asked.append((layer.digest, diff_id))
+
+    images = RegistryImages(
+        place.folder / "others", shared=lambda image, store: asked.append(image.digest) or Beside()
+    )
+
+    images.find(place.wanted(0), 0)
+
+    layer, diff_id = place.image.layers[0].digest, place.image.config.rootfs.diff_ids[0]
+    assert asked == [place.image.digest, (layer, diff_id)]
