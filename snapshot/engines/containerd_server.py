@@ -1,5 +1,6 @@
 """The snapshots service of containerd over a unix socket: requests to a ``Snapshotter``, errors to codes."""
 
+import errno
 import os
 import socket
 import stat as stat_bits
@@ -28,8 +29,8 @@ __all__ = ["SnapshotsService", "code_of", "start_server"]
 _log = get_logger(__name__)
 _PACKAGE = "containerd.services.snapshots.v1"
 _SERVICE = f"{_PACKAGE}.Snapshots"
-_THREADS = 16
-"""Requests at a time: a layer that is being indexed holds one for as long as that takes."""
+_THREADS = 64
+"""Requests at a time: a layer that is being indexed holds one for as long as that takes, a removal none."""
 _PAGE = 100
 """Snapshots in one message of a list."""
 _NUMBER_OF: dict[Kind, int] = {"view": 1, "active": 2, "committed": 3}
@@ -139,6 +140,8 @@ def start_server(snapshotter: Snapshotter, path: Path) -> grpc.Server:
 
 def code_of(error: Exception) -> grpc.StatusCode:
     """Return what containerd understands of an error; it acts on some of these, and shows the others."""
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return grpc.StatusCode.RESOURCE_EXHAUSTED
     return next(
         (code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL
     )

@@ -13,9 +13,7 @@ always has its folder, and a folder without a row is what a crash left: it is re
 the next start.
 """
 
-import fcntl
 import os
-import shutil
 import stat as stat_bits
 import threading
 import time
@@ -23,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from omniload.base.errors import ConfigError, OmniloadError, StateError
+from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
 from omniload.base.log import get_logger
 from snapshot.engines.snapshotter_chain import (
     LayerWanted,
@@ -33,6 +31,7 @@ from snapshot.engines.snapshotter_chain import (
     split_chain,
 )
 from snapshot.engines.snapshotter_filters import parse_filters
+from snapshot.engines.snapshotter_folders import HeldFolder, take_away, usage_of
 from snapshot.engines.snapshotter_images import LazyImages
 from snapshot.engines.snapshotter_records import (
     Commit,
@@ -46,12 +45,13 @@ from snapshot.engines.snapshotter_records import (
     Snapshot,
     SnapshotExistsError,
     SnapshotInUseError,
+    SnapshotMissingError,
     Snapshots,
 )
 from snapshot.engines.snapshotter_store import KeptImage, SnapshotStore
 from snapshot.engines.snapshotter_views import Views
 
-__all__ = ["Snapshotter", "usage_of"]
+__all__ = ["Snapshotter"]
 
 _log = get_logger(__name__)
 _FORBIDDEN = set(":,\\\n")
@@ -86,11 +86,12 @@ class Snapshotter:
         root.chmod(0o700)  # images hold set-uid programs, which users of the machine must not reach
         self._images, self._views, self._now_ns = images, views, now_ns
         self._lock = threading.Lock()
-        self._held = _Held(root / "lock")
+        self._held = HeldFolder(root / "lock")
         try:
             self._store = SnapshotStore(root / "state.sqlite")
             self._all = Snapshots.of(self._store.snapshots())
-            self._sweep()
+            self.cleanup()
+            self._skip_numbers()
         except BaseException:
             self._held.close()
             raise
@@ -103,7 +104,7 @@ class Snapshotter:
         for lazy in {found.number: found for c in chains if (found := split_chain(c)[1])}.values():
             try:
                 self._show(lazy)
-            except OmniloadError as error:
+            except (OmniloadError, OSError) as error:
                 _log.warning(
                     "%s is not shown again: %s; it is tried when it is used", lazy.key, error
                 )
@@ -130,8 +131,13 @@ class Snapshotter:
         lazy = split_chain(chain)[1]
         if lazy is not None:
             self._show(lazy)
-        found = self._apply(event)
-        return mounts_of(found, chain, self._path, self._views.path)
+        found = self._apply(event, top=self._top_of(chain))
+        with self._lock:
+            is_same = self._all.parents(found) == chain
+        # Of the same name and yet another one: it was removed and made again meanwhile.
+        return (
+            mounts_of(found, chain, self._path, self._views.path) if is_same else self.mounts(key)
+        )
 
     def mounts(self, key: str) -> tuple[MountEntry, ...]:
         """Return what to mount for a snapshot that is not committed.
@@ -225,9 +231,16 @@ class Snapshotter:
         return usage_of(Path(self._path(found.number)) / "fs")
 
     def cleanup(self) -> None:
-        """Remove what is left of snapshots that are gone."""
+        """Remove what is left of snapshots that are gone; no number comes back, so nobody need wait."""
         with self._lock:
-            self._sweep()
+            known = self._all.by_key.values()
+            numbers = {str(snapshot.number) for snapshot in known}
+            folders = [path for path in self._folder.iterdir() if path.name not in numbers]
+            views = self._views.numbers() - {s.number for s in known if s.is_lazy}
+        for path in folders:
+            take_away(path)
+        for number in views:
+            self._drop(number)
 
     def close(self) -> None:
         """Let go of the state; what is mounted stays, since containers may be running on it."""
@@ -257,110 +270,97 @@ class Snapshotter:
             self._apply(event, image)
         except SnapshotExistsError:
             return True  # by another client, meanwhile
-        except (OmniloadError, OSError) as error:  # a blob that is not there, a disk that is full
+        # A blob that is not there, a disk that is full, a document that is none.
+        except (OmniloadError, OSError, ValueError) as error:
             _log.warning("layer %s is unpacked, not read lazily: %s", wanted.layer, error)
             return False
         return True
 
-    def _apply(self, event: Event, image: KeptImage | None = None) -> Snapshot:
+    def _apply(
+        self, event: Event, image: KeptImage | None = None, top: os.stat_result | None = None
+    ) -> Snapshot:
         """Let the machine decide, keep what it says, and only then let anyone see it."""
         made: Path | None = None
         with self._lock:
+            before = self._all.copy()
             commands = self._all.handle(event)
             (command,) = commands
             found = command.snapshot
             try:
                 if isinstance(event, Prepare):
                     made = Path(self._path(found.number))
-                    self._make_folder(made, found)
+                    self._make_folder(made, found, top)
                 self._store.apply(commands, image)
             except BaseException:
-                self._all = Snapshots.of(self._store.snapshots())
+                before.next_number = self._all.next_number
+                self._all = before
                 if made is not None:
-                    shutil.rmtree(made, ignore_errors=True)
+                    take_away(made)
                 raise
             if isinstance(command, Forget):
                 self._hide(found.number)
         return found
 
-    def _make_folder(self, folder: Path, snapshot: Snapshot) -> None:
+    def _make_folder(self, folder: Path, snapshot: Snapshot, like: os.stat_result | None) -> None:
         """Make the folder of a snapshot; its root has owner and mode of what it covers."""
-        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o711)
         top = folder / "fs"
         top.mkdir(mode=0o755)
         if snapshot.kind == "active":
             (folder / "work").mkdir(mode=0o711)
-        chain = self._all.parents(snapshot)
-        if chain:
-            below = chain[0]
-            lower = (
-                self._views.path(below.number)
-                if below.is_lazy
-                else f"{self._path(below.number)}/fs"
-            )
-            found = os.stat(lower)  # noqa: PTH116
-            os.chown(top, found.st_uid, found.st_gid)
-            top.chmod(stat_bits.S_IMODE(found.st_mode))
+        if like is not None:
+            os.chown(top, like.st_uid, like.st_gid)
+            top.chmod(stat_bits.S_IMODE(like.st_mode))
+
+    def _top_of(self, chain: Sequence[Snapshot]) -> os.stat_result | None:
+        """Return what is known of the root of a chain. The lock is not held: a view may take its time.
+
+        Raises:
+            UnavailableError: The process of a view has just died.
+        """
+        if not chain:
+            return None
+        number = chain[0].number
+        path = self._views.path(number) if chain[0].is_lazy else f"{self._path(number)}/fs"
+        try:
+            return os.stat(path)  # noqa: PTH116
+        except FileNotFoundError:
+            return None  # removed meanwhile, as who asked is told soon
+        except OSError as error:
+            raise UnavailableError(f"{path} cannot be looked at: {error}; try again") from error
 
     def _show(self, lazy: Snapshot) -> None:
+        """Show lazy layers; not those that were removed while they were being mounted."""
         with self._lock:
             image = self._store.image(lazy.image)
         self._views.show(lazy.number, image, lazy.layers)
+        with self._lock:
+            now = self._all.by_key.get(lazy.key)
+        if now is None or now.number != lazy.number:
+            self._drop(lazy.number)
+            raise SnapshotMissingError(f"snapshot {lazy.key!r} was removed; pull its image again")
 
     def _hide(self, number: int) -> None:
         """Give a folder a name that no row has; the lock is held, so no new one is met."""
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # it is gone for containerd; what is left the next cleanup takes
             Path(self._path(number)).rename(self._folder / f"gone-{number}")
 
     def _clear(self, snapshot: Snapshot) -> None:
-        shutil.rmtree(self._folder / f"gone-{snapshot.number}", ignore_errors=True)
+        take_away(self._folder / f"gone-{snapshot.number}")
         if snapshot.is_lazy:
-            try:
-                self._views.drop(snapshot.number)
-            except StateError as error:
-                _log.warning("%s; it is tried again at the next cleanup", error)
+            self._drop(snapshot.number)
 
-    def _sweep(self) -> None:
-        """Remove folders and mounts that no row names; the lock is held."""
-        numbers = {str(snapshot.number) for snapshot in self._all.by_key.values()}
-        for path in self._folder.iterdir():
-            if path.name not in numbers:
-                shutil.rmtree(path, ignore_errors=True)
-        self._views.sweep(s.number for s in self._all.by_key.values() if s.is_lazy)
+    def _drop(self, number: int) -> None:
+        try:
+            self._views.drop(number)
+        except (OmniloadError, OSError) as error:
+            _log.warning("view %d stays: %s; it is tried again at the next cleanup", number, error)
+
+    def _skip_numbers(self) -> None:
+        """Begin above all that could not be removed: a view of that number would be taken for the new one's."""
+        names = [path.name.removeprefix("gone-") for path in self._folder.iterdir()]
+        left = [int(name) for name in names if name.isdecimal()]
+        self._all.next_number = max(self._all.next_number - 1, *left, *self._views.numbers(), 0) + 1
 
     def _path(self, number: int) -> str:
         return str(self._folder / str(number))
-
-
-def usage_of(folder: Path) -> tuple[int, int]:
-    """Return the bytes that a folder takes on its disk, and its inodes, each counted once."""
-    seen: dict[tuple[int, int], int] = {}
-
-    def add(path: str) -> None:
-        with suppress(FileNotFoundError):
-            found = os.lstat(path)
-            seen[found.st_dev, found.st_ino] = found.st_blocks * 512
-
-    add(str(folder))
-    for where, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            add(f"{where}/{name}")
-    return sum(seen.values()), len(seen)
-
-
-class _Held:
-    """A lock on a folder, for as long as this process lives."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._file)
-            raise StateError(
-                f"{path.parent} is served by another process; end that one first"
-            ) from None
-
-    def close(self) -> None:
-        os.close(self._file)

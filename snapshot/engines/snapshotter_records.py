@@ -170,6 +170,10 @@ class Snapshots:
             found._count(snapshot.parent, 1)
         return found
 
+    def copy(self) -> "Snapshots":
+        """Return one that goes its own way from here."""
+        return Snapshots(dict(self.by_key), self.next_number, dict(self._children))
+
     def handle(self, event: Event) -> tuple[Command, ...]:
         """Apply one event and return what must be kept, in order.
 

@@ -8,6 +8,7 @@
                            so that neither registry nor credentials are needed to mount it again
 """
 
+import errno
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -77,11 +78,17 @@ class SnapshotStore:
 
     def __init__(self, path: Path) -> None:
         self._base = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        self._base.execute("PRAGMA journal_mode=WAL")
-        # containerd writes its own names down durably; ours must not be older than they are.
-        self._base.execute("PRAGMA synchronous=FULL")
         try:
+            self._base.execute("PRAGMA journal_mode=WAL")
+            # containerd writes its own names down durably; ours must not be older than they are.
+            self._base.execute("PRAGMA synchronous=FULL")
             self._set_up(path)
+        except sqlite3.DatabaseError as error:
+            self._base.close()
+            raise StateError(
+                f"{path} cannot be read: {error}; where it is damaged, remove its folder, and have "
+                "containerd forget its images"
+            ) from error
         except BaseException:
             self._base.close()
             raise
@@ -122,7 +129,11 @@ class SnapshotStore:
         return KeptImage(**dict(zip(names, row, strict=True)))
 
     def apply(self, commands: Sequence[Command], image: KeptImage | None = None) -> None:
-        """Carry out what the machine said, together with the image that a new layer names."""
+        """Carry out what the machine said, together with the image that a new layer names.
+
+        Raises:
+            OSError: The disk is full; nothing was changed.
+        """
         with self._transaction():
             for command in commands:
                 match command:
@@ -134,7 +145,8 @@ class SnapshotStore:
                         )
             if image is not None:
                 self._base.execute(
-                    "INSERT OR IGNORE INTO images VALUES (?, ?, ?, ?, ?)",
+                    # Who asked last knows where it can be read now.
+                    "INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?, ?)",
                     (image.digest, image.reference, image.media_type, image.manifest, image.config),
                 )
             self._base.execute(
@@ -168,7 +180,11 @@ class SnapshotStore:
         self._base.execute("BEGIN IMMEDIATE")
         try:
             yield
-        except BaseException:
-            self._base.execute("ROLLBACK")
+            self._base.execute("COMMIT")
+        except BaseException as error:
+            if self._base.in_transaction:  # of some errors SQLite itself goes back
+                self._base.execute("ROLLBACK")
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
+            if code & 0xFF == sqlite3.SQLITE_FULL:
+                raise OSError(errno.ENOSPC, "no room on the disk for state.sqlite") from error
             raise
-        self._base.execute("COMMIT")

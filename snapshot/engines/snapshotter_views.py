@@ -5,7 +5,6 @@ import re
 import subprocess
 import threading
 from collections import defaultdict
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -49,8 +48,8 @@ class Views(Protocol):
         """Show it no longer; whoever still uses it goes on until he ends."""
         ...
 
-    def sweep(self, numbers: Iterable[int]) -> None:
-        """Drop all but these: what a killed snapshotter had begun."""
+    def numbers(self) -> set[int]:
+        """Return which chains are shown, or have a place for it: also what a killed snapshotter had begun."""
         ...
 
 
@@ -112,11 +111,9 @@ class MountedViews(Views):
             self._reap()
 
     @override
-    def sweep(self, numbers: Iterable[int]) -> None:
-        known = set(numbers)
-        for name in os.listdir(self._folder):  # noqa: PTH208 -- a dead mount has no attributes
-            if name.isdecimal() and int(name) not in known:
-                self.drop(int(name))
+    def numbers(self) -> set[int]:
+        names = os.listdir(self._folder)  # noqa: PTH208 -- a dead mount has no attributes
+        return {int(name) for name in names if name.isdecimal()}
 
     def _reap(self) -> None:
         """Take leave of daemons that have ended."""

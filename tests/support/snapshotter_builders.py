@@ -1,6 +1,7 @@
 """Parts of a snapshotter without registry and mounts, and a client that speaks to it as containerd does."""
 
 import hashlib
+import shutil
 
 import grpc
 import orjson
@@ -98,6 +99,8 @@ class FakeViews(Views):
 
     def __init__(self, folder, error=None):
         self.folder, self.error, self.done = folder, error, []
+        self.stuck = None
+        """Raised where a view is to go."""
 
     def path(self, number):
         return str(self.folder / f"view-{number}")
@@ -110,9 +113,12 @@ class FakeViews(Views):
 
     def drop(self, number):
         self.done.append(("drop", number))
+        if self.stuck is not None:
+            raise self.stuck
+        shutil.rmtree(self.folder / f"view-{number}", ignore_errors=True)
 
-    def sweep(self, numbers):
-        self.done.append(("sweep", sorted(numbers)))
+    def numbers(self):
+        return {int(path.name[5:]) for path in self.folder.glob("view-*")}
 
 
 class Calls:
