@@ -154,6 +154,11 @@ class Body:
                 self._become_spooled().write(offset, data)
             self._changed()
 
+    def append(self, data: bytes | memoryview) -> None:
+        """Write at the end, wherever it is by the time the body is free."""
+        with self.lock:
+            self.write(self.size_bytes, data)
+
     def truncate(self, size_bytes: int) -> None:
         """Cut the file, or extend it with zeroes."""
         with self.lock:
@@ -202,14 +207,15 @@ class Body:
                 self._publish(self._spooled_content(last))
             elif self._writer is not None:
                 self._publish(self._writer.seal(last=last), self._writer.settle)
-                if last:
-                    self._writer = None
             elif self._opened is not None:
                 self._files.set_attributes(self.path, self._attributes)
             else:
                 self._publish(b"")
             self.dirty, self.published = False, True
             self._reopen()
+            if last:
+                # Only now: until the version is open, the writer alone knows the size of the file.
+                self._writer = None
 
     def refresh(self) -> None:
         """Take up a newer version, where another process published one (close-to-open)."""

@@ -40,6 +40,7 @@ class FileWriter:
         self._layout = layout
         self._plain_limit = plain_limit
         self._sealed = list(base)
+        self._size_bytes = sum(segment.size_bytes for segment in base)
         self._tail_segment: Segment | None = None
         self._current: SegmentWriter | None = None
         self._sealing: tuple[SegmentWriter, Segment] | None = None
@@ -50,12 +51,8 @@ class FileWriter:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the file so far."""
-        current = self._current.size_bytes if self._current is not None else 0
-        if self._sealing is not None:
-            current += self._sealing[1].size_bytes
-        sealed = sum(segment.size_bytes for segment in self._sealed)
-        return sealed + current + sum(map(len, self._held)) + len(self._tail)
+        """Bytes of the file so far; safe to ask while another thread makes them durable."""
+        return self._size_bytes
 
     @property
     def _striped(self) -> bool:
@@ -81,6 +78,7 @@ class FileWriter:
         while view:
             room = self._layout.unit_bytes - len(self._tail)
             self._tail += view[:room]
+            self._size_bytes += len(view[:room])
             view = view[room:]
             if len(self._tail) == self._layout.unit_bytes:
                 self._held.append(self._tail)

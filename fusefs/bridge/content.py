@@ -122,16 +122,19 @@ class ContentRequests(Opening):
         opened = self._handles[handle]
         body = opened.body
         opened.node.cached_version = None  # the page cache holds now what no version may ever be
-        if opened.appends:
-            offset = body.size_bytes
         if body.lock.acquire(blocking=False):
             try:
+                # Under the lock: a flush under way for another handle moves the end's description.
+                offset = body.size_bytes if opened.appends else offset
                 if body.writes_now(offset, len(data)):
                     body.write(offset, data)
                     return len(data)
             finally:
                 body.lock.release()
-        await self._wait(body.write, offset, bytes(data))
+        if opened.appends:
+            await self._wait(body.append, bytes(data))
+        else:
+            await self._wait(body.write, offset, bytes(data))
         return len(data)
 
     @override

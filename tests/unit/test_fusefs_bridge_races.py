@@ -220,3 +220,25 @@ def test_a_reader_is_told_when_a_handle_is_gone(mount, monkeypatch):
     assert left == [first.handle]
     mount.release(second)
     assert left == [first.handle, second.handle]
+
+
+@pytest.mark.parametrize("name", ["open", "publish"])
+def test_what_is_appended_while_another_handle_closes_goes_behind_what_was_there(mount, name):
+    inode = mount.lookup()
+    first = mount.open(inode, os.O_WRONLY | os.O_APPEND)
+    second = mount.open(inode, os.O_WRONLY | os.O_APPEND)
+    run_blocking(mount.shown.write(first.handle, 0, b"1" * 5000))
+    closing, size = mount.shown.flush(second.handle), len(DATA) + 5000
+    with held(mount.files, name, closing):
+        appending = mount.shown.write(first.handle, 0, b"2" * 3000)
+        appended = appending.send(None)
+        asked = run_blocking(mount.shown.getattr(inode))
+
+    run_blocking(closing)
+    appended.result(60)
+    assert run_blocking(appending) == 3000
+    run_blocking(mount.shown.flush(first.handle))
+
+    assert asked.size_bytes == size
+    with mount.files.open("f") as file:
+        assert bytes(file.reader.read(0, 1 << 20)) == DATA + b"1" * 5000 + b"2" * 3000
