@@ -8,7 +8,7 @@ A directory without any costs no request: ``.omnifs/directories`` holds a marker
 first two digits of the xxh3-64 of the *name* of every directory that may have some. A
 marker outlives renames above, is never removed, and there are 256 at most: one short
 listing a second tells which directories are worth a look. (One without attributes whose
-name shares the digits of another's costs a read that finds nothing.)
+name shares the digits of another's costs a look that finds nothing.)
 """
 
 import errno
@@ -83,6 +83,7 @@ def read_attributes(store: Store, path: str) -> Manifest | None:
     """
     where = attributes_path(path)
     try:
+        store.stat(where)  # libhdfs prints a page of Java's stack for each file that it cannot open
         found = decode_manifest(store.read(where, 0, _SIZE_BYTES), name=where)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -185,18 +186,24 @@ class DirectoryAttributes:
         try:
             call()
         except OSError as error:
-            if error.errno != errno.ENOTEMPTY or not self._cleared(path):
+            if error.errno != errno.ENOTEMPTY or not self._holds_attributes_alone(path):
                 raise
-            call()
+            self._call_without(path, call)
 
-    def _cleared(self, path: str) -> bool:
-        names = [entry.name for entry in self._store.listing(path)]
-        if names != [ATTRIBUTES_NAME]:
-            return False
+    def _holds_attributes_alone(self, path: str) -> bool:
+        return [entry.name for entry in self._store.listing(path)] == [ATTRIBUTES_NAME]
+
+    def _call_without(self, path: str, call: Callable[[], None]) -> None:
+        kept = self._read(path)
         with suppress(FileNotFoundError):  # another mount removes it, too
             self._store.remove(attributes_path(path))
         self.forget(path)
-        return True
+        try:
+            call()
+        except OSError as error:
+            if error.errno == errno.ENOTEMPTY and kept is not None:
+                self._put(path, kept)  # another mount made something there: the directory stays
+            raise
 
     def _put(self, path: str, manifest: Manifest) -> None:
         data = encoded(manifest, path)

@@ -317,9 +317,12 @@ class RenamingStore(_BackendStore):
         self._forget_intent(target)
 
     def _intended_source(self, path: str) -> str | None:
+        intent = _intent_path(path)
+        # Asked for first: libhdfs prints a page of Java's stack for each file that it cannot open.
+        if self._backend.find(intent) is None:
+            return None
         try:
-            # Not asked for first: where there is none, as nearly always, one call says so.
-            record = orjson.loads(self._backend.read(_intent_path(path), 0, _LONGEST_INTENT))
+            record = orjson.loads(self._backend.read(intent, 0, _LONGEST_INTENT))
         except (FileNotFoundError, orjson.JSONDecodeError):
             # Gone since, or half written by a writer that has not removed the target yet.
             return None

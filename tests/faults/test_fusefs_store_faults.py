@@ -207,3 +207,14 @@ def test_a_name_node_that_says_not_found_is_believed():
 
     with pytest.raises(FileNotFoundError):
         answering.stat("a")
+
+
+def test_looking_for_what_is_not_there_opens_nothing(tmp_path, monkeypatch):
+    store = store_on(pafs.LocalFileSystem(), str(tmp_path), "file:///")
+    opened = []
+    monkeypatch.setattr(ArrowBackend, "read", lambda _, path, *__: opened.append(path) or b"")
+
+    with pytest.raises(FileNotFoundError):
+        store.stat("missing")
+
+    assert opened == []  # libhdfs logs a page for each file that it cannot open

@@ -13,6 +13,7 @@ from fusefs.directories import (
     NOT_KEPT,
     attributes_path,
     is_attributes,
+    mark,
     marker_of,
     read_attributes,
 )
@@ -178,6 +179,29 @@ def test_a_directory_that_holds_a_file_is_not_removed_and_keeps_its_attributes(f
 
     assert caught.value.errno == errno.ENOTEMPTY
     assert shown(files) == ALL
+
+
+@pytest.mark.parametrize("change", ["remove_directory", "rename_over"])
+def test_a_directory_in_which_another_mount_makes_something_just_then_keeps_its_attributes(
+    files, change
+):
+    files.make_directory("new")
+    with some_files(files.store) as other:
+        remove = files.store.remove
+
+        def removed_and_something_made(path):
+            remove(path)
+            other.write_file("d/theirs", b"x")
+
+        files.store.remove = removed_and_something_made
+        with pytest.raises(OSError, match="not empty") as caught:
+            files.remove_directory("d") if change == "remove_directory" else files.rename(
+                "new", "d"
+            )
+
+    assert caught.value.errno == errno.ENOTEMPTY
+    assert shown(files) == ALL
+    assert [info.name for info in files.listing("d")] == ["theirs"]
 
 
 def test_a_directory_is_renamed_over_an_empty_one_with_attributes(files):
@@ -347,6 +371,18 @@ def test_beside_one_with_attributes_the_others_cost_nothing(clock, files):
         ("listing", ".omnifs/directories"),
         ("read", attributes_path("d")),
     ]
+
+
+def test_attributes_that_are_not_there_are_not_opened(clock, files):
+    files.make_directory("plain")
+    mark(files.store, "plain")
+    clock.now_s += 5
+    files.store.calls.clear()
+
+    assert files.stat("plain").mode == 0o755
+
+    assert ("stat", attributes_path("plain")) in files.store.calls
+    assert "read" not in [call for call, _ in files.store.calls]
 
 
 def test_what_another_process_set_shows_after_a_second(clock, files):
