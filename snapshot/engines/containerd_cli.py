@@ -34,13 +34,22 @@ _REFUSED = ("serve", "image", "mountpoint", "command")
 @click.option(
     "-o", "options", multiple=True, help="KEY=VALUE of the mounts: cache, disk, mirror..."
 )
-def serve_command(socket: str, root: str, options: tuple[str, ...]) -> None:
+@click.option(
+    "--lazy-from",
+    multiple=True,
+    help="REGISTRY or REGISTRY/FOLDER whose images are read lazily; repeatable; default: all.",
+)
+def serve_command(
+    socket: str, root: str, options: tuple[str, ...], lazy_from: tuple[str, ...]
+) -> None:
     """Be a snapshotter of containerd: containers start from images that are read lazily; needs root.
 
     \b
     Options: those of 'omniload image mount', for every image alike. What a start touches is
     recorded, and comes first the next time (trace=auto, record=auto), unless other values
-    are given. Mounts stay when this ends, and with them the containers on them.
+    are given. Mounts stay when this ends, and with them the containers on them. With gzip layers,
+    index_key_file spares reading them whole. Where not everybody whose images run here is
+    trusted with all of them, name in --lazy-from the registries of those who are.
 
     \b
     Example:
@@ -59,6 +68,7 @@ def serve_command(socket: str, root: str, options: tuple[str, ...]) -> None:
         template.mirrors,
         template.platform,
         lambda image, store: shared_indexes(template, image, store),
+        lazy_from,
     )
     snapshotter = Snapshotter(place, images, MountedViews(place / "views", template))
     ended = threading.Event()

@@ -60,6 +60,8 @@ class RegistryImages(LazyImages):
         mirrors: Registries that may hold the same repositories.
         platform: Of images that are made for several; this machine's if not given.
         shared: Which indexes beside an image are believed; none if not given.
+        lazy_from: Registries, and folders of them, whose images are read lazily; all if empty. A table
+            of contents does not prove the digest of its layer's tar, by which all images share layers.
     """
 
     def __init__(
@@ -68,7 +70,9 @@ class RegistryImages(LazyImages):
         mirrors: Sequence[str] = (),
         platform: Platform | None = None,
         shared: Callable[[Image, ImageStore], SharedIndexes] | None = None,
+        lazy_from: Sequence[str] = (),
     ) -> None:
+        self._lazy_from = tuple(lazy_from)
         self._shared = shared
         self._few = threading.Semaphore(_INDEXED_AT_ONCE)
         self._cache = IndexCache(cache)
@@ -80,6 +84,10 @@ class RegistryImages(LazyImages):
 
     @override
     def find(self, wanted: LayerWanted, below: int) -> FoundLayer:
+        if self._lazy_from and not _lies_in(wanted.reference, self._lazy_from):
+            raise ConfigError(
+                f"{wanted.reference} is in none of {', '.join(self._lazy_from)}; it is unpacked instead"
+            )
         name = (wanted.reference, wanted.manifest)
         with self._lock:
             kept = self._known.get(name)
@@ -169,3 +177,11 @@ def address_of(reference: str) -> str:
     if reference.startswith(_HUB):
         return _HUB_SERVER + reference.removeprefix(_HUB)
     return reference
+
+
+def _lies_in(reference: str, places: Sequence[str]) -> bool:
+    """Tell whether an image's repository is one of those, or lies in one."""
+    repository = reference.partition("@")[0]
+    folder, slash, last = repository.rpartition("/")
+    repository = folder + slash + last.partition(":")[0]
+    return any(f"{repository}/".startswith(f"{place.rstrip('/')}/") for place in places)

@@ -220,3 +220,42 @@ def test_an_index_beside_the_image_is_asked_for_with_what_the_configuration_says
 
     layer, diff_id = place.image.layers[0].digest, place.image.config.rootfs.diff_ids[0]
     assert asked == [place.image.digest, (layer, diff_id)]
+
+
+@pytest.mark.parametrize(
+    ("reference", "lies"),
+    [
+        ("good.example/team/image:v", True),
+        ("good.example/team/image@sha256:" + "ab" * 32, True),
+        ("good.example/team/deep/image:v", True),
+        ("good.example/other:v", False),
+        ("good.example/teamwork/image:v", False),
+        ("good.example:5000/team/image:v", False),
+        ("good.example.evil/team/image:v", False),
+        ("evil.example/good.example/team/image:v", False),
+        ("local:5000/anything:v", True),
+        ("local:50001/anything:v", False),
+        ("docker.io/library/python:3.11", True),
+        ("docker.io/library/python-evil:3.11", False),
+    ],
+)
+def test_an_image_lies_in_a_folder_by_whole_names(reference, lies):
+    places = ("good.example/team/", "local:5000", "docker.io/library/python")
+
+    assert snapshotter_images._lies_in(reference, places) is lies
+
+
+def test_an_image_from_elsewhere_is_unpacked_and_its_registry_not_asked(place, monkeypatch):
+    """Its tables may say of any bytes that they are a layer which other images have, too."""
+
+    def asked(*_, **__):
+        raise AssertionError("nobody should ask")
+
+    folder = place.reference.rpartition(":")[0]
+    near = RegistryImages(place.folder / "indexes", lazy_from=[folder])
+    assert near.find(place.wanted(0), 0)[1] == 1
+    far = RegistryImages(place.folder / "indexes", lazy_from=["good.example/team"])
+    monkeypatch.setattr(snapshotter_images, "open_store", asked)
+
+    with pytest.raises(ConfigError, match=r"in none of good\.example/team; it is unpacked"):
+        far.find(place.wanted(0), 0)
