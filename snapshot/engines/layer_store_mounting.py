@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from fusefs.bridge import serving
 from fusefs.bridge.daemons import run_daemon, start_daemon
@@ -33,17 +33,20 @@ from snapshot.image.fetcher import FetchSettings
 from snapshot.image.layer_view import layer_tree
 from snapshot.image.loader import BlockLoader
 from snapshot.image.mounting import READ_AHEAD_BYTES
-from snapshot.image.options import cache_folder, platform_of
+from snapshot.image.options import cache_folder, option_value, options_in, platform_of
 from snapshot.image.trace_store import TraceStore
 from snapshot.image.view import ImageView
 from snapshot.oci.manifest import Platform
 from snapshot.oci.opening import platform_here
+from snapshot.oci.reference import Reference
 
 __all__ = ["LayerStoreMount", "layer_store_settings", "main", "mount", "serve"]
 
 _log = get_logger(__name__)
 
 _REPEATED = {"mirror": "mirrors", "registry": "registries", "plain": "plain"}
+_NO_OPTIONS = frozenset({"mountpoint", "mirrors", "registries", "bridge"})
+"""Fields that are told in another way."""
 
 
 class LayerStoreMount(StrictModel):
@@ -72,6 +75,15 @@ class LayerStoreMount(StrictModel):
         allow_other=True, trusted=True, kernel_read_ahead=READ_AHEAD_BYTES
     )
 
+    @field_validator("registries", "plain", "mirrors")
+    @classmethod
+    def _name_hosts(cls, hosts: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        # What is none would match no image, ever, and nobody would be told.
+        for host in hosts:
+            bare = host.removeprefix("http://") if info.field_name == "mirrors" else host
+            Reference(registry=bare, repository="any", tag="any")
+        return hosts
+
 
 def layer_store_settings(mountpoint: str, options: tuple[str, ...]) -> LayerStoreMount:
     """Return the settings of a layer store from ``KEY=VALUE`` options.
@@ -80,16 +92,16 @@ def layer_store_settings(mountpoint: str, options: tuple[str, ...]) -> LayerStor
         ConfigError: An option is none, or its value.
     """
     fields: dict[str, Any] = {"mountpoint": mountpoint, "cache": str(cache_folder())}
-    for option in filter(None, ",".join(options).split(",")):
-        key, given, value = option.strip().partition("=")
+    for key, value in options_in(options):
         if key in _REPEATED:
-            fields.setdefault(_REPEATED[key], []).append(value)
+            fields.setdefault(_REPEATED[key], []).append(option_value(key, value))
         elif key == "platform":
-            fields[key] = json.loads((platform_of(value) or platform_here()).model_dump_json())
-        elif key == "cache":
-            fields[key] = str(Path(value).absolute())
+            fields[key] = json.loads(
+                (platform_of(value or "") or platform_here()).model_dump_json()
+            )
         else:
-            fields[key] = value if given else True
+            fields[key] = option_value(key, value, LayerStoreMount, _NO_OPTIONS)
+    fields["cache"] = str(Path(fields["cache"]).absolute())
     return parse_yaml(json.dumps(fields), LayerStoreMount, name="-o")
 
 

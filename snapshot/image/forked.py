@@ -62,12 +62,16 @@ def start_forked(
         role: Name of the process in its log.
 
     Raises:
-        ConfigError: The mount point is no directory, or what the child reports.
+        ConfigError: The mount point is no directory, the log cannot be written, or what the
+            child reports.
         UnavailableError: As the child reports.
         StateError: As the child reports, or it ended without a word.
     """
     clear_dead_mount(mountpoint)
-    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigError(f"log {log_path!r} cannot be written: {error.strerror}") from error
     ready, told = os.pipe()
 
     def child() -> int:

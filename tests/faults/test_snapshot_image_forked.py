@@ -120,6 +120,13 @@ def test_no_process_is_forked_for_a_mount_point_that_is_not_there(tmp_path):
     assert not (tmp_path / "log").exists()
 
 
+def test_no_process_is_forked_where_its_log_cannot_be_written(tmp_path):
+    log = str(tmp_path / "none" / "log")
+
+    with pytest.raises(ConfigError, match=r"log .*none/log' cannot be written: No such file"):
+        start_forked(lambda _: None, str(tmp_path), log_path=log, role="image")
+
+
 def test_a_process_with_another_thread_may_not_be_forked():
     before = can_fork()
     gate = threading.Event()

@@ -49,6 +49,32 @@ def test_an_option_that_is_none_is_refused(option):
         settings(option)
 
 
+@pytest.mark.parametrize("key", ["cache", "memory", "window", "mirror", "registry", "plain"])
+@pytest.mark.parametrize("text", ["{}", "{}="])
+def test_an_option_without_the_value_it_needs_is_refused(key, text):
+    with pytest.raises(ConfigError, match=rf"-o {key} has no value; write {key}=VALUE"):
+        settings(text.format(key))
+
+
+@pytest.mark.parametrize("key", ["mountpoint", "bridge", "registries", "mirrors", "trace"])
+def test_what_is_told_in_another_way_is_no_option(key):
+    with pytest.raises(ConfigError, match=f"-o {key}: there is no such option"):
+        settings(f"{key}=x")
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["registry=http://a.example", "registry=a.example/team", "plain=http://a", "mirror=/x"],
+)
+def test_a_registry_that_no_image_could_be_of_is_refused(option):
+    with pytest.raises(ConfigError, match=r"-o.*is not HOST or HOST:PORT"):
+        settings(option)
+
+
+def test_a_mirror_may_be_one_without_tls():
+    assert settings("mirror=http://m.example:5000").mirrors == ("http://m.example:5000",)
+
+
 def test_settings_reach_the_daemon_as_they_were():
     found = settings("registry=a.example,platform=linux/arm64/v8,window=0")
 

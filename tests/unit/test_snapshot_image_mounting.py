@@ -55,6 +55,26 @@ def test_an_option_that_is_none_is_refused(option):
         settings(option)
 
 
+@pytest.mark.parametrize(
+    "key", ["cache", "memory", "trace", "record", "mirror", "index_key_file", "serve", "bridge"]
+)
+@pytest.mark.parametrize("text", ["{}", "{}="])
+def test_an_option_without_the_value_it_needs_is_refused(key, text):
+    with pytest.raises(ConfigError, match=rf"-o {key} has no value; write {key}=VALUE"):
+        settings(text.format(key))
+
+
+@pytest.mark.parametrize("key", ["image", "mountpoint", "mirrors", "command", "sharing", "speed"])
+def test_what_is_told_in_another_way_is_no_option(key):
+    with pytest.raises(ConfigError, match=f"-o {key}: there is no such option"):
+        settings(f"{key}=x")
+
+
+def test_a_yes_or_no_may_be_given_alone_or_with_a_value():
+    assert settings("stream").stream
+    assert not settings("stream=no").stream
+
+
 def test_settings_reach_the_daemon_as_they_were():
     found = settings("platform=linux/arm64/v8,bandwidth=5MB,window=9s")
 
