@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from benchmarks import fusefs_peers
 from benchmarks.fusefs_contenders import OURS, TASKS, Contender, mounted, program, rclones
 from benchmarks.fusefs_peers import MiB, rounds_of, scattered, table_of
 
@@ -96,3 +97,17 @@ def test_rclone_with_its_cache_takes_no_part_in_the_writes(tmp_path):
     assert TASKS[2] in plain.tasks
     assert cached.tasks == TASKS[:2]
     assert (plain.file, cached.file) == ("plain", "plain")
+
+
+def test_the_servers_of_hdfs_lie_beside_the_mount_and_not_on_a_disk(monkeypatch, tmp_path):
+    asked = {}
+
+    def cluster(*_, **named):
+        asked.update(named)
+        raise RuntimeError("far enough")
+
+    monkeypatch.setattr(fusefs_peers, "hdfs_cluster", cluster)
+
+    with pytest.raises(RuntimeError, match="far enough"):
+        fusefs_peers.on_hdfs(tmp_path, b"", 1)
+    assert asked == {"replication": 1, "above": tmp_path}

@@ -209,7 +209,11 @@ def _write_configuration(cluster: Cluster, replication: int) -> None:
 
 @contextmanager
 def hdfs_cluster(
-    datanodes: int = 1, *, replication: int | None = None, stream_rate: float | None = None
+    datanodes: int = 1,
+    *,
+    replication: int | None = None,
+    stream_rate: float | None = None,
+    above: Path | None = None,
 ) -> Iterator[Cluster]:
     """Start a fresh HDFS, and stop and remove it at the end.
 
@@ -217,9 +221,10 @@ def hdfs_cluster(
         datanodes: How many.
         replication: Copies of a block; as many as there are data nodes, three at most.
         stream_rate: Most bytes per second of a connection between a client and a data node.
+        above: Directory for its folder; that of temporary files if not given.
     """
     fetched()
-    folder = Path(tempfile.mkdtemp(prefix="omniload-hdfs-"))
+    folder = Path(tempfile.mkdtemp(prefix="omniload-hdfs-", dir=above))
     cluster = Cluster(folder, free_port(), free_port(), stream_rate)
     try:
         _write_configuration(cluster, replication or min(datanodes, 3))
