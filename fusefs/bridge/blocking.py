@@ -28,6 +28,8 @@ class BlockingFileSystem(Protocol):
     """Names of calls that never wait: they run on the mount's own thread."""
     never_changes: ClassVar[bool] = False
     """Whether names and bytes stay what they are, so that the kernel may keep listings and pages."""
+    unasked: frozenset[str] = frozenset()
+    """As that of ``FileSystem``."""
 
     def lookup(self, parent: int, name: bytes) -> Entry:
         """Find a name in a directory; an ``Entry`` of inode 0 lets the kernel remember that it is not there."""
@@ -73,6 +75,7 @@ class Threaded(FileSystem):
 
     def __init__(self, blocking: BlockingFileSystem, workers: int = 16) -> None:
         self._blocking = blocking
+        self.unasked = blocking.unasked
         self._pool = ThreadPoolExecutor(workers, "bridge")
         self._listings: dict[int, Sequence[Named]] = {}
         self._next_listing = 1

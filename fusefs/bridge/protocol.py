@@ -139,6 +139,11 @@ class FileSystem(Protocol):
     """Whether the kernel may be given local copies to read by itself. It then lets one overlay less be
     stacked on the mount."""
 
+    unasked: frozenset[str] = frozenset()
+    """What the kernel need not ask, as far as the binding can tell it: ``open``, where an inode is the handle
+    of its file, nothing is kept of an open one, and the kernel's cache of it stays right; ``getxattr``, where
+    nothing has an attribute."""
+
     def connected(self, kernel: Kernel) -> None:
         """Learn what the binding can do; called once before the first request."""
 

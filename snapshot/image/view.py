@@ -94,6 +94,8 @@ class ImageView(BlockingFileSystem):
         self._indexes = indexes
         self._loader = loader
         self._recorder = recorder
+        # Half of what an overlay asks of an image: it looks for its own attributes at every file.
+        self.unasked = frozenset(["open"] if _has_xattrs(tree) else ["open", "getxattr"])
 
     @override
     def lookup(self, parent: int, name: bytes) -> Entry:
@@ -207,6 +209,11 @@ class ImageFileSystem(Threaded):
     @override
     async def fsync(self, handle: int) -> None:
         pass
+
+
+def _has_xattrs(tree: Tree) -> bool:
+    """Tell whether anything in an image has an extended attribute."""
+    return any(node.xattrs for node in tree.nodes)
 
 
 def _entry(node: Node) -> Entry:

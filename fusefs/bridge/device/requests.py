@@ -76,12 +76,23 @@ class Requests:
             Opcode.READDIRPLUS: self._readdirplus,
             Opcode.RELEASEDIR: self._releasedir,
         }
+        # The kernel asks once what is not answered here, and never again. What a process before this one
+        # has opened it still releases.
+        if "open" in filesystem.unasked:
+            del self.of_opcode[Opcode.OPEN], self.of_opcode[Opcode.FLUSH]
+            self.of_opcode[Opcode.READ] = self._read_unopened
+        if "getxattr" in filesystem.unasked:
+            del self.of_opcode[Opcode.GETXATTR]
 
     # Content
 
     async def _read(self, _: int, body: memoryview) -> Data:
         handle, offset, size_bytes = _HANDLE_RANGE.unpack_from(body)
         return await self._filesystem.read(handle, offset, size_bytes)
+
+    async def _read_unopened(self, inode: int, body: memoryview) -> Data:
+        _, offset, size_bytes = _HANDLE_RANGE.unpack_from(body)
+        return await self._filesystem.read(inode, offset, size_bytes)
 
     async def _write(self, inode: int, body: memoryview) -> Data:
         handle, offset, size_bytes, flags = _HANDLE_RANGE_FLAGS.unpack_from(body)
