@@ -9,6 +9,7 @@ the layer alone: every image with that layer shares it, whatever is hidden in ea
     blob     aaaaaaaa....bbbbb.......cc......       4096-aligned; dots are zeroes
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -61,6 +62,11 @@ class BlobLayout:
     """The same, sorted by ``stream``."""
     longest_bytes: int
     """Of the segments."""
+
+    @property
+    def name(self) -> str:
+        """What tells this layout from any other, also of the same layer by another index; 32 digits."""
+        return hashlib.sha256(self.segments_S.tobytes()).hexdigest()[:32]
 
     def place(self, extents: tuple[Extent, ...], size_bytes: int) -> Placed:
         """Return where a file of the layer lies."""

@@ -2,9 +2,12 @@
 
 ::
 
-    CACHE/erofs/v1/layers/HEX            blob of a layer, complete, named by the layer's digest
-    CACHE/erofs/v1/images/HEX            metadata of an image, named by the digests of its layers
-    CACHE/erofs/v1/filling/HEX.RANDOM    blob being filled by one mount, sparse
+    CACHE/erofs/v2/layers/HEX.LAYOUT     blob of a layer, complete, named by the layer's digest
+    CACHE/erofs/v2/images/HEX            metadata of an image, named by the digests of its layers
+    CACHE/erofs/v2/filling/HEX.RANDOM    blob being filled by one mount, sparse
+
+The same layer indexed in another way (its table of contents, another's index) has its files
+in another order. So a blob's name tells its layout too, and metadata names the layouts it needs.
 
 A blob gets its name under ``layers`` only when every byte of it was compared with a digest,
 written and synced. Until then it belongs to one mount alone. The folder is its owner's only:
@@ -22,7 +25,7 @@ from pathlib import Path
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger
 from snapshot.image.erofs_blobs import BlobLayout
-from snapshot.image.erofs_format import BLOCK_BYTES, HEAD_BYTES, device_blocks
+from snapshot.image.erofs_format import BLOCK_BYTES, HEAD_BYTES, device_slots
 from snapshot.image.erofs_writer import MetadataPlan, write_metadata
 from snapshot.image.layer_index import LayerIndex
 from snapshot.image.precontent_kernel import is_unused
@@ -31,6 +34,7 @@ __all__ = ["BlobCache", "Filling"]
 
 _log = get_logger(__name__)
 
+_VERSION = "v2"
 _MAX_PATH_BYTES = 255
 """Of a path that the kernel takes as an option."""
 
@@ -42,6 +46,8 @@ class Filling:
     path: Path
     descriptor: int
     """Opened before anybody watched the file, so that writing to it asks nobody."""
+    whole: Path
+    """Its name once it is kept."""
 
     def close(self) -> None:
         """Let go of it; a file that has not been kept is removed."""
@@ -57,11 +63,11 @@ class BlobCache:
     """
 
     def __init__(self, cache: str | Path) -> None:
-        self._root = Path(cache) / "erofs" / "v1"
+        self._root = Path(cache) / "erofs" / _VERSION
         for name in ("layers", "images", "filling"):
             (self._root / name).mkdir(parents=True, exist_ok=True)
         self._root.chmod(0o700)
-        longest = len(os.fsencode(self._root)) + len("/filling/") + 64 + 17
+        longest = len(os.fsencode(self._root)) + len("/layers/") + 64 + 33
         if longest > _MAX_PATH_BYTES:
             raise StateError(
                 f"paths in {str(self._root)!r} have up to {longest} bytes, the kernel takes "
@@ -71,28 +77,32 @@ class BlobCache:
     @staticmethod
     def may_have(cache: str | Path, indexes: Iterable[LayerIndex]) -> bool:
         """Tell, cheaply and without making a folder, whether all layers with data may be whole here."""
-        layers = Path(cache) / "erofs" / "v1" / "layers"
-        return all((layers / _hex(index.blob_digest)).exists() for index in _with_data(indexes))
+        layers = Path(cache) / "erofs" / _VERSION / "layers"
+        try:
+            here = {name.partition(".")[0] for name in os.listdir(layers)}  # noqa: PTH208 -- names
+        except FileNotFoundError:
+            here = set()
+        return here.issuperset(_hex(index.blob_digest) for index in _with_data(indexes))
 
     def whole(self, indexes: Sequence[LayerIndex]) -> tuple[Path, list[Path]] | None:
         """Return metadata and blobs of an image, if all are here; nothing is laid out for it."""
         path = self._image_of(indexes)
-        blobs = [self._root / "layers" / _hex(index.blob_digest) for index in _with_data(indexes)]
+        slots, layers = _slots_of(path), _with_data(indexes)
+        if slots is None or len(slots) != len(layers):
+            return None
+        blobs = [
+            self._blob_of(index, tag.decode("ascii", "replace"))
+            for index, (tag, _) in zip(layers, slots, strict=True)
+        ]
         try:
-            with path.open("rb") as file:
-                blocks = device_blocks(file.read(HEAD_BYTES))
             sizes = [blob.stat().st_size for blob in blobs]
         except FileNotFoundError:
             return None
-        except ValueError as error:
-            _log.warning("%s is removed and written anew: %s", path, error)
-            path.unlink(missing_ok=True)
-            return None
-        return (path, blobs) if sizes == [count * BLOCK_BYTES for count in blocks] else None
+        return (path, blobs) if sizes == [count * BLOCK_BYTES for _, count in slots] else None
 
     def complete(self, index: LayerIndex, layout: BlobLayout) -> Path | None:
         """Return the blob of a layer, if it is here whole."""
-        path = self._root / "layers" / _hex(index.blob_digest)
+        path = self._blob_of(index, layout.name)
         with suppress(FileNotFoundError):
             if path.stat().st_size == layout.size_bytes:
                 return path
@@ -103,7 +113,7 @@ class BlobCache:
         name = f"{_hex(index.blob_digest)}.{secrets.token_hex(8)}"
         path = self._root / "filling" / name
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        filling = Filling(path, descriptor)
+        filling = Filling(path, descriptor, self._blob_of(index, layout.name))
         try:
             os.truncate(descriptor, layout.size_bytes)
         except OSError as error:
@@ -114,23 +124,23 @@ class BlobCache:
             ) from error
         return filling
 
-    def keep(self, filling: Filling, index: LayerIndex) -> Path:
-        """Name a blob that is whole by its layer, durably, for every later mount.
+    def keep(self, filling: Filling) -> Path:
+        """Name a blob that is whole by its layer and layout, durably, for every later mount.
 
         Raises:
             OSError: The disk did not take all of it; then it must not be read any more.
         """
-        path = self._root / "layers" / _hex(index.blob_digest)
         os.fsync(filling.descriptor)
         os.fchmod(filling.descriptor, 0o400)
-        filling.path.replace(path)
-        _sync_folder(path.parent)
-        return path
+        filling.path.replace(filling.whole)
+        _sync_folder(filling.whole.parent)
+        return filling.whole
 
     def metadata(self, plan: MetadataPlan, indexes: Sequence[LayerIndex]) -> Path:
-        """Return the metadata of an image, written if it is not here."""
+        """Return the metadata of an image, written if it is not here or names other layouts."""
         path = self._image_of(indexes)
-        if path.exists():
+        names = [plan.blobs[layer].name.encode() for layer in plan.layers]
+        if (slots := _slots_of(path)) is not None and [tag for tag, _ in slots] == names:
             return path
         temporary = self._root / "filling" / f"{path.name}.{secrets.token_hex(8)}"
         try:
@@ -138,7 +148,7 @@ class BlobCache:
                 file.writelines(write_metadata(plan, uuid=bytes.fromhex(path.name)[:16]))
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(path)
+                temporary.replace(path)  # while it is open: what nobody has open may be cleared
         finally:
             temporary.unlink(missing_ok=True)
         _sync_folder(path.parent)
@@ -148,12 +158,28 @@ class BlobCache:
         """Remove blobs whose mount died; return how many."""
         return sum(map(_removed_if_unused, self._leftovers()))
 
+    def _blob_of(self, index: LayerIndex, layout: str) -> Path:
+        return self._root / "layers" / f"{_hex(index.blob_digest)}.{layout}"
+
     def _image_of(self, indexes: Iterable[LayerIndex]) -> Path:
         digest = hashlib.sha256("\n".join(index.blob_digest for index in indexes).encode())
         return self._root / "images" / digest.hexdigest()
 
     def _leftovers(self) -> Iterable[Path]:
         return list((self._root / "filling").iterdir())
+
+
+def _slots_of(path: Path) -> tuple[tuple[bytes, int], ...] | None:
+    """Return which blobs metadata names, and their blocks; what is no metadata is removed."""
+    try:
+        with path.open("rb") as file:
+            return device_slots(file.read(HEAD_BYTES))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        _log.warning("%s is removed and written anew: %s", path, error)
+        path.unlink(missing_ok=True)
+        return None
 
 
 def _with_data(indexes: Iterable[LayerIndex]) -> list[LayerIndex]:

@@ -170,10 +170,12 @@ class BlobFilling:
 
     def _start_guard(self) -> "subprocess.Popen[bytes]":
         line = [sys.executable, "-I", "-S", precontent_guard.__file__]
-        numbers = [str(self._group.descriptor), str(self._life)]
+        # The blobs as descriptors, not as paths: it is to guard one that was removed, too.
+        blobs = [filling.descriptor for filling in self._fillings]
+        passed = [self._group.descriptor, self._life, *blobs]
         return subprocess.Popen(  # noqa: S603 -- our own interpreter and file
-            [*line, *numbers, *self.paths],
-            pass_fds=[self._group.descriptor, self._life],
+            [*line, *map(str, passed)],
+            pass_fds=passed,
             start_new_session=True,
             stdin=subprocess.DEVNULL,
         )
@@ -185,7 +187,10 @@ class BlobFilling:
             if self._closing.is_set():
                 return
             _log.warning("the guard ended with %d; another one is started", code)
-            self._guard = self._start_guard()
+            try:
+                self._guard = self._start_guard()
+            except OSError:  # no memory, no process to spare: tried until there is
+                _log.exception("no guard could be started; if this process dies, holes are read")
             self._closing.wait(_PAUSE_S)
 
     def _listen(self) -> None:
@@ -277,7 +282,7 @@ class BlobFilling:
         filling = self._fillings[file]
         try:
             # Synced first: a page that the disk did not take would later be read as a hole.
-            kept = self._cache.keep(filling, self._layers[file][0])
+            kept = self._cache.keep(filling)
             self._group.unmark(str(kept))
         except OSError:
             _log.exception("%s is lost; the guard denies its reads from now on", filling.path)

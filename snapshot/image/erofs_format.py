@@ -29,8 +29,8 @@ __all__ = [
     "chunk_form",
     "chunk_index",
     "crc32c",
-    "device_blocks",
     "device_slot",
+    "device_slots",
     "directory_block",
     "directory_bytes",
     "directory_groups",
@@ -171,8 +171,8 @@ def device_slot(tag: bytes, blocks: int) -> bytes:
     return struct.pack("<64sII56x", tag[:64], blocks, 0)
 
 
-def device_blocks(head: bytes) -> tuple[int, ...]:
-    """Return the blocks of each file of data that an image of ours names.
+def device_slots(head: bytes) -> tuple[tuple[bytes, int], ...]:
+    """Return the tag and the blocks of each file of data that an image of ours names.
 
     Args:
         head: Its first bytes, at least ``HEAD_BYTES`` if it has so many.
@@ -188,7 +188,8 @@ def device_blocks(head: bytes) -> tuple[int, ...]:
     slots = range(SUPER_END, SUPER_END + _SLOT_BYTES * devices, _SLOT_BYTES)
     if len(head) < SUPER_END + _SLOT_BYTES * devices:
         raise ValueError(f"{len(head)} bytes for {devices} devices")
-    return tuple(struct.unpack_from("<I", head, at + 64)[0] for at in slots)
+    found = (struct.unpack_from("<64sI", head, at) for at in slots)
+    return tuple((tag.rstrip(b"\0"), blocks) for tag, blocks in found)
 
 
 def encoded_inode(inode: Inode) -> bytes:

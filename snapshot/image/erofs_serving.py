@@ -204,7 +204,7 @@ def chosen(
     if why is None:
         try:
             found = ErofsImage(tree, indexes, cache)
-        except (ConfigError, StateError) as error:
+        except (ConfigError, StateError, OSError) as error:  # a full disk, too
             why = str(error)
     if found is not None and not found.is_complete:
         why = (

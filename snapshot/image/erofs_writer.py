@@ -149,7 +149,7 @@ def _pieces(plan: MetadataPlan) -> Iterator[bytes]:
     yield bytes(SUPER_END)
     for layer in plan.layers:
         blob = plan.blobs[layer]
-        yield device_slot(f"layer {layer}".encode(), blob.size_bytes // BLOCK_BYTES)
+        yield device_slot(blob.name.encode(), blob.size_bytes // BLOCK_BYTES)
     at = SUPER_END + 128 * len(plan.layers)
     for node, place in zip(plan.tree.nodes, plan.places, strict=True):
         yield bytes(place.offset - at)

@@ -177,15 +177,8 @@ class _Serving:
             clock=clock,
             on_settled=self._settled,
         )
-        # A start that has a trace records to learn more; where the kernel can alone, it need not.
-        must_record = settings.record not in {None, AUTO} or (settings.record and not self._trace)
-        by_fuse = "record" if must_record else "serve" if settings.sharing.serve else ""
         self._erofs = chosen(
-            settings.through,
-            self._tree,
-            self._indexes,
-            cache,
-            in_the_way=f"{by_fuse!r} needs FUSE" if by_fuse else None,
+            settings.through, self._tree, self._indexes, cache, in_the_way=self._in_the_way()
         )
         if self._erofs is not None:
             self._erofs.fill_from(self._loader, slots=settings.slots)
@@ -193,6 +186,19 @@ class _Serving:
         recorder = Recorder(clock.now_s, settings.window) if records else None
         self._recording = None if recorder is None else self._recorded(recorder, self._tree)
         self._shown = ImageFileSystem(ImageView(self._tree, self._indexes, self._loader, recorder))
+
+    def _in_the_way(self) -> str | None:
+        """Return what was asked for that the kernel alone cannot do, if anything."""
+        settings = self._settings
+        # A start that has a trace records to learn more; where the kernel can alone, it need not.
+        if settings.record not in {None, AUTO} or (settings.record and not self._trace):
+            return "'record' needs FUSE"
+        if settings.sharing.serve:
+            return "'serve' needs FUSE"
+        if settings.through == "auto" and not settings.bridge.allow_other:
+            # Nobody chose it, so it must not show more than FUSE would.
+            return "without 'allow_other' only its owner may look in, which the kernel cannot do"
+        return None
 
     def run(self, ready: Callable[[], None], tally: Tally, begun: ExitStack) -> None:
         """Prefetch, mount, answer until unmounted, and tidy up."""

@@ -1,4 +1,4 @@
-"""The process that says no when the one that fills is gone: ``python -I precontent_guard.py GROUP LIFE``.
+"""The process that says no when the one that fills is gone, started with descriptors: ``GROUP LIFE BLOB...``.
 
 When the last process leaves a fanotify group, the kernel *allows* what waits and all that
 comes: holes would be read as zeroes. So a second process is in the group. It does nothing
@@ -14,9 +14,9 @@ import fcntl
 import os
 import select
 import signal
+import stat
 import struct
 import sys
-from pathlib import Path
 
 __all__ = ["main"]
 
@@ -32,23 +32,26 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # told to a whole service, they are for the other one
     group, life = int(sys.argv[1]), int(sys.argv[2])
-    paths = sys.argv[3:]
+    blobs = list(map(int, sys.argv[3:]))
     if os.read(life, 1):
         return
     os.set_blocking(group, False)  # not before: the one that fills shares this flag
     for descriptor in range(_MOST_DESCRIPTORS):
         _deny(group, descriptor)
-    files = [os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in paths if Path(path).exists()]
-    while not all(map(_is_unused, files)):
+    while not all(_is_whole(blob) or _is_unused(blob) for blob in blobs):
         select.select([group], [], [], _LOOK_S)
         _deny_waiting(group)
 
 
 def _deny_waiting(group: int) -> None:
-    """Deny the reads that wait; a descriptor that cannot be had is denied by the kernel itself."""
+    """Deny the reads that wait.
+
+    A read whose descriptor cannot be had is denied by the kernel itself, and this call fails:
+    no reason to leave, since that would allow all others.
+    """
     try:
         data = os.read(group, 1 << 16)
-    except BlockingIOError:
+    except OSError:
         return
     at = 0
     while at < len(data):
@@ -67,8 +70,14 @@ def _deny(group: int, descriptor: int) -> None:
             raise
 
 
+def _is_whole(file: int) -> bool:
+    """Tell whether a blob was whole, synced and made read-only before the other process died."""
+    return not os.fstat(file).st_mode & stat.S_IWUSR
+
+
 def _is_unused(file: int) -> bool:
     try:
+        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)  # SIGIO would kill whose lease is broken
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except OSError:
         return False

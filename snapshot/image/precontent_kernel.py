@@ -8,11 +8,13 @@ import ctypes
 import errno
 import fcntl
 import os
+import signal
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from omniload.base.errors import StateError
+from omniload.base.log import get_logger
 
 __all__ = [
     "Access",
@@ -23,6 +25,8 @@ __all__ = [
     "open_erofs",
     "unmount",
 ]
+
+_log = get_logger(__name__)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _AT_FDCWD = -100
@@ -82,8 +86,17 @@ class PreContent:
         self._mark(_MARK_REMOVE, path)
 
     def accesses(self) -> Iterator[Access]:
-        """Yield the reads that are waiting; wait for one if there is none."""
-        data = os.read(self.descriptor, 1 << 16)
+        """Yield the reads that are waiting; wait for one if there is none.
+
+        A read for whose file this process has no descriptor to spare is denied by the kernel.
+        """
+        try:
+            data = os.read(self.descriptor, 1 << 16)
+        except OSError as error:
+            if error.errno not in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
+                raise
+            _log.warning("a read was denied: %s; raise the limit of open files", error.strerror)
+            return
         at = 0
         while at < len(data):
             size, _, _, head, _, descriptor, _ = _HEAD.unpack_from(data, at)
@@ -116,6 +129,8 @@ def answer(group: int, descriptor: int, *, allow: bool) -> bool:
 
 def is_unused(descriptor: int) -> bool:
     """Tell whether nobody but ``descriptor`` has its file open, mounts in any namespace included."""
+    # Who opens the file in this moment breaks the lease, and SIGIO would kill this process.
+    fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except OSError as error:

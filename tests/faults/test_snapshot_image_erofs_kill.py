@@ -165,10 +165,11 @@ def test_a_mount_that_died_while_streaming_leaves_no_blob_that_looks_whole(image
         kill(mounted.process)
         mounted.process.wait(30)
 
-        assert mounted.blobs("layers") == []
+        kept = mounted.blobs("layers")
+        assert [BIG in blob.read_bytes() for blob in kept] in ([], [True]), "it was whole, if kept"
 
     with LazyMount(image, tmp_path, through="auto") as again:
-        assert again.kind.startswith("fuse")
+        assert again.kind.startswith("fuse") != bool(kept)
         assert (again.root / "big").read_bytes() == BIG
 
 

@@ -14,6 +14,7 @@ from snapshot.image.block_store import BlockStore
 from snapshot.image.erofs_blobs import blob_layout
 from snapshot.image.erofs_cache import BlobCache
 from snapshot.image.erofs_filling import BlobFilling
+from snapshot.image.fetcher import FetchSettings
 from snapshot.image.loader import BlockLoader, BlockTier
 from tests.support.erofs_builders import a_file, a_stream, an_index, filled
 from tests.support.erofs_mounts import needs_erofs, until
@@ -157,7 +158,8 @@ def test_the_rest_of_a_block_is_filled_behind_the_reader_that_needed_a_part(tmp_
     tier = Tier()
     index = an_index(FILES, STREAM, block_bytes=50_000)
     needs_erofs(tmp_path)
-    loader = BlockLoader({"t": tier}, None)
+    alone = FetchSettings(tiers=("t",), beside_bytes=0)  # no neighbour comes along
+    loader = BlockLoader({"t": tier}, None, alone)
     filling = BlobFilling([(index, LAYOUT)], loader, BlobCache(tmp_path), slots=2)
     try:
         with opened(filling) as file:

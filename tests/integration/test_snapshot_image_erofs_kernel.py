@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from omniload.base.errors import StateError
-from snapshot.image.entries import Entry
+from snapshot.image.entries import Entry, Extent
 from snapshot.image.precontent_kernel import mount_erofs, open_erofs, unmount
 from tests.support.erofs_builders import (
     a_directory,
@@ -189,3 +189,33 @@ def test_device_nodes_count_only_where_the_image_is_trusted(place, trusted):
                 (place / "mnt/null").read_bytes()
     finally:
         unmount(str(place / "mnt"), lazily=False)
+
+
+def test_the_kernel_shows_what_is_larger_than_16_or_32_bits_hold(place):
+    size, note = (5 << 30) + 4097, b"v" * 65_000
+    name = "n" * 249
+    pieces = (Extent(0, 512, 4096), Extent((5 << 30) + 4096, 9000, 1))
+    entries = [
+        a_directory(),
+        a_file("sparse", size, extents=pieces, xattrs=(("user.large", note),)),
+        *(
+            Entry(path=f"{name}{number:06}", kind="hardlink", target="sparse")
+            for number in range(66_000)
+        ),
+    ]
+    image, blobs, _ = laid_out(place, [entries])
+    root = place / "mnt"
+    mount_erofs(str(image), list(map(str, blobs)), str(root), trusted=False)
+    try:
+        shown = (root / "sparse").stat()
+        assert (shown.st_size, shown.st_nlink) == (size, 66_001)
+        assert os.getxattr(root / "sparse", "user.large") == note
+        assert len(os.listdir(root)) == 66_001
+        file = os.open(root / f"{name}065999", os.O_RDONLY)
+        try:
+            assert os.pread(file, 8192, 0) == STREAM[512:4608] + bytes(4096)
+            assert os.pread(file, 8192, 5 << 30) == bytes(4096) + STREAM[9000:9001]
+        finally:
+            os.close(file)
+    finally:
+        unmount(str(root), lazily=False)

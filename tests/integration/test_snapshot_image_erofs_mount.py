@@ -136,6 +136,20 @@ def test_auto_is_fuse_while_anything_is_missing(image, tmp_path):
     assert "not whole here" in mounted.log.read_text()
 
 
+def test_auto_shows_a_whole_image_to_nobody_whom_fuse_would_not_show_it(image, tmp_path):
+    with LazyMount(image, tmp_path, stream=True, bandwidth=0) as mounted:
+        mounted.process.wait(60)
+
+    with LazyMount(image, tmp_path, through="auto", allow_other=False) as again:
+        assert again.kind.startswith("fuse")
+        refused = subprocess.run(
+            ["ls", again.root], user=65534, capture_output=True, text=True, check=False
+        )
+        assert "Permission denied" in refused.stderr
+        assert digest(again.root / "text") == hashlib.sha256(TEXT).hexdigest()
+    assert "shown through FUSE: without 'allow_other' only its owner" in again.log.read_text()
+
+
 def test_a_layer_that_was_removed_from_the_cache_is_filled_again(image, tmp_path):
     with LazyMount(image, tmp_path, stream=True, bandwidth=0) as mounted:
         mounted.process.wait(60)
@@ -217,7 +231,7 @@ def test_a_mount_point_that_is_not_there_leaves_nothing(image, tmp_path):
     with pytest.raises((ConfigError, StateError), match="mnt"):
         mount(mounted.settings)
 
-    assert not (tmp_path / "cache/erofs/v1/filling").exists() or not mounted.blobs("filling")
+    assert not (tmp_path / "cache/erofs/v2/filling").exists() or not mounted.blobs("filling")
 
 
 @pytest.mark.parametrize("through", ["erofs", "fuse"])

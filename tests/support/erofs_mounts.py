@@ -22,10 +22,12 @@ WAITS_S = 30
 
 
 def needs_erofs(folder, *, filling=True):
-    """Skip, and say why, where the kernel cannot."""
+    """Skip, and say why, where the kernel cannot; FUSE shows images there, which is tested everywhere."""
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED: mounts by the kernel itself need root")
     why = why_no_filling(folder) if filling else why_no_erofs(folder)
     if why is not None:
-        pytest.skip(f"NOT TESTED: {why}")
+        pytest.skip(f"THIS KERNEL CANNOT, so EROFS is not used here: {why}")
 
 
 def until(holds, what):
@@ -69,6 +71,8 @@ class LazyMount:
         self.folder, self.root, self.log = folder, folder / "mnt", folder / "log"
         self.root.mkdir(exist_ok=True)
         told = {"cache": folder / "cache", "through": "erofs"} | options
+        if told["through"] == "auto":
+            told = {"allow_other": True} | told  # otherwise it is always FUSE
         words = tuple(f"{key}={value}" for key, value in told.items())
         self.settings = mount_settings(reference, str(self.root), words)
 
@@ -100,4 +104,4 @@ class LazyMount:
         )
 
     def blobs(self, kind="layers"):
-        return sorted((self.folder / "cache/erofs/v1" / kind).iterdir())
+        return sorted((self.folder / "cache/erofs/v2" / kind).iterdir())

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,14 @@ from snapshot.image.erofs_blobs import blob_layout
 from snapshot.image.erofs_cache import BlobCache
 from snapshot.image.erofs_writer import plan_metadata
 from snapshot.image.tree import merge
-from tests.support.erofs_builders import a_directory, a_file, a_stream, an_index, filled
+from tests.support.erofs_builders import (
+    a_directory,
+    a_file,
+    a_stream,
+    an_index,
+    content_of,
+    filled,
+)
 from tests.support.erofs_reader import ErofsReader
 
 STREAM = a_stream(20_000)
@@ -35,13 +43,13 @@ def cache(tmp_path):
 def whole(cache, index, layout):
     filling = cache.begin(index, layout)
     os.pwrite(filling.descriptor, filled(layout, STREAM), 0)
-    kept = cache.keep(filling, index)
+    kept = cache.keep(filling)
     os.close(filling.descriptor)
     return kept
 
 
 def test_the_folder_is_its_owners_only(cache, tmp_path):
-    assert stat.S_IMODE((tmp_path / "erofs/v1").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "erofs/v2").stat().st_mode) == 0o700
 
 
 def test_a_new_blob_is_all_hole_of_the_right_size(cache, index, layout):
@@ -185,8 +193,8 @@ def test_metadata_that_cannot_be_written_leaves_nothing(
     with pytest.raises(OSError, match="No space"):
         cache.metadata(plan, [index])
 
-    assert list((tmp_path / "erofs/v1/filling").iterdir()) == []
-    assert list((tmp_path / "erofs/v1/images").iterdir()) == []
+    assert list((tmp_path / "erofs/v2/filling").iterdir()) == []
+    assert list((tmp_path / "erofs/v2/images").iterdir()) == []
 
 
 def test_a_sync_that_fails_gives_a_blob_no_name(cache, index, layout, monkeypatch):
@@ -197,7 +205,7 @@ def test_a_sync_that_fails_gives_a_blob_no_name(cache, index, layout, monkeypatc
 
     monkeypatch.setattr("snapshot.image.erofs_cache.os.fsync", broken)
     with pytest.raises(OSError, match="Input/output"):
-        cache.keep(filling, index)
+        cache.keep(filling)
 
     assert cache.complete(index, layout) is None
     filling.close()
@@ -231,4 +239,42 @@ def test_a_blob_larger_than_the_file_system_holds_is_refused_and_leaves_nothing(
 
     with pytest.raises(StateError, match="16384 bytes long: File too large; mount the image"):
         cache.begin(index, layout)
-    assert list((tmp_path / "erofs/v1/filling").iterdir()) == []
+    assert list((tmp_path / "erofs/v2/filling").iterdir()) == []
+
+
+def test_a_layer_indexed_anew_in_another_order_takes_neither_old_blob_nor_old_metadata(
+    cache, index, layout
+):
+    old = cache.metadata(plan_metadata(merge([FILES]), [layout]), [index]).read_bytes()
+    first = whole(cache, index, layout)
+    turned = an_index(FILES[::-1], STREAM)
+    other = blob_layout(turned.entries)
+    assert (turned.blob_digest, other.size_bytes) == (index.blob_digest, layout.size_bytes)
+
+    assert cache.complete(turned, other) is None
+    second = whole(cache, turned, other)
+    metadata = cache.metadata(plan_metadata(merge([FILES[::-1]]), [other]), [turned])
+
+    assert cache.whole([turned]) == (metadata, [second])
+    found = {entry.path: data_by(metadata.read_bytes(), second, entry.path) for entry in FILES}
+    assert found == {entry.path: content_of(entry, STREAM) for entry in FILES}
+    assert data_by(old, first, "a") == content_of(FILES[0], STREAM), "who has it open reads on"
+
+
+def data_by(metadata, blob, path):
+    reader = ErofsReader(metadata, [blob.read_bytes()])
+    inodes = {name: inode for name, _, inode in reader.tree()}
+    return reader.data(inodes[path.encode()])
+
+
+def test_metadata_is_never_cleared_before_it_has_its_name(cache, index, layout, monkeypatch):
+    plan = plan_metadata(merge([FILES]), [layout])
+    replace = Path.replace
+
+    def another_mount_clears(path, target):
+        assert cache.clear() == 0
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", another_mount_clears)
+
+    assert cache.metadata(plan, [index]).exists()

@@ -13,8 +13,8 @@ from snapshot.image.erofs_format import (
     chunk_form,
     chunk_index,
     crc32c,
-    device_blocks,
     device_slot,
+    device_slots,
     directory_block,
     directory_bytes,
     directory_groups,
@@ -105,15 +105,15 @@ def test_the_blocks_of_devices_are_read_back():
         root_nid=48, inodes=1, blocks=1, devices=3, uuid=bytes(16), first_block=bytes(head)
     )
 
-    assert device_blocks(block) == (12, 0, 0xFFFFFFFE)
+    assert [blocks for _, blocks in device_slots(block)] == [12, 0, 0xFFFFFFFE]
     with pytest.raises(ValueError, match="1300 bytes for 3 devices"):
-        device_blocks(block[:1300])
+        device_slots(block[:1300])
 
 
 @pytest.mark.parametrize("head", [b"", bytes(1200), bytes(BLOCK_BYTES)])
 def test_what_is_no_image_has_no_devices(head):
     with pytest.raises(ValueError, match=f"{len(head)} bytes that begin no"):
-        device_blocks(head)
+        device_slots(head)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def make_whole(cache):
     kept, layout = BlobCache(cache), blob_layout(FILES)
     filling = kept.begin(INDEX, layout)
     os.pwrite(filling.descriptor, filled(layout, STREAM), 0)
-    kept.keep(filling, INDEX)
+    kept.keep(filling)
     os.close(filling.descriptor)
 
 
@@ -88,9 +88,26 @@ def test_auto_is_fuse_where_the_kernel_cannot_and_says_why(tmp_path, node, caplo
     assert "kernel 5.10 has no EROFS" in caplog.text
 
 
+def test_auto_is_fuse_where_the_disk_takes_no_metadata_and_says_why(
+    tmp_path, node, caplog, monkeypatch
+):
+    make_whole(tmp_path)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(BlobCache, "metadata", full)
+    with caplog.at_level(logging.INFO):
+        assert choose("auto", tmp_path) is None
+
+    assert "shown through FUSE: [Errno 28] No space left on device" in caplog.text
+    with pytest.raises(ConfigError, match="No space left on device; ask for fuse or auto"):
+        choose("erofs", tmp_path)
+
+
 def test_auto_never_fills(tmp_path, node):
     make_whole(tmp_path)
-    (blob,) = (tmp_path / "erofs/v1/layers").iterdir()
+    (blob,) = (tmp_path / "erofs/v2/layers").iterdir()
     blob.chmod(0o600)
     os.truncate(blob, 4096)
 

@@ -35,7 +35,9 @@ def test_devices_are_the_layers_with_data_in_their_order():
 
     reader, found = read(*layers)
 
-    assert [slot[0].rstrip(b"\0") for slot in reader.slots] == [b"layer 0", b"layer 2"]
+    assert [slot[0].rstrip(b"\0") for slot in reader.slots] == [
+        blob_layout(layers[number]).name.encode() for number in (0, 2)
+    ]
     assert [slot[1] for slot in reader.slots] == [1, 2]
     assert reader.data(found["b"]) == STREAM[1024:6024]
     assert reader.data(found["a"]) == STREAM[512:522]

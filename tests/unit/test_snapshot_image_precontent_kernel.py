@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import signal
 import struct
 from contextlib import suppress
 
@@ -214,7 +215,12 @@ def test_the_guard_denies_every_number_and_goes_when_no_blob_is_open(monkeypatch
     reading, writing = pipe
     group, _ = os.pipe()
     denied = []
-    words = ["guard", str(group), str(reading), str(file), str(file) + ".gone"]
+    unused, whole = os.open(file, os.O_RDWR), os.open(file, os.O_RDWR | os.O_CREAT)
+    other = file.with_name("whole")
+    other.write_bytes(b"y")
+    os.dup2(held := os.open(other, os.O_RDWR), whole)
+    other.chmod(0o400)
+    words = ["guard", str(group), str(reading), str(unused), str(whole)]
     monkeypatch.setattr(precontent_guard.sys, "argv", words)
     monkeypatch.setattr(precontent_guard.signal, "signal", lambda *_: None)
     monkeypatch.setattr(precontent_guard, "_deny", lambda _, number: denied.append(number))
@@ -223,5 +229,75 @@ def test_the_guard_denies_every_number_and_goes_when_no_blob_is_open(monkeypatch
     precontent_guard.main()
 
     assert denied == list(range(1 << 16))
-    os.close(group)
-    os.close(_)
+    for descriptor in (group, _, unused, whole, held):
+        os.close(descriptor)
+
+
+def test_the_guard_stays_for_a_blob_that_is_in_use_though_its_name_is_gone(monkeypatch, pipe, file):
+    reading, writing = pipe
+    group, _ = os.pipe()
+    blob, reader = os.open(file, os.O_RDWR), os.open(file, os.O_RDONLY)
+    file.unlink()
+    looks = []
+
+    def wait(*_):
+        looks.append(1)
+        if len(looks) == 3:
+            os.close(reader)
+
+    monkeypatch.setattr(precontent_guard.sys, "argv", ["guard", *map(str, (group, reading, blob))])
+    monkeypatch.setattr(precontent_guard.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(precontent_guard, "_deny", lambda *_: None)
+    monkeypatch.setattr(precontent_guard.select, "select", wait)
+    os.close(writing)
+
+    precontent_guard.main()
+
+    assert len(looks) == 3
+    for descriptor in (group, _, blob):
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN])
+def test_the_guard_does_not_leave_because_one_read_could_not_be_told(monkeypatch, code):
+    def scarce(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(precontent_guard.os, "read", scarce)
+
+    precontent_guard._deny_waiting(3)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+def test_a_process_without_a_descriptor_to_spare_goes_on_answering(pipe, monkeypatch, caplog, code):
+    def scarce(*_):
+        raise OSError(code, os.strerror(code))
+
+    group = a_group(pipe[0])
+    with monkeypatch.context() as short:
+        short.setattr(precontent_kernel.os, "read", scarce)
+        assert list(group.accesses()) == []
+
+    assert "raise the limit of open files" in caplog.text
+
+
+@pytest.mark.parametrize("looks", [is_unused, precontent_guard._is_unused])
+def test_who_opens_a_file_while_it_is_looked_at_kills_nobody(file, looks, monkeypatch):
+    own, told = os.open(file, os.O_RDWR), []
+    ask = fcntl.fcntl
+
+    def opened_before_the_lease_ends(descriptor, command, word):
+        if (command, word) == (fcntl.F_SETLEASE, fcntl.F_UNLCK):
+            with pytest.raises(BlockingIOError):
+                os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+        return ask(descriptor, command, word)
+
+    monkeypatch.setattr(fcntl, "fcntl", opened_before_the_lease_ends)
+    before = signal.signal(signal.SIGIO, lambda *_: told.append("SIGIO, which kills"))
+    try:
+        assert looks(own)
+    finally:
+        signal.signal(signal.SIGIO, before)
+        os.close(own)
+
+    assert told == []
