@@ -136,7 +136,7 @@ def _binds(start: Start) -> list[dict[str, Any]]:
             "destination": bind.target,
             "type": "bind",
             "source": bind.source,
-            "options": ["rbind", "ro" if bind.read_only else "rw"],
+            "options": ["rbind", "rprivate", "ro" if bind.read_only else "rw"],
         }
         for bind in start.binds
     ]

@@ -27,11 +27,13 @@ _NEW_MOUNTS, _NEW_PROCESSES = 0x20000, 0x20000000
 _DEATH_SIGNAL = 1
 _SPAWNED = "OMNILOAD_STARTUP_SPAWNED"
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_READ_ONLY, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 0x1, 0x20, 0x1000, 0x4000, 0x40000
+_READ_ONLY, _REMOUNT, _BIND, _RECURSIVE = 0x1, 0x20, 0x1000, 0x4000
+_PRIVATE, _SLAVE = 0x40000, 0x80000
 _RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
 """Ignored by Python, and so by what it becomes, unless they are put back."""
 _MOUNTS = (
-    ("none", "/", "", _RECURSIVE | _PRIVATE, ""),
+    # Nothing leaks out; yet what the machine unmounts is no longer held here, where it is shared.
+    ("none", "/", "", _RECURSIVE | _SLAVE, ""),
     ("omniload", "root", "overlay", 0, "lowerdir=image,upperdir=upper,workdir=work"),
     ("proc", "root/proc", "proc", 0, ""),
     ("/dev", "root/dev", "", _BIND | _RECURSIVE, ""),
@@ -85,6 +87,8 @@ def _mount(libc: ctypes.CDLL, told: int, binds: Sequence[tuple[str, str, bool]])
     mounts = list(_MOUNTS)
     for source, target, read_only in binds:
         mounts.append((source, f"root{target}", "", _BIND | _RECURSIVE, ""))
+        # What a start was given stays as it was then.
+        mounts.append(("none", f"root{target}", "", _RECURSIVE | _PRIVATE, ""))
         if read_only:
             mounts.append(("none", f"root{target}", "", _BIND | _REMOUNT | _READ_ONLY, ""))
     for source, target, kind, flags, data in mounts:

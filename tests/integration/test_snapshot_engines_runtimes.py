@@ -1,5 +1,6 @@
 """Real containers of runc and crun on a lazily mounted image, without an engine around them."""
 
+import contextlib
 import os
 import re
 import resource
@@ -49,7 +50,7 @@ def start(layout, tmp_path):
     def call(runtime, *words, tag="v", verb="run", options=()):
         line = [sys.executable, "-c", MAIN, "image", verb, f"{layout}:{tag}"]
         return subprocess.Popen(
-            [*line, f"--runtime={runtime}", *cache, *options, "--", *words],
+            [*line, *([f"--runtime={runtime}"] if runtime else []), *cache, *options, "--", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -67,6 +68,27 @@ def start(layout, tmp_path):
     assert [
         path for path in Path("/sys/fs/cgroup").rglob("omniload-run-*") if path not in before
     ] == []
+
+
+@pytest.fixture
+def shared(tmp_path):
+    """A folder whose mounts are shared, as all are where systemd runs."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "shared", folder], check=True)
+    subprocess.run(["mount", "--make-shared", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "-R", folder], check=True)
+
+
+def holders(point):
+    """Return the mount namespaces in which something is mounted at a place."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if f" {point} " in (process / "mountinfo").read_text():
+                found.add((process / "ns/mnt").readlink())
+    return found
 
 
 def done(process):
@@ -161,6 +183,41 @@ def test_when_we_are_killed_the_container_ends_and_nothing_stays(start, runtime)
 
     assert rest == ""
     assert process.returncode == -signal.SIGKILL, err
+
+
+@pytest.mark.parametrize("runtime", [*RUNTIMES, None])
+def test_what_the_machine_unmounts_meanwhile_is_held_by_no_start(start, runtime, shared):
+    """Else the daemon of a mount would live, and an unmount wait, as long as any job that began before."""
+    other = shared / "other"
+    other.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "other", other], check=True)
+    with start(runtime, "sh", "-c", "echo up; exec cat") as process:
+        assert process.stdout.readline() == "up\n"
+        assert len(holders(other)) > 1
+
+        subprocess.run(["umount", other], check=True)
+
+        assert holders(other) == set()
+        assert len(holders(shared)) > 1  # so it was looked for in the right place
+        code, _, err = done(process)
+    assert code == 0, err
+
+
+@pytest.mark.parametrize("runtime", [*RUNTIMES, None])
+def test_what_a_start_was_given_stays_as_it_was(start, runtime, shared):
+    (shared / "other").mkdir()
+    script = "echo up; read line; cat /given/other/file /given/other/* 2>&1; echo end"
+    with start(runtime, "sh", "-c", script, options=(f"--bind={shared}:/given",)) as process:
+        assert process.stdout.readline() == "up\n"
+        subprocess.run(["mount", "-t", "tmpfs", "other", shared / "other"], check=True)
+        (shared / "other/file").write_text("mounted later")
+        process.stdin.write("go\n")
+
+        code, out, err = done(process)
+
+    assert code == 0, err
+    assert "mounted later" not in out
+    assert out.endswith("end\n")
 
 
 def test_what_a_container_touches_is_recorded(start, tmp_path):

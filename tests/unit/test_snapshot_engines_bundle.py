@@ -77,7 +77,10 @@ def test_binds_are_mounted_after_all_else_as_they_say():
     mounts = a_config(binds=binds)["mounts"]
 
     assert [m["destination"] for m in mounts[-2:]] == ["/there", "/b"]
-    assert [m["options"] for m in mounts[-2:]] == [["rbind", "rw"], ["rbind", "ro"]]
+    assert [m["options"] for m in mounts[-2:]] == [
+        ["rbind", "rprivate", "rw"],
+        ["rbind", "rprivate", "ro"],
+    ]
     assert {m["source"] for m in mounts[-2:]} == {"/here", "/a"}
 
 
