@@ -210,7 +210,7 @@ def test_the_kernel_shows_what_is_larger_than_16_or_32_bits_hold(place):
         shown = (root / "sparse").stat()
         assert (shown.st_size, shown.st_nlink) == (size, 66_001)
         assert os.getxattr(root / "sparse", "user.large") == note
-        assert len(os.listdir(root)) == 66_001
+        assert sum(1 for _ in root.iterdir()) == 66_001
         file = os.open(root / f"{name}065999", os.O_RDONLY)
         try:
             assert os.pread(file, 8192, 0) == STREAM[512:4608] + bytes(4096)
