@@ -88,11 +88,9 @@ class Farewell:
     def _answer(self, listener: socket.socket) -> None:
         while True:
             peer, _ = listener.accept()
-            _, uid, _ = _PEER.unpack(
-                peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-            )
+            peer.settimeout(_ANSWER_WITHIN_S)  # who does not read must not keep us from ending
             try:
-                if uid not in {0, os.getuid()}:
+                if _uid_of(peer) not in {0, os.getuid()}:
                     raise PermissionError("asked by another user")
                 with self._lock:
                     peer.sendall(orjson.dumps(self._about) + b"\n")
@@ -118,12 +116,14 @@ class Waiter:
     def of(cls, mountpoint: str) -> "Waiter | None":
         """Ask the daemon behind a mount; None where none answers (another host's, an image's, an older release's)."""
         target = os.path.realpath(mountpoint)
+        owner = _owner(target)
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         waiter = cls(peer)
         try:
             peer.settimeout(_ANSWER_WITHIN_S)
-            peer.connect(_address(target, _owner(target)))
-            about = orjson.loads(waiter._line() or b"null")
+            peer.connect(_address(target, owner))
+            is_owners = _uid_of(peer) == owner  # anybody may take an abstract name
+            about = orjson.loads(waiter._line() or b"null") if is_owners else None
         except (OSError, orjson.JSONDecodeError) as error:
             _LOG.debug("nobody tells how %s ends: %s", target, error)
             about = None
@@ -179,6 +179,11 @@ class Waiter:
             self._rest += part
         line, _, self._rest = self._rest.partition(b"\n")
         return line
+
+
+def _uid_of(peer: socket.socket) -> int:
+    uid: int = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1]
+    return uid
 
 
 def _owner(target: str) -> int:

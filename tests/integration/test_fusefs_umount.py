@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from fusefs.bridge import daemons
+from fusefs.bridge.device import handover
 from fusefs.bridge.farewell import Farewell, Waiter, _address
 from fusefs.bridge.farewell import umount as unmount
 from fusefs.cli import command
@@ -342,3 +343,40 @@ sys.exit(len(peer.recv(100)))
 
     assert done.returncode == 0
     assert as_user._waiting == []
+
+
+ANOTHER = """
+import os, sys, socket
+os.setuid(65534)
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+listener.bind(bytes.fromhex(sys.argv[1]))
+listener.listen(1)
+print("ready", flush=True)
+peer, _ = listener.accept()
+try:
+    peer.sendall(b'{"version":1,"process":1,"bridge":"device"}\\n{"ended":true,"lost":[]}\\n')
+    sys.exit(len(peer.recv(100)))
+except ConnectionError:  # hung up on
+    pass
+"""
+
+
+@pytest.mark.parametrize("asked", ["farewell", "handover"])
+def test_another_user_who_took_the_name_first_is_not_believed(daemon, asked):
+    if os.getuid() != 0:
+        pytest.skip("OTHER USER NOT TESTED: needs root")
+    target = os.path.realpath(daemon.folder)
+    farewell = _address(target, os.getuid())
+    address = farewell if asked == "farewell" else handover._address(target)
+    with subprocess.Popen(
+        [sys.executable, "-c", ANOTHER, address.hex()], stdout=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
+
+        if asked == "farewell":
+            assert Waiter.of(daemon.folder) is None
+        else:
+            with pytest.raises(StateError, match="another user answers"):
+                handover.take(target)
+
+    assert process.returncode == 0  # it was told nothing

@@ -70,7 +70,7 @@ def handed_over(listener: socket.socket, device: int, state: Callable[[], dict[s
     with peer:
         peer.settimeout(ANSWER_WITHIN_S)
         try:
-            if not _may_ask(peer) or peer.recv(64) != _HELLO:
+            if not _is_ours(peer) or peer.recv(64) != _HELLO:
                 return False
             data = orjson.dumps({"version": 1, **state()})
             socket.send_fds(peer, [_LENGTH.pack(len(data))], [device])
@@ -94,7 +94,7 @@ def _await_ready(peer: socket.socket) -> None:
         raise StateError("who asked for it did not get ready")
 
 
-def _may_ask(peer: socket.socket) -> bool:
+def _is_ours(peer: socket.socket) -> bool:
     _, uid, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return bool(uid == os.getuid())
 
@@ -154,7 +154,7 @@ def take(target: str) -> Taken:
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     peer.settimeout(ANSWER_WITHIN_S)
     try:
-        peer.connect(_address(target))
+        _connect(peer, target)
         peer.sendall(_HELLO)
         return _received(peer, target)
     except BaseException as error:
@@ -164,6 +164,12 @@ def take(target: str) -> Taken:
         raise StateError(
             f"{target!r} cannot be taken over: {_why_nobody(target, error)}"
         ) from error
+
+
+def _connect(peer: socket.socket, target: str) -> None:
+    peer.connect(_address(target))
+    if not _is_ours(peer):  # anybody may take an abstract name
+        raise PermissionError("a process of another user answers")
 
 
 def _why_nobody(target: str, error: BaseException) -> str:
