@@ -125,8 +125,8 @@ class BlockLoader(BlockSource):
         what cold prefetch had brought before anybody needed it.
         """
         self._needed: set[str] = set()
-        self._brought: set[str] = set()
-        """Blocks that came along with one beside them, and that nobody may need."""
+        self._asked: set[str] = set()
+        """Blocks a reader or hot prefetch asked for; others come along that nobody may need."""
         self.waits = 0
         """Times a reader waited for a tier: what prefetch is there to avoid."""
         self.requests = 0
@@ -171,7 +171,7 @@ class BlockLoader(BlockSource):
                 return data
             self.waits += 1
             future = self._waiting.setdefault(ref.digest, Future())
-            self._brought.update(each.digest for each in beside if each.digest not in self._waiting)
+            self._asked.add(ref.digest)
             self._apply(BlockWanted((ref, *beside), Priority.DEMAND))
         return future.result()
 
@@ -211,6 +211,8 @@ class BlockLoader(BlockSource):
                     self._count(ref.digest, here, size)
             if absent:
                 self._indexes[index.blob_digest] = index
+                if priority is not Priority.COLD:
+                    self._asked.update(ref.digest for ref in absent)
                 self._apply(BlockWanted(tuple(absent), priority))
         return tuple(absent)
 
@@ -294,7 +296,7 @@ class BlockLoader(BlockSource):
                 self.requests += 1
                 if command.priority is not Priority.COLD:
                     for digest, data in found.items():
-                        if digest not in self._brought or digest in self._waiting:
+                        if digest in self._asked:
                             self._count(digest, command.tier, len(data))
                 self._came.update(found)
                 absent = (ref.digest for ref in command.blocks if ref.digest not in found)

@@ -77,13 +77,21 @@ def test_a_block_is_fetched_once_and_then_at_hand(index, make):
 def test_many_readers_of_a_block_make_one_request(index, make):
     tier = Tier(gate=threading.Event())
     loader = make(registry=tier)
-    found = []
+    found, asked = [], threading.Semaphore(0)
+    real = loader._apply
+
+    def applied(event):
+        real(event)
+        asked.release()
+
+    loader._apply = applied
     readers = [
         threading.Thread(target=lambda: found.append(loader.block(index, 1))) for _ in range(8)
     ]
     for reader in readers:
         reader.start()
-    assert tier.arrived.acquire(timeout=20)
+    for _ in readers:
+        assert asked.acquire(timeout=20)
 
     tier.gate.set()
     for reader in readers:
@@ -393,3 +401,22 @@ def test_what_came_along_and_no_tier_has_is_nobodys_error(small, make):
     with pytest.raises(IntegrityError, match="no right bytes"):
         loader.block(small, 3)
     assert settled[:3] == [True, False, False]
+
+
+def test_a_hot_block_that_comes_along_with_a_missed_one_counts_as_needed(small, make):
+    settings = FetchSettings(tiers=("registry",), slots=2, reserved_slots=1)
+    tier = SmallBlocks(gate=threading.Event())
+    loader = make(registry=tier, settings=settings)
+    loader.prefetch(small, list(block_refs(small, [6])))
+    assert tier.arrived.acquire(timeout=20), "the one slot of prefetch is taken"
+    loader.prefetch(small, list(block_refs(small, [3])))
+    reader = threading.Thread(target=loader.block, args=(small, 2))
+    reader.start()
+    assert tier.arrived.acquire(timeout=20)
+
+    tier.gate.set()
+    reader.join()
+    loader.close()
+
+    assert tier.asked == [[6], [2, 3, 4]]
+    assert loader.needed_of["registry"] == 3 * len(SMALL[2]), "6, 2 and 3; nobody asked for 4"
