@@ -1,18 +1,18 @@
 """Run a command, see what it changed in the targets, and keep that as a snapshot."""
 
-import ctypes
 import hashlib
 import os
-import signal
+import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger
+from snapshot.env import leashed
 from snapshot.env.checking import Limits, check_entries
 from snapshot.env.entries import Delta, Entry, Kind, Place, Target, difference
 from snapshot.env.interpreter import Interpreter, environment_of
@@ -30,7 +30,6 @@ __all__ = ["Captured", "capture", "save"]
 PACK_RAW_BYTES = 256 << 20
 """A pack is closed at the first content that goes over; one larger file is one larger pack."""
 _PIECE_BYTES = 1 << 20
-_PR_SET_PDEATHSIG = 1
 _LOG = get_logger(__name__)
 
 
@@ -78,19 +77,22 @@ def capture(
     begin = time.monotonic()
     variables = environment_of(interpreter, installation.environment)
     words = list(installation.command)
+    if "/" not in words[0] and shutil.which(words[0], path=variables["PATH"]) is None:
+        raise StateError(f"{words[0]!r} cannot be run: there is no such program on PATH")
     try:
         # Standard output is for the key. A killed save takes the command along, or the next
         # one would look at files that are still being written.
         done = subprocess.run(  # noqa: S603
-            words,
+            [interpreter.executable, "-I", leashed.__file__, str(os.getpid()), *words],
             cwd=installation.folder,
             env=variables,
             check=False,
             stdout=2,
-            preexec_fn=_die_with_parent(),
         )
     except OSError as error:
         raise StateError(f"{words[0]!r} cannot be run: {error.strerror}") from error
+    if done.returncode == leashed.CANNOT_RUN:
+        raise StateError(f"{words[0]!r} cannot be run; why is said above")
     if done.returncode != 0:
         raise StateError(f"{' '.join(words)!r} ended with {done.returncode}; nothing was saved")
     install_s = time.monotonic() - begin
@@ -281,12 +283,6 @@ def _leave_out_byte_code(before: Scan, after: Scan) -> None:
     held = {(number, path.rpartition("/")[0]) for number, path in after}
     for place in folders - held - before.keys():
         del after[place]
-
-
-def _die_with_parent() -> Callable[[], None]:
-    """Return what a child does first to get SIGTERM when its parent is killed."""
-    prctl = ctypes.CDLL(None).prctl  # looked up before the fork
-    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) and None
 
 
 def _sources_of(

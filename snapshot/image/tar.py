@@ -150,6 +150,8 @@ def _entries(stream: ForwardStream, layer: str) -> Iterator[Entry]:
         encoding="utf-8",
         errors="surrogateescape",
     ) as archive:
+        # The parser of Python before 3.11.4 passes over a first header that is none.
+        _expect_header(archive.firstmember is not None, blocks.last, stream, layer)
         count = data_end = 0
         while (member := archive.next()) is not None:
             # The library keeps every member it has seen.
@@ -165,10 +167,7 @@ def _entries(stream: ForwardStream, layer: str) -> Iterator[Entry]:
         raise IntegrityError(
             f"layer {layer}: ends at byte {stream.data_end}, its last file at {data_end}; cut short"
         )
-    if blocks.last.strip(b"\0"):
-        raise IntegrityError(
-            f"layer {layer}: no valid header near byte {stream.tell()}, and more follows"
-        )
+    _expect_header(False, blocks.last, stream, layer)
     _expect_zeroes(stream, layer)
 
 
@@ -198,6 +197,13 @@ class _Pushed:
 
     def close(self) -> None:
         pass
+
+
+def _expect_header(found: bool, last: bytes, stream: ForwardStream, layer: str) -> None:
+    if not found and last.strip(b"\0"):
+        raise IntegrityError(
+            f"layer {layer}: no valid header near byte {stream.tell()}, and more follows"
+        )
 
 
 def _expect_zeroes(stream: ForwardStream, layer: str) -> None:

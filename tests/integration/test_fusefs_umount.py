@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import click.testing
@@ -175,7 +176,10 @@ def test_a_take_over_takes_the_watch_too(place):
 
 
 def watchers_of(mountpoint):
-    with contextlib.closing(Waiter.of(str(mountpoint))) as waiter:
+    end_s = time.monotonic() + 60
+    while (waiter := Waiter.of(str(mountpoint))) is None:  # it claims the name in a while
+        assert time.monotonic() < end_s, "no daemon answers"
+    with contextlib.closing(waiter):
         daemon = psutil.Process(waiter.about["process"])
     return [daemon.parent()]
 

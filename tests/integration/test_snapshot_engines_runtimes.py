@@ -166,6 +166,7 @@ def test_a_container_that_is_deaf_is_killed_by_the_second_signal(start):
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGHUP)
+        process.stdout.read()  # its input stays open: an end of that would end it, too
 
         code, _, err = done(process)
 

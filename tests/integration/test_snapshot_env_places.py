@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -172,6 +173,9 @@ cli.main(words)
 @pytest.fixture
 def home():
     """A home of nobody; those that pytest makes are closed to others."""
+    above = Path(ROOT).resolve().parents
+    if closed := [str(folder) for folder in above if not folder.stat().st_mode & stat.S_IXOTH]:
+        pytest.skip(f"this checkout lies in {min(closed)}, where other users may not look")
     folder = fast_directory("omniload-env-home-")
     os.chown(folder, NOBODY, NOBODY)
     yield folder
