@@ -231,9 +231,9 @@ REFUSED = {
         errno.ENOSPC,
         lambda m, f, n: os.setxattr(f / "f", "user.big", bytes(5000)),
     ),
-    "attribute of a directory": (
+    "attribute of the system on a directory": (
         errno.EOPNOTSUPP,
-        lambda m, f, n: os.setxattr(on_directory(f), "user.a", b"1"),
+        lambda m, f, n: os.setxattr(on_directory(f), "trusted.a", b"1"),
     ),
     "attribute of the system": (
         errno.EOPNOTSUPP,
