@@ -82,8 +82,10 @@ def capture(
     try:
         # Standard output is for the key. A killed save takes the command along, or the next
         # one would look at files that are still being written.
+        leash = [interpreter.executable, "-I", leashed.__file__, str(os.getpid())]
         done = subprocess.run(  # noqa: S603
-            [interpreter.executable, "-I", leashed.__file__, str(os.getpid()), *words],
+            # A user who may not run the interpreter can do nothing with it but copy into it.
+            [*leash, *words] if os.access(interpreter.executable, os.X_OK) else words,
             cwd=installation.folder,
             env=variables,
             check=False,

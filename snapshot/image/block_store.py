@@ -106,7 +106,7 @@ class BlockStore:
                     if len(data) > self._capacity_bytes:
                         continue
                     path = self._path(digest)
-                    if not path.exists():
+                    if not _holds(path, data):
                         used = self._make_room(lock, len(data))
                         self._write(path, data)
                         _set_counter(lock, used + len(data))
@@ -214,6 +214,14 @@ class BlockStore:
 def _counter(lock: int) -> int | None:
     text = os.pread(lock, 32, 0)
     return int(text) if text.isdigit() else None
+
+
+def _holds(path: Path, data: bytes | memoryview) -> bool:
+    """Tell whether a block is there as it should be; what was damaged meanwhile is written again."""
+    try:
+        return path.stat().st_size == len(data) and path.read_bytes() == data
+    except FileNotFoundError:
+        return False
 
 
 def _set_counter(lock: int, used: int) -> None:

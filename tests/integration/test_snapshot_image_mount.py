@@ -200,7 +200,7 @@ def test_an_image_cannot_be_written(place, tmp_path):
     ("image", "options", "message"),
     [
         ("{address}/a/none:v", (), "no such image"),
-        ("{address}/a/lazy:v", ("-o", "speed=9"), "Extra inputs"),
+        ("{address}/a/lazy:v", ("-o", "speed=9"), "there is no such option"),
         ("{address}/a/lazy:v", ("-o", "trace=/nowhere"), "cannot be read"),
     ],
 )
