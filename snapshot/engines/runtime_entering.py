@@ -13,12 +13,14 @@ the image and removes the folder and the container's control groups.
 
 import contextlib
 import ctypes
+import errno
 import glob
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 
 __all__ = ["main"]
 
@@ -32,6 +34,7 @@ _MOUNTS = (
     ("-t", "overlay", "omniload", "-o", "lowerdir=image,upperdir=upper,workdir=work", "root"),
     ("-t", "proc", "proc", "/proc"),  # the runtime looks for itself there
 )
+_EMPTY_WITHIN_S = 5.0
 _SECOND_GROUPS = "/sys/fs/cgroup/unified"
 _ORPHANED = signal.SIGUSR1
 
@@ -110,8 +113,20 @@ def _remove_groups(name: str, ours: set[str]) -> None:
     """Remove control groups that a runtime which was killed has left: below ours, or at the top."""
     for top in ("/sys/fs/cgroup", *glob.glob("/sys/fs/cgroup/*/")):  # noqa: PTH207
         for below in {*ours, ""}:
-            with contextlib.suppress(OSError):  # never made, or the runtime has removed it
-                os.rmdir(os.path.join(top, below, name))  # noqa: PTH106, PTH118
+            _remove_group(os.path.join(top, below, name))  # noqa: PTH118
+
+
+def _remove_group(path: str) -> None:
+    end_s = time.monotonic() + _EMPTY_WITHIN_S
+    while True:
+        try:
+            os.rmdir(path)  # noqa: PTH106
+        except OSError as error:  # never made, or the runtime has removed it; or not empty yet
+            if error.errno != errno.EBUSY or time.monotonic() > end_s:
+                return
+            time.sleep(0.01)  # the kernel tells nobody when what was killed has left a group
+        else:
+            return
 
 
 if __name__ == "__main__":
