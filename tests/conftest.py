@@ -11,6 +11,9 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Read when gRPC is loaded: as snapshot.engines has it, also where a test loads gRPC first.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 TESTS = Path(__file__).parent
 UNIT = TESTS / "unit"
 COMPUTING = (UNIT, TESTS / "house", TESTS / "property")
