@@ -70,6 +70,8 @@ def leaves_nothing_behind():
     assert [process.name() for process in alive] == []
 
 
+# Before xdist's own, which reads the groups of the tests.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Keep tests that start processes or mounts in two lanes, one test of each at a time.
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -173,6 +174,8 @@ class Containerd:
 
     def __init__(self, folder, *, kubernetes=False):
         self.folder, self.socket = folder, folder / "c.sock"
+        # runc keeps what it knows of containers in one folder for every containerd of the machine.
+        self._own = secrets.token_hex(4)
         disabled = ["io.containerd.internal.v1.opt"]
         disabled += [] if kubernetes else ["io.containerd.grpc.v1.cri"]
         config = folder / "containerd.toml"
@@ -201,7 +204,7 @@ class Containerd:
 
     def start(self, image, name, *words, snapshotter="omniload", **changes):
         """Run a container in the foreground, and take it away; return what it did."""
-        line = ("run", "--rm", "--snapshotter", snapshotter, image, name, *words)
+        line = ("run", "--rm", "--snapshotter", snapshotter, image, f"{name}-{self._own}", *words)
         return self.ctr(*line, **changes)
 
     def _drain(self):
