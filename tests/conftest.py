@@ -84,6 +84,18 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group("files" if _mounts(item.path.name) else "jobs"))
 
 
+def pytest_collection_finish(session):
+    """Refuse to run where xdist did not see the lanes: tests would disturb each other now and then."""
+    if not session.config.getoption("loadgroup", False):
+        return
+    for item in session.items:
+        if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
+            raise pytest.UsageError(
+                f"{item.nodeid} is in no lane: this pytest-xdist cannot group tests with pytest "
+                f"{pytest.__version__}; install the versions that pyproject.toml names"
+            )
+
+
 def _mounts(name):
     """Whether the tests of a module may mount: what is mounted is the same for all processes."""
     return name.startswith(("test_fusefs", "test_snapshot", "test_docs", "test_trainer_striped"))
