@@ -137,7 +137,9 @@ def test_a_layer_that_unpacks_to_something_else_is_not_converted(store):
         convert_image(store, image, store, "lazy")
 
 
-@pytest.mark.parametrize("blob", [b"no gzip", gzip.compress(TAR)[:-9]])
+@pytest.mark.parametrize(
+    "blob", [b"no gzip", gzip.compress(TAR)[:-9]], ids=["no gzip", "cut short"]
+)
 def test_a_layer_that_does_not_decode_is_not_converted(store, blob):
     image = an_image(store, [(a_layer(store, blob), TAR)])
 

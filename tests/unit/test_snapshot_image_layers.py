@@ -209,7 +209,11 @@ def test_a_gzip_cut_short_is_refused(tmp_path, cut):
         index_gzip(path, "sha256:it")
 
 
-@pytest.mark.parametrize("data", [b"", b"plain", gzip.compress(b"no tar" * 200), os.urandom(5000)])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"plain", gzip.compress(b"no tar" * 200), os.urandom(5000)],
+    ids=["empty", "plain", "gzip of no tar", "noise"],
+)
 def test_what_is_no_gzip_of_a_tar_is_refused(tmp_path, data):
     path = tmp_path / "blob"
     path.write_bytes(data)
