@@ -16,6 +16,7 @@ from fusefs.mounting import MountConfig, start
 __all__ = [
     "CACHE",
     "KEYS",
+    "NATIVE",
     "OURS",
     "PLAIN",
     "TASKS",
@@ -30,6 +31,7 @@ __all__ = [
 TASKS = ("sequential read", "4 readers, scattered 4 MiB", "write")
 OURS = "fusefs"
 PLAIN = "fusefs, the peers' plain file"
+NATIVE = "fusefs, hdfs+native"
 CACHE = "rclone-cache"
 """Folder beside the mount point that is emptied before each mount: a peer keeps what it read there."""
 KEYS = {

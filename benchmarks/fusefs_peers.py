@@ -20,6 +20,7 @@ import click
 from benchmarks.fusefs_contenders import (
     CACHE,
     KEYS,
+    NATIVE,
     OURS,
     PLAIN,
     TASKS,
@@ -218,18 +219,23 @@ def on_s3(base: Path, s3rver: str, data: bytes, rounds: int) -> Costs:
         return compared(contenders, base, data, rounds)
 
 
-def on_hdfs(base: Path, data: bytes, rounds: int) -> Costs:
-    """Compare on HDFS."""
+def on_hdfs(base: Path, data: bytes, rounds: int, client: str | None) -> Costs:
+    """Compare on HDFS, our Java client being that of the cluster unless a folder of jars is given."""
     log = base / "log"
     # In memory, as the S3 server is: with the caches dropped, the disk would be what is measured.
     with hdfs_cluster(3, replication=1, above=base) as cluster:
         os.environ.update(cluster.client_environment())
+        if client is not None:
+            os.environ["CLASSPATH"] = ":".join(
+                map(str, sorted(Path(client).resolve().glob("*.jar")))
+            )
         open_store(cluster.url).make_directory("bench")
         store = f"{cluster.url}/bench"
         remote = f":hdfs,namenode='127.0.0.1:{cluster.port}',username=root:/bench"
         contenders = [
             Contender(OURS, ours(store, log), "striped"),
             Contender(PLAIN, ours(store, log), "plain", TASKS[:2]),
+            Contender(NATIVE, ours(store.replace("hdfs", "hdfs+native", 1), log), "striped"),
             *rclones(remote, base, log),
         ]
         return compared(contenders, base, data, rounds)
@@ -266,8 +272,19 @@ named above, so these are ratios of work done per core, not of a network."""
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(1))
 @click.option("--s3rver", help="Path of s3rver (npm install s3rver); without it S3 is left out.")
 @click.option("--hdfs/--no-hdfs", default=True, show_default=True)
+@click.option(
+    "--hadoop-client",
+    help="Folder with the jars of Hadoop's client for our mounts; without it that of the cluster, 2.7.",
+)
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
-def main(size_mib: int, rounds: int, s3rver: str | None, hdfs: bool, report: bool) -> None:
+def main(
+    size_mib: int,
+    rounds: int,
+    s3rver: str | None,
+    hdfs: bool,
+    hadoop_client: str | None,
+    report: bool,
+) -> None:
     """Compare mounts: sequential and scattered reads, and writes.
 
     \b
@@ -279,7 +296,7 @@ def main(size_mib: int, rounds: int, s3rver: str | None, hdfs: bool, report: boo
     if s3rver is not None:
         stores["S3"] = lambda base: on_s3(base, s3rver, data, rounds)
     if hdfs:
-        stores["HDFS"] = lambda base: on_hdfs(base, data, rounds)
+        stores["HDFS"] = lambda base: on_hdfs(base, data, rounds, hadoop_client)
     tables = []
     for name, measured in stores.items():
         base = Path(tempfile.mkdtemp(prefix="fusefs-peers-", dir="/dev/shm"))
@@ -298,7 +315,8 @@ def main(size_mib: int, rounds: int, s3rver: str | None, hdfs: bool, report: boo
             "fusefs_peers",
             "fusefs and its peers on the same stores",
             f"python -m benchmarks.fusefs_peers --size-mib {size_mib} --rounds {rounds}"
-            + (" --s3rver node_modules/.bin/s3rver" if s3rver else ""),
+            + (" --s3rver node_modules/.bin/s3rver" if s3rver else "")
+            + (" --hadoop-client jars" if hadoop_client else ""),
             tables,
             READING.format(rounds=rounds, size=size_mib).replace("\n", " "),
         )

@@ -19,7 +19,12 @@ from pyarrow import fs as pafs
 from typing_extensions import override
 
 from fusefs.stores.backend import Backend, PuttingStore, RenamingStore
-from fusefs.stores.hadoop import set_jvm_options, site_settings, with_client_settings
+from fusefs.stores.hadoop import (
+    client_version,
+    set_jvm_options,
+    site_settings,
+    with_client_settings,
+)
 from fusefs.stores.held import HeldFiles
 from fusefs.stores.protocol import Entry, ObjectWriter, Store, name_of
 from fusefs.stores.translating import translated
@@ -41,7 +46,8 @@ def arrow_store(url: str) -> Store:
     asked = url
     if urlsplit(url).scheme in _HADOOP:
         set_jvm_options()
-        asked = with_client_settings(url, site_settings(os.environ.get("CLASSPATH", "")))
+        classpath = os.environ.get("CLASSPATH", "")
+        asked = with_client_settings(url, site_settings(classpath), client_version(classpath))
     try:
         filesystem, root = pafs.FileSystem.from_uri(asked)
     except (ValueError, NotImplementedError, pa.ArrowInvalid) as error:

@@ -1,8 +1,8 @@
-"""Stores built from a client's few calls: ``RenamingStore`` and ``PuttingStore``.
+"""Stores built from a client's few calls: ``RenamingStore``, ``ReplacingStore`` and ``PuttingStore``.
 
 A client library (pyarrow, fsspec) becomes a ``Backend``; which store stands on it
-depends on one question: can the client rename (HDFS, sftp), or does a put replace an
-object in one go (S3, GCS, Azure)?
+depends on how a file takes another's place: by a rename to a name that must be free (HDFS
+through Java, sftp), by a rename that replaces in one go (HDFS itself), or by a put (S3, GCS, Azure).
 """
 
 import uuid
@@ -29,7 +29,7 @@ from fusefs.stores.protocol import (
 )
 from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
 
-__all__ = ["Backend", "PuttingStore", "RenamingStore"]
+__all__ = ["Backend", "PuttingStore", "RenamingStore", "ReplacingBackend", "ReplacingStore"]
 
 INTENTS = f"{RESERVED}/intents"
 _LONGEST_INTENT = 64 << 10
@@ -84,6 +84,14 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Let go of connections."""
+        ...
+
+
+class ReplacingBackend(Backend, Protocol):
+    """A client whose rename can replace a file."""
+
+    def replace(self, source: str, target: str) -> None:
+        """Rename a file over another: at any moment one of them is at the target."""
         ...
 
 
@@ -334,6 +342,20 @@ class RenamingStore(_BackendStore):
         if self._backend.find(_intent_path(path)) is not None:
             with suppress(FileNotFoundError):
                 self._backend.remove(_intent_path(path))
+
+
+class ReplacingStore(RenamingStore):
+    """Over a client whose rename replaces in one go: it leaves no intents, but finishes those of others."""
+
+    def __init__(self, backend: ReplacingBackend) -> None:
+        super().__init__(backend)
+        self._replacing = backend
+
+    @override
+    def _replace(self, source: str, target: str) -> None:
+        # Else it would be finished later, and bring back what its writer wrote.
+        self._forget_intent(target)
+        self._replacing.replace(source, target)
 
 
 def _intent_path(target: str) -> str:

@@ -10,9 +10,14 @@ it has, so readers of either kind read either.
 
 pyarrow asks for three copies of every block, whatever ``dfs.replication`` says: on a site that keeps
 one, or two, each byte written costs the data nodes three. A replication of 0 leaves it to the site.
+
+A file is whole once a data node has reported its last block to the name node. The client asks right
+after the last byte, mostly a millisecond too early, and then sleeps 400 ms before it asks again. Clients
+since 2.8 can be told to come back sooner.
 """
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -20,12 +25,25 @@ from xml.etree import ElementTree as Xml
 
 from omniload.base.log import get_logger
 
-__all__ = ["set_jvm_options", "site_settings", "with_client_settings", "with_jvm_defaults"]
+__all__ = [
+    "client_version",
+    "set_jvm_options",
+    "site_settings",
+    "with_client_settings",
+    "with_jvm_defaults",
+]
 
 _LOG = get_logger(__name__)
 OPTIONS_VARIABLE = "LIBHDFS_OPTS"
 CHECKSUM = "dfs.checksum.type"
 REPLICATION = "dfs.replication"
+CLOSING = {
+    "dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "10",
+    # The delay doubles: as patient as the client's own five times from 400 ms on.
+    "dfs.client.block.write.locateFollowingBlock.retries": "10",
+}
+_CLOSING_SINCE = (2, 8)
+_JAR = re.compile(r"hadoop-(?:client-api|client|hdfs-client|hdfs)-(\d+)\.(\d+)[^/]*\.jar")
 _SITE_FILES = ("core-site.xml", "hdfs-site.xml")
 _INCLUDE = "{http://www.w3.org/2001/XInclude}include"
 _COLLECTORS = ("Serial", "Parallel", "G1", "Z", "Shenandoah", "Epsilon", "ConcMarkSweep")
@@ -80,12 +98,30 @@ def site_settings(classpath: str) -> frozenset[str] | None:
     return frozenset(names)
 
 
-def with_client_settings(url: str, site: Iterable[str] | None = ()) -> str:
+def client_version(classpath: str) -> tuple[int, int] | None:
+    """Return major and minor version of the client in a class path, by the names of its jars; None if they do not say.
+
+    Args:
+        classpath: What ``CLASSPATH`` holds, jar by jar, as libhdfs wants it.
+    """
+    versions = {
+        (int(found[1]), int(found[2]))
+        for part in classpath.split(":")
+        if (found := _JAR.fullmatch(part.rpartition("/")[2]))
+    }
+    # Where several lie, the oldest may be the one that runs.
+    return min(versions, default=None)
+
+
+def with_client_settings(
+    url: str, site: Iterable[str] | None = (), version: tuple[int, int] | None = None
+) -> str:
     """Add to a URL's query the client settings that neither it nor the site names.
 
     Args:
         url: Of Hadoop's own schemes.
         site: Names of the settings that the site's files set; None where that is not known.
+        version: Of the client; None where that is not known.
     """
     parts = urlsplit(url)
     named = parse_qsl(parts.query, keep_blank_values=True)
@@ -93,6 +129,9 @@ def with_client_settings(url: str, site: Iterable[str] | None = ()) -> str:
     missing: dict[str, str] = {}
     if site is not None and CHECKSUM not in {*site, *given}:
         missing[CHECKSUM] = "CRC32"
+    knows_closing = version is not None and version >= _CLOSING_SINCE
+    if site is not None and knows_closing and CLOSING.keys().isdisjoint({*site, *given}):
+        missing |= CLOSING
     if "replication" not in given:
         # The client opens files by the site's settings alone: what the URL says must be handed over.
         missing["replication"] = given.get(REPLICATION, "0")

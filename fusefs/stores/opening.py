@@ -18,7 +18,8 @@ def open_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
 
     Args:
         url: A path or ``file://`` for a directory; ``mem:`` for memory; ``hdfs``, ``s3``, ``gs``,
-            ``abfs`` for pyarrow; ``fsspec+SCHEME://...`` or any other scheme for fsspec.
+            ``abfs`` for pyarrow; ``hdfs+native`` for HDFS without Java; ``fsspec+SCHEME://...``
+            or any other scheme for fsspec.
         options: Handed to fsspec.
 
     Raises:
@@ -37,6 +38,10 @@ def open_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
         from fusefs.stores.arrow import arrow_store  # noqa: PLC0415
 
         return arrow_store(url)
+    if parts.scheme == "hdfs+native":
+        from fusefs.stores.native_hdfs import native_hdfs_store  # noqa: PLC0415
+
+        return native_hdfs_store(url)
     from fusefs.stores.fsspec_store import fsspec_store  # noqa: PLC0415
 
     return fsspec_store(url.removeprefix("fsspec+"), options)

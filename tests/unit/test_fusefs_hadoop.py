@@ -6,6 +6,8 @@ import pytest
 
 from fusefs.stores import arrow
 from fusefs.stores.hadoop import (
+    CLOSING,
+    client_version,
     set_jvm_options,
     site_settings,
     with_client_settings,
@@ -171,3 +173,43 @@ def test_only_hadoops_urls_are_changed_and_messages_show_the_users(url, asked, m
     assert seen == [asked]
     assert repr(url) in str(caught.value)
     assert ("SerialGC" in os.environ["LIBHDFS_OPTS"]) == url.startswith("hdfs")
+
+
+@pytest.mark.parametrize(
+    ("classpath", "version"),
+    [
+        ("", None),
+        ("/etc/hadoop:/opt/jars/guava-14.0.1.jar", None),
+        ("/j/hadoop-client-api-3.3.4.jar:/j/hadoop-client-runtime-3.3.4.jar", (3, 3)),
+        ("/j/hadoop-common-2.7.3.jar:/j/hadoop-hdfs-2.7.3.jar", (2, 7)),
+        ("/j/hadoop-hdfs-client-3.4.1-tests.jar:/j/hadoop-hdfs-3.4.1.jar", (3, 4)),
+        ("/old/hadoop-hdfs-2.7.3.jar:/new/hadoop-client-3.3.4.jar", (2, 7)),
+        ("/hadoop-hdfs-3.3.4/share", None),
+    ],
+)
+def test_the_jars_say_which_client_it_is(classpath, version):
+    assert client_version(classpath) == version
+
+
+@pytest.mark.parametrize(
+    ("version", "is_told"), [(None, False), ((2, 7), False), ((2, 8), True), ((3, 3), True)]
+)
+def test_a_client_that_can_asks_again_soon_whether_a_file_is_whole(version, is_told):
+    asked = with_client_settings("hdfs://host/d", (), version)
+
+    assert all((f"{name}={value}" in asked) is is_told for name, value in CLOSING.items())
+
+
+@pytest.mark.parametrize("name", CLOSING)
+def test_how_often_a_client_asks_is_the_sites_or_the_users_where_they_say_one_half_of_it(name):
+    by_site = with_client_settings("hdfs://host/d", {name}, (3, 3))
+    by_user = with_client_settings(f"hdfs://host/d?{name}=7", (), (3, 3))
+
+    assert "locateFollowingBlock" not in by_site
+    assert by_user.count("locateFollowingBlock") == 1
+
+
+def test_a_client_asks_for_ten_seconds_before_it_gives_up():
+    delay_ms, retries = (int(value) for value in CLOSING.values())
+
+    assert 10_000 <= delay_ms * (2**retries - 1) <= 15_000

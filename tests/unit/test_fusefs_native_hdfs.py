@@ -1,0 +1,175 @@
+"""What a URL of HDFS without Java may say, and what is asked of the client."""
+
+import sys
+import types
+
+import pytest
+
+from fusefs.stores.native_hdfs import IMPATIENCE, native_hdfs_store
+from fusefs.stores.opening import open_store
+from fusefs.stores.protocol import RESERVED
+from omniload.base.errors import ConfigError, UnavailableError
+
+pytest.importorskip("hdfs_native")
+
+OBJECT = f"{RESERVED}/objects/9f/0.0"
+
+
+class Reader:
+    def __init__(self, data, broken=False):
+        self.data, self.broken = data, broken
+
+    def __len__(self):
+        return len(self.data)
+
+    def read_range(self, offset, size):
+        if self.broken:
+            raise OSError("no data node answers")
+        assert offset + size <= len(self.data)
+        return self.data[offset : offset + size]
+
+
+class Client:
+    """Remembers what it is asked; answers with what stands in ``files``."""
+
+    made = None
+
+    def __init__(self, url, config):
+        self.url, self.config, self.opened, self.renamed = url, config, [], []
+        self.files = {}
+        Client.made = self
+
+    def read(self, path):
+        self.opened.append(path)
+        return self.files[path]
+
+    def get_file_info(self, path):
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        size = len(self.files[path])
+        return types.SimpleNamespace(path=path, isdir=False, length=size, modification_time=1234)
+
+    def delete(self, path, recursive):
+        assert not recursive
+        return self.files.pop(path, None) is not None
+
+    def rename(self, source, target, overwrite):
+        self.renamed.append((source, target, overwrite))
+
+
+@pytest.fixture
+def client(monkeypatch):
+    monkeypatch.setattr("hdfs_native.Client", Client)
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+    monkeypatch.delenv("HADOOP_HOME", raising=False)
+
+
+def backend(url="hdfs+native://n:9000/jobs"):
+    return native_hdfs_store(url)._backend
+
+
+def test_the_client_gets_address_and_settings(client):
+    store = open_store("hdfs+native://n:9000/jobs?dfs.client.socket-timeout=5000&replication=2")
+
+    assert Client.made.url == "hdfs://n:9000"
+    assert Client.made.config == {"dfs.client.socket-timeout": "5000"} | IMPATIENCE
+    assert store._backend._options.replication == 2
+    assert store.location.endswith("replication=2")
+
+
+@pytest.mark.parametrize("name", IMPATIENCE)
+@pytest.mark.parametrize("variable", ["HADOOP_CONF_DIR", "HADOOP_HOME"])
+def test_how_often_the_client_tries_is_the_urls_or_the_sites_where_they_say_it(
+    client, monkeypatch, tmp_path, name, variable
+):
+    backend(f"hdfs+native://n/jobs?{name}=7")
+    assert Client.made.config == IMPATIENCE | {name: "7"}
+
+    folder = tmp_path / ("etc/hadoop" if variable == "HADOOP_HOME" else "")
+    folder.mkdir(parents=True, exist_ok=True)
+    text = (
+        f"<configuration><property><name>{name}</name><value>9</value></property></configuration>"
+    )
+    (folder / "hdfs-site.xml").write_text(text)
+    monkeypatch.setenv(variable, str(tmp_path))
+    backend()
+
+    assert name not in Client.made.config
+
+
+@pytest.mark.parametrize("query", ["", "?replication=0", "?dfs.replication=", "?dfs.replication=0"])
+def test_the_copies_of_a_block_are_the_sites_unless_the_url_says(client, query):
+    assert backend(f"hdfs+native://n/jobs{query}")._options.replication is None
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("hdfs+native://n/jobs?replication=two", "replication=two; a number of copies"),
+        ("hdfs+native://n/jobs?dfs.replication=-1", "replication=-1; a number of copies"),
+        ("hdfs+native://me@n/jobs", "names the user 'me'; set HADOOP_USER_NAME"),
+    ],
+)
+def test_a_url_that_says_what_cannot_be_is_refused(client, url, message):
+    with pytest.raises(ConfigError, match=message):
+        open_store(url)
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "hdfs_native", None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'omniload\[hdfs\]'"):
+        open_store("hdfs+native://n/jobs")
+
+
+def test_objects_are_opened_once_and_other_files_each_time(client):
+    ours = backend()
+    Client.made.files = {f"/jobs/{OBJECT}": Reader(b"0123456789"), "/jobs/plain": Reader(b"ab")}
+
+    assert [bytes(ours.read(OBJECT, at, 2)) for at in (0, 4, 8)] == [b"01", b"45", b"89"]
+    assert [bytes(ours.read("plain", 0, 2)) for _ in range(2)] == [b"ab", b"ab"]
+
+    assert Client.made.opened == [f"/jobs/{OBJECT}", "/jobs/plain", "/jobs/plain"]
+
+
+def test_a_range_past_the_end_is_cut_and_never_asked_for(client):
+    ours = backend()
+    Client.made.files = {f"/jobs/{OBJECT}": Reader(b"0123456789")}
+
+    assert bytes(ours.read(OBJECT, 8, 100)) == b"89"
+    assert bytes(ours.read(OBJECT, 10, 1)) == b""
+    assert bytes(ours.read(OBJECT, 99, 1)) == b""
+
+
+def test_an_object_whose_read_failed_is_opened_anew(client):
+    ours = backend()
+    Client.made.files = {f"/jobs/{OBJECT}": Reader(b"01", broken=True)}
+    with pytest.raises(UnavailableError, match="no data node answers"):
+        ours.read(OBJECT, 0, 2)
+    Client.made.files = {f"/jobs/{OBJECT}": Reader(b"01")}
+
+    assert bytes(ours.read(OBJECT, 0, 2)) == b"01"
+
+
+def test_a_move_never_replaces_and_a_replacement_does(client):
+    ours = backend()
+
+    ours.move("a", "b")
+    ours.replace("c", "b")
+
+    assert Client.made.renamed == [("/jobs/a", "/jobs/b", False), ("/jobs/c", "/jobs/b", True)]
+
+
+def test_removing_what_is_not_there_says_so(client):
+    with pytest.raises(FileNotFoundError):
+        backend().remove("a")
+
+
+def test_times_are_the_stores_milliseconds(client):
+    ours = backend("hdfs+native://n/")
+    Client.made.files = {"/a": Reader(b"abc")}
+
+    found = ours.find("a")
+
+    assert (found.name, found.size_bytes, found.mtime_ns) == ("a", 3, 1_234_000_000)
+    assert ours.find("b") is None
