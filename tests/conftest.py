@@ -19,6 +19,15 @@ UNIT = TESTS / "unit"
 COMPUTING = (UNIT, TESTS / "house", TESTS / "property")
 """Folders whose tests touch the machine only where a marker says so."""
 
+MOUNTING = ("test_fusefs", "test_snapshot", "test_docs", "test_trainer_striped_hdfs")
+NOT_MOUNTING = {
+    "test_fusefs_hdfs_stores.py",
+    "test_fusefs_native_hdfs.py",
+    "test_fusefs_s3_stores.py",
+    "test_snapshot_env_stores.py",
+}
+"""Of the modules named so, those that mount nothing: they go with the shorter lane."""
+
 settings.register_profile(
     "dev",
     deadline=None,  # the machine is shared: time says nothing about the code
@@ -98,7 +107,7 @@ def pytest_collection_finish(session):
 
 def _mounts(name):
     """Whether the tests of a module may mount: what is mounted is the same for all processes."""
-    return name.startswith(("test_fusefs", "test_snapshot", "test_docs", "test_trainer_striped"))
+    return name.startswith(MOUNTING) and name not in NOT_MOUNTING
 
 
 @pytest.hookimpl(wrapper=True)

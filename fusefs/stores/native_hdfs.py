@@ -63,7 +63,7 @@ def native_hdfs_store(url: str) -> Store:
     except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(f"store {url!r}: {error}") from error
     options = hdfs_native.WriteOptions(replication=copies, create_parent=True)
-    return ReplacingStore(NativeBackend(client, options, parts.path, url))
+    return ReplacingStore(_NativeBackend(client, options, parts.path, url))
 
 
 def _folders_of_the_site() -> list[str]:
@@ -84,7 +84,7 @@ def _copies(given: list[str], url: str) -> int | None:
     return None
 
 
-class NativeBackend(ReplacingBackend):
+class _NativeBackend(ReplacingBackend):
     """The calls of an ``hdfs_native.Client`` under a root."""
 
     def __init__(self, client: Any, options: Any, root: str, url: str) -> None:  # noqa: ANN401 -- an extra
@@ -168,7 +168,7 @@ class NativeBackend(ReplacingBackend):
 
 
 class _NativeWriter(ObjectWriter):
-    def __init__(self, file: Any, backend: NativeBackend, path: str) -> None:  # noqa: ANN401 -- an extra
+    def __init__(self, file: Any, backend: _NativeBackend, path: str) -> None:  # noqa: ANN401 -- an extra
         self._file, self._backend, self._path = file, backend, path
 
     @override

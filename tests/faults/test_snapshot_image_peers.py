@@ -309,8 +309,9 @@ def test_nodes_that_start_together_ask_the_registry_once(tmp_path, index):
     size = sum(map(len, BLOCKS))
     own = sum(moved.get("registry", 0) for _, moved in results)
     assert own + sum(n["for peers from registry"] for n in numbers) == size
-    # Every node but the home of a block got it from one peer.
-    assert sum(n["served"] for n in numbers) == 5 * size
+    # Every node but the home of a block got it from a peer; on a busy machine one that keeps silent
+    # for seconds is given up, and what it sends then comes twice.
+    assert 5 * size <= sum(n["served"] for n in numbers) <= 6 * size
 
 
 def test_a_home_that_is_dead_is_replaced_by_one_node_and_not_by_all(tmp_path, index):

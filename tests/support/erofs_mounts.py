@@ -4,6 +4,7 @@ import gzip
 import os
 import select
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -93,15 +94,20 @@ class LazyMount:
                 return line.split(" ")[2]
         return None
 
-    def guard(self):
-        """The process that would deny, once there is one."""
+    def guard(self, but=None):
+        """The process that would deny, once there is one, and another than ``but``."""
         own = psutil.Process(self.process.pid)
         return until(
-            lambda: next(
-                (p for p in own.children() if "precontent_guard" in " ".join(p.cmdline())), None
-            ),
+            lambda: next((p for p in own.children() if p != but and _guards(p)), None),
             "no guard",
         )
 
     def blobs(self, kind="layers"):
         return sorted((self.folder / "cache/erofs/v2" / kind).iterdir())
+
+
+def _guards(process):
+    # One that was killed stays a zombie for a moment, which has no command line.
+    with suppress(psutil.Error):
+        return "precontent_guard" in " ".join(process.cmdline())
+    return False
