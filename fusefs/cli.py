@@ -69,7 +69,7 @@ def command() -> None:
 @click.option(
     "--take-over",
     is_flag=True,
-    help="Go on with the mount a daemon of bridge=device has there, and with its watch.",
+    help="Go on with the mount a daemon has there, and with its watch; always by bridge=device.",
 )
 @click.option("--watch", is_flag=True, help="Mount again whenever the daemon dies.")
 def mount(  # noqa: PLR0913, PLR0917 -- one per option

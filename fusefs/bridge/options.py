@@ -25,7 +25,7 @@ class BridgeOptions(StrictModel):
     trusted: bool = False
     """Honour set-uid bits and device nodes, as the root directory of a container needs; root only."""
     take_over: bool = False
-    """Go on with the mount that another process of bridge=device has there, which then ends."""
+    """Go on with the mount that another process has there, which then ends; by bridge=device, whatever it had."""
     kernel_read_ahead: Bytes = 4 << 20
     """Read-ahead of the kernel, set where the daemon may (root); ours works for everyone."""
     max_background: int = Field(default=64, ge=1, le=1024)

@@ -1,34 +1,38 @@
-"""The binding over libfuse: pyfuse3's requests on a trio loop, run as neutral handlers."""
-# ruff: noqa: ARG002 -- the signatures pyfuse3 calls, whole
+"""The binding over libfuse as a whole: mount, serve on a trio loop, unmount or hand over."""
 
 import contextlib
+import mmap
 import os
 import signal
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Any, TypeVar, cast
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from typing_extensions import override
-
-from fusefs.bridge.answering import errno_answered
 from fusefs.bridge.daemons import why_not
+from fusefs.bridge.device.handover import FINISH_WITHIN_S, handed_over, listen
+from fusefs.bridge.device.passthrough import NO_PASSTHROUGH
 from fusefs.bridge.options import BridgeOptions
-from fusefs.bridge.protocol import Change, Entry, FileSystem
-from fusefs.bridge.tuning import tune_kernel
-from fusefs.bridge.waiting import Handling
+from fusefs.bridge.protocol import FileSystem
+from fusefs.bridge.tuning import device_of_mount, mount_table, tune_kernel
+from fusefs.bridge.waiting import run_blocking
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.log import get_logger
 
 try:
     import pyfuse3
     import trio
+
+    from fusefs.bridge.pyfuse3_gate import Gate
+    from fusefs.bridge.pyfuse3_requests import Requests
 except ImportError as error:
     raise ConfigError(f"{error}; install omniload[fuse] and libfuse3") from error
 
 __all__ = ["serve"]
 
 _LOG = get_logger(__name__)
-Result = TypeVar("Result")
+_LIBFUSE_PAGES = 256
+_MAX_PAGES = Path("/proc/sys/fs/fuse/max_pages_limit")
 
 
 class _Libfuse:
@@ -36,7 +40,7 @@ class _Libfuse:
 
     can_pass_through = False
 
-    def passes_through(self, inode: int) -> bool:
+    def passes_through(self, _: int) -> bool:
         return False
 
     def outdated(self, inode: int) -> None:
@@ -45,250 +49,103 @@ class _Libfuse:
             pyfuse3.invalidate_inode(pyfuse3.InodeT(inode), attr_only=True)
 
 
-async def _done(future: Future[Any]) -> None:
-    """Suspend the trio task until a future is done."""
-    event, token = trio.Event(), trio.lowlevel.current_trio_token()
-    future.add_done_callback(lambda _: token.run_sync_soon(event.set))
-    await event.wait()
+class _Service:
+    """One mount from the first request to the last that this process answers.
 
+    Args:
+        filesystem: What is shown.
+        options: The kernel's side.
+        target: Real path of the mount point.
+        gate: What pyfuse3 takes for trio.
+    """
 
-async def _answer(request: str, handling: Handling[Result]) -> Result:
-    """Run a handler to its answer; whatever it raises becomes an errno."""
-    try:
-        while True:
-            await _done(handling.send(None))
-    except StopIteration as stop:
-        return cast("Result", stop.value)
-    except Exception as error:
-        raise pyfuse3.FUSEError(errno_answered(request, error)) from error
-    finally:
-        handling.close()
-
-
-def _attributes(entry: Entry) -> pyfuse3.EntryAttributes:
-    found = pyfuse3.EntryAttributes()
-    found.st_ino, found.generation = entry.inode, entry.generation
-    found.entry_timeout, found.attr_timeout = entry.entry_timeout_s, entry.attr_timeout_s
-    found.st_mode, found.st_nlink, found.st_rdev = entry.mode, entry.nlink, entry.rdev
-    found.st_uid, found.st_gid = entry.uid, entry.gid
-    found.st_size, found.st_blksize = entry.size_bytes, entry.block_bytes
-    found.st_blocks = -(-entry.size_bytes // 512)
-    mtime_ns, atime_ns, ctime_ns = entry.mtime_ns, entry.atime_ns, entry.ctime_ns
-    found.st_mtime_ns = mtime_ns
-    found.st_atime_ns = mtime_ns if atime_ns is None else atime_ns
-    found.st_ctime_ns = mtime_ns if ctime_ns is None else ctime_ns
-    return found
-
-
-def _change(attr: pyfuse3.EntryAttributes, fields: pyfuse3.SetattrFields) -> Change:
-    return Change(
-        size_bytes=attr.st_size if fields.update_size else None,
-        mode=attr.st_mode if fields.update_mode else None,
-        uid=attr.st_uid if fields.update_uid else None,
-        gid=attr.st_gid if fields.update_gid else None,
-        atime_ns=attr.st_atime_ns if fields.update_atime else None,
-        mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
-    )
-
-
-class _Requests(pyfuse3.Operations):
-    """pyfuse3's names for the calls of a ``FileSystem``."""
-
-    supports_dot_lookup = False
-    enable_writeback_cache = False
-    enable_acl = False
-
-    def __init__(self, filesystem: FileSystem) -> None:
-        super().__init__()
-        self._filesystem = filesystem
-
-    @override
-    async def lookup(self, parent: int, name: bytes, ctx: object) -> pyfuse3.EntryAttributes:
-        return _attributes(await _answer("lookup", self._filesystem.lookup(parent, name)))
-
-    @override
-    async def forget(self, inodes: Sequence[tuple[int, int]]) -> None:
-        for inode, lookups in inodes:
-            self._filesystem.forget(inode, lookups)
-
-    @override
-    async def getattr(self, inode: int, ctx: object) -> pyfuse3.EntryAttributes:
-        return _attributes(await _answer("getattr", self._filesystem.getattr(inode)))
-
-    @override
-    async def setattr(
-        self,
-        inode: int,
-        attr: pyfuse3.EntryAttributes,
-        fields: pyfuse3.SetattrFields,
-        fh: int | None,
-        ctx: object,
-    ) -> pyfuse3.EntryAttributes:
-        changed = self._filesystem.setattr(inode, _change(attr, fields), fh)
-        return _attributes(await _answer("setattr", changed))
-
-    @override
-    async def readlink(self, inode: int, ctx: object) -> bytes:
-        return await _answer("readlink", self._filesystem.readlink(inode))
-
-    @override
-    async def mknod(
-        self, parent: int, name: bytes, mode: int, rdev: int, ctx: object
-    ) -> pyfuse3.EntryAttributes:
-        return _attributes(await _answer("mknod", self._filesystem.mknod(parent, name, mode, rdev)))
-
-    @override
-    async def mkdir(
-        self, parent: int, name: bytes, mode: int, ctx: object
-    ) -> pyfuse3.EntryAttributes:
-        return _attributes(await _answer("mkdir", self._filesystem.mkdir(parent, name, mode)))
-
-    @override
-    async def symlink(
-        self, parent: int, name: bytes, target: bytes, ctx: object
-    ) -> pyfuse3.EntryAttributes:
-        return _attributes(await _answer("symlink", self._filesystem.symlink(parent, name, target)))
-
-    @override
-    async def link(
-        self, inode: int, parent: int, name: bytes, ctx: object
-    ) -> pyfuse3.EntryAttributes:
-        return _attributes(await _answer("link", self._filesystem.link(inode, parent, name)))
-
-    @override
-    async def unlink(self, parent: int, name: bytes, ctx: object) -> None:
-        await _answer("unlink", self._filesystem.unlink(parent, name))
-
-    @override
-    async def rmdir(self, parent: int, name: bytes, ctx: object) -> None:
-        await _answer("rmdir", self._filesystem.rmdir(parent, name))
-
-    @override
-    async def rename(
-        self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int, ctx: object
+    def __init__(
+        self, filesystem: FileSystem, options: BridgeOptions, target: str, gate: Gate
     ) -> None:
-        await _answer("rename", self._filesystem.rename(parent, name, new_parent, new_name, flags))
+        self._filesystem = filesystem
+        self._options = options
+        self._target = target
+        self._gate = gate
+        self._request_bytes = _largest_request()
+        self.handed = False
+        """Whether the mount lives on in another process."""
 
-    @override
-    async def opendir(self, inode: int, ctx: object) -> int:
-        return (await _answer("opendir", self._filesystem.opendir(inode))).handle
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Answer until unmounted, told to end, or handed over."""
+        async with trio.open_nursery() as nursery:
 
-    @override
-    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        try:
-            for line, (name, entry) in enumerate(self._filesystem.readdir(fh, start_id), start_id):
-                if not pyfuse3.readdir_reply(token, name, _attributes(entry), line + 1):
-                    return
-                self._filesystem.told(entry.inode)
-        # The outermost loop: the mount must outlive a defect of ours.
-        except Exception as error:
-            raise pyfuse3.FUSEError(errno_answered("readdir", error)) from error
+            async def serve_requests() -> None:
+                await pyfuse3.main()
+                nursery.cancel_scope.cancel()
 
-    @override
-    async def releasedir(self, fh: int) -> None:
-        await _answer("releasedir", self._filesystem.releasedir(fh))
+            await nursery.start(self._end_on_signal)
+            nursery.start_soon(serve_requests)
+            # In a thread, so that the loop answers it. Its answer comes after that of INIT, which
+            # would put read-ahead back to what libfuse asks for. What the answer says does not matter.
+            with contextlib.suppress(OSError):
+                await trio.to_thread.run_sync(os.statvfs, self._target, abandon_on_cancel=True)
+            tune_kernel(self._options, self._target)
+            listener = listen(self._target) if self._gate.device is not None else None
+            if listener is not None:
+                nursery.start_soon(self._hand_over_when_asked, listener)
+            ready()
 
-    @override
-    async def fsyncdir(self, fh: int, datasync: bool) -> None:
-        """Return at once: names are durable when their call returns."""
-
-    @override
-    async def open(self, inode: int, flags: int, ctx: object) -> pyfuse3.FileInfo:
-        opened = await _answer("open", self._filesystem.open(inode, flags))
-        return self._file_info(*opened)
-
-    @override
-    async def create(
-        self, parent: int, name: bytes, mode: int, flags: int, ctx: object
-    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
-        opened, entry = await _answer("create", self._filesystem.create(parent, name, mode, flags))
-        return self._file_info(*opened), _attributes(entry)
-
-    @staticmethod
-    def _file_info(
-        handle: int, keep_cache: bool, direct_io: bool, local_fd: int | None
-    ) -> pyfuse3.FileInfo:
-        if local_fd is not None:
-            os.close(local_fd)
-        return pyfuse3.FileInfo(fh=handle, keep_cache=keep_cache, direct_io=direct_io)
-
-    @override
-    async def read(self, fh: int, off: int, size: int) -> bytes:
-        # pyfuse3 replies with any buffer.
-        return cast("bytes", await _answer("read", self._filesystem.read(fh, off, size)))
-
-    @override
-    async def write(self, fh: int, off: int, buf: bytes) -> int:
-        return await _answer("write", self._filesystem.write(fh, off, buf))
-
-    @override
-    async def flush(self, fh: int) -> None:
-        await _answer("flush", self._filesystem.flush(fh))
-
-    @override
-    async def fsync(self, fh: int, datasync: bool) -> None:
-        await _answer("fsync", self._filesystem.fsync(fh))
-
-    @override
-    async def release(self, fh: int) -> None:
-        await _answer("release", self._filesystem.release(fh))
-
-    @override
-    async def getxattr(self, inode: int, name: bytes, ctx: object) -> bytes:
-        return await _answer("getxattr", self._filesystem.getxattr(inode, name))
-
-    @override
-    async def listxattr(self, inode: int, ctx: object) -> Sequence[bytes]:
-        return await _answer("listxattr", self._filesystem.listxattr(inode))
-
-    @override
-    async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: object) -> None:
-        await _answer("setxattr", self._filesystem.setxattr(inode, name, bytes(value)))
-
-    @override
-    async def removexattr(self, inode: int, name: bytes, ctx: object) -> None:
-        await _answer("removexattr", self._filesystem.removexattr(inode, name))
-
-    @override
-    async def access(self, inode: int, mode: int, ctx: object) -> bool:
-        """Leave permissions to the kernel's default_permissions."""
-        return True
-
-    @override
-    async def statfs(self, ctx: object) -> pyfuse3.StatvfsData:
-        space = await _answer("statfs", self._filesystem.statfs())
-        found = pyfuse3.StatvfsData()
-        found.f_bsize = found.f_frsize = space.block_bytes
-        found.f_blocks = space.blocks
-        found.f_bfree = found.f_bavail = space.free_blocks
-        found.f_files = space.inodes
-        found.f_ffree = found.f_favail = space.free_inodes
-        found.f_namemax = space.name_max
-        return found
-
-
-async def _run(options: BridgeOptions, target: str, ready: Callable[[], None]) -> None:
-    async def end_on_signal(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def _end_on_signal(
+        self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             task_status.started()
             async for number in signals:
-                _LOG.info("signal %s: unmounting %s", number, target)
+                _LOG.info("signal %s: unmounting %s", number, self._target)
                 pyfuse3.terminate()
                 return
 
-    async def serve_requests() -> None:
-        await pyfuse3.main()
-        nursery.cancel_scope.cancel()
+    async def _hand_over_when_asked(self, listener: socket.socket) -> None:
+        device = self._gate.device
+        assert device is not None, "it was waited for"
 
-    async with trio.open_nursery() as nursery:
-        await nursery.start(end_on_signal)
-        nursery.start_soon(serve_requests)
-        # In a thread, so that the loop answers it. Its answer comes after that of INIT, which
-        # would put read-ahead back to what libfuse asks for. What the answer says does not matter.
-        with contextlib.suppress(OSError):
-            await trio.to_thread.run_sync(os.statvfs, target, abandon_on_cancel=True)
-        tune_kernel(options, target)
-        ready()
+        def state() -> dict[str, Any]:
+            return trio.from_thread.run(self._state, device)
+
+        with listener:
+            while not self.handed:
+                await trio.lowlevel.wait_readable(listener)
+                # In a thread: who asks and says nothing keeps no request waiting. Never abandoned, so
+                # whoever ends meanwhile knows whose the mount is.
+                self.handed = await trio.to_thread.run_sync(handed_over, listener, device, state)
+                if not self.handed:
+                    os.set_blocking(device, True)
+                    self._gate.open()
+        pyfuse3.terminate()
+
+    async def _state(self, device: int) -> dict[str, Any]:
+        """Take no more requests and return what the next process needs."""
+        self._gate.close()
+        if not await self._gate.finish(FINISH_WITHIN_S):
+            raise StateError(f"requests still wait for the store after {FINISH_WITHIN_S:.0f} s")
+        told = run_blocking(self._filesystem.handed_over())
+        # The open file is one for both processes. libfuse waits in its reads, the next process
+        # must not; here nobody reads before this is undone.
+        os.set_blocking(device, False)
+        return {
+            "mount": device_of_mount(self._target, mount_table()),
+            "passthrough": NO_PASSTHROUGH,
+            "request_bytes": self._request_bytes,
+            "filesystem": told,
+        }
+
+
+def _largest_request() -> int:
+    """Return the bytes of the largest request libfuse may have agreed to.
+
+    It offers a buffer of 256 pages (3.17 and later: of as many as the kernel allows) and one page
+    or 4 KiB for the headers; the kernel refuses to be read with less than what was agreed.
+    """
+    try:
+        allowed = int(_MAX_PAGES.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        allowed = 0  # Linux before 6.13
+    return (max(_LIBFUSE_PAGES, allowed) + 1) * mmap.PAGESIZE
 
 
 def serve(
@@ -309,13 +166,18 @@ def serve(
     asked |= {"ro"} if options.read_only else set()
     asked |= {"allow_other"} if options.allow_other else set()
     asked |= {"suid", "dev"} if options.trusted else set()
+    gate = Gate()
     try:
-        pyfuse3.init(_Requests(filesystem), mountpoint, asked)
+        pyfuse3.init(Requests(filesystem, gate), mountpoint, asked)
     except RuntimeError as error:
         reason = why_not(target, options) or f"{error}; see the log"
         raise StateError(f"{mountpoint!r} cannot be mounted: {reason}") from error
     filesystem.connected(_Libfuse())
+    service = _Service(filesystem, options, target, gate)
+    pyfuse3.trio = gate  # type: ignore[attr-defined]  # see there
     try:
-        trio.run(_run, options, target, ready)
+        trio.run(service.run, ready)
     finally:
-        pyfuse3.close(unmount=True)
+        pyfuse3.trio = trio  # type: ignore[attr-defined]
+        # Without ``unmount``, libfuse closes its descriptor and the mount goes on by the other one.
+        pyfuse3.close(unmount=not service.handed)

@@ -47,7 +47,7 @@ def serve(
         raise StateError(
             f"{mountpoint!r} is a mount already; unmount it, or go on with it: --take-over"
         )
-    if options.take_over or chosen(options) == "device":
+    if chosen(options) == "device":
         device_binding.serve(filesystem, mountpoint, options, name=name, ready=ready)
         return
     # Here and not above: pyfuse3 and trio are an extra, which the other binding does without.
@@ -57,7 +57,13 @@ def serve(
 
 
 def chosen(options: BridgeOptions) -> str:
-    """Return the binding that serves: for ``auto`` our own for root, or where libfuse's is not installed."""
+    """Return the binding that serves.
+
+    For ``auto`` our own for root, or where libfuse's is not installed. A mount that is taken over is
+    always served by our own, whatever began it: libfuse begins with INIT, which was long ago.
+    """
+    if options.take_over:
+        return "device"
     if options.bridge != "auto":
         return options.bridge
     has_pyfuse3 = all(importlib.util.find_spec(name) for name in ("pyfuse3", "trio"))

@@ -31,6 +31,7 @@ pytestmark = [
 ]
 DATA = os.urandom(3 << 20)
 SPAN = 64 << 10
+BRIDGES = ["pyfuse3", "device"]
 
 
 @pytest.fixture
@@ -98,8 +99,9 @@ def reading(path):
         reader.end()
 
 
-def test_a_mount_goes_to_a_new_process_while_files_are_read_written_and_listed(place):
-    root, first = place / "mount", start(config_of(place), log_path=os.devnull)
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_a_mount_goes_to_a_new_process_while_files_are_read_written_and_listed(place, bridge):
+    root, first = place / "mount", start(config_of(place, bridge=bridge), log_path=os.devnull)
     (root / "f").write_bytes(DATA)
     (root / "many").mkdir()
     for i in range(50):
@@ -132,8 +134,11 @@ def test_a_mount_goes_to_a_new_process_while_files_are_read_written_and_listed(p
     assert second.wait(timeout=60) == 0
 
 
-def test_a_file_that_only_the_old_process_can_read_is_named_and_the_mount_stays_with_it(place):
-    root, first = place / "mount", start(config_of(place), log_path=os.devnull)
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_a_file_that_only_the_old_process_can_read_is_named_and_the_mount_stays_with_it(
+    place, bridge
+):
+    root, first = place / "mount", start(config_of(place, bridge=bridge), log_path=os.devnull)
     (root / "f").write_bytes(DATA)
     with (root / "f").open("rb", buffering=0) as file:
         (root / "f").unlink()
@@ -149,21 +154,153 @@ def test_a_file_that_only_the_old_process_can_read_is_named_and_the_mount_stays_
     assert second.wait(timeout=60) == 0
 
 
-def test_one_who_asks_for_a_mount_and_dies_leaves_it_where_it_was(place):
-    root, first = place / "mount", start(config_of(place), log_path=os.devnull)
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_one_who_asks_for_a_mount_and_changes_its_mind_leaves_it_where_it_was(place, bridge):
+    root, first = place / "mount", start(config_of(place, bridge=bridge), log_path=os.devnull)
     (root / "f").write_bytes(DATA)
     with reading(root / "f") as reader:
-        taken = take(os.path.realpath(root))
-        assert taken.state["filesystem"]["handles"]
-        taken.decline()
-        reader.reads_on()
+        for _ in range(3):
+            taken = take(os.path.realpath(root))
+            assert taken.state["filesystem"]["handles"]
+            taken.decline()
+            reader.reads_on()
     assert reader.wrong == []
     umount(str(root))
     assert first.wait(timeout=60) == 0
 
 
+TAKE_AND_WAIT = """
+import sys
+from fusefs.bridge.device.handover import take
+taken = take(sys.argv[1])
+print(taken.state["request_bytes"], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_one_who_is_killed_while_it_takes_a_mount_leaves_it_where_it_was(place, bridge):
+    root, first = place / "mount", start(config_of(place, bridge=bridge), log_path=os.devnull)
+    (root / "f").write_bytes(DATA)
+    log = (root / "log").open("ab", buffering=0)
+    log.write(b"one ")
+    with reading(root / "f") as reader:
+        with subprocess.Popen(
+            [sys.executable, "-c", TAKE_AND_WAIT, os.path.realpath(root)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as taking:
+            assert int(taking.stdout.readline()) >= (1 << 20) + 4096  # it has the descriptor now
+
+            taking.kill()
+        assert first.poll() is None
+        log.write(b"two ")
+        reader.reads_on()
+        second = start(config_of(place, take_over=True), log_path=os.devnull)
+        assert first.wait(timeout=60) == 0
+        log.write(b"three")
+        reader.reads_on()
+    assert reader.wrong == []
+    log.close()
+    assert (root / "log").read_bytes() == b"one two three"
+    umount(str(root))
+    assert second.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_a_daemon_that_is_told_to_end_while_it_is_asked_for_its_mount_unmounts(place, bridge):
+    root, first = place / "mount", start(config_of(place, bridge=bridge), log_path=os.devnull)
+    file = os.open(root / "f", os.O_WRONLY | os.O_CREAT)
+    os.write(file, DATA)
+    taken = take(os.path.realpath(root))
+
+    first.terminate()
+    taken.decline()
+
+    assert first.wait(timeout=60) == 0
+    assert not os.path.ismount(root)
+    with contextlib.suppress(OSError):
+        os.close(file)
+    files = StripedFiles(open_store(str(place / "store")))
+    with contextlib.closing(files), files.open("f") as found:
+        assert bytes(found.reader.read(0, len(DATA))) == DATA
+
+
+class Busy(threading.Thread):
+    """Makes, renames, lists and removes files of its own folder; whatever does not add up is kept."""
+
+    def __init__(self, folder, ended):
+        super().__init__()
+        folder.mkdir()
+        self._folder, self._ended = folder, ended
+        self.done = threading.Semaphore(0)
+        self.wrong = []
+
+    def run(self):
+        number = 0
+        try:
+            while not self._ended.is_set():
+                number += 1
+                line = b"%d\n" % number
+                made = self._folder / f"{number}.part"
+                made.write_bytes(line * 100)
+                made.rename(self._folder / f"{number}")
+                with (self._folder / "log").open("ab", buffering=0) as log:
+                    log.write(line)
+                    os.fsync(log.fileno())
+                if (self._folder / f"{number}").read_bytes() != line * 100:
+                    self.wrong.append(number)
+                if number > 5:
+                    (self._folder / f"{number - 5}").unlink()
+                there = {f"{n}" for n in range(max(1, number - 4), number + 1)} | {"log"}
+                if (found := {path.name for path in self._folder.iterdir()}) != there:
+                    self.wrong.append((number, found))
+                self.done.release()
+            logged = (self._folder / "log").read_bytes()
+            if logged != b"".join(b"%d\n" % n for n in range(1, number + 1)):
+                self.wrong.append(logged)
+        except OSError as error:
+            self.wrong.append(error)
+
+    def goes_on(self):
+        while self.done.acquire(blocking=False):
+            pass
+        for _ in range(2):
+            assert self.done.acquire(timeout=60), self.wrong
+
+
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_under_load_a_mount_goes_from_process_to_process_and_nobody_notices(place, bridge):
+    root, daemon = place / "mount", start(config_of(place, bridge=bridge), log_path=os.devnull)
+    (root / "f").write_bytes(DATA)
+    ended = threading.Event()
+    busy = [Busy(root / f"busy-{number}", ended) for number in range(3)]
+    with reading(root / "f") as one, reading(root / "f") as other:
+        for thread in busy:
+            thread.start()
+        try:
+            for _ in range(3):
+                for thread in busy:
+                    thread.goes_on()
+                following = start(config_of(place, take_over=True), log_path=os.devnull)
+                assert daemon.wait(timeout=60) == 0
+                daemon = following
+                one.reads_on()
+                other.reads_on()
+            for thread in busy:
+                thread.goes_on()
+        finally:
+            ended.set()
+            for thread in busy:
+                thread.join(timeout=60)
+    assert [*one.wrong, *other.wrong] == []
+    assert [thread.wrong for thread in busy] == [[], [], []]
+    umount(str(root))
+    assert daemon.wait(timeout=60) == 0
+
+
 def test_there_must_be_a_mount_to_take_over(place):
-    with pytest.raises(StateError, match="no mount of ours with bridge=device answers"):
+    with pytest.raises(StateError, match="no mount of ours answers there"):
         start(config_of(place, take_over=True), log_path=os.devnull)
 
 

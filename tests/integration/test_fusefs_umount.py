@@ -143,10 +143,14 @@ def test_a_daemon_that_was_killed_is_not_taken_for_one_that_published(place):
 
 
 @marked
-def test_what_takes_a_mount_over_says_how_it_ends(place):
-    first = start(config_of(place), log_path=os.devnull)
-    second = start(config_of(place, take_over=True), log_path=os.devnull)
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_what_takes_a_mount_over_says_how_it_ends_and_who_it_is(place, bridge):
+    first = start(config_of(place, bridge=bridge), log_path=os.devnull)
+    taking = config_of(place, bridge=bridge, take_over=True)
+    second = start(taking, log_path=os.devnull)
     assert first.wait(timeout=60) == 0
+    about = about_of(place / "mount")
+    assert (about["process"], about["bridge"]) == (second.pid, "device")
 
     umount(str(place / "mount"))
 
@@ -157,11 +161,12 @@ def test_what_takes_a_mount_over_says_how_it_ends(place):
 
 
 @marked
-def test_a_take_over_takes_the_watch_too(place):
-    watcher = start(config_of(place), log_path=os.devnull, watched=True)
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_a_take_over_takes_the_watch_too(place, bridge):
+    watcher = start(config_of(place, bridge=bridge), log_path=os.devnull, watched=True)
     assert is_watched(str(place / "mount"))
 
-    done = cli("mount", "--take-over", "--bridge", "device", place / "store", place / "mount")
+    done = cli("mount", "--take-over", "--bridge", bridge, place / "store", place / "mount")
 
     assert done.exit_code == 0, done.output
     assert done.output.endswith(", watched\n")
@@ -175,13 +180,16 @@ def test_a_take_over_takes_the_watch_too(place):
     assert not new.is_running()
 
 
-def watchers_of(mountpoint):
+def about_of(mountpoint):
     end_s = time.monotonic() + 60
     while (waiter := Waiter.of(str(mountpoint))) is None:  # it claims the name in a while
         assert time.monotonic() < end_s, "no daemon answers"
     with contextlib.closing(waiter):
-        daemon = psutil.Process(waiter.about["process"])
-    return [daemon.parent()]
+        return waiter.about
+
+
+def watchers_of(mountpoint):
+    return [psutil.Process(about_of(mountpoint)["process"]).parent()]
 
 
 def umount_when_back(mountpoint):
@@ -211,20 +219,6 @@ def test_a_take_over_of_what_nobody_watches_is_not_watched(place):
     assert "watched" not in done.output
     assert first.wait(timeout=60) == 0
     umount(str(place / "mount"))
-
-
-@marked
-def test_a_mount_through_libfuse_says_why_it_cannot_be_taken_over(place):
-    daemon = start(config_of(place, bridge="pyfuse3"), log_path=os.devnull)
-
-    done = cli("mount", "--take-over", place / "store", place / "mount")
-
-    assert isinstance(done.exception, StateError)
-    assert f"process {daemon.pid} serves it with bridge=pyfuse3" in str(done.exception)
-    assert "mount it with bridge=device" in str(done.exception)
-    assert os.path.ismount(place / "mount")
-    umount(str(place / "mount"))
-    assert daemon.wait(timeout=20) == 0
 
 
 # Without a mount: what is said, by a daemon that is a thread
@@ -311,6 +305,13 @@ def test_one_address_has_one_process(daemon):
 
     with pytest.raises(StateError, match="cannot be told"):
         Farewell(daemon.folder).listen()
+
+
+def test_a_daemon_that_hands_nothing_over_is_named(daemon):
+    daemon.farewell.listen()
+
+    with pytest.raises(StateError, match=f"process {os.getpid()} serves it .* hands nothing over"):
+        handover.take(os.path.realpath(daemon.folder))
 
 
 def test_who_listens_there_and_speaks_another_language_is_not_waited_for(daemon):

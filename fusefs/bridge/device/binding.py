@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusefs.bridge.device.attaching import attach, detach
-from fusefs.bridge.device.handover import handed_over, listen, take
-from fusefs.bridge.device.loop import Loop
+from fusefs.bridge.device.handover import FINISH_WITHIN_S, handed_over, listen, take
+from fusefs.bridge.device.loop import REQUEST_BYTES, Loop
 from fusefs.bridge.device.negotiation import agreement
 from fusefs.bridge.device.passthrough import Passthrough
 from fusefs.bridge.device.requests import Requests
@@ -26,7 +26,6 @@ from omniload.base.log import get_logger
 __all__ = ["serve"]
 
 _LOG = get_logger(__name__)
-_FINISH_WITHIN_S = 30.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -68,10 +67,16 @@ class _Connection:
     loop: Loop
 
 
-def _connected(device: int, filesystem: FileSystem, *, can_pass_through: bool) -> _Connection:
+def _connected(
+    device: int,
+    filesystem: FileSystem,
+    *,
+    can_pass_through: bool,
+    request_bytes: int = REQUEST_BYTES,
+) -> _Connection:
     passthrough = Passthrough(device, agreed=can_pass_through)
     filesystem.connected(passthrough)
-    loop = Loop(device, filesystem, Requests(filesystem, passthrough))
+    loop = Loop(device, filesystem, Requests(filesystem, passthrough), request_bytes)
     return _Connection(device, filesystem, passthrough, loop)
 
 
@@ -91,7 +96,13 @@ def _taken_over(target: str, filesystem: FileSystem) -> _Connection:
     try:
         _check_same_mount(taken.state["mount"], target)
         told = taken.state["passthrough"]
-        connection = _connected(taken.device, filesystem, can_pass_through=told["agreed"])
+        connection = _connected(
+            taken.device,
+            filesystem,
+            can_pass_through=told["agreed"],
+            # Who began the connection may have agreed to more; older releases did not say.
+            request_bytes=max(REQUEST_BYTES, taken.state.get("request_bytes", 0)),
+        )
         connection.passthrough.resume(told)
         run_blocking(filesystem.taken_over(taken.state["filesystem"]))
     except BaseException:
@@ -125,12 +136,13 @@ def _served(
     loop, listener, handed = connection.loop, listen(target), False
 
     def state() -> dict[str, Any]:
-        if not loop.finish_tasks(_FINISH_WITHIN_S):
-            raise StateError(f"requests still wait for the store after {_FINISH_WITHIN_S:.0f} s")
+        if not loop.finish_tasks(FINISH_WITHIN_S):
+            raise StateError(f"requests still wait for the store after {FINISH_WITHIN_S:.0f} s")
         told = run_blocking(connection.filesystem.handed_over())
         return {
             "mount": _mounted_as(target),
             "passthrough": connection.passthrough.state(),
+            "request_bytes": loop.request_bytes,
             "filesystem": told,
         }
 

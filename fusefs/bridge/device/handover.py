@@ -1,7 +1,8 @@
 """One mount from one process to the next, without unmounting: the kernel notices nothing.
 
-The daemon of every mount of this binding listens on an abstract socket named for the mount
-point; a process of the same user may ask for the mount::
+The daemon of every mount listens on an abstract socket named for the mount point, whichever
+binding it serves by; a process of the same user may ask for the mount, and serves it over
+``/dev/fuse``::
 
     new      "take over 1"
     old      takes no more requests (they wait in the kernel), finishes those under way
@@ -28,7 +29,7 @@ from fusefs.bridge.farewell import Waiter
 from omniload.base.errors import OmniloadError, StateError
 from omniload.base.log import get_logger
 
-__all__ = ["Taken", "handed_over", "listen", "take"]
+__all__ = ["FINISH_WITHIN_S", "Taken", "handed_over", "listen", "take"]
 
 _LOG = get_logger(__name__)
 _HELLO = b"take over 1"
@@ -37,6 +38,8 @@ _LENGTH = struct.Struct("<Q")
 _PEER = struct.Struct("3i")
 ANSWER_WITHIN_S = 60.0
 """For the other side's next word: it may have to finish requests, or open files."""
+FINISH_WITHIN_S = 30.0
+"""For requests under way; a mount whose store does not answer stays where it is."""
 _MOST_STATE_BYTES = 1 << 30
 
 
@@ -177,14 +180,13 @@ def _why_nobody(target: str, error: BaseException) -> str:
     waiter = Waiter.of(target)
     if waiter is None:
         return (
-            f"no mount of ours with bridge=device answers there ({error}); unmount what is there, "
-            "if anything, and mount it without take_over"
+            f"no mount of ours answers there ({error}); unmount what is there, if anything, and "
+            "mount it without take_over"
         )
     waiter.close()
     return (
-        f"process {waiter.about['process']} serves it with bridge={waiter.about['bridge']}, and only "
-        "bridge=device can hand over: libfuse keeps the connection to itself; unmount it, and "
-        f"mount it with bridge=device ({error})"
+        f"process {waiter.about['process']} serves it with bridge={waiter.about['bridge']} and hands "
+        f"nothing over ({error}): it is of an older release, or about to end; unmount it, and mount it anew"
     )
 
 

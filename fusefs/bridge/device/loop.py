@@ -28,10 +28,11 @@ from fusefs.bridge.device.requests import Answering, Requests
 from fusefs.bridge.device.wire import ENTRY_BYTES, IN_HEADER, Opcode, batch_forgets
 from fusefs.bridge.protocol import Data, FileSystem
 
-__all__ = ["Loop"]
+__all__ = ["REQUEST_BYTES", "Loop"]
 
 _HEADER = IN_HEADER.size
-_BUFFER_BYTES = (1 << 20) + 4096
+REQUEST_BYTES = (1 << 20) + 4096
+"""Of the largest request this binding agrees to: what a write brings, and its headers."""
 _LET_GO = frozenset(
     {
         Opcode.LOOKUP,
@@ -67,15 +68,23 @@ class Loop:
         device: /dev/fuse, mounted and agreed upon; does not block.
         filesystem: Told of forgotten inodes.
         requests: What answers everything else.
+        request_bytes: Of the largest request that was agreed upon; the kernel fills no smaller buffer.
     """
 
-    def __init__(self, device: int, filesystem: FileSystem, requests: Requests) -> None:
+    def __init__(
+        self,
+        device: int,
+        filesystem: FileSystem,
+        requests: Requests,
+        request_bytes: int = REQUEST_BYTES,
+    ) -> None:
+        self.request_bytes = request_bytes
         self._device = device
         self._filesystem = filesystem
         self._requests = requests
         self._replies = Replies(device, min(_MOST_COPIES, os.cpu_count() or 1))
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._buffer = bytearray(_BUFFER_BYTES)
+        self._buffer = bytearray(request_bytes)
         self._view = memoryview(self._buffer)
         self._tasks: dict[int, _Task] = {}
         self._ready: deque[_Task] = deque()

@@ -14,12 +14,14 @@ from typing import Any
 from fusefs.bridge.device.wire import outdated_notice
 from omniload.base.log import get_logger
 
-__all__ = ["Passthrough"]
+__all__ = ["NO_PASSTHROUGH", "Passthrough"]
 
 _LOG = get_logger(__name__)
 _BACKING_OPEN = 0x4010E501
 _BACKING_CLOSE = 0x4004E502
 _BACKING_MAP = struct.Struct("<iIQ")
+NO_PASSTHROUGH = {"agreed": False, "backings": [], "handles": []}
+"""``Passthrough.state`` of a connection that another binding began, and agreed to nothing of it."""
 
 
 @dataclass(slots=True)
