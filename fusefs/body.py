@@ -17,6 +17,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 from fusefs.attributes import Attributes, checked_xattrs
@@ -219,6 +220,14 @@ class Body:
 
     def refresh(self) -> None:
         """Take up a newer version, where another process published one (close-to-open)."""
+        with self.lock:
+            path, known = self.path, self._opened
+            if self.dirty or path is None or known is None:
+                return
+        # Nearly always nothing is new. It is asked without the lock, which reads would wait for.
+        with suppress(FileNotFoundError):
+            if self._files.stat(path).entry == known.info.entry:
+                return
         with self.lock:
             if self.dirty or self.path is None or self._opened is None:
                 return

@@ -17,15 +17,26 @@ import os
 import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 
 from fusefs.body import Body
 from fusefs.bridge.protocol import Opened
 from fusefs.bridge.session import Handle, Session
-from fusefs.catalog import SETTLED_NS, FileInfo
+from fusefs.catalog import SETTLED_NS
 from fusefs.namespace import OpenedFile
 from fusefs.tree import Node
 
 __all__ = ["Opening"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a look at the store said of a node."""
+
+    body: Body
+    is_current: bool
+    """Whether the body shows the version that was at its path."""
 
 
 class Opening(Session):
@@ -35,26 +46,48 @@ class Opening(Session):
         reads_only = flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY
         while True:
             if self._passes_through(node):
-                answer = await self._open_passed_through(node, flags, reads_only=reads_only)
-                if answer is None:
-                    continue  # closed by the last who had it while this one waited
-                return answer
-            if node.body is not None:
-                break
-            opened = await self._wait(self._files.open, self._tree.path(node))
-            # Meanwhile another open may have been faster, and have brought a local copy.
-            if self._body_of(node) is None:
-                node.body = self._fresh_body(node, opened)
+                if not reads_only:
+                    self._part_from_name(node)
+                    raise _stale()
+            elif node.body is not None:
+                # The handle keeps the body while this one asks.
+                return await self._opened(node, flags, refreshes=True, reads_only=reads_only)
+            found = await self._asked.ask(node, partial(self._look, node))
+            if node.body is not found.body:
+                continue  # closed by the last who had it while this one waited
+            if not self._passes_through(node):
                 return await self._opened(node, flags, refreshes=False, reads_only=reads_only)
-            opened.close()
-        return await self._opened(node, flags, refreshes=True, reads_only=reads_only)
+            # Meanwhile another open may have been faster, and have brought a local copy.
+            if not (reads_only and found.is_current):
+                self._part_from_name(node)
+                raise _stale()
+            return self._handle(node, flags)
+
+    async def _look(self, node: Node) -> _Found:
+        """Find out what a file is now: open it, or bring what is open of it up to date."""
+        body = node.body
+        if body is None:
+            opened = await self._wait(self._files.open, self._tree.path(node))
+            if (made := self._body_of(node)) is None:
+                node.body = self._fresh_body(node, opened)
+                return _Found(node.body, is_current=True)
+            opened.close()  # created meanwhile
+            body = made
+        if not self._passes_through(node):
+            await self._wait(body.refresh)
+            return _Found(body, is_current=True)
+        version, found = body.reader_if_clean(), None
+        with suppress(FileNotFoundError):  # unlinked: there is no newer version
+            found = await self._wait(self._files.stat, self._tree.path(node))
+        is_newest = found is None or (version is not None and found.entry == version.info.entry)
+        return _Found(body, is_current=version is not None and is_newest)
 
     async def _opened(self, node: Node, flags: int, *, refreshes: bool, reads_only: bool) -> Opened:
         answer = self._handle(node, flags)
         body = self._handles[answer.handle].body
         try:
             if refreshes:
-                await self._wait(body.refresh)
+                await self._asked.ask(node, partial(self._look, node))
             if flags & os.O_TRUNC:
                 await self._wait(body.truncate, 0)
         except Exception:
@@ -107,24 +140,6 @@ class Opening(Session):
         local_copy: Callable[[], int | None] | None = getattr(version, "local_copy", None)
         return local_copy() if local_copy is not None else None
 
-    async def _open_passed_through(
-        self, node: Node, flags: int, *, reads_only: bool
-    ) -> Opened | None:
-        """Open what the kernel reads by itself; None if by now it does so no more."""
-        body = node.body
-        assert body is not None, "the kernel has it open"
-        version = body.reader_if_clean()
-        if reads_only and version is not None:
-            found: FileInfo | None = None
-            with suppress(FileNotFoundError):  # unlinked: there is no newer version
-                found = await self._wait(self._files.stat, self._tree.path(node))
-            if node.body is not body or not self._passes_through(node):
-                return None
-            if found is None or found.entry == version.info.entry:
-                return self._handle(node, flags)
-        self._part_from_name(node)
-        raise OSError(errno.ESTALE, "another inode has this name now")
-
     def _part_from_name(self, node: Node) -> None:
         """Leave a version to those who have it open; its name leads to a new inode from now on.
 
@@ -168,6 +183,10 @@ class Opening(Session):
         self._tree.closed(handle.node)
         if handle.node.body is not handle.body:
             await self._wait(handle.body.close)
+
+
+def _stale() -> OSError:
+    return OSError(errno.ESTALE, "another inode has this name now")
 
 
 def _token(version: OpenedFile) -> Hashable | None:

@@ -8,12 +8,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from typing_extensions import override
 
 from fusefs.body import Body, SpoolPlace
 from fusefs.bridge.protocol import Entry, FileSystem, Kernel, Opened
+from fusefs.bridge.sharing import Sharing
 from fusefs.bridge.waiting import in_thread
 from fusefs.catalog import FileInfo
 from fusefs.namespace import StripedFiles
@@ -63,6 +65,8 @@ class Session(FileSystem):
         self._line_bytes = 0
         """Size in the line of a listing that was read last."""
         self._infos: OrderedDict[str, tuple[float, FileInfo]] = OrderedDict()
+        self._asked = Sharing()
+        """By path: what is there. By node: which version an open shows."""
         self._num_changes = 0
         """Of paths, so that what was asked before a change is not remembered after it."""
         self._owner = (os.getuid(), os.getgid())
@@ -142,9 +146,19 @@ class Session(FileSystem):
 
     async def _info(self, path: str) -> FileInfo:
         """Describe a path from what is known for less than ``TTL_S``, else from the store."""
+        if (known := self._known_info(path)) is not None:
+            return known
+        return await self._asked.ask(path, partial(self._ask_info, path))
+
+    def _known_info(self, path: str) -> FileInfo | None:
         known = self._infos.get(path)
-        if known is not None and known[0] > time.monotonic():
-            return known[1]
+        return known[1] if known is not None and known[0] > time.monotonic() else None
+
+    async def _ask_info(self, path: str) -> FileInfo:
+        # What the round before has just brought is believed by all who ask now, so by those who
+        # asked a moment ago too: only where nothing was there, or it changed here, is it asked again.
+        if (known := self._known_info(path)) is not None:
+            return known
         before = self._num_changes
         info = await self._wait(self._files.stat, path)
         if self._num_changes == before:

@@ -33,17 +33,42 @@ def write(mount, opened, data):
     run_blocking(mount.shown.flush(opened.handle))
 
 
-def test_a_writer_under_way_never_gets_the_local_copy_that_a_reader_brought_meanwhile(mount, local):
+def test_a_writer_that_waited_never_gets_the_local_copy_that_a_reader_brought_meanwhile(
+    mount, local
+):
     inode = mount.lookup()
-    writer = mount.shown.open(inode, os.O_RDWR)
-    with held(mount.files, "open", writer):
-        mount.open(inode)
-        assert mount.kernel.inodes == {inode}
+    reader, writer = mount.shown.open(inode, os.O_RDONLY), mount.shown.open(inode, os.O_RDWR)
+    with held(mount.files, "open", reader):
+        assert not writer.send(None).done()
+    os.close(run_blocking(reader).local_fd)
+    mount.kernel.inodes.add(inode)
 
     with pytest.raises(OSError, match="another inode") as caught:
         run_blocking(writer)
     assert caught.value.errno == errno.ESTALE
     assert mount.lookup() != inode
+
+
+def test_a_reader_that_waited_for_a_writer_gets_no_local_copy(mount, local):
+    inode = mount.lookup()
+    writer, reader = mount.shown.open(inode, os.O_RDWR), mount.shown.open(inode, os.O_RDONLY)
+    with held(mount.files, "open", writer):
+        assert not reader.send(None).done()
+    run_blocking(writer)
+
+    assert run_blocking(reader).local_fd is None
+
+
+def test_readers_that_waited_for_a_reader_share_its_local_copy(mount, local):
+    inode = mount.lookup()
+    first, *others = (mount.shown.open(inode, os.O_RDONLY) for _ in range(3))
+    with held(mount.files, "open", first):
+        assert all(not other.send(None).done() for other in others)
+    os.close(run_blocking(first).local_fd)
+    mount.kernel.inodes.add(inode)
+
+    assert [run_blocking(other).local_fd for other in others] == [None, None]
+    assert len(mount.shown._handles) == 3
 
 
 def test_an_open_outlives_the_last_close_of_a_local_copy(mount, local):
@@ -132,11 +157,56 @@ def test_of_two_opens_at_once_the_later_sees_the_newer_version(mount):
     first, later = (mount.shown.open(inode, os.O_RDONLY) for _ in range(2))
     with held(mount.files, "open", first):
         mount.files.write_file("f", DATA[::-1])
-        with held(mount.files, "open", later):
-            pass
+        assert not later.send(None).done()
     run_blocking(first)
 
     assert mount.read(run_blocking(later)) == DATA[::-1]
+
+
+def test_an_open_that_waited_begins_anew_where_the_first_was_closed_meanwhile(mount):
+    inode = mount.lookup()
+    first, later = (mount.shown.open(inode, os.O_RDONLY) for _ in range(2))
+    with held(mount.files, "open", first):
+        later.send(None)
+    opened = run_blocking(first)
+    with held(mount.files, "stat", later):
+        mount.release(opened)
+        mount.files.write_file("f", DATA[::-1])
+
+    assert mount.read(run_blocking(later)) == DATA[::-1]
+
+
+def test_a_version_is_looked_for_while_the_one_that_is_open_is_read(mount):
+    inode = mount.lookup()
+    reader, other = mount.open(inode), mount.shown.open(inode, os.O_RDONLY)
+    mount.read(reader)
+
+    with held(mount.files, "stat", other):
+        reading = mount.shown.read(reader.handle, 0, 10)
+        with pytest.raises(StopIteration) as answered:
+            reading.send(None)  # without a wait
+
+    assert bytes(answered.value.value) == DATA[:10]
+    run_blocking(other)
+
+
+def test_a_file_renamed_just_before_its_version_is_looked_for_is_found_where_it_lies_now(
+    mount, monkeypatch
+):
+    inode, stat, asked = mount.lookup(), mount.files.stat, []
+    mount.open(inode)
+
+    def renamed_first(path):
+        asked.append(path)
+        if len(asked) == 1:
+            run_blocking(mount.shown.rename(ROOT_INODE, b"f", ROOT_INODE, b"g", 0))
+            mount.files.write_file("g", DATA[::-1])
+        return stat(path)
+
+    monkeypatch.setattr(mount.files, "stat", renamed_first)
+
+    assert mount.read(mount.open(inode)) == DATA[::-1]
+    assert asked == ["f", "g"]
 
 
 def test_a_size_that_an_open_finds_outdated_is_asked_for_again(mount):
