@@ -1,13 +1,13 @@
 """What is at a path: plain file, manifest, link or directory, found with as few store calls as can be."""
 
-import threading
 import time
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from fusefs.directories import NOT_KEPT, DirectoryAttributes, is_attributes
+from fusefs.known import SETTLED_NS, KnownManifests, is_settled
 from fusefs.manifest import (
     HEADER_BYTES,
     MAGIC,
@@ -19,17 +19,17 @@ from fusefs.manifest import (
     has_manifest_size,
 )
 from fusefs.stores.protocol import RESERVED, Entry, Store
-from omniload.base.errors import IntegrityError, OmniloadError
+from omniload.base.errors import IntegrityError, OmniloadError, StateError
 from omniload.base.log import get_logger
 
-__all__ = ["Catalog", "FileInfo"]
+__all__ = ["SETTLED_NS", "Catalog", "FileInfo"]
 
 _LOG = get_logger(__name__)
-SETTLED_NS = 3_000_000_000
-"""Age from which a time stamp of whole seconds tells versions apart, clocks a second off included."""
 _MOST_HEADERS = 100_000
 _SHORT_BYTES = 64 << 10
-"""Manifests of up to this size, of files of some GiB, are read whole at once."""
+"""Manifests of up to this size, of files of some GiB, are read whole at once, and remembered so."""
+_KNOWN_BYTES = 16 << 20
+"""Most bytes of whole manifests remembered."""
 
 Kind = Literal["file", "directory", "symlink"]
 
@@ -49,7 +49,13 @@ class FileInfo:
 
 
 class Catalog:
-    """Describes paths of a store. Safe in threads; remembers headers that cannot have changed."""
+    """Describes paths of a store. Safe in threads.
+
+    Remembers headers, and the bytes of short manifests, that cannot have changed: one version
+    of each path, told from others by the store's size and settled time stamp. So to look a
+    short manifest up, to open it and to open it again reads it once; each open asks the store
+    which version it is, and that is all it asks.
+    """
 
     def __init__(
         self, store: Store, pool: ThreadPoolExecutor, directories: DirectoryAttributes
@@ -57,16 +63,15 @@ class Catalog:
         self._store = store
         self._pool = pool
         self._directories = directories
-        self._lock = threading.Lock()
-        self._headers: OrderedDict[tuple[str, int, int], Header] = OrderedDict()
+        self._known = KnownManifests(most_headers=_MOST_HEADERS, most_bytes=_KNOWN_BYTES)
 
     def stat(self, path: str) -> FileInfo:
         """Describe a path; links are not followed."""
-        return self._described(path, self._store.stat(path))
+        return self.described(path, self._store.stat(path))
 
     def described(self, path: str, entry: Entry) -> FileInfo:
-        """Describe what the store has just said of a path."""
-        return self._described(path, entry)
+        """Describe what the store has just said of a path; a short manifest is read whole."""
+        return self._described(path, entry, short_bytes=_SHORT_BYTES)
 
     def listing(self, path: str) -> list[FileInfo]:
         """Describe everything directly in a directory, sorted by name."""
@@ -82,7 +87,8 @@ class Catalog:
         """Read the manifest of a file that ``stat`` described; None for a plain file."""
         if info.stored != "manifest":
             return None
-        return decode_manifest(self._store.read(path, 0, info.entry.size_bytes), name=path)
+        data, asked_ns = self._whole(path, info.entry)
+        return self._decoded(path, info.entry, data, asked_ns)
 
     def version(self, path: str, entry: Entry) -> tuple[FileInfo, Manifest | None]:
         """As ``described`` and ``manifest`` together, by one read where the manifest is short."""
@@ -91,17 +97,21 @@ class Catalog:
         if entry.size_bytes > _SHORT_BYTES:
             info = self._described(path, entry)
             return info, self.manifest(path, info)
-        data = self._store.read(path, 0, entry.size_bytes)
-        info = self._file_info(entry, self._header_in(path, entry, data))
-        return info, decode_manifest(data, name=path) if info.stored == "manifest" else None
+        data, asked_ns = self._whole(path, entry)
+        info = self._file_info(entry, self._header_in(path, entry, data, asked_ns))
+        if info.stored == "plain":
+            return info, None
+        return info, self._decoded(path, entry, data, asked_ns)
 
     def forget(self, path: str) -> None:
-        """Read the headers at a path, and below it, anew."""
+        """Read the manifests at a path, and below it, anew."""
         self._directories.forget(path)
-        below = f"{path}/" if path else ""
-        with self._lock:
-            for key in [k for k in self._headers if k[0] == path or k[0].startswith(below)]:
-                del self._headers[key]
+        self._known.forget(path)
+        self._known.forget_below(path)
+
+    def renamed_over(self, path: str) -> None:
+        """Read the manifest at a path anew: what lies there now has kept its time stamp."""
+        self._known.forget(path)
 
     def _described_or_gone(self, path: str, entry: Entry) -> FileInfo | None:
         try:
@@ -113,11 +123,12 @@ class Catalog:
             _LOG.warning("%s", error)
             return _plain_info(entry)
 
-    def _described(self, path: str, entry: Entry) -> FileInfo:
+    def _described(self, path: str, entry: Entry, *, short_bytes: int = 0) -> FileInfo:
         if entry.is_directory:
             return self._directory_info(path, entry)
-        header = self._header(path, entry) if has_manifest_size(entry.size_bytes) else None
-        return self._file_info(entry, header)
+        if not has_manifest_size(entry.size_bytes):
+            return _plain_info(entry)
+        return self._file_info(entry, self._header(path, entry, short_bytes))
 
     @staticmethod
     def _file_info(entry: Entry, header: Header | None) -> FileInfo:
@@ -149,16 +160,43 @@ class Catalog:
             entry=entry,
         )
 
-    def _header(self, path: str, entry: Entry) -> Header | None:
-        """Read the header at a path; None where a plain file has a manifest's size by chance."""
-        key = (path, entry.size_bytes, entry.mtime_ns)
-        with self._lock:
-            if (known := self._headers.get(key)) is not None:
-                self._headers.move_to_end(key)
-                return known
-        return self._header_in(path, entry, self._store.read(path, 0, HEADER_BYTES))
+    def _header(self, path: str, entry: Entry, short_bytes: int) -> Header | None:
+        """Read the header at a path; None where a plain file has a manifest's size by chance.
 
-    def _header_in(self, path: str, entry: Entry, head: bytes) -> Header | None:
+        Args:
+            path: Where.
+            entry: What the store says of it.
+            short_bytes: Up to this size all is read, for an open that likely follows. Not for a
+                listing: of ten thousand files that may be hundreds of MiB.
+        """
+        if (known := self._known.header(path, entry)) is not None:
+            return known
+        is_short = entry.size_bytes <= short_bytes
+        asked_ns = time.time_ns()
+        head = self._store.read(path, 0, entry.size_bytes if is_short else HEADER_BYTES)
+        header = self._header_in(path, entry, head, asked_ns)
+        if is_short and header is not None:
+            # A broken body is none of the header's business: opening it says what is wrong.
+            with suppress(IntegrityError, StateError):
+                self._decoded(path, entry, head, asked_ns)
+        return header
+
+    def _whole(self, path: str, entry: Entry) -> tuple[bytes, int]:
+        """Return all bytes at a path, and when the store was asked for them at the latest."""
+        asked_ns = time.time_ns()
+        known = self._known.whole(path, entry)
+        if known is not None:
+            return known, asked_ns
+        return self._store.read(path, 0, entry.size_bytes), asked_ns
+
+    def _decoded(self, path: str, entry: Entry, data: bytes, asked_ns: int) -> Manifest:
+        """Decode a manifest, and remember it: not before its checksums, which the next read may match."""
+        manifest = decode_manifest(data, name=path)
+        if len(data) <= _SHORT_BYTES and is_settled(entry, asked_ns):
+            self._known.remember_whole(path, entry, data)
+        return manifest
+
+    def _header_in(self, path: str, entry: Entry, head: bytes, asked_ns: int) -> Header | None:
         """As ``_header``, with the first bytes at hand: those of the header, or all."""
         if not head.startswith(MAGIC):
             whole = len(head) == entry.size_bytes
@@ -175,11 +213,8 @@ class Catalog:
             raise IntegrityError(
                 f"{path!r} holds the attributes of a directory under a file's name; remove it"
             )
-        if time.time_ns() - entry.mtime_ns > SETTLED_NS:
-            with self._lock:
-                self._headers[path, entry.size_bytes, entry.mtime_ns] = header
-                if len(self._headers) > _MOST_HEADERS:
-                    self._headers.popitem(last=False)
+        if is_settled(entry, asked_ns):
+            self._known.remember_header(path, entry, header)
         return header
 
 

@@ -147,7 +147,7 @@ class StripedFiles:
     def manifest(self, path: str) -> Manifest | None:
         """Return the manifest at a path; None for a plain file."""
         path = self._visible(path)
-        return self._catalog.manifest(path, self._catalog.stat(path))
+        return self._catalog.version(path, self.store.stat(path))[1]
 
     def read_link(self, path: str) -> str:
         """Return the target of a symbolic link."""
@@ -332,6 +332,7 @@ class StripedFiles:
         replaced = self._manifest_or_none(target) if source != target else None
         self.directories.before_rename(source, target)
         self.directories.as_empty(target, lambda: self.store.rename(source, target))
+        self._catalog.renamed_over(target)
         self._keeper.condemn(replaced)
         if source != target:
             self.directories.forget(source)

@@ -91,7 +91,7 @@ class Publisher:
         if there is None:
             return None
         try:
-            return self._catalog.manifest(path, self._catalog.described(path, there))
+            return self._catalog.version(path, there)[1]
         except (FileNotFoundError, IntegrityError, NotADirectoryError):
             return None
 

@@ -2,8 +2,11 @@
 
 What pyarrow does that matters here (Arrow C++ 26, ``hdfs.cc``), each met below:
 
-- ``get_file_info`` of HDFS answers "not found" for every failure, outages too;
+- ``get_file_info`` of HDFS answers "not found" for every failure, outages too (S3, GCS and Azure
+  raise unless the server itself says so);
 - ``move`` of HDFS deletes the target, then renames;
+- opening a file on S3 asks what ``get_file_info`` asks, and answers it too; nothing reads without;
+- S3 lists time stamps finer than it tells them of one object;
 - a sequential ``read`` is cut to 64 KiB; ``read_at`` asks for the whole range at once;
 - ``flush`` is not durable: nothing is until ``close``;
 - ``create_dir`` succeeds on a directory that is there.
@@ -12,6 +15,7 @@ What pyarrow does that matters here (Arrow C++ 26, ``hdfs.cc``), each met below:
 import errno
 import os
 from contextlib import AbstractContextManager, suppress
+from datetime import datetime
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -25,7 +29,7 @@ from fusefs.stores.hadoop import (
     site_settings,
     with_client_settings,
 )
-from fusefs.stores.held import HeldFiles
+from fusefs.stores.held import HeldFiles, RecentNames
 from fusefs.stores.protocol import Entry, ObjectWriter, Store, name_of
 from fusefs.stores.translating import translated
 from omniload.base.errors import ConfigError, UnavailableError
@@ -34,6 +38,10 @@ __all__ = ["arrow_store"]
 
 _PUTTING = frozenset({"s3", "gcs", "abfs"})
 _HADOOP = frozenset({"hdfs", "viewfs"})
+_MOST_HELD = {"s3": 1024}
+"""An open file on S3 is a key and a length, one on HDFS a buffer of Java's."""
+_MOST_SEEN = 50_000
+_S_NS = 1_000_000_000
 
 
 def arrow_store(url: str) -> Store:
@@ -74,9 +82,13 @@ class ArrowBackend(Backend):
         # Ahead of the file system, which must be the last to go.
         self._held = HeldFiles[pa.NativeFile](
             lambda path: self._fs.open_input_file(self._at(path)),
+            most=_MOST_HELD.get(filesystem.type_name, 256),
             # Arrow's open file on S3 is a key and a length; on GCS a generation, on HDFS blocks.
             any_path=filesystem.type_name == "s3",
         )
+        self._seen = RecentNames(_MOST_SEEN)
+        """Paths that were files when they were listed or found last, where opening tells as much."""
+        self._is_s3 = filesystem.type_name == "s3"
         self._fs = filesystem
         self._root = root.rstrip("/")
         self._url = url
@@ -88,11 +100,43 @@ class ArrowBackend(Backend):
 
     @override
     def find(self, path: str) -> Entry | None:
+        if self._is_s3 and (opened := self._found_by_opening(path)) is not None:
+            return opened
         with _mapped(path):
             info = self._fs.get_file_info(self._at(path))
             if info.type == pafs.FileType.NotFound:
-                return self._find_surely(path)
-        return _entry(info)
+                return None if self._fs.type_name in _PUTTING else self._find_surely(path)
+        return self._entry(path, info)
+
+    def _found_by_opening(self, path: str) -> Entry | None:
+        """Open what was a file the last time, and hold it: one request tells of it and readies its first read.
+
+        None where there is nothing to gain: it is held, or not known to be a file, which would cost one more.
+        """
+        if path not in self._seen or self._held.held(path) is not None:
+            return None
+        with _mapped(path):
+            try:
+                file = self._fs.open_input_file(self._at(path))
+            except FileNotFoundError:
+                self._seen.discard(path)
+                return None
+            size_bytes, told = file.size(), file.metadata()
+        # What is empty may stand for a directory.
+        if not size_bytes or (changed := told.get("Last-Modified")) is None:
+            return None
+        self._held.hold(path, file)
+        mtime_ns = int(datetime.fromisoformat(changed.decode()).timestamp()) * _S_NS
+        return Entry(name_of(path), False, size_bytes, mtime_ns)
+
+    def _entry(self, path: str, info: pafs.FileInfo) -> Entry:
+        is_directory = info.type == pafs.FileType.Directory
+        mtime_ns = info.mtime_ns or 0
+        if self._is_s3:
+            mtime_ns -= mtime_ns % _S_NS
+            if not is_directory:
+                self._seen.add(path)
+        return Entry(name_of(info.path), is_directory, info.size or 0, mtime_ns)
 
     def _find_surely(self, path: str) -> Entry | None:
         """Tell "nothing there" from "no answer": a listing reports its failure, ``get_file_info`` none."""
@@ -101,18 +145,30 @@ class ArrowBackend(Backend):
         except FileNotFoundError:
             return None
         except OSError as error:
-            # S3 reports a missing prefix without an errno of its own.
             if error.errno in {None, errno.ENOTDIR} and self._fs.type_name != "hdfs":
                 return None
             raise
         info = self._fs.get_file_info(self._at(path))
-        return None if info.type == pafs.FileType.NotFound else _entry(info)
+        return None if info.type == pafs.FileType.NotFound else self._entry(path, info)
+
+    @override
+    def is_file(self, path: str) -> bool:
+        if not self._is_s3:
+            return super().is_file(path)
+        # Opening asks S3 for the object alone, where get_file_info goes on to look for a prefix.
+        with _mapped(path):
+            try:
+                self._fs.open_input_file(self._at(path)).close()
+            except FileNotFoundError:
+                return False
+        return True
 
     @override
     def listing(self, path: str) -> list[Entry]:
         with _mapped(path):
             found = self._fs.get_file_info(pafs.FileSelector(self._at(path)))
-        return [_entry(info) for info in found if info.base_name]
+        above = f"{path}/" if path else ""
+        return [self._entry(f"{above}{info.base_name}", info) for info in found if info.base_name]
 
     @override
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:
@@ -140,12 +196,14 @@ class ArrowBackend(Backend):
 
     @override
     def move(self, source: str, target: str) -> None:
+        self._seen.discard(source)
         with _mapped(source):
             self._fs.move(self._at(source), self._at(target))
 
     @override
     def remove(self, path: str) -> None:
         self._held.drop(path)
+        self._seen.discard(path)
         with _mapped(path):
             self._fs.delete_file(self._at(path))
 
@@ -199,11 +257,6 @@ def _read_fully(file: pa.NativeFile, offset: int, size_bytes: int) -> bytes:
             break
         data += more
     return data
-
-
-def _entry(info: pafs.FileInfo) -> Entry:
-    is_directory = info.type == pafs.FileType.Directory
-    return Entry(name_of(info.path), is_directory, info.size or 0, info.mtime_ns or 0)
 
 
 def _mapped(path: str) -> AbstractContextManager[None]:

@@ -7,12 +7,12 @@ through Java, sftp), by a rename that replaces in one go (HDFS itself), or by a 
 
 import uuid
 from contextlib import suppress
-from typing import Protocol
 
 import orjson
 import xxhash
 from typing_extensions import override
 
+from fusefs.stores.clients import Backend, ReplacingBackend
 from fusefs.stores.protocol import (
     RESERVED,
     TEMPORARY,
@@ -24,6 +24,7 @@ from fusefs.stores.protocol import (
     Usage,
     check_rename,
     check_whole,
+    name_of,
     not_empty,
     parent_of,
 )
@@ -40,59 +41,6 @@ MiB = 1 << 20
 _OF_OBJECT_STORES = Preferred(
     stripe_count=1, longest_read=16 * MiB, read_ahead=64 * MiB, read_block=4 * MiB
 )
-
-
-class Backend(Protocol):
-    """The calls of a client library, with errors as ``fusefs.stores.protocol`` wants them."""
-
-    @property
-    def location(self) -> str:
-        """URL for people."""
-        ...
-
-    def find(self, path: str) -> Entry | None:
-        """Describe ``path``; ``None`` only where the store positively says nothing is there."""
-        ...
-
-    def listing(self, path: str) -> list[Entry]:
-        """Return what lies directly in a directory."""
-        ...
-
-    def read(self, path: str, offset: int, size_bytes: int) -> bytes:
-        """Return up to ``size_bytes`` bytes."""
-        ...
-
-    def open_new(self, path: str) -> ObjectWriter:
-        """Open a file for writing; the caller knows that it does not exist."""
-        ...
-
-    def move(self, source: str, target: str) -> None:
-        """Rename a file or directory to a name that is free, or copy and remove it."""
-        ...
-
-    def remove(self, path: str) -> None:
-        """Remove a file."""
-        ...
-
-    def make_directory(self, path: str) -> None:
-        """Make a directory and its parents."""
-        ...
-
-    def remove_directory(self, path: str) -> None:
-        """Remove a directory that the caller knows to be empty."""
-        ...
-
-    def close(self) -> None:
-        """Let go of connections."""
-        ...
-
-
-class ReplacingBackend(Backend, Protocol):
-    """A client whose rename can replace a file."""
-
-    def replace(self, source: str, target: str) -> None:
-        """Rename a file over another: at any moment one of them is at the target."""
-        ...
 
 
 class _BackendStore(Store):
@@ -114,16 +62,36 @@ class _BackendStore(Store):
         found = self._find(path)
         if found is None:
             above = parent_of(path)
-            if path and above and (entry := self._find(above)) and not entry.is_directory:
+            # The store's own directories are never files: whoever looks below them asks once.
+            if above and not _is_own(path) and self._is_file(above):
                 raise NotADirectoryError(20, "a parent is a file", path)
             raise FileNotFoundError(2, "nothing there", path)
         return found
 
+    def _is_file(self, path: str) -> bool:
+        found = self._find(path)
+        return found is not None and not found.is_directory
+
     @override
     def listing(self, path: str) -> list[Entry]:
+        # Asked for first: a listing that holds something says by itself that a directory is there.
+        try:
+            found = self._backend.listing(path)
+        except FileNotFoundError:
+            if _is_own(path):
+                raise
+            self._check_directory(path)
+            return self._backend.listing(path)  # made, or put in its place, since
+        except (OSError, UnavailableError):
+            self._check_directory(path)
+            raise
+        if not found or _may_be_itself(found, path):
+            self._check_directory(path)
+        return found
+
+    def _check_directory(self, path: str) -> None:
         if not self.stat(path).is_directory:
             raise NotADirectoryError(20, "not a directory", path)
-        return self._backend.listing(path)
 
     @override
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:
@@ -194,10 +162,31 @@ class _BackendStore(Store):
 class PuttingStore(_BackendStore):
     """Over an object store: a put is atomic; a rename is a copy, of a directory file by file."""
 
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        self._root: Entry | None = None
+        """What was found there, if it can never look otherwise."""
+
     @property
     @override
     def preferred(self) -> Preferred:
         return _OF_OBJECT_STORES
+
+    @override
+    def _find(self, path: str) -> Entry | None:
+        if path:
+            return self._backend.find(path)
+        # A mount's kernel asks for the root each second. What a bucket says of it is always the
+        # same where it bears no time; whether the bucket still answers, any other call tells.
+        if (found := self._root) is None:
+            found = self._backend.find(path)
+            if found is not None and found.is_directory and not found.mtime_ns:
+                self._root = found
+        return found
+
+    @override
+    def _is_file(self, path: str) -> bool:
+        return self._backend.is_file(path)
 
     @override
     def publish(self, path: str, data: bytes, before: Before | None = None) -> None:
@@ -356,6 +345,16 @@ class ReplacingStore(RenamingStore):
         # Else it would be finished later, and bring back what its writer wrote.
         self._forget_intent(target)
         self._replacing.replace(source, target)
+
+
+def _is_own(path: str) -> bool:
+    return path == RESERVED or path.startswith(f"{RESERVED}/")
+
+
+def _may_be_itself(found: list[Entry], path: str) -> bool:
+    """Tell whether a listing can be that of a file, which some clients list as its only content."""
+    alone = len(found) == 1 and not found[0].is_directory
+    return alone and (not path or found[0].name == name_of(path))
 
 
 def _intent_path(target: str) -> str:

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from fusefs.stores.protocol import RESERVED
 
-__all__ = ["HeldFiles"]
+__all__ = ["HeldFiles", "RecentNames"]
 
 File = TypeVar("File")
 _OBJECTS = f"{RESERVED}/objects/"
@@ -71,11 +71,20 @@ class HeldFiles(Generic[File]):
             raise
         with self._lock:
             del self._opening[path]
-            self._files[path] = file
-            while len(self._files) > self._most:
-                self._files.popitem(last=False)
+            self._keep(path, file)
         opening.set_result(file)
         return file
+
+    def _keep(self, path: str, file: File) -> None:
+        self._files[path] = file
+        self._files.move_to_end(path)
+        while len(self._files) > self._most:
+            self._files.popitem(last=False)
+
+    def hold(self, path: str, file: File) -> None:
+        """Hold a file that was opened elsewhere, in place of the one that is held."""
+        with self._lock:
+            self._keep(path, file)
 
     def drop(self, path: str) -> None:
         """Let a file go: it was removed, or reading it failed."""
@@ -86,3 +95,30 @@ class HeldFiles(Generic[File]):
         """Let all files go."""
         with self._lock:
             self._files.clear()
+
+
+class RecentNames:
+    """The last ``most`` names that were added. Safe in threads."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._names: OrderedDict[str, None] = OrderedDict()
+
+    def __contains__(self, name: str) -> bool:
+        with self._lock:
+            return name in self._names
+
+    def add(self, *names: str) -> None:
+        """Add names; those added longest ago go."""
+        with self._lock:
+            for name in names:
+                self._names[name] = None
+                self._names.move_to_end(name)
+            while len(self._names) > self._most:
+                self._names.popitem(last=False)
+
+    def discard(self, name: str) -> None:
+        """Remove a name, if it is here."""
+        with self._lock:
+            self._names.pop(name, None)

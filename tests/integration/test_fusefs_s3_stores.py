@@ -2,18 +2,13 @@
 
 import importlib.util
 import os
-import socket
-import subprocess
-import sys
-import threading
-import time
 import uuid
 
 import pytest
-from pyarrow import fs as pafs
 
 from fusefs.stores.arrow import store_on
 from tests.support.fusefs_builders import contents, object_paths, some_files
+from tests.support.fusefs_s3 import s3_server
 from tests.support.fusefs_store_contract import StoreContract
 
 pytestmark = [
@@ -25,31 +20,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def s3():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-c", f"from moto.server import main; main(['-p', '{port}'])"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONWARNINGS": "ignore"},
-    )
-    end, pause = time.monotonic() + 30, threading.Event()
-    while time.monotonic() < end:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        pause.wait(0.1)
-    yield pafs.S3FileSystem(
-        access_key="k",
-        secret_key="s",
-        endpoint_override=f"http://127.0.0.1:{port}",
-        region="us-east-1",
-        allow_bucket_creation=True,
-    )
-    server.terminate()
-    server.wait()
+def s3(tmp_path_factory):
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server.client
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from pyarrow import fs as pafs
 
 from fusefs.stores.arrow import store_on
-from fusefs.stores.held import HeldFiles
+from fusefs.stores.held import HeldFiles, RecentNames
 from tests.support.fusefs_builders import contents, some_files
 
 OBJECT = ".omnifs/objects/ab/{}.0"
@@ -134,3 +134,26 @@ def test_an_object_that_was_removed_is_not_there_though_it_was_held(store):
 
         with pytest.raises(FileNotFoundError):
             store.read(path, 0, 10)
+
+
+def test_a_file_opened_elsewhere_takes_the_place_of_the_one_held():
+    held = HeldFiles(lambda path: f"old {path}", most=2, any_path=True)
+    held.opened("a")
+
+    held.hold("a", "new a")
+    held.hold("b", "b")
+    assert (held.held("a"), held.opened("a")) == ("new a", "new a")
+    held.hold("c", "c")
+
+    assert [held.held(path) for path in "abc"] == ["new a", None, "c"]
+
+
+def test_names_added_longest_ago_go_first():
+    names = RecentNames(3)
+    names.add("a", "b", "c")
+    names.add("a")
+    names.add("d")
+    names.discard("c")
+    names.discard("never added")
+
+    assert [name for name in "abcd" if name in names] == ["a", "d"]

@@ -1,0 +1,69 @@
+"""A server that speaks S3 (moto), and what it was asked."""
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from pyarrow import fs as pafs
+
+_REQUEST = re.compile(r"(HEAD|GET|PUT|POST|DELETE) (/\S*) HTTP/")
+_KEY = re.compile(r"^/[^/?]+/?")
+
+
+class S3Server:
+    def __init__(self, port: int, log: Path) -> None:
+        self._log = log
+        self._seen = 0
+        self.client = pafs.S3FileSystem(
+            access_key="k",
+            secret_key="s",
+            endpoint_override=f"http://127.0.0.1:{port}",
+            region="us-east-1",
+            allow_bucket_creation=True,
+        )
+
+    def asked(self) -> list[str]:
+        """Requests since the last call, as ``HEAD key`` or ``LIST prefix``; objects as ``GET object``."""
+        text = self._log.read_text()
+        lines, self._seen = text[self._seen :], len(text)
+        return [_told(method, target) for method, target in _REQUEST.findall(lines)]
+
+
+def _told(method: str, target: str) -> str:
+    if "list-type=2" in target:
+        prefix = re.search(r"prefix=([^&]*)", target)
+        return f"LIST {prefix[1] if prefix else ''}".replace("%2F", "/").strip()
+    key = _KEY.sub("", target.partition("?")[0])
+    return f"{method} {'object' if key.startswith('.omnifs/objects/') else key}".strip()
+
+
+@contextlib.contextmanager
+def s3_server(folder: Path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = folder / "requests"
+    with log.open("wb") as stderr:
+        server = subprocess.Popen(
+            [sys.executable, "-c", f"from moto.server import main; main(['-p', '{port}'])"],
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        )
+    try:
+        end, pause = time.monotonic() + 30, threading.Event()
+        while time.monotonic() < end:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            pause.wait(0.1)
+        yield S3Server(port, log)
+    finally:
+        server.terminate()
+        server.wait()
