@@ -16,7 +16,7 @@ import errno
 import os
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow as pa
 from pyarrow import fs as pafs
@@ -38,6 +38,7 @@ __all__ = ["arrow_store"]
 
 _PUTTING = frozenset({"s3", "gcs", "abfs"})
 _HADOOP = frozenset({"hdfs", "viewfs"})
+_ONE_PUT = "allow_delayed_open"
 _MOST_HELD = {"s3": 1024}
 """An open file on S3 is a key and a length, one on HDFS a buffer of Java's."""
 _MOST_SEEN = 50_000
@@ -56,6 +57,8 @@ def arrow_store(url: str) -> Store:
         set_jvm_options()
         classpath = os.environ.get("CLASSPATH", "")
         asked = with_client_settings(url, site_settings(classpath), client_version(classpath))
+    elif urlsplit(url).scheme == "s3":
+        asked = _putting_at_once(url)
     try:
         filesystem, root = pafs.FileSystem.from_uri(asked)
     except (ValueError, NotImplementedError, pa.ArrowInvalid) as error:
@@ -66,6 +69,14 @@ def arrow_store(url: str) -> Store:
             f"store {url!r}: {error}{hint if urlsplit(url).scheme == 'hdfs' else ''}"
         ) from error
     return store_on(filesystem, root, url)
+
+
+def _putting_at_once(url: str) -> str:
+    """Have a file of less than a part (10 MiB) put by one request, where three would begin, put and end an upload."""
+    query = urlsplit(url).query
+    if _ONE_PUT in dict(parse_qsl(query, keep_blank_values=True)):
+        return url
+    return f"{url}{'&' if query else '?'}{_ONE_PUT}=true"
 
 
 def store_on(filesystem: pafs.FileSystem, root: str, url: str) -> Store:
@@ -152,16 +163,30 @@ class ArrowBackend(Backend):
         return None if info.type == pafs.FileType.NotFound else self._entry(path, info)
 
     @override
-    def is_file(self, path: str) -> bool:
-        if not self._is_s3:
-            return super().is_file(path)
-        # Opening asks S3 for the object alone, where get_file_info goes on to look for a prefix.
+    def glimpse(self, path: str) -> Entry | None:
+        if self._fs.type_name != "hdfs":
+            return self.find(path)
         with _mapped(path):
-            try:
-                self._fs.open_input_file(self._at(path)).close()
-            except FileNotFoundError:
+            info = self._fs.get_file_info(self._at(path))
+        return None if info.type == pafs.FileType.NotFound else self._entry(path, info)
+
+    @override
+    def is_file(self, path: str) -> bool:
+        if self._is_s3:
+            # Opening asks for the object alone, where get_file_info goes on to look for a prefix.
+            with _mapped(path):
+                try:
+                    self._fs.open_input_file(self._at(path)).close()
+                except FileNotFoundError:
+                    return False
+            return True
+        if self._fs.type_name == "hdfs":
+            # A listing says by itself that nothing is there; of a file, and of an outage, it says less.
+            with suppress(OSError):
+                with suppress(FileNotFoundError):
+                    self._fs.get_file_info(pafs.FileSelector(self._at(path)))
                 return False
-        return True
+        return super().is_file(path)
 
     @override
     def listing(self, path: str) -> list[Entry]:

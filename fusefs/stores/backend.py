@@ -227,13 +227,18 @@ class RenamingStore(_BackendStore):
 
     @override
     def _find(self, path: str) -> Entry | None:
-        found = self._backend.find(path)
-        if found is not None or not path or path.startswith(RESERVED):
-            return found
+        if not path or path.startswith(RESERVED):
+            return self._backend.find(path)
+        # A glimpse is enough ahead of the intent, after which the store is asked for sure.
+        if (seen := self._backend.glimpse(path)) is not None:
+            return seen
         source = self._intended_source(path)
-        if source is not None and self._backend.find(source) is not None:
-            return self._finish(source, path)
-        return self._backend.find(path)
+        found = self._backend.find(path)
+        if found is None and source is not None:
+            if self._backend.find(source) is not None:
+                return self._finish(source, path)
+            return self._backend.find(path)
+        return found
 
     def _finish(self, source: str, path: str) -> Entry | None:
         try:
@@ -316,7 +321,7 @@ class RenamingStore(_BackendStore):
     def _intended_source(self, path: str) -> str | None:
         intent = _intent_path(path)
         # Asked for first: libhdfs prints a page of Java's stack for each file that it cannot open.
-        if self._backend.find(intent) is None:
+        if not self._backend.is_file(intent):
             return None
         try:
             record = orjson.loads(self._backend.read(intent, 0, _LONGEST_INTENT))
@@ -328,7 +333,7 @@ class RenamingStore(_BackendStore):
         return source if mine and isinstance(source, str) else None
 
     def _forget_intent(self, path: str) -> None:
-        if self._backend.find(_intent_path(path)) is not None:
+        if self._backend.is_file(_intent_path(path)):
             with suppress(FileNotFoundError):
                 self._backend.remove(_intent_path(path))
 

@@ -19,6 +19,10 @@ class Backend(Protocol):
         """Describe ``path``; ``None`` only where the store positively says nothing is there."""
         ...
 
+    def glimpse(self, path: str) -> Entry | None:
+        """As ``find``, for clients that ask less for this; ``None`` may stand for an outage, too."""
+        return self.find(path)
+
     def is_file(self, path: str) -> bool:
         """Tell whether a file is there; for clients that ask less for this than for ``find``."""
         found = self.find(path)

@@ -13,7 +13,7 @@ from pyarrow import fs as pafs
 
 from fusefs import known
 from fusefs.attributes import Attributes
-from fusefs.stores.arrow import store_on
+from fusefs.stores.arrow import arrow_store, store_on
 from fusefs.stores.opening import check_root
 from omniload.base.errors import UnavailableError
 from tests.support.fusefs_builders import contents, some_files
@@ -170,6 +170,23 @@ def test_a_listing_that_holds_something_is_one_request(server, fresh):
         store.listing("none")
     with pytest.raises(NotADirectoryError):
         store.listing("d/plain")
+
+
+@needs_moto
+def test_a_small_file_is_put_by_one_request_and_a_long_one_in_parts(server, bucket, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    where = f"endpoint_override={server.address}&scheme=http&region=us-east-1"
+    store = arrow_store(f"s3://{bucket}?{where}")
+    server.asked()
+
+    store.publish("f", b"a few bytes")
+    assert server.asked() == ["HEAD f", "LIST f/", "PUT f"]
+    store.publish("f", bytes(11 << 20))
+    parts = server.asked()
+
+    assert (parts[:2], parts[-1], set(parts[2:-1])) == (["HEAD f", "POST f"], "POST f", {"PUT f"})
+    assert store.stat("f").size_bytes == 11 << 20
 
 
 @needs_moto

@@ -20,10 +20,11 @@ class S3Server:
     def __init__(self, port: int, log: Path) -> None:
         self._log = log
         self._seen = 0
+        self.address = f"127.0.0.1:{port}"
         self.client = pafs.S3FileSystem(
             access_key="k",
             secret_key="s",
-            endpoint_override=f"http://127.0.0.1:{port}",
+            endpoint_override=f"http://{self.address}",
             region="us-east-1",
             allow_bucket_creation=True,
         )

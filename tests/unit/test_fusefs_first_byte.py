@@ -1,12 +1,16 @@
 """What is asked of a store before the first byte of a file: each call is a request, one after the other."""
 
 import dataclasses
+from types import SimpleNamespace
 
+import orjson
 import pytest
+from pyarrow import fs as pafs
 
 from fusefs import catalog
 from fusefs.attributes import Attributes
-from fusefs.stores.backend import PuttingStore, RenamingStore
+from fusefs.stores import arrow
+from fusefs.stores.backend import PuttingStore, RenamingStore, _intent_path
 from fusefs.stores.clients import Backend
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.protocol import Entry
@@ -353,3 +357,98 @@ def test_a_store_without_marks_is_asked_for_them_by_one_listing():
         files.stat("d")
 
     assert backend.since() == [("find", ""), ("listing", ".omnifs/directories"), ("find", "d")]
+
+
+class Glimpsing(NotingBackend):
+    """A client whose glimpse may miss what is there, as HDFS's does in an outage."""
+
+    def __init__(self, *keys):
+        super().__init__(*keys)
+        self.misses = set()
+
+    def glimpse(self, path):
+        self._note("glimpse", path)
+        return None if path in self.misses else self._entry(path)
+
+    def is_file(self, path):
+        self._note("is_file", path)
+        return path in self.keys
+
+
+def an_intent(backend, source, target):
+    path = _intent_path(target)
+    backend.keys[path] = orjson.dumps({"version": 1, "source": source, "target": target})
+    backend.read = lambda at, *_: backend.keys[at]
+    return path
+
+
+def test_a_name_that_is_there_takes_a_glimpse_and_a_missing_one_no_look_twice():
+    backend = Glimpsing("d/f")
+    store = RenamingStore(backend)
+
+    store.stat("d/f")
+    assert backend.since() == [("glimpse", "d/f")]
+    with pytest.raises(FileNotFoundError):
+        store.stat("d/none")
+    assert backend.since() == [
+        ("glimpse", "d/none"),
+        ("is_file", _intent_path("d/none")),
+        ("find", "d/none"),
+        ("glimpse", "d"),
+    ]
+
+
+def test_a_glimpse_that_missed_finishes_no_rename_over_what_is_there():
+    backend = Glimpsing("f", ".omnifs/new/1")
+    backend.misses = {"f"}
+    an_intent(backend, ".omnifs/new/1", "f")
+    backend.move = lambda *_: pytest.fail("the target is there")
+
+    assert RenamingStore(backend).stat("f").size_bytes == 1
+
+
+def test_a_rename_whose_target_is_gone_is_finished_after_a_sure_look():
+    backend = Glimpsing(".omnifs/new/1")
+    an_intent(backend, ".omnifs/new/1", "f")
+    backend.move = lambda source, target: backend.keys.update({target: backend.keys.pop(source)})
+
+    assert not RenamingStore(backend).stat("f").is_directory
+    assert ("find", "f") in backend.since()
+
+
+def test_an_intent_that_lost_its_source_leaves_the_target_missing():
+    backend = Glimpsing("other")
+    an_intent(backend, ".omnifs/new/gone", "f")
+
+    with pytest.raises(FileNotFoundError):
+        RenamingStore(backend).stat("f")
+
+
+def test_an_outage_behind_a_glimpse_is_an_outage():
+    backend = Glimpsing("f")
+    backend.misses = {"f"}
+    backend.fails = {("find", "f")}
+
+    with pytest.raises(UnavailableError):
+        RenamingStore(backend).stat("f")
+
+
+@pytest.mark.parametrize(
+    ("url", "asked"),
+    [
+        ("s3://b/p", "s3://b/p?allow_delayed_open=true"),
+        ("s3://b?region=x", "s3://b?region=x&allow_delayed_open=true"),
+        ("s3://b?allow_delayed_open=false", "s3://b?allow_delayed_open=false"),
+    ],
+)
+def test_a_small_file_is_put_by_one_request_unless_the_url_says_otherwise(monkeypatch, url, asked):
+    seen = []
+
+    def from_uri(given):
+        seen.append(given)
+        return pafs.LocalFileSystem(), "/"
+
+    monkeypatch.setattr(arrow.pafs, "FileSystem", SimpleNamespace(from_uri=from_uri))
+
+    assert arrow.arrow_store(url).location == url
+    assert seen == [asked]

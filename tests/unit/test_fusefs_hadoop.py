@@ -151,10 +151,11 @@ def test_a_site_with_checksums_of_its_own_keeps_them_when_a_store_is_opened(tmp_
     ("url", "asked"),
     [
         ("hdfs://host/d", "hdfs://host/d?dfs.checksum.type=CRC32&replication=0"),
-        ("s3://bucket/d?region=x", "s3://bucket/d?region=x"),
+        ("s3://bucket/d?region=x", "s3://bucket/d?region=x&allow_delayed_open=true"),
+        ("gs://bucket/d", "gs://bucket/d"),
     ],
 )
-def test_only_hadoops_urls_are_changed_and_messages_show_the_users(url, asked, monkeypatch):
+def test_what_a_client_is_told_beside_the_url_shows_in_no_message(url, asked, monkeypatch):
     seen = []
 
     class Client:
