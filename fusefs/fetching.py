@@ -66,7 +66,7 @@ class Fetcher:
             wanted: In the order of the file.
             needed: Whether somebody waits for them. If not, fetching ends where the cache is
                 full of blocks on their way, and the futures of the rest are left out.
-            ahead: Units behind those wanted that nobody waits for: they share their requests,
+            ahead: Units around those wanted that nobody waits for: they share their requests,
                 and their futures are left out.
         """
         mine: _Missing = {}
@@ -119,7 +119,7 @@ class Fetcher:
             yield self._engine.pool.submit(self._fill_from_store, piece, run, targets)
 
     def _send(self, piece: Piece, blocks: dict[int, Block | None]) -> None:
-        local, remote = self._parted(piece, blocks)
+        local, remote = self._parted(piece, sorted(blocks))
         for units in runs_of(local, piece.layout.unit_bytes, self._engine.longest_read):
             self._hold()
             self._engine.local_pool.submit(self._from_copy, piece, units, blocks)

@@ -6,11 +6,16 @@ a process and a place: a read near where a stream of its process stands continue
 its window grow; any other begins a new stream and fetches nothing ahead until it is
 continued. Windows of streams that are read at the same time share one allowance, since what
 is fetched ahead of one must not push out what was fetched ahead of another.
+
+Where a request is dear, what begins with a long read is fetched in whole blocks of the file,
+so that readers here and there never leave parts of a block behind that cost one more each.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple, assert_never
+
+from fusefs.guesses import Guesses
 
 __all__ = ["Closed", "Fetch", "Read", "ReadAhead"]
 
@@ -52,6 +57,8 @@ class _Stream:
     """Number of the last read that continued it."""
     grows_behind: int
     """End of what was fetched with its first read; the window grows once it is read further."""
+    in_blocks: bool
+    """Whether it is fetched in whole blocks."""
 
 
 class ReadAhead:
@@ -64,7 +71,10 @@ class ReadAhead:
             ``first_bytes`` for each, nothing is fetched ahead. None sets no limit.
         most_streams: Streams remembered; the least recently used is forgotten.
         block_bytes: A first read of ``first_bytes`` or more is nearly always a part of a longer
-            one, which the kernel cut; it brings in the rest of the block it ends in. 0: nothing.
+            one, which the kernel cut and sends in any order; it brings in all of its block, so
+            that the other parts wait for the same request. 0: nothing.
+        guesses: Says when a block brings in its neighbours too, of the same block size; never,
+            if not given.
     """
 
     def __init__(
@@ -75,6 +85,7 @@ class ReadAhead:
         all_bytes: int | None = None,
         most_streams: int = 128,
         block_bytes: int = 0,
+        guesses: Guesses | None = None,
     ) -> None:
         self._first_bytes = min(first_bytes, largest_bytes)
         self._largest_bytes = largest_bytes
@@ -83,6 +94,7 @@ class ReadAhead:
         self._slack_bytes = 4 * self._first_bytes
         self._most_streams = most_streams
         self._block_bytes = block_bytes
+        self._guesses = guesses
         self._streams: OrderedDict[int, _Stream] = OrderedDict()
         self._of_process: dict[int, list[_Stream]] = {}
         self._standing_at: dict[tuple[int, int], _Stream] = {}
@@ -99,6 +111,8 @@ class ReadAhead:
                 if not self._largest_bytes or not size_bytes:
                     return ()
                 self._num_reads += 1
+                if self._guesses is not None and size_bytes >= self._first_bytes:
+                    self._guesses.read(offset, offset + size_bytes)
                 return self._observe(process, offset, size_bytes)
             case Closed(process=process):
                 for stream in list(self._of_process.get(process, ())):
@@ -111,17 +125,7 @@ class ReadAhead:
         end = offset + size_bytes
         stream = self._stream_at(process, offset)
         if stream is None:
-            # A read from the start of a file is nearly always the first of a stream.
-            window = self._first_bytes if offset == 0 else 0
-            grows_behind = 0
-            if self._block_bytes and size_bytes >= self._first_bytes:
-                rest = min(-end % self._block_bytes, self._largest_bytes)
-                window, grows_behind = max(window, rest), end + rest if offset else 0
-            stream = _Stream(
-                process, end, size_bytes, size_bytes, window, end, self._num_reads, grows_behind
-            )
-            self._remember(stream)
-            return self._advance(stream)
+            return self._begin(process, offset, size_bytes)
         self._streams.move_to_end(id(stream))
         stream.read_at = self._num_reads
         stream.run_bytes += size_bytes
@@ -132,10 +136,47 @@ class ReadAhead:
         self._standing_at[process, end] = stream
         if end <= stream.grows_behind:
             return ()
+        if stream.grows_behind and stream.run_bytes <= self._block_bytes:
+            # As yet one long read that began inside a block: it may end soon.
+            return self._whole_blocks(stream, offset)
         # Doubled, but never far beyond what was read: a short run must not cost a large window.
         grown = min(2 * stream.window_bytes, 4 * stream.run_bytes)
         stream.window_bytes = min(self._largest_bytes, max(self._first_bytes, grown))
-        return self._advance(stream)
+        return self._advance(stream, offset)
+
+    def _begin(self, process: int, offset: int, size_bytes: int) -> tuple[Fetch, ...]:
+        # A read from the start of a file is nearly always the first of a stream.
+        window = self._first_bytes if offset == 0 else 0
+        in_blocks = bool(self._block_bytes) and size_bytes >= self._first_bytes
+        stream = _Stream(
+            process=process,
+            next_offset=offset + size_bytes,
+            first_read_bytes=size_bytes,
+            run_bytes=size_bytes,
+            window_bytes=window,
+            fetched_to=0 if in_blocks else offset + size_bytes,
+            read_at=self._num_reads,
+            grows_behind=0,
+            in_blocks=in_blocks,
+        )
+        self._remember(stream)
+        if in_blocks:
+            return self._whole_blocks(stream, offset)
+        return self._advance(stream, offset)
+
+    def _whole_blocks(self, stream: _Stream, offset: int) -> tuple[Fetch, ...]:
+        """Fetch the blocks of the read from ``offset`` on that has just moved its stream, itself included."""
+        end, block = stream.next_offset, self._block_bytes
+        if not (share := self._share_bytes()):
+            return ()
+        start, stop = offset - offset % block, end + -end % block
+        if self._guesses is not None and share >= self._guesses.wide_bytes:
+            start, stop = self._guesses.widened(start, stop)
+        start, stop = max(stream.fetched_to, start), min(stop, end + share)
+        stream.fetched_to = max(stream.fetched_to, stop)
+        stream.window_bytes = max(stream.window_bytes, stop - start)
+        stream.grows_behind = stop if offset else 0
+        return (Fetch(start, stop),) if start < offset or stop > end else ()
 
     def _stream_at(self, process: int, offset: int) -> _Stream | None:
         exact = self._standing_at.get((process, offset))
@@ -180,7 +221,7 @@ class ReadAhead:
         if not streams:
             del self._of_process[stream.process]
 
-    def _advance(self, stream: _Stream) -> tuple[Fetch, ...]:
+    def _advance(self, stream: _Stream, offset: int) -> tuple[Fetch, ...]:
         start = max(stream.fetched_to, stream.next_offset)
         ahead, window = start - stream.next_offset, stream.window_bytes
         if _is_enough(ahead, window):
@@ -189,8 +230,14 @@ class ReadAhead:
         stream.window_bytes = window = min(window, self._share_bytes())
         if _is_enough(ahead, window):
             return ()
-        stream.fetched_to = stream.next_offset + window
-        return (Fetch(start, stream.fetched_to),)
+        stop = stream.next_offset + window
+        if stream.in_blocks:
+            # Whole blocks: what is left of one would cost a request of its own.
+            whole = stop - stop % self._block_bytes
+            stop = whole if whole > start else stop
+            start = max(stream.fetched_to, offset - offset % self._block_bytes)
+        stream.fetched_to = stop
+        return (Fetch(start, stop),)
 
 
 def _is_enough(ahead_bytes: int, window_bytes: int) -> bool:

@@ -13,6 +13,7 @@ from itertools import chain
 
 from fusefs.cache import Data
 from fusefs.fetching import Fetcher, ReadEngine, Wanted
+from fusefs.guesses import Guesses
 from fusefs.local_copy import LocalCopy
 from fusefs.pieces import Piece
 from fusefs.readahead import Closed, Fetch, Read, ReadAhead
@@ -42,12 +43,13 @@ class FileReader:
         self._pieces = [piece for piece in pieces if piece.size_bytes]
         self._starts = [piece.start for piece in self._pieces]
         self._ahead_lock = threading.Lock()
+        self.size_bytes = sum(piece.size_bytes for piece in self._pieces)
         self._ahead = ReadAhead(
             largest_bytes=engine.read_ahead,
             all_bytes=engine.cache.capacity_bytes // 2,
             block_bytes=engine.read_block,
+            guesses=_guesses(engine, self.size_bytes),
         )
-        self.size_bytes = sum(piece.size_bytes for piece in self._pieces)
 
     def try_read(self, offset: int, size_bytes: int) -> bytes | memoryview | None:
         """Return the bytes if all of them are in memory; never waits."""
@@ -211,6 +213,14 @@ class FileReader:
                 yield piece, unit, start, size
                 offset += size
             at += 1
+
+
+def _guesses(engine: ReadEngine, size_bytes: int) -> Guesses | None:
+    block = engine.read_block
+    wide = engine.longest_read // block * block if block else 0
+    if wide <= block:
+        return None
+    return Guesses(block, wide, size_bytes, most_bytes=engine.cache.capacity_bytes // 4)
 
 
 def _missing(path: str) -> Exception:

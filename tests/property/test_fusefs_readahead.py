@@ -5,6 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fusefs.guesses import Guesses
 from fusefs.readahead import Closed, Read, ReadAhead
 
 reads = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(1, 8)), max_size=60)
@@ -18,6 +19,66 @@ def test_nothing_is_fetched_beyond_a_window_of_what_was_read(steps, first, large
         furthest = max(furthest, offset + size)
         for command in ahead.handle(Read(process, offset, size)):
             assert 0 <= command.start < command.stop <= furthest + largest
+
+
+@given(reads, st.integers(1, 16), st.integers(0, 64), st.integers(0, 200), st.sampled_from([8, 32]))
+def test_blocks_reach_no_further_either_and_are_whole_where_nothing_limits_them(
+    steps, first, largest, together, block
+):
+    guesses = Guesses(block, 2 * block, 64, most_bytes=together)
+    ahead = ReadAhead(
+        first_bytes=first,
+        largest_bytes=largest,
+        all_bytes=together,
+        most_streams=5,
+        block_bytes=block,
+        guesses=guesses,
+    )
+    furthest = 0
+    for process, offset, size in steps:
+        furthest = max(furthest, offset + size)
+        for command in ahead.handle(Read(process, offset, size)):
+            assert 0 <= command.start < command.stop <= furthest + largest
+        assert guesses.guessed_bytes <= min(guesses.read_bytes, together)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.permutations(range(4))), max_size=40),
+    st.sampled_from([160, 640]),
+)
+def test_scattered_blocks_never_bring_in_more_than_twice_what_was_read(places, wide):
+    """Each by a process of its own, so that none is a stream; the parts of a block in any order."""
+    guesses = Guesses(40, wide, 40 * 31, most_bytes=10_000)
+    ahead = ReadAhead(first_bytes=10, largest_bytes=1000, block_bytes=40, guesses=guesses)
+    read, brought = set(), set()
+    for process, (place, order) in enumerate(places):
+        read.add(place)
+        for part in order if place else range(1):
+            offset = 40 * place + 10 * part
+            commands = ahead.handle(Read(process, offset, 10))
+            for command in commands:
+                assert command.start % 40 == 0
+                assert command.stop % 40 == 0
+                brought.update(range(command.start // 40, command.stop // 40))
+        assert read <= brought
+        assert len(brought) <= 2 * len(read)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 99), st.integers(1, 7)), max_size=60))
+def test_guesses_are_what_a_model_says(steps):
+    guesses, read, guessed = Guesses(10, 40, 995, most_bytes=120), set(), set()
+    for widens, first, num_blocks in steps:
+        start, stop = 10 * first, 10 * (first + num_blocks)
+        blocks = set(range(first, first + num_blocks)) & set(range(100))
+        guesses.read(start, stop)
+        read |= blocks
+        guessed -= blocks
+        if widens:
+            wide_start, wide_stop = guesses.widened(start, stop)
+            assert wide_start <= start < stop <= wide_stop
+            guessed |= set(range(wide_start // 10, min(100, -(-wide_stop // 10)))) - read
+        assert (guesses.read_bytes, guesses.guessed_bytes) == (10 * len(read), 10 * len(guessed))
+        assert len(guessed) <= min(12, len(read))
 
 
 @given(reads, st.lists(st.integers(0, 3), max_size=5))
@@ -66,8 +127,8 @@ def test_ranges_of_one_stream_never_overlap(sizes):
         at += size
 
 
-@given(st.permutations(range(40)))
-def test_scattered_reads_fetch_nothing(order):
-    ahead = ReadAhead(first_bytes=16, largest_bytes=1 << 10)
+@given(st.permutations(range(40)), st.sampled_from([0, 64]))
+def test_scattered_short_reads_fetch_nothing(order, block):
+    ahead = ReadAhead(first_bytes=16, largest_bytes=1 << 10, block_bytes=block)
 
     assert not any(ahead.handle(Read(1, 1000 + place * 1000, 10)) for place in order)

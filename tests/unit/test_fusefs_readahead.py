@@ -1,5 +1,10 @@
 """Read-ahead: which reads make a stream, and how far ahead of it is fetched."""
 
+import itertools
+
+import pytest
+
+from fusefs.guesses import Guesses
 from fusefs.readahead import Closed, Fetch, Read, ReadAhead
 
 
@@ -137,28 +142,51 @@ def test_a_read_of_nothing_is_none():
     assert fetched(an_ahead(), 1, 500, 510) == [(), (Fetch(520, 540),)]
 
 
-def test_a_long_first_read_brings_in_the_rest_of_its_block_and_no_more_within_it():
+def test_a_long_first_read_brings_in_all_of_its_block_and_no_more_within_it():
     ahead = an_ahead(first_bytes=10, block_bytes=40)
 
-    assert fetched(ahead, 1, 400, 410, 420, 430) == [(Fetch(410, 440),), (), (), ()]
+    assert fetched(ahead, 1, 400, 410, 420, 430) == [(Fetch(400, 440),), (), (), ()]
 
 
-def test_a_read_past_its_first_block_is_a_stream():
+@pytest.mark.parametrize("order", list(itertools.permutations((400, 410, 420, 430))))
+def test_the_parts_of_one_read_bring_in_its_block_once_in_any_order(order):
     ahead = an_ahead(first_bytes=10, block_bytes=40)
-    fetched(ahead, 1, 410, 420, 430)
 
-    commands = fetched(ahead, 1, 440)[0]
+    assert [c for cs in fetched(ahead, 1, *order) for c in cs] == [Fetch(400, 440)]
 
-    assert commands[0].start == 450
-    assert commands[0].stop > 460
+
+def test_a_long_read_that_crosses_into_another_block_brings_in_both_and_no_more():
+    ahead = an_ahead(first_bytes=10, block_bytes=40)
+
+    commands = fetched(ahead, 1, 420, 430, 440, 450)
+
+    assert commands == [(Fetch(400, 440),), (), (Fetch(440, 480),), ()]
+
+
+def test_a_read_past_a_block_that_it_read_whole_is_a_stream_of_whole_blocks():
+    ahead = an_ahead(first_bytes=10, block_bytes=40, largest_bytes=200)
+    fetched(ahead, 1, 400, 410, 420, 430)
+
+    commands = [c for cs in fetched(ahead, 1, *range(440, 800, 10)) for c in cs]
+
+    assert commands[0].start == 440
+    assert all(c.start % 40 == c.stop % 40 == 0 for c in commands)
+    assert all(one.stop == other.start for one, other in itertools.pairwise(commands))
+    assert commands[-1].stop >= 800 + 100
 
 
 def test_a_short_first_read_brings_in_nothing_of_its_block():
     assert fetched(an_ahead(block_bytes=40), 1, 400) == [()]
 
 
-def test_a_first_read_that_ends_with_its_block_brings_in_nothing():
-    assert fetched(an_ahead(first_bytes=10, block_bytes=40), 1, 430) == [()]
+def test_a_first_read_of_a_whole_block_brings_in_nothing_else():
+    assert fetched(an_ahead(first_bytes=10, block_bytes=40), 1, 400, size=40) == [()]
+
+
+def test_whole_blocks_read_one_after_the_other_are_a_stream():
+    ahead = an_ahead(first_bytes=10, block_bytes=40, largest_bytes=200)
+
+    assert fetched(ahead, 1, 400, 440, size=40)[1] == (Fetch(440, 560),)
 
 
 def test_blocks_read_once_take_no_share_from_those_to_come():
@@ -167,8 +195,64 @@ def test_blocks_read_once_take_no_share_from_those_to_come():
 
     found = [fetched(ahead, 1, start, start + 10)[0] for start in starts]
 
-    assert found == [(Fetch(start + 10, start + 40),) for start in starts]
+    assert found == [(Fetch(start, start + 40),) for start in starts]
 
 
 def test_read_ahead_that_is_off_brings_in_no_block():
     assert fetched(an_ahead(largest_bytes=0, block_bytes=40), 1, 400, 410) == [(), ()]
+
+
+def a_guessing_ahead(most_bytes=1000, **changes):
+    guesses = Guesses(40, 160, 1600, most_bytes=most_bytes)
+    return an_ahead(**{"first_bytes": 10, "block_bytes": 40, "guesses": guesses} | changes)
+
+
+def test_as_much_may_be_guessed_as_was_read():
+    ahead = a_guessing_ahead(largest_bytes=400)
+
+    # Three blocks are read before three more may come with the fourth.
+    assert fetched(ahead, 1, 80, 400)[1] == (Fetch(400, 440),)
+    assert fetched(ahead, 2, 720, 1200) == [(Fetch(640, 800),), (Fetch(1200, 1240),)]
+
+
+def test_a_guess_that_is_read_earns_another():
+    ahead = a_guessing_ahead(largest_bytes=400)
+    fetched(ahead, 1, 80, 400)
+    fetched(ahead, 2, 720)  # guesses three
+
+    assert fetched(ahead, 3, 640) == [(Fetch(640, 680),)]  # in case it is held no more
+    assert fetched(ahead, 4, 960) == [(Fetch(960, 1120),)]
+
+
+def test_a_guess_ends_where_a_block_is_known_already():
+    ahead = a_guessing_ahead(largest_bytes=400)
+    fetched(ahead, 1, 760, 80)
+
+    assert fetched(ahead, 2, 640) == [(Fetch(640, 760),)]
+
+
+def test_nothing_is_guessed_where_memory_has_no_room_for_it():
+    narrow = a_guessing_ahead(largest_bytes=400, most_bytes=80)
+    shared = a_guessing_ahead(largest_bytes=159)
+
+    for ahead in (narrow, shared):
+        starts = range(80, 1600, 160)
+        commands = [c for i, at in enumerate(starts) for c in fetched(ahead, i, at)[0]]
+        assert {c.stop - c.start for c in commands} == {40}
+
+
+def test_wide_blocks_end_with_the_file():
+    guesses = Guesses(40, 160, 250, most_bytes=1000)
+    guesses.read(0, 160)
+    guesses.read(200, 240)
+
+    assert guesses.widened(200, 240) == (160, 280)
+    assert (guesses.read_bytes, guesses.guessed_bytes) == (200, 80)
+
+
+def test_short_reads_earn_no_guesses():
+    ahead = a_guessing_ahead(largest_bytes=400)
+    for number, at in enumerate(range(80, 1600, 40)):
+        fetched(ahead, number, at, size=9)
+
+    assert fetched(ahead, 99, 400) == [(Fetch(400, 440),)]
