@@ -43,10 +43,10 @@ def test_a_herd_asks_the_store_twice_and_all_of_it_reads_the_file(bridge, tmp_pa
 
         assert found == [DATA] * SIZE
         counts = orjson.loads(os.getxattr(path, "user.counts"))
-        # The first opens it (its attributes, its manifest), the second looks for all others.
+        # The first opens it (its manifest may be known), the second looks for all others.
         # One more where the kernel asks for attributes that are a second old by now.
         assert 2 <= counts["stat"] <= 3
-        assert counts["read"] == 1
+        assert counts.get("read", 0) <= 1
     finally:
         umount(str(tmp_path))
         assert daemon.wait(timeout=20) == 0
