@@ -78,7 +78,7 @@ class Preferred:
     read_ahead: int = 32 << 20
     """Most bytes fetched ahead of one offset stream."""
     read_block: int = 0
-    """A read as long as the kernel sends brings in the rest of its block of so many bytes."""
+    """A read as long as the kernel sends brings in all of its block of so many bytes."""
 
 
 class ObjectWriter(Protocol):
