@@ -1,12 +1,18 @@
 """The old process's side of a hand-over: the mount stays with it whatever goes wrong."""
 
+import mmap
 import os
 import socket
 import struct
 
 import pytest
 
+from fusefs.bridge import pyfuse3_binding
 from fusefs.bridge.device import handover
+from fusefs.bridge.device.loop import REQUEST_BYTES
+from fusefs.bridge.device.passthrough import NO_PASSTHROUGH, Passthrough
+from fusefs.bridge.options import BridgeOptions
+from fusefs.bridge.serving import chosen
 from omniload.base.errors import StateError
 
 
@@ -95,3 +101,33 @@ def test_the_new_process_waits_until_the_address_is_free():
         assert ours.recv(64) == b"ready"
     assert theirs.fileno() == -1
     os.close(taken.device)
+
+
+@pytest.mark.parametrize("bridge", ["auto", "pyfuse3", "device"])
+def test_a_mount_that_is_taken_over_is_served_by_our_own_binding_whatever_is_asked(bridge):
+    assert chosen(BridgeOptions(bridge=bridge, take_over=True)) == "device"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "pages"), [("256\n", 256), ("1024\n", 1024), ("16\n", 256), ("", 256), (None, 256)]
+)
+def test_libfuse_is_read_after_with_room_for_the_largest_request_it_can_have_agreed_to(
+    tmp_path, monkeypatch, allowed, pages
+):
+    limit = tmp_path / "max_pages_limit"
+    if allowed is not None:
+        limit.write_text(allowed)
+    monkeypatch.setattr(pyfuse3_binding, "_MAX_PAGES", limit)
+
+    told = pyfuse3_binding._largest_request()
+
+    assert told == pages * mmap.PAGESIZE + mmap.PAGESIZE
+    assert told >= REQUEST_BYTES
+
+
+def test_a_connection_that_libfuse_began_passes_nothing_through():
+    passthrough = Passthrough(0, agreed=NO_PASSTHROUGH["agreed"])
+    passthrough.resume(NO_PASSTHROUGH)
+
+    assert not passthrough.can_pass_through
+    assert passthrough.state() == NO_PASSTHROUGH
