@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 
 from fusefs.body import Body
 from fusefs.namespace import StripedFiles
+from fusefs.stores.protocol import parent_of
 
 __all__ = ["remove_open", "rename_open"]
 
@@ -26,6 +27,7 @@ def remove_open(files: StripedFiles, path: str, body: Body | None) -> None:
         except FileNotFoundError:
             if not pending:
                 raise
+            files.directories.names_changed(parent_of(path))
         if body is not None:
             body.path = None
 
@@ -51,6 +53,8 @@ def rename_open(
             # It may have been renamed over a file before, which its path must not bring back.
             with suppress(FileNotFoundError):
                 files.remove(source)
+            for above in {parent_of(source), parent_of(target)}:
+                files.directories.names_changed(above)
         else:
             files.rename(source, target)
         if replaced is not None:

@@ -267,8 +267,10 @@ class StripedFiles:
     def discard(self, content: Content, *, kept: Manifest | None = None) -> None:
         """Remove objects of content that was never published, but for those ``kept`` names."""
         if not isinstance(content, bytes):
-            named = kept.object_paths() if kept is not None else ()
-            self._keeper.condemn(Manifest(mtime_ns=0, segments=content), named)
+            named = {s.segment_id for s in kept.segments} if kept is not None else set()
+            # Nothing is said of those: they may have been condemned with the version they belong to.
+            loose = tuple(s for s in content if s.segment_id not in named)
+            self._keeper.condemn(Manifest(mtime_ns=0, segments=loose))
 
     # Names and attributes
 

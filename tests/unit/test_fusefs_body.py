@@ -347,3 +347,68 @@ def test_an_open_plain_file_is_read_where_it_was_renamed_to():
 
         assert body.read(10_000, 50, 0) == DATA[10_000:10_050]
         body.close()
+
+
+def time_of(files, path):
+    """Of a directory, None where it is the store's own."""
+    files.directories.forget(path)
+    return files.stat(path).mtime_ns if files.directories.of(path).mtime_ns > 0 else None
+
+
+@pytest.fixture
+def dated(files):
+    for path in ("here", "there"):
+        files.make_directory(path)
+        files.set_attributes(path, Attributes(mtime_ns=10**9))
+    assert (time_of(files, "here"), time_of(files, "there")) == (10**9, 10**9)
+    return files
+
+
+def test_a_file_removed_before_its_first_flush_moves_the_time_of_its_directory(dated):
+    body = created(dated, "here/f")
+
+    remove_open(dated, "here/f", body)
+
+    assert (time_of(dated, "here"), time_of(dated, "there")) == (None, 10**9)
+    body.close()
+
+
+@pytest.mark.parametrize("was_renamed_over", [False, True])
+def test_a_file_renamed_before_its_first_flush_moves_the_time_of_both_directories(
+    dated, was_renamed_over
+):
+    if was_renamed_over:
+        dated.write_file("here/f", b"old")
+        dated.set_attributes("here", Attributes(mtime_ns=10**9))
+    body = created(dated, "here/f")
+
+    rename_open(dated, "here/f", "there/g", [body], None)
+
+    assert (time_of(dated, "here"), time_of(dated, "there")) == (None, None)
+    body.close()
+
+
+def test_a_removed_file_that_is_appended_to_and_read_leaves_nothing_when_it_is_closed(files):
+    files.write_file("f", DATA)
+    body = opened(files)
+    remove_open(files, "f", body)
+    body.write(len(DATA), DATA)
+    assert body.read(len(DATA) - 10, 20, 0) == DATA[-10:] + DATA[:10]
+
+    body.close()
+
+    assert object_paths(files.store) == []
+
+
+def test_what_is_dropped_of_a_file_leaves_its_version_whole_and_to_be_removed_later(files):
+    files.write_file("f", DATA)
+    body = opened(files)
+    body.write(len(DATA), DATA)
+    assert body.read(0, 10, 0) == DATA[:10]
+
+    body.close()
+
+    assert contents(files, "f") == DATA
+    assert object_paths(files.store) == sorted(files.manifest("f").object_paths())
+    files.remove("f")
+    assert object_paths(files.store) == []
