@@ -1,10 +1,12 @@
 """What is at a path: plain file, manifest, link or directory, found with as few store calls as can be."""
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, TypeVar
 
 from fusefs.directories import NOT_KEPT, DirectoryAttributes, is_attributes
 from fusefs.known import SETTLED_NS, KnownManifests, is_settled
@@ -30,7 +32,10 @@ _SHORT_BYTES = 64 << 10
 """Manifests of up to this size, of files of some GiB, are read whole at once, and remembered so."""
 _KNOWN_BYTES = 16 << 20
 """Most bytes of whole manifests remembered."""
+_ATTEMPTS = 3
+"""At one version of a path that others replace meanwhile."""
 
+Result = TypeVar("Result")
 Kind = Literal["file", "directory", "symlink"]
 
 
@@ -67,11 +72,13 @@ class Catalog:
 
     def stat(self, path: str) -> FileInfo:
         """Describe a path; links are not followed."""
-        return self.described(path, self._store.stat(path))
+        # A short manifest is read whole, for an open that likely follows.
+        describe = partial(self._described, path, short_bytes=_SHORT_BYTES)
+        return self._of_one_version(path, describe)
 
-    def described(self, path: str, entry: Entry) -> FileInfo:
-        """Describe what the store has just said of a path; a short manifest is read whole."""
-        return self._described(path, entry, short_bytes=_SHORT_BYTES)
+    def current(self, path: str) -> tuple[FileInfo, Manifest | None]:
+        """Describe what is at a path now, with its manifest if it has one."""
+        return self._of_one_version(path, partial(self.version, path))
 
     def listing(self, path: str) -> list[FileInfo]:
         """Describe everything directly in a directory, sorted by name."""
@@ -83,20 +90,18 @@ class Catalog:
         infos = self._pool.map(self._described_or_gone, paths, entries)
         return sorted((info for info in infos if info is not None), key=lambda info: info.name)
 
-    def manifest(self, path: str, info: FileInfo) -> Manifest | None:
-        """Read the manifest of a file that ``stat`` described; None for a plain file."""
-        if info.stored != "manifest":
-            return None
-        data, asked_ns = self._whole(path, info.entry)
-        return self._decoded(path, info.entry, data, asked_ns)
-
     def version(self, path: str, entry: Entry) -> tuple[FileInfo, Manifest | None]:
-        """As ``described`` and ``manifest`` together, by one read where the manifest is short."""
+        """As ``current``, of what the store has just said of a path; by one read where the manifest is short.
+
+        Raises:
+            IntegrityError, FileNotFoundError: It is broken; or it was replaced since.
+        """
         if entry.is_directory or not has_manifest_size(entry.size_bytes):
             return self._described(path, entry), None
         if entry.size_bytes > _SHORT_BYTES:
             info = self._described(path, entry)
-            return info, self.manifest(path, info)
+            if info.stored == "plain":
+                return info, None
         data, asked_ns = self._whole(path, entry)
         info = self._file_info(entry, self._header_in(path, entry, data, asked_ns))
         if info.stored == "plain":
@@ -109,9 +114,20 @@ class Catalog:
         self._known.forget(path)
         self._known.forget_below(path)
 
-    def renamed_over(self, path: str) -> None:
-        """Read the manifest at a path anew: what lies there now has kept its time stamp."""
+    def doubt(self, path: str) -> None:
+        """Read the manifest at a path anew: what came there may bear the time stamp of what was there."""
         self._known.forget(path)
+
+    def _of_one_version(self, path: str, describe: Callable[[Entry], Result]) -> Result:
+        for attempt in range(_ATTEMPTS):
+            entry = self._store.stat(path)
+            try:
+                return describe(entry)
+            except (IntegrityError, FileNotFoundError):
+                # Replaced between stat and read: the sizes of both did not fit.
+                if attempt == _ATTEMPTS - 1 or self._store.stat(path) == entry:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
 
     def _described_or_gone(self, path: str, entry: Entry) -> FileInfo | None:
         try:

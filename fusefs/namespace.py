@@ -139,15 +139,14 @@ class StripedFiles:
     def xattrs(self, path: str) -> dict[str, bytes]:
         """Return the extended attributes of a file or directory."""
         path = self._visible(path)
-        info = self._catalog.stat(path)
-        is_directory = info.kind == "directory"
-        kept = self.directories.of(path) if is_directory else self._catalog.manifest(path, info)
+        info, manifest = self._catalog.current(path)
+        kept = self.directories.of(path) if info.kind == "directory" else manifest
         return dict(kept.xattrs) if kept is not None else {}
 
     def manifest(self, path: str) -> Manifest | None:
         """Return the manifest at a path; None for a plain file."""
         path = self._visible(path)
-        return self._catalog.version(path, self.store.stat(path))[1]
+        return self._catalog.current(path)[1]
 
     def read_link(self, path: str) -> str:
         """Return the target of a symbolic link."""
@@ -169,21 +168,18 @@ class StripedFiles:
             IsADirectoryError: It is a directory.
         """
         path = self._visible(path)
-        for attempt in range(3):
-            entry = self.store.stat(path)
-            if entry.is_directory:
-                raise IsADirectoryError(errno.EISDIR, "is a directory", path)
-            try:
-                info, manifest = self._catalog.version(path, entry)
-            except (IntegrityError, FileNotFoundError):
-                # Replaced between stat and read: the sizes of both did not fit.
-                if attempt == 2 or self.store.stat(path) == entry:
-                    raise
-                continue
-            if manifest is None:
-                return self._opener.plain(path, info)
-            return self._opener.striped(path, info, manifest, lambda: self._manifest_or_none(path))
-        raise AssertionError("the last attempt returns or raises")
+        info, manifest = self._catalog.current(path)
+        if info.kind == "directory":
+            raise IsADirectoryError(errno.EISDIR, "is a directory", path)
+        if manifest is None:
+            return self._opener.plain(path, info)
+
+        def now() -> Manifest | None:
+            # An object of it is gone, so what is known of the path may be of a version that is.
+            self._catalog.doubt(path)
+            return self._manifest_or_none(path)
+
+        return self._opener.striped(path, info, manifest, now)
 
     def writer(self, path: str, base: tuple[Segment, ...] = ()) -> FileWriter:
         """Return a writer with the striping of ``path``; nothing is there until it is published.
@@ -295,7 +291,7 @@ class StripedFiles:
                 for name in ("mode", "mtime_ns", "xattrs")
                 if (value := getattr(attributes, name)) is not None
             }
-            self.store.publish(path, encoded(replace(manifest, **changes), path))
+            self._put(path, replace(manifest, **changes))
 
     def make_link(self, path: str, target: str) -> None:
         """Make a symbolic link."""
@@ -303,7 +299,7 @@ class StripedFiles:
         if self._exists(path):
             raise FileExistsError(errno.EEXIST, "something is there", path)
         link = Manifest(kind="symlink", mtime_ns=time.time_ns(), mode=0o777, target=target)
-        self.store.publish(path, encoded(link, path))
+        self._put(path, link)
         self.directories.names_changed(parent_of(path))
 
     def make_directory(self, path: str) -> None:
@@ -334,7 +330,7 @@ class StripedFiles:
         replaced = self._manifest_or_none(target) if source != target else None
         self.directories.before_rename(source, target)
         self.directories.as_empty(target, lambda: self.store.rename(source, target))
-        self._catalog.renamed_over(target)
+        self._catalog.doubt(target)
         self._keeper.condemn(replaced)
         if source != target:
             self.directories.forget(source)
@@ -354,6 +350,10 @@ class StripedFiles:
         if is_attributes(path):
             raise PermissionError(errno.EPERM, "it holds a directory's attributes", path)
         return path
+
+    def _put(self, path: str, manifest: Manifest) -> None:
+        self.store.publish(path, encoded(manifest, path))
+        self._catalog.doubt(path)
 
     def _exists(self, path: str) -> bool:
         try:

@@ -61,6 +61,7 @@ class Publisher:
 
         data, kept = _stored(path, content, attributes)
         self._store.publish(path, data, before)
+        self._catalog.doubt(path)
         self._remove_replaced(path, [known for known in replaced if known is not None], set(kept))
         return found[0] is None
 

@@ -198,6 +198,18 @@ class PuttingStore(_BackendStore):
         self._write(path, data)
 
     @override
+    def _write(self, path: str, data: bytes) -> None:
+        writer = self._backend.open_new(path)
+        try:
+            writer.write(data)
+        except BaseException:
+            writer.abort()
+            raise
+        # Not given up where it fails: that removes what is at the path, which is still the file
+        # this was to replace, or is this one, put though nobody heard of it.
+        writer.close()
+
+    @override
     def rename(self, source: str, target: str) -> None:
         if source == target:
             self.stat(source)

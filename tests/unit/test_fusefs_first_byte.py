@@ -1,6 +1,7 @@
 """What is asked of a store before the first byte of a file: each call is a request, one after the other."""
 
 import dataclasses
+import errno
 from types import SimpleNamespace
 
 import orjson
@@ -15,7 +16,7 @@ from fusefs.stores.clients import Backend
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.protocol import Entry
 from omniload.base.errors import IntegrityError, UnavailableError
-from tests.support.fusefs_builders import contents, some_files
+from tests.support.fusefs_builders import contents, object_paths, some_files
 
 S = 10**9
 DATA = bytes(range(250)) * 100
@@ -146,6 +147,64 @@ def test_a_rename_over_it_shows_though_size_and_time_are_the_same(files):
     assert contents(files, "f") == OTHER
 
 
+def test_a_missing_object_is_the_sign_that_what_is_known_is_of_another_version(files):
+    files.open("f").close()
+    with some_files(files.store) as others:
+        others.write_file("g", OTHER)  # as long, and as old
+        others.rename("g", "f")
+
+    with pytest.raises(OSError, match="open the file again") as caught:
+        contents(files, "f")
+    assert caught.value.errno == errno.ESTALE
+
+    assert contents(files, "f") == OTHER
+
+
+@pytest.mark.parametrize("ask", ["stat", "open", "manifest", "xattrs"])
+def test_a_file_that_is_replaced_by_one_with_a_shorter_manifest_while_it_is_looked_at(
+    files, monkeypatch, ask
+):
+    files.write_file("f", DATA[:4000], Attributes(mode=0o600))
+    assert files.store.stat("f").size_bytes > 9000
+    others, read = [], files.store.read
+
+    def replaced_first(path, offset, size_bytes):
+        if path == "f" and not others:
+            others.append("wrote")
+            with some_files(files.store) as other:
+                other.write_file("f", DATA)
+        return read(path, offset, size_bytes)
+
+    monkeypatch.setattr(files.store, "read", replaced_first)
+    files._catalog.forget("f")
+    found = getattr(files, ask)("f")
+
+    assert others == ["wrote"]
+    if ask == "stat":
+        assert found.size_bytes == len(DATA)
+    assert contents(files, "f") == DATA
+    if ask == "open":
+        assert found.reader.read(0, 10) == DATA[:10]
+        found.close()
+
+
+def test_what_this_mount_replaced_shows_at_once_whatever_the_clocks_say(files):
+    """All it writes bears the time stamp of what was there, which is believed to be settled."""
+    assert contents(files, "f") == DATA
+    files.write_file("f", OTHER)
+    assert contents(files, "f") == OTHER
+    assert len(object_paths(files.store)) == len(files.manifest("f").object_paths())
+
+    for mode in (0o600, 0o640):
+        files.set_attributes("f", Attributes(mode=mode))
+        assert files.stat("f").mode == mode
+
+    for target in ("one", "two"):
+        files.remove("f")
+        files.make_link("f", target)
+        assert files.read_link("f") == target
+
+
 def test_what_was_forgotten_is_read_anew(files):
     files.open("f").close()
     files._catalog.forget("")
@@ -188,16 +247,16 @@ def test_a_plain_file_of_a_manifests_size_is_told_by_one_read(files):
     assert files.store.since() == [("stat", "chance"), ("read", "chance")]
 
 
-def test_replacing_a_settled_file_asks_for_its_manifest_no_more_than_once(files):
-    files.store.since()
+def test_replacing_a_settled_file_reads_what_is_there_before_and_after(files):
     files.write_file("f", OTHER)
-    assert files.store.since().count(("read", "f")) == 1
-
-    files.set_attributes("f", Attributes(mode=0o600))
+    assert files.store.since().count(("read", "f")) == 2
+    files.open("f").close()
     files.store.since()
-    files.write_file("f", DATA)
-    files.store.mtime_ns += 1
 
+    files.write_file("f", DATA)
+    assert files.store.since().count(("read", "f")) == 1  # what was there before is known
+
+    files.store.mtime_ns += 1
     assert contents(files, "f") == DATA
 
 
@@ -245,6 +304,40 @@ class NotingBackend(Backend):
     def since(self):
         calls, self.calls = self.calls, []
         return calls
+
+
+class FailingPut:
+    """A stream of an object store: nothing shows before its close, and that fails as scripted."""
+
+    def __init__(self, backend, path, *, arrives):
+        self.backend, self.path, self.arrives, self.data = backend, path, arrives, b""
+
+    def write(self, data):
+        self.data += data
+
+    def close(self):
+        if self.arrives:
+            self.backend.keys[self.path] = self.data
+        raise UnavailableError("scripted: the answer was lost")
+
+    def abort(self):
+        self.backend.remove(self.path)
+
+
+@pytest.mark.parametrize("arrives", [False, True])
+def test_a_put_that_fails_takes_nothing_away_of_what_it_was_to_replace(arrives):
+    class Failing(NotingBackend):
+        def open_new(self, path):
+            return FailingPut(self, path, arrives=arrives)
+
+        def remove(self, path):
+            del self.keys[path]
+
+    backend = Failing("f")
+    with pytest.raises(UnavailableError):
+        PuttingStore(backend).publish("f", b"new")
+
+    assert backend.keys == {"f": b"new" if arrives else b"1"}
 
 
 BOTH = pytest.mark.parametrize("kind", [PuttingStore, RenamingStore])
