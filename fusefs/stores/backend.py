@@ -278,7 +278,7 @@ class RenamingStore(_BackendStore):
             if there is not None:
                 self._replace(temporary, path)
             else:
-                self._backend.move(temporary, path)
+                self._place(temporary, path)
         except (OSError, OmniloadError):
             with suppress(OSError, OmniloadError):
                 # An intent that names it makes it the only copy.
@@ -298,7 +298,7 @@ class RenamingStore(_BackendStore):
             self._replace(source, target)
             return
         self._make_parent(target)
-        self._backend.move(source, target)
+        self._place(source, target)
 
     @override
     def remove(self, path: str) -> None:
@@ -310,6 +310,10 @@ class RenamingStore(_BackendStore):
         # Asked for, not found out by moving: WebHDFS says nothing of a move that failed.
         if (above := parent_of(path)) and self._backend.find(above) is None:
             self._backend.make_directory(above)
+
+    def _place(self, source: str, target: str) -> None:
+        """Move to a name at which nothing stood a moment ago."""
+        self._backend.move(source, target)
 
     def _replace(self, source: str, target: str) -> None:
         record = orjson.dumps({"version": 1, "source": source, "target": target})
@@ -356,6 +360,11 @@ class ReplacingStore(RenamingStore):
     def __init__(self, backend: ReplacingBackend) -> None:
         super().__init__(backend)
         self._replacing = backend
+
+    @override
+    def _place(self, source: str, target: str) -> None:
+        # Another may have come first: the last to come is the one that stays, as everywhere.
+        self._replacing.replace(source, target)
 
     @override
     def _replace(self, source: str, target: str) -> None:

@@ -38,8 +38,8 @@ OPTIONS_VARIABLE = "LIBHDFS_OPTS"
 CHECKSUM = "dfs.checksum.type"
 REPLICATION = "dfs.replication"
 CLOSING = {
-    "dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "10",
-    # The delay doubles: as patient as the client's own five times from 400 ms on.
+    "dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "13",
+    # The delay doubles: 13 s in all, where the client's own five times from 400 ms on are 12.
     "dfs.client.block.write.locateFollowingBlock.retries": "10",
 }
 _CLOSING_SINCE = (2, 8)

@@ -8,10 +8,13 @@ What it lacks: a write whose next block is placed on a data node that is dead, a
 fails (EIO; nothing half is seen). Java's client asks for another. So this is the store for those who read.
 """
 
+import errno
+import io
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from typing_extensions import override
 
@@ -31,6 +34,11 @@ IMPATIENCE = {
     "dfs.client.failover.sleep.max.millis": "1000",
 }
 _REPLICATION = ("replication", "dfs.replication")
+_REFUSALS = {
+    "org.apache.hadoop.fs.InvalidPathException": (errno.EINVAL, "HDFS takes no such name"),
+    "QuotaExceededException": (errno.EDQUOT, "a quota of HDFS is used up"),
+}
+"""What the client has no error of its own for, and asking again changes nothing about."""
 
 
 def native_hdfs_store(url: str) -> Store:
@@ -61,9 +69,13 @@ def native_hdfs_store(url: str) -> Store:
     try:
         client = hdfs_native.Client(f"hdfs://{parts.netloc}", settings)
     except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"store {url!r}: {error}") from error
+        raise ConfigError(
+            f"store {url!r}: {error}; give HOST:PORT, or a name service of the files in HADOOP_CONF_DIR"
+        ) from error
     options = hdfs_native.WriteOptions(replication=copies, create_parent=True)
-    return ReplacingStore(_NativeBackend(client, options, parts.path, url))
+    # As Java's client reads a URL, so that one means the same folder to both.
+    root = "/".join(filter(None, unquote(parts.path).split("/")))
+    return ReplacingStore(_NativeBackend(client, options, root, url))
 
 
 def _folders_of_the_site() -> list[str]:
@@ -90,7 +102,7 @@ class _NativeBackend(ReplacingBackend):
     def __init__(self, client: Any, options: Any, root: str, url: str) -> None:  # noqa: ANN401 -- an extra
         self._client = client
         self._options = options
-        self._root = root.rstrip("/")
+        self._root = f"/{root}" if root else ""
         self._url = url
         # A reader knows the blocks of the file that it was opened on, whatever is at its path later.
         self._held = HeldFiles[Any](lambda path: self._client.read(self._at(path)))
@@ -102,7 +114,7 @@ class _NativeBackend(ReplacingBackend):
 
     @override
     def find(self, path: str) -> Entry | None:
-        with translated(path):
+        with _translated(path):
             try:
                 return _entry(self._client.get_file_info(self._at(path)))
             except FileNotFoundError:
@@ -110,12 +122,12 @@ class _NativeBackend(ReplacingBackend):
 
     @override
     def listing(self, path: str) -> list[Entry]:
-        with translated(path):
+        with _translated(path):
             return [_entry(status) for status in self._client.list_status(self._at(path))]
 
     @override
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:
-        with translated(path):
+        with _translated(path):
             file = self._held.held(path) or self._held.opened(path)
             size_bytes = min(size_bytes, len(file) - offset)
             try:
@@ -127,17 +139,20 @@ class _NativeBackend(ReplacingBackend):
 
     @override
     def open_new(self, path: str) -> ObjectWriter:
-        with translated(path):
-            return _NativeWriter(self._client.create(self._at(path), self._options), self, path)
+        with _translated(path):
+            file = self._client.create(self._at(path), self._options)
+        # To Python it is closed: else it would be when it is collected, and half a file become whole.
+        io.RawIOBase.close(file)
+        return _NativeWriter(file, self, path)
 
     @override
     def move(self, source: str, target: str) -> None:
-        with translated(source):
+        with _translated(source):
             self._client.rename(self._at(source), self._at(target), overwrite=False)
 
     @override
     def replace(self, source: str, target: str) -> None:
-        with translated(source):
+        with _translated(source):
             self._client.rename(self._at(source), self._at(target), overwrite=True)
 
     @override
@@ -147,7 +162,7 @@ class _NativeBackend(ReplacingBackend):
 
     @override
     def make_directory(self, path: str) -> None:
-        with translated(path):
+        with _translated(path):
             self._client.mkdirs(self._at(path), create_parent=True)
 
     @override
@@ -155,7 +170,7 @@ class _NativeBackend(ReplacingBackend):
         self._delete(path)
 
     def _delete(self, path: str) -> None:
-        with translated(path):
+        with _translated(path):
             if not self._client.delete(self._at(path), recursive=False):
                 raise FileNotFoundError(2, "nothing there", path)
 
@@ -173,12 +188,12 @@ class _NativeWriter(ObjectWriter):
 
     @override
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        with translated(self._path):
+        with _translated(self._path):
             self._file.write(data)
 
     @override
     def close(self) -> None:
-        with translated(self._path):
+        with _translated(self._path):
             self._file.close()
 
     @override
@@ -186,6 +201,25 @@ class _NativeWriter(ObjectWriter):
         # The file is removed under the writer, whose lease ends with it: closing could make half a file whole.
         with suppress(OSError, UnavailableError):
             self._backend.remove(self._path)
+
+
+@contextmanager
+def _translated(path: str) -> Iterator[None]:
+    """As ``translated``; and a name or a quota that HDFS refuses is no outage.
+
+    Raises:
+        OSError: EINVAL or EDQUOT, too.
+    """
+    try:
+        with translated(path):
+            yield
+    except UnavailableError as error:
+        if isinstance(error.__cause__, UnicodeEncodeError):
+            raise OSError(errno.EINVAL, "HDFS takes names of UTF-8 alone", path) from error
+        for sign, (number, reason) in _REFUSALS.items():
+            if sign in str(error):
+                raise OSError(number, reason, path) from error
+        raise
 
 
 def _entry(status: Any) -> Entry:  # noqa: ANN401 -- an extra

@@ -1,11 +1,13 @@
 """HDFS without Java over a real HDFS: the store contract, replacing in one go, outages, and Java's client beside it."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -109,6 +111,30 @@ def test_a_file_that_is_replaced_is_never_missing(url, by_java):
     assert len(seen) > 1
     assert intents(store) == []
     assert by_java.read("a", 0, 3) == contents[-1]
+
+
+def test_writers_of_one_new_name_all_succeed(url):
+    """Each finds nothing there; the last to come stays."""
+    stores, names = [open_store(url) for _ in range(4)], [f"{number}" for number in range(6)]
+    for store in stores:
+        store.publish("seed", b"")
+
+    with ThreadPoolExecutor(len(stores)) as threads:
+        for name in names:
+            list(threads.map(lambda store, name=name: store.publish(name, b"1"), stores))
+
+    assert all(stores[0].read(name, 0, 1) == b"1" for name in names)
+
+
+def test_a_url_means_the_same_folder_to_both_clients(url, by_java):
+    native = open_store(f"{url}/my%20jobs")
+
+    native.publish("a", b"1")
+
+    assert by_java.read("my jobs/a", 0, 1) == b"1"
+    with pytest.raises(OSError, match="no such name") as caught:
+        native.publish("12:30", b"1")
+    assert caught.value.errno == errno.EINVAL
 
 
 def test_what_a_client_of_java_left_half_replaced_is_finished(url, by_java, monkeypatch):

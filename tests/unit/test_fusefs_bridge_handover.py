@@ -1,14 +1,18 @@
 """The old process's side of a hand-over: the mount stays with it whatever goes wrong."""
 
+import errno
 import mmap
 import os
 import socket
 import struct
+from contextlib import nullcontext
+from types import SimpleNamespace
 
+import orjson
 import pytest
 
 from fusefs.bridge import pyfuse3_binding
-from fusefs.bridge.device import handover
+from fusefs.bridge.device import binding, handover
 from fusefs.bridge.device.loop import REQUEST_BYTES
 from fusefs.bridge.device.passthrough import NO_PASSTHROUGH, Passthrough
 from fusefs.bridge.options import BridgeOptions
@@ -101,6 +105,101 @@ def test_the_new_process_waits_until_the_address_is_free():
         assert ours.recv(64) == b"ready"
     assert theirs.fileno() == -1
     os.close(taken.device)
+
+
+def test_a_process_without_descriptors_to_answer_with_keeps_its_mount(monkeypatch):
+    class Full:
+        def accept(self):
+            raise OSError(errno.EMFILE, "too many open files")
+
+    rests = []
+    monkeypatch.setattr(handover.time, "sleep", rests.append)
+
+    assert not handover.handed_over(Full(), 0, dict)
+    assert rests == [handover._REST_S]
+
+
+@pytest.mark.parametrize(
+    "state", [orjson.dumps({"version": 2}), b"no JSON", b'{"version": 1, "cut sho']
+)
+def test_a_state_that_cannot_be_used_leaves_no_descriptor_of_the_mount_here(state):
+    """It would keep the connection from ending when the other process does."""
+    ours, theirs = socket.socketpair()
+    read, write = os.pipe2(os.O_NONBLOCK)
+    is_cut = state.endswith(b"sho")
+    with ours, theirs:
+        socket.send_fds(ours, [handover._LENGTH.pack(len(state) + is_cut)], [write])
+        os.close(write)
+        ours.sendall(state)
+        ours.shutdown(socket.SHUT_WR)
+        with pytest.raises((StateError, ValueError)):
+            handover._received(theirs, "/mnt")
+
+        assert os.read(read, 1) == b""  # nobody writes there any more
+    os.close(read)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (TimeoutError("timed out"), "process 12, which serves it, has not answered within 60 s"),
+        (ConnectionRefusedError(111, "no"), "process 12 serves it with bridge=pyfuse3 and hands"),
+    ],
+)
+def test_a_process_that_is_slow_is_not_taken_for_one_that_cannot(monkeypatch, error, reason):
+    waiter = SimpleNamespace(about={"process": 12, "bridge": "pyfuse3"}, close=lambda: None)
+    monkeypatch.setattr(handover.Waiter, "of", lambda _: waiter)
+
+    assert handover._why_nobody("/mnt", error).startswith(reason)
+
+
+class Watching:
+    """A loop that a hand-over is asked of as soon as it runs."""
+
+    def __init__(self):
+        self.calls = {}
+        self.takes = []
+
+    def watch(self, descriptor, call):
+        assert descriptor not in self.calls
+        self.calls[descriptor] = call
+
+    def unwatch(self, descriptor):
+        del self.calls[descriptor]
+
+    def take_requests(self, *, on):
+        self.takes.append(on)
+
+    def end(self):
+        self.takes.append("end")
+
+    def run(self):
+        for call in list(self.calls.values()):
+            call()
+
+
+@pytest.mark.parametrize("is_handed", [True, False])
+def test_who_asks_while_the_mount_is_handed_over_waits_for_the_outcome(monkeypatch, is_handed):
+    """Finishing requests runs the loop, which must not begin a second hand-over within the first."""
+    loop, watched = Watching(), []
+
+    def handed_over(*_):
+        watched.append(dict(loop.calls))
+        return is_handed
+
+    class Listener(nullcontext):
+        def fileno(self):
+            return 7
+
+    monkeypatch.setattr(binding, "listen", lambda _: Listener())
+    monkeypatch.setattr(binding, "handed_over", handed_over)
+    monkeypatch.setattr(binding, "tune_kernel", lambda *_: None)
+    connection = SimpleNamespace(loop=loop, device=3)
+
+    assert binding._served(connection, "/mnt", BridgeOptions(), lambda: None) is is_handed
+    assert watched == [{}]
+    assert loop.takes == [False, "end" if is_handed else True]
+    assert list(loop.calls) == ([] if is_handed else [7])
 
 
 @pytest.mark.parametrize("bridge", ["auto", "pyfuse3", "device"])

@@ -1,5 +1,8 @@
 """What a URL of HDFS without Java may say, and what is asked of the client."""
 
+import errno
+import gc
+import io
 import sys
 import types
 
@@ -29,6 +32,19 @@ class Reader:
         return self.data[offset : offset + size]
 
 
+class Writer(io.RawIOBase):
+    """As the client's: a stream of Python's, which closes those that nobody closed."""
+
+    def __init__(self, closed, path):
+        self.all_closed, self.path = closed, path
+
+    def write(self, data):
+        return len(data)
+
+    def close(self):
+        self.all_closed.append(self.path)
+
+
 class Client:
     """Remembers what it is asked; answers with what stands in ``files``."""
 
@@ -36,7 +52,7 @@ class Client:
 
     def __init__(self, url, config):
         self.url, self.config, self.opened, self.renamed = url, config, [], []
-        self.files = {}
+        self.files, self.closed = {}, []
         Client.made = self
 
     def read(self, path):
@@ -48,6 +64,14 @@ class Client:
             raise FileNotFoundError(path)
         size = len(self.files[path])
         return types.SimpleNamespace(path=path, isdir=False, length=size, modification_time=1234)
+
+    def create(self, path, options):
+        if "a:b" in path:
+            raise RuntimeError('RPCError("org.apache.hadoop.fs.InvalidPathException", "...")')
+        if "much" in path:
+            raise RuntimeError('RPCError("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException')
+        path.encode()
+        return Writer(self.closed, path)
 
     def delete(self, path, recursive):
         assert not recursive
@@ -163,6 +187,69 @@ def test_a_move_never_replaces_and_a_replacement_does(client):
 def test_removing_what_is_not_there_says_so(client):
     with pytest.raises(FileNotFoundError):
         backend().remove("a")
+
+
+def test_half_a_file_is_not_made_whole_when_its_writer_is_collected(client):
+    ours = backend()
+    whole, half = ours.open_new("whole"), ours.open_new("half")
+    whole.write(b"1")
+    whole.close()
+    half.write(b"1")
+    half.abort()
+
+    del whole, half
+    gc.collect()
+
+    assert Client.made.closed == ["/jobs/whole"]
+
+
+@pytest.mark.parametrize(
+    ("path", "number"), [("a:b", errno.EINVAL), ("\udcff", errno.EINVAL), ("much", errno.EDQUOT)]
+)
+def test_what_hdfs_will_never_take_is_not_asked_again(client, path, number):
+    with pytest.raises(OSError, match="HDFS") as caught:
+        backend().open_new(path)
+
+    assert (caught.value.errno, caught.value.filename) == (number, path)
+
+
+@pytest.mark.parametrize(
+    ("url", "there"),
+    [
+        ("hdfs+native://n/my%20jobs", "/my jobs/a"),
+        ("hdfs+native://n/my jobs/", "/my jobs/a"),
+        ("hdfs+native://n/100%25", "/100%/a"),
+        ("hdfs+native://n//jobs//now", "/jobs/now/a"),
+        ("hdfs+native://n", "/a"),
+        ("hdfs+native://n//", "/a"),
+    ],
+)
+def test_a_folder_is_the_one_that_javas_client_means_by_it(client, url, there):
+    ours = backend(url)
+    Client.made.files = {there: Reader(b"abc")}
+
+    assert ours.read("a", 0, 3) == b"abc"
+
+
+@pytest.mark.parametrize("url", ["hdfs+native:///jobs", "hdfs+native://host/jobs"])
+def test_an_address_that_the_client_cannot_find_says_what_to_give(monkeypatch, url):
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+    monkeypatch.delenv("HADOOP_HOME", raising=False)
+
+    with pytest.raises(ConfigError, match="give HOST:PORT, or a name service"):
+        native_hdfs_store(url)
+
+
+def test_a_new_name_that_another_took_meanwhile_is_replaced(client, monkeypatch):
+    store = native_hdfs_store("hdfs+native://n/jobs")
+    monkeypatch.setattr(store._backend, "find", lambda path: None)
+    monkeypatch.setattr(store._backend, "make_directory", lambda path: None)
+
+    store.publish("a", b"1")
+
+    ((source, target, overwrite),) = Client.made.renamed
+    assert (target, overwrite) == ("/jobs/a", True)
+    assert source.startswith(f"/jobs/{RESERVED}/")
 
 
 def test_times_are_the_stores_milliseconds(client):

@@ -149,12 +149,15 @@ def _served(
     def hand_over() -> None:
         nonlocal handed
         assert listener is not None
+        # One at a time: another who asks while requests are finished waits.
+        loop.unwatch(listener.fileno())
         loop.take_requests(on=False)
         handed = handed_over(listener, connection.device, state)
         if handed:
             loop.end()
         else:
             loop.take_requests(on=True)
+            loop.watch(listener.fileno(), hand_over)
 
     if listener is not None:
         loop.watch(listener.fileno(), hand_over)

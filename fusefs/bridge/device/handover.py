@@ -19,6 +19,7 @@ import hashlib
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -40,6 +41,7 @@ ANSWER_WITHIN_S = 60.0
 """For the other side's next word: it may have to finish requests, or open files."""
 FINISH_WITHIN_S = 30.0
 """For requests under way; a mount whose store does not answer stays where it is."""
+_REST_S = 0.1
 _MOST_STATE_BYTES = 1 << 30
 
 
@@ -69,7 +71,13 @@ def handed_over(listener: socket.socket, device: int, state: Callable[[], dict[s
         device: /dev/fuse.
         state: Stops the service and returns what the next process needs; may raise StateError.
     """
-    peer, _ = listener.accept()
+    try:
+        peer, _ = listener.accept()
+    except OSError as error:
+        # Out of descriptors, say. Who asks stays in the queue, which would wake the loop without rest.
+        _LOG.warning("the mount is asked for, and nobody can be answered: %s", error)
+        time.sleep(_REST_S)
+        return False
     with peer:
         peer.settimeout(ANSWER_WITHIN_S)
         try:
@@ -181,9 +189,15 @@ def _why_nobody(target: str, error: BaseException) -> str:
     if waiter is None:
         return (
             f"no mount of ours answers there ({error}); unmount what is there, if anything, and "
-            "mount it without take_over"
+            "mount it without --take-over"
         )
     waiter.close()
+    if isinstance(error, TimeoutError):
+        return (
+            f"process {waiter.about['process']}, which serves it, has not answered within "
+            f"{ANSWER_WITHIN_S:g} s and keeps it: the store may be slow, or much is still to be "
+            "published; try again"
+        )
     return (
         f"process {waiter.about['process']} serves it with bridge={waiter.about['bridge']} and hands "
         f"nothing over ({error}): it is of an older release, or about to end; unmount it, and mount it anew"
@@ -195,11 +209,21 @@ def _received(peer: socket.socket, target: str) -> Taken:
     (size,) = _LENGTH.unpack(head)
     if not descriptors or not 0 < size <= _MOST_STATE_BYTES:
         raise StateError(f"{target!r} is not handed over: {_rest(peer)}")
-    state = orjson.loads(_exactly(peer, size))
+    try:
+        os.set_inheritable(descriptors[0], False)
+        state = _state(_exactly(peer, size), target)
+    except BaseException:
+        # Else it would keep the connection from ending when the other process does.
+        os.close(descriptors[0])
+        raise
+    return Taken(peer, descriptors[0], state)
+
+
+def _state(data: bytes, target: str) -> dict[str, Any]:
+    state: dict[str, Any] = orjson.loads(data)
     if state.get("version") != 1:
         raise StateError(f"{target!r} comes with a state of version {state.get('version')}, not 1")
-    os.set_inheritable(descriptors[0], False)
-    return Taken(peer, descriptors[0], state)
+    return state
 
 
 def _exactly(peer: socket.socket, size: int) -> bytes:
