@@ -3,7 +3,6 @@
 import contextlib
 import mmap
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from fusefs.namespace import StripedFiles
 from fusefs.stores.local import LocalStore
 from omniload.base.errors import StateError
 from tests.support import fusefs_bridge_example as example
-from tests.support.fusefs_model import TINY, Pair, fast_directory, random_operation
+from tests.support.fusefs_model import TINY, Pair, fast_directory, run
 from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT
 
 pytestmark = [pytest.mark.fuse, pytest.mark.skipif(NO_MOUNT, reason=WHY_NO_MOUNT)]
@@ -66,7 +65,7 @@ def mounted(place, **settings):
     assert "defect" not in (place / "log").read_text()
     files = StripedFiles(LocalStore(place / "store"))
     with contextlib.closing(files):
-        assert verify(files, read_data=True, grace_s=0).harmful == []
+        assert verify(files, read_data=True, grace_s=0).faults == []
 
 
 def test_random_operations_are_answered_as_by_a_directory_over_several_processes(place):
@@ -74,28 +73,18 @@ def test_random_operations_are_answered_as_by_a_directory_over_several_processes
     with mounted(place, bridge="pyfuse3") as take_over:
         pair = Pair(place / "mount", place / "model")
         for seed in range(3):
-            play(pair, 150, seed)
+            run(pair, 150, seed)
             if (refusal := refusal_of(take_over)) is not None:
                 assert "is open and was re" in refusal  # removed, or replaced: said by name
                 refused += 1
-                play(pair, 50, seed + 100)
+                run(pair, 50, seed + 100)
                 for slot in range(4):
                     pair.do("close", slot)
                 take_over()
-            play(pair, 50, seed + 200)
+            run(pair, 50, seed + 200)
             pair.check()
         pair.empty()
     assert refused < 3, "no file was open over a hand-over"
-
-
-def play(pair, steps, seed):
-    """Do random operations, but for times set by hand: those of folders are told from the store late."""
-    draw = random.Random(seed)
-    for _ in range(steps):
-        operation = random_operation(draw)
-        if operation[0] != "utime":
-            pair.do(*operation)
-    pair.check()
 
 
 def refusal_of(take_over):
@@ -287,7 +276,7 @@ def test_a_user_without_rights_takes_mounts_over_and_unmounts_and_nobody_else_ta
     assert not os.path.ismount(place / "mount")
     files = StripedFiles(LocalStore(place / "store"))
     with contextlib.closing(files):
-        assert verify(files, read_data=True, grace_s=0).harmful == []
+        assert verify(files, read_data=True, grace_s=0).faults == []
         assert [info.name for info in files.listing("")] == ["f", "log"]
         with files.open("log") as log:
             assert bytes(log.reader.read(0, 100)) == b"one two three "
