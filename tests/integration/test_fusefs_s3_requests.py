@@ -201,11 +201,13 @@ class Answering(http.server.BaseHTTPRequestHandler):
     """Answers by one status per kind of request, without a body."""
 
     def answer(self):
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.asked.append(self.command)
         self.send_response(self.server.statuses[self.command])
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    do_GET = do_HEAD = answer
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer
 
     def log_message(self, *_):
         pass
@@ -214,6 +216,7 @@ class Answering(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def answering():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    server.asked = []
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
@@ -222,9 +225,10 @@ def answering():
     server.server_close()
 
 
-def a_client(kind, port):
+def a_client(kind, port, **options):
     if kind == "s3":
         return pafs.S3FileSystem(
+            **options,
             access_key="k",
             secret_key="s",
             endpoint_override=f"http://127.0.0.1:{port}",
@@ -268,6 +272,19 @@ def test_an_answer_that_is_a_failure_is_never_taken_for_not_there(answering, kin
     for call in (lambda: store.stat("f"), lambda: store.listing("d"), lambda: store.create("f")):
         with pytest.raises((UnavailableError, PermissionError)):
             call()
+
+
+@pytest.mark.parametrize("puts_at_once", [False, True])
+def test_a_put_that_fails_removes_nothing(answering, puts_at_once):
+    answering.statuses = {"HEAD": 200, "GET": 200, "PUT": 403, "POST": 403, "DELETE": 200}
+    client = a_client("s3", answering.server_port, allow_delayed_open=puts_at_once)
+    store = store_on(client, "bucket", "s3://bucket")
+
+    with pytest.raises((UnavailableError, PermissionError)):
+        store.publish("f", b"new")
+
+    assert ("PUT" if puts_at_once else "POST") in answering.asked
+    assert "DELETE" not in answering.asked
 
 
 @pytest.mark.parametrize("kind", ["s3", "gcs"])
