@@ -202,6 +202,41 @@ def test_who_asks_while_the_mount_is_handed_over_waits_for_the_outcome(monkeypat
     assert list(loop.calls) == ([] if is_handed else [7])
 
 
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (bytes(8) + b"timed out", "kept the mount: timed out; try again"),
+        (b"", "did not let the mount go: it ended; try again"),
+    ],
+)
+def test_who_does_not_get_the_mount_hears_why_and_keeps_no_descriptor_of_it(answer, reason):
+    ours, theirs = socket.socketpair()
+    read, write = os.pipe2(os.O_NONBLOCK)
+    taken = handover.Taken(theirs, write, {})
+    with ours:
+        ours.sendall(answer)
+        ours.shutdown(socket.SHUT_WR)
+        with pytest.raises(StateError, match=reason):
+            taken.confirm()
+    assert os.read(read, 1) == b""
+    os.close(read)
+
+
+def test_one_who_asks_and_says_nothing_is_not_waited_for_as_long_as_one_who_opens_files():
+    waits = []
+
+    class Silent(Peer):
+        def settimeout(self, within_s):
+            waits.append(within_s)
+
+        def recv(self, _):
+            raise TimeoutError("timed out")
+
+    assert not handover.handed_over(Listener(Silent()), 0, dict)
+    assert waits == [handover._HELLO_WITHIN_S]
+    assert handover._HELLO_WITHIN_S < handover.ANSWER_WITHIN_S / 10
+
+
 @pytest.mark.parametrize("bridge", ["auto", "pyfuse3", "device"])
 def test_a_mount_that_is_taken_over_is_served_by_our_own_binding_whatever_is_asked(bridge):
     assert chosen(BridgeOptions(bridge=bridge, take_over=True)) == "device"

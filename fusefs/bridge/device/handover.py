@@ -36,11 +36,13 @@ _LOG = get_logger(__name__)
 _HELLO = b"take over 1"
 _READY, _YOURS = b"ready", b"yours"
 _LENGTH = struct.Struct("<Q")
+_NOTHING = _LENGTH.pack(0)
 _PEER = struct.Struct("3i")
 ANSWER_WITHIN_S = 60.0
 """For the other side's next word: it may have to finish requests, or open files."""
 FINISH_WITHIN_S = 30.0
 """For requests under way; a mount whose store does not answer stays where it is."""
+_HELLO_WITHIN_S = 5.0
 _REST_S = 0.1
 _MOST_STATE_BYTES = 1 << 30
 
@@ -79,10 +81,12 @@ def handed_over(listener: socket.socket, device: int, state: Callable[[], dict[s
         time.sleep(_REST_S)
         return False
     with peer:
-        peer.settimeout(ANSWER_WITHIN_S)
         try:
+            # Who asks says so at once; the mount waits, where its binding has one thread.
+            peer.settimeout(_HELLO_WITHIN_S)
             if not _is_ours(peer) or peer.recv(64) != _HELLO:
                 return False
+            peer.settimeout(ANSWER_WITHIN_S)
             data = orjson.dumps({"version": 1, **state()})
             socket.send_fds(peer, [_LENGTH.pack(len(data))], [device])
             peer.sendall(data)
@@ -113,7 +117,7 @@ def _is_ours(peer: socket.socket) -> bool:
 def _tell(peer: socket.socket, message: str) -> None:
     """Say why not: a length of zero, then the reason."""
     try:
-        peer.sendall(_LENGTH.pack(0) + message.encode(errors="backslashreplace"))
+        peer.sendall(_NOTHING + message.encode(errors="backslashreplace"))
     except OSError as error:
         _LOG.debug("nobody hears why: %s", error)
 
@@ -140,15 +144,19 @@ class Taken:
         with self._peer:
             try:
                 self._peer.sendall(_READY)
-                answer = self._peer.recv(64)
+                answer = self._peer.recv(4096)
+                ended = "it ended"
             except OSError as error:
-                answer = str(error).encode()
+                answer, ended = b"", str(error)
             if answer == _YOURS:
                 with suppress(OSError):
                     self._peer.recv(1)  # nothing: it has let go of the address, too
                 return
         os.close(self.device)
-        raise StateError(f"the other process kept the mount: {answer.decode()!r}; try again")
+        if not answer:
+            raise StateError(f"the other process did not let the mount go: {ended}; try again")
+        reason = answer.removeprefix(_NOTHING).decode(errors="replace")
+        raise StateError(f"the other process kept the mount: {reason}; try again")
 
     def decline(self) -> None:
         """Leave the mount with the other process."""
