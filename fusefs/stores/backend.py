@@ -41,6 +41,8 @@ MiB = 1 << 20
 _OF_OBJECT_STORES = Preferred(
     stripe_count=1, longest_read=16 * MiB, read_ahead=64 * MiB, read_block=4 * MiB
 )
+_MOST_PUT_BYTES = 4 * MiB
+"""Clients send so much by one request, when a stream is closed."""
 
 
 class _BackendStore(Store):
@@ -199,15 +201,25 @@ class PuttingStore(_BackendStore):
 
     @override
     def _write(self, path: str, data: bytes) -> None:
+        if len(data) > _MOST_PUT_BYTES:
+            self._put_apart(path, data)
+            return
         writer = self._backend.open_new(path)
-        try:
-            writer.write(data)
-        except BaseException:
-            writer.abort()
-            raise
+        writer.write(data)
         # Not given up where it fails: that removes what is at the path, which is still the file
         # this was to replace, or is this one, put though nobody heard of it.
         writer.close()
+
+    def _put_apart(self, path: str, data: bytes) -> None:
+        """Put what goes in parts elsewhere first: of an upload that broke, closing puts what it has."""
+        temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
+        super()._write(temporary, data)
+        try:
+            self._backend.move(temporary, path)
+        except BaseException:
+            with suppress(OSError, OmniloadError):
+                self._backend.remove(temporary)
+            raise
 
     @override
     def rename(self, source: str, target: str) -> None:

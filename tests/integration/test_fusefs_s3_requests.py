@@ -4,6 +4,7 @@ import base64
 import datetime
 import http.server
 import importlib.util
+import random
 import socket
 import threading
 import uuid
@@ -173,7 +174,9 @@ def test_a_listing_that_holds_something_is_one_request(server, fresh):
 
 
 @needs_moto
-def test_a_small_file_is_put_by_one_request_and_a_long_one_in_parts(server, bucket, monkeypatch):
+def test_a_small_file_is_put_by_one_request_and_a_long_one_in_parts_elsewhere_first(
+    server, bucket, monkeypatch
+):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     where = f"endpoint_override={server.address}&scheme=http&region=us-east-1"
@@ -182,11 +185,14 @@ def test_a_small_file_is_put_by_one_request_and_a_long_one_in_parts(server, buck
 
     store.publish("f", b"a few bytes")
     assert server.asked() == ["HEAD f", "LIST f/", "PUT f"]
-    store.publish("f", bytes(11 << 20))
-    parts = server.asked()
+    data = random.Random(1).randbytes(11 << 20)
+    store.publish("f", data)
+    asked = server.asked()
 
-    assert (parts[:2], parts[-1], set(parts[2:-1])) == (["HEAD f", "POST f"], "POST f", {"PUT f"})
-    assert store.stat("f").size_bytes == 11 << 20
+    assert [request for request in asked if request.endswith(" f")] == ["HEAD f", "PUT f"]
+    assert sum(request.startswith("POST .omnifs/new/") for request in asked) == 2  # begun, ended
+    assert store.read("f", 0, len(data)) == data
+    assert store.listing(".omnifs/new") == []
 
 
 @needs_moto
@@ -202,7 +208,8 @@ class Answering(http.server.BaseHTTPRequestHandler):
 
     def answer(self):
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.server.asked.append(self.command)
+        name = self.path.partition("?")[0].rpartition("/")[2]
+        self.server.asked.append((self.command, name == "f"))
         self.send_response(self.server.statuses[self.command])
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -274,17 +281,20 @@ def test_an_answer_that_is_a_failure_is_never_taken_for_not_there(answering, kin
             call()
 
 
+@pytest.mark.parametrize("size_bytes", [3, 25 << 20])
 @pytest.mark.parametrize("puts_at_once", [False, True])
-def test_a_put_that_fails_removes_nothing(answering, puts_at_once):
-    answering.statuses = {"HEAD": 200, "GET": 200, "PUT": 403, "POST": 403, "DELETE": 200}
+def test_a_put_that_fails_removes_nothing(answering, puts_at_once, size_bytes):
+    answering.statuses = {"HEAD": 200, "GET": 200, "PUT": 403, "POST": 403, "DELETE": 204}
     client = a_client("s3", answering.server_port, allow_delayed_open=puts_at_once)
     store = store_on(client, "bucket", "s3://bucket")
 
     with pytest.raises((UnavailableError, PermissionError)):
-        store.publish("f", b"new")
+        store.publish("f", bytes(size_bytes))
 
-    assert ("PUT" if puts_at_once else "POST") in answering.asked
-    assert "DELETE" not in answering.asked
+    is_put = puts_at_once and size_bytes == 3
+    changed = [command for command, at_path in answering.asked if at_path and command != "HEAD"]
+    assert set(changed) == ({"PUT"} if is_put else {"POST"} if size_bytes == 3 else set())
+    assert {"PUT", "POST"} & {command for command, _ in answering.asked}
 
 
 @pytest.mark.parametrize("kind", ["s3", "gcs"])

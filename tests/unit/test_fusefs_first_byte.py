@@ -324,20 +324,44 @@ class FailingPut:
         self.backend.remove(self.path)
 
 
+class Put(FailingPut):
+    def close(self):
+        self.backend.keys[self.path] = self.data
+
+
+class Failing(NotingBackend):
+    """Its puts fail, or its moves do."""
+
+    def __init__(self, *, puts=True, arrives=True):
+        super().__init__("f")
+        self.put, self.arrives = (FailingPut if puts else Put), arrives
+
+    def open_new(self, path):
+        return self.put(self, path, arrives=self.arrives)
+
+    def move(self, source, target):
+        raise UnavailableError("scripted outage")
+
+    def remove(self, path):
+        self.keys.pop(path, None)
+
+
 @pytest.mark.parametrize("arrives", [False, True])
 def test_a_put_that_fails_takes_nothing_away_of_what_it_was_to_replace(arrives):
-    class Failing(NotingBackend):
-        def open_new(self, path):
-            return FailingPut(self, path, arrives=arrives)
-
-        def remove(self, path):
-            del self.keys[path]
-
-    backend = Failing("f")
+    backend = Failing(arrives=arrives)
     with pytest.raises(UnavailableError):
         PuttingStore(backend).publish("f", b"new")
 
     assert backend.keys == {"f": b"new" if arrives else b"1"}
+
+
+@pytest.mark.parametrize("puts", [False, True])
+def test_what_goes_in_parts_replaces_a_file_once_it_is_whole_and_leaves_nothing(puts):
+    backend = Failing(puts=puts)
+    with pytest.raises(UnavailableError):
+        PuttingStore(backend).publish("f", bytes(5 << 20))
+
+    assert backend.keys == {"f": b"1"}
 
 
 BOTH = pytest.mark.parametrize("kind", [PuttingStore, RenamingStore])
