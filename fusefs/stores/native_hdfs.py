@@ -11,6 +11,7 @@ fails (EIO; nothing half is seen). Java's client asks for another. So this is th
 import errno
 import io
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -35,10 +36,17 @@ IMPATIENCE = {
 }
 _REPLICATION = ("replication", "dfs.replication")
 _REFUSALS = {
-    "org.apache.hadoop.fs.InvalidPathException": (errno.EINVAL, "HDFS takes no such name"),
-    "QuotaExceededException": (errno.EDQUOT, "a quota of HDFS is used up"),
+    "AccessControlException": errno.EACCES,
+    "DSQuotaExceededException": errno.EDQUOT,
+    "FSLimitException$PathComponentTooLongException": errno.ENAMETOOLONG,
+    "InvalidPathException": errno.EINVAL,
+    "NSQuotaExceededException": errno.EDQUOT,
+    "ParentNotDirectoryException": errno.ENOTDIR,
+    "QuotaByStorageTypeExceededException": errno.EDQUOT,
 }
-"""What the client has no error of its own for, and asking again changes nothing about."""
+"""Java's errors that the client has none of its own for, and asking again changes nothing about."""
+_OF_JAVA = re.compile(r'RPCError\("(?:\w+\.)*([\w$]+)", "(.*?)(?:\\n|"\)$)')
+"""Name and first line; a page of Java's stack follows."""
 
 
 def native_hdfs_store(url: str) -> Store:
@@ -205,21 +213,18 @@ class _NativeWriter(ObjectWriter):
 
 @contextmanager
 def _translated(path: str) -> Iterator[None]:
-    """As ``translated``; and a name or a quota that HDFS refuses is no outage.
-
-    Raises:
-        OSError: EINVAL or EDQUOT, too.
-    """
+    """As ``translated``; and what HDFS refuses is no outage."""
     try:
         with translated(path):
             yield
     except UnavailableError as error:
         if isinstance(error.__cause__, UnicodeEncodeError):
             raise OSError(errno.EINVAL, "HDFS takes names of UTF-8 alone", path) from error
-        for sign, (number, reason) in _REFUSALS.items():
-            if sign in str(error):
-                raise OSError(number, reason, path) from error
-        raise
+        if (told := _OF_JAVA.search(str(error.__cause__))) is None:
+            raise
+        if (number := _REFUSALS.get(told[1])) is not None:
+            raise OSError(number, f"HDFS refuses: {told[2]}", path) from error
+        raise UnavailableError(f"{path!r}: HDFS answers: {told[1]}: {told[2]}") from error
 
 
 def _entry(status: Any) -> Entry:  # noqa: ANN401 -- an extra

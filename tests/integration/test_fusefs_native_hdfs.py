@@ -132,9 +132,21 @@ def test_a_url_means_the_same_folder_to_both_clients(url, by_java):
     native.publish("a", b"1")
 
     assert by_java.read("my jobs/a", 0, 1) == b"1"
-    with pytest.raises(OSError, match="no such name") as caught:
+    with pytest.raises(OSError, match="Invalid file name") as caught:
         native.publish("12:30", b"1")
     assert caught.value.errno == errno.EINVAL
+
+
+def test_another_users_folder_is_refused_and_not_unavailable(url, monkeypatch):
+    open_store(url).publish("a", b"1")
+    monkeypatch.setenv("HADOOP_USER_NAME", "nobody")
+    store = open_store(url)
+
+    for ask in (lambda: store.publish("a", b"2"), lambda: store.remove("a")):
+        with pytest.raises(PermissionError, match="user=nobody"):
+            ask()
+
+    assert store.read("a", 0, 1) == b"1"
 
 
 def test_what_a_client_of_java_left_half_replaced_is_finished(url, by_java, monkeypatch):

@@ -52,7 +52,7 @@ class Client:
 
     def __init__(self, url, config):
         self.url, self.config, self.opened, self.renamed = url, config, [], []
-        self.files, self.closed = {}, []
+        self.files, self.closed, self.refusal = {}, [], None
         Client.made = self
 
     def read(self, path):
@@ -66,10 +66,8 @@ class Client:
         return types.SimpleNamespace(path=path, isdir=False, length=size, modification_time=1234)
 
     def create(self, path, options):
-        if "a:b" in path:
-            raise RuntimeError('RPCError("org.apache.hadoop.fs.InvalidPathException", "...")')
-        if "much" in path:
-            raise RuntimeError('RPCError("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException')
+        if self.refusal is not None:
+            raise RuntimeError(f'RPCError("{self.refusal}", "it is so\\n\\tat org.Some.java:1")')
         path.encode()
         return Writer(self.closed, path)
 
@@ -204,13 +202,43 @@ def test_half_a_file_is_not_made_whole_when_its_writer_is_collected(client):
 
 
 @pytest.mark.parametrize(
-    ("path", "number"), [("a:b", errno.EINVAL), ("\udcff", errno.EINVAL), ("much", errno.EDQUOT)]
+    ("refusal", "number"),
+    [
+        ("org.apache.hadoop.fs.InvalidPathException", errno.EINVAL),
+        ("org.apache.hadoop.security.AccessControlException", errno.EACCES),
+        ("org.apache.hadoop.fs.ParentNotDirectoryException", errno.ENOTDIR),
+        ("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException", errno.EDQUOT),
+        (
+            "org.apache.hadoop.hdfs.protocol.FSLimitException$PathComponentTooLongException",
+            errno.ENAMETOOLONG,
+        ),
+    ],
 )
-def test_what_hdfs_will_never_take_is_not_asked_again(client, path, number):
-    with pytest.raises(OSError, match="HDFS") as caught:
-        backend().open_new(path)
+def test_what_hdfs_refuses_is_no_outage(client, refusal, number):
+    ours = backend()
+    Client.made.refusal = refusal
 
-    assert (caught.value.errno, caught.value.filename) == (number, path)
+    with pytest.raises(OSError, match="HDFS refuses: it is so:") as caught:
+        ours.open_new("a")
+
+    assert (caught.value.errno, caught.value.filename) == (number, "a")
+
+
+def test_a_name_that_is_no_utf8_is_refused(client):
+    with pytest.raises(OSError, match="UTF-8 alone") as caught:
+        backend().open_new("\udcff")
+
+    assert caught.value.errno == errno.EINVAL
+
+
+def test_an_outage_is_told_in_one_line_whatever_the_path_is_called(client):
+    ours, path = backend(), 'RPCError("AccessControlException", "'
+    Client.made.refusal = "org.apache.hadoop.hdfs.server.namenode.SafeModeException"
+
+    with pytest.raises(UnavailableError) as caught:
+        ours.open_new(path)
+
+    assert str(caught.value) == f"{path!r}: HDFS answers: SafeModeException: it is so"
 
 
 @pytest.mark.parametrize(
