@@ -330,11 +330,11 @@ class StripedFiles:
         replaced = self._manifest_or_none(target) if source != target else None
         self.directories.before_rename(source, target)
         self.directories.as_empty(target, lambda: self.store.rename(source, target))
-        self._catalog.doubt(target)
         self._keeper.condemn(replaced)
         if source != target:
-            self.directories.forget(source)
-            self.directories.forget(target)
+            # What came to these paths, or below them, has kept its time stamps.
+            self._catalog.forget(source)
+            self._catalog.forget(target)
             for above in {parent_of(source), parent_of(target)}:
                 self.directories.names_changed(above)
 

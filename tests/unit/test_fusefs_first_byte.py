@@ -147,6 +147,17 @@ def test_a_rename_over_it_shows_though_size_and_time_are_the_same(files):
     assert contents(files, "f") == OTHER
 
 
+def test_directories_that_change_places_show_their_own_files_though_all_are_as_old(files):
+    for path, data in (("d/f", DATA), ("e/f", OTHER)):
+        files.write_file(path, data)
+    assert (contents(files, "d/f"), contents(files, "e/f")) == (DATA, OTHER)
+
+    for source, target in (("d", "old"), ("e", "d"), ("old", "e")):
+        files.rename(source, target)
+
+    assert (contents(files, "d/f"), contents(files, "e/f")) == (OTHER, DATA)
+
+
 def test_a_missing_object_is_the_sign_that_what_is_known_is_of_another_version(files):
     files.open("f").close()
     with some_files(files.store) as others:
