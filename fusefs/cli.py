@@ -37,7 +37,7 @@ from fusefs.prefetching import (
 )
 from fusefs.showing import progress, show_kept, show_report, waiting_line
 from fusefs.statistics import layout_of
-from fusefs.stores.opening import open_store
+from fusefs.stores.opening import check_root, open_store
 from fusefs.stores.protocol import checked_path
 from fusefs.stores.retrying import RetryingStore
 from omniload.base.config import load_yaml
@@ -205,6 +205,7 @@ def verify_command(store: str, repair: bool, read_data: bool, grace: float, as_j
     require_no_mount(store)
     files = _open(store)
     try:
+        check_root(files.store)
         report = verify(files, read_data=read_data, repair=repair, grace_s=grace)
     finally:
         files.close()

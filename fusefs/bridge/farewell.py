@@ -36,6 +36,7 @@ _PEER = struct.Struct("3i")
 _ANSWER_WITHIN_S = 10.0
 """For the first line, which a thread of its own sends."""
 _LOOK_EVERY_S = 1.0
+_REST_S = 0.1
 _MOST_BYTES = 16 << 20
 
 
@@ -87,7 +88,13 @@ class Farewell:
 
     def _answer(self, listener: socket.socket) -> None:
         while True:
-            peer, _ = listener.accept()
+            try:
+                peer, _ = listener.accept()
+            except OSError as error:
+                # Out of descriptors, say. Who asks stays in the queue, and this thread must not end.
+                _LOG.warning("who waits for the end of the mount cannot be answered: %s", error)
+                time.sleep(_REST_S)
+                continue
             peer.settimeout(_ANSWER_WITHIN_S)  # who does not read must not keep us from ending
             try:
                 if _uid_of(peer) not in {0, os.getuid()}:

@@ -1,6 +1,7 @@
 """An unmount returns when the daemon is gone, and tells what could not be published; a watch is handed over."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import select
@@ -298,6 +299,34 @@ def test_unmounting_what_is_no_mount_says_so(tmp_path, what):
     (tmp_path / "folder").mkdir()
 
     assert "is not mounted through FUSE" in str(cli("umount", tmp_path / what).exception)
+
+
+class Exhausted:
+    """A listening socket whose first accepts fail, as where no descriptor is left."""
+
+    def __init__(self, listener, fails):
+        self._listener, self._fails = listener, fails
+
+    def accept(self):
+        if self._fails:
+            self._fails -= 1
+            raise OSError(errno.EMFILE, "too many open files")
+        return self._listener.accept()
+
+
+def test_a_daemon_that_lacks_descriptors_for_a_while_answers_afterwards(daemon, caplog):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(_address(os.path.realpath(daemon.folder), os.getuid()))
+        listener.listen(1)
+        answering = Exhausted(listener, fails=2)
+        threading.Thread(target=daemon.farewell._answer, args=(answering,), daemon=True).start()
+
+        waiter = Waiter.of(daemon.folder)
+
+        assert waiter is not None
+        assert waiter.about["process"] == os.getpid()
+        waiter.close()
+        assert caplog.text.count("cannot be answered") == 2
 
 
 def test_one_address_has_one_process(daemon):

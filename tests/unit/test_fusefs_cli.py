@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from fusefs.cli import command
 from fusefs.namespace import StripedFiles
 from fusefs.stores.local import LocalStore
+from fusefs.stores.memory import MemoryStore
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 
 BIG = bytes(range(256)) * 10_000
@@ -111,6 +112,19 @@ def test_verify_of_a_store_that_lost_all_its_objects_is_no_clean_bill(store):
 
     assert isinstance(done.exception, IntegrityError)
     assert done.output.count("missing: ") == 3
+
+
+def test_verify_of_a_store_that_is_not_there_is_no_clean_bill(monkeypatch):
+    """As HDFS and S3 are: opening them finds nothing out."""
+    store = MemoryStore()
+    monkeypatch.setattr("fusefs.cli.open_store", lambda _: store)
+    monkeypatch.setattr(store, "stat", _nothing_there)
+
+    assert "is not there; make the directory" in said(ConfigError, "verify", "hdfs://n:1/typo")
+
+
+def _nothing_there(path):
+    raise FileNotFoundError(2, "nothing there", path)
 
 
 def test_verify_of_a_folder_within_a_store_finds_no_objects_and_says_so(store):
