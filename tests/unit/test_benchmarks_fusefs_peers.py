@@ -109,5 +109,5 @@ def test_the_servers_of_hdfs_lie_beside_the_mount_and_not_on_a_disk(monkeypatch,
     monkeypatch.setattr(fusefs_peers, "hdfs_cluster", cluster)
 
     with pytest.raises(RuntimeError, match="far enough"):
-        fusefs_peers.on_hdfs(tmp_path, b"", 1)
+        fusefs_peers.on_hdfs(tmp_path, b"", 1, None)
     assert asked == {"replication": 1, "above": tmp_path}
