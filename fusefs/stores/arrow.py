@@ -22,7 +22,8 @@ import pyarrow as pa
 from pyarrow import fs as pafs
 from typing_extensions import override
 
-from fusefs.stores.backend import Backend, PuttingStore, RenamingStore
+from fusefs.stores.backend import PuttingStore, RenamingStore
+from fusefs.stores.clients import ClientWriter, RootedBackend
 from fusefs.stores.hadoop import (
     client_version,
     set_jvm_options,
@@ -86,10 +87,11 @@ def store_on(filesystem: pafs.FileSystem, root: str, url: str) -> Store:
     return RenamingStore(ArrowBackend(filesystem, root, url))
 
 
-class ArrowBackend(Backend):
+class ArrowBackend(RootedBackend):
     """The calls of a ``pyarrow.fs.FileSystem`` under a root."""
 
     def __init__(self, filesystem: pafs.FileSystem, root: str, url: str) -> None:
+        super().__init__(root, url)
         # Ahead of the file system, which must be the last to go.
         self._held = HeldFiles[pa.NativeFile](
             lambda path: self._fs.open_input_file(self._at(path)),
@@ -101,13 +103,6 @@ class ArrowBackend(Backend):
         """Paths that were files when they were listed or found last, where opening tells as much."""
         self._is_s3 = filesystem.type_name == "s3"
         self._fs = filesystem
-        self._root = root.rstrip("/")
-        self._url = url
-
-    @property
-    @override
-    def location(self) -> str:
-        return self._url
 
     @override
     def find(self, path: str) -> Entry | None:
@@ -217,7 +212,7 @@ class ArrowBackend(Backend):
                 # HDFS and object stores make parents by themselves; others say there is none.
                 self._fs.create_dir(self._at(path).rpartition("/")[0], recursive=True)
                 stream = self._fs.open_output_stream(self._at(path))
-        return _ArrowWriter(stream, self, path)
+        return _ArrowWriter(stream, self, path, _mapped)
 
     @override
     def move(self, source: str, target: str) -> None:
@@ -246,24 +241,8 @@ class ArrowBackend(Backend):
     def close(self) -> None:
         self._held.clear()
 
-    def _at(self, path: str) -> str:
-        return f"{self._root}/{path}" if path else self._root or "/"
 
-
-class _ArrowWriter(ObjectWriter):
-    def __init__(self, stream: pa.NativeFile, backend: ArrowBackend, path: str) -> None:
-        self._stream, self._backend, self._path = stream, backend, path
-
-    @override
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        with _mapped(self._path):
-            self._stream.write(data)
-
-    @override
-    def close(self) -> None:
-        with _mapped(self._path):
-            self._stream.close()
-
+class _ArrowWriter(ClientWriter):
     @override
     def abort(self) -> None:
         # Closing is the only way to end the stream's lease; what it leaves behind goes too.

@@ -30,7 +30,7 @@ from fusefs.stores.protocol import (
 )
 from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
 
-__all__ = ["Backend", "PuttingStore", "RenamingStore", "ReplacingBackend", "ReplacingStore"]
+__all__ = ["PuttingStore", "RenamingStore", "ReplacingStore"]
 
 INTENTS = f"{RESERVED}/intents"
 _LONGEST_INTENT = 64 << 10

@@ -1,10 +1,18 @@
-"""What a store needs of a client library: a few calls, which pyarrow, fsspec and others are adapted to."""
+"""What a store needs of a client library: a few calls, which pyarrow, fsspec and others are adapted to.
 
-from typing import Protocol
+``Backend`` says which; ``RootedBackend`` and ``ClientWriter`` are what all adapters share.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from typing_extensions import override
 
 from fusefs.stores.protocol import Entry, ObjectWriter
 
-__all__ = ["Backend", "ReplacingBackend"]
+__all__ = ["Backend", "ClientWriter", "ReplacingBackend", "RootedBackend"]
 
 
 class Backend(Protocol):
@@ -73,3 +81,60 @@ class ReplacingBackend(Backend, Protocol):
     def replace(self, source: str, target: str) -> None:
         """Rename a file over another: at any moment one of them is at the target."""
         ...
+
+
+class RootedBackend(Backend):
+    """A client whose paths begin at a root.
+
+    Args:
+        root: In the client's words; empty for the client's own root.
+        url: For people.
+    """
+
+    def __init__(self, root: str, url: str) -> None:
+        self._root = root.rstrip("/")
+        self._url = url
+
+    @property
+    @override
+    def location(self) -> str:
+        return self._url
+
+    def _at(self, path: str) -> str:
+        """Return a path as the client wants it."""
+        return f"{self._root}/{path}" if path else self._root or "/"
+
+
+class ClientWriter(ObjectWriter):
+    """An object written by a client's stream; how one is given up, each client says.
+
+    Args:
+        stream: Has ``write`` and ``close``.
+        backend: That opened it.
+        path: Of the object.
+        translating: Has the client's errors be those of ``fusefs.stores.protocol``.
+    """
+
+    def __init__(
+        self,
+        stream: Any,  # noqa: ANN401 -- of any client
+        backend: Backend,
+        path: str,
+        translating: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        self._stream, self._backend, self._path = stream, backend, path
+        self._translating = translating
+
+    @override
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        with self._translating(self._path):
+            self._stream.write(data)
+
+    @override
+    def close(self) -> None:
+        with self._translating(self._path):
+            self._stream.close()
+
+    @override
+    @abstractmethod
+    def abort(self) -> None: ...

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
-from typing import IO, Any
+from typing import Any
 
 import fsspec
 from fsspec.core import url_to_fs
 from typing_extensions import override
 
-from fusefs.stores.backend import Backend, PuttingStore, RenamingStore
+from fusefs.stores.backend import PuttingStore, RenamingStore
+from fusefs.stores.clients import ClientWriter, RootedBackend
 from fusefs.stores.protocol import Entry, ObjectWriter, Store, name_of
 from fusefs.stores.translating import translated
 from omniload.base.errors import ConfigError
@@ -39,18 +40,12 @@ def fsspec_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
     return PuttingStore(backend) if names & _PUTTING else RenamingStore(backend)
 
 
-class FsspecBackend(Backend):
+class FsspecBackend(RootedBackend):
     """The calls of an ``fsspec.AbstractFileSystem`` under a root."""
 
     def __init__(self, filesystem: fsspec.AbstractFileSystem, root: str, url: str) -> None:
+        super().__init__(root, url)
         self._fs = filesystem
-        self._root = root.rstrip("/")
-        self._url = url
-
-    @property
-    @override
-    def location(self) -> str:
-        return self._url
 
     @override
     def find(self, path: str) -> Entry | None:
@@ -84,7 +79,7 @@ class FsspecBackend(Backend):
     def open_new(self, path: str) -> ObjectWriter:
         with translated(path):
             self._fs.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
-            return _FsspecWriter(self._fs.open(self._at(path), "wb"), self, path)
+            return _FsspecWriter(self._fs.open(self._at(path), "wb"), self, path, translated)
 
     @override
     def move(self, source: str, target: str) -> None:
@@ -114,31 +109,15 @@ class FsspecBackend(Backend):
     def close(self) -> None:
         pass
 
-    def _at(self, path: str) -> str:
-        return f"{self._root}/{path}" if path else self._root or "/"
 
-
-class _FsspecWriter(ObjectWriter):
-    def __init__(self, file: IO[bytes], backend: FsspecBackend, path: str) -> None:
-        self._file, self._backend, self._path = file, backend, path
-
-    @override
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        with translated(self._path):
-            self._file.write(data)
-
-    @override
-    def close(self) -> None:
-        with translated(self._path):
-            self._file.close()
-
+class _FsspecWriter(ClientWriter):
     @override
     def abort(self) -> None:
         # Whatever a client raises here, the stream was given up already.
         with suppress(Exception):
-            getattr(self._file, "discard", self._file.close)()
+            getattr(self._stream, "discard", self._stream.close)()
         with suppress(Exception):
-            self._file.close()
+            self._stream.close()
         with suppress(Exception):
             self._backend.remove(self._path)
 

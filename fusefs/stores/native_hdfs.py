@@ -19,16 +19,16 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from typing_extensions import override
 
-from fusefs.stores.backend import ReplacingBackend, ReplacingStore
+from fusefs.stores.backend import ReplacingStore
+from fusefs.stores.clients import ClientWriter, ReplacingBackend, RootedBackend
 from fusefs.stores.hadoop import site_settings
 from fusefs.stores.held import HeldFiles
 from fusefs.stores.protocol import Entry, ObjectWriter, Store, name_of
 from fusefs.stores.translating import translated
 from omniload.base.errors import ConfigError, UnavailableError
 
-__all__ = ["SCHEME", "native_hdfs_store"]
+__all__ = ["native_hdfs_store"]
 
-SCHEME = "hdfs+native"
 IMPATIENCE = {
     # The client's own fifteen attempts keep a call waiting for minutes; the mount tries again by itself.
     "dfs.client.failover.max.attempts": "3",
@@ -104,21 +104,15 @@ def _copies(given: list[str], url: str) -> int | None:
     return None
 
 
-class _NativeBackend(ReplacingBackend):
+class _NativeBackend(RootedBackend, ReplacingBackend):
     """The calls of an ``hdfs_native.Client`` under a root."""
 
     def __init__(self, client: Any, options: Any, root: str, url: str) -> None:  # noqa: ANN401 -- an extra
+        super().__init__(f"/{root}", url)
         self._client = client
         self._options = options
-        self._root = f"/{root}" if root else ""
-        self._url = url
         # A reader knows the blocks of the file that it was opened on, whatever is at its path later.
         self._held = HeldFiles[Any](lambda path: self._client.read(self._at(path)))
-
-    @property
-    @override
-    def location(self) -> str:
-        return self._url
 
     @override
     def find(self, path: str) -> Entry | None:
@@ -151,7 +145,7 @@ class _NativeBackend(ReplacingBackend):
             file = self._client.create(self._at(path), self._options)
         # To Python it is closed: else it would be when it is collected, and half a file become whole.
         io.RawIOBase.close(file)
-        return _NativeWriter(file, self, path)
+        return _NativeWriter(file, self, path, _translated)
 
     @override
     def move(self, source: str, target: str) -> None:
@@ -186,24 +180,8 @@ class _NativeBackend(ReplacingBackend):
     def close(self) -> None:
         self._held.clear()
 
-    def _at(self, path: str) -> str:
-        return f"{self._root}/{path}" if path else self._root or "/"
 
-
-class _NativeWriter(ObjectWriter):
-    def __init__(self, file: Any, backend: _NativeBackend, path: str) -> None:  # noqa: ANN401 -- an extra
-        self._file, self._backend, self._path = file, backend, path
-
-    @override
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        with _translated(self._path):
-            self._file.write(data)
-
-    @override
-    def close(self) -> None:
-        with _translated(self._path):
-            self._file.close()
-
+class _NativeWriter(ClientWriter):
     @override
     def abort(self) -> None:
         # The file is removed under the writer, whose lease ends with it: closing could make half a file whole.

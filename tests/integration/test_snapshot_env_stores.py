@@ -3,22 +3,19 @@
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
-import threading
-import time
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from pyarrow import fs as pafs
 
 from fusefs.stores.arrow import store_on
 from fusefs.stores.retrying import RetryingStore
 from snapshot.env.node_cache import CACHE_VARIABLE
 from snapshot.env.repository import Repository
+from tests.support.fusefs_s3 import s3_server
 from tests.support.snapshot_env_builders import (
     a_restorer,
     an_environment,
@@ -33,42 +30,12 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
 
-@contextmanager
-def an_s3_server():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-c", f"from moto.server import main; main(['-p', '{port}'])"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONWARNINGS": "ignore"},
-    )
-    end, pause = time.monotonic() + 60, threading.Event()
-    while time.monotonic() < end:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        pause.wait(0.1)
-    try:
-        yield port
-    finally:
-        server.terminate()
-        server.wait()
-
-
 @pytest.mark.skipif(
     importlib.util.find_spec("moto") is None, reason="S3 NOT TESTED: moto is not installed"
 )
 def test_a_snapshot_travels_through_an_object_store(tmp_path):
-    with an_s3_server() as port:
-        s3 = pafs.S3FileSystem(
-            access_key="k",
-            secret_key="s",
-            endpoint_override=f"http://127.0.0.1:{port}",
-            region="us-east-1",
-            allow_bucket_creation=True,
-        )
+    with s3_server(tmp_path) as server:
+        s3 = server.client
         bucket = uuid.uuid4().hex
         s3.create_dir(bucket)
 
