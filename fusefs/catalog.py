@@ -9,7 +9,7 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from fusefs.directories import NOT_KEPT, DirectoryAttributes, is_attributes
-from fusefs.known import SETTLED_NS, KnownManifests, is_settled
+from fusefs.known import KnownManifests, is_settled
 from fusefs.manifest import (
     HEADER_BYTES,
     MAGIC,
@@ -24,7 +24,7 @@ from fusefs.stores.protocol import RESERVED, Entry, Store
 from omniload.base.errors import IntegrityError, OmniloadError, StateError
 from omniload.base.log import get_logger
 
-__all__ = ["SETTLED_NS", "Catalog", "FileInfo"]
+__all__ = ["Catalog", "FileInfo"]
 
 _LOG = get_logger(__name__)
 _MOST_HEADERS = 100_000

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Self
 
-from fusefs.catalog import SETTLED_NS, FileInfo
+from fusefs.catalog import FileInfo
 from fusefs.disk_cache import DiskCache
 from fusefs.fetching import ReadEngine
 from fusefs.keeper import ObjectKeeper
+from fusefs.known import is_settled
 from fusefs.layout import StripeLayout
 from fusefs.local_copy import LocalCopy, version_of
 from fusefs.manifest import Manifest
@@ -107,7 +108,9 @@ class Opener:
         location = [path]
         pieces = [_plain_piece(location, info.entry)]
         # Seconds on the clock tell versions apart for minutes, not for the life of a disk.
-        copied = info.entry.version or (_is_settled(info.entry) and info.entry.mtime_ns % 10**9)
+        copied = info.entry.version or (
+            is_settled(info.entry, time.time_ns()) and info.entry.mtime_ns % 10**9
+        )
 
         def is_current() -> bool:
             try:
@@ -165,15 +168,11 @@ class Opener:
         return LocalCopy(self._disk.open(version), version, pieces, is_current=is_current)
 
 
-def _is_settled(entry: Entry) -> bool:
-    return bool(entry.mtime_ns) and time.time_ns() - entry.mtime_ns > SETTLED_NS
-
-
 def _plain_piece(location: list[str], entry: Entry) -> Piece:
     """Return a plain file as one piece, cached across opens only where its version has a name."""
     if entry.version is not None:
         version = f"{entry.version}-{entry.size_bytes}"
-    elif _is_settled(entry):
+    elif is_settled(entry, time.time_ns()):
         version = f"{entry.mtime_ns}-{entry.size_bytes}"
     else:
         version = uuid.uuid4().hex

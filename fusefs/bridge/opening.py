@@ -23,7 +23,7 @@ from functools import partial
 from fusefs.body import Body
 from fusefs.bridge.protocol import Opened
 from fusefs.bridge.session import Handle, Session
-from fusefs.catalog import SETTLED_NS
+from fusefs.known import is_settled
 from fusefs.namespace import OpenedFile
 from fusefs.tree import Node
 
@@ -194,6 +194,6 @@ def _token(version: OpenedFile) -> Hashable | None:
     manifest, entry = version.manifest, version.info.entry
     if manifest is not None and manifest.segments and not manifest.inline:
         return tuple((s.segment_id, s.before_bytes, s.size_bytes) for s in manifest.segments)
-    if entry.mtime_ns and time.time_ns() - entry.mtime_ns > SETTLED_NS:
+    if is_settled(entry, time.time_ns()):
         return entry
     return None
