@@ -92,6 +92,12 @@ class CappedStore(LocalStore):
         return data
 
     @override
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        begin = time.perf_counter()
+        super().read_into(path, offset, buffer)
+        self._pause(len(buffer), begin)
+
+    @override
     def create(self, path: str) -> ObjectWriter:
         return CappedWriter(super().create(path), self._pause)
 

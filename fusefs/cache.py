@@ -1,17 +1,20 @@
 """Blocks of objects in memory, under a hard cap, each fetched once however many ask."""
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from fusefs.page_cache import PageCacheBelief
 from fusefs.traffic import Traffic
 
 __all__ = ["Block", "BlockCache", "Data"]
 
 Data = bytes | memoryview
 """Bytes of a block; a view where a read brought several blocks."""
+_MOST_BELIEVED = 1 << 16
 
 
 @dataclass(slots=True, eq=False)
@@ -20,12 +23,25 @@ class Block:
 
     size_bytes: int
     data: Future[Data] = field(default_factory=Future)
-    siblings: tuple[Hashable, ...] = ()
-    """Keys of the blocks that are views of the same memory, its own included."""
+    memory: "_Memory | None" = None
+    """Where it lies, once it is here."""
+
+
+@dataclass(slots=True, eq=False)
+class _Memory:
+    """What one read brought: blocks that come and go together, since they are views of the same memory."""
+
+    keys: tuple[Hashable, ...]
+    unserved_bytes: float
+    """Bytes that nobody who keeps them has yet; infinite where it turned out that they are not kept."""
 
 
 class BlockCache:
     """Least recently used blocks go first; a block on its way is never dropped.
+
+    What the kernel has taken into its page cache, all of it, goes at once: it need not lie in
+    memory twice, and what is read next finds memory that is warm. Where the kernel did not
+    keep it, so that it is asked for a second time, it stays like any other.
 
     Keys name bytes that never change (a unit of a write-once object), so a block is
     never stale; plain files alone have names that a store may break, hence ``drop``.
@@ -37,6 +53,7 @@ class BlockCache:
         self._lock = threading.Lock()
         self._blocks: OrderedDict[Hashable, Block] = OrderedDict()
         self._used_bytes = 0
+        self._kernel = PageCacheBelief(_MOST_BELIEVED)
 
     @property
     def used_bytes(self) -> int:
@@ -65,6 +82,7 @@ class BlockCache:
             if block is not None:
                 self._blocks.move_to_end(key)
                 return block, False
+            self._kernel.asked(key)
             if not self._make_room(size_bytes):
                 return None, False
             block = self._blocks[key] = Block(size_bytes)
@@ -77,12 +95,31 @@ class BlockCache:
         Blocks filled together may be views of the same memory: they are dropped together
         too, so that no view keeps memory that is no longer counted.
         """
-        siblings = tuple(filled)
         with self._lock:
+            comes_again = any(map(self._kernel.lost, filled))
+            size_bytes = sum(map(len, filled.values()))
+            memory = _Memory(tuple(filled), math.inf if comes_again else size_bytes)
             for key, data in filled.items():
                 block = self._blocks[key]
-                block.siblings = siblings
+                block.memory = memory
                 block.data.set_result(data)
+
+    def served(self, parts: Iterable[tuple[Hashable, int]]) -> None:
+        """Note that so many bytes of blocks went to where they are kept: to the page cache."""
+        with self._lock:
+            for key, size_bytes in parts:
+                block = self._blocks.get(key)
+                if block is None or block.memory is None:
+                    continue
+                block.memory.unserved_bytes -= size_bytes
+                if block.memory.unserved_bytes <= 0:
+                    self._kernel.took(block.memory.keys)
+                    self._drop_with_siblings(key)
+
+    def is_served(self, key: Hashable) -> bool:
+        """Tell whether a block is not here because it lies where it was served to, as far as is known."""
+        with self._lock:
+            return self._kernel.has(key)
 
     def fail(self, key: Hashable, error: BaseException) -> None:
         """Give up a claimed block: those who wait get ``error``, the next to ask tries again."""
@@ -120,7 +157,8 @@ class BlockCache:
         return True
 
     def _drop_with_siblings(self, key: Hashable) -> tuple[int, int]:
-        siblings = self._blocks[key].siblings
-        size_bytes = sum(self._blocks.pop(sibling).size_bytes for sibling in siblings)
+        memory = self._blocks[key].memory
+        assert memory is not None
+        size_bytes = sum(self._blocks.pop(sibling).size_bytes for sibling in memory.keys)
         self._used_bytes -= size_bytes
-        return len(siblings), size_bytes
+        return len(memory.keys), size_bytes

@@ -6,8 +6,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from fusefs.cache import Block, BlockCache, Data
+from fusefs.guesses import Purse
 from fusefs.layout import UnitRun
 from fusefs.local_copy import LocalCopy, runs_of
+from fusefs.mapped import LARGE_BYTES, mapped
 from fusefs.pieces import Piece, check_unit
 from fusefs.stores.protocol import Store
 from fusefs.traffic import Traffic
@@ -36,6 +38,7 @@ class ReadEngine:
     longest_read: int
     read_ahead: int
     read_block: int = 0
+    purse: Purse | None = None
 
 
 class Fetcher:
@@ -64,8 +67,9 @@ class Fetcher:
 
         Args:
             wanted: In the order of the file.
-            needed: Whether somebody waits for them. If not, fetching ends where the cache is
-                full of blocks on their way, and the futures of the rest are left out.
+            needed: Whether somebody waits for them. If not, what the kernel has is passed over,
+                fetching ends where the cache is full of blocks on their way, and the futures of
+                the rest are left out.
             ahead: Units around those wanted that nobody waits for: they share their requests,
                 and their futures are left out.
         """
@@ -87,8 +91,10 @@ class Fetcher:
                 futures.append(Future())
                 futures[-1].set_result(data)
                 continue
-            size = piece.layout.unit_size(unit, piece.stored_bytes)
-            block, to_fetch = self._engine.cache.claim((piece.key, unit), size)
+            key, size = (piece.key, unit), piece.layout.unit_size(unit, piece.stored_bytes)
+            if not needed and self._engine.cache.is_served(key):
+                continue
+            block, to_fetch = self._engine.cache.claim(key, size)
             # The cache is full of blocks on their way: this one goes past it, or not at all.
             uncached = Block(size) if block is None else None
             if uncached is not None and not needed:
@@ -233,7 +239,7 @@ class Fetcher:
         path = piece.path_of(run.object_number)
         began_s = time.perf_counter()
         try:
-            data = self._engine.store.read(path, run.object_offset, run.size_bytes)
+            data = self._read(path, run.object_offset, run.size_bytes)
         except FileNotFoundError as error:
             self._engine.traffic.failed("store")
             raise self._when_missing(path) from error
@@ -244,6 +250,13 @@ class Fetcher:
         view, unit_bytes = memoryview(data), piece.layout.unit_bytes
         for i, unit in enumerate(run.units):
             yield unit, view[i * unit_bytes : (i + 1) * unit_bytes]
+
+    def _read(self, path: str, offset: int, size_bytes: int) -> Data:
+        if size_bytes < LARGE_BYTES:
+            return self._engine.store.read(path, offset, size_bytes)
+        memory = mapped(size_bytes)
+        self._engine.store.read_into(path, offset, memory)
+        return memory
 
     def _keep(self, piece: Piece, parts: Mapping[int, Data]) -> None:
         if self._copy is not None and not self._copy.keep(piece, parts):

@@ -16,8 +16,8 @@ import orjson
 from fusefs.directories import MARKERS, is_attributes, mark, marker_of, read_attributes
 from fusefs.manifest import Manifest
 from fusefs.namespace import StripedFiles
-from fusefs.stores.backend import INTENTS
 from fusefs.stores.protocol import RESERVED, TEMPORARY, Entry, Store, name_of, parent_of
+from fusefs.stores.renaming import INTENTS
 from omniload.base.errors import IntegrityError, OmniloadError, StateError
 
 __all__ = ["Fault", "Report", "verify"]

@@ -16,6 +16,7 @@ from fusefs.config import DiskCacheConfig, FilesConfig
 from fusefs.directories import DirectoryAttributes, is_attributes
 from fusefs.disk_cache import disk_cache_of
 from fusefs.fetching import ReadEngine
+from fusefs.guesses import Purse
 from fusefs.keeper import ObjectKeeper
 from fusefs.layout import StripeLayout
 from fusefs.manifest import Manifest, Segment
@@ -36,6 +37,8 @@ from omniload.base.errors import IntegrityError
 __all__ = ["OpenedFile", "StripedFiles"]
 
 _LOCAL_STREAMS = 4
+_WIDE_AT_FIRST = 4
+"""As many readers as often begin at once, each with a long read of which a part is guessed."""
 
 
 class StripedFiles:
@@ -62,6 +65,7 @@ class StripedFiles:
             longest_read=self.longest_read,
             read_ahead=read_ahead,
             read_block=store.preferred.read_block,
+            purse=Purse(_WIDE_AT_FIRST * self.longest_read),
         )
         self._writing = WriteEngine(store, self._writers, self.budget)
         self.directories = DirectoryAttributes(store)

@@ -89,6 +89,12 @@ class FileReader:
         for command in self._noted(offset, size_bytes, process):
             self.prefetch(command.start, command.stop - command.start)
 
+    def served(self, offset: int, size_bytes: int) -> None:
+        """Note that a range went into the kernel's page cache: what went there whole need not lie here, too."""
+        self._engine.cache.served(
+            ((piece.key, unit), size) for piece, unit, _, size in self._units(offset, size_bytes)
+        )
+
     def _noted(self, offset: int, size_bytes: int, process: int) -> tuple[Fetch, ...]:
         with self._ahead_lock:
             return self._ahead.handle(Read(process, offset, size_bytes))
@@ -220,7 +226,8 @@ def _guesses(engine: ReadEngine, size_bytes: int) -> Guesses | None:
     wide = engine.longest_read // block * block if block else 0
     if wide <= block:
         return None
-    return Guesses(block, wide, size_bytes, most_bytes=engine.cache.capacity_bytes // 4)
+    most_bytes = engine.cache.capacity_bytes // 2
+    return Guesses(block, wide, size_bytes, most_bytes=most_bytes, purse=engine.purse)
 
 
 def _missing(path: str) -> Exception:

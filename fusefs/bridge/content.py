@@ -95,17 +95,20 @@ class ContentRequests(Opening):
         """Read: inline from memory, else once the blocks are here."""
         if (text := self.statistics.open_views.get(handle)) is not None:
             return text[offset : offset + size_bytes]
-        body = self._handles[handle].body
+        opened = self._handles[handle]
+        body = opened.body
         if body.lock.acquire(blocking=False):
             try:
                 data = body.try_read(offset, size_bytes, handle)
                 version = body.reader_if_clean()
             finally:
                 body.lock.release()
+            if data is None and version is not None:
+                data = await self._read_when_here(version, offset, size_bytes, handle)
             if data is not None:
+                if version is not None and opened.kept:
+                    version.reader.served(offset, len(data))
                 return data
-            if version is not None:
-                return await self._read_when_here(version, offset, size_bytes, handle)
         return await self._wait(body.read, offset, size_bytes, handle)
 
     @staticmethod

@@ -6,6 +6,7 @@ agree that the daemon writes ``ready`` to the descriptor it is given, or what is
 
 # ruff: noqa: S603 -- our own interpreter and fusermount3, no shell
 import errno
+import gc
 import os
 import shutil
 import stat as stat_bits
@@ -101,6 +102,9 @@ def run_daemon(serve: Callable[[bytes, Callable[[], None]], None], *, role: str)
 
     def ready() -> None:
         nonlocal is_ready
+        # What is there by now stays: it would be looked through again and again.
+        gc.collect()
+        gc.freeze()
         os.write(told, _READY)
         os.close(told)
         is_ready = True

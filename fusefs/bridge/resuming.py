@@ -76,7 +76,8 @@ class Resuming(Opening):
                     ) from error
                 node.body = Body(self._files, self._place, path, opened)
             node.opens += 1
-            self._handles[number] = Handle(node, node.body, appends)
+            # How it was opened is not told: what is read through it stays in memory as well.
+            self._handles[number] = Handle(node, node.body, appends, kept=False)
         for number, lines in state["listings"]:
             self._listings[number] = [
                 (from_text(name), Entry(*entry), self._tree.node(inode) if inode else None)

@@ -50,6 +50,8 @@ class Handle:
     node: Node
     body: Body
     appends: bool
+    kept: bool
+    """Whether what is read through it stays in the kernel's page cache."""
 
 
 class Session(FileSystem):
@@ -125,7 +127,9 @@ class Session(FileSystem):
         assert node.body is not None
         number = self._new_handle()
         node.opens += 1
-        self._handles[number] = Handle(node, node.body, bool(flags & os.O_APPEND))
+        self._handles[number] = Handle(
+            node, node.body, bool(flags & os.O_APPEND), not flags & os.O_DIRECT
+        )
         return Opened(number)
 
     async def _told(self, parent: Node, name: str) -> Entry:

@@ -7,13 +7,15 @@ What pyarrow does that matters here (Arrow C++ 26, ``hdfs.cc``), each met below:
 - ``move`` of HDFS deletes the target, then renames;
 - opening a file on S3 asks what ``get_file_info`` asks, and answers it too; nothing reads without;
 - S3 lists time stamps finer than it tells them of one object;
-- a sequential ``read`` is cut to 64 KiB; ``read_at`` asks for the whole range at once;
+- a sequential ``read`` of HDFS is cut to 64 KiB; ``read_at`` asks for the whole range at once, and so
+  does the stream of a range (``get_stream``), which also reads into memory that is there;
 - ``flush`` is not durable: nothing is until ``close``;
 - ``create_dir`` succeeds on a directory that is there.
 """
 
 import errno
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from urllib.parse import parse_qsl, urlsplit
@@ -22,7 +24,6 @@ import pyarrow as pa
 from pyarrow import fs as pafs
 from typing_extensions import override
 
-from fusefs.stores.backend import PuttingStore, RenamingStore
 from fusefs.stores.clients import ClientWriter, RootedBackend
 from fusefs.stores.hadoop import (
     client_version,
@@ -31,7 +32,9 @@ from fusefs.stores.hadoop import (
     with_client_settings,
 )
 from fusefs.stores.held import HeldFiles, RecentNames
-from fusefs.stores.protocol import Entry, ObjectWriter, Store, name_of
+from fusefs.stores.protocol import Data, Entry, ObjectWriter, Store, name_of
+from fusefs.stores.putting import PuttingStore
+from fusefs.stores.renaming import RenamingStore
 from fusefs.stores.translating import translated
 from omniload.base.errors import ConfigError, UnavailableError
 
@@ -192,16 +195,23 @@ class ArrowBackend(RootedBackend):
 
     @override
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:
+        return self._read(path, size_bytes, lambda file: _read_fully(file, offset, size_bytes))
+
+    @override
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
+        return len(self._read(path, len(buffer), lambda file: _filled(file, offset, buffer)))
+
+    def _read(self, path: str, size_bytes: int, read: Callable[[pa.NativeFile], Data]) -> Data:
         held = self._held.held(path)
         if held is not None:
             # A fresh open tells an object that is gone from a data node that is.
             with suppress(OSError, ValueError, pa.ArrowException):
-                data = _read_fully(held, offset, size_bytes)
+                data = read(held)
                 if len(data) == size_bytes:
                     return data
             self._held.drop(path)
         with _mapped(path):
-            return _read_fully(self._held.opened(path), offset, size_bytes)
+            return read(self._held.opened(path))
 
     @override
     def open_new(self, path: str) -> ObjectWriter:
@@ -261,6 +271,15 @@ def _read_fully(file: pa.NativeFile, offset: int, size_bytes: int) -> bytes:
             break
         data += more
     return data
+
+
+def _filled(file: pa.NativeFile, offset: int, buffer: memoryview) -> memoryview:
+    """Read at a position as ``_read_fully`` does; return what was filled."""
+    # Of the same open file, with a position of its own: threads read it beside each other.
+    stream, size_bytes = file.get_stream(offset, len(buffer)), 0
+    while size_bytes < len(buffer) and (more := stream.readinto(buffer[size_bytes:])):
+        size_bytes += more
+    return buffer[:size_bytes]
 
 
 def _mapped(path: str) -> AbstractContextManager[None]:

@@ -9,9 +9,10 @@ import fsspec
 from fsspec.core import url_to_fs
 from typing_extensions import override
 
-from fusefs.stores.backend import PuttingStore, RenamingStore
 from fusefs.stores.clients import ClientWriter, RootedBackend
 from fusefs.stores.protocol import Entry, ObjectWriter, Store, name_of
+from fusefs.stores.putting import PuttingStore
+from fusefs.stores.renaming import RenamingStore
 from fusefs.stores.translating import translated
 from omniload.base.errors import ConfigError
 

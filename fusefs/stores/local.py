@@ -64,19 +64,32 @@ class LocalStore(Store):
 
     @override
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:
+        with self._reading(path) as file:
+            data = os.pread(file, size_bytes, offset)
+            # The kernel caps one read at 2 GiB and may return less near that.
+            while data and len(data) < size_bytes:
+                more = os.pread(file, size_bytes - len(data), offset + len(data))
+                if not more:
+                    break
+                data += more
+        return check_whole(data, path, offset, size_bytes)
+
+    @override
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        filled = 0
+        with self._reading(path) as file:
+            while more := os.preadv(file, [buffer[filled:]], offset + filled):
+                filled += more
+        check_whole(buffer[:filled], path, offset, len(buffer))
+
+    @contextmanager
+    def _reading(self, path: str) -> Iterator[int]:
         with _outages(path):
             file = os.open(self._at(path), os.O_RDONLY | os.O_NOFOLLOW)
             try:
-                data = os.pread(file, size_bytes, offset)
-                # The kernel caps one read at 2 GiB and may return less near that.
-                while data and len(data) < size_bytes:
-                    more = os.pread(file, size_bytes - len(data), offset + len(data))
-                    if not more:
-                        break
-                    data += more
+                yield file
             finally:
                 os.close(file)
-        return check_whole(data, path, offset, size_bytes)
 
     @override
     def create(self, path: str) -> ObjectWriter:

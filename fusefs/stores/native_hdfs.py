@@ -19,11 +19,11 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from typing_extensions import override
 
-from fusefs.stores.backend import ReplacingStore
 from fusefs.stores.clients import ClientWriter, ReplacingBackend, RootedBackend
 from fusefs.stores.hadoop import site_settings
 from fusefs.stores.held import HeldFiles
 from fusefs.stores.protocol import Entry, ObjectWriter, Store, name_of
+from fusefs.stores.renaming import ReplacingStore
 from fusefs.stores.translating import translated
 from omniload.base.errors import ConfigError, UnavailableError
 

@@ -12,7 +12,7 @@ Errors are part of the protocol, since a wrong one becomes wrong data further up
 import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from omniload.base.errors import IntegrityError
 
@@ -20,6 +20,7 @@ __all__ = [
     "RESERVED",
     "TEMPORARY",
     "Before",
+    "Data",
     "Entry",
     "ObjectWriter",
     "Preferred",
@@ -33,6 +34,7 @@ __all__ = [
     "parent_of",
 ]
 
+Data = TypeVar("Data", bytes, memoryview)
 RESERVED = ".omnifs"
 """Folder in the root of a store that holds objects and work in progress."""
 TEMPORARY = f"{RESERVED}/new"
@@ -132,6 +134,14 @@ class Store(Protocol):
         """
         ...
 
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with bytes from ``offset``: without a copy between, where the client can.
+
+        Raises:
+            IntegrityError: The file holds fewer; what the buffer holds then is nothing to go by.
+        """
+        buffer[:] = self.read(path, offset, len(buffer))
+
     def create(self, path: str) -> ObjectWriter:
         """Start an object that does not exist yet; missing parents are made.
 
@@ -223,7 +233,7 @@ def not_empty(path: str) -> OSError:
     return OSError(errno.ENOTEMPTY, "directory not empty; remove what it holds first", path)
 
 
-def check_whole(data: bytes, path: str, offset: int, size_bytes: int) -> bytes:
+def check_whole(data: Data, path: str, offset: int, size_bytes: int) -> Data:
     """Return ``data`` if it is whole.
 
     Raises:

@@ -73,6 +73,10 @@ class RetryingStore(Store):
         return self._patiently("read", lambda: self._store.read(path, offset, size_bytes))
 
     @override
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        self._patiently("read", lambda: self._store.read_into(path, offset, buffer))
+
+    @override
     def create(self, path: str) -> ObjectWriter:
         return self._patiently("create", lambda: self._store.create(path))
 

@@ -4,8 +4,8 @@ import pytest
 from pyarrow import fs as pafs
 
 from fusefs.stores.arrow import ArrowBackend, store_on
-from fusefs.stores.backend import INTENTS, RenamingStore
 from fusefs.stores.memory import MemoryStore
+from fusefs.stores.renaming import INTENTS, RenamingStore
 from fusefs.stores.retrying import RetryingStore
 from omniload.base.errors import IntegrityError, UnavailableError
 from tests.support.fusefs_faulty_store import FaultyStore, Outage

@@ -1,5 +1,6 @@
 """Caches of a real mount: filled by prefetch, found again after a kill, dropped by hand, scraped."""
 
+import mmap
 import os
 import shutil
 import socket
@@ -48,6 +49,21 @@ def numbers(root):
     return orjson.loads((root / ".omnifs/stats.json").read_bytes())
 
 
+def from_store(root):
+    return numbers(root)["tiers"]["store"]["read_bytes"]
+
+
+def in_memory(root):
+    return numbers(root)["cache"]["used_bytes"]
+
+
+def read_past_the_page_cache_of_before(path):
+    """Read a file of which the kernel holds nothing any more."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return file.read()
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -94,14 +110,51 @@ def test_without_a_disk_cache_a_prefetched_file_lies_in_memory(place):
         shown = orjson.loads(cli("prefetch", root / "f", "--json"))
 
         assert (shown["memory_bytes"], shown["left_out_bytes"]) == (len(DATA), 0)
-        before = numbers(root)["tiers"]["store"]["read_bytes"]
+        before = from_store(root)
         assert (root / "f").read_bytes() == DATA
-        assert numbers(root)["tiers"]["store"]["read_bytes"] == before
+        assert from_store(root) == before
+
+
+def test_what_was_prefetched_into_memory_is_dropped_by_hand(place):
+    with mount(str(place / "store"), place / "mount", {"files": TINY}) as root:
+        (root / "f").write_bytes(DATA)
+        cli("prefetch", root / "f")
+
         # The name that drops is no attribute that a copying program would meet.
         assert os.listxattr(root / "f") == []
         with pytest.raises(OSError, match="not supported"):
             os.setxattr(root / "f", "user.omnifs.drop", b"1")
         assert "3 MiB of memory" in cli("drop", root / "f")
+
+
+def test_what_the_kernel_holds_lies_in_memory_once_until_it_turns_out_that_it_drops_it(place):
+    with mount(str(place / "store"), place / "mount", {"files": TINY}) as root:
+        (root / "f").write_bytes(DATA)
+        before = from_store(root)
+
+        assert (root / "f").read_bytes() == DATA
+        assert (in_memory(root), from_store(root) - before) == (0, len(DATA))
+        assert (root / "f").read_bytes() == DATA
+        assert from_store(root) - before == len(DATA)
+
+        for _ in range(3):
+            assert read_past_the_page_cache_of_before(root / "f") == DATA
+            assert (in_memory(root), from_store(root) - before) == (len(DATA), 2 * len(DATA))
+
+
+def test_what_is_read_past_the_page_cache_stays_in_memory(place):
+    with mount(str(place / "store"), place / "mount", {"files": TINY}) as root:
+        (root / "f").write_bytes(DATA)
+        before = from_store(root)
+
+        for _ in range(2):
+            with mmap.mmap(-1, len(DATA)) as buffer:
+                file = os.open(root / "f", os.O_RDONLY | os.O_DIRECT)
+                while os.readv(file, [buffer]) < len(DATA):
+                    os.lseek(file, 0, os.SEEK_SET)
+                os.close(file)
+                assert buffer[:] == DATA
+            assert (in_memory(root), from_store(root) - before) == (len(DATA), len(DATA))
 
 
 def test_a_change_that_size_and_time_stamp_hide_shows_once_it_is_dropped(place):

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.guesses import Guesses
+from fusefs.guesses import Guesses, Purse
 from fusefs.readahead import Closed, Read, ReadAhead
 
 reads = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(1, 8)), max_size=60)
@@ -64,21 +64,26 @@ def test_scattered_blocks_never_bring_in_more_than_twice_what_was_read(places, w
         assert len(brought) <= 2 * len(read)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 99), st.integers(1, 7)), max_size=60))
-def test_guesses_are_what_a_model_says(steps):
-    guesses, read, guessed = Guesses(10, 40, 995, most_bytes=120), set(), set()
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 99), st.integers(1, 7)), max_size=60),
+    st.integers(0, 150),
+)
+def test_guesses_are_what_a_model_says(steps, lent_bytes):
+    guesses = Guesses(10, 40, 995, most_bytes=120, purse=Purse(lent_bytes))
+    read, guessed, came_true = set(), set(), 0
     for widens, first, num_blocks in steps:
         start, stop = 10 * first, 10 * (first + num_blocks)
         blocks = set(range(first, first + num_blocks)) & set(range(100))
         guesses.read(start, stop)
         read |= blocks
+        came_true += len(guessed & blocks)
         guessed -= blocks
         if widens:
             wide_start, wide_stop = guesses.widened(start, stop)
             assert wide_start <= start < stop <= wide_stop
             guessed |= set(range(wide_start // 10, min(100, -(-wide_stop // 10)))) - read
         assert (guesses.read_bytes, guesses.guessed_bytes) == (10 * len(read), 10 * len(guessed))
-        assert len(guessed) <= min(12, len(read))
+        assert len(guessed) <= min(12, lent_bytes // 10 + came_true + len(read))
 
 
 @given(reads, st.lists(st.integers(0, 3), max_size=5))

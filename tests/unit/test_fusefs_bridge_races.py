@@ -179,7 +179,7 @@ def test_an_open_that_waited_begins_anew_where_the_first_was_closed_meanwhile(mo
 def test_a_version_is_looked_for_while_the_one_that_is_open_is_read(mount):
     inode = mount.lookup()
     reader, other = mount.open(inode), mount.shown.open(inode, os.O_RDONLY)
-    mount.read(reader)
+    run_blocking(mount.shown.read(reader.handle, 10, len(DATA)))  # what is read whole goes
 
     with held(mount.files, "stat", other):
         reading = mount.shown.read(reader.handle, 0, 10)

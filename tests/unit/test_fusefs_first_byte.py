@@ -11,10 +11,11 @@ from pyarrow import fs as pafs
 from fusefs import catalog
 from fusefs.attributes import Attributes
 from fusefs.stores import arrow
-from fusefs.stores.backend import PuttingStore, RenamingStore, _intent_path
 from fusefs.stores.clients import Backend
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.protocol import Entry
+from fusefs.stores.putting import PuttingStore
+from fusefs.stores.renaming import RenamingStore, _intent_path
 from omniload.base.errors import IntegrityError, UnavailableError
 from tests.support.fusefs_builders import contents, object_paths, some_files
 

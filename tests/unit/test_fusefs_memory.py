@@ -76,6 +76,56 @@ def test_a_block_that_failed_is_fetched_again_by_the_next_to_ask():
     assert cache.claim("a", 3)[1]
 
 
+def test_what_was_served_whole_goes_at_once():
+    cache = a_filled_cache(a=4, b=4)
+
+    cache.served([("a", 3), ("b", 3), ("c", 9)])
+    assert cache.used_bytes == 8
+    cache.served([("a", 1)])
+
+    assert (cache.get("a"), cache.get("b")) == (None, bytes(4))
+    assert cache.used_bytes == 4
+    assert (cache.is_served("a"), cache.is_served("b")) == (True, False)
+
+
+def test_views_of_the_same_memory_go_when_all_of_it_was_served():
+    cache = BlockCache(10)
+    memory = memoryview(bytes(8))
+    cache.claim("a", 4)
+    cache.claim("b", 4)
+    cache.fill({"a": memory[:4], "b": memory[4:]})
+
+    cache.served([("a", 4)])
+    assert cache.get("a") == bytes(4)
+    cache.served([("b", 4)])
+
+    assert (cache.get("a"), cache.get("b"), cache.used_bytes) == (None, None, 0)
+    assert cache.is_served("a")
+    assert cache.is_served("b")
+
+
+def test_a_block_on_its_way_is_not_served():
+    cache = BlockCache(10)
+    cache.claim("a", 4)
+
+    cache.served([("a", 4)])
+    cache.fill({"a": bytes(4)})
+
+    assert cache.get("a") == bytes(4)
+
+
+def test_what_is_asked_for_again_after_it_was_served_stays():
+    cache = a_filled_cache(a=4)
+    cache.served([("a", 4)])
+    assert cache.claim("a", 4)[1]
+    assert not cache.is_served("a")
+    cache.fill({"a": bytes(4)})
+
+    cache.served([("a", 4)])
+
+    assert cache.get("a") == bytes(4)
+
+
 def test_evicted_blocks_are_counted():
     traffic = Traffic()
     cache = BlockCache(10, traffic)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from fusefs.guesses import Guesses
+from fusefs.guesses import Guesses, Purse
 from fusefs.readahead import Closed, Fetch, Read, ReadAhead
 
 
@@ -248,6 +248,50 @@ def test_wide_blocks_end_with_the_file():
 
     assert guesses.widened(200, 240) == (160, 280)
     assert (guesses.read_bytes, guesses.guessed_bytes) == (200, 80)
+
+
+def a_lending(purse, **changes):
+    return Guesses(40, 160, 1600, **{"most_bytes": 1000, "purse": purse} | changes)
+
+
+def test_a_purse_lends_what_is_not_earned_yet():
+    guesses = a_lending(Purse(200))
+    ahead = an_ahead(first_bytes=10, block_bytes=40, guesses=guesses, largest_bytes=400)
+
+    # Three guessed for one read, six for two: four are lent.
+    assert fetched(ahead, 1, 200, 400) == [(Fetch(160, 320),), (Fetch(320, 480),)]
+    # Nine for three: one is left, two are short. A fourth read earns what is missing.
+    assert fetched(ahead, 2, 640, 960) == [(Fetch(640, 680),), (Fetch(960, 1120),)]
+
+
+def test_guesses_that_come_true_fill_the_purse_for_other_files():
+    purse = Purse(120)
+    one, two, three = (a_lending(purse) for _ in range(3))
+    assert one.widened(160, 200) == (160, 320)
+    assert two.widened(160, 200) == (160, 200)
+
+    one.read(200, 320)
+
+    assert three.widened(160, 200) == (160, 320)
+    assert two.widened(160, 200) == (160, 200)
+
+
+def test_who_reads_a_little_of_many_files_empties_the_purse():
+    purse, brought = Purse(480), 0
+    for _ in range(100):
+        guesses = a_lending(purse)
+        guesses.read(160, 200)
+        start, stop = guesses.widened(160, 200)
+        brought += stop - start
+
+    assert brought == 100 * 40 + 6 * 120
+
+
+def test_what_is_lent_is_kept_within_memory_too():
+    guesses = a_lending(Purse(480), most_bytes=120)
+
+    assert guesses.widened(160, 200) == (160, 320)
+    assert guesses.widened(400, 440) == (400, 440)
 
 
 def test_short_reads_earn_no_guesses():

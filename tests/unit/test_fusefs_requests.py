@@ -8,9 +8,9 @@ from pyarrow import fs as pafs
 from fusefs.config import DiskCacheConfig, FilesConfig, Striping
 from fusefs.namespace import StripedFiles
 from fusefs.stores.arrow import store_on
-from fusefs.stores.backend import PuttingStore
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.protocol import Preferred
+from fusefs.stores.putting import PuttingStore
 from fusefs.stores.retrying import RetryingStore
 from tests.support.fusefs_builders import some_files
 
@@ -35,12 +35,22 @@ class ObjectStore(MemoryStore):
 
 
 @pytest.fixture
-def written():
+def trusting():
+    """A file of which much may be guessed before anything was read."""
     data = random.Random(0).randbytes(SIZE)
     files = StripedFiles(ObjectStore(), FilesConfig())
     files.write_file("f", data)
     yield files, data
     files.close()
+
+
+@pytest.fixture
+def written(trusting):
+    """One whose guesses must be earned: those of other files did not come true."""
+    files, data = trusting
+    while files._reading.purse.lend(MiB):
+        pass
+    return files, data
 
 
 def read_by_requests(reader, offset, size, *, process):
@@ -101,6 +111,28 @@ def test_a_scattered_read_of_whole_blocks_takes_one_request_each_and_as_much_aga
     # The third has earned its neighbour; those of the fourth are read already, or of another wide block.
     reads = [(offset // BLOCK, size // BLOCK) for offset, size in files.store.reads]
     assert reads == [(5, 1), (2, 1), (6, 2), (3, 1)]
+
+
+def test_where_nothing_is_known_yet_a_scattered_read_brings_in_what_one_request_may(trusting):
+    files, data = trusting
+    with files.open("f") as file:
+        for process, at in enumerate((5 * BLOCK, 2 * BLOCK, 7 * BLOCK, 3 * BLOCK)):
+            found = read_by_requests(file.reader, at, BLOCK, process=process)
+            assert found == data[at : at + BLOCK]
+    files.close()
+
+    assert files.store.reads == [(16 * MiB, 16 * MiB), (0, 16 * MiB)]
+
+
+def test_who_reads_a_block_of_many_files_soon_gets_no_more_than_that(trusting):
+    files, data = trusting
+    for number in range(12):
+        files.write_file(f"{number}", data)
+        with files.open(f"{number}") as file:
+            read_by_requests(file.reader, 5 * BLOCK, BLOCK, process=0)
+    files.close()
+
+    assert [size // BLOCK for _, size in files.store.reads] == [4] * 8 + [1] * 4
 
 
 def test_a_small_read_brings_in_its_unit_alone(written):

@@ -1,0 +1,174 @@
+"""Stores where a rename takes a file's place: by a name that must be free first, or in one go."""
+
+import uuid
+from contextlib import suppress
+
+import orjson
+import xxhash
+from typing_extensions import override
+
+from fusefs.stores.backend import BackendStore
+from fusefs.stores.clients import ReplacingBackend
+from fusefs.stores.protocol import (
+    RESERVED,
+    TEMPORARY,
+    Before,
+    Entry,
+    parent_of,
+)
+from omniload.base.errors import OmniloadError, UnavailableError
+
+__all__ = ["INTENTS", "RenamingStore", "ReplacingStore"]
+
+INTENTS = f"{RESERVED}/intents"
+_LONGEST_INTENT = 64 << 10
+"""Two paths; more than any store takes."""
+
+
+class RenamingStore(BackendStore):
+    """Over a client whose rename does not replace in one go: an intent closes the gap.
+
+    Before the target is removed, the intent to put the source there is written down.
+    Whoever finds the target missing looks for its intent and finishes the rename, so
+    that nobody sees the gap, and a crash inside it loses nothing.
+    """
+
+    @override
+    def _find(self, path: str) -> Entry | None:
+        if not path or path.startswith(RESERVED):
+            return self._backend.find(path)
+        # A glimpse is enough ahead of the intent, after which the store is asked for sure.
+        if (seen := self._backend.glimpse(path)) is not None:
+            return seen
+        source = self._intended_source(path)
+        found = self._backend.find(path)
+        if found is None and source is not None:
+            if self._backend.find(source) is not None:
+                return self._finish(source, path)
+            return self._backend.find(path)
+        return found
+
+    def _finish(self, source: str, path: str) -> Entry | None:
+        try:
+            self._backend.move(source, path)
+        except (OSError, UnavailableError):
+            # Another may have finished it first: then the source is gone and the target is there.
+            found = self._backend.find(path)
+            if found is None and self._backend.find(source) is not None:
+                raise
+            return found
+        return self._backend.find(path)
+
+    @override
+    def publish(self, path: str, data: bytes, before: Before | None = None) -> None:
+        temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
+        self._write(temporary, data)
+        try:
+            there = self._find(path)
+            if there is not None and there.is_directory:
+                raise IsADirectoryError(21, "a directory is there", path)
+            if there is None:
+                self._make_parent(path)
+            if before is not None:
+                before(there)
+            if there is not None:
+                self._replace(temporary, path)
+            else:
+                self._place(temporary, path)
+        except (OSError, OmniloadError):
+            with suppress(OSError, OmniloadError):
+                # An intent that names it makes it the only copy.
+                if self._intended_source(path) != temporary:
+                    self._backend.remove(temporary)
+            raise
+
+    @override
+    def rename(self, source: str, target: str) -> None:
+        if source == target:
+            self.stat(source)
+            return
+        there = self._check_rename(source, target)
+        if there is not None and there.is_directory:
+            self._backend.remove_directory(target)
+        elif there is not None:
+            self._replace(source, target)
+            return
+        self._make_parent(target)
+        self._place(source, target)
+
+    @override
+    def remove(self, path: str) -> None:
+        # Else the intent of a writer that died would bring the file back later.
+        self._forget_intent(path)
+        super().remove(path)
+
+    def _make_parent(self, path: str) -> None:
+        # Asked for, not found out by moving: WebHDFS says nothing of a move that failed.
+        if (above := parent_of(path)) and self._backend.find(above) is None:
+            self._backend.make_directory(above)
+
+    def _place(self, source: str, target: str) -> None:
+        """Move to a name at which nothing stood a moment ago."""
+        self._backend.move(source, target)
+
+    def _replace(self, source: str, target: str) -> None:
+        record = orjson.dumps({"version": 1, "source": source, "target": target})
+        intent = _intent_path(target)
+        self._forget_intent(target)
+        self._write(intent, record)
+        try:
+            self._backend.remove(target)
+        except (OSError, UnavailableError):
+            # Another writer is at it, or has removed it since.
+            if self._backend.find(target) is not None:
+                raise
+        try:
+            self._backend.move(source, target)
+        except (OSError, UnavailableError):
+            finished = self._backend.find(source) is None and self._backend.find(target) is not None
+            if not finished:
+                raise
+        self._forget_intent(target)
+
+    def _intended_source(self, path: str) -> str | None:
+        intent = _intent_path(path)
+        # Asked for first: libhdfs prints a page of Java's stack for each file that it cannot open.
+        if not self._backend.is_file(intent):
+            return None
+        try:
+            record = orjson.loads(self._backend.read(intent, 0, _LONGEST_INTENT))
+        except (FileNotFoundError, orjson.JSONDecodeError):
+            # Gone since, or half written by a writer that has not removed the target yet.
+            return None
+        source = record.get("source")
+        mine = record.get("version") == 1 and record.get("target") == path
+        return source if mine and isinstance(source, str) else None
+
+    def _forget_intent(self, path: str) -> None:
+        if self._backend.is_file(_intent_path(path)):
+            with suppress(FileNotFoundError):
+                self._backend.remove(_intent_path(path))
+
+
+class ReplacingStore(RenamingStore):
+    """Over a client whose rename replaces in one go: it leaves no intents, but finishes those of others."""
+
+    def __init__(self, backend: ReplacingBackend) -> None:
+        super().__init__(backend)
+        self._replacing = backend
+
+    @override
+    def _place(self, source: str, target: str) -> None:
+        # Another may have come first: the last to come is the one that stays, as everywhere.
+        self._replacing.replace(source, target)
+
+    @override
+    def _replace(self, source: str, target: str) -> None:
+        # Else it would be finished later, and bring back what its writer wrote.
+        self._forget_intent(target)
+        self._replacing.replace(source, target)
+
+
+def _intent_path(target: str) -> str:
+    digest = xxhash.xxh3_128_hexdigest(target.encode("utf-8", "surrogateescape"))
+    return f"{INTENTS}/{digest}"
