@@ -92,10 +92,11 @@ class CappedStore(LocalStore):
         return data
 
     @override
-    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+    def read_large(self, path: str, offset: int, size_bytes: int) -> memoryview:
         begin = time.perf_counter()
-        super().read_into(path, offset, buffer)
-        self._pause(len(buffer), begin)
+        data = super().read_large(path, offset, size_bytes)
+        self._pause(size_bytes, begin)
+        return data
 
     @override
     def create(self, path: str) -> ObjectWriter:

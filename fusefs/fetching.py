@@ -9,7 +9,7 @@ from fusefs.cache import Block, BlockCache, Data
 from fusefs.guesses import Purse
 from fusefs.layout import UnitRun
 from fusefs.local_copy import LocalCopy, runs_of
-from fusefs.mapped import LARGE_BYTES, mapped
+from fusefs.mapped import LARGE_BYTES
 from fusefs.pieces import Piece, check_unit
 from fusefs.stores.protocol import Store
 from fusefs.traffic import Traffic
@@ -239,7 +239,9 @@ class Fetcher:
         path = piece.path_of(run.object_number)
         began_s = time.perf_counter()
         try:
-            data = self._read(path, run.object_offset, run.size_bytes)
+            store = self._engine.store
+            read = store.read_large if run.size_bytes >= LARGE_BYTES else store.read
+            data = read(path, run.object_offset, run.size_bytes)
         except FileNotFoundError as error:
             self._engine.traffic.failed("store")
             raise self._when_missing(path) from error
@@ -250,13 +252,6 @@ class Fetcher:
         view, unit_bytes = memoryview(data), piece.layout.unit_bytes
         for i, unit in enumerate(run.units):
             yield unit, view[i * unit_bytes : (i + 1) * unit_bytes]
-
-    def _read(self, path: str, offset: int, size_bytes: int) -> Data:
-        if size_bytes < LARGE_BYTES:
-            return self._engine.store.read(path, offset, size_bytes)
-        memory = mapped(size_bytes)
-        self._engine.store.read_into(path, offset, memory)
-        return memory
 
     def _keep(self, piece: Piece, parts: Mapping[int, Data]) -> None:
         if self._copy is not None and not self._copy.keep(piece, parts):

@@ -24,6 +24,7 @@ import pyarrow as pa
 from pyarrow import fs as pafs
 from typing_extensions import override
 
+from fusefs.mapped import mapped
 from fusefs.stores.clients import ClientWriter, RootedBackend
 from fusefs.stores.hadoop import (
     client_version,
@@ -198,8 +199,9 @@ class ArrowBackend(RootedBackend):
         return self._read(path, size_bytes, lambda file: _read_fully(file, offset, size_bytes))
 
     @override
-    def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
-        return len(self._read(path, len(buffer), lambda file: _filled(file, offset, buffer)))
+    def read_large(self, path: str, offset: int, size_bytes: int) -> memoryview:
+        memory = mapped(size_bytes)
+        return self._read(path, size_bytes, lambda file: _filled(file, offset, memory))
 
     def _read(self, path: str, size_bytes: int, read: Callable[[pa.NativeFile], Data]) -> Data:
         held = self._held.held(path)

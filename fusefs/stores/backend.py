@@ -7,13 +7,13 @@ a put (S3, GCS, Azure; in ``putting``).
 """
 
 from collections.abc import Callable
-from typing import TypeVar
 
 from typing_extensions import override
 
 from fusefs.stores.clients import Backend
 from fusefs.stores.protocol import (
     RESERVED,
+    Data,
     Entry,
     ObjectWriter,
     Store,
@@ -27,8 +27,6 @@ from fusefs.stores.protocol import (
 from omniload.base.errors import IntegrityError, UnavailableError
 
 __all__ = ["BackendStore"]
-
-Result = TypeVar("Result")
 
 
 class BackendStore(Store):
@@ -83,32 +81,23 @@ class BackendStore(Store):
 
     @override
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:
-        if size_bytes == 0:
-            return b""
-
-        def read() -> bytes:
-            data = self._backend.read(path, offset, size_bytes)
-            return check_whole(data, path, offset, size_bytes)
-
-        return self._read(path, read)
+        return self._read(self._backend.read, path, offset, size_bytes) if size_bytes else b""
 
     @override
-    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
-        def read() -> None:
-            filled = buffer[: self._backend.read_into(path, offset, buffer)]
-            check_whole(filled, path, offset, len(buffer))
+    def read_large(self, path: str, offset: int, size_bytes: int) -> bytes | memoryview:
+        return self._read(self._backend.read_large, path, offset, size_bytes)
 
-        self._read(path, read)
-
-    def _read(self, path: str, read: Callable[[], Result]) -> Result:
+    def _read(
+        self, read: Callable[[str, int, int], Data], path: str, offset: int, size_bytes: int
+    ) -> Data:
         try:
-            return read()
+            return check_whole(read(path, offset, size_bytes), path, offset, size_bytes)
         except (FileNotFoundError, UnavailableError, IntegrityError):
             # Clients call a directory not found, broken or empty; and a file that is being
             # replaced is not found until stat has finished the replacement.
             if self.stat(path).is_directory:
                 raise IsADirectoryError(21, "is a directory", path) from None
-        return read()
+        return check_whole(read(path, offset, size_bytes), path, offset, size_bytes)
 
     @override
     def create(self, path: str) -> ObjectWriter:

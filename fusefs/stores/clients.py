@@ -50,11 +50,9 @@ class Backend(Protocol):
         """Return up to ``size_bytes`` bytes."""
         ...
 
-    def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
-        """As ``read``, into ``buffer``; return how many bytes. For clients that need no copy for it."""
-        data = self.read(path, offset, len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+    def read_large(self, path: str, offset: int, size_bytes: int) -> bytes | memoryview:
+        """As ``read``, into ``fusefs.mapped`` memory; for clients that can fill memory that is there."""
+        return self.read(path, offset, size_bytes)
 
     def open_new(self, path: str) -> ObjectWriter:
         """Open a file for writing; the caller knows that it does not exist."""

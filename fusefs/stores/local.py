@@ -10,6 +10,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from fusefs.mapped import mapped
 from fusefs.stores.protocol import (
     TEMPORARY,
     Before,
@@ -75,12 +76,12 @@ class LocalStore(Store):
         return check_whole(data, path, offset, size_bytes)
 
     @override
-    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
-        filled = 0
+    def read_large(self, path: str, offset: int, size_bytes: int) -> memoryview:
+        memory, filled = mapped(size_bytes), 0
         with self._reading(path) as file:
-            while more := os.preadv(file, [buffer[filled:]], offset + filled):
+            while more := os.preadv(file, [memory[filled:]], offset + filled):
                 filled += more
-        check_whole(buffer[:filled], path, offset, len(buffer))
+        return check_whole(memory[:filled], path, offset, size_bytes)
 
     @contextmanager
     def _reading(self, path: str) -> Iterator[int]:

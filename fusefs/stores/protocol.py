@@ -34,7 +34,7 @@ __all__ = [
     "parent_of",
 ]
 
-Data = TypeVar("Data", bytes, memoryview)
+Data = TypeVar("Data", bound=bytes | memoryview)
 RESERVED = ".omnifs"
 """Folder in the root of a store that holds objects and work in progress."""
 TEMPORARY = f"{RESERVED}/new"
@@ -134,13 +134,9 @@ class Store(Protocol):
         """
         ...
 
-    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with bytes from ``offset``: without a copy between, where the client can.
-
-        Raises:
-            IntegrityError: The file holds fewer; what the buffer holds then is nothing to go by.
-        """
-        buffer[:] = self.read(path, offset, len(buffer))
+    def read_large(self, path: str, offset: int, size_bytes: int) -> bytes | memoryview:
+        """As ``read``, into ``fusefs.mapped`` memory where the client can fill memory that is there."""
+        return self.read(path, offset, size_bytes)
 
     def create(self, path: str) -> ObjectWriter:
         """Start an object that does not exist yet; missing parents are made.

@@ -73,8 +73,8 @@ class RetryingStore(Store):
         return self._patiently("read", lambda: self._store.read(path, offset, size_bytes))
 
     @override
-    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
-        self._patiently("read", lambda: self._store.read_into(path, offset, buffer))
+    def read_large(self, path: str, offset: int, size_bytes: int) -> bytes | memoryview:
+        return self._patiently("read", lambda: self._store.read_large(path, offset, size_bytes))
 
     @override
     def create(self, path: str) -> ObjectWriter:
