@@ -13,7 +13,7 @@ from fusefs.stores.protocol import (
     Entry,
     Preferred,
 )
-from omniload.base.errors import OmniloadError
+from omniload.base.errors import OmniloadError, UnavailableError
 
 __all__ = ["PuttingStore"]
 
@@ -34,6 +34,8 @@ class PuttingStore(BackendStore):
         super().__init__(backend)
         self._root: Entry | None = None
         """What was found there, if it can never look otherwise."""
+        self._renaming: set[tuple[str, str]] = set()
+        """Renames that an outage broke off: asked for again, each goes on where it stopped."""
 
     @property
     @override
@@ -92,10 +94,20 @@ class PuttingStore(BackendStore):
         if source == target:
             self.stat(source)
             return
-        there = self._check_rename(source, target)
-        if there is not None and there.is_directory:
-            self._backend.remove_directory(target)
-        self._move(source, target)
+        if (source, target) in self._renaming:
+            if self._find(source) is None and self._find(target) is not None:
+                self._renaming.discard((source, target))
+                return  # carried out to the end, though nobody heard of it
+        else:
+            there = self._check_rename(source, target)
+            if there is not None and there.is_directory:
+                self._backend.remove_directory(target)
+        try:
+            self._move(source, target)
+        except UnavailableError:
+            self._renaming.add((source, target))
+            raise
+        self._renaming.discard((source, target))
 
     def _move(self, source: str, target: str) -> None:
         if not self.stat(source).is_directory:

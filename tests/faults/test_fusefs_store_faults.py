@@ -5,6 +5,7 @@ from pyarrow import fs as pafs
 
 from fusefs.stores.arrow import ArrowBackend, store_on
 from fusefs.stores.memory import MemoryStore
+from fusefs.stores.putting import PuttingStore
 from fusefs.stores.renaming import INTENTS, RenamingStore
 from fusefs.stores.retrying import RetryingStore
 from omniload.base.errors import IntegrityError, UnavailableError
@@ -147,6 +148,76 @@ def test_an_outage_at_any_moment_of_a_replacement_leaves_the_old_file_or_the_new
     assert failing.read("f", 0, 3) == (b"old" if fails_at <= 3 else b"new")
     failing.publish("f", b"end")
     assert failing.read("f", 0, 3) == b"end"
+
+
+class BadLine(ArrowBackend):
+    """A line to a store that breaks at the n-th call that changes something: before it, or before its answer."""
+
+    def __init__(self, root, fails_at, *, answers_only):
+        super().__init__(pafs.LocalFileSystem(), str(root), "test:")
+        self._left = fails_at
+        self._answers_only = answers_only
+
+    def _over_it(self, call, *paths):
+        self._left -= 1
+        if self._left == 0 and not self._answers_only:
+            raise UnavailableError("scripted outage")
+        call(*paths)
+        if self._left == 0:
+            raise UnavailableError("scripted outage")
+
+    def move(self, source, target):
+        # As object stores move: a copy, which is as young as it is, and a removal.
+        data = super().read(source, 0, 100)
+        self._over_it(self._copied, target, data)
+        self._over_it(super().remove, source)
+
+    def _copied(self, target, data):
+        writer = super().open_new(target)
+        writer.write(data)
+        writer.close()
+
+    def make_directory(self, path):
+        self._over_it(super().make_directory, path)
+
+    def remove_directory(self, path):
+        self._over_it(super().remove_directory, path)
+
+
+@pytest.mark.parametrize("answers_only", [False, True])
+@pytest.mark.parametrize("fails_at", range(1, 12))
+@pytest.mark.parametrize("name", ["f", "d"])
+def test_a_rename_on_an_object_store_goes_on_where_an_outage_broke_it_off(
+    tmp_path, name, fails_at, answers_only
+):
+    whole = store_on(pafs.LocalFileSystem(), str(tmp_path), "test:")
+    whole.publish("f", b"file")
+    whole.publish("d/a", b"1")
+    whole.publish("d/below/b", b"2")
+    line = BadLine(tmp_path, fails_at, answers_only=answers_only)
+
+    a_retrying_store(PuttingStore(line), []).rename(name, "new")
+
+    with pytest.raises(FileNotFoundError):
+        whole.stat(name)
+    if name == "f":
+        assert whole.read("new", 0, 4) == b"file"
+    else:
+        assert whole.read("new/a", 0, 1) == b"1"
+        assert whole.read("new/below/b", 0, 1) == b"2"
+        assert len(whole.listing("new")) == 2
+
+
+def test_a_rename_of_what_another_removed_is_not_taken_for_one_that_was_carried_out(tmp_path):
+    store = PuttingStore(BadLine(tmp_path, 1, answers_only=False))
+    store.publish("f", b"file")
+    with pytest.raises(UnavailableError):
+        store.rename("f", "g")
+
+    store.remove("f")
+
+    with pytest.raises(FileNotFoundError):
+        store.rename("f", "g")
 
 
 @pytest.mark.parametrize("crash_at", range(1, 6))
