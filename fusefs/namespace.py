@@ -6,7 +6,6 @@ Blocking and safe in threads. The mount, fsspec and the command line all stand o
 import errno
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from fusefs.attributes import Attributes, encoded
@@ -22,6 +21,7 @@ from fusefs.layout import StripeLayout
 from fusefs.manifest import Manifest, Segment
 from fusefs.opened import OpenedFile, Opener
 from fusefs.pieces import pieces_of
+from fusefs.pools import StorePool
 from fusefs.publishing import Publisher
 from fusefs.reading import FileReader
 from fusefs.scraping import retire, watch
@@ -42,7 +42,10 @@ _WIDE_AT_FIRST = 4
 
 
 class StripedFiles:
-    """Files of a store, striped ones whole, objects and manifests out of sight."""
+    """Files of a store, striped ones whole, objects and manifests out of sight.
+
+    Used by the process that made it: in one that is forked off, every call raises ``StateError``.
+    """
 
     def __init__(self, store: Store, config: FilesConfig | None = None) -> None:
         self.store = store
@@ -52,9 +55,9 @@ class StripedFiles:
         self.disk = disk_cache_of(self.config, self.traffic)
         """Local copies of versions; None unless they are configured."""
         self.budget = ByteBudget(self.config.write_window)
-        self._readers = ThreadPoolExecutor(self.config.read_streams, "fusefs-read")
-        self._local_readers = ThreadPoolExecutor(_LOCAL_STREAMS, "fusefs-disk")
-        self._writers = ThreadPoolExecutor(self.config.write_streams, "fusefs-write")
+        self._readers = StorePool(self.config.read_streams, "fusefs-read")
+        self._local_readers = StorePool(_LOCAL_STREAMS, "fusefs-disk")
+        self._writers = StorePool(self.config.write_streams, "fusefs-write")
         self.longest_read, read_ahead = self.config.reading(store.preferred)
         self._reading = ReadEngine(
             store=store,
@@ -348,6 +351,7 @@ class StripedFiles:
         return self.config.striping_of(self._visible(path)).layout(self.store.preferred)
 
     def _visible(self, path: str) -> str:
+        self._readers.check_process()
         path = checked_path(path)
         if path == RESERVED or path.startswith(f"{RESERVED}/"):
             raise PermissionError(errno.EPERM, f"{RESERVED} belongs to the store", path)

@@ -1,0 +1,46 @@
+"""Threads that wait for a store, and who must not use them: a process that was forked off has none."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from typing_extensions import override
+
+from omniload.base.errors import StateError
+
+__all__ = ["StorePool"]
+
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+
+
+class StorePool(ThreadPoolExecutor):
+    """A thread pool that refuses what it would never do: work for a process forked off later.
+
+    Threads stay behind when a process forks, and the clients of most stores do not
+    outlive it either; whoever waited for them would wait for ever.
+    """
+
+    def __init__(self, max_workers: int, name: str) -> None:
+        super().__init__(max_workers, name)
+        self._process = os.getpid()
+
+    def check_process(self) -> None:
+        """Check that this is the process that made the pool.
+
+        Raises:
+            StateError: It was forked off since.
+        """
+        if self._process != (here := os.getpid()):
+            raise StateError(
+                f"the store was opened by process {self._process}, and {here} was forked off it since, "
+                "without its threads; open it in each process, or start them by spawn or forkserver"
+            )
+
+    @override
+    def submit(
+        self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Future[Result]:
+        self.check_process()
+        return super().submit(fn, *args, **kwargs)
