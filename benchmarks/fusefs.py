@@ -10,6 +10,7 @@
 - *capped*: a store whose every stream is held to a rate, striped over 1 and 4 objects.
 - *overhead*: cold reads of striped files against the same objects read through the
   store's client by as many threads.
+- *streamed*: memory of a mount through which a large file was read once.
 - *metadata*: stats with every attribute cache cold, and a listing of 10,000.
 """
 
@@ -213,6 +214,8 @@ def cached(base: Path, size: int) -> dict[str, float]:
             for path in paths.values():
                 reopened_read_s(path)
             time.sleep(2)
+        for path in paths.values():  # what the page cache holds has left memory
+            direct_read_s(path, size)
         measures = {
             "O_DIRECT 1 MiB": lambda path: direct_read_s(path, size),
             "4 readers, O_DIRECT 1 MiB": lambda path: side_by_side_s(path, size),
@@ -240,24 +243,46 @@ def writers(base: Path) -> dict[str, float]:
     config = MountConfig(store=str(store), mountpoint=str(root), files=FilesConfig(**files))
     process = start(config)
 
-    def peak() -> int:
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) << 10
-
-    before, block = peak(), os.urandom(MiB)
+    before, block = memory_of(process.pid, "VmHWM"), os.urandom(MiB)
     opened = [(root / f"f{i}").open("wb", buffering=0) for i in range(64)]
     for _ in range(12):
         for file in opened:
             file.write(block)
     for file in opened:
         file.close()
-    used = peak() - before
+    used = memory_of(process.pid, "VmHWM") - before
     umount(str(root))
     process.wait()
     shutil.rmtree(store)
     # A writer holds one unit that is not full and one that waits, up to plain_limit.
     cap = cache + window + 64 * (unit + unit)
     return {"64 writers: peak MiB": used / MiB, "64 writers: of the cap": used / cap}
+
+
+def memory_of(process: int, what: str) -> int:
+    """Return bytes of a process as the kernel counts them: ``VmRSS`` now, ``VmHWM`` at most so far."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(status.split(f"{what}:")[1].split()[0]) << 10
+
+
+def streamed(base: Path, size: int) -> dict[str, float]:
+    """Memory of a mount that was read from front to back once, above what it began with."""
+    store, root = base / "streamed", base / "streamed-mnt"
+    store.mkdir()
+    root.mkdir()
+    config = MountConfig(store=str(store), mountpoint=str(root))
+    block = os.urandom(MiB)
+    with mount(config.store, root), (root / "f").open("wb", buffering=0) as file:
+        for _ in range(0, size, MiB):
+            file.write(block)
+    process = start(config)
+    before = memory_of(process.pid, "VmRSS")
+    reopened_read_s(root / "f")
+    kept, peak = (memory_of(process.pid, what) - before for what in ("VmRSS", "VmHWM"))
+    umount(str(root))
+    process.wait()
+    shutil.rmtree(store)
+    return {"streamed: MiB resident after": kept / MiB, "streamed: MiB at most": peak / MiB}
 
 
 def metadata(base: Path) -> dict[str, float]:
@@ -343,6 +368,7 @@ def main() -> None:
         if arguments.only is None:
             found |= capped(base, size)
             found |= writers(base)
+            found |= streamed(base, 2 * size)
             (base / "cold").mkdir()
             found |= {f"tmpfs: {k}": v for k, v in overhead(str(base / "cold"), size).items()}
         if arguments.hdfs:
