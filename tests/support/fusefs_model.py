@@ -6,6 +6,7 @@
 
 import contextlib
 import errno
+import mmap
 import os
 import random
 import shutil
@@ -19,6 +20,8 @@ NAMES = ["a", "b", "d/a", "d/b", "d/e/a", "f", "d", "d/e", "f/a"]
 BLOB = random.Random(7).randbytes(1 << 16)
 TINY = {"striping": {"unit": 4096, "count": 3}, "plain_limit": 4096}
 TIMES = [1, 10**9]
+MOST_BYTES = 1 << 20
+"""More than any file of the model holds."""
 FLAGS = {
     "r": os.O_RDONLY,
     "r+": os.O_RDWR,
@@ -140,6 +143,22 @@ class Side:
     def content(self, name):
         return self.at(name).read_bytes() if self.at(name).is_file() else None
 
+    def direct_content(self, name):
+        """Read past the page cache."""
+        if not self.at(name).is_file():
+            return None
+        file = os.open(self.at(name), os.O_RDONLY | os.O_DIRECT)
+        with mmap.mmap(-1, MOST_BYTES) as buffer:
+            try:
+                return buffer[: os.readv(file, [buffer])]
+            finally:
+                os.close(file)
+
+    def uncache(self, slot):
+        """Have the kernel drop what it holds of an open file."""
+        if slot in self.open_files:
+            os.posix_fadvise(self.open_files[slot], 0, 0, os.POSIX_FADV_DONTNEED)
+
     def tree(self):
         """Everything there is, by path."""
         found = {}
@@ -225,6 +244,8 @@ def random_operation(draw):
         (2, ("chmod", name, draw.choice([0o600, 0o644, 0o755]))),
         (2, ("utime", name, draw.choice(TIMES))),
         (5, ("content", name)),
+        (3, ("direct_content", name)),
+        (6, ("uncache", slot)),
     ]
     return draw.choices([k for _, k in kinds], [w for w, _ in kinds])[0]
 
