@@ -102,9 +102,7 @@ def run_daemon(serve: Callable[[bytes, Callable[[], None]], None], *, role: str)
 
     def ready() -> None:
         nonlocal is_ready
-        # What is there by now stays: it would be looked through again and again.
-        gc.collect()
-        gc.freeze()
+        gc.freeze()  # what is there by now stays, and need not be looked through again and again
         os.write(told, _READY)
         os.close(told)
         is_ready = True
