@@ -25,6 +25,8 @@ class Block:
     data: Future[Data] = field(default_factory=Future)
     memory: "_Memory | None" = None
     """Where it lies, once it is here."""
+    unserved_bytes: int = 0
+    """Of those that are here, how many went nowhere yet where they are kept."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,15 +35,15 @@ class _Memory:
 
     keys: tuple[Hashable, ...]
     unserved_bytes: float
-    """Bytes that nobody who keeps them has yet; infinite where it turned out that they are not kept."""
+    """Of all its blocks; infinite where they stay here whoever takes them."""
 
 
 class BlockCache:
     """Least recently used blocks go first; a block on its way is never dropped.
 
     What the kernel has taken into its page cache, all of it, goes at once: it need not lie in
-    memory twice, and what is read next finds memory that is warm. Where the kernel did not
-    keep it, so that it is asked for a second time, it stays like any other.
+    memory twice, and what is read next finds memory that is warm. Where the kernel is known
+    not to keep what it takes, since it asked for it a second time, blocks stay like any other.
 
     Keys name bytes that never change (a unit of a write-once object), so a block is
     never stale; plain files alone have names that a store may break, hence ``drop``.
@@ -54,6 +56,11 @@ class BlockCache:
         self._blocks: OrderedDict[Hashable, Block] = OrderedDict()
         self._used_bytes = 0
         self._kernel = PageCacheBelief(_MOST_BELIEVED)
+
+    @property
+    def num_doubts(self) -> int:
+        """How often it turned out that the kernel does not have what ``is_served`` said it has."""
+        return self._kernel.num_doubts
 
     @property
     def used_bytes(self) -> int:
@@ -96,12 +103,11 @@ class BlockCache:
         too, so that no view keeps memory that is no longer counted.
         """
         with self._lock:
-            comes_again = any(map(self._kernel.lost, filled))
-            size_bytes = sum(map(len, filled.values()))
-            memory = _Memory(tuple(filled), math.inf if comes_again else size_bytes)
+            keys, size_bytes = tuple(filled), sum(map(len, filled.values()))
+            memory = _Memory(keys, size_bytes if self._kernel.will_keep(keys) else math.inf)
             for key, data in filled.items():
                 block = self._blocks[key]
-                block.memory = memory
+                block.memory, block.unserved_bytes = memory, len(data)
                 block.data.set_result(data)
 
     def served(self, parts: Iterable[tuple[Hashable, int]]) -> None:
@@ -111,7 +117,10 @@ class BlockCache:
                 block = self._blocks.get(key)
                 if block is None or block.memory is None:
                     continue
-                block.memory.unserved_bytes -= size_bytes
+                # A block that is read twice says nothing of those beside it.
+                new_bytes = min(size_bytes, block.unserved_bytes)
+                block.unserved_bytes -= new_bytes
+                block.memory.unserved_bytes -= new_bytes
                 if block.memory.unserved_bytes <= 0:
                     self._kernel.took(block.memory.keys)
                     self._drop_with_siblings(key)

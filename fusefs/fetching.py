@@ -249,7 +249,8 @@ class Fetcher:
             self._engine.traffic.failed("store")
             raise
         self._engine.traffic.store_read(len(data), time.perf_counter() - began_s)
-        view, unit_bytes = memoryview(data), piece.layout.unit_bytes
+        # Whoever gets a view of it must not change what others read.
+        view, unit_bytes = memoryview(data).toreadonly(), piece.layout.unit_bytes
         for i, unit in enumerate(run.units):
             yield unit, view[i * unit_bytes : (i + 1) * unit_bytes]
 

@@ -1,9 +1,12 @@
 """What the kernel's page cache holds, as far as can be told: it took it, and has not asked for it again."""
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable
 
 __all__ = ["PageCacheBelief"]
+
+
+_FIRST_CAUTION = 16
 
 
 class PageCacheBelief:
@@ -13,26 +16,50 @@ class PageCacheBelief:
     dropped that one, and likely others before it: then nothing is believed of those any more,
     and they are known for blocks that the kernel does not keep.
 
+    Nor is the kernel trusted with the next blocks then, each time with twice as many, until it
+    has kept that many. So a reader whose memory has no room for a page cache makes us fetch few
+    blocks twice, and not each of them.
+
     Args:
         most: Blocks remembered of either kind; the oldest are forgotten first.
+        first_caution: Blocks that the kernel is not trusted with after it first lost one.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, first_caution: int = _FIRST_CAUTION) -> None:
+        self.num_doubts = 0
+        """How often nothing was believed any more."""
         self._most = most
         self._taken: OrderedDict[Hashable, None] = OrderedDict()
         self._lost: OrderedDict[Hashable, None] = OrderedDict()
+        self._first_caution = self._caution = first_caution
+        self._num_withheld = self._num_kept = 0
+        """Blocks still to be kept here, and blocks taken since the kernel last lost one."""
 
-    def took(self, keys: Iterable[Hashable]) -> None:
+    def will_keep(self, keys: Collection[Hashable]) -> bool:
+        """Tell whether the kernel is to be trusted with blocks that were just fetched together."""
+        if self._num_withheld:
+            self._num_withheld = max(0, self._num_withheld - len(keys))
+            return False
+        return not any(key in self._lost for key in keys)
+
+    def took(self, keys: Collection[Hashable]) -> None:
         """Note that the kernel took blocks whole."""
         self._taken |= dict.fromkeys(keys)
         self._trim(self._taken)
+        self._num_kept += len(keys)
+        if self._num_kept >= self._caution:
+            self._caution = self._first_caution
 
     def asked(self, key: Hashable) -> None:
         """Note that the kernel asks for a block."""
-        if key in self._taken:
-            self._lost |= self._taken
-            self._taken.clear()
-            self._trim(self._lost)
+        if key not in self._taken:
+            return
+        self._lost |= self._taken
+        self._taken.clear()
+        self._trim(self._lost)
+        self.num_doubts += 1
+        self._num_withheld, self._num_kept = self._caution, 0
+        self._caution = min(2 * self._caution, self._most)
 
     def has(self, key: Hashable) -> bool:
         """Tell whether the kernel has a block, as far as is known."""

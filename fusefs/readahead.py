@@ -17,7 +17,7 @@ from typing import NamedTuple, assert_never
 
 from fusefs.guesses import Guesses
 
-__all__ = ["Closed", "Fetch", "Read", "ReadAhead"]
+__all__ = ["Closed", "Doubted", "Fetch", "Read", "ReadAhead"]
 
 
 class Read(NamedTuple):
@@ -34,6 +34,11 @@ class Closed:
     """A process reads the file no more."""
 
     process: int
+
+
+@dataclass(frozen=True, slots=True)
+class Doubted:
+    """What was fetched ahead may not be here: parts were passed over as the kernel's, and it has lost them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +105,11 @@ class ReadAhead:
         self._standing_at: dict[tuple[int, int], _Stream] = {}
         self._num_reads = 0
 
-    def handle(self, event: Read | Closed) -> tuple[Fetch, ...]:
+    def handle(self, event: Read | Closed | Doubted) -> tuple[Fetch, ...]:
         """Apply one event and return what to fetch now.
 
-        Ranges fetched for one stream never overlap, and never reach further than its window
-        past the furthest byte it has read.
+        Ranges fetched for one stream never overlap, unless there was a doubt between them, and
+        never reach further than its window past the furthest byte it has read.
         """
         match event:
             case Read(process=process, offset=offset, size_bytes=size_bytes):
@@ -117,6 +122,10 @@ class ReadAhead:
             case Closed(process=process):
                 for stream in list(self._of_process.get(process, ())):
                     self._forget(stream)
+                return ()
+            case Doubted():
+                for stream in self._streams.values():
+                    stream.fetched_to = min(stream.fetched_to, stream.next_offset)
                 return ()
             case _:
                 assert_never(event)

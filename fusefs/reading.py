@@ -9,14 +9,13 @@ import bisect
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from itertools import chain
 
 from fusefs.cache import Data
 from fusefs.fetching import Fetcher, ReadEngine, Wanted
 from fusefs.guesses import Guesses
 from fusefs.local_copy import LocalCopy
 from fusefs.pieces import Piece
-from fusefs.readahead import Closed, Fetch, Read, ReadAhead
+from fusefs.readahead import Closed, Doubted, Fetch, Read, ReadAhead
 from omniload.base.errors import IntegrityError
 
 __all__ = ["FileReader", "Keeping"]
@@ -43,6 +42,7 @@ class FileReader:
         self._pieces = [piece for piece in pieces if piece.size_bytes]
         self._starts = [piece.start for piece in self._pieces]
         self._ahead_lock = threading.Lock()
+        self._num_doubts = engine.cache.num_doubts
         self.size_bytes = sum(piece.size_bytes for piece in self._pieces)
         self._ahead = ReadAhead(
             largest_bytes=engine.read_ahead,
@@ -78,11 +78,13 @@ class FileReader:
     def start(self, offset: int, size_bytes: int, *, process: int = 0) -> list[Future[Data]]:
         """Fetch a range and what likely follows it; return one future per unit of the range."""
         self._engine.traffic.asked()
-        ahead = chain.from_iterable(
-            self._units(command.start, command.stop - command.start)
-            for command in self._noted(offset, size_bytes, process)
-        )
+        ahead = self._units_ahead(offset, size_bytes, process)
         return self._fetcher.fetch(self._units(offset, size_bytes), needed=True, ahead=ahead)
+
+    def _units_ahead(self, offset: int, size_bytes: int, process: int) -> Iterator[Wanted]:
+        # Begins only when those wanted are claimed, which shows whether the kernel lost them.
+        for command in self._noted(offset, size_bytes, process):
+            yield from self._units(command.start, command.stop - command.start)
 
     def note(self, offset: int, size_bytes: int, *, process: int = 0) -> None:
         """Tell read-ahead of a read that memory answered."""
@@ -90,13 +92,16 @@ class FileReader:
             self.prefetch(command.start, command.stop - command.start)
 
     def served(self, offset: int, size_bytes: int) -> None:
-        """Note that a range went into the kernel's page cache: what went there whole need not lie here, too."""
+        """Note that a range went into the kernel's page cache: what went there whole need not lie here too."""
         self._engine.cache.served(
             ((piece.key, unit), size) for piece, unit, _, size in self._units(offset, size_bytes)
         )
 
     def _noted(self, offset: int, size_bytes: int, process: int) -> tuple[Fetch, ...]:
         with self._ahead_lock:
+            if (num_doubts := self._engine.cache.num_doubts) != self._num_doubts:
+                self._num_doubts = num_doubts
+                self._ahead.handle(Doubted())
             return self._ahead.handle(Read(process, offset, size_bytes))
 
     def left(self, process: int) -> None:

@@ -104,6 +104,29 @@ def test_views_of_the_same_memory_go_when_all_of_it_was_served():
     assert cache.is_served("b")
 
 
+def test_a_block_that_is_read_twice_says_nothing_of_those_beside_it():
+    cache = BlockCache(10)
+    memory = memoryview(bytes(8))
+    cache.claim("a", 4)
+    cache.claim("b", 4)
+    cache.fill({"a": memory[:4], "b": memory[4:]})
+
+    cache.served([("a", 4), ("a", 4), ("b", 3)])
+
+    assert cache.get("b") == bytes(4)
+    assert not cache.is_served("b")
+
+
+def test_one_who_asks_for_what_was_served_raises_doubts():
+    cache = a_filled_cache(a=4)
+    cache.served([("a", 4)])
+    assert cache.num_doubts == 0
+
+    cache.claim("a", 4)
+
+    assert cache.num_doubts == 1
+
+
 def test_a_block_on_its_way_is_not_served():
     cache = BlockCache(10)
     cache.claim("a", 4)

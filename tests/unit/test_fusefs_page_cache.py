@@ -43,6 +43,54 @@ def test_what_is_remembered_has_a_limit():
     assert [belief.lost(key) for key in "abcdef"] == [False, False, False, True, True, True]
 
 
+def taken_and_lost(belief, keys):
+    belief.took(keys)
+    belief.asked(keys[0])
+
+
+def withheld_of(belief, number):
+    """Tell which of the next blocks the kernel is not trusted with."""
+    return [i for i in range(number) if not belief.will_keep([f"next {i}"])]
+
+
+def test_blocks_fetched_together_stay_here_where_one_of_them_was_lost():
+    belief = PageCacheBelief(10, first_caution=1)
+    assert belief.will_keep("ab")
+    taken_and_lost(belief, "b")
+    assert withheld_of(belief, 1) == [0]
+
+    assert not belief.will_keep("ab")
+    assert belief.will_keep("ac")
+
+
+def test_after_each_loss_twice_as_many_blocks_are_withheld():
+    belief = PageCacheBelief(10, first_caution=2)
+    assert (belief.num_doubts, withheld_of(belief, 12)) == (0, [])
+
+    for number, withheld in enumerate((2, 4, 8, 10, 10), 1):
+        taken_and_lost(belief, "a")
+        assert (belief.num_doubts, withheld_of(belief, 12)) == (number, list(range(withheld)))
+
+
+def test_a_kernel_that_keeps_as_many_as_were_withheld_is_trusted_again():
+    belief = PageCacheBelief(100, first_caution=2)
+    for _ in range(2):
+        taken_and_lost(belief, "a")
+    assert withheld_of(belief, 12) == [0, 1, 2, 3]
+
+    belief.took(range(8))
+    belief.asked(5)
+
+    assert withheld_of(belief, 12) == [0, 1]
+
+
+def test_blocks_that_were_fetched_together_are_withheld_together():
+    belief = PageCacheBelief(10, first_caution=2)
+    taken_and_lost(belief, "x")
+
+    assert [belief.will_keep(keys) for keys in ("a", "bcd", "e")] == [False, False, True]
+
+
 steps = st.lists(st.tuples(st.sampled_from(["took", "asked"]), st.integers(0, 12)), max_size=60)
 
 

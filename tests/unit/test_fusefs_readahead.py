@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from fusefs.guesses import Guesses, Purse
-from fusefs.readahead import Closed, Fetch, Read, ReadAhead
+from fusefs.readahead import Closed, Doubted, Fetch, Read, ReadAhead
 
 
 def an_ahead(**changes):
@@ -26,6 +26,16 @@ def test_a_read_from_the_start_is_taken_for_the_first_of_a_stream():
 
 def test_a_read_that_is_continued_is_a_stream():
     assert fetched(an_ahead(), 1, 500, 510) == [(), (Fetch(520, 540),)]
+
+
+def test_after_a_doubt_all_that_lies_ahead_is_fetched_again():
+    ahead = an_ahead(largest_bytes=80)
+    fetched(ahead, 1, *range(500, 600, 10))
+    assert fetched(ahead, 1, 600) == [()]
+
+    assert ahead.handle(Doubted()) == ()
+
+    assert fetched(ahead, 1, 610, 620) == [(Fetch(620, 700),), ()]
 
 
 def test_a_stream_that_goes_on_doubles_its_window_up_to_the_largest():

@@ -1,11 +1,14 @@
 """How many requests a store gets: what a read or a write costs where each request costs."""
 
+import errno
+import mmap
 import random
 
 import pytest
 from pyarrow import fs as pafs
 
 from fusefs.config import DiskCacheConfig, FilesConfig, Striping
+from fusefs.mapped import mapped
 from fusefs.namespace import StripedFiles
 from fusefs.stores.arrow import store_on
 from fusefs.stores.memory import MemoryStore
@@ -34,6 +37,13 @@ class ObjectStore(MemoryStore):
         return super().read(path, offset, size_bytes)
 
 
+class LargeReadsInMappedMemory(ObjectStore):
+    def read_large(self, path, offset, size_bytes):
+        memory = mapped(size_bytes)
+        memory[:] = self.read(path, offset, size_bytes)
+        return memory
+
+
 @pytest.fixture
 def trusting():
     """A file of which much may be guessed before anything was read."""
@@ -51,6 +61,15 @@ def written(trusting):
     while files._reading.purse.lend(MiB):
         pass
     return files, data
+
+
+@pytest.fixture
+def in_mapped_memory():
+    data = random.Random(0).randbytes(SIZE)
+    files = StripedFiles(LargeReadsInMappedMemory(), FilesConfig())
+    files.write_file("f", data)
+    yield files, data
+    files.close()
 
 
 def read_by_requests(reader, offset, size, *, process):
@@ -214,3 +233,68 @@ def test_reading_further_than_a_block_makes_it_a_stream(written):
     assert len(files.store.reads) <= 5
     with some_files(files.store) as again:
         assert again.manifest("f").size_bytes == SIZE
+
+
+def read_into_a_page_cache(reader, start, stop, *, process):
+    """Read as a mount does for a kernel that keeps it: in order, and nothing twice."""
+    for at in range(start, stop, MiB):
+        data = reader.try_read(at, MiB)
+        if data is None:
+            data = reader.read(at, MiB, process=process)
+        else:
+            reader.note(at, MiB, process=process)
+        reader.served(at, len(data))
+
+
+def test_what_the_kernel_dropped_is_fetched_ahead_again_though_memory_has_the_beginning(written):
+    files, _ = written
+    with files.open("f") as file:
+        read_by_requests(file.reader, 0, BLOCK, process=1)  # past the page cache
+        read_into_a_page_cache(file.reader, BLOCK, SIZE, process=2)
+        held = len(files.store.reads)
+
+        read_into_a_page_cache(file.reader, 0, SIZE, process=3)
+    files.close()
+
+    again = files.store.reads[held:]
+    assert len(again) <= 6
+    assert sum(size for _, size in again) <= SIZE
+
+
+def test_a_kernel_without_room_for_pages_costs_few_blocks_twice(written):
+    files, _ = written
+    with files.open("f") as file:
+        for at in range(0, SIZE, MiB):
+            for _ in range(3):
+                read_into_a_page_cache(file.reader, at, at + MiB, process=1)
+    files.close()
+
+    assert sum(size for _, size in files.store.reads) <= 1.25 * SIZE
+
+
+def test_nobody_changes_what_others_read(in_mapped_memory):
+    files, data = in_mapped_memory
+    with files.open("f") as file:
+        for at, size in ((BLOCK, MiB), (5 * MiB, MiB), (BLOCK - 1, 2)):
+            assert memoryview(file.reader.read(at, size)).readonly
+            assert memoryview(file.reader.try_read(at, size)).readonly
+            assert file.reader.read(at, size) == data[at : at + size]
+
+
+def test_memory_that_is_refused_fails_the_reads_that_wait_for_it_and_no_others(
+    in_mapped_memory, monkeypatch
+):
+    files, data = in_mapped_memory
+    with files.open("f") as file:
+        with monkeypatch.context() as refused:
+            refused.setattr(mmap, "mmap", refuse_memory)
+            for unit in file.reader.start(BLOCK, 2 * MiB):
+                with pytest.raises(OSError, match="Cannot allocate") as raised:
+                    unit.result(timeout=30)
+                assert raised.value.errno == errno.ENOMEM
+
+        assert file.reader.read(BLOCK, MiB) == data[BLOCK : BLOCK + MiB]
+
+
+def refuse_memory(*_, **__):
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
