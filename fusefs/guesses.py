@@ -7,8 +7,10 @@ earns one that may be guessed, and a guess that is read was no guess. Then never
 twice what was read is brought in, and nothing is guessed any more where guesses stay unread.
 
 A file of which nothing was read yet has earned nothing. What it guesses then is lent by a purse that
-all files share, and that guesses which come true fill again: so it is known from other files whether
-they are read whole here, and who reads a little of many files has soon emptied it.
+all files share. Each guess that comes true, lent or earned, fills it again; what a file still owes
+when it is closed is gone. So other files show whether files are read whole here, and who reads a
+little of many has soon emptied the purse. Of all files together never more is guessed and not read
+than the purse held at first and twice what was read.
 """
 
 import threading
@@ -93,11 +95,11 @@ class Guesses:
 
         Only neighbours without a gap, since behind one a request of its own would begin.
         """
-        known, wide = (
-            self._states,
-            self._blocks(start - start % self.wide_bytes, stop + -stop % self.wide_bytes),
-        )
+        known, wide_bytes = self._states, self.wide_bytes
+        wide = self._blocks(start - start % wide_bytes, stop + -stop % wide_bytes)
         own = self._blocks(start, stop)
+        if not own:
+            return start, stop
         first, last = own.start, own.stop
         while first > wide.start and not known[first - 1]:
             first -= 1

@@ -7,6 +7,7 @@ __all__ = ["PageCacheBelief"]
 
 
 _FIRST_CAUTION = 16
+_MOST_CAUTION = 1024
 
 
 class PageCacheBelief:
@@ -16,8 +17,8 @@ class PageCacheBelief:
     dropped that one, and likely others before it: then nothing is believed of those any more,
     and they are known for blocks that the kernel does not keep.
 
-    Nor is the kernel trusted with the next blocks then, each time with twice as many, until it
-    has kept that many. So a reader whose memory has no room for a page cache makes us fetch few
+    Nor is the kernel trusted with the next blocks then, each time with twice as many, up to 1024,
+    until it has kept that many. So a reader whose memory has no room for a page cache makes us fetch few
     blocks twice, and not each of them.
 
     Args:
@@ -59,7 +60,7 @@ class PageCacheBelief:
         self._trim(self._lost)
         self.num_doubts += 1
         self._num_withheld, self._num_kept = self._caution, 0
-        self._caution = min(2 * self._caution, self._most)
+        self._caution = min(2 * self._caution, _MOST_CAUTION)
 
     def has(self, key: Hashable) -> bool:
         """Tell whether the kernel has a block, as far as is known."""

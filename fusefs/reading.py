@@ -98,6 +98,8 @@ class FileReader:
         )
 
     def _noted(self, offset: int, size_bytes: int, process: int) -> tuple[Fetch, ...]:
+        if offset >= self.size_bytes:
+            return ()
         with self._ahead_lock:
             if (num_doubts := self._engine.cache.num_doubts) != self._num_doubts:
                 self._num_doubts = num_doubts

@@ -86,6 +86,28 @@ def test_guesses_are_what_a_model_says(steps, lent_bytes):
         assert len(guessed) <= min(12, lent_bytes // 10 + came_true + len(read))
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.integers(0, 30)), max_size=80),
+    st.integers(0, 200),
+)
+def test_all_files_together_guess_no_more_than_the_purse_and_twice_what_was_read(steps, lent_bytes):
+    """Files are closed and opened anew, too: what they owed is gone."""
+    purse, gone = Purse(lent_bytes), 0
+    files = {}
+    read_bytes = 0
+    for number, closes, block in steps:
+        if closes and number in files:
+            gone += files.pop(number).guessed_bytes
+            continue
+        guesses = files.setdefault(number, Guesses(10, 40, 255, most_bytes=120, purse=purse))
+        before = guesses.read_bytes
+        guesses.read(10 * block, 10 * block + 10)
+        guesses.widened(10 * block, 10 * block + 10)
+        read_bytes += guesses.read_bytes - before
+        unread = gone + sum(each.guessed_bytes for each in files.values())
+        assert unread <= lent_bytes + 2 * read_bytes
+
+
 @given(reads, st.lists(st.integers(0, 3), max_size=5))
 def test_what_is_remembered_is_bounded_and_whoever_left_leaves_nothing(steps, leaving):
     ahead = ReadAhead(first_bytes=4, largest_bytes=64, most_streams=5)

@@ -67,9 +67,17 @@ def test_after_each_loss_twice_as_many_blocks_are_withheld():
     belief = PageCacheBelief(10, first_caution=2)
     assert (belief.num_doubts, withheld_of(belief, 12)) == (0, [])
 
-    for number, withheld in enumerate((2, 4, 8, 10, 10), 1):
+    for number, withheld in enumerate((2, 4, 8, 16), 1):
         taken_and_lost(belief, "a")
-        assert (belief.num_doubts, withheld_of(belief, 12)) == (number, list(range(withheld)))
+        assert (belief.num_doubts, withheld_of(belief, 20)) == (number, list(range(withheld)))
+
+
+def test_how_many_are_withheld_has_a_limit():
+    belief = PageCacheBelief(10, first_caution=1000)
+    for _ in range(3):
+        taken_and_lost(belief, "a")
+
+    assert withheld_of(belief, 2000) == list(range(1024))
 
 
 def test_a_kernel_that_keeps_as_many_as_were_withheld_is_trusted_again():

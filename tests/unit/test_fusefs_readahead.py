@@ -260,6 +260,14 @@ def test_wide_blocks_end_with_the_file():
     assert (guesses.read_bytes, guesses.guessed_bytes) == (200, 80)
 
 
+def test_nothing_is_guessed_for_what_lies_behind_the_end():
+    for size_bytes in (0, 250):
+        guesses = Guesses(40, 160, size_bytes, most_bytes=1000, purse=Purse(1000))
+
+        assert guesses.widened(440, 480) == (440, 480)
+        assert guesses.guessed_bytes == 0
+
+
 def a_lending(purse, **changes):
     return Guesses(40, 160, 1600, **{"most_bytes": 1000, "purse": purse} | changes)
 

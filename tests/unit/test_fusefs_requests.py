@@ -272,6 +272,20 @@ def test_a_kernel_without_room_for_pages_costs_few_blocks_twice(written):
     assert sum(size for _, size in files.store.reads) <= 1.25 * SIZE
 
 
+def test_a_read_past_the_end_is_empty_and_asks_for_nothing(trusting):
+    files, _ = trusting
+    files.write_file("f", bytes(5 * BLOCK + 1))
+    with files.open("f") as file:
+        for at in range(5 * BLOCK + 1, 6 * SIZE, BLOCK // 2):
+            assert file.reader.try_read(at, MiB) == b""
+            file.reader.note(at, MiB, process=at)
+            assert file.reader.read(at, MiB, process=at) == b""
+            file.reader.served(at, 0)
+    files.close()
+
+    assert files.store.reads == []
+
+
 def test_nobody_changes_what_others_read(in_mapped_memory):
     files, data = in_mapped_memory
     with files.open("f") as file:
