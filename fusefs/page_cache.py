@@ -5,7 +5,6 @@ from collections.abc import Collection, Hashable
 
 __all__ = ["PageCacheBelief"]
 
-
 _FIRST_CAUTION = 16
 _MOST_CAUTION = 1024
 
@@ -17,9 +16,9 @@ class PageCacheBelief:
     dropped that one, and likely others before it: then nothing is believed of those any more,
     and they are known for blocks that the kernel does not keep.
 
-    Nor is the kernel trusted with the next blocks then, each time with twice as many, up to 1024,
-    until it has kept that many. So a reader whose memory has no room for a page cache makes us fetch few
-    blocks twice, and not each of them.
+    Nor is the kernel trusted with the next blocks then: at first with a few, after each further
+    loss with twice as many, until it has kept that many. So a reader whose memory has no room
+    for a page cache makes us fetch few blocks twice, and not each of them.
 
     Args:
         most: Blocks remembered of either kind; the oldest are forgotten first.
@@ -37,7 +36,10 @@ class PageCacheBelief:
         """Blocks still to be kept here, and blocks taken since the kernel last lost one."""
 
     def will_keep(self, keys: Collection[Hashable]) -> bool:
-        """Tell whether the kernel is to be trusted with blocks that were just fetched together."""
+        """Tell whether the kernel is trusted with blocks that were just fetched together.
+
+        Asked once for each fetch: it counts those that are withheld.
+        """
         if self._num_withheld:
             self._num_withheld = max(0, self._num_withheld - len(keys))
             return False

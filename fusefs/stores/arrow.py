@@ -7,6 +7,8 @@ What pyarrow does that matters here (Arrow C++ 26, ``hdfs.cc``), each met below:
 - ``move`` of HDFS deletes the target, then renames;
 - opening a file on S3 asks what ``get_file_info`` asks, and answers it too; nothing reads without;
 - S3 lists time stamps finer than it tells them of one object;
+- a read on S3 of an object that is shorter by now than when it was opened has the length asked for: behind
+  what the server sent is what the memory held before;
 - a sequential ``read`` of HDFS is cut to 64 KiB; ``read_at`` asks for the whole range at once, and so
   does the stream of a range (``get_stream``), which also reads into memory that is there;
 - ``flush`` is not durable: nothing is until ``close``;
@@ -48,6 +50,8 @@ _MOST_HELD = {"s3": 1024}
 """An open file on S3 is a key and a length, one on HDFS a buffer of Java's."""
 _MOST_SEEN = 50_000
 _S_NS = 1_000_000_000
+_MARK = b"\xa7"
+"""Last byte of memory before it is read into: one that still is there may not have been read."""
 
 
 def arrow_store(url: str) -> Store:
@@ -196,6 +200,9 @@ class ArrowBackend(RootedBackend):
 
     @override
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:
+        if self._is_s3:
+            buffer = memoryview(bytearray(size_bytes))
+            return bytes(self._read(path, size_bytes, lambda file: _filled(file, offset, buffer)))
         return self._read(path, size_bytes, lambda file: _read_fully(file, offset, size_bytes))
 
     @override
@@ -209,7 +216,7 @@ class ArrowBackend(RootedBackend):
             # A fresh open tells an object that is gone from a data node that is.
             with suppress(OSError, ValueError, pa.ArrowException):
                 data = read(held)
-                if len(data) == size_bytes:
+                if len(data) == size_bytes and not (self._is_s3 and data[-1:] == _MARK):
                     return data
             self._held.drop(path)
         with _mapped(path):
@@ -277,6 +284,7 @@ def _read_fully(file: pa.NativeFile, offset: int, size_bytes: int) -> bytes:
 
 def _filled(file: pa.NativeFile, offset: int, buffer: memoryview) -> memoryview:
     """Read at a position as ``_read_fully`` does; return what was filled."""
+    buffer[-1:] = _MARK
     # Of the same open file, with a position of its own: threads read it beside each other.
     stream, size_bytes = file.get_stream(offset, len(buffer)), 0
     while size_bytes < len(buffer) and (more := stream.readinto(buffer[size_bytes:])):

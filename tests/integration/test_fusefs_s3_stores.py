@@ -7,6 +7,7 @@ import uuid
 import pytest
 
 from fusefs.stores.arrow import store_on
+from omniload.base.errors import IntegrityError
 from tests.support.fusefs_builders import contents, object_paths, some_files
 from tests.support.fusefs_s3 import s3_server
 from tests.support.fusefs_store_contract import StoreContract
@@ -48,3 +49,40 @@ def test_a_striped_file_lives_on_s3_and_its_directory_renames(store):
         assert len(object_paths(store)) == 3
         files.remove("step/rank0")
         assert object_paths(store) == []
+
+
+@pytest.mark.parametrize("read", ["read", "read_large"])
+def test_what_was_replaced_while_it_was_open_is_read_as_it_is_now(store, read):
+    asked = getattr(store, read)
+    store.publish("f", b"a" * 4000)
+    assert asked("f", 0, 4000) == b"a" * 4000
+
+    store.publish("f", b"b" * 2000)
+    assert asked("f", 0, 2000) == b"b" * 2000
+    store.publish("f", b"c" * 8000)
+    assert asked("f", 3000, 5000) == b"c" * 5000
+    store.remove("f")
+    with pytest.raises(FileNotFoundError):
+        asked("f", 0, 2000)
+
+
+@pytest.mark.parametrize("read", ["read", "read_large"])
+@pytest.mark.parametrize("kept", [1, 999])
+def test_what_was_replaced_by_less_while_it_was_open_is_not_read_past_its_end(store, read, kept):
+    asked = getattr(store, read)
+    store.publish("f", b"a" * 2000)
+    assert asked("f", 0, 2000) == b"a" * 2000
+
+    store.publish("f", b"b" * (1000 + kept))
+
+    with pytest.raises(IntegrityError, match=f"{kept} of the 1000 bytes wanted at offset 1000"):
+        asked("f", 1000, 1000)
+
+
+@pytest.mark.parametrize("read", ["read", "read_large"])
+def test_any_last_byte_is_read(store, read):
+    data = bytes(range(256))
+    store.publish("f", data)
+
+    for size_bytes in range(160, 176):
+        assert getattr(store, read)("f", 0, size_bytes) == data[:size_bytes]
