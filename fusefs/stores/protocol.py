@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 Data = TypeVar("Data", bound=bytes | memoryview)
+"""What a read brought, in whichever form; it comes out as it went in."""
 RESERVED = ".omnifs"
 """Folder in the root of a store that holds objects and work in progress."""
 TEMPORARY = f"{RESERVED}/new"
