@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from omniload.base.errors import IntegrityError
+from omniload.base.errors import IntegrityError, UnavailableError
 
 __all__ = [
     "RESERVED",
@@ -24,6 +24,7 @@ __all__ = [
     "Entry",
     "ObjectWriter",
     "Preferred",
+    "RenameBegunError",
     "Store",
     "Usage",
     "check_rename",
@@ -100,6 +101,10 @@ class ObjectWriter(Protocol):
         ...
 
 
+class RenameBegunError(UnavailableError):
+    """A rename that the rules allow was broken off by an outage: ``Store.go_on_renaming`` ends it."""
+
+
 Before = Callable[[Entry | None], None]
 """Called by ``Store.publish`` when the file is ready and nothing shows of it, with what it replaces.
 
@@ -165,8 +170,16 @@ class Store(Protocol):
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Rename as POSIX does: over a file, or over an empty directory."""
+        """Rename as POSIX does: over a file, or over an empty directory.
+
+        Raises:
+            RenameBegunError: It is not one step on this store, and was broken off.
+        """
         ...
+
+    def go_on_renaming(self, source: str, target: str) -> None:
+        """End a rename that raised ``RenameBegunError``; the rules of rename were applied when it began."""
+        self.rename(source, target)
 
     def remove(self, path: str) -> None:
         """Remove a file."""

@@ -12,6 +12,7 @@ from fusefs.stores.protocol import (
     Before,
     Entry,
     Preferred,
+    RenameBegunError,
 )
 from omniload.base.errors import OmniloadError, UnavailableError
 
@@ -34,8 +35,6 @@ class PuttingStore(BackendStore):
         super().__init__(backend)
         self._root: Entry | None = None
         """What was found there, if it can never look otherwise."""
-        self._renaming: set[tuple[str, str]] = set()
-        """Renames that an outage broke off: asked for again, each goes on where it stopped."""
 
     @property
     @override
@@ -94,20 +93,22 @@ class PuttingStore(BackendStore):
         if source == target:
             self.stat(source)
             return
-        if (source, target) in self._renaming:
-            if self._find(source) is None and self._find(target) is not None:
-                self._renaming.discard((source, target))
-                return  # carried out to the end, though nobody heard of it
-        else:
-            there = self._check_rename(source, target)
-            if there is not None and there.is_directory:
-                self._backend.remove_directory(target)
+        there = self._check_rename(source, target)
+        if there is not None and there.is_directory:
+            self._backend.remove_directory(target)
+        self._move_all(source, target)
+
+    @override
+    def go_on_renaming(self, source: str, target: str) -> None:
+        # Else it was carried out to the end, though nobody heard of it.
+        if self._find(source) is not None or self._find(target) is None:
+            self._move_all(source, target)
+
+    def _move_all(self, source: str, target: str) -> None:
         try:
             self._move(source, target)
-        except UnavailableError:
-            self._renaming.add((source, target))
-            raise
-        self._renaming.discard((source, target))
+        except UnavailableError as error:
+            raise RenameBegunError(str(error)) from error
 
     def _move(self, source: str, target: str) -> None:
         if not self.stat(source).is_directory:

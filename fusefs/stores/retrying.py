@@ -8,7 +8,15 @@ from typing import TypeVar
 
 from typing_extensions import override
 
-from fusefs.stores.protocol import Before, Entry, ObjectWriter, Preferred, Store, Usage
+from fusefs.stores.protocol import (
+    Before,
+    Entry,
+    ObjectWriter,
+    Preferred,
+    RenameBegunError,
+    Store,
+    Usage,
+)
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.retry import backoff_s, with_retries
 
@@ -101,18 +109,25 @@ class RetryingStore(Store):
     @override
     def rename(self, source: str, target: str) -> None:
         before = self._store_identity(source)
+        rename = self._store.rename
 
         def attempt() -> None:
+            nonlocal rename
             try:
-                self._store.rename(source, target)
+                rename(source, target)
+            except RenameBegunError:
+                rename = self._store.go_on_renaming
+                raise
             except FileNotFoundError:
                 if self._store_identity(target) != before:
                     raise
 
         try:
             self._count("rename")
-            self._store.rename(source, target)
-        except UnavailableError:
+            rename(source, target)
+        except UnavailableError as error:
+            if isinstance(error, RenameBegunError):
+                rename = self._store.go_on_renaming
             self._patiently("rename", attempt)
 
     @override

@@ -5,6 +5,7 @@ from pyarrow import fs as pafs
 
 from fusefs.stores.arrow import ArrowBackend, store_on
 from fusefs.stores.memory import MemoryStore
+from fusefs.stores.protocol import RenameBegunError
 from fusefs.stores.putting import PuttingStore
 from fusefs.stores.renaming import INTENTS, RenamingStore
 from fusefs.stores.retrying import RetryingStore
@@ -211,13 +212,41 @@ def test_a_rename_on_an_object_store_goes_on_where_an_outage_broke_it_off(
 def test_a_rename_of_what_another_removed_is_not_taken_for_one_that_was_carried_out(tmp_path):
     store = PuttingStore(BadLine(tmp_path, 1, answers_only=False))
     store.publish("f", b"file")
-    with pytest.raises(UnavailableError):
+    with pytest.raises(RenameBegunError):
         store.rename("f", "g")
 
     store.remove("f")
 
     with pytest.raises(FileNotFoundError):
-        store.rename("f", "g")
+        store.go_on_renaming("f", "g")
+
+
+def test_a_rename_that_was_given_up_is_held_to_the_rules_when_it_is_asked_for_anew(tmp_path):
+    whole = store_on(pafs.LocalFileSystem(), str(tmp_path), "test:")
+    whole.publish("d/a", b"1")
+    whole.publish("d/b", b"2")
+    store = PuttingStore(BadLine(tmp_path, 4, answers_only=False))
+    with pytest.raises(RenameBegunError):
+        store.rename("d", "new")
+    assert (len(whole.listing("d")), len(whole.listing("new"))) == (1, 1)
+
+    with pytest.raises(OSError, match="not empty"):
+        store.rename("d", "new")
+
+
+def test_an_outage_before_a_rename_begins_skips_no_rule(tmp_path):
+    whole = store_on(pafs.LocalFileSystem(), str(tmp_path), "test:")
+    whole.publish("d/a", b"1")
+    whole.publish("new/b", b"2")
+    faulty = FaultyStore(
+        PuttingStore(BadLine(tmp_path, 99, answers_only=False)), {("rename", 1): Outage}
+    )
+
+    with pytest.raises(OSError, match="not empty"):
+        a_retrying_store(faulty, []).rename("d", "new")
+
+    assert whole.read("new/b", 0, 1) == b"2"
+    faulty.assert_all_faults_fired()
 
 
 @pytest.mark.parametrize("crash_at", range(1, 6))
