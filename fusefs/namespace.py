@@ -37,8 +37,8 @@ from omniload.base.errors import IntegrityError
 __all__ = ["OpenedFile", "StripedFiles"]
 
 _LOCAL_STREAMS = 4
-_WIDE_AT_FIRST = 4
-"""As many readers as often begin at once, each with a long read of which a part is guessed."""
+_LENT_READS = 6
+"""So many longest reads may be guessed before anything is known of how files are read here."""
 
 
 class StripedFiles:
@@ -68,7 +68,7 @@ class StripedFiles:
             longest_read=self.longest_read,
             read_ahead=read_ahead,
             read_block=store.preferred.read_block,
-            purse=Purse(_WIDE_AT_FIRST * self.longest_read),
+            purse=Purse(_LENT_READS * self.longest_read),
         )
         self._writing = WriteEngine(store, self._writers, self.budget)
         self.directories = DirectoryAttributes(store)

@@ -233,7 +233,7 @@ def _guesses(engine: ReadEngine, size_bytes: int) -> Guesses | None:
     wide = engine.longest_read // block * block if block else 0
     if wide <= block:
         return None
-    most_bytes = engine.cache.capacity_bytes // 2
+    most_bytes = 3 * engine.cache.capacity_bytes // 4
     return Guesses(block, wide, size_bytes, most_bytes=most_bytes, purse=engine.purse)
 
 

@@ -34,7 +34,7 @@ from fusefs.stores.hadoop import (
     site_settings,
     with_client_settings,
 )
-from fusefs.stores.held import HeldFiles, RecentNames
+from fusefs.stores.held import HeldFiles, RecentNames, never_changes
 from fusefs.stores.protocol import Data, Entry, ObjectWriter, Store, name_of
 from fusefs.stores.putting import PuttingStore
 from fusefs.stores.renaming import RenamingStore
@@ -216,11 +216,15 @@ class ArrowBackend(RootedBackend):
             # A fresh open tells an object that is gone from a data node that is.
             with suppress(OSError, ValueError, pa.ArrowException):
                 data = read(held)
-                if len(data) == size_bytes and not (self._is_s3 and data[-1:] == _MARK):
+                if len(data) == size_bytes and not self._may_be_short(path, data):
                     return data
             self._held.drop(path)
         with _mapped(path):
             return read(self._held.opened(path))
+
+    def _may_be_short(self, path: str, data: bytes | memoryview) -> bool:
+        """Tell whether what came from a held file may end before its end, which the client does not say."""
+        return self._is_s3 and data[-1:] == _MARK and not never_changes(path)
 
     @override
     def open_new(self, path: str) -> ObjectWriter:

@@ -8,10 +8,15 @@ from typing import Generic, TypeVar
 
 from fusefs.stores.protocol import RESERVED
 
-__all__ = ["HeldFiles", "RecentNames"]
+__all__ = ["HeldFiles", "RecentNames", "never_changes"]
 
 File = TypeVar("File")
 _OBJECTS = f"{RESERVED}/objects/"
+
+
+def never_changes(path: str) -> bool:
+    """Tell whether what is at a path is written once and never replaced: an object of a striped file."""
+    return path.startswith(_OBJECTS)
 
 
 class HeldFiles(Generic[File]):
@@ -48,7 +53,7 @@ class HeldFiles(Generic[File]):
 
     def opened(self, path: str) -> File:
         """Open a file, and hold it if that may be; threads that ask at once share one opening."""
-        if not (self._any_path or path.startswith(_OBJECTS)):
+        if not (self._any_path or never_changes(path)):
             return self._open_file(path)
         with self._lock:
             if (held := self._files.get(path)) is not None:
