@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs as pafs
 
-from fusefs.stores.arrow import store_on
+from fusefs.stores.arrow import ArrowBackend, store_on
 from fusefs.stores.held import HeldFiles, RecentNames
 from tests.support.fusefs_builders import contents, some_files
 
@@ -157,3 +157,34 @@ def test_names_added_longest_ago_go_first():
     names.discard("never added")
 
     assert [name for name in "abcd" if name in names] == ["a", "d"]
+
+
+class CountingS3:
+    """Opens one object, again and again."""
+
+    type_name = "s3"
+
+    def __init__(self, data):
+        self.data = data
+        self.opened = 0
+
+    def open_input_file(self, _):
+        self.opened += 1
+        return pa.BufferReader(self.data)
+
+
+@pytest.mark.parametrize(
+    ("path", "last", "opened"),
+    [("plain", b"\x00", 1), ("plain", b"\xa7", 3), (".omnifs/objects/ab/abc.0", b"\xa7", 1)],
+)
+@pytest.mark.parametrize("read", ["read", "read_large"])
+def test_what_may_be_shorter_than_it_was_is_opened_again_where_it_may_have_changed(
+    path, last, opened, read
+):
+    client = CountingS3(bytes(99) + last)
+    backend = ArrowBackend(client, "bucket", "s3://bucket")
+
+    for _ in range(3):
+        assert getattr(backend, read)(path, 0, 100) == client.data
+
+    assert client.opened == opened

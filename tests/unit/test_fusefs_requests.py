@@ -145,13 +145,13 @@ def test_where_nothing_is_known_yet_a_scattered_read_brings_in_what_one_request_
 
 def test_who_reads_a_block_of_many_files_soon_gets_no_more_than_that(trusting):
     files, data = trusting
-    for number in range(12):
+    for number in range(16):
         files.write_file(f"{number}", data)
         with files.open(f"{number}") as file:
             read_by_requests(file.reader, 5 * BLOCK, BLOCK, process=0)
     files.close()
 
-    assert [size // BLOCK for _, size in files.store.reads] == [4] * 8 + [1] * 4
+    assert [size // BLOCK for _, size in files.store.reads] == [4] * 12 + [1] * 4
 
 
 def test_a_small_read_brings_in_its_unit_alone(written):
