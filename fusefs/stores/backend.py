@@ -6,6 +6,7 @@ through Java, sftp), by a rename that replaces in one go (HDFS itself; both in `
 a put (S3, GCS, Azure; in ``putting``).
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 from typing_extensions import override
@@ -130,6 +131,21 @@ class BackendStore(Store):
     @override
     def close(self) -> None:
         self._backend.close()
+
+    @override
+    def rename(self, source: str, target: str) -> None:
+        if source == target:
+            self.stat(source)
+            return
+        there = self._check_rename(source, target)
+        if there is not None and there.is_directory:
+            self._backend.remove_directory(target)
+            there = None
+        self._take_place(source, target, there)
+
+    @abstractmethod
+    def _take_place(self, source: str, target: str, there: Entry | None) -> None:
+        """Rename to a target that the rules allow, where a file may stand and no directory does."""
 
     def _check_rename(self, source: str, target: str) -> Entry | None:
         """Apply the rules of rename; return what stands at the target."""

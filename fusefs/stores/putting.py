@@ -89,13 +89,7 @@ class PuttingStore(BackendStore):
             raise
 
     @override
-    def rename(self, source: str, target: str) -> None:
-        if source == target:
-            self.stat(source)
-            return
-        there = self._check_rename(source, target)
-        if there is not None and there.is_directory:
-            self._backend.remove_directory(target)
+    def _take_place(self, source: str, target: str, there: Entry | None) -> None:
         self._move_all(source, target)
 
     @override

@@ -83,18 +83,12 @@ class RenamingStore(BackendStore):
             raise
 
     @override
-    def rename(self, source: str, target: str) -> None:
-        if source == target:
-            self.stat(source)
-            return
-        there = self._check_rename(source, target)
-        if there is not None and there.is_directory:
-            self._backend.remove_directory(target)
-        elif there is not None:
+    def _take_place(self, source: str, target: str, there: Entry | None) -> None:
+        if there is not None:
             self._replace(source, target)
-            return
-        self._make_parent(target)
-        self._place(source, target)
+        else:
+            self._make_parent(target)
+            self._place(source, target)
 
     @override
     def remove(self, path: str) -> None:

@@ -19,6 +19,16 @@ def a_filled_cache(**sizes):
     return cache
 
 
+def a_cache_of_views():
+    """Hold two blocks that one read brought."""
+    cache = BlockCache(10)
+    memory = memoryview(bytes(8))
+    cache.claim("a", 4)
+    cache.claim("b", 4)
+    cache.fill({"a": memory[:4], "b": memory[4:]})
+    return cache
+
+
 def test_a_block_is_fetched_by_one_and_shared_by_all():
     cache = BlockCache(10)
     block, mine = cache.claim("a", 3)
@@ -43,11 +53,7 @@ def test_the_least_recently_used_block_goes_first():
 
 
 def test_views_of_the_same_memory_are_dropped_together():
-    cache = BlockCache(10)
-    memory = memoryview(bytes(8))
-    cache.claim("a", 4)
-    cache.claim("b", 4)
-    cache.fill({"a": memory[:4], "b": memory[4:]})
+    cache = a_cache_of_views()
     cache.get("a")
 
     cache.claim("c", 4)
@@ -89,11 +95,7 @@ def test_what_was_served_whole_goes_at_once():
 
 
 def test_views_of_the_same_memory_go_when_all_of_it_was_served():
-    cache = BlockCache(10)
-    memory = memoryview(bytes(8))
-    cache.claim("a", 4)
-    cache.claim("b", 4)
-    cache.fill({"a": memory[:4], "b": memory[4:]})
+    cache = a_cache_of_views()
 
     cache.served([("a", 4)])
     assert cache.get("a") == bytes(4)
@@ -105,11 +107,7 @@ def test_views_of_the_same_memory_go_when_all_of_it_was_served():
 
 
 def test_a_block_that_is_read_twice_says_nothing_of_those_beside_it():
-    cache = BlockCache(10)
-    memory = memoryview(bytes(8))
-    cache.claim("a", 4)
-    cache.claim("b", 4)
-    cache.fill({"a": memory[:4], "b": memory[4:]})
+    cache = a_cache_of_views()
 
     cache.served([("a", 4), ("a", 4), ("b", 3)])
 

@@ -3,6 +3,7 @@
 import errno
 import mmap
 import random
+from contextlib import contextmanager
 
 import pytest
 from pyarrow import fs as pafs
@@ -44,14 +45,20 @@ class LargeReadsInMappedMemory(ObjectStore):
         return memory
 
 
-@pytest.fixture
-def trusting():
-    """A file of which much may be guessed before anything was read."""
+@contextmanager
+def a_file_on(store):
     data = random.Random(0).randbytes(SIZE)
-    files = StripedFiles(ObjectStore(), FilesConfig())
+    files = StripedFiles(store, FilesConfig())
     files.write_file("f", data)
     yield files, data
     files.close()
+
+
+@pytest.fixture
+def trusting():
+    """A file of which much may be guessed before anything was read."""
+    with a_file_on(ObjectStore()) as found:
+        yield found
 
 
 @pytest.fixture
@@ -65,11 +72,8 @@ def written(trusting):
 
 @pytest.fixture
 def in_mapped_memory():
-    data = random.Random(0).randbytes(SIZE)
-    files = StripedFiles(LargeReadsInMappedMemory(), FilesConfig())
-    files.write_file("f", data)
-    yield files, data
-    files.close()
+    with a_file_on(LargeReadsInMappedMemory()) as found:
+        yield found
 
 
 def read_by_requests(reader, offset, size, *, process):
