@@ -139,9 +139,15 @@ class AttributeRequests(Opening):
         await self._release(opened.handle)
 
     async def _set_attributes(self, node: Node, changes: Attributes) -> None:
-        body = node.body
-        if body is not None:
-            await self._wait(body.set_attributes, changes)
+        if node.body is not None:
+            # A handle of our own: whoever lets the last one go meanwhile would publish without them.
+            opened = self._handle(node, os.O_RDWR)
+            try:
+                await self._wait(self._handles[opened.handle].body.set_attributes, changes)
+            except Exception:
+                await self._release(opened.handle)
+                raise
+            await self._release(opened.handle)
             return
         path = self._tree.path(node)
         await self._wait(self._files.set_attributes, path, changes)

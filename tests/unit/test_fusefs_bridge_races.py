@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from fusefs.bridge.protocol import ROOT_INODE
+from fusefs.bridge.protocol import ROOT_INODE, Change
 from fusefs.bridge.waiting import run_blocking
 from fusefs.reading import FileReader
 from omniload.base.errors import UnavailableError
@@ -312,3 +312,24 @@ def test_what_is_appended_while_another_handle_closes_goes_behind_what_was_there
     assert asked.size_bytes == size
     with mount.files.open("f") as file:
         assert bytes(file.reader.read(0, 1 << 20)) == DATA + b"1" * 5000 + b"2" * 3000
+
+
+def test_attributes_that_are_set_while_the_last_handle_is_let_go_are_kept(mount):
+    inode = mount.lookup()
+    opened = mount.open(inode)
+    body = mount.shown._handles[opened.handle].body
+    note = body.set_attributes
+
+    def after_the_release(changes):
+        run_blocking(mount.shown.release(opened.handle))
+        note(changes)
+
+    body.set_attributes = after_the_release
+    change = Change(mode=0o600, mtime_ns=10**9)
+
+    entry = run_blocking(mount.shown.setattr(inode, change, None))
+
+    assert (entry.mode & 0o777, entry.mtime_ns) == (0o600, 10**9)
+    info = mount.files.stat("f")
+    assert (info.mode, info.mtime_ns) == (0o600, 10**9)
+    assert not mount.shown._handles
