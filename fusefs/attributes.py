@@ -4,6 +4,7 @@ import errno
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fusefs.manifest import Manifest, check_xattrs_fit, encode_manifest
 from fusefs.writing import Content
@@ -24,6 +25,12 @@ class Attributes:
     def are_default(self) -> bool:
         """Tell whether a plain file can carry them."""
         return self.mode is None and self.mtime_ns is None and not self.xattrs
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What is not None, by name: what changes of a manifest, or of other attributes."""
+        named = {"mode": self.mode, "mtime_ns": self.mtime_ns, "xattrs": self.xattrs}
+        return {name: value for name, value in named.items() if value is not None}
 
 
 def manifest_for(content: Content, attributes: Attributes) -> Manifest:

@@ -180,13 +180,8 @@ class Body:
         """
         if attributes.xattrs is not None:
             checked_xattrs(attributes.xattrs, self.path)
-        changes = {
-            name: value
-            for name in ("mode", "mtime_ns", "xattrs")
-            if (value := getattr(attributes, name)) is not None
-        }
         with self.lock:
-            self._attributes = replace(self._attributes, **changes)
+            self._attributes = replace(self._attributes, **attributes.given)
             self.dirty = True
 
     def xattrs(self) -> dict[str, bytes]:

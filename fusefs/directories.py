@@ -147,12 +147,7 @@ class DirectoryAttributes:
         if kept is None:
             mode = entry.mode if entry.mode is not None else _PLAIN_MODE
             kept = Manifest(kind="directory", mtime_ns=entry.mtime_ns or NOT_KEPT, mode=mode)
-        given = {
-            name: value
-            for name in ("mode", "mtime_ns", "xattrs")
-            if (value := getattr(changes, name)) is not None
-        }
-        self._put(path, replace(kept, **given))
+        self._put(path, replace(kept, **changes.given))
 
     def names_changed(self, path: str) -> None:
         """Let the time of a directory move: a name in it was made, removed or renamed."""

@@ -37,6 +37,8 @@ from omniload.base.errors import IntegrityError
 __all__ = ["OpenedFile", "StripedFiles"]
 
 _LOCAL_STREAMS = 4
+_MOST_VERSIONS = 10
+"""Of a file that others replace meanwhile, attributes are set on one of so many."""
 _LENT_READS = 6
 """So many longest reads may be guessed before anything is known of how files are read here."""
 
@@ -281,24 +283,14 @@ class StripedFiles:
         """Change what is not None of the attributes of a path; a plain file gets a manifest.
 
         Raises:
-            OSError: ``ENOSPC`` where they do not fit a header.
+            OSError: ``ENOSPC`` where they do not fit a header; ``EBUSY`` where others replace the
+                file again and again.
         """
         path = self._visible(path)
-        try:
-            opened = self.open(path)
-        except IsADirectoryError:
-            self.directories.set(path, attributes, self.store.stat(path))
-            return
-        with opened as file:
-            manifest = file.manifest
-            if manifest is None:
-                manifest = self._manifest_from_plain(path, file)
-            changes = {
-                name: value
-                for name in ("mode", "mtime_ns", "xattrs")
-                if (value := getattr(attributes, name)) is not None
-            }
-            self._put(path, replace(manifest, **changes))
+        for _ in range(_MOST_VERSIONS):
+            if self._set_on_this_version(path, attributes):
+                return
+        raise OSError(errno.EBUSY, f"replaced {_MOST_VERSIONS} times meanwhile; try again", path)
 
     def make_link(self, path: str, target: str) -> None:
         """Make a symbolic link."""
@@ -358,6 +350,24 @@ class StripedFiles:
         if is_attributes(path):
             raise PermissionError(errno.EPERM, "it holds a directory's attributes", path)
         return path
+
+    def _set_on_this_version(self, path: str, attributes: Attributes) -> bool:
+        """Set attributes of what is at a path; False where it was replaced before they could show."""
+        try:
+            opened = self.open(path)
+        except IsADirectoryError:
+            self.directories.set(path, attributes, self.store.stat(path))
+            return True
+        with opened as file:
+            known = file.manifest
+            made = known if known is not None else self._manifest_from_plain(path, file)
+            changed = replace(made, **attributes.given)
+            if self._publisher.replace(path, changed, file.info.entry):
+                return True
+        if known is None:
+            # It may be there though: put by a call whose answer was lost.
+            self._publisher.remove_replaced(path, [made])
+        return False
 
     def _put(self, path: str, manifest: Manifest) -> None:
         self.store.publish(path, encoded(manifest, path))

@@ -1,6 +1,6 @@
 """Putting content at a path: what it replaces is found, and its manifest written, while its objects close."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from fusefs.attributes import Attributes, encoded, manifest_for
 from fusefs.catalog import Catalog
@@ -62,15 +62,38 @@ class Publisher:
         data, kept = _stored(path, content, attributes)
         self._store.publish(path, data, before)
         self._catalog.doubt(path)
-        self._remove_replaced(path, [known for known in replaced if known is not None], set(kept))
+        self.remove_replaced(path, [known for known in replaced if known is not None], kept)
         return found[0] is None
 
-    def _remove_replaced(self, path: str, replaced: list[Manifest], kept: set[str]) -> None:
+    def replace(self, path: str, manifest: Manifest, over: Entry) -> bool:
+        """Put a manifest in the place of one version; False where another is there by now, and stays."""
+
+        def check(there: Entry | None) -> None:
+            if there != over:
+                raise _ReplacedError(path)
+
+        try:
+            self._store.publish(path, encoded(manifest, path), check)
+        except _ReplacedError:
+            return False
+        finally:
+            self._catalog.doubt(path)
+        return True
+
+    def remove_replaced(
+        self, path: str, replaced: list[Manifest], kept: Iterable[str] = ()
+    ) -> None:
         """Remove the objects of replaced versions, but for those that the path needs.
 
         Another mount may have built on a version in the moment before this one replaced it,
         and published over this one since.
+
+        Args:
+            path: Where they were.
+            replaced: What each of them was.
+            kept: Paths of objects that are needed, as is known without asking.
         """
+        kept = set(kept)
         if all(kept.issuperset(manifest.object_paths()) for manifest in replaced):
             return
         try:
@@ -103,3 +126,7 @@ def _stored(path: str, content: Content, attributes: Attributes) -> tuple[bytes,
         return content, ()
     manifest = manifest_for(content, attributes)
     return encoded(manifest, path), manifest.object_paths()
+
+
+class _ReplacedError(OSError):
+    """Another version is at the path, or none."""

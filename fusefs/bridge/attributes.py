@@ -3,6 +3,7 @@
 import errno
 import os
 import stat as stat_bits
+from functools import partial
 
 from typing_extensions import override
 
@@ -139,19 +140,26 @@ class AttributeRequests(Opening):
         await self._release(opened.handle)
 
     async def _set_attributes(self, node: Node, changes: Attributes) -> None:
-        if node.body is not None:
-            # A handle of our own: whoever lets the last one go meanwhile would publish without them.
-            opened = self._handle(node, os.O_RDWR)
-            try:
-                await self._wait(self._handles[opened.handle].body.set_attributes, changes)
-            except Exception:
-                await self._release(opened.handle)
-                raise
+        # Who opens it meanwhile would write over the change what the file was before.
+        while node.body is None:
+            if await self._asked.alone(node, partial(self._set_if_closed, node, changes)):
+                return
+        # A handle of our own: whoever lets the last one go meanwhile would publish without the change.
+        opened = self._handle(node, os.O_RDWR)
+        try:
+            await self._wait(self._handles[opened.handle].body.set_attributes, changes)
+        except Exception:
             await self._release(opened.handle)
-            return
+            raise
+        await self._release(opened.handle)
+
+    async def _set_if_closed(self, node: Node, changes: Attributes) -> bool:
+        if node.body is not None:
+            return False
         path = self._tree.path(node)
         await self._wait(self._files.set_attributes, path, changes)
         self._forget_info(path)
+        return True
 
     async def _xattrs(self, node: Node) -> dict[str, bytes]:
         if node.body is not None:

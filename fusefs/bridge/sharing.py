@@ -9,7 +9,8 @@ the one that follows, and share it::
     question  |--1--|---2---|---3---|
     answered        a       b c     d
 
-However many ask at once, the store is asked twice in a row.
+However many ask at once, the store is asked twice in a row. A change of the same thing has a
+round of its own, which nobody shares.
 """
 
 from collections.abc import Awaitable, Callable, Hashable
@@ -28,7 +29,8 @@ Result = TypeVar("Result")
 class _Round:
     """One question: who asks before it has begun shares its answer."""
 
-    has_begun: bool = False
+    has_begun: bool
+    """From the first where nobody may share it."""
     answer: "Future[Any]" = field(default_factory=Future)
     """Cancelled where whoever put the question was stopped; those who share it ask anew."""
 
@@ -64,10 +66,19 @@ class Sharing:
                 answer: Result = youngest.answer.result()
                 return answer
 
+    async def alone(self, about: Hashable, change: Callable[[], Awaitable[Result]]) -> Result:
+        """Carry out a change while no question about the same is under way, nor another change."""
+        return await self._put(about, change, self._rounds.get(about), is_shared=False)
+
     async def _put(
-        self, about: Hashable, question: Callable[[], Awaitable[Result]], before: _Round | None
+        self,
+        about: Hashable,
+        question: Callable[[], Awaitable[Result]],
+        before: _Round | None,
+        *,
+        is_shared: bool = True,
     ) -> Result:
-        mine = self._rounds[about] = _Round()
+        mine = self._rounds[about] = _Round(has_begun=not is_shared)
         try:
             if before is not None:
                 await all_done((before.answer,))

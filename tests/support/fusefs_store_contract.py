@@ -111,14 +111,14 @@ class StoreContract:
 
     def test_what_must_come_first_sees_what_will_be_replaced(self, store):
         store.publish("f", b"old")
-        seen = []
+        told, seen = store.stat("f"), []
 
         def before(there):
-            seen.append((there.name, there.size_bytes, store.read("f", 0, 3)))
+            seen.append((there, store.read("f", 0, 3)))
 
         store.publish("f", b"newer", before)
 
-        assert seen == [("f", 3, b"old")]
+        assert seen == [(told, b"old")]
         assert store.read("f", 0, 5) == b"newer"
 
     @pytest.mark.parametrize("there", [True, False])

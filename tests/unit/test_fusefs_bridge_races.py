@@ -333,3 +333,41 @@ def test_attributes_that_are_set_while_the_last_handle_is_let_go_are_kept(mount)
     info = mount.files.stat("f")
     assert (info.mode, info.mtime_ns) == (0o600, 10**9)
     assert not mount.shown._handles
+
+
+def set_to_be_private(mount, inode):
+    return mount.shown.setattr(inode, Change(mode=0o600), None)
+
+
+def test_attributes_wait_for_an_open_that_has_asked_what_the_file_is(mount):
+    inode = mount.lookup()
+    opening, setting = mount.shown.open(inode, os.O_RDWR), set_to_be_private(mount, inode)
+    with held(mount.files, "open", opening):
+        assert not setting.send(None).done()
+        assert mount.files.stat("f").mode == 0o644
+    opened = run_blocking(opening)
+    run_blocking(setting)
+
+    write(mount, opened, b"new")
+    mount.release(opened)
+
+    assert mount.files.stat("f").mode == 0o600
+    with mount.files.open("f") as file:
+        assert bytes(file.reader.read(0, 3)) == b"new"
+
+
+def test_an_open_waits_for_attributes_that_are_being_set(mount):
+    inode = mount.lookup()
+    setting, opening = set_to_be_private(mount, inode), mount.shown.open(inode, os.O_RDWR)
+    with held(mount.files, "set_attributes", setting):
+        assert not opening.send(None).done()
+        assert not mount.shown._handles
+    run_blocking(setting)
+
+    opened = run_blocking(opening)
+    write(mount, opened, b"new")
+    mount.release(opened)
+
+    assert mount.files.stat("f").mode == 0o600
+    with mount.files.open("f") as file:
+        assert bytes(file.reader.read(0, 3)) == b"new"

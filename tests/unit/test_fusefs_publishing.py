@@ -9,6 +9,7 @@ from fusefs.attributes import Attributes
 from fusefs.body import Body, SpoolPlace
 from fusefs.fsck import verify
 from fusefs.stores.memory import MemoryStore
+from fusefs.stores.retrying import RetryingStore
 from omniload.base.errors import UnavailableError
 from tests.support.fusefs_builders import contents, object_paths, tiny_files
 from tests.support.fusefs_faulty_store import FaultyStore, Outage
@@ -266,3 +267,70 @@ def test_a_plain_file_waits_for_nothing_and_is_new_only_once():
         assert publisher.publish("f", b"1", Attributes())
         assert not publisher.publish("f", b"22", Attributes())
         assert contents(files, "f") == b"22"
+
+
+class Replaced(MemoryStore):
+    """Where somebody else is faster: ``meanwhile`` is called once, before a publication takes its place."""
+
+    def __init__(self):
+        super().__init__()
+        self.meanwhile = []
+
+    def publish(self, path, data, before=None):
+        if self.meanwhile:
+            self.meanwhile.pop()()
+        super().publish(path, data, before)
+
+
+@pytest.mark.parametrize("was", ["striped", "plain"])
+def test_attributes_are_set_on_what_replaced_the_file_meanwhile(was):
+    store = Replaced()
+    with tiny_files(store) as files, tiny_files(store) as others:
+        files.write_file("f", DATA) if was == "striped" else store.publish("f", DATA)
+        store.meanwhile.append(lambda: others.write_file("f", b"newer than that"))
+
+        files.set_attributes("f", Attributes(mode=0o600))
+
+        assert (contents(files, "f"), files.stat("f").mode) == (b"newer than that", 0o600)
+        assert (contents(others, "f"), others.stat("f").mode) == (b"newer than that", 0o600)
+        assert verify(files, read_data=True, grace_s=-60).faults == []
+
+
+def test_attributes_bring_nothing_back_that_was_removed_meanwhile():
+    store = Replaced()
+    with tiny_files(store) as files, tiny_files(store) as others:
+        store.publish("f", DATA)
+        store.meanwhile.append(lambda: others.remove("f"))
+
+        with pytest.raises(FileNotFoundError):
+            files.set_attributes("f", Attributes(mode=0o600))
+
+        assert files.listing("") == []
+        assert object_paths(store) == []
+
+
+def test_attributes_of_a_file_that_is_replaced_without_end_are_refused():
+    store = Replaced()
+    with tiny_files(store) as files:
+        files.write_file("f", DATA)
+        store.meanwhile += [lambda: MemoryStore.publish(store, "f", DATA)] * 10
+
+        with pytest.raises(OSError, match="replaced 10 times") as caught:
+            files.set_attributes("f", Attributes(mode=0o600))
+
+        assert caught.value.errno == errno.EBUSY
+        files.set_attributes("f", Attributes(mode=0o600))
+        assert (contents(files, "f"), files.stat("f").mode) == (DATA, 0o600)
+
+
+def test_attributes_of_a_plain_file_whose_answer_was_lost_cost_no_byte():
+    store = MemoryStore()
+    store.publish("f", DATA)
+    faulty = FaultyStore(store, {("publish", 1): Outage}, carry_out=True)
+    patient = RetryingStore(faulty, sleep=lambda _: None)
+    with tiny_files(patient) as files:
+        files.set_attributes("f", Attributes(mode=0o600))
+
+        faulty.assert_all_faults_fired()
+        assert (contents(files, "f"), files.stat("f").mode) == (DATA, 0o600)
+        assert verify(files, read_data=True, grace_s=-60).faults == []

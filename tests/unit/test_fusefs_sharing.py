@@ -135,6 +135,39 @@ def test_who_is_stopped_while_it_shares_is_not_missed(store, asked):
     assert run_blocking(second) == "new"
 
 
+def test_a_change_waits_for_the_question_under_way_and_is_shared_by_nobody(store):
+    sharing = Sharing()
+    (first,) = begun(sharing.ask("f", store.question))
+    changes = begun(*(sharing.alone("f", store.question) for _ in range(2)))
+    later = begun(*(sharing.ask("f", store.question) for _ in range(2)))
+    begun(sharing.alone("g", store.question))
+    assert len(store.questions) == 2, "the first, and that about another thing"
+
+    for waiting, answer in ((first, "old"), (changes[0], 1), (changes[1], 2)):
+        begun(waiting) if waiting is not first else None
+        store.questions[-1 if waiting is not first else 0].set_result(answer)
+        assert run_blocking(waiting) == answer
+    begun(later[0])
+    store.questions[-1].set_result("new")
+
+    assert [run_blocking(one) for one in later] == ["new", "new"]
+    assert len(store.questions) == 5
+
+
+def test_a_change_that_fails_or_is_stopped_is_in_nobodys_way(store):
+    sharing = Sharing()
+    failing, stopped = begun(*(sharing.alone("f", store.question) for _ in range(2)))
+    (asker,) = begun(sharing.ask("f", store.question))
+    stopped.close()
+    store.questions[0].set_exception(TimeoutError("no"))
+    with pytest.raises(TimeoutError, match="no"):
+        run_blocking(failing)
+    begun(asker)
+    store.questions[-1].set_result("here")
+
+    assert run_blocking(asker) == "here"
+
+
 def test_nothing_is_kept_of_what_was_answered(store):
     sharing = Sharing()
     for outcome in ("answer", "error", "stop"):
