@@ -3,7 +3,8 @@
 Repair removes only what it can prove nobody names: an object is listed before two walks
 over all manifests that found the same tree, is named in neither, and is older than a
 grace that outlasts any write under way. A single manifest that cannot be read stops the
-removal of objects, since it may name any of them.
+removal of objects, since it may name any of them; one that was cut short has the size of a
+plain file, so where objects are named by nothing the heads of plain files are read, too.
 """
 
 import time
@@ -13,8 +14,9 @@ from typing import Literal
 
 import orjson
 
+from fusefs.cut_manifests import cut_manifests
 from fusefs.directories import MARKERS, is_attributes, mark, marker_of, read_attributes
-from fusefs.manifest import Manifest
+from fusefs.manifest import Manifest, has_manifest_size
 from fusefs.namespace import StripedFiles
 from fusefs.stores.protocol import RESERVED, TEMPORARY, Entry, Store, name_of, parent_of
 from fusefs.stores.renaming import INTENTS
@@ -74,7 +76,10 @@ class _Intent:
 class _Walk:
     named: frozenset[str]
     tree: frozenset[tuple[str, int, int]]
-    readable: bool
+    unreadable: list[str]
+    """Files that are manifests and cannot be read."""
+    plain: list[tuple[str, int]]
+    """Path and size of those that are no manifest by their size alone."""
     directories: list[str]
     """Where attributes of directories lie."""
 
@@ -90,15 +95,21 @@ def verify(
 
     Args:
         files: The store's files.
-        read_data: Read every unit and compare its checksum, instead of sizes alone.
+        read_data: Read every unit and compare its checksum, instead of sizes alone; and the head
+            of every plain file, which otherwise is read only where an object is named by nothing.
         repair: Finish or drop interrupted replacements; remove orphans and left-overs.
         grace_s: Age from which an object that no manifest names is an orphan rather than
             part of a write under way. By the local clock against the store's time stamps.
+
+    Raises:
+        StateError: Orphans stay: a manifest cannot be read, or the tree changed meanwhile.
     """
     report = Report()
     objects = dict(_objects(files.store))
     report.objects = len(objects)
     walk = _walk(files, objects, report, read_data=read_data)
+    if read_data or not walk.named.issuperset(objects):
+        _find_cut(files, walk, report)
     before_ns = time.time_ns() - int(grace_s * 1e9)
     orphans = sorted(
         path
@@ -128,10 +139,11 @@ def verify(
 def _remove_orphans(files: StripedFiles, orphans: list[str], walk: _Walk, report: Report) -> None:
     if not orphans:
         return
-    if not walk.readable:
+    if walk.unreadable:
+        some = ", ".join(map(repr, walk.unreadable[:3]))
         raise StateError(
-            f"{len(orphans)} orphans stay: a manifest cannot be read and may name them; "
-            "restore or remove it first"
+            f"{len(orphans)} orphans stay: {len(walk.unreadable)} manifests cannot be read and "
+            f"may name them ({some}); restore or remove them first"
         )
     again = _walk(files, None, Report(), read_data=False)
     if again.tree != walk.tree:
@@ -142,6 +154,13 @@ def _remove_orphans(files: StripedFiles, orphans: list[str], walk: _Walk, report
     _remove(files.store, [path for path in orphans if path not in again.named], report)
 
 
+def _find_cut(files: StripedFiles, walk: _Walk, report: Report) -> None:
+    """Report plain files that are manifests cut short, and have them stop the removal of objects."""
+    for path, wrong in cut_manifests(files.store, walk.plain, streams=files.config.read_streams):
+        report.faults.append(Fault("unreadable", path, wrong))
+        walk.unreadable.append(path)
+
+
 def _walk(
     files: StripedFiles, objects: dict[str, Entry] | None, report: Report, *, read_data: bool
 ) -> _Walk:
@@ -149,7 +168,8 @@ def _walk(
     named: set[str] = set()
     tree: set[tuple[str, int, int]] = set()
     directories: list[str] = []
-    readable = True
+    unreadable: list[str] = []
+    plain: list[tuple[str, int]] = []
     for path, entry in _below(files.store, ""):
         if is_attributes(path):
             directories.append(path)
@@ -161,10 +181,12 @@ def _walk(
         except FileNotFoundError:
             continue  # moved on: the second walk notices
         except (IntegrityError, StateError) as error:
-            readable = False
+            unreadable.append(path)
             report.faults.append(Fault("unreadable", path, str(error)))
             continue
         if manifest is None:
+            if not has_manifest_size(entry.size_bytes):
+                plain.append((path, entry.size_bytes))
             continue
         report.manifests += 1
         named.update(manifest.object_paths())
@@ -173,7 +195,7 @@ def _walk(
             report.faults += faults
             if read_data and not faults:
                 _read_all(files, path, report)
-    return _Walk(frozenset(named), frozenset(tree), readable, directories)
+    return _Walk(frozenset(named), frozenset(tree), unreadable, plain, directories)
 
 
 def _check_directories(store: Store, places: list[str], report: Report) -> list[str]:
