@@ -22,7 +22,7 @@ from fusefs.export import (
     require_no_mount,
 )
 from fusefs.fsck import verify
-from fusefs.mount_options import mount_config, without_watch
+from fusefs.mount_options import mount_config, without_log, without_watch
 from fusefs.mounting import is_watched, start
 from fusefs.mounting import umount as unmount
 from fusefs.namespace import StripedFiles
@@ -98,8 +98,9 @@ def mount(  # noqa: PLR0913, PLR0917 -- one per option
     given = [*options, *([f"bridge={bridge}"] if bridge else [])]
     given += ["take_over"] if take_over else []
     words, asked = without_watch(given)
+    words, logged = without_log(words)
     settings = mount_config(store, target, words, config)
-    log = log or (None if foreground else os.devnull)
+    log = log or logged or (None if foreground else os.devnull)
     # A watch ends with the daemon it started, so whoever takes over goes on with it.
     watch = watch or asked or (settings.take_over and is_watched(target))
     process = start(settings, log_path=log, watched=watch)

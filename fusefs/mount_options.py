@@ -10,9 +10,9 @@ from fusefs.mounting import MountConfig
 from omniload.base.config import load_yaml, parse_yaml
 from omniload.base.errors import ConfigError
 
-__all__ = ["mount_config", "without_watch"]
+__all__ = ["mount_config", "without_log", "without_watch"]
 
-_WATCH = "watch"
+_WATCH, _LOG = "watch", "log"
 _OF_MOUNT = frozenset(
     {
         *("", "rw", "defaults", "auto", "noauto", "user", "users", "owner", "group", "nouser"),
@@ -43,6 +43,20 @@ def without_watch(options: Iterable[str]) -> tuple[tuple[str, ...], bool]:
     """Return the options but for ``watch``, and whether it was among them."""
     words = [word.strip() for word in ",".join(options).split(",")]
     return tuple(word for word in words if word != _WATCH), _WATCH in words
+
+
+def without_log(options: Iterable[str]) -> tuple[tuple[str, ...], str | None]:
+    """Return the options but for ``log=FILE``, and the last such file if one was given.
+
+    Raises:
+        ConfigError: ``log`` stands there without a file.
+    """
+    words = [word.strip() for word in ",".join(options).split(",")]
+    given = [word.partition("=")[2] for word in words if word.partition("=")[0] == _LOG]
+    if "" in given:
+        raise ConfigError("option 'log' names no file; give log=FILE")
+    rest = tuple(word for word in words if word.partition("=")[0] != _LOG)
+    return rest, given[-1] if given else None
 
 
 def mount_config(
@@ -87,7 +101,7 @@ def _unknown(name: str) -> str:
     if name in _REFUSED:
         return f"option {name!r} is not supported: this mount cannot keep what it promises; leave it out"
     fields = {*FilesConfig.model_fields, *MountConfig.model_fields} - _PLACES - _NESTED
-    known = sorted({"ro", _WATCH, *_SHORT, *fields})
+    known = sorted({"ro", _WATCH, _LOG, *_SHORT, *fields})
     near = difflib.get_close_matches(name, known, n=1)
     meant = f"did you mean {near[0]!r}? " if near else ""
     return f"option {name!r} is not known; {meant}There are {', '.join(known)}"

@@ -151,9 +151,13 @@ def test_a_grace_that_is_no_time_is_refused(store, grace):
     assert "--grace" in done.output
 
 
-def test_a_log_that_cannot_be_written_is_said_before_anything_is_mounted(store, tmp_path):
+@pytest.mark.parametrize("log", [("--log", "no/log"), ("-o", "log=no/log")])
+def test_a_log_that_cannot_be_written_is_said_before_anything_is_mounted(
+    store, tmp_path, monkeypatch, log
+):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mnt").mkdir()
 
-    message = said(ConfigError, "mount", store, tmp_path / "mnt", "--log", tmp_path / "no/log")
+    message = said(ConfigError, "mount", store, tmp_path / "mnt", *log)
 
     assert message.endswith("cannot be written: No such file or directory")

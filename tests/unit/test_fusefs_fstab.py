@@ -1,6 +1,7 @@
 """mount.omniload, the tree of inodes, and the table of errnos."""
 
 import errno
+import os
 import sys
 from types import SimpleNamespace
 
@@ -8,30 +9,79 @@ import pytest
 
 from fusefs import fstab
 from fusefs.errnos import errno_of
-from fusefs.fstab import parsed
+from fusefs.fstab import Call, parsed
 from fusefs.tree import ROOT, Tree
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 
 
 def test_what_mount_hands_to_its_helper_is_understood():
-    assert parsed(["hdfs://nn/x", "/mnt", "-n", "-o", "rw,count=8"]) == (
-        "hdfs://nn/x",
-        "/mnt",
-        ("rw,count=8",),
+    assert parsed(["hdfs://nn/x", "/mnt", "-n", "-o", "rw,count=8"]) == Call(
+        store="hdfs://nn/x", mountpoint="/mnt", options=("rw,count=8",)
     )
-    assert parsed(["-s", "/store", "/mnt", "-t", "omniload"]) == ("/store", "/mnt", ())
+    assert parsed(["-s", "/store", "/mnt", "-t", "omniload"]) == Call(
+        store="/store", mountpoint="/mnt", options=()
+    )
+
+
+@pytest.mark.parametrize("flag", ["-f", "-vf", "-sfnv", "--fake"])
+def test_a_mount_that_is_asked_for_as_a_fake_checks_the_arguments_and_mounts_nothing(
+    monkeypatch, capsys, flag
+):
+    monkeypatch.setattr(fstab, "start", None)
+    monkeypatch.setattr(sys, "argv", ["mount.omniload", "/store", "/mnt", flag, "-o", "count=8"])
+    fstab.main()
+    assert capsys.readouterr() == ("", "")
+
+    monkeypatch.setattr(sys, "argv", ["mount.omniload", "/store", "/mnt", flag, "-o", "cuont=8"])
+    with pytest.raises(SystemExit) as ended:
+        fstab.main()
+    assert ended.value.code == 32
+    assert "did you mean 'count'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["-h"], ["--help"], ["/store", "/mnt", "-vh"]])
+def test_usage_is_shown_and_nothing_mounted(monkeypatch, capsys, arguments):
+    monkeypatch.setattr(fstab, "start", None)
+    monkeypatch.setattr(sys, "argv", ["mount.omniload", *arguments])
+
+    fstab.main()
+
+    assert capsys.readouterr().out.startswith("usage: mount.omniload STORE DIRECTORY")
+
+
+def test_an_option_that_lacks_its_value_is_said():
+    with pytest.raises(ConfigError, match="-o without a value"):
+        parsed(["/store", "/mnt", "-o"])
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What was started, with nothing started."""
+    calls = []
+
+    def start(config, **chosen):
+        calls.append((config, chosen))
+        return SimpleNamespace(returncode=None)
+
+    monkeypatch.setattr(fstab, "start", start)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("words", "log"), [("rw,log=/var/log/m.log,count=8", "/var/log/m.log"), ("rw", os.devnull)]
+)
+def test_the_option_log_names_where_the_mount_logs(started, monkeypatch, words, log):
+    monkeypatch.setattr(sys, "argv", ["mount.omniload", "/store", "/mnt", "-o", words])
+
+    fstab.main()
+
+    ((_, chosen),) = started
+    assert chosen["log_path"] == log
 
 
 @pytest.mark.parametrize("watched", [True, False])
-def test_the_option_watch_keeps_a_process_beside_the_mount(monkeypatch, watched):
-    started = []
-
-    def start(config, **chosen):
-        started.append((config, chosen))
-        return SimpleNamespace(returncode=None)
-
+def test_the_option_watch_keeps_a_process_beside_the_mount(started, monkeypatch, watched):
     words = "rw,watch,count=8" if watched else "rw,count=8"
-    monkeypatch.setattr(fstab, "start", start)
     monkeypatch.setattr(sys, "argv", ["mount.omniload", "/store", "/mnt", "-o", words])
 
     fstab.main()

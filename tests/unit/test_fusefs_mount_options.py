@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.config import FilesConfig
-from fusefs.mount_options import mount_config, without_watch
+from fusefs.mount_options import mount_config, without_log, without_watch
 from fusefs.mounting import MountConfig
 from omniload.base.errors import ConfigError
 
@@ -104,4 +104,16 @@ def test_every_option_that_is_listed_exists():
 
     listed = str(caught.value).partition("There are ")[2].split(", ")
     fields = {*FilesConfig.model_fields, *MountConfig.model_fields}
-    assert {*listed} - fields == {"ro", "watch", "unit", "count", "disk_cache_capacity"}
+    assert {*listed} - fields == {"ro", "watch", "log", "unit", "count", "disk_cache_capacity"}
+
+
+def test_the_file_of_a_log_is_taken_out_of_the_options():
+    assert without_log(["rw,log=/a", "count=8"]) == (("rw", "count=8"), "/a")
+    assert without_log(["log=/a,log=/b=c"]) == ((), "/b=c")
+    assert without_log(["rw"]) == (("rw",), None)
+
+
+@pytest.mark.parametrize("word", ["log", "log="])
+def test_a_log_without_a_file_is_refused(word):
+    with pytest.raises(ConfigError, match="log=FILE"):
+        without_log([word])
