@@ -7,10 +7,12 @@ away first. What was open there is lost with its daemon; everything opened later
 
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import assert_never
 
 from fusefs.bridge.daemons import run_daemon
@@ -134,6 +136,7 @@ def watch(config: MountConfig, ready: Callable[[], None], machine: Watch | None 
     """
     machine = machine or Watch()
     told = threading.Event()
+    _on_signals(_end_at_once)  # and with us the daemon that starts
     process = start(config, words=(WATCHED,))
     # Only the first daemon takes a living mount over; the next ones find a dead one.
     config = config.model_copy(update={"take_over": False})
@@ -142,8 +145,7 @@ def watch(config: MountConfig, ready: Callable[[], None], machine: Watch | None 
         told.set()
         process.send_signal(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, end)
+    _on_signals(end)
     ready()
     while True:
         begin = time.monotonic()
@@ -165,6 +167,15 @@ def watch(config: MountConfig, ready: Callable[[], None], machine: Watch | None 
             if isinstance(command, GiveUp):
                 raise StateError(f"{config.mountpoint!r}: {command.message}")
             return
+
+
+def _on_signals(handler: Callable[[int, FrameType | None], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, handler)
+
+
+def _end_at_once(number: int, _: object) -> None:
+    sys.exit(128 + number)
 
 
 def _started(config: MountConfig) -> "subprocess.Popen[bytes] | StartFailed":

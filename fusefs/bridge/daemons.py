@@ -9,10 +9,12 @@ import errno
 import gc
 import os
 import shutil
+import signal
 import stat as stat_bits
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fusefs.bridge.options import BridgeOptions
@@ -26,6 +28,8 @@ _CODES = {2: ConfigError, 3: UnavailableError, 4: StateError}
 _READY = b"ready"
 _MOST_DEAD = 8
 """Dead mounts at one place, one upon the other."""
+_GIVEN_UP_WITHIN_S = 10.0
+"""How long a daemon may take to end while it starts."""
 _LOG = get_logger(__name__)
 
 
@@ -75,16 +79,32 @@ def start_daemon(
         os.close(told)
         if log is not None:
             log.close()
-    assert process.stdin is not None
-    process.stdin.write(settings)
-    process.stdin.close()
     with os.fdopen(ready, "rb") as pipe:
-        answer = pipe.read()
+        try:
+            assert process.stdin is not None
+            process.stdin.write(settings)
+            process.stdin.close()
+            answer = pipe.read()
+        except BaseException:  # Ctrl-C above all: nobody would know of the mount
+            _take_back(process, mountpoint)
+            raise
     if answer != _READY:
         code = process.wait()
         message = answer.decode(errors="replace") or f"the daemon ended with {code}; see its log"
         raise _CODES.get(code, StateError)(message)
     return process
+
+
+def _take_back(process: "subprocess.Popen[bytes]", mountpoint: str) -> None:
+    """End a daemon whose start is given up; told to end, it unmounts by itself."""
+    process.terminate()
+    try:
+        process.wait(_GIVEN_UP_WITHIN_S)
+    except subprocess.TimeoutExpired:  # in a call of the store's client that no signal ends
+        process.kill()
+        process.wait()
+        with suppress(OmniloadError):
+            clear_dead_mount(mountpoint)
 
 
 def run_daemon(serve: Callable[[bytes, Callable[[], None]], None], *, role: str) -> None:
@@ -103,9 +123,15 @@ def run_daemon(serve: Callable[[bytes, Callable[[], None]], None], *, role: str)
     def ready() -> None:
         nonlocal is_ready
         gc.freeze()  # what is there by now stays, and need not be looked through again and again
-        os.write(told, _READY)
-        os.close(told)
         is_ready = True
+        try:
+            os.write(told, _READY)
+        except BrokenPipeError:
+            _LOG.error("who started this mount has gone before it was ready; unmounting")
+            # Either binding, and a watch, end by it as they always do.
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os.close(told)
 
     try:
         serve(sys.stdin.buffer.read(), ready)
