@@ -208,7 +208,7 @@ class Body:
             else:
                 self._publish(b"")
             self.dirty, self.published = False, True
-            self._reopen()
+            self._reopen(brings=False)
             if last:
                 # Only now: until the version is open, the writer alone knows the size of the file.
                 self._writer = None
@@ -221,15 +221,21 @@ class Body:
                 return
         # Nearly always nothing is new. It is asked without the lock, which reads would wait for.
         with suppress(FileNotFoundError):
-            if self._files.stat(path).entry == known.info.entry:
+            if not self._lacks_bytes() and self._files.stat(path).entry == known.info.entry:
                 return
         with self.lock:
             if self.dirty or self.path is None or self._opened is None:
                 return
-            if self._files.stat(self.path).entry != self._opened.info.entry:
+            is_new = self._files.stat(self.path).entry != self._opened.info.entry
+            if is_new or self._lacks_bytes():
                 self._close_spool()
                 self._writer = None
                 self._reopen()
+
+    def _lacks_bytes(self) -> bool:
+        """Tell whether bytes that an open brings are not here: those of what was published by this body."""
+        version = self.reader_if_clean()
+        return version is not None and self._files.lacks_bytes(version)
 
     def keep_content(self) -> None:
         """Copy a plain version aside before its path is taken away from it."""
@@ -347,10 +353,10 @@ class Body:
         kept = Manifest(mtime_ns=0, segments=_segments_of(content))
         self._files.discard(loose, kept=kept)
 
-    def _reopen(self) -> None:
+    def _reopen(self, *, brings: bool = True) -> None:
         """Hold the version that was just published; the bytes written stay readable as a spool is."""
         assert self.path is not None
-        opened = self._files.open(self.path)
+        opened = self._files.open(self.path, brings=brings)
         if self._opened is not None:
             self._opened.close()
         self._opened = opened

@@ -80,6 +80,13 @@ class Catalog:
         """Describe what is at a path now, with its manifest if it has one."""
         return self._of_one_version(path, partial(self.version, path))
 
+    def manifest_or_none(self, path: str) -> Manifest | None:
+        """Return the manifest at a path; a broken one, or none, names nothing that could be removed."""
+        try:
+            return self.current(path)[1]
+        except (FileNotFoundError, IntegrityError, NotADirectoryError):
+            return None
+
     def listing(self, path: str) -> list[FileInfo]:
         """Describe everything directly in a directory, sorted by name."""
         entries = [entry for entry in self._store.listing(path) if not is_attributes(entry.name)]

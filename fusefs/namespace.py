@@ -19,7 +19,7 @@ from fusefs.guesses import Purse
 from fusefs.keeper import ObjectKeeper
 from fusefs.layout import StripeLayout
 from fusefs.manifest import Manifest, Segment
-from fusefs.opened import OpenedFile, Opener
+from fusefs.opened import MOST_VERSIONS, OpenedFile, Opener
 from fusefs.pieces import pieces_of
 from fusefs.pools import StorePool
 from fusefs.publishing import Publisher
@@ -32,13 +32,10 @@ from fusefs.strands import ByteBudget
 from fusefs.traffic import Numbers, Traffic
 from fusefs.walking import files_below
 from fusefs.writing import Content, FileWriter
-from omniload.base.errors import IntegrityError
 
 __all__ = ["OpenedFile", "StripedFiles"]
 
 _LOCAL_STREAMS = 4
-_MOST_VERSIONS = 10
-"""Of a file that others replace meanwhile, attributes are set on one of so many."""
 _LENT_READS = 6
 """So many longest reads may be guessed before anything is known of how files are read here."""
 
@@ -77,7 +74,7 @@ class StripedFiles:
         self._catalog = Catalog(store, self._readers, self.directories)
         self._keeper = ObjectKeeper(store)
         self._publisher = Publisher(store, self._catalog, self._keeper)
-        self._opener = Opener(self._reading, self._keeper, store.location, self.disk)
+        self._opener = self._opener_now()
         watch(self)
 
     def use_disk_cache(self, chosen: DiskCacheConfig) -> None:
@@ -94,7 +91,7 @@ class StripedFiles:
         self.config = config
         self.longest_read, _ = config.reading(self.store.preferred)
         self._reading = replace(self._reading, longest_read=self.longest_read)
-        self._opener = Opener(self._reading, self._keeper, self.store.location, self.disk)
+        self._opener = self._opener_now()
 
     def close(self) -> None:
         """Wait for what is under way and let the store go."""
@@ -130,7 +127,7 @@ class StripedFiles:
         self._catalog.forget(path)
         memory = disk = 0
         for file_path, _ in files_below(self, path):
-            with self.open(file_path) as file:
+            with self.open(file_path, brings=False) as file:
                 dropped = self._opener.drop(file)
             memory, disk = memory + dropped[0], disk + dropped[1]
         return memory, disk
@@ -170,25 +167,27 @@ class StripedFiles:
 
     # Content
 
-    def open(self, path: str) -> OpenedFile:
+    def open(
+        self, path: str, *, believed: FileInfo | None = None, brings: bool = True
+    ) -> OpenedFile:
         """Open the version of a file that is at a path now.
+
+        A plain file of up to ``plain_limit`` comes with its bytes, so that they are of one version.
+
+        Args:
+            path: Where.
+            believed: What it likely is: saves a look where it is.
+            brings: Whether such bytes are wanted.
 
         Raises:
             IsADirectoryError: It is a directory.
+            OSError: ``ESTALE`` where others replace it again and again.
         """
-        path = self._visible(path)
-        info, manifest = self._catalog.current(path)
-        if info.kind == "directory":
-            raise IsADirectoryError(errno.EISDIR, "is a directory", path)
-        if manifest is None:
-            return self._opener.plain(path, info)
+        return self._opener.open(self._visible(path), believed=believed, brings=brings)
 
-        def now() -> Manifest | None:
-            # An object of it is gone, so what is known of the path may be of a version that is.
-            self._catalog.doubt(path)
-            return self._manifest_or_none(path)
-
-        return self._opener.striped(path, info, manifest, now)
+    def lacks_bytes(self, file: OpenedFile) -> bool:
+        """Tell whether a plain file was opened without bytes that should be here before it is read."""
+        return self._opener.lacks_bytes(file)
 
     def writer(self, path: str, base: tuple[Segment, ...] = ()) -> FileWriter:
         """Return a writer with the striping of ``path``; nothing is there until it is published.
@@ -287,10 +286,10 @@ class StripedFiles:
                 file again and again.
         """
         path = self._visible(path)
-        for _ in range(_MOST_VERSIONS):
+        for _ in range(MOST_VERSIONS):
             if self._set_on_this_version(path, attributes):
                 return
-        raise OSError(errno.EBUSY, f"replaced {_MOST_VERSIONS} times meanwhile; try again", path)
+        raise OSError(errno.EBUSY, f"replaced {MOST_VERSIONS} times meanwhile; try again", path)
 
     def make_link(self, path: str, target: str) -> None:
         """Make a symbolic link."""
@@ -310,7 +309,7 @@ class StripedFiles:
     def remove(self, path: str) -> None:
         """Remove a file or link, and its objects when nobody here has it open."""
         path = self._visible(path)
-        replaced = self._manifest_or_none(path)
+        replaced = self._catalog.manifest_or_none(path)
         self.store.remove(path)
         self._keeper.condemn(replaced)
         self.directories.names_changed(parent_of(path))
@@ -326,7 +325,7 @@ class StripedFiles:
     def rename(self, source: str, target: str) -> None:
         """Rename a file over another, or a directory: one rename in the store, no data moves."""
         source, target = self._visible(source), self._visible(target)
-        replaced = self._manifest_or_none(target) if source != target else None
+        replaced = self._catalog.manifest_or_none(target) if source != target else None
         self.directories.before_rename(source, target)
         self.directories.as_empty(target, lambda: self.store.rename(source, target))
         self._keeper.condemn(replaced)
@@ -350,6 +349,10 @@ class StripedFiles:
         if is_attributes(path):
             raise PermissionError(errno.EPERM, "it holds a directory's attributes", path)
         return path
+
+    def _opener_now(self) -> Opener:
+        limit = self.config.plain_limit
+        return Opener(self._reading, self._catalog, self._keeper, self.disk, most_brought=limit)
 
     def _set_on_this_version(self, path: str, attributes: Attributes) -> bool:
         """Set attributes of what is at a path; False where it was replaced before they could show."""
@@ -379,13 +382,6 @@ class StripedFiles:
         except FileNotFoundError:
             return False
         return True
-
-    def _manifest_or_none(self, path: str) -> Manifest | None:
-        """Return the manifest about to be replaced; a broken one names nothing we could remove."""
-        try:
-            return self.manifest(path)
-        except (FileNotFoundError, IntegrityError, NotADirectoryError):
-            return None
 
     def _manifest_from_plain(self, path: str, file: OpenedFile) -> Manifest:
         size, mtime_ns = file.reader.size_bytes, file.info.mtime_ns

@@ -4,10 +4,11 @@ import errno
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Self
 
-from fusefs.catalog import FileInfo
+from fusefs.catalog import Catalog, FileInfo
 from fusefs.disk_cache import DiskCache
 from fusefs.fetching import ReadEngine
 from fusefs.keeper import ObjectKeeper
@@ -20,8 +21,10 @@ from fusefs.reading import FileReader
 from fusefs.stores.protocol import Entry
 from omniload.base.errors import IntegrityError, OmniloadError
 
-__all__ = ["OpenedFile", "Opener"]
+__all__ = ["MOST_VERSIONS", "OpenedFile", "Opener"]
 
+MOST_VERSIONS = 100
+"""Of a file that others replace meanwhile, one of so many is opened, or gets attributes."""
 _PLAIN_BLOCK = 1 << 20
 
 
@@ -46,6 +49,11 @@ class OpenedFile:
         self.reader = reader
         self._location = location
         self._copy = copy
+
+    @property
+    def path(self) -> str:
+        """Where it lies by now, as far as this process moved it."""
+        return self._location[0]
 
     def moved(self, path: str) -> None:
         """Follow a rename in this process: a plain version is read where it lies now."""
@@ -90,21 +98,54 @@ class Opener:
 
     Args:
         engine: Reads them.
+        catalog: Says what is at a path.
         keeper: Keeps the objects of striped ones.
-        location: Names the store, for keys of plain files on a disk that several stores share.
         disk: Local copies, where they are configured.
+        most_brought: A plain file of up to so many bytes comes with them.
     """
 
     def __init__(
-        self, engine: ReadEngine, keeper: ObjectKeeper, location: str, disk: DiskCache | None
+        self,
+        engine: ReadEngine,
+        catalog: Catalog,
+        keeper: ObjectKeeper,
+        disk: DiskCache | None,
+        *,
+        most_brought: int,
     ) -> None:
         self._engine = engine
+        self._catalog = catalog
         self._keeper = keeper
-        self._location = location
         self._disk = disk
+        self._most_brought = most_brought
 
-    def plain(self, path: str, info: FileInfo) -> OpenedFile:
-        """Open a plain file."""
+    def open(self, path: str, *, believed: FileInfo | None, brings: bool) -> OpenedFile:
+        """Open what is at a path now; see ``StripedFiles.open``."""
+        if brings and believed is not None and self._comes_whole(believed):
+            file = self._plain(path, believed)
+            if self._bring(file):
+                return file
+            file.close()
+        for _ in range(MOST_VERSIONS):
+            info, manifest = self._catalog.current(path)
+            if info.kind == "directory":
+                raise IsADirectoryError(errno.EISDIR, "is a directory", path)
+            if manifest is not None:
+                return self._striped(path, info, manifest)
+            file = self._plain(path, info)
+            if not (brings and self.lacks_bytes(file)) or self._bring(file):
+                return file
+            file.close()
+        raise OSError(errno.ESTALE, f"replaced {MOST_VERSIONS} times meanwhile; try again", path)
+
+    def lacks_bytes(self, file: OpenedFile) -> bool:
+        """Tell whether bytes that come with an open are not at hand."""
+        return self._comes_whole(file.info) and not file.reader.is_at_hand()
+
+    def _comes_whole(self, info: FileInfo) -> bool:
+        return info.stored == "plain" and info.size_bytes <= self._most_brought
+
+    def _plain(self, path: str, info: FileInfo) -> OpenedFile:
         location = [path]
         pieces = [_plain_piece(location, info.entry)]
         # Seconds on the clock tell versions apart for minutes, not for the life of a disk.
@@ -113,30 +154,42 @@ class Opener:
         )
 
         def is_current() -> bool:
-            try:
-                found = self._engine.store.stat(location[0])
-            except (OSError, OmniloadError):
-                return False
-            return replace(found, name=info.entry.name) == info.entry
+            return self._is_at(location[0], info.entry)
 
-        copy = self._copy_of(pieces, self._location, is_current) if copied else None
+        copy = self._copy_of(pieces, self._engine.store.location, is_current) if copied else None
         reader = FileReader(self._engine, pieces, when_missing=_stale, copy=copy)
         return OpenedFile(
             self._keeper, info=info, manifest=None, reader=reader, location=location, copy=copy
         )
 
-    def striped(
-        self,
-        path: str,
-        info: FileInfo,
-        manifest: Manifest,
-        now: Callable[[], Manifest | None],
-    ) -> OpenedFile:
-        """Open a striped file; ``now`` returns the manifest at its path when an object is missing."""
+    def _bring(self, file: OpenedFile) -> bool:
+        """Have the bytes of a plain file at hand; False where another version is at its path by now.
+
+        A store reads whatever lies at a path. Only between two looks that found the same it is one version.
+        """
+        if not file.reader.is_at_hand():
+            # What fails though this version is there fails again when it is read, and says so then.
+            with suppress(OSError, OmniloadError):
+                file.reader.read(0, file.reader.size_bytes)
+        if self._is_at(file.path, file.info.entry):
+            return True
+        file.reader.forget()
+        return False
+
+    def _is_at(self, path: str, entry: Entry) -> bool:
+        try:
+            found = self._engine.store.stat(path)
+        except (OSError, OmniloadError):
+            return False
+        return replace(found, name=entry.name) == entry
+
+    def _striped(self, path: str, info: FileInfo, manifest: Manifest) -> OpenedFile:
         self._keeper.pin(manifest)
 
         def when_missing(object_path: str) -> Exception:
-            named = now()
+            # What is known of the path may be of a version that is gone, too.
+            self._catalog.doubt(path)
+            named = self._catalog.manifest_or_none(path)
             if named is not None and object_path in named.object_paths():
                 return IntegrityError(
                     f"object {object_path!r} is missing though manifest {path!r} names it; "

@@ -115,7 +115,7 @@ def prefetch_from_store(
 
 def _keep(files: StripedFiles, path: str, tell: Tell) -> None:
     step = min(_STEP_BYTES, files.config.cache // (2 * _BATCHES))
-    with files.open(path) as file:
+    with files.open(path, brings=False) as file:
         reader, begun = file.reader, deque[tuple[Keeping, int]]()
         for at in range(0, reader.size_bytes, step):
             size = min(step, reader.size_bytes - at)
@@ -135,7 +135,7 @@ def _finish(
 
 
 def _kept(files: StripedFiles, path: str) -> Kept:
-    with files.open(path) as file:
+    with files.open(path, brings=False) as file:
         memory, disk = file.reader.held_bytes()
         size = file.reader.size_bytes
     return Kept(path=path, size_bytes=size, memory_bytes=memory, disk_bytes=disk)

@@ -189,6 +189,16 @@ class FileReader:
         )
         return memory, self._copy.held_bytes() if self._copy is not None else None
 
+    def is_at_hand(self) -> bool:
+        """Tell whether no byte need come from the store: memory, the local copy or the kernel has them."""
+        return all(
+            piece.data is not None
+            or self._engine.cache.holds((piece.key, unit))
+            or self._engine.cache.is_served((piece.key, unit))
+            or (self._copy is not None and self._copy.has_whole(piece, unit))
+            for piece, unit, _, _ in self._units(0, self.size_bytes)
+        )
+
     def forget(self) -> int:
         """Drop this version's blocks from memory; return their bytes."""
         keys = [(p.key, u) for p, u, _, _ in self._units(0, self.size_bytes) if p.data is None]

@@ -100,7 +100,7 @@ def layout_json(files: StripedFiles, path: str) -> bytes:
     """Return ``layout_of``, and what is cached of the file, as JSON."""
     found = layout_of(files, path)
     if found["kind"] == "file":
-        with files.open(path) as file:
+        with files.open(path, brings=False) as file:
             memory, disk = file.reader.held_bytes()
         found["cached"] = {"memory_bytes": memory, "disk_bytes": disk}
     text = orjson.dumps(found)

@@ -156,7 +156,7 @@ class AttributeRequests(Opening):
     async def _set_if_closed(self, node: Node, changes: Attributes) -> bool:
         if node.body is not None:
             return False
-        path = self._tree.path(node)
+        path = self._path_of_named(node)
         await self._wait(self._files.set_attributes, path, changes)
         self._forget_info(path)
         return True
@@ -164,7 +164,7 @@ class AttributeRequests(Opening):
     async def _xattrs(self, node: Node) -> dict[str, bytes]:
         if node.body is not None:
             return node.body.xattrs()
-        path = self._tree.path(node)
+        path = self._path_of_named(node)
         info = await self._info(path)
         if info.stored == "plain":
             return {}

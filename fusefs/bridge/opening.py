@@ -52,7 +52,8 @@ class Opening(Session):
             elif node.body is not None:
                 # The handle keeps the body while this one asks.
                 return await self._opened(node, flags, refreshes=True, reads_only=reads_only)
-            found = await self._asked.ask(node, partial(self._look, node))
+            brings = not flags & os.O_TRUNC
+            found = await self._asked.ask(node, partial(self._look, node, brings=brings))
             if node.body is not found.body:
                 continue  # closed by the last who had it while this one waited
             if not self._passes_through(node):
@@ -63,11 +64,15 @@ class Opening(Session):
                 raise _stale()
             return self._handle(node, flags)
 
-    async def _look(self, node: Node) -> _Found:
-        """Find out what a file is now: open it, or bring what is open of it up to date."""
+    async def _look(self, node: Node, *, brings: bool = True) -> _Found:
+        """Find out what a file is now: open it, or bring what is open of it up to date.
+
+        Raises:
+            OSError: ``ESTALE``: its name leads elsewhere by now; the kernel looks it up again.
+        """
         body = node.body
         if body is None:
-            opened = await self._wait(self._files.open, self._tree.path(node))
+            opened = await self._open_at_name(node, brings=brings)
             if (made := self._body_of(node)) is None:
                 node.body = self._fresh_body(node, opened)
                 return _Found(node.body, is_current=True)
@@ -81,6 +86,16 @@ class Opening(Session):
             found = await self._wait(self._files.stat, self._tree.path(node))
         is_newest = found is None or (version is not None and found.entry == version.info.entry)
         return _Found(body, is_current=version is not None and is_newest)
+
+    async def _open_at_name(self, node: Node, *, brings: bool) -> OpenedFile:
+        path = self._path_of_named(node)
+        believed = self._known_info(path)
+        try:
+            return await self._wait(self._files.open, path, believed=believed, brings=brings)
+        except FileNotFoundError as error:
+            # Removed elsewhere: who creates it if it is not there must hear so from the lookup.
+            self._forget_info(path)
+            raise _stale() from error
 
     async def _opened(self, node: Node, flags: int, *, refreshes: bool, reads_only: bool) -> Opened:
         answer = self._handle(node, flags)
@@ -100,18 +115,24 @@ class Opening(Session):
         node.cached_version = token
         return answer._replace(keep_cache=keep, local_fd=self._local_copy(node, version))
 
-    def _fresh_body(self, node: Node, opened: OpenedFile) -> Body:
-        """Return a body of a version that was just opened, at the path its node has by now.
+    def _path_of_named(self, node: Node) -> str:
+        """Return the path of a node that is to be opened by its name.
 
         Raises:
             OSError: ``ESTALE``: it lost its name meanwhile; the kernel looks it up again.
         """
         try:
-            path = self._tree.path(node)
+            return self._tree.path(node)
         except FileNotFoundError as error:
+            raise _stale() from error
+
+    def _fresh_body(self, node: Node, opened: OpenedFile) -> Body:
+        """Return a body of a version that was just opened, at the path its node has by now."""
+        try:
+            path = self._path_of_named(node)
+        except OSError:
             opened.close()
-            reason = "removed or replaced while it was opened"
-            raise OSError(errno.ESTALE, reason, node.name) from error
+            raise
         opened.moved(path)
         return Body(self._files, self._place, path, opened)
 
@@ -186,7 +207,7 @@ class Opening(Session):
 
 
 def _stale() -> OSError:
-    return OSError(errno.ESTALE, "another inode has this name now")
+    return OSError(errno.ESTALE, "another inode has this name now, or none")
 
 
 def _token(version: OpenedFile) -> Hashable | None:

@@ -95,9 +95,14 @@ def test_what_was_listed_is_found_and_made_ready_by_one_request(server, fresh):
         listed = server.asked()
         assert contents(files, "d/plain") == b"a few bytes"
         read = server.asked()
+        files.stat("d/plain")
+        assert contents(files, "d/plain") == b"a few bytes"
+        again = server.asked()
 
     assert listed == ["LIST d/", "HEAD d/striped", "GET d/striped"]
-    assert read == ["HEAD d/plain", "GET d/plain"]
+    # In the end whether it still is what was opened: a read tells of no version.
+    assert read == ["HEAD d/plain", "GET d/plain", "HEAD d/plain"]
+    assert again == ["HEAD d/plain", "HEAD d/plain"], "its bytes are at hand"
 
 
 @needs_moto

@@ -28,7 +28,8 @@ def root(tmp_path):
 @pytest.fixture
 def files(tmp_path, root):
     disk = DiskCacheConfig(directory=str(tmp_path / "disk"), capacity=1 << 20)
-    made = StripedFiles(LocalStore(root), FilesConfig(disk_cache=disk))
+    # Smaller ones come whole when they are opened.
+    made = StripedFiles(LocalStore(root), FilesConfig(disk_cache=disk, plain_limit=4096))
     yield made
     made.close()
 

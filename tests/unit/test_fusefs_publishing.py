@@ -8,6 +8,7 @@ import pytest
 from fusefs.attributes import Attributes
 from fusefs.body import Body, SpoolPlace
 from fusefs.fsck import verify
+from fusefs.opened import MOST_VERSIONS
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.retrying import RetryingStore
 from omniload.base.errors import UnavailableError
@@ -313,9 +314,9 @@ def test_attributes_of_a_file_that_is_replaced_without_end_are_refused():
     store = Replaced()
     with tiny_files(store) as files:
         files.write_file("f", DATA)
-        store.meanwhile += [lambda: MemoryStore.publish(store, "f", DATA)] * 10
+        store.meanwhile += [lambda: MemoryStore.publish(store, "f", DATA)] * MOST_VERSIONS
 
-        with pytest.raises(OSError, match="replaced 10 times") as caught:
+        with pytest.raises(OSError, match=f"replaced {MOST_VERSIONS} times") as caught:
             files.set_attributes("f", Attributes(mode=0o600))
 
         assert caught.value.errno == errno.EBUSY
