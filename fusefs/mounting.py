@@ -13,6 +13,7 @@ from fusefs.bridge.daemons import clear_dead_mount, start_daemon
 from fusefs.bridge.farewell import Waiter, umount
 from fusefs.bridge.options import BridgeOptions
 from fusefs.config import FilesConfig
+from omniload.base.config import checked
 from omniload.base.units import Bytes, Seconds
 
 __all__ = ["WATCHED", "MountConfig", "is_watched", "mount", "start", "umount"]
@@ -94,7 +95,7 @@ def mount(
         ConfigError, UnavailableError, StateError: As ``start``.
     """
     fields = {"store": store, "mountpoint": str(mountpoint), **(settings or {})}
-    process = start(MountConfig.model_validate(fields))
+    process = start(checked(fields, MountConfig, name="mount settings"))
     try:
         yield Path(mountpoint)
     finally:

@@ -25,6 +25,7 @@ from fusefs.stores.opening import open_store
 from fusefs.stores.protocol import checked_path, parent_of
 from fusefs.stores.retrying import RetryingStore
 from fusefs.writing import FileWriter
+from omniload.base.config import checked
 from omniload.base.errors import ConfigError
 
 __all__ = ["OmniFileSystem"]
@@ -69,8 +70,8 @@ class OmniFileSystem(AbstractFileSystem):  # type: ignore[misc]
             # fsspec took the host out of the URL; with it back in, the store's own client is found.
             host, port = rest.pop("host", ""), rest.pop("port", None)
             url = f"{target_protocol}://{host}{f':{port}' if port else ''}{url}"
-        opened = RetryingStore(open_store(url, rest or None))
-        self.files = StripedFiles(opened, FilesConfig.model_validate(dict(config or {})))
+        settings = checked(config or {}, FilesConfig, name="omnifs config")
+        self.files = StripedFiles(RetryingStore(open_store(url, rest or None)), settings)
 
     @classmethod
     @override

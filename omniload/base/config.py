@@ -4,16 +4,18 @@
 wherever pydantic found it, is reported as ``file:line: key: reason``, all at once.
 """
 
-from collections.abc import Iterator, Sequence
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from types import UnionType
+from typing import TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from omniload.base.errors import ConfigError
 
-__all__ = ["StrictModel", "load_yaml", "parse_yaml"]
+__all__ = ["StrictModel", "checked", "load_yaml", "parse_yaml"]
 
 Location = tuple[str | int, ...]
 
@@ -78,7 +80,20 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
     try:
         return model.model_validate({} if value is None else value)
     except ValidationError as error:
-        raise ConfigError("\n".join(_faults(error, node, name))) from error
+        raise ConfigError("\n".join(_faults(error, model, node, name))) from error
+
+
+def checked(fields: Mapping[str, object], model: type[Model], *, name: str) -> Model:
+    """Build ``model`` from what a program gives; ``name`` stands for it in messages.
+
+    Raises:
+        ConfigError: It breaks the model; every fault on a line of its own as ``name: key: reason``.
+    """
+    try:
+        return model.model_validate(dict(fields))
+    except ValidationError as error:
+        faults = (f"{name}: {_dotted(loc)}: {said}" for loc, _, said in _found(error, model))
+        raise ConfigError("\n".join(faults)) from error
 
 
 def _duplicate_keys(
@@ -108,21 +123,55 @@ def _duplicate_keys(
             yield from _duplicate_keys(value, (*location, i), above)
 
 
-def _faults(error: ValidationError, root: yaml.Node | None, name: str) -> Iterator[str]:
-    found = [
-        (
-            tuple(fault["loc"]),
-            fault["type"] == "missing",
-            fault["msg"].removeprefix("Value error, "),
-        )
-        for fault in error.errors()
+def _found(error: ValidationError, model: type[BaseModel]) -> list[tuple[Location, bool, str]]:
+    """Return of each fault its place, whether a key is missing there, and what to say."""
+    found = []
+    for fault in error.errors():
+        loc, said = tuple(fault["loc"]), fault["msg"].removeprefix("Value error, ")
+        near = _near(model, loc) if fault["type"] == "extra_forbidden" else None
+        said += f"; did you mean {near!r}?" if near else ""
+        found.append((loc, fault["type"] == "missing", said))
+    # A list whose items fail is also reported itself; the items say it better.
+    return [
+        (loc, is_missing, said)
+        for loc, is_missing, said in found
+        if not any(other != loc and other[: len(loc)] == loc and loc for other, *_ in found)
     ]
+
+
+def _near(model: type[BaseModel], location: Location) -> str | None:
+    """Return the key that an unknown one may have been meant as, there or one level deeper."""
+    models = {model}
+    for part in location[:-1]:
+        # An index, a key of a dictionary and the tag of a union are no fields: they stay with the models.
+        fields = [known.model_fields[part] for known in models if part in known.model_fields]
+        if fields:
+            models = {inner for field in fields for inner in _models_in(field.annotation)}
+    known = {name: name for above in models for name in above.model_fields}
+    for above in models:
+        for name, field in above.model_fields.items():
+            if get_origin(field.annotation) not in {None, Union, UnionType}:
+                continue  # of a list: no dotted name says which item
+            for inner in _models_in(field.annotation):
+                for deeper in inner.model_fields:
+                    known.setdefault(deeper, f"{name}.{deeper}")
+    near = difflib.get_close_matches(str(location[-1]), sorted(known), n=1)
+    return known[near[0]] if near else None
+
+
+def _models_in(annotation: object) -> set[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation}
+    return {model for inner in get_args(annotation) for model in _models_in(inner)}
+
+
+def _faults(
+    error: ValidationError, model: type[BaseModel], root: yaml.Node | None, name: str
+) -> Iterator[str]:
     placed = sorted(
         {
             (*_place(root, loc, is_missing=is_missing), message)
-            for loc, is_missing, message in found
-            # A list whose items fail is also reported itself; the items say it better.
-            if not any(other != loc and other[: len(loc)] == loc and loc for other, *_ in found)
+            for loc, is_missing, message in _found(error, model)
         },
         key=lambda fault: (fault[0], str(fault[1])),
     )

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from omniload.base.config import StrictModel, load_yaml, parse_yaml
+from omniload.base.config import StrictModel, checked, load_yaml, parse_yaml
 from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig
 
@@ -153,3 +153,33 @@ def test_a_fault_of_a_whole_union_member_names_no_key_that_the_file_lacks(tmp_pa
         ConfigError, match=r"mix\.yaml:3: sources\.web: text is None and tokens is None"
     ):
         load_yaml(file, MixConfig)
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [("nam", "name"), ("limts", "limits"), ("radius", None), ("name_of_all", None)],
+)
+def test_a_key_that_is_nearly_one_names_it(key, meant):
+    (fault,) = faults_of(f"name: x\nshapes: [{{type: square, side: 1}}]\n{key}: 1\n")
+
+    tail = f"; did you mean {meant!r}?" if meant else ""
+    assert fault == f"a.yaml:3: {key}: Extra inputs are not permitted{tail}"
+
+
+def test_a_key_of_an_item_is_looked_for_among_those_of_items():
+    (fault,) = faults_of("name: x\nshapes:\n- {type: square, side: 1, sied: 2}\n")
+
+    assert fault.endswith("; did you mean 'side'?")
+
+
+def test_what_a_program_gives_is_checked_as_a_file_is_without_lines():
+    fields = {"name": "x", "shapes": [{"type": "square", "side": 1}]}
+    assert checked(fields, Drawing, name="given").shapes[0].side == 1
+
+    with pytest.raises(ConfigError) as caught:
+        checked({"nam": "x", "shapes": fields["shapes"]}, Drawing, name="given")
+
+    assert str(caught.value).splitlines() == [
+        "given: name: Field required",
+        "given: nam: Extra inputs are not permitted; did you mean 'name'?",
+    ]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fusefs.config import FilesConfig
 from fusefs.mount_options import mount_config, without_log, without_watch
-from fusefs.mounting import MountConfig
+from fusefs.mounting import MountConfig, mount
 from omniload.base.errors import ConfigError
 
 MOUNTS_OWN = [
@@ -117,3 +117,14 @@ def test_the_file_of_a_log_is_taken_out_of_the_options():
 def test_a_log_without_a_file_is_refused(word):
     with pytest.raises(ConfigError, match="log=FILE"):
         without_log([word])
+
+
+@pytest.mark.parametrize(
+    ("settings", "meant"),
+    [({"cach": 1}, "files.cache"), ({"files": {"cach": 1}}, "cache"), ({"trustd": 1}, "trusted")],
+)
+def test_settings_that_a_program_gives_are_checked_in_the_same_words(tmp_path, settings, meant):
+    with pytest.raises(ConfigError, match=r"^mount settings: .*did you mean") as caught:
+        mount("mem:", tmp_path, settings).__enter__()
+
+    assert str(caught.value).endswith(f"{meant!r}?")

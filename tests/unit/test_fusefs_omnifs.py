@@ -184,3 +184,24 @@ def test_a_store_of_fsspec_itself_may_lie_below(tmp_path):
 def test_without_a_store_the_error_says_how_to_give_one():
     with pytest.raises(ConfigError, match="give store=URL"):
         OmniFileSystem(skip_instance_cache=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"stripin": 1}, "stripin: Extra inputs are not permitted; did you mean 'striping'"),
+        ({"count": 3}, "did you mean 'striping.count'"),
+        (
+            {"striping": {"unt": 1}},
+            "striping.unt: Extra inputs are not permitted; did you mean 'unit'",
+        ),
+        ({"cache": 1}, "cache: Input should be greater than or equal to"),
+    ],
+)
+def test_a_config_that_breaks_its_model_is_said_in_words_of_ours(tmp_path, config, said):
+    with pytest.raises(ConfigError) as caught:
+        fsspec.filesystem("omnifs", store=str(tmp_path), config=config)
+
+    assert str(caught.value).startswith("omnifs config: ")
+    assert said in str(caught.value)
+    assert "pydantic" not in str(caught.value)
