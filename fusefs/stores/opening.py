@@ -1,6 +1,7 @@
 """From a URL to a store."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,6 +12,9 @@ from omniload.base.errors import ConfigError
 __all__ = ["check_root", "open_store"]
 
 _ARROW = frozenset({"hdfs", "viewfs", "s3", "gs", "gcs", "abfs", "abfss"})
+
+_BUCKETS = frozenset({"s3", "gs", "gcs"})
+"""Where a directory is there as soon as something lies below it."""
 
 
 def open_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
@@ -47,8 +51,13 @@ def open_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
     return fsspec_store(url.removeprefix("fsspec+"), options)
 
 
-def check_root(store: Store) -> None:
+def check_root(store: Store, *, begin: bool = False) -> None:
     """Ask a store once for the directory that it was opened at.
+
+    Args:
+        store: The store.
+        begin: Make a prefix that nobody has written to, in a bucket that is there: nobody can do
+            so beforehand but by writing.
 
     Raises:
         ConfigError: Nothing is there, or a file is.
@@ -57,6 +66,31 @@ def check_root(store: Store) -> None:
     try:
         found = store.stat("")
     except FileNotFoundError as error:
-        raise ConfigError(f"store {store.location!r} is not there; make the directory") from error
+        if urlsplit(store.location).scheme not in _BUCKETS:
+            raise ConfigError(
+                f"store {store.location!r} is not there; make the directory"
+            ) from error
+        _check_bucket(store.location)
+        if not begin:
+            raise ConfigError(
+                f"store {store.location!r} holds nothing yet; its first mount begins it"
+            ) from error
+        with suppress(FileExistsError):  # somebody was faster
+            store.make_directory("")
+        return
     if not found.is_directory:
         raise ConfigError(f"store {store.location!r} is a file; name a directory")
+
+
+def _check_bucket(location: str) -> None:
+    """Check that the bucket is there: without one, to make a prefix looks like an outage."""
+    bucket = open_store(urlsplit(location)._replace(path="").geturl())
+    try:
+        bucket.stat("")
+    except FileNotFoundError as error:
+        name = urlsplit(location).netloc.rpartition("@")[2]
+        raise ConfigError(
+            f"store {location!r}: there is no bucket {name!r}; make it, or name another"
+        ) from error
+    finally:
+        bucket.close()

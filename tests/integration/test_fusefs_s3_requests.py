@@ -16,7 +16,7 @@ from fusefs import known
 from fusefs.attributes import Attributes
 from fusefs.stores.arrow import arrow_store, store_on
 from fusefs.stores.opening import check_root
-from omniload.base.errors import UnavailableError
+from omniload.base.errors import ConfigError, UnavailableError
 from tests.support.fusefs_builders import contents, some_files
 from tests.support.fusefs_s3 import s3_server
 
@@ -65,6 +65,28 @@ def test_a_mount_asks_for_its_root_and_for_marked_directories_once(server, fresh
         files.stat("")
 
         assert server.asked() == ["HEAD", "LIST .omnifs/directories/"]
+
+
+@needs_moto
+def test_a_prefix_begins_with_its_first_mount_in_a_bucket_that_is_there_alone(
+    server, bucket, monkeypatch
+):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    where = f"?scheme=http&endpoint_override={server.address}&region=us-east-1"
+
+    with pytest.raises(ConfigError, match="there is no bucket 'nowhere'"):
+        check_root(arrow_store(f"s3://nowhere/new{where}"), begin=True)
+    with pytest.raises(ConfigError, match="holds nothing yet"):
+        check_root(arrow_store(f"s3://{bucket}/new/prefix{where}"))
+    store = arrow_store(f"s3://{bucket}/new/prefix{where}")
+    check_root(store, begin=True)
+    check_root(store)
+
+    with some_files(store) as files:
+        assert files.listing("") == []
+        files.write_file("f", DATA)
+        assert contents(files, "f") == DATA
 
 
 @needs_moto
