@@ -48,9 +48,8 @@ def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = Fal
         open_store(config.store, config.store_options or None),
         waits_s=_waits_s(config.give_up_after),
     )
-    check_root(
-        store, begin=not config.read_only
-    )  # better said now than by the first call on the mount
+    # Better said now than by the first call on the mount.
+    check_root(store, begin=not config.read_only)
     # The process that has the mount has the directory of its disk cache, too.
     taken = config.files.model_copy(update={"disk_cache": None}) if config.take_over else None
     files = StripedFiles(store, taken or config.files)

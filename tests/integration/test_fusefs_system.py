@@ -54,6 +54,7 @@ def fstab_of_the_page(place):
     source, target, *rest = line.split()
     assert source.startswith("hdfs://")
     assert target == "/mnt/jobs"
+    rest[1] = re.sub(r"log=[^,]+", f"log={place}/log", rest[1])
     return " ".join([str(place / "store"), str(place / "mnt"), *rest])
 
 
@@ -77,7 +78,25 @@ def test_mount_mounts_the_line_of_fstab_that_the_page_shows(place):
     assert "fuse.omnifs rw,nosuid,nodev" in done.stdout
     assert '"stripe_count":8' in done.stdout
     assert (place / "store/f").exists()
+    assert (place / "log").exists()
     assert not os.path.ismount(place / "mnt")
+
+
+@marked
+def test_a_fake_mount_checks_the_line_and_mounts_nothing(place):
+    (place / "fstab").write_text(fstab_of_the_page(place) + "\n")
+
+    done = in_namespace(
+        place,
+        f"""
+        mount --fake -T {place}/fstab {place}/mnt
+        {HELPER} {place}/store {place}/mnt -f
+        ! grep ' {place}/mnt ' /proc/self/mounts
+        """,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert not (place / "log").exists()
 
 
 @marked

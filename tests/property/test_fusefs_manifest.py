@@ -15,6 +15,7 @@ from fusefs.manifest import (
     MAGIC,
     Manifest,
     Segment,
+    check_xattrs_fit,
     decode_header,
     decode_manifest,
     encode_manifest,
@@ -70,6 +71,28 @@ def test_inline_bytes_read_back_as_written(given_attributes, inline):
     manifest = Manifest(inline=inline, **given_attributes)
 
     assert decode_manifest(encode_manifest(manifest), name="m").inline == inline
+
+
+@given(
+    st.dictionaries(
+        st.text("abc.é", min_size=1, max_size=30), st.integers(0, 60), min_size=1, max_size=20
+    ),
+    st.integers(-1, 1),
+)
+def test_extended_attributes_fit_as_the_page_says(sizes, off):
+    def needed(sizes):
+        return sum(len(name.encode()) + 6 + 2 * size for name, size in sizes.items())
+
+    # One value is what brings them to the limit, or as near to it as pairs of digits come.
+    first, left = next(iter(sizes)), 3834 + off - needed(sizes)
+    sizes[first] += left // 2
+    xattrs = {name: bytes(size) for name, size in sizes.items()}
+
+    if needed(sizes) <= 3834:
+        check_xattrs_fit(xattrs)
+    else:
+        with pytest.raises(ValueError, match="shorten"):
+            check_xattrs_fit(xattrs)
 
 
 @settings(max_examples=300)
