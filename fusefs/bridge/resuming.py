@@ -69,7 +69,8 @@ class Resuming(Opening):
             if node.body is None:
                 path = self._tree.path(node)
                 try:
-                    opened = await self._wait(self._files.open, path)
+                    # Its bytes come when they are read: the whole mount waits for this.
+                    opened = await self._wait(self._files.open, path, brings=False)
                 except OSError as error:
                     raise StateError(
                         f"{path!r} is open and cannot be opened again: {error}"
