@@ -202,7 +202,11 @@ def cached(base: Path, size: int) -> dict[str, float]:
     settings = {
         "pyfuse3": {"bridge": "pyfuse3", "files": files},
         "device": {"bridge": "device", "files": files},
-        "passthrough": {"bridge": "device", "files": {**files, "disk_cache": copies}},
+        "passthrough": {
+            "bridge": "device",
+            "passthrough": True,
+            "files": {**files, "disk_cache": copies},
+        },
     }
     with ExitStack() as mounts:
         paths = {"tmpfs": base / "plain", "hop": mounts.enter_context(hop_mount(base)) / "f"}

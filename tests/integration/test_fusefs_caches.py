@@ -1,5 +1,6 @@
 """Caches of a real mount: filled by prefetch, found again after a kill, dropped by hand, scraped."""
 
+import fcntl
 import mmap
 import os
 import shutil
@@ -201,3 +202,56 @@ def test_the_numbers_of_a_mount_are_scraped_and_equal_its_statistics(place):
     assert read == {tier: counts["read_bytes"] for tier, counts in found["tiers"].items()}
     assert read["store"] >= len(DATA)
     assert families["omniload_fusefs_store_read_seconds"].samples[-1].value > 0
+
+
+ROOT_ALONE = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: passthrough needs root")
+
+
+@ROOT_ALONE
+@pytest.mark.parametrize(
+    ("settings", "is_passed"),
+    [
+        ({}, False),
+        ({"read_only": True}, True),
+        ({"passthrough": True}, True),
+        ({"read_only": True, "passthrough": False}, False),
+    ],
+)
+def test_the_kernel_reads_copies_by_itself_where_nobody_writes_or_where_it_is_told(
+    place, settings, is_passed
+):
+    store, files = str(place / "store"), cached(place)
+    with mount(store, place / "mount", {"files": files}) as root:
+        (root / "passed").write_bytes(DATA)
+    with mount(store, place / "mount", {"bridge": "device", "files": files, **settings}) as root:
+        cli("prefetch", root / "passed")
+        assert read_past_the_page_cache_of_before(root / "passed") == DATA
+        with (root / "passed").open("rb") as file:
+            before = numbers(root)["requests"]
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            assert file.read() == DATA
+            asked = numbers(root)["requests"] - before
+
+    assert (asked == 0) == is_passed
+
+
+@ROOT_ALONE
+def test_who_reads_what_lies_on_the_disk_sees_writes_and_locks_of_others_on_the_mount(place):
+    settings = {"bridge": "device", "files": cached(place)}
+    with mount(str(place / "store"), place / "mount", settings) as root:
+        path = root / "followed"
+        path.write_bytes(DATA)
+        cli("prefetch", path)
+        for _ in range(3):
+            assert path.read_bytes() == DATA
+        with path.open("rb") as reader, path.open("rb+") as writer:
+            fcntl.flock(reader, fcntl.LOCK_SH)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(writer, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            writer.seek(0, os.SEEK_END)
+            writer.write(b"one more line")
+            writer.flush()
+            reader.seek(len(DATA))
+            assert reader.read() == b"one more line"
+            os.fchmod(reader.fileno(), 0o600)
+        assert path.stat().st_mode & 0o777 == 0o600

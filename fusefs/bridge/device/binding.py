@@ -172,6 +172,7 @@ def _agreed(device: int, options: BridgeOptions, *, copies: bool) -> Init:
     """Answer INIT, the first request of a connection."""
     select.select([device], [], [])
     request = memoryview(os.read(device, 1 << 16 | 1 << 20))
+    wanted = options.read_only if options.passthrough is None else options.passthrough
     _, opcode, unique, *_ = IN_HEADER.unpack_from(request)
     if opcode != Opcode.INIT:
         raise StateError(f"the kernel began with request {opcode} instead of INIT")
@@ -179,7 +180,7 @@ def _agreed(device: int, options: BridgeOptions, *, copies: bool) -> Init:
         agreed = agreement(
             request[IN_HEADER.size :],
             max_background=options.max_background,
-            pass_through=copies and os.geteuid() == 0,
+            pass_through=copies and wanted and os.geteuid() == 0,
         )
     except StateError:
         os.write(device, OUT_HEADER.pack(OUT_HEADER.size, -errno.EPROTO, unique))
