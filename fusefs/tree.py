@@ -48,6 +48,8 @@ class Node:
     """Names the version whose bytes the kernel's page cache holds, if it can be told."""
     told_bytes: int | None = None
     """Size that the kernel was told last."""
+    changed_at: int = 0
+    """How many changes the mount had seen when this file was published last, or given attributes."""
 
     @property
     def is_attached(self) -> bool:

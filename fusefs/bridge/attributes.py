@@ -158,7 +158,7 @@ class AttributeRequests(Opening):
             return False
         path = self._path_of_named(node)
         await self._wait(self._files.set_attributes, path, changes)
-        self._forget_info(path)
+        self._file_changed(node, path)
         return True
 
     async def _xattrs(self, node: Node) -> dict[str, bytes]:

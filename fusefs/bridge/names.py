@@ -59,16 +59,16 @@ class NameRequests(Session):
     @override
     async def opendir(self, inode: int) -> Opened:
         """Take the listing now, so that readdir is one consistent view."""
+        before = self._num_changes
         if inode == STATS_DIRECTORY_INODE:
             listed: list[Listed] = [("stats.json", self._stats_entry(b"stats.json"), None)]
         else:
             node = self._tree.node(inode)
             path = self._tree.path(node)
-            before = self._num_changes
             infos = await self._wait(self._files.listing, path)
             listed = self._listed(node, path, infos, remembers=self._num_changes == before)
         handle = self._new_handle()
-        self._listings[handle] = listed
+        self._listings[handle], self._listed_at[handle] = listed, before
         return Opened(handle)
 
     def _listed(
@@ -93,17 +93,21 @@ class NameRequests(Session):
 
     @override
     def readdir(self, handle: int, start: int) -> Iterable[Named]:
-        listed = self._listings[handle]
+        listed, listed_at = self._listings[handle], self._listed_at.get(handle, 0)
         for line in range(start, len(listed)):
             name, entry, node = listed[line]
             if node is not None and node.body is not None:
                 entry = self._body_entry(node)  # written to since the directory was opened
+            elif node is not None and node.changed_at > listed_at:
+                # And closed since: who asks for its size must not be told the one of before.
+                entry = entry._replace(attr_timeout_s=0)
             self._line_bytes = entry.size_bytes
             yield Named(os.fsencode(name), entry)
 
     @override
     async def releasedir(self, handle: int) -> None:
         """Drop the listing."""
+        self._listed_at.pop(handle, None)
         for _, _, node in self._listings.pop(handle, []):
             if node is not None:
                 self._tree.forget(node.number, 1)

@@ -182,7 +182,7 @@ class Opening(Session):
         if body.dirty and body.path is not None:
             await self._wait(body.flush, last=last)
             if body.path is not None:
-                self._forget_info(body.path)
+                self._file_changed(handle.node, body.path)
 
     async def _release(self, number: int) -> None:
         handle = self._handles.pop(number)

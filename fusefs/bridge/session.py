@@ -63,6 +63,8 @@ class Session(FileSystem):
         self._tree = Tree()
         self._handles: dict[int, Handle] = {}
         self._listings: dict[int, list[Listed]] = {}
+        self._listed_at: dict[int, int] = {}
+        """How many changes the mount had seen when a listing was asked for."""
         self._next_handle = 1
         self._line_bytes = 0
         """Size in the line of a listing that was read last."""
@@ -187,6 +189,11 @@ class Session(FileSystem):
             now_ns = time.time_ns()
             entry = replace(info.entry, mtime_ns=now_ns)
             self._infos[path] = (until, replace(info, mtime_ns=now_ns, entry=entry))
+
+    def _file_changed(self, node: Node, path: str) -> None:
+        """Forget what is known of a file, also in listings that are being read."""
+        self._forget_info(path)
+        node.changed_at = self._num_changes
 
     def _forget_infos(self, *paths: str) -> None:
         self._num_changes += 1

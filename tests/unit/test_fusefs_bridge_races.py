@@ -406,3 +406,42 @@ def test_attributes_of_a_name_that_leads_elsewhere_are_looked_up_again(mount):
         with pytest.raises(OSError, match=r"or none|not open") as caught:
             run_blocking(asked)
         assert caught.value.errno == errno.ESTALE
+
+
+def listed_for_s(mount, listing):
+    """Return for how long the kernel may believe what a listing tells of each name."""
+    lines = list(mount.shown.readdir(listing.handle, 0))
+    run_blocking(mount.shown.releasedir(listing.handle))
+    return {line.name: line.entry.attr_timeout_s for line in lines}
+
+
+def test_what_changed_since_a_listing_was_asked_for_is_not_believed_from_it(mount):
+    mount.files.write_file("g", DATA)
+    mount.lookup(b"g")
+    inode = mount.lookup()
+
+    def changed_by(change):
+        listing = run_blocking(mount.shown.opendir(ROOT_INODE))
+        change()
+        return listed_for_s(mount, listing)
+
+    def written():
+        writer = mount.open(inode, os.O_RDWR)
+        write(mount, writer, b"short")
+        mount.release(writer)
+
+    for change in (written, lambda: run_blocking(set_to_be_private(mount, inode))):
+        assert changed_by(change) == {b"f": 0, b"g": 1}
+    assert changed_by(lambda: None) == {b"f": 1, b"g": 1}
+
+
+def test_what_changes_while_a_listing_is_asked_for_is_not_believed_from_it(mount):
+    inode = mount.lookup()
+    listing = mount.shown.opendir(ROOT_INODE)
+    with held(mount.files, "listing", listing):
+        writer = mount.open(inode, os.O_RDWR | os.O_TRUNC)
+        write(mount, writer, b"short")
+        mount.release(writer)
+
+    assert listed_for_s(mount, run_blocking(listing)) == {b"f": 0}
+    assert mount.shown._listed_at == {}
