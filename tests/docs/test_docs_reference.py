@@ -1,6 +1,10 @@
 """Generated pages are what the models and commands say today."""
 
+import functools
 import importlib.util
+import json
+import subprocess
+import sys
 from typing import Annotated, Literal
 
 import click
@@ -58,13 +62,25 @@ class Root(StrictModel):
     """By name."""
 
 
+SHOW = """
+import json, runpy, sys
+pages = runpy.run_path(sys.argv[1])["pages"]()
+print(json.dumps({path.name: text for path, text in pages.items()}))
+"""
+
+
+@functools.cache
+def fresh_pages():
+    """Return the pages as a process of its own writes them: click keeps the help option of who ran a command first."""
+    line = [sys.executable, "-c", SHOW, ROOT / "docs/generate_reference.py"]
+    return json.loads(subprocess.run(line, check=True, capture_output=True, cwd=ROOT).stdout)
+
+
 @pytest.mark.parametrize("name", ["mix.md", "train.md", "cli.md"])
 def test_the_page_is_up_to_date(name):
-    path = generator.FOLDER / name
+    page = (generator.FOLDER / name).read_text(encoding="utf-8")
 
-    assert path.read_text(encoding="utf-8") == generator.pages()[path], (
-        "the page is stale; run python docs/generate_reference.py"
-    )
+    assert page == fresh_pages()[name], "the page is stale; run python docs/generate_reference.py"
 
 
 @pytest.mark.parametrize("model", [MixConfig, TrainConfig])
