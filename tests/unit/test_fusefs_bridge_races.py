@@ -339,6 +339,15 @@ def set_to_be_private(mount, inode):
     return mount.shown.setattr(inode, Change(mode=0o600), None)
 
 
+def assert_written_and_private(mount, opened):
+    write(mount, opened, b"new")
+    mount.release(opened)
+
+    assert mount.files.stat("f").mode == 0o600
+    with mount.files.open("f") as file:
+        assert bytes(file.reader.read(0, 3)) == b"new"
+
+
 def test_attributes_wait_for_an_open_that_has_asked_what_the_file_is(mount):
     inode = mount.lookup()
     opening, setting = mount.shown.open(inode, os.O_RDWR), set_to_be_private(mount, inode)
@@ -348,12 +357,7 @@ def test_attributes_wait_for_an_open_that_has_asked_what_the_file_is(mount):
     opened = run_blocking(opening)
     run_blocking(setting)
 
-    write(mount, opened, b"new")
-    mount.release(opened)
-
-    assert mount.files.stat("f").mode == 0o600
-    with mount.files.open("f") as file:
-        assert bytes(file.reader.read(0, 3)) == b"new"
+    assert_written_and_private(mount, opened)
 
 
 def test_an_open_waits_for_attributes_that_are_being_set(mount):
@@ -364,13 +368,7 @@ def test_an_open_waits_for_attributes_that_are_being_set(mount):
         assert not mount.shown._handles
     run_blocking(setting)
 
-    opened = run_blocking(opening)
-    write(mount, opened, b"new")
-    mount.release(opened)
-
-    assert mount.files.stat("f").mode == 0o600
-    with mount.files.open("f") as file:
-        assert bytes(file.reader.read(0, 3)) == b"new"
+    assert_written_and_private(mount, run_blocking(opening))
 
 
 def test_what_was_renamed_over_is_looked_up_again_where_it_is_opened_by_its_name(mount):
