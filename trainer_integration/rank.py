@@ -187,7 +187,7 @@ def _checkpoints(
 ) -> Checkpoints | StripedCheckpoints:
     """Reach the checkpoints of the run, in a folder or on a store."""
     place = place_of(spec.train.checkpoint_location(spec.folder))
-    model, keep = spec.model.model_dump(mode="json"), spec.train.checkpoint.keep
+    model, keep = spec.model.identity(), spec.train.checkpoint.keep
     if isinstance(place, StorePlace):
         return StripedCheckpoints(place, model, keep=keep, group=group)
     return Checkpoints(place.folder, model, keep=keep, group=group)

@@ -1,7 +1,9 @@
 import pytest
 from pydantic import ValidationError
 
+from omniload.base.errors import StateError
 from tests.support.moe_builders import a_config, a_model
+from trainer_integration.checkpoint_tensors import require_same_model
 from trainer_integration.moe.config import MoEConfig, MoEShape
 from trainer_integration.moe.flops import cost_of, parameter_counts
 
@@ -82,3 +84,11 @@ def test_slow_attention_weighs_pairs_and_not_tokens():
     plain, slowed = cost_of(a_config()), cost_of(a_config(), attention_slowdown=1.5)
 
     assert slowed == (plain[0], 1.5 * plain[1])
+
+
+def test_a_checkpoint_of_one_expert_with_weight_one_is_of_another_model(tmp_path):
+    single, several = a_config(top_k=1), a_config(top_k=2)
+
+    assert several.identity() == several.model_dump(mode="json")
+    with pytest.raises(StateError, match="gate was None and is 'probability'"):
+        require_same_model(tmp_path, single.model_dump(mode="json"), single.identity())

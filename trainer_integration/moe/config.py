@@ -5,6 +5,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from omniload.base.config import StrictModel
+from omniload.base.state import JsonObject
 
 __all__ = ["MoEConfig", "MoEShape"]
 
@@ -25,7 +26,7 @@ class MoEShape(StrictModel):
     num_experts: int = Field(default=8, ge=1, le=4096)
     """Experts in a layer."""
     top_k: int = Field(default=2, ge=1)
-    """Experts that see a token."""
+    """Experts that see a token. Their weights sum to one; a single expert has its probability."""
     balance_weight: float = Field(default=0.01, ge=0, allow_inf_nan=False)
     """Weight of the balance loss beside the token loss; the balance loss is 1 at even load."""
     rope_theta: float = Field(default=10_000.0, gt=1, allow_inf_nan=False)
@@ -76,3 +77,11 @@ class MoEConfig(MoEShape):
     def of(cls, shape: MoEShape, vocab_size: int) -> Self:
         """Give ``shape`` a vocabulary."""
         return cls(vocab_size=vocab_size, **shape.model_dump(include=set(MoEShape.model_fields)))
+
+    def identity(self) -> JsonObject:
+        """Return what a checkpoint must have been saved with to fit this model.
+
+        The weight of a single expert was 1 once; its checkpoints are of another function.
+        """
+        gate: JsonObject = {"gate": "probability"} if self.top_k == 1 else {}
+        return self.model_dump(mode="json") | gate

@@ -22,7 +22,7 @@ class Routing:
     """What the router decided for one microbatch in one layer."""
 
     gates_NK: Tensor
-    """Weight of each chosen expert, float32; a token's weights sum to one."""
+    """Weight of each chosen expert, float32; those of a token sum to one where it has several."""
     experts_NK: Tensor
     """Chosen experts, the likeliest first."""
     probabilities_NE: Tensor
@@ -32,7 +32,15 @@ class Routing:
 
 
 class Router(nn.Module):
-    """Softmax over experts, the best ``top_k`` of them, weights renormalised; all in float32."""
+    """Softmax over experts, the best ``top_k`` of them, weights renormalised; all in float32.
+
+    One expert alone keeps its probability as its weight. Renormalised, that weight would be 1
+    whatever the logits, and no token loss would reach the router.
+
+    Source:
+        Fedus et al., arXiv 2101.03961, section 2.1, for one expert; Jiang et al., arXiv
+        2401.04088, for several.
+    """
 
     def __init__(self, shape: MoEShape) -> None:
         super().__init__()
@@ -45,8 +53,9 @@ class Router(nn.Module):
         logits_NE = functional.linear(x_ND.float(), self.weight_ED.float())
         probabilities_NE = logits_NE.softmax(-1)
         chosen_NK, experts_NK = probabilities_NE.topk(self.top_k, dim=-1)
+        gates_NK = chosen_NK if self.top_k == 1 else chosen_NK / chosen_NK.sum(-1, keepdim=True)
         return Routing(
-            gates_NK=chosen_NK / chosen_NK.sum(-1, keepdim=True),
+            gates_NK=gates_NK,
             experts_NK=experts_NK,
             probabilities_NE=probabilities_NE,
             row_map=RowMap.of(experts_NK, len(self.weight_ED)),
