@@ -23,6 +23,7 @@ need systemd command -v systemd-analyze
 need fio command -v fio
 need dbench command -v dbench
 need stress-ng command -v stress-ng
+need pigz command -v pigz
 need erofs-utils command -v fsck.erofs
 for package in docker-registry skopeo umoci containerd runc crun podman; do need $package command -v $package; done
 [ -z "$missing" ] && exit 0

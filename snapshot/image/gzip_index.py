@@ -11,6 +11,7 @@ Source:
 import hashlib
 import struct
 import tempfile
+import zlib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -173,11 +174,18 @@ def _second_pass(
     """Decode block by block as a lazy read does, and write each digest into its record."""
     whole = hashlib.sha256()
     with path.open("rb") as file:
-        for record, point in zip(blocks_B, points, strict=False):
+        for number, (record, point) in enumerate(zip(blocks_B, points, strict=False)):
             early = 1 if point.bits else 0
             file.seek(point.blob_offset - early)
             raw = file.read(int(record["blob_size"]) + early)
-            data = inflate(raw, point.bits, point.window, int(record["size"]))
+            try:
+                data = inflate(raw, point.bits, point.window, int(record["size"]))
+            except zlib.error as error:
+                raise IntegrityError(
+                    f"layer {blob_digest}: span {number}, {len(raw)} bytes at offset "
+                    f"{point.blob_offset - early}, does not decode alone: {error}; convert the "
+                    "image with 'omniload image convert'"
+                ) from error
             whole.update(data)
             record["sha256"] = np.void(hashlib.sha256(data).digest())
     if f"sha256:{whole.hexdigest()}" != diff_id:

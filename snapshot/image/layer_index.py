@@ -7,6 +7,7 @@ kept: no byte of it is used before that digest was right. Where the digests come
 why they can be believed, is said in ``docs/design/0020-images.md``.
 """
 
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,6 +37,13 @@ MAX_BLOCK_BYTES = 64 << 20
 """Largest block, uncompressed: what one read may cost in memory."""
 WINDOW_BYTES = 32 << 10
 """What a deflate stream may refer back to."""
+
+_TRAILER_BYTES = 8
+"""Check and length at the end of a member of gzip."""
+_PIECE_BYTES = 16 << 10
+"""Given to a decoder at once: what a member that ends early copies."""
+_ZEROS = re.compile(rb"\0*")
+"""What may fill up a member, as a tape does."""
 
 BLOCK = np.dtype(
     [
@@ -155,31 +163,66 @@ class LayerIndex:
 def inflate(raw: bytes | memoryview, bits: int, window: bytes, size: int) -> bytes:
     """Return up to ``size`` bytes of a deflate stream entered in its middle.
 
+    A stored block begins at a byte boundary of the stream that was written, so no byte may
+    move: a shift by the bits of the first byte would move that boundary. The bits that belong
+    to the block before are overwritten with the end of empty blocks, which say nothing.
+
     Args:
         raw: From the byte that holds the first bit.
-        bits: How many high bits of the first byte belong to it; 0 for all eight.
+        bits: How many high bits of the first byte belong to it, 1 to 7; 0 for all eight.
         window: What the stream may refer back to.
-        size: Bytes wanted.
+        size: Bytes wanted, at least 1.
 
     Returns:
         As many of them as ``raw`` holds; members of gzip that follow the first are read on.
 
     Raises:
         zlib.error: It is no such stream.
+
+    Source:
+        RFC 1951, section 3.2; ``inflatePrime`` of zlib, which Python's module lacks.
     """
-    if bits:
-        # Deflate counts bits from the low end, so a shift of the whole lines them up with bytes.
-        raw = (int.from_bytes(raw, "little") >> (8 - bits)).to_bytes(len(raw), "little")
     decoder = zlib.decompressobj(wbits=-15, zdict=window) if window else zlib.decompressobj(-15)
-    out = decoder.decompress(raw, size)
-    trailer = 8
-    while decoder.eof and len(out) < size:
-        rest = decoder.unused_data[trailer:]
-        if not rest.strip(b"\0"):
+    out, at, trailer_bytes = bytearray(), 0, _TRAILER_BYTES
+    piece = b""
+    if bits and raw:
+        filler = _FILLERS[8 - bits]
+        piece = filler[:-1] + bytes((raw[0] >> (8 - bits) << (8 - bits) | filler[-1],))
+        at = 1
+    while len(out) < size:
+        out += decoder.decompress(piece, size - len(out))
+        if decoder.eof:
+            at += trailer_bytes - len(decoder.unused_data)
+            decoder, trailer_bytes = zlib.decompressobj(wbits=31), 0
+            padding = _ZEROS.match(raw, at)
+            at = padding.end() if padding else len(raw)
+        piece = bytes(raw[at : at + _PIECE_BYTES])
+        at += len(piece)
+        if not piece:
             break
-        decoder, trailer = zlib.decompressobj(wbits=31), 0
-        out += decoder.decompress(rest, size - len(out))
-    return out
+    return bytes(out)
+
+
+def _fillers() -> tuple[bytes, ...]:
+    """Return, for 0 to 7 bits, empty deflate blocks that end after as many bits of a byte.
+
+    An empty block with fixed codes has 10 bits, which reaches every even number. One with
+    dynamic codes and 19 code lengths has 93, which reaches the odd ones.
+    """
+    fixed, fixed_bits = 0b0000000_01_0, 10
+    # Codes of one bit for code lengths 1 and 18: 256 literals have none, "end of block" and
+    # one distance have a code of one bit, and the block is its end.
+    dynamic, dynamic_bits = 0x35FFC10000000000081E004, 93
+    found = []
+    for wanted in range(8):
+        value, length = (dynamic, dynamic_bits) if wanted % 2 else (0, 0)
+        while length % 8 != wanted:
+            value, length = value | fixed << length, length + fixed_bits
+        found.append(value.to_bytes((length + 7) // 8, "little"))
+    return tuple(found)
+
+
+_FILLERS = _fillers()
 
 
 def _unzstd(raw: bytes | memoryview, size: int) -> bytes:

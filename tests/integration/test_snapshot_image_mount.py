@@ -15,6 +15,9 @@ from click.testing import CliRunner
 from omniload.base.errors import ConfigError
 from snapshot.image.cli import command
 from snapshot.image.trace import decode_trace
+from snapshot.oci.layout import OciLayout
+from tests.support.gzip_writers import WRITERS, mixed_files, mixed_tar
+from tests.support.image_builders import a_layer, an_image
 from tests.support.registry import needs, running_registry
 
 pytestmark = pytest.mark.fuse
@@ -108,6 +111,24 @@ def test_a_mounted_image_is_what_umoci_unpacks(place, tmp_path, form):
     assert mounted == described(folder / "bundle/rootfs")
     assert "data/hard" in mounted
     assert "data/random3" not in mounted
+
+
+@pytest.mark.parametrize(
+    "writer", ["zlib 6", "gzip -1", "gzip -9", "pigz -6", "compress/gzip of Go", "members"]
+)
+def test_a_layer_of_any_gzip_is_mounted_and_every_file_is_right(tmp_path, writer):
+    if not Path("/dev/fuse").exists() or os.geteuid() != 0:
+        pytest.skip("NOT TESTED: needs /dev/fuse and root")
+    store = OciLayout.create(tmp_path / "layout")
+    tar = mixed_tar()
+    an_image(store, [(a_layer(store, WRITERS[writer](tar)), tar)])
+
+    with Mounted(f"oci:{tmp_path / 'layout'}:v", tmp_path) as root:
+        found = {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in root.iterdir()
+        }
+
+    assert found == {name: hashlib.sha256(data).hexdigest() for name, data in mixed_files().items()}
 
 
 def test_a_program_runs_from_a_mount_and_little_more_is_moved_than_it_touches(place, tmp_path):

@@ -1,6 +1,8 @@
 """Every way to store a tar gives back every range of it, however it was compressed."""
 
+import contextlib
 import gzip
+import hashlib
 import io
 import tarfile
 import zlib
@@ -21,7 +23,9 @@ from snapshot.oci.digest import digest_of
 from snapshot.oci.manifest import Descriptor
 from tests.support.image_builders import a_member, a_tar, zran_friendly
 
-TEXT = zran_friendly(700_000)
+NOISE = hashlib.shake_256(b"noise").digest(60_000)
+TEXT = zran_friendly(100_000) + NOISE + zran_friendly(540_000)
+"""What compresses, and what writers store as it is."""
 SIZES = st.lists(st.integers(0, 300_000), min_size=1, max_size=4)
 LAYER = "application/vnd.oci.image.layer.v1.tar+zstd"
 
@@ -109,19 +113,34 @@ def test_a_converted_layer_is_the_same_tar_to_others_and_the_same_files_to_us(si
         assert data == TEXT[:size]
 
 
-@given(st.integers(0, 7), st.binary(min_size=1, max_size=2000), st.binary(max_size=500))
-def test_a_deflate_stream_is_entered_at_any_bit(shift, data, window):
-    """Put ``shift`` bits of something else before a stream, as its neighbour's end would be."""
-    packer = (
-        zlib.compressobj(6, wbits=-15, zdict=window) if window else zlib.compressobj(6, wbits=-15)
-    )
-    raw = packer.compress(data) + packer.flush()
-    bits = (8 - shift) % 8
-    if bits:
-        value = int.from_bytes(raw, "little") << (8 - bits) | (1 << (8 - bits)) - 1
-        raw = value.to_bytes(len(raw) + 1, "little")
+@given(
+    st.integers(0, 7),
+    st.binary(min_size=1, max_size=2000),
+    st.binary(max_size=500),
+    st.integers(1, 255),
+    st.sampled_from([1, 6]),
+)
+def test_a_deflate_stream_is_entered_at_any_bit(shift, data, window, before, level):
+    """Write a stored block at ``shift`` bits after something else's end, then more of the stream.
 
-    assert inflate(raw, bits, window, len(data)) == data
+    RFC 1951, section 3.2.4: three bits of header, then bytes from the next boundary on.
+    """
+    header = before & ((1 << shift) - 1)  # not final, stored: three zeros
+    stored = header.to_bytes(1 if shift <= 5 else 2, "little")
+    stored += len(data).to_bytes(2, "little") + (len(data) ^ 0xFFFF).to_bytes(2, "little") + data
+    known = (window + data)[-(32 << 10) :]
+    packer = zlib.compressobj(level, wbits=-15, zdict=known)
+    raw = stored + packer.compress(data + window) + packer.flush()
+
+    bits = (8 - shift) % 8
+
+    assert inflate(raw, bits, window, 2 * len(data) + len(window)) == data + data + window
+
+
+@given(st.integers(0, 7), st.binary(max_size=60), st.integers(0, 255))
+def test_what_is_no_stream_ends_in_an_error_of_zlib_at_any_bit(bits, raw, window):
+    with contextlib.suppress(zlib.error):
+        assert len(inflate(raw, bits, bytes(window), 1000)) <= 1000
 
 
 def test_the_footer_points_to_the_table_where_the_annotations_do():

@@ -4,11 +4,13 @@ import gzip
 import io
 import os
 import tarfile
+import zlib
 
 import numpy as np
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError
+from snapshot.image import gzip_index
 from snapshot.image.gzip_index import index_gzip
 from snapshot.image.index_file import IndexCache, decode_index, encode_index
 from snapshot.image.layer_index import BLOCK, LayerIndex
@@ -219,6 +221,21 @@ def test_what_is_no_gzip_of_a_tar_is_refused(tmp_path, data):
     path.write_bytes(data)
 
     with pytest.raises(IntegrityError, match="layer sha256:it"):
+        index_gzip(path, "sha256:it")
+
+
+def test_a_span_that_does_not_decode_alone_is_named_with_its_layer(tmp_path, monkeypatch):
+    path = tmp_path / "blob"
+    path.write_bytes(gzip.compress(TAR, 6))
+
+    def broken(*_):
+        raise zlib.error("Error -3 while decompressing data: invalid stored block lengths")
+
+    monkeypatch.setattr(gzip_index, "inflate", broken)
+
+    with pytest.raises(
+        IntegrityError, match=r"layer sha256:it: span 0, .* stored block lengths.*convert"
+    ):
         index_gzip(path, "sha256:it")
 
 
