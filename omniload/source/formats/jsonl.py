@@ -1,25 +1,24 @@
 """Lines of JSON: plain shards are cut into ranges of bytes, compressed ones are one unit.
 
-A unit is parsed by Arrow at once; when that finds fewer records than there are lines,
-or does not get through, line by line, to tell which line is at fault and why. A line
-that cannot be used keeps its position, so mending it later moves no other record.
+Every line is read by itself, by ``lines.text_of``, so what a line holds never depends on
+its neighbours, nor on the unit that it falls into. A line that cannot be used keeps its
+position, so mending it later moves no other record.
 """
 
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
 import numpy as np
-import orjson
 import pyarrow as pa
-import pyarrow.json as pj
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.ragged import Ragged
 from omniload.base.units import format_bytes
-from omniload.source.columns import text_bytes
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import MAX_UNIT_BYTES, Format, Records, UnitTable
+from omniload.source.formats.lines import BadLineError, text_of
 from omniload.source.index import FileUnits, IndexCache, index_of
 
 __all__ = ["JsonlFormat"]
@@ -56,11 +55,14 @@ class JsonlFormat(Format):
         file = self._files[shard]
         with reading(file, f"bytes {start} to {stop}"):
             data = _range_of(file, start, stop)
-        parsed = _parsed(data, self._key, rows)
-        if parsed is not None:
-            return parsed
+        ends = _line_ends(data)
+        if len(ends) != rows:
+            raise IntegrityError(
+                f"{file.path}: bytes {start} to {stop} hold {len(ends)} lines, {rows} in the index; "
+                "the file is not the one that was indexed, start anew"
+            )
         before = self._units.rows_U[:unit][self._units.shards_U[:unit] == shard]
-        return _line_by_line(data, self._key, file.path, int(before.sum()) + 1)
+        return _records(data, ends, self._key, file.path, int(before.sum()) + 1)
 
     def _index(self, file: ShardFile) -> FileUnits:
         with reading(file, "lines"), _stream(file) as stream:
@@ -155,54 +157,32 @@ def _range_of(file: ShardFile, start: int, stop: int) -> pa.Buffer:
     return data
 
 
-def _parsed(data: pa.Buffer, key: str, rows: int) -> Records | None:
-    """Parse all lines at once; ``None`` where a line needs a closer look."""
-    try:
-        table = pj.read_json(
-            pa.BufferReader(data),
-            read_options=pj.ReadOptions(use_threads=False, block_size=len(data)),
-            parse_options=pj.ParseOptions(
-                explicit_schema=pa.schema([(key, pa.string())]),
-                newlines_in_values=False,
-                unexpected_field_behavior="ignore",
-            ),
-        )
-        if table.num_rows != rows or table[key].null_count or table[key].num_chunks != 1:
-            return None
-        texts = table[key].chunk(0)
-        texts.validate(full=True)  # Arrow's parser lets bytes through that are not UTF-8
-    except pa.ArrowException:
-        return None
-    return Records(column=text_bytes(texts), bad_B=np.zeros(rows, np.bool_))
+def _line_ends(data: pa.Buffer) -> NDArray[np.int64]:
+    """Return where each line ends, before its newline; the last line needs none."""
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
+    open_end = len(data) > (int(ends[-1]) + 1 if len(ends) else 0)
+    return np.append(ends, len(data)) if open_end else ends
 
 
-def _line_by_line(data: pa.Buffer, key: str, path: str, first_line: int) -> Records:
-    """Parse each line by itself; blank lines are empty texts, which give no sample."""
-    lines = data.to_pybytes().split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    texts: list[str | None] = []
-    reason = ""
-    for number, line in enumerate(lines, start=first_line):
-        text, fault = _text_of(line, key)
-        texts.append(text)
-        reason = reason or (fault and f"{path}:{number}: {fault}")
-    return Records.of_texts(texts, reason)
-
-
-def _text_of(line: bytes, key: str) -> tuple[str | None, str]:
-    """Return the text of a line, or ``None`` and what is wrong with it."""
-    if not line.strip():
-        return "", ""
-    try:
-        value = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        return None, f"is not JSON: {error}"
-    if not isinstance(value, dict):
-        return None, f"is a JSON {type(value).__name__}, not an object"
-    if key not in value:
-        return None, f"has no key {key!r}; it has {', '.join(sorted(value)) or 'none'}"
-    text = value[key]
-    if not isinstance(text, str):
-        return None, f"{key!r} is {text!r:.40}, not a string"
-    return text, ""
+def _records(
+    data: pa.Buffer, ends: NDArray[np.int64], key: str, path: str, first_line: int
+) -> Records:
+    """Read line after line; ``first_line`` is the number of the first in the file."""
+    view = memoryview(data)
+    texts, lengths = bytearray(), np.zeros(len(ends), np.int64)
+    bad = np.zeros(len(ends), np.bool_)
+    reason, start = "", 0
+    for i, end in enumerate(ends.tolist()):
+        try:
+            text = text_of(view[start:end], key)
+        except BadLineError as error:
+            bad[i] = True
+            reason = reason or f"{path}:{first_line + i}: {error}"
+        else:
+            texts += text
+            lengths[i] = len(text)
+        start = end + 1
+    offsets = np.zeros(len(ends) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    column = Ragged(values_V=np.frombuffer(texts, np.uint8), offsets=offsets)
+    return Records(column=column, bad_B=bad, reason=reason)

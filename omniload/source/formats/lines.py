@@ -1,0 +1,112 @@
+"""What one line of a JSONL file holds: its text, or what is wrong with it.
+
+A line is one JSON object. Three things are borne beside what RFC 8259 allows, as long as the
+text itself is sound, because common writers put them into other keys: ``NaN`` and ``Infinity``,
+numbers out of the range of a double, and escapes of half a surrogate pair.
+"""
+
+import json
+import re
+
+import orjson
+
+from omniload.base.errors import IntegrityError
+
+__all__ = ["LARGEST_DEPTH", "BadLineError", "text_of"]
+
+LARGEST_DEPTH = 512
+"""Deepest nesting of a line that strict JSON does not cover; one within strict JSON may have 1,024."""
+
+_BLANK = b" \t\r"
+_BOM = b"\xef\xbb\xbf"
+_SHOWN_KEYS, _SHOWN_WIDTH = 12, 40
+# A string that does not end reaches to the end: the search takes one pass, whatever it is given.
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[{\]}]', re.DOTALL)
+# Numbers become floats: Python refuses to read an integer of more than 4,300 digits.
+_LENIENT = json.JSONDecoder(parse_int=float)
+
+
+class BadLineError(IntegrityError):
+    """A line without a usable text; the message says why, as a predicate of the line."""
+
+
+def text_of(line: memoryview, key: str) -> bytes:
+    """Return the text under ``key`` of a line as UTF-8; a blank line is an empty text.
+
+    A key that is given twice counts with its last value. The answer depends on the bytes of
+    the line alone.
+
+    Args:
+        line: The line without its newline; a carriage return before that is white space.
+        key: Key of the text.
+
+    Raises:
+        BadLineError: The line is no JSON object, has no such key, or its value is no string of
+            whole characters.
+    """
+    value: object
+    try:
+        value = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        if not bytes(line).strip(_BLANK):
+            return b""
+        value = _leniently(bytes(line), error)
+    if not isinstance(value, dict):
+        raise BadLineError(f"is a JSON {type(value).__name__}, not an object")
+    if key not in value:
+        raise BadLineError(f"has no key {key!r}; it has {_shown(value)}")
+    text = value[key]
+    if not isinstance(text, str):
+        raise BadLineError(f"{key!r} is {text!r:.40}, not a string")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise BadLineError(
+            f"{key!r} holds half a surrogate pair at character {error.start}; write the character whole"
+        ) from error
+
+
+def _leniently(line: bytes, strict: orjson.JSONDecodeError) -> object:
+    """Read a line that strict JSON refuses.
+
+    Raises:
+        BadLineError: It is no JSON in the wider sense either; says what strict JSON said.
+    """
+    refusal = BadLineError(f"is not JSON: {strict}")
+    if line.startswith(_BOM):
+        raise BadLineError("begins with a byte-order mark; save the file as UTF-8 without one")
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise BadLineError(f"is not JSON: not UTF-8: {error}") from error
+    # The reader below recurses: without a limit, how deep it comes would depend on who calls.
+    if _depth(text) > LARGEST_DEPTH:
+        raise refusal
+    try:
+        value: object = _LENIENT.decode(text)
+    except json.JSONDecodeError:
+        raise refusal from strict
+    return value
+
+
+def _depth(text: str) -> int:
+    """Return how deep brackets nest outside of strings."""
+    depth = deepest = 0
+    for found in _STRING_OR_BRACKET.finditer(text):
+        if found[0] in {"[", "{"}:
+            depth += 1
+            deepest = max(deepest, depth)
+        elif found[0] in {"]", "}"}:
+            depth -= 1
+    return deepest
+
+
+def _shown(value: dict[str, object]) -> str:
+    """List keys for a message: a few, short, and nothing that a terminal would obey."""
+    names = [ascii(name)[1:-1] if not name.isprintable() else name for name in sorted(value)]
+    short = [
+        name if len(name) <= _SHOWN_WIDTH else name[: _SHOWN_WIDTH - 1] + "…" for name in names
+    ]
+    more = len(short) - _SHOWN_KEYS
+    listed = ", ".join(short[:_SHOWN_KEYS]) or "none"
+    return f"{listed} and {more} more" if more > 0 else listed

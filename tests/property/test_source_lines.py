@@ -1,0 +1,245 @@
+"""What a line of JSONL holds depends on its bytes alone: neighbours, units and compression are nothing to it."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from omniload.base.errors import IntegrityError
+from omniload.mix.config import ByteTokenizer, JsonlSource, OnError, ShuffleConfig
+from omniload.source.files import find_files
+from omniload.source.formats.jsonl import JsonlFormat
+from omniload.source.formats.lines import LARGEST_DEPTH, BadLineError, text_of
+from omniload.source.source import open_source
+
+DEEP = LARGEST_DEPTH + 1
+KINDS = {
+    "plain": b'{"id": 1, "text": "one"}',
+    "empty text": b'{"text": ""}',
+    "NaN elsewhere": b'{"score": NaN, "text": "nan"}',
+    "infinities elsewhere": b'{"text": "inf", "s": [Infinity, -Infinity]}',
+    "1e999 elsewhere": b'{"s": 1e999, "text": "large"}',
+    "a huge integer": b'{"s": ' + b"9" * 5000 + b', "text": "digits"}',
+    "NaN as text": b'{"text": NaN}',
+    "half a pair elsewhere": b'{"t": "\\ud800", "text": "half"}',
+    "half a pair as text": b'{"text": "a\\ud800b"}',
+    "a whole pair": b'{"text": "\\ud83d\\ude00"}',
+    "half a pair in a key": b'{"\\udc00": 1, "text": "k"}',
+    "bad UTF-8 elsewhere": b'{"t": "\xff", "text": "x"}',
+    "bad UTF-8 as text": b'{"text": "\xc3("}',
+    "an overlong form": b'{"text": "\xc0\x80"}',
+    "the key twice": b'{"text": "a", "text": "b"}',
+    "the key twice beside NaN": b'{"text": "a", "n": NaN, "text": "b"}',
+    "the last of two keys is none": b'{"text": "a", "text": 1}',
+    "the key escaped": b'{"te\\u0078t": "escaped"}',
+    "two objects": b'{"text": "a"}{"text": "b"}',
+    "two objects, a space between": b'{"text": "a"} {"text": "b"}',
+    "first part of an object": b'{"text":',
+    "second part of an object": b'"late"}',
+    "blank": b"",
+    "spaces": b" \t ",
+    "carriage return": b"\r",
+    "windows": b'{"text": "w"}\r',
+    "form feed": b"\x0c",
+    "mark": b'\xef\xbb\xbf{"text": "bom"}',
+    "NUL": b"\x00\x00",
+    "NUL after": b'{"text": "n"}\x00',
+    "an escaped NUL": b'{"text": "\\u0000"}',
+    "a raw tab in a string": b'{"text": "a\tb"}',
+    "a trailing comma": b'{"text": "a",}',
+    "a comment": b'{"text": "a"} // no',
+    "Inf": b'{"s": Inf, "text": "a"}',
+    "a leading zero": b'{"s": 01, "text": "a"}',
+    "single quotes": b"{'text': 'a'}",
+    "list": b'["text"]',
+    "string": b'"text"',
+    "null": b"null",
+    "no such key": b'{"Text": "a"}',
+    "none": b'{"text": null}',
+    "number": b'{"text": 12}',
+    "as text inside": b'{"more": {"text": "inner"}}',
+    "deep": b'{"d": ' + b"[" * 900 + b"]" * 900 + b', "text": "deep"}',
+    "deeper than JSON readers go": b'{"d": ' + b"[" * 2000 + b"]" * 2000 + b', "text": "x"}',
+    "deep beside NaN": b'{"d": ' + b"[" * DEEP + b"NaN" + b"]" * DEEP + b', "text": "x"}',
+    "brackets in a string beside NaN": b'{"s": "' + b"[{" * DEEP + b'", "n": NaN, "text": "x"}',
+}
+
+lines = st.one_of(
+    st.sampled_from(sorted(KINDS.values())),
+    st.dictionaries(
+        st.sampled_from(["text", "Text", "id", "\ud800"]),
+        st.one_of(st.text(), st.floats(), st.none(), st.integers(), st.lists(st.text())),
+    ).map(lambda value: json.dumps(value).encode()),
+    st.binary(max_size=12),
+).map(lambda line: line.replace(b"\n", b" "))
+
+
+def alone(line):
+    """Return the text of a line by itself, or ``None`` where it is bad."""
+    try:
+        return text_of(memoryview(line), "text")
+    except BadLineError:
+        return None
+
+
+def verdicts(reader):
+    """Return the text of every line of a file, or ``None``, and the first reason of each unit."""
+    found, reasons = [], []
+    for unit in range(len(reader.units())):
+        records = reader.read_unit(unit)
+        texts = [records.column[i].tobytes() for i in range(len(records.column))]
+        found += [None if bad else text for bad, text in zip(records.bad_B, texts, strict=True)]
+        reasons.append(records.reason)
+    return found, reasons
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lines")
+
+    def open_format(data, unit_bytes=1 << 20, name="a.jsonl"):
+        (folder / name).write_bytes(data)
+        return JsonlFormat(
+            find_files([name], folder, source="web"), key="text", unit_bytes=unit_bytes
+        )
+
+    return open_format
+
+
+PAIRS = [(a, b) for a in KINDS for b in KINDS]
+
+
+def test_the_verdict_on_a_line_does_not_depend_on_the_line_beside_it(opened):
+    content = [KINDS[kind] for pair in PAIRS for kind in pair]
+    # Cut so that each pair is a unit of its own: nothing else shares it.
+    for first, second in PAIRS:
+        pair = [KINDS[first], KINDS[second]]
+        found, _ = verdicts(opened(b"".join(line + b"\n" for line in pair)))
+        assert found == [alone(line) for line in pair], (first, second)
+    found, _ = verdicts(opened(b"".join(line + b"\n" for line in content)))
+    assert found == [alone(line) for line in content]
+
+
+@given(st.lists(lines, min_size=1, max_size=5), st.booleans(), st.integers(1, 60))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example([KINDS["two objects"], b""], True, 60)
+@example([KINDS["first part of an object"], b'"a"}{"text": "b"}'], True, 60)
+def test_neighbours_units_and_compression_are_nothing_to_a_line(opened, content, ended, unit_bytes):
+    data = b"\n".join(content) + (b"\n" if ended or not content[-1] else b"")
+    expected = [alone(line) for line in content]
+
+    assert verdicts(opened(data, unit_bytes))[0] == expected
+    assert verdicts(opened(gzip.compress(data), name="a.jsonl.gz"))[0] == expected
+    assert verdicts(opened(zstandard.compress(data), name="a.jsonl.zst"))[0] == expected
+
+
+@given(lines)
+@example(b'{"text": "a", "n": 1e999}')
+@example(b'{"n": -0, "text": "\\u00e9"}')
+def test_a_text_is_what_the_reader_of_python_finds(line):
+    """Another reader is the oracle, where it reads the line: it is more lenient than ours in nothing else."""
+    found = alone(line)
+    try:
+        value = json.loads(line.decode())
+        text = value["text"].encode() if isinstance(value["text"], str) else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        text = None
+    if not line.strip(b" \t\r"):
+        text = b""
+    if b"9" * 4301 not in line and line.count(b"[") + line.count(b"{") < LARGEST_DEPTH:
+        assert found == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("NaN elsewhere", b"nan"),
+        ("infinities elsewhere", b"inf"),
+        ("1e999 elsewhere", b"large"),
+        ("a huge integer", b"digits"),
+        ("half a pair elsewhere", b"half"),
+        ("the key twice beside NaN", b"b"),
+        ("the key escaped", b"escaped"),
+        ("brackets in a string beside NaN", b"x"),
+        ("deep", b"deep"),
+        ("deep beside NaN", None),
+        ("bad UTF-8 elsewhere", None),
+        ("Inf", None),
+    ],
+)
+def test_what_other_keys_hold_does_not_refuse_a_sound_text(kind, text):
+    assert alone(KINDS[kind]) == text
+
+
+@pytest.mark.parametrize("caller_depth", [0, 300])
+def test_the_depth_of_the_caller_does_not_decide(caller_depth):
+    line = b'{"d": ' + b"[" * 500 + b"NaN" + b"]" * 500 + b', "text": "x"}'
+
+    def called_from(depth):
+        return alone(line) if depth == 0 else called_from(depth - 1)
+
+    assert called_from(caller_depth) == b"x"
+
+
+@given(st.lists(lines, min_size=1, max_size=8))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_raise_blames_the_first_bad_line_by_its_number(opened, content):
+    data = b"".join(line + b"\n" for line in content)
+    bad = [i for i, line in enumerate(content, start=1) if alone(line) is None]
+
+    _, reasons = verdicts(opened(data, unit_bytes=30))
+
+    first = next((reason for reason in reasons if reason), None)
+    assert (first is None) == (not bad)
+    if first is not None:
+        assert f"a.jsonl:{bad[0]}: " in first
+
+
+@given(st.lists(lines, min_size=1, max_size=8).filter(any))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_skip_drops_exactly_the_bad_lines_and_counts_them(tmp_path_factory, content):
+    folder = tmp_path_factory.mktemp("skip")
+    (folder / "a.jsonl").write_bytes(b"".join(line + b"\n" for line in content))
+    config = JsonlSource(
+        type="jsonl",
+        path="a.jsonl",
+        unit=30,
+        shuffle=ShuffleConfig(method="none"),
+        on_error=OnError(policy="skip"),
+    )
+    source = open_source(
+        "web", config, seed=1, tokenizer=ByteTokenizer(type="bytes"), base_dir=folder
+    )
+
+    block = source.read(0, len(content))
+
+    texts = [alone(line) for line in content]
+    assert block.skipped == texts.count(None)
+    assert [block.tokens[i][:-1].astype(np.uint8).tobytes() for i in range(len(block.tokens))] == [
+        text for text in texts if text
+    ]
+
+
+def test_what_is_said_of_keys_is_short_and_nothing_that_a_terminal_obeys():
+    line = json.dumps({f"\x1b[2J\ud800{i}" + "x" * 99: 1 for i in range(50)}).encode()
+
+    with pytest.raises(BadLineError) as caught:
+        text_of(memoryview(line), "text")
+
+    said = str(caught.value)
+    assert said.isprintable()
+    assert said.encode()
+    assert said.endswith(" and 38 more")
+    assert len(said) < 700
+
+
+def test_an_index_with_another_number_of_lines_is_not_trusted(opened):
+    reader = opened(KINDS["plain"] + b"\n")
+    reader.units().rows_U[0] = 2
+
+    with pytest.raises(IntegrityError, match="hold 1 lines, 2 in the index"):
+        reader.read_unit(0)
