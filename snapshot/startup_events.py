@@ -242,7 +242,9 @@ def _is_count(value: object) -> bool:
 
 def _no_event(line: str | bytes, why: str) -> StateError:
     shown = repr(line[:_SHOWN]) + ("..." if len(line) > _SHOWN else "")
-    return StateError(f"{shown} is no start-up event: {why}; remove the line")
+    return StateError(
+        f"{shown} is no start-up event: {why}; expected a line as {LOG_VARIABLE} has it written"
+    )
 
 
 def _event(

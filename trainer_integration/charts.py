@@ -33,6 +33,7 @@ from trainer_integration.run_summary import (
 
 __all__ = [
     "WAIT_TARGET",
+    "expert_chart",
     "imbalance_chart",
     "loss_chart",
     "memory_chart",
@@ -206,6 +207,19 @@ def imbalance_chart(steps: Sequence[StepLine]) -> str:
             axes.set_ylim(bottom=1)
             axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0)
             _step_axis(axes)
+    return finished()
+
+
+def expert_chart(steps: Sequence[StepLine]) -> str:
+    """Draw the busiest expert over the mean, of the steps that have logged it."""
+    with _figure("experts", 260) as (figure, finished):
+        axes = figure.add_subplot()
+        logged = [line for line in steps if line.expert_imbalance is not None]
+        at, ratios = _columns(logged, lambda line: line.expert_imbalance or 0.0)
+        axes.plot(at, ratios, color=_SERIES[0], lw=2)
+        axes.set_ylabel("busiest / mean, worst layer")
+        axes.set_ylim(bottom=1)
+        _step_axis(axes)
     return finished()
 
 

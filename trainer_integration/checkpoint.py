@@ -224,7 +224,7 @@ class Checkpoints:
         present = {file.name for file in path.glob("*.safetensors")}
         if strangers := sorted(present - listed.keys()):
             raise IntegrityError(
-                f"{path} holds {strangers}, which were not saved with it; remove them"
+                f"{path} holds {strangers}, which were not saved with it; move them away"
             )
         faults = [
             (i, fault)

@@ -4,6 +4,7 @@ Lines of figures fit 80 columns. A line without a bound, such as an error, is ne
 wrapped here: a pipe gets it whole.
 """
 
+import math
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -26,7 +27,13 @@ from omniload.mix.config import MixConfig
 from trainer_integration.launch import Launcher
 from trainer_integration.proof import Proof
 from trainer_integration.run_log import EventLine, StepLine
-from trainer_integration.run_summary import RunSummary, SourceShare, source_shares, wait_share
+from trainer_integration.run_summary import (
+    RunSummary,
+    SourceShare,
+    excess,
+    source_shares,
+    wait_share,
+)
 
 __all__ = ["HEAD", "RunDisplay", "print_proof", "print_summary", "share_lines", "step_line"]
 
@@ -40,7 +47,7 @@ _LONGEST_NAME = 20
 _FIGURES_WIDTH = 15
 _SHOWN_KINDS = 3
 _FAR_OFF_POINTS = 1.0
-HEAD = "  step     loss    tok/s    wait   max/mean   over bound"
+HEAD = "  step     loss    tok/s    wait   max/mean   over bound   experts"
 """Heading of ``step_line``."""
 
 
@@ -85,7 +92,10 @@ class RunDisplay:
     def _show_event(self, line: EventLine) -> None:
         failed = line.what == "exit" and not line.detail.endswith(": code 0")
         style = "bold red" if failed else "bold green" if line.what == "resume" else "bold"
-        text = f"[dim]{line.seconds:6.1f} s[/]  [{style}]{line.what.replace('_', ' '):<10}[/] {escape(line.detail)}"
+        detail = escape(line.detail) + ("" if line.took_s is None else f" in {line.took_s:.2f} s")
+        text = (
+            f"[dim]{line.seconds:6.1f} s[/]  [{style}]{line.what.replace('_', ' '):<10}[/] {detail}"
+        )
         self._console.print(text, soft_wrap=True, highlight=False)
 
     def _show_step(self, line: StepLine) -> None:
@@ -124,9 +134,10 @@ class RunDisplay:
 def step_line(line: StepLine) -> str:
     """Return a step under ``HEAD``, in at most 80 characters."""
     speed = format_count(line.tokens / line.seconds) if line.seconds > 0 else "-"
+    experts = "-" if line.expert_imbalance is None else f"{line.expert_imbalance:.3f}"
     return (
         f"{line.step:6d} {line.loss:8.3f} {speed:>8} {wait_share(line):7.2%} "
-        f"{line.imbalance:10.4f} {line.imbalance / line.bound - 1:12.5%}"
+        f"{line.imbalance:10.4f} {excess(line.imbalance / line.bound):12.5%} {experts:>9}"
     )
 
 
@@ -175,10 +186,20 @@ def _figures(summary: RunSummary) -> list[tuple[str, str, str]]:
         ("speed", f"{format_count(summary.tokens_per_s)}", "tokens/s, median"),
         ("wait for data", f"{summary.wait_share:.2%}", "of the step, median"),
         ("imbalance", f"{summary.imbalance:.4f}", "planned max over mean, median"),
-        ("over the bound", f"{summary.over_bound - 1:.4%}", "above the least possible, median"),
+        ("over the bound", f"{excess(summary.over_bound):.4%}", "above the least possible, median"),
         ("compute", f"{summary.compute_imbalance:.3f}", "measured max over mean, median"),
+        ("experts", f"{summary.expert_imbalance:.3f}", "busiest over mean, worst layer, median"),
+        (
+            "save",
+            _seconds(summary.save_s),
+            f"median of {summary.saves}; longest {_seconds(summary.longest_save_s)}",
+        ),
         ("memory", format_bytes(sum(summary.peak_bytes.values())), peaks or "not sampled"),
     ]
+
+
+def _seconds(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f} s"
 
 
 def _share_table(sources: Sequence[SourceShare]) -> Table:

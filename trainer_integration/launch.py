@@ -277,7 +277,7 @@ class Launcher:
             self._events.put(CheckpointCommitted(attempt=attempt))
         elif line.what == "data_end":
             self._data_end = line.step
-        self._tell(line.what, line.detail, attempt=attempt, step=line.step)
+        self._tell(line.what, line.detail, attempt=attempt, step=line.step, took_s=line.took_s)
 
     def _on_exit(self, attempt: int, rank: int, process: RankProcess, code: int) -> None:
         """Take a rank's exit, in the thread that listened to it."""
@@ -347,10 +347,15 @@ class Launcher:
         *,
         attempt: int | None = None,
         step: int | None = None,
+        took_s: float | None = None,
     ) -> None:
         number = self._machine.attempt if attempt is None else attempt
         seconds = time.monotonic() - self._began_s
-        self._write(EventLine(attempt=number, seconds=seconds, what=what, detail=detail, step=step))
+        self._write(
+            EventLine(
+                attempt=number, seconds=seconds, what=what, detail=detail, step=step, took_s=took_s
+            )
+        )
 
     def _write(self, line: StepLine | EventLine) -> None:
         assert self._log is not None

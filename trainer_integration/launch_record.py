@@ -59,6 +59,10 @@ def read_launch_record(run_dir: Path) -> LaunchRecord:
         return LaunchRecord.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise StateError(f"{path}: no record of a launch; give the folder of a run") from None
+    except OSError as error:
+        raise StateError(
+            f"{path}: cannot be read: {error.strerror}; give the folder of a run"
+        ) from error
     except ValidationError as error:
         raise StateError(
             f"{path}: not a record of this release ({error.errors()[0]['msg']}); launch the run again"

@@ -126,15 +126,25 @@ class _Trainer:
                 tally.add(tier, sum(t.nbytes for t in tensors_of(self._model, adamw).values()))
 
     def _save(self, client: Client) -> None:
-        step = client.next_step
+        step, began_s = client.next_step, time.perf_counter()
         self._checkpoints.save(step, self._model, self._optimizer.adamw, client.state_dict())
         self._saved_step = step
-        self.tell("checkpoint", f"step-{step:08d}", step)
+        took_s = time.perf_counter() - began_s
+        self.tell("checkpoint", f"step-{step:08d}", step, took_s)
 
-    def tell(self, what: EventKind, detail: str, step: int | None = None) -> None:
+    def tell(
+        self, what: EventKind, detail: str, step: int | None = None, took_s: float | None = None
+    ) -> None:
         """Tell the launcher of an event; one rank speaks for all."""
         self._write(
-            EventLine(attempt=self._spec.attempt, seconds=0, what=what, detail=detail, step=step)
+            EventLine(
+                attempt=self._spec.attempt,
+                seconds=0,
+                what=what,
+                detail=detail,
+                step=step,
+                took_s=took_s,
+            )
         )
 
     def _write(self, line: StepLine | EventLine) -> None:
@@ -164,6 +174,7 @@ class _Trainer:
             compute_s=tuple(figures[:, 1].tolist()),
             imbalance=batch.imbalance,
             bound=batch.bound,
+            expert_imbalance=result.expert_imbalance,
             tokens_by_source=dict(batch.tokens_by_source),
             digest=f"{digest:016x}" if self._train.digest else None,
         )

@@ -24,6 +24,7 @@ from trainer_integration.run_summary import (
     TimedEvent,
     attempts_of,
     events_of,
+    excess,
     memory_by_kind,
     shares_of,
     summary_of,
@@ -160,14 +161,24 @@ def _tiles(summary: RunSummary) -> list[Tile]:
         Tile("Wait for data", f"{summary.wait_share:.2%}", "of the step, median"),
         Tile("Imbalance", f"{summary.imbalance:.4f}", "planned max / mean, median"),
         Tile("Over the bound", _over(summary.over_bound), "above the least possible, median"),
+        Tile("Experts", _ratio(summary.expert_imbalance), "busiest / mean, worst layer, median"),
+        Tile("Saves", _save(summary.save_s), f"each, median of {summary.saves}; between steps"),
         Tile("Restarts", str(restarts), f"{summary.repeated_steps} steps run again"),
         Tile("Wall time", f"{summary.seconds:.0f} s", "launch to end, restarts included"),
     ]
 
 
 def _over(ratio: float) -> str:
-    excess = ratio - 1
-    return "none" if excess < 5e-7 else f"{excess:.1e}" if excess < 1e-4 else f"{excess:.3%}"
+    over = excess(ratio)
+    return "none" if over < 5e-7 else f"{over:.1e}" if over < 1e-4 else f"{over:.3%}"
+
+
+def _ratio(value: float) -> str:
+    return "not logged" if math.isnan(value) else f"{value:.3f}"
+
+
+def _save(seconds: float) -> str:
+    return "not logged" if math.isnan(seconds) else f"{seconds:.2f} s"
 
 
 def _charts(run: Finished) -> list[Chart]:
@@ -198,6 +209,12 @@ def _charts(run: Finished) -> list[Chart]:
             f"median speed {format_count(summary.tokens_per_s)} tokens per second.",
         ),
     ]
+    if not math.isnan(summary.expert_imbalance):
+        caption = (
+            "Token slots of the busiest expert over the mean of its layer, in the worst layer, over all "
+            f"ranks: median {summary.expert_imbalance:.3f}. The balance loss pulls it towards 1."
+        )
+        drawn.append(Chart("Evenness of the experts", charts.expert_chart(steps), caption))
     if len(seconds) > 1:
         peaks = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in summary.peak_bytes.items())
         caption = f"Proportional set size, shared pages counted once. Greatest: {peaks}."
@@ -240,7 +257,8 @@ def _told(events: Sequence[TimedEvent]) -> list[tuple[str, str, str, str, bool]]
             f"{event.seconds:.1f}",
             event.line.what.replace("_", " "),
             _step_text(event),
-            event.line.detail,
+            event.line.detail
+            + ("" if event.line.took_s is None else f" in {event.line.took_s:.2f} s"),
             _failed(event),
         )
         for event in events

@@ -64,6 +64,8 @@ class StepLine(StrictModel):
     """Planned: heaviest rank over the mean, by cost."""
     bound: float
     """Least possible ``imbalance`` for the rows of the step."""
+    expert_imbalance: float | None = None
+    """Token slots of the busiest expert over the mean, in the worst layer; ``None`` in older logs."""
     tokens_by_source: dict[str, int]
     digest: str | None
     """Digest of the samples of the step as they arrived at the trainers: 16 hex digits."""
@@ -80,6 +82,8 @@ class EventLine(StrictModel):
     what: EventKind
     detail: str = ""
     step: int | None = None
+    took_s: float | None = None
+    """How long it took, of a ``checkpoint``; ``None`` in older logs."""
 
 
 class MemoryLine(StrictModel):
@@ -154,9 +158,13 @@ def read_log(run_dir: Path) -> list[StepLine | EventLine | MemoryLine]:
     """
     path = run_dir / LOG_NAME
     try:
-        texts = path.read_text(encoding="utf-8").splitlines()
+        texts = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         raise StateError(f"{path}: no such log; give the folder of a run") from None
+    except OSError as error:
+        raise StateError(
+            f"{path}: cannot be read: {error.strerror}; give the folder of a run"
+        ) from error
     lines = []
     for number, text in enumerate(texts, start=1):
         try:

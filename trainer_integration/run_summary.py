@@ -24,6 +24,7 @@ __all__ = [
     "attempts_of",
     "compute_imbalance",
     "events_of",
+    "excess",
     "memory_by_kind",
     "role_kind",
     "shares_of",
@@ -127,9 +128,21 @@ class RunSummary:
     """The same over the least that was possible."""
     compute_imbalance: float
     """Measured time of the slowest rank over the mean."""
+    expert_imbalance: float
+    """Token slots of the busiest expert over the mean, in the worst layer."""
+    saves: int
+    """Checkpoints, those of work that was lost included."""
+    save_s: float
+    """Time of a save; no step's time holds it."""
+    longest_save_s: float
     sources: tuple[SourceShare, ...]
     peak_bytes: Mapping[str, int]
     """Greatest proportional set size by kind of role."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last launch ran to its end: that of its steps or that of the data."""
+        return self.outcome.startswith("done")
 
 
 def attempts_of(lines: Iterable[AnyLine]) -> tuple[Attempt, ...]:
@@ -276,6 +289,11 @@ def compute_imbalance(line: StepLine) -> float:
     return max(line.compute_s, default=0.0) / mean if mean > 0 else 1.0
 
 
+def excess(ratio: float) -> float:
+    """Return how far a ratio to a least value is above 1; rounding may put it a hair below."""
+    return max(0.0, ratio - 1)
+
+
 def summary_of(lines: Sequence[AnyLine], mix: MixConfig) -> RunSummary:
     """Return the figures of a run.
 
@@ -289,6 +307,7 @@ def summary_of(lines: Sequence[AnyLine], mix: MixConfig) -> RunSummary:
         if not isinstance(line, StepLine):
             clock.at(line)
     ends = [line.detail for line in lines if isinstance(line, EventLine) and line.what == "end"]
+    saves_s = [line.took_s for line in lines if isinstance(line, EventLine) and line.took_s]
     _, memory = memory_by_kind(lines)
     return RunSummary(
         outcome=ends[-1] if ends else "running or cut off",
@@ -305,6 +324,12 @@ def summary_of(lines: Sequence[AnyLine], mix: MixConfig) -> RunSummary:
         imbalance=_median([line.imbalance for line in steps]),
         over_bound=_median([line.imbalance / line.bound for line in steps if line.bound > 0]),
         compute_imbalance=_median([compute_imbalance(line) for line in steps]),
+        expert_imbalance=_median(
+            [line.expert_imbalance for line in steps if line.expert_imbalance is not None]
+        ),
+        saves=sum(isinstance(line, EventLine) and line.what == "checkpoint" for line in lines),
+        save_s=_median(saves_s),
+        longest_save_s=max(saves_s, default=float("nan")),
         sources=source_shares(steps, mix),
         peak_bytes={kind: int(sizes.max()) for kind, sizes in memory.items()},
     )

@@ -75,7 +75,7 @@ class StripedWriter(StorageWriter):
         names = [info.name for info in self._files.listing(self._folder)]
         if INDEX in names:
             raise StateError(
-                f"{location_of(self._files, self._folder)} holds a checkpoint; load it, or remove it first"
+                f"{location_of(self._files, self._folder)} holds a checkpoint; load it, or save into another folder"
             )
         for name in names:
             if name.startswith("shard-"):

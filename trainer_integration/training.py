@@ -35,7 +35,7 @@ class BatchClient(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one step did; all but the last two fields are of all ranks together."""
+    """What one step did; all but the last field are of all ranks together."""
 
     step: int
     """Number of the step."""
@@ -50,7 +50,7 @@ class StepResult:
     tokens: int
     """Tokens trained on, without padding."""
     expert_imbalance: float
-    """Busiest expert over the mean on this rank, worst layer; 0 where the rank had no tokens."""
+    """Token slots of the busiest expert over the mean, worst layer; 0 where the step had no tokens."""
     seconds_compute: float
     """Time of this rank's forward and backward passes: what the data plane balances."""
 
@@ -84,7 +84,7 @@ def train_step(
     seconds_compute = time.perf_counter() - started_s
     optimizer.sum_over(group)
     if group is not None:
-        dist.all_reduce(sums, group=group)
+        slots_LE = _summed_over(group, sums, slots_LE)
     grad_norm = optimizer.step(batch.step)
     token_loss, balance_loss, tokens = sums.tolist()
     return StepResult(
@@ -131,6 +131,16 @@ def _accumulate(
         )
         slots_LE += torch.tensor(output.slots_by_expert)
     return sums, slots_LE
+
+
+def _summed_over(
+    group: dist.ProcessGroup, sums_3: torch.Tensor, slots_LE: torch.Tensor
+) -> torch.Tensor:
+    """Sum ``sums_3`` over ranks in place, and return the sum of ``slots_LE``: one message for both."""
+    both = torch.cat((sums_3, slots_LE.flatten().double()))  # counts are exact below 2**53
+    dist.all_reduce(both, group=group)
+    sums_3.copy_(both[: len(sums_3)])
+    return both[len(sums_3) :].view_as(slots_LE)
 
 
 def _imbalance(slots_LE: torch.Tensor) -> float:

@@ -162,6 +162,10 @@ def read_run_record(run_dir: Path) -> RunRecord:
         lives = tuple(_from_json(life, run_dir) for life in content["lives"])
     except FileNotFoundError:
         raise StateError(f"{path}: no record of a run; give the folder of a run") from None
+    except NotADirectoryError:
+        raise StateError(
+            f"{run_dir} is a file; expected the folder of a run, which holds {RUN_RECORD_NAME}"
+        ) from None
     except ValidationError as error:
         raise _damaged(path, f"balance: {error.errors()[0]['msg']}") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -173,7 +177,8 @@ def read_run_record(run_dir: Path) -> RunRecord:
 
 def _damaged(path: Path, reason: str) -> StateError:
     return StateError(
-        f"{path}: the record is damaged ({reason}); remove it and start the run again to write it anew"
+        f"{path}: not the record of a run, or a damaged one ({reason}); expected what a launch writes "
+        "into the folder of its run: give that folder, or another run_dir"
     )
 
 

@@ -171,7 +171,7 @@ def _existing(target: Path, size: int) -> SampleCorpus | None:
     wanted = {"version": CORPUS_VERSION, "size": size}
     if found != wanted:
         raise ConfigError(
-            f"{target} holds a corpus of {found}, not {wanted}; remove it or choose another folder"
+            f"{target} holds a corpus of {found}, not {wanted}; choose another folder"
         )
     sources = tuple(
         SampleSource(**(source | {"lengths_log2": tuple(source["lengths_log2"])}))
@@ -187,7 +187,7 @@ def _read_marker(path: Path) -> dict[str, Any]:
         marker = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(
-            f"{path}: is not JSON: {error}; remove the folder to build anew"
+            f"{path}: is not JSON: {error}; expected the marker of a sample corpus; choose another folder"
         ) from error
     return marker if isinstance(marker, dict) else {}
 

@@ -86,8 +86,8 @@ class SnapshotStore:
         except sqlite3.DatabaseError as error:
             self._base.close()
             raise StateError(
-                f"{path} cannot be read: {error}; where it is damaged, remove its folder, and have "
-                "containerd forget its images"
+                f"{path} cannot be read: {error}; expected the records of `omniload image serve`: give "
+                "its own folder, or a new one and have containerd forget the images of this one"
             ) from error
         except BaseException:
             self._base.close()

@@ -74,6 +74,14 @@ def test_one_rank_trains_like_two(two_ranks, tmp_path):
     assert alone["weights"] == pytest.approx(two_ranks[1][0]["weights"], rel=1e-4)
 
 
+def test_two_ranks_together_report_how_evenly_the_experts_of_the_step_are_busy(two_ranks, tmp_path):
+    (alone,) = launch(tmp_path, "alone", 1, checkpoints=str(tmp_path / "checkpoints"), last=1)
+
+    (expected,) = [result["expert_imbalance"] for result in alone["results"]]
+    for answer in two_ranks[1]:
+        assert answer["results"][0]["expert_imbalance"] == expected > 1
+
+
 def test_tensors_are_spread_over_the_files_of_both_ranks(two_ranks):
     files = sorted((two_ranks[0] / "checkpoints" / "step-00000002").glob("*.safetensors"))
 

@@ -29,6 +29,7 @@ def a_step(step: int, **changes: Any) -> StepLine:
         "compute_s": (0.6, 0.4),
         "imbalance": 1.01,
         "bound": 1.0,
+        "expert_imbalance": 1.25,
         "tokens_by_source": {"web": 600, "code": 400},
         "digest": f"{step:016x}",
     }
@@ -51,7 +52,7 @@ def a_killed_run() -> list[StepLine | EventLine | MemoryLine]:
     return [
         an_event("start", "2 ranks"),
         *(a_step(step) for step in range(2)),
-        an_event("checkpoint", "step-00000002", seconds=4.0, step=2),
+        an_event("checkpoint", "step-00000002", seconds=4.0, step=2, took_s=0.25),
         a_memory(5.0, rank_0=100, rank_1=120, planner=30),
         *(a_step(step) for step in range(2, 4)),
         an_event("exit", "rank 1: signal SIGKILL", seconds=6.0),

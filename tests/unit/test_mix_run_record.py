@@ -152,8 +152,17 @@ def test_a_folder_without_a_record_is_no_run(tmp_path):
 def test_a_damaged_record_is_refused_with_what_to_do(tmp_path, content):
     (tmp_path / RUN_RECORD_NAME).write_bytes(content)
 
-    with pytest.raises(StateError, match=r"damaged .*; remove it and start the run again"):
+    with pytest.raises(
+        StateError, match=r"not the record of a run.*; expected what a launch writes"
+    ):
         read_run_record(tmp_path)
+
+
+def test_a_file_in_place_of_a_runs_folder_is_told_from_a_damaged_record(tmp_path):
+    (tmp_path / "mix.yaml").write_text("version: 1\n")
+
+    with pytest.raises(StateError, match=r"mix\.yaml is a file; expected the folder of a run"):
+        read_run_record(tmp_path / "mix.yaml")
 
 
 def test_a_record_of_another_version_is_refused(tmp_path):

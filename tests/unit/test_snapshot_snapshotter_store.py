@@ -86,7 +86,9 @@ def test_a_file_that_is_damaged_is_said_with_what_to_do(tmp_path):
     path = tmp_path / "state.sqlite"
     path.write_bytes(b"no database at all, whoever wrote it" * 1000)
 
-    with pytest.raises(StateError, match=r"state\.sqlite cannot be read: .*remove its folder"):
+    with pytest.raises(
+        StateError, match=r"state\.sqlite cannot be read: .*give its own folder, or a new one"
+    ):
         SnapshotStore(path)
 
 

@@ -197,7 +197,9 @@ def test_a_script_may_leave_out_what_it_does_not_know():
     ids=str,
 )
 def test_values_that_no_writer_writes_are_refused_in_short_words(changes):
-    with pytest.raises(StateError, match="remove the line") as caught:
+    with pytest.raises(
+        StateError, match="expected a line as OMNILOAD_STARTUP_LOG has it written"
+    ) as caught:
         parse_event(a_line(**changes))
 
     assert len(str(caught.value)) < 500

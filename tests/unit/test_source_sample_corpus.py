@@ -140,10 +140,10 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 @pytest.mark.parametrize(
     ("marker", "reason"),
     [
-        (json.dumps({"version": 99, "size": SIZE}), "'version': 99.* remove it"),
-        (json.dumps({"version": 1, "size": 5}), "'size': 5.* remove it"),
+        (json.dumps({"version": 99, "size": SIZE}), "'version': 99.* choose another folder"),
+        (json.dumps({"version": 1, "size": 5}), "'size': 5.* choose another folder"),
         ("[]", "None"),
-        ("cut sho", "is not JSON"),
+        ("cut sho", "is not JSON.*; choose another folder"),
     ],
 )
 def test_a_corpus_of_another_kind_is_not_taken_for_this_one(tmp_path, marker, reason):

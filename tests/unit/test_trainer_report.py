@@ -25,6 +25,7 @@ from trainer_integration.display import (
 from trainer_integration.launch_record import LAUNCH_RECORD_NAME, read_launch_record
 from trainer_integration.proof import Proof, StepProof
 from trainer_integration.report import page_of, read_finished, write_report
+from trainer_integration.run_log import StepLine
 from trainer_integration.run_summary import SourceShare, source_shares, summary_of
 
 
@@ -56,7 +57,7 @@ def test_every_chart_is_well_formed_and_told_in_words(run):
     page = a_page(run)
     charts = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
 
-    assert len(charts) == len(re.findall(r'<figure role="img" aria-label="[^"]{20,}"', page)) == 5
+    assert len(charts) == len(re.findall(r'<figure role="img" aria-label="[^"]{20,}"', page)) == 6
     assert {ET.fromstring(chart).tag.rpartition("}")[2] for chart in charts} == {"svg"}
 
 
@@ -216,6 +217,54 @@ def test_a_step_fits_under_its_heading_and_in_80_columns():
 
     assert len(line) <= 80
     assert len(HEAD) == len(step_line(a_step(1)))
+
+
+def test_a_step_shows_how_evenly_its_experts_are_busy_and_an_older_line_that_it_was_not_logged():
+    assert step_line(a_step(1, expert_imbalance=1.375)).endswith("1.375")
+    assert step_line(a_step(1, expert_imbalance=None)).endswith("        -")
+
+
+def test_rounding_never_puts_a_step_below_what_is_least_possible():
+    line = a_step(1, imbalance=1.25 - 1e-9, bound=1.25)
+
+    assert "-0.0" not in step_line(line)
+    assert "   0.00000%" in step_line(line)
+
+
+def test_an_event_tells_how_long_it_took():
+    out = io.StringIO()
+    display = RunDisplay(Console(file=out))
+
+    display.observe(None, an_event("checkpoint", "step-00000002", took_s=0.254))
+
+    assert "step-00000002 in 0.25 s" in out.getvalue()
+
+
+def test_a_page_shows_experts_saves_and_an_end_of_the_data_as_a_good_end(tmp_path):
+    lines = a_killed_run()
+    lines[-1] = an_event("end", "done: the data ended at step 6", seconds=12.0, attempt=1)
+    imbalanced = [
+        line.model_copy(update={"imbalance": 1 - 1e-9}) if isinstance(line, StepLine) else line
+        for line in lines
+    ]
+
+    page = page_of(read_finished(a_run_folder(tmp_path, a_mix(), imbalanced)))
+
+    assert "Completed: the data ended at step 6" in page
+    assert "step-00000002 in 0.25 s" in page
+    assert "Evenness of the experts" in page
+    assert re.search(r"Experts</dt><dd class=.value.>1\.250", page)
+    assert re.search(r"Saves</dt><dd class=.value.>0\.25 s", page)
+    assert "-0.0" not in page
+
+
+def test_a_page_of_a_run_without_those_figures_says_that_they_were_not_logged(tmp_path):
+    lines = [a_step(0, expert_imbalance=None), an_event("checkpoint", "step-00000001", step=1)]
+
+    page = page_of(read_finished(a_run_folder(tmp_path, a_mix(), lines)))
+
+    assert page.count("not logged") >= 2
+    assert "Evenness of the experts" not in page
 
 
 def test_a_step_that_took_no_time_has_no_speed():

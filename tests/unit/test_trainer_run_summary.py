@@ -184,6 +184,8 @@ def test_a_summary_counts_each_step_once_and_tells_what_was_run_again():
     assert summary.outcome == "done"
     assert summary.seconds == 12.0
     assert summary.peak_bytes == {"rank": 220, "planner": 40}
+    assert summary.expert_imbalance == 1.25
+    assert (summary.saves, summary.save_s, summary.longest_save_s) == (1, 0.25, 0.25)
 
 
 def test_losses_at_the_ends_are_means_of_three_steps():

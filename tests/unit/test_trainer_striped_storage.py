@@ -161,7 +161,7 @@ def test_json_is_committed_with_the_tensors(files):
 def test_a_checkpoint_is_never_overwritten(files):
     save_striped(tensors(), files, "c")
 
-    with pytest.raises(StateError, match="c holds a checkpoint; load it, or remove it"):
+    with pytest.raises(StateError, match="c holds a checkpoint; load it, or save into another"):
         save_striped({}, files, "c")
 
     assert_loads(files)
