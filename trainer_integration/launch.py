@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, assert_never
 
+from omniload.actors.address import PlaneAddress
 from omniload.actors.opening import open_ray_plane, runtime_of
 from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
@@ -43,7 +44,6 @@ from trainer_integration.guard import MARK, Guard
 from trainer_integration.launch_plan import AttemptStart, Resume, next_log_number, read_plan
 from trainer_integration.memory import pss_by_role
 from trainer_integration.rank_process import RankProcess
-from trainer_integration.rank_spec import PlaneRef
 from trainer_integration.run_lock import RunLock
 from trainer_integration.run_log import EventKind, EventLine, MemoryLine, RunLog, StepLine
 
@@ -228,7 +228,7 @@ class Launcher:
         for rank in range(self._machine.num_ranks):
             self._start_rank(rank, start, plane)
 
-    def _open_plane(self, start: AttemptStart) -> PlaneRef | None:
+    def _open_plane(self, start: AttemptStart) -> PlaneAddress | None:
         """Open the data plane, unless the rank does so itself; return where it is."""
         spec = self._plan.plane_spec(start.state)
         if runtime_of(spec) != "ray":
@@ -240,19 +240,14 @@ class Launcher:
         self._attempt.roles = plane.pids()
         self._note_launch()
         self._tell("plane", ", ".join(self._attempt.roles), attempt=start.attempt)
-        address = plane.address
-        return PlaneRef(
-            address=address.cluster.address,
-            namespace=address.cluster.namespace,
-            dp_ranks_of={name: tuple(ranks) for name, ranks in address.dp_ranks_of.items()},
-        )
+        return plane.address
 
     def _note_launch(self) -> None:
         if not self._noted:
             self._noted = True
             self._plan.note(self._first_step)
 
-    def _start_rank(self, rank: int, start: AttemptStart, plane: PlaneRef | None) -> None:
+    def _start_rank(self, rank: int, start: AttemptStart, plane: PlaneAddress | None) -> None:
         assert self._attempt is not None
         spec = self._plan.rank_spec(rank, start, plane)
         log_file = (

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from omniload.actors.address import PlaneAddress
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import JsonObject
@@ -21,7 +22,7 @@ from trainer_integration.config import TrainConfig, load_train
 from trainer_integration.launch_record import write_launch_record
 from trainer_integration.model_of import model_of, with_cost_of
 from trainer_integration.moe.config import MoEConfig
-from trainer_integration.rank_spec import PlaneRef, RankSpec
+from trainer_integration.rank_spec import RankSpec
 
 __all__ = ["AttemptStart", "LaunchPlan", "Resume", "next_log_number", "read_plan"]
 
@@ -124,7 +125,7 @@ class LaunchPlan:
             cache_dir=index_folder(self.mix_file),
         )
 
-    def rank_spec(self, rank: int, start: AttemptStart, plane: PlaneRef | None) -> RankSpec:
+    def rank_spec(self, rank: int, start: AttemptStart, plane: PlaneAddress | None) -> RankSpec:
         """Return what a rank is told; without a ``plane`` it runs the data plane itself."""
         return RankSpec(
             launcher_pid=os.getpid(),

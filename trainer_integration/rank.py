@@ -18,6 +18,7 @@ from typing import TextIO
 import torch
 import torch.distributed as dist
 
+from omniload.actors.address import PlaneAddress
 from omniload.actors.local import LocalPlane
 from omniload.actors.plane import PlaneSpec, RankHandle
 from omniload.base.errors import OmniloadError
@@ -34,7 +35,7 @@ from trainer_integration.moe.model import MoETransformer
 from trainer_integration.optimizer import FlatAdamW
 from trainer_integration.parent_death import die_with
 from trainer_integration.rank_process import ASK_TO_END
-from trainer_integration.rank_spec import PlaneRef, RankSpec
+from trainer_integration.rank_spec import RankSpec
 from trainer_integration.run_log import EventKind, EventLine, StepLine
 from trainer_integration.striped_checkpoints import StripedCheckpoints
 from trainer_integration.training import StepResult, train_step, use_one_thread
@@ -251,12 +252,10 @@ def _opened(spec: RankSpec, stack: ExitStack) -> Client:
     return stack.enter_context(Client(plane.handle(spec.rank)))
 
 
-def _handle(plane: PlaneRef, rank: int) -> RankHandle:
-    from omniload.actors.ray_cluster import ClusterAddress  # noqa: PLC0415 -- an extra, absent for local users
-    from omniload.actors.ray_handle import PlaneAddress, handle_in  # noqa: PLC0415 -- as above
+def _handle(plane: PlaneAddress, rank: int) -> RankHandle:
+    from omniload.actors.ray_handle import handle_in  # noqa: PLC0415 -- an extra, absent for local users
 
-    cluster = ClusterAddress(address=plane.address, namespace=plane.namespace)
-    return handle_in(PlaneAddress(cluster=cluster, dp_ranks_of=plane.dp_ranks_of), rank)
+    return handle_in(plane, rank)
 
 
 if __name__ == "__main__":

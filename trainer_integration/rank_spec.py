@@ -8,21 +8,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from omniload.actors.address import PlaneAddress
 from omniload.base.config import StrictModel
 from omniload.mix.config import MixConfig
 from trainer_integration.config import TrainConfig
 from trainer_integration.moe.config import MoEConfig
 
-__all__ = ["PlaneRef", "RankSpec"]
-
-
-class PlaneRef(StrictModel):
-    """Where the job's data plane is, when it runs in other processes."""
-
-    address: str
-    namespace: str
-    dp_ranks_of: dict[str, tuple[int, ...]]
-    """Data-parallel ranks of each data constructor."""
+__all__ = ["RankSpec"]
 
 
 class RankSpec(StrictModel):
@@ -46,7 +38,7 @@ class RankSpec(StrictModel):
     """File over which the ranks of this attempt find each other; new for each attempt."""
     resume_step: int | None
     """Checkpoint to load; ``None`` starts from nothing."""
-    plane: PlaneRef | None
+    plane: PlaneAddress | None
     """``None``: this process runs the data plane itself."""
     loader_state: dict[str, Any] | None
     """State to open that data plane with."""

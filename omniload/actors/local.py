@@ -6,6 +6,7 @@ from typing import Self
 
 from typing_extensions import override
 
+from omniload.actors.address import check_rank
 from omniload.actors.constructor import ConstructorShell
 from omniload.actors.links import ConstructorLink, LoaderLink
 from omniload.actors.loader import LoaderShell
@@ -108,6 +109,7 @@ class LocalPlane(DataPlane):
         """
         require_rows(spec)
         mix, tree = spec.mix, spec.tree
+        self._tree = tree
         every_source = range(len(mix.names))
         self.loader = LoaderShell(
             mix, every_source, base_dir=spec.base_dir, cache_dir=spec.cache_dir
@@ -139,7 +141,8 @@ class LocalPlane(DataPlane):
 
     @override
     def handle(self, dp_rank: int, cp_rank: int = 0) -> RankHandle:
-        return _LocalHandle(self, dp_rank, cp_rank)
+        sizes = {axis: self._tree.size_of(axis) for axis in ("dp", "cp")}
+        return _LocalHandle(self, *check_rank(sizes, dp_rank, cp_rank))
 
     @override
     def close(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from omniload.actors.links import ConstructorLink, LoaderLink
-from omniload.base.errors import OmniloadError, UnavailableError
+from omniload.base.errors import OmniloadError, project_error
 from omniload.base.log import get_logger
 from omniload.base.metrics import IMBALANCE_RATIO, PLAN_SECONDS, SAMPLES_SKIPPED, TOKENS_PLANNED
 from omniload.base.state import JsonObject
@@ -37,7 +37,7 @@ _CLOSE_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    error: BaseException
+    error: OmniloadError
 
 
 class _Stop:
@@ -105,8 +105,7 @@ class PlannerShell:
 
     def _fail(self, error: Exception) -> None:
         """Tell every constructor, also after one that cannot be told."""
-        # Errors of other kinds may not cross process boundaries unchanged; a string does.
-        failure = error if isinstance(error, OmniloadError) else UnavailableError(repr(error))
+        failure = project_error(error, "the planner")
         _LOG.error("the data plane stops: %s", failure, exc_info=failure is not error and error)
         self._failure = failure
         for constructor in self._constructors:
@@ -166,11 +165,11 @@ class PlannerShell:
         if future.cancelled():  # the data plane is closing
             return
         error = future.exception()
-        self._events.put(future.result() if error is None else _Failed(error))
+        self._events.put(future.result() if error is None else _failed(error, "a source loader"))
 
     def _on_built(self, future: "Future[int]") -> None:
         if not future.cancelled() and (error := future.exception()) is not None:
-            self._events.put(_Failed(error))
+            self._events.put(_failed(error, "a data constructor"))
 
     def _count_skipped(self, event: PlannerEvent) -> None:
         if isinstance(event, SamplesReported) and event.skipped:
@@ -184,3 +183,10 @@ class PlannerShell:
         IMBALANCE_RATIO.set(plan.imbalance)
         for name, tokens in zip(self._planner.mix.names, plan.tokens_S, strict=True):
             TOKENS_PLANNED.labels(name).inc(tokens)
+
+
+def _failed(error: BaseException, role: str) -> _Failed:
+    failure = project_error(error, role)
+    if failure is not error:
+        _LOG.error("%s failed", role, exc_info=error)
+    return _Failed(failure)

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from omniload.actors.ray_environment import RayActorError, RayError, RayTaskError, ray
-from omniload.base.errors import UnavailableError
+from omniload.base.errors import DefectError, OmniloadError, UnavailableError, project_error
 from omniload.base.log import get_logger
 
 __all__ = ["answer_to", "future_of", "log_failure", "plain_error"]
@@ -49,11 +49,13 @@ def log_failure(ref: Any, role: str, task: str) -> None:  # noqa: ANN401 -- as a
     future_of(ref, role).add_done_callback(report)
 
 
-def plain_error(error: BaseException, role: str) -> BaseException:
-    """Undo Ray's wrapping; a dead actor becomes an ``UnavailableError``."""
-    if isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):
-        return plain_error(error.cause, role)
+def plain_error(error: BaseException, role: str) -> OmniloadError:
+    """Undo Ray's wrapping; a dead actor becomes an ``UnavailableError``, an unforeseen error a ``DefectError``."""
+    if isinstance(error, RayTaskError):
+        return _raised_in(error, role)
     if isinstance(error, RayActorError):
+        if getattr(error, "actor_init_failed", False):
+            return _defect(role, error)
         return UnavailableError(
             f"{role} has died ({type(error).__name__}); start again from the last checkpoint"
         )
@@ -61,4 +63,25 @@ def plain_error(error: BaseException, role: str) -> BaseException:
         return UnavailableError(
             f"{role} gave no answer: {type(error).__name__}: {error}; start again from the last checkpoint"
         )
-    return error
+    return project_error(error, role)
+
+
+def _raised_in(error: RayTaskError, role: str) -> OmniloadError:
+    """Return what an actor's method raised."""
+    cause = error.cause
+    if isinstance(cause, OmniloadError):
+        return cause
+    # Ray's base class itself stands for an error that could not be pickled.
+    if isinstance(cause, RayError) and type(cause) is not RayError:
+        return plain_error(cause, role)
+    # Only the text crossed the process boundary, with the place in the actor.
+    _LOG.error("%s failed: %s", role, error)
+    if isinstance(cause, RayError) or not isinstance(cause, BaseException):
+        return _defect(role, error)
+    return project_error(cause, role)
+
+
+def _defect(role: str, error: BaseException) -> DefectError:
+    return DefectError(
+        f"a fault of omniload itself in {role}: {error}; please report it with the log"
+    )

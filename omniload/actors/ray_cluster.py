@@ -6,25 +6,16 @@ It never joins a cluster that happens to run here, and leaves nothing behind.
 import secrets
 import shutil
 import tempfile
-from dataclasses import dataclass
 from typing import Any
 
 from omniload.actors.ray_environment import ray
 from omniload.actors.ray_node import RayNode, start_node
 from omniload.base.errors import StateError
 
-__all__ = ["ClusterAddress", "PrivateCluster", "connect"]
+__all__ = ["PrivateCluster", "connect"]
 
 _NODE_ADDRESS = "127.0.0.2"
 """Loopback. Ray replaces 127.0.0.1 by the machine's outward address; other loopback addresses it leaves alone."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterAddress:
-    """What another process of the same job needs to join, beside the environment it inherits."""
-
-    address: str
-    namespace: str
 
 
 class PrivateCluster:
@@ -41,7 +32,7 @@ class PrivateCluster:
                 "this process is connected to a Ray cluster already; close it (ray.shutdown()) "
                 "or set runtime.kind to local"
             )
-        namespace = f"omniload-{secrets.token_hex(4)}"
+        self.namespace = f"omniload-{secrets.token_hex(4)}"
         # Short: the paths of Ray's sockets below it must stay under 107 characters.
         self._folder = tempfile.mkdtemp(prefix="omniload-ray-")
         self._node: RayNode | None = None
@@ -53,11 +44,12 @@ class PrivateCluster:
                 object_store_bytes=object_store_bytes,
             )
             if self._node is None:
-                found = _init_whole(self._folder, namespace, workers, object_store_bytes)
-                self.address = ClusterAddress(address=found, namespace=namespace)
+                self.address = _init_whole(
+                    self._folder, self.namespace, workers, object_store_bytes
+                )
             else:
-                self.address = ClusterAddress(address=self._node.gcs_address, namespace=namespace)
-                connect(self.address)
+                self.address = self._node.gcs_address
+                connect(self.address, self.namespace)
         except BaseException:
             self.close()
             raise
@@ -87,11 +79,11 @@ def _init_whole(folder: str, namespace: str, workers: int, object_store_bytes: i
     return str(context.address_info["gcs_address"])
 
 
-def connect(address: ClusterAddress) -> None:
+def connect(address: str, namespace: str) -> None:
     """Join a job's cluster from another process of it."""
     ray.init(
-        address=address.address,
-        namespace=address.namespace,
+        address=address,
+        namespace=namespace,
         configure_logging=False,
         log_to_driver=False,
         _node_ip_address=_NODE_ADDRESS,

@@ -1,30 +1,21 @@
 """A rank's way to a data plane of Ray actors, from the same process or another of the job."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from typing_extensions import override
 
+from omniload.actors.address import PlaneAddress, check_rank
 from omniload.actors.plane import RankHandle
-from omniload.actors.ray_answers import answer_to
-from omniload.actors.ray_cluster import ClusterAddress, connect
+from omniload.actors.ray_answers import answer_to, log_failure
+from omniload.actors.ray_cluster import connect
 from omniload.actors.ray_environment import ray
 from omniload.base.state import JsonObject
 from omniload.build.microbatch import Batch
 
-__all__ = ["PlaneAddress", "RayHandle", "handle_in"]
+__all__ = ["RayHandle", "handle_in"]
 
 _ALIVE_CHECK_S = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlaneAddress:
-    """How another process of the job finds the data plane."""
-
-    cluster: ClusterAddress
-    dp_ranks_of: Mapping[str, Sequence[int]]
-    """Data-parallel ranks of each constructor, by actor name."""
 
 
 class RayHandle(RankHandle):
@@ -33,10 +24,9 @@ class RayHandle(RankHandle):
     def __init__(
         self, address: PlaneAddress, dp_rank: int, cp_rank: int, on_close: Callable[[], None]
     ) -> None:
-        name = next(name for name, ranks in address.dp_ranks_of.items() if dp_rank in ranks)
-        self._constructor = ray.get_actor(name)
-        self._planner = ray.get_actor("planner")
-        self._dp_rank, self._cp_rank = dp_rank, cp_rank
+        self._dp_rank, self._cp_rank = check_rank(address.sizes, dp_rank, cp_rank)
+        self._constructor: Any = ray.get_actor(address.constructor_of(self._dp_rank))
+        self._planner: Any = ray.get_actor("planner")
         self._on_close = on_close
         self._asked: dict[int, Any] = {}
         self.first_step = answer_to(self._planner.first_step.remote(), "the planner")
@@ -58,7 +48,8 @@ class RayHandle(RankHandle):
 
     @override
     def taken(self, step: int) -> None:
-        self._planner.taken.remote(step, self._dp_rank, self._cp_rank)
+        told = self._planner.taken.remote(step, self._dp_rank, self._cp_rank)
+        log_failure(told, "the planner", f"hear that step {step} was taken")
 
     @override
     def state_at(self, step: int) -> JsonObject:
@@ -71,6 +62,11 @@ class RayHandle(RankHandle):
 
 
 def handle_in(address: PlaneAddress, dp_rank: int, cp_rank: int = 0) -> RankHandle:
-    """Return a rank's handle in a process that is not the plane's: joins its Ray first."""
-    connect(address.cluster)
+    """Return a rank's handle in a process that is not the plane's: joins its Ray first.
+
+    Raises:
+        ConfigError: The plane has no such rank.
+    """
+    check_rank(address.sizes, dp_rank, cp_rank)
+    connect(address.cluster, address.namespace)
     return RayHandle(address, dp_rank, cp_rank, on_close=ray.shutdown)

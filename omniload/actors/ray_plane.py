@@ -6,12 +6,13 @@ from typing import Self
 
 from typing_extensions import override
 
+from omniload.actors.address import PlaneAddress
 from omniload.actors.plane import DataPlane, PlaneSpec, RankHandle, require_rows
 from omniload.actors.ray_actors import ConstructorActor, LoaderActor, PlannerActor, actor_of
 from omniload.actors.ray_answers import answer_to
 from omniload.actors.ray_cluster import PrivateCluster
 from omniload.actors.ray_environment import RayError, ray
-from omniload.actors.ray_handle import PlaneAddress, RayHandle
+from omniload.actors.ray_handle import RayHandle
 from omniload.base.errors import OmniloadError
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.scaler import estimated_costs, group_sources
@@ -56,7 +57,12 @@ class RayPlane(DataPlane):
             self._cluster.close()
             raise
         self._closed = False
-        self.address = PlaneAddress(cluster=self._cluster.address, dp_ranks_of=dp_ranks_of)
+        self.address = PlaneAddress(
+            cluster=self._cluster.address,
+            namespace=self._cluster.namespace,
+            dp_ranks_of={name: tuple(ranks) for name, ranks in dp_ranks_of.items()},
+            cp_size=spec.tree.size_of("cp"),
+        )
 
     def _start(
         self,

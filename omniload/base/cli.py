@@ -3,7 +3,7 @@
 Our own are listed here, those of other distributions come from entry points. A command that
 is over in a tenth of a second must not spend a third of it on looking through metadata.
 
-Exit codes: 0 done, 2 configuration, 3 unavailable, 4 state, 5 integrity; 130 interrupted.
+Exit codes: 0 done, 1 a fault of ours, 2 configuration, 3 unavailable, 4 state, 5 integrity; 130 interrupted.
 """
 
 import sys

@@ -13,7 +13,7 @@ from omniload.actors import loader
 from omniload.actors.local import LocalPlane
 from omniload.actors.plane import JOURNAL_NAME, PlaneSpec
 from omniload.base.clock import FakeClock
-from omniload.base.errors import IntegrityError, StateError, UnavailableError
+from omniload.base.errors import DefectError, IntegrityError, StateError, UnavailableError
 from omniload.base.ragged import Ragged
 from omniload.build.digest import batch_digest
 from omniload.client import Client
@@ -86,7 +86,7 @@ def until_error(spec, kind, match):
 
 
 @pytest.mark.parametrize(
-    ("kind", "heard"), [(IntegrityError, IntegrityError), (ValueError, UnavailableError)]
+    ("kind", "heard"), [(IntegrityError, IntegrityError), (ValueError, DefectError)]
 )
 @pytest.mark.parametrize("read", [0, 3])
 def test_an_error_in_the_middle_of_reading_reaches_the_client(tmp_path, faults, kind, heard, read):

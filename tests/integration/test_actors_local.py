@@ -259,6 +259,18 @@ def test_closing_twice_is_closing_once(tmp_path):
     plane.close()
 
 
+def test_a_wrong_rank_is_refused_at_the_handle_and_the_others_go_on(tmp_path):
+    with LocalPlane(a_spec(tmp_path, a_corpus(tmp_path), cp=2)) as plane:
+        for wrong in ((1, 0), (0, 3), (0, "0")):
+            with pytest.raises(ConfigError, match="this plane has"):
+                plane.handle(*wrong)
+        peers = [Client(plane.handle(0, cp_rank)) for cp_rank in range(2)]
+
+        assert [peer.next_batch().step for _ in range(8) for peer in peers] == [
+            step for step in range(8) for _ in peers
+        ]
+
+
 def test_a_mix_for_one_rank_opens_without_ray(tmp_path):
     with open_plane(a_spec(tmp_path, a_corpus(tmp_path))) as plane:
         assert isinstance(plane, LocalPlane)

@@ -76,6 +76,9 @@ def test_two_ranks_get_the_steps_of_a_local_run_until_a_loader_is_killed(tmp_pat
         folder = plane._cluster._folder
         with pytest.raises(StateError, match="connected to a Ray cluster already"):
             RayPlane(a_spec(tmp_path, spread))
+        for wrong in ((2, 0), (0, 1), (-1, 0)):
+            with pytest.raises(ConfigError, match="this plane has"):
+                plane.handle(*wrong)
         clients = [Client(plane.handle(rank)) for rank in range(2)]
         steps = [[client.next_batch() for client in clients] for _ in range(STEPS)]
         state = clients[1].state_dict()

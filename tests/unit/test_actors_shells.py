@@ -6,7 +6,7 @@ import pytest
 
 from omniload.actors.constructor import ConstructorShell
 from omniload.actors.planner import PlannerShell
-from omniload.base.errors import IntegrityError, StateError, UnavailableError
+from omniload.base.errors import DefectError, IntegrityError, StateError
 from omniload.base.ragged import Ragged, Ranges
 from omniload.build.microbatch import Batch
 from omniload.client import Client
@@ -183,14 +183,14 @@ def test_a_failure_is_told_to_every_constructor_although_one_cannot_be_told(capl
     assert "the data constructor of ranks (0,) cannot be told" in caplog.text
 
 
-def test_a_failure_that_is_none_of_the_projects_own_is_told_as_an_outage():
+def test_a_fault_of_the_project_is_told_as_one_with_the_role_that_has_it():
     constructor = FakeConstructor()
 
     stopped(ValueError("bad shape"), [constructor]).close()
 
     (heard,) = constructor.heard
-    assert isinstance(heard, UnavailableError)
-    assert str(heard) == "ValueError('bad shape')"
+    assert isinstance(heard, DefectError)
+    assert "omniload itself in a source loader: ValueError: bad shape" in str(heard)
 
 
 def test_a_planner_that_has_stopped_says_why_whenever_asked():

@@ -6,12 +6,13 @@ import os
 
 import pytest
 
+from omniload.actors.address import PlaneAddress
 from omniload.base.errors import ConfigError, StateError
 from omniload.mix.run_record import read_run_record
 from trainer_integration.launch_plan import next_log_number, read_plan
 from trainer_integration.launch_record import read_launch_record
 from trainer_integration.moe.flops import cost_of
-from trainer_integration.rank_spec import PlaneRef, RankSpec
+from trainer_integration.rank_spec import RankSpec
 
 _MIX = {
     "version": 1,
@@ -48,7 +49,9 @@ def test_a_mix_without_a_cost_is_launched_with_the_models(tmp_path):
 
 def test_a_rank_reads_back_all_it_is_told(tmp_path):
     plan = read_plan(write(tmp_path, train={"optimizer": {"clip_norm": math.inf}}))
-    plane = PlaneRef(address="127.0.0.2:1", namespace="n", dp_ranks_of={"constructor-0": (0, 1)})
+    plane = PlaneAddress(
+        cluster="127.0.0.2:1", namespace="n", dp_ranks_of={"constructor-0": (0, 1)}
+    )
 
     spec = plan.rank_spec(1, plan.start_of(3, tmp_path / "r"), plane)
 

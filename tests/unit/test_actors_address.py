@@ -1,0 +1,44 @@
+"""The address of a plane: it travels as text, and a rank that the plane does not have is refused at the handle."""
+
+import numpy as np
+import pytest
+
+from omniload.actors.address import PlaneAddress, check_rank
+from omniload.base.errors import ConfigError
+
+SIZES = {"dp": 2, "cp": 3}
+
+
+@pytest.mark.parametrize("rank", [2, -1, 1 << 70, np.int64(-2)])
+def test_a_rank_that_the_plane_does_not_have_is_refused_with_those_it_has(rank):
+    with pytest.raises(
+        ConfigError, match=rf"dp_rank is {int(rank)}; this plane has dp ranks 0 to 1"
+    ):
+        check_rank(SIZES, rank, 0)
+    with pytest.raises(ConfigError, match=r"cp_rank is 3; this plane has cp ranks 0 to 2"):
+        check_rank(SIZES, 0, 3)
+
+
+@pytest.mark.parametrize("rank", ["0", 0.0, None, True, np.bool_(0), [0], np.float32(1)])
+def test_a_rank_that_is_no_integer_is_refused_with_its_type(rank):
+    with pytest.raises(ConfigError, match=rf"of type {type(rank).__name__}; .* give an integer"):
+        check_rank(SIZES, 0, rank)
+
+
+def test_integers_of_numpy_are_ranks():
+    place = check_rank(SIZES, np.int32(1), np.uint8(2))
+
+    assert place == (1, 2)
+    assert [type(rank) for rank in place] == [int, int]
+
+
+def test_an_address_crosses_a_process_boundary_as_text():
+    address = PlaneAddress(
+        cluster="127.0.0.2:1", namespace="n", dp_ranks_of={"a": (0, 2), "b": (1,)}, cp_size=2
+    )
+
+    again = PlaneAddress.model_validate_json(address.model_dump_json())
+
+    assert again == address
+    assert again.sizes == {"dp": 3, "cp": 2}
+    assert [again.constructor_of(rank) for rank in range(3)] == ["a", "b", "a"]
