@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# What the demo needs alone: no compiler, no test tools, no root.
+DEMO_STAMP := $(VENV)/.installed-demo
 # Two lanes of tests; tests/conftest.py says which may run side by side.
 LANES := -n 2 --dist loadgroup
 
@@ -15,14 +17,18 @@ help: ## Show the targets
 
 setup: $(STAMP) ## Install everything into .venv
 
-system:
-	@sh scripts/system_packages.sh
+system: ## Install the system packages that the tests need
+	@PYTHON="$(PYTHON)" sh scripts/system_packages.sh tests
 
 $(STAMP): pyproject.toml constraints.txt scripts/set_up.sh scripts/system_packages.sh
-	@sh scripts/set_up.sh "$(PYTHON)" "$(VENV)"
-	@touch $(STAMP)
+	@sh scripts/set_up.sh "$(PYTHON)" "$(VENV)" tests
+	@touch $(STAMP) $(DEMO_STAMP)
 
-demo: $(STAMP) ## Run the main job: corpus, mix, training, kill, resume, report
+$(DEMO_STAMP): pyproject.toml constraints.txt scripts/set_up.sh scripts/system_packages.sh
+	@sh scripts/set_up.sh "$(PYTHON)" "$(VENV)" demo
+	@touch $(DEMO_STAMP)
+
+demo: $(DEMO_STAMP) ## Run the main job: corpus, mix, training, kill, resume, report
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMP) ## Run every check and every test

@@ -310,7 +310,7 @@ def check_machine(store: str) -> str:
             f"{', '.join(missing)} not found; run scripts/system_packages.sh"
         )
     if importlib.util.find_spec("moto") is None:
-        raise click.ClickException("moto is not installed; pip install 'omniload[dev]'")
+        raise click.ClickException("moto is not installed; run make setup")
     if store == "hdfs" and (why := why_not()):
         raise click.ClickException(f"{why}; or give --store s3")
     return ("s3" if why_not() else "hdfs") if store == "auto" else store

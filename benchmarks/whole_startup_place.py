@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from pyarrow import fs
 
 from benchmarks.startup_place import MAIN, TOOLS, called, copy_libraries, copy_tree, environment
+from omniload.base.extras import DISTRIBUTION
 from tests.support.hdfs.cluster import CACHE, JAVA_HOME, ROOT, hdfs_cluster
 
 __all__ = [
@@ -43,7 +44,7 @@ __all__ = [
 
 PYTHON = "/opt/venv/bin/python"
 """Interpreter of the job's environment inside the image."""
-IMAGE_PACKAGES: Mapping[str, Sequence[str]] = {"omniload": ("torch", "env"), "pip": ()}
+IMAGE_PACKAGES: Mapping[str, Sequence[str]] = {DISTRIBUTION: ("torch", "env"), "pip": ()}
 """Distributions that the image holds with what they need, and their extras."""
 OURS = ("omniload", "fusefs", "snapshot", "trainer_integration")
 KEYS = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}

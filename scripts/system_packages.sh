@@ -1,6 +1,8 @@
 #!/bin/sh
-# Installs the system packages the project needs, or prints the line that does. Debian and Ubuntu.
+# Installs the system packages that a purpose needs, or prints the line that does. Debian and Ubuntu.
+# Usage: system_packages.sh demo|tests
 set -eu
+purpose=$1
 
 missing=""
 need() { # need PACKAGE TEST...: PACKAGE is missing unless TEST succeeds
@@ -9,23 +11,25 @@ need() { # need PACKAGE TEST...: PACKAGE is missing unless TEST succeeds
     "$@" >/dev/null 2>&1 || missing="$missing $package"
 }
 need python3-venv "${PYTHON:-python3}" -c 'import ensurepip, venv'
-need gcc command -v gcc
-need pkg-config command -v pkg-config
-need fuse3 command -v fusermount3
-need libfuse3-dev pkg-config --exists fuse3
-need python3-dev "${PYTHON:-python3}" -c \
-    'import os, sysconfig; assert os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h"))'
-# What the tests put on a mount.
-need iproute2 command -v ip
-need git command -v git
-need rsync command -v rsync
-need systemd command -v systemd-analyze
-need fio command -v fio
-need dbench command -v dbench
-need stress-ng command -v stress-ng
-need pigz command -v pigz
-need erofs-utils command -v fsck.erofs
-for package in docker-registry skopeo umoci containerd runc crun podman; do need $package command -v $package; done
+if [ "$purpose" = tests ]; then
+    need gcc command -v gcc
+    need pkg-config command -v pkg-config
+    need fuse3 command -v fusermount3
+    need libfuse3-dev pkg-config --exists fuse3
+    need python3-dev "${PYTHON:-python3}" -c \
+        'import os, sysconfig; assert os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h"))'
+    # What the tests put on a mount.
+    need iproute2 command -v ip
+    need git command -v git
+    need rsync command -v rsync
+    need systemd command -v systemd-analyze
+    need fio command -v fio
+    need dbench command -v dbench
+    need stress-ng command -v stress-ng
+    need pigz command -v pigz
+    need erofs-utils command -v fsck.erofs
+    for package in docker-registry skopeo umoci containerd runc crun podman; do need $package command -v $package; done
+fi
 [ -z "$missing" ] && exit 0
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omniload.base.errors import ConfigError
+from omniload.base.extras import missing_extra
 from snapshot.startup import MEETINGS, Attempt
 from snapshot.startup_difference import Difference
 from snapshot.startup_tables import (
@@ -70,9 +71,7 @@ def page_of(report: Report) -> str:
     try:
         template = _environment().get_template(_TEMPLATE)
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the page needs the package {error.name}; pip install 'omniload[report]'"
-        ) from error
+        raise missing_extra("the page", error) from error
     chosen, difference = report.chosen, report.difference
     timeline = timeline_of(chosen)
     notes = list(notes_of(chosen, report.torn))

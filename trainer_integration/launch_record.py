@@ -11,13 +11,14 @@ from pydantic import ValidationError
 
 from omniload.base.config import StrictModel
 from omniload.base.errors import StateError
+from omniload.base.extras import DISTRIBUTION
 from trainer_integration.config import TrainConfig
 
 __all__ = ["LAUNCH_RECORD_NAME", "LaunchRecord", "read_launch_record", "write_launch_record"]
 
 LAUNCH_RECORD_NAME = "train.json"
 """File of the record in the run's folder."""
-_PACKAGES = ("omniload", "torch", "ray", "numpy", "pyarrow", "tokenizers")
+_PACKAGES = (DISTRIBUTION, "torch", "ray", "numpy", "pyarrow", "tokenizers")
 
 
 class LaunchRecord(StrictModel):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omniload.base.errors import ConfigError, StateError
+from omniload.base.extras import missing_extra
 from omniload.base.units import format_bytes, format_count
 from omniload.mix.config import MixConfig
 from omniload.mix.run_record import read_run_record
@@ -124,10 +125,7 @@ def page_of(run: Finished) -> str:
         template = _environment().get_template("report.html.j2")
         charts = _charts(run)
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the report needs the package {error.name}; pip install 'omniload[report]', then "
-            "`omniload train show RUN --html`"
-        ) from error
+        raise missing_extra("the report (`omniload train show RUN --html`)", error) from error
     return template.render(
         run=run,
         summary=run.summary,

@@ -17,6 +17,7 @@ from fusefs.bridge.protocol import FileSystem
 from fusefs.bridge.tuning import device_of_mount, mount_table, tune_kernel
 from fusefs.bridge.waiting import run_blocking
 from omniload.base.errors import ConfigError, StateError
+from omniload.base.extras import missing_extra
 from omniload.base.log import get_logger
 
 try:
@@ -25,8 +26,10 @@ try:
 
     from fusefs.bridge.pyfuse3_gate import Gate
     from fusefs.bridge.pyfuse3_requests import Requests
+except ModuleNotFoundError as error:
+    raise missing_extra("this mount (--bridge device does without)", error) from error
 except ImportError as error:
-    raise ConfigError(f"{error}; install omniload[fuse] and libfuse3") from error
+    raise ConfigError(f"{error}; install the system package libfuse3") from error
 
 __all__ = ["serve"]
 

@@ -26,6 +26,7 @@ from fusefs.stores.protocol import Entry, ObjectWriter, Store, name_of
 from fusefs.stores.renaming import ReplacingStore
 from fusefs.stores.translating import translated
 from omniload.base.errors import ConfigError, UnavailableError
+from omniload.base.extras import missing_extra
 
 __all__ = ["native_hdfs_store"]
 
@@ -59,10 +60,8 @@ def native_hdfs_store(url: str) -> Store:
     """
     try:
         import hdfs_native  # noqa: PLC0415 -- an extra
-    except ImportError as error:
-        raise ConfigError(
-            f"store {url!r} needs the package hdfs-native; pip install 'omniload[hdfs]'"
-        ) from error
+    except ModuleNotFoundError as error:
+        raise missing_extra(f"store {url!r}", error) from error
     parts = urlsplit(url)
     if parts.username:
         raise ConfigError(

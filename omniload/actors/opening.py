@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from omniload.actors.local import LocalPlane
 from omniload.actors.plane import PlaneSpec
-from omniload.base.errors import ConfigError
+from omniload.base.extras import missing_extra
 
 if TYPE_CHECKING:
     from omniload.actors.ray_plane import RayPlane
@@ -42,7 +42,5 @@ def open_ray_plane(spec: PlaneSpec) -> "RayPlane":
     try:
         from omniload.actors.ray_plane import RayPlane  # noqa: PLC0415 -- an extra, absent for local users
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"runtime ray needs the package {error.name}; pip install 'omniload[ray]', or set runtime.kind to local"
-        ) from error
+        raise missing_extra("runtime.kind ray (local needs nothing)", error) from error
     return RayPlane(spec)

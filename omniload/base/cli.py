@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from omniload import __version__
 from omniload.base.errors import OmniloadError
+from omniload.base.extras import missing_extra, refuse_namesake
 from omniload.base.log import set_up_logging
 
 if TYPE_CHECKING:
@@ -25,13 +26,22 @@ __all__ = ["main"]
 
 _GROUP = "omniload.commands"
 _OURS = {
-    "env": "snapshot.env.cli:command",
-    "fs": "fusefs.cli:command",
-    "image": "snapshot.image.cli:command",
-    "mix": "omniload.cli:command",
-    "train": "trainer_integration.cli:command",
+    "env": (
+        "snapshot.env.cli:command",
+        "Dependency snapshots: install once, restore everywhere.",
+    ),
+    "fs": ("fusefs.cli:command", "Striped files over HDFS and any store."),
+    "image": ("snapshot.image.cli:command", "Container images, read lazily."),
+    "mix": ("omniload.cli:command", "Declare, inspect and audit a mix of sources."),
+    "train": (
+        "trainer_integration.cli:command",
+        "Train the included MoE model through the data plane.",
+    ),
 }
-"""Where our own nouns lie: the entry points of this distribution."""
+"""Where our own nouns lie, the entry points of this distribution, and what ``--help`` says of each.
+
+The list of nouns is shown without loading any: together they take over a second.
+"""
 
 
 class Nouns(click.Group):
@@ -44,11 +54,19 @@ class Nouns(click.Group):
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in _OURS:
-            module, _, name = _OURS[cmd_name].partition(":")
-            return _checked(getattr(import_module(module), name), _OURS[cmd_name])
+            place, _ = _OURS[cmd_name]
+            module, _, name = place.partition(":")
+            return _checked(getattr(import_module(module), name), place)
         for point in _entry_points(cmd_name):
             return _checked(point.load(), point.value)
         return None
+
+    @override
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the nouns and what each is for, from the table above; others are named alone."""
+        rows = [(name, _OURS[name][1] if name in _OURS else "") for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 def _checked(command: object, place: str) -> click.Command:
@@ -85,6 +103,7 @@ def omniload(log_level: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with the code its errors carry."""
     try:
+        refuse_namesake()
         code = omniload.main(
             args=None if arguments is None else list(arguments), standalone_mode=False
         )
@@ -92,6 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
         click.echo(f"error: {error}{notes}", err=True)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        refusal = missing_extra("this command", error)
+        click.echo(f"error: {refusal}", err=True)
+        sys.exit(refusal.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -10,6 +10,7 @@ from types import FrameType, ModuleType
 import click
 
 from omniload.base.errors import ConfigError
+from omniload.base.extras import missing_extra
 from omniload.base.log import get_logger, set_up_logging
 from snapshot.engines.snapshotter import Snapshotter
 from snapshot.engines.snapshotter_images import RegistryImages, keep_image
@@ -137,10 +138,7 @@ def _part(name: str) -> ModuleType:
     try:
         return importlib.import_module(f"snapshot.engines.{name}")
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"containerd is spoken to with the package {error.name}; pip install "
-            "'omniload[containerd,image]'"
-        ) from error
+        raise missing_extra("containerd", error) from error
 
 
 def _template(options: tuple[str, ...]) -> ImageMount:

@@ -20,7 +20,8 @@ from typing import NamedTuple
 import numpy as np
 import zstandard
 
-from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.errors import IntegrityError
+from omniload.base.extras import missing_extra
 from snapshot.image.entries import Entry
 from snapshot.image.layer_index import (
     BLOCK,
@@ -125,9 +126,7 @@ def _first_pass(path: Path, blob_digest: str) -> tuple[list[_Place], list[Entry]
         from indexed_gzip import IndexedGzipFile, NotCoveredError, ZranError  # noqa: PLC0415 -- an extra
         from indexed_gzip.indexed_gzip import CrcError  # noqa: PLC0415 -- an extra
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"gzip layers need the package {error.name}; pip install 'omniload[image]'"
-        ) from error
+        raise missing_extra("a gzip layer", error) from error
     try:
         with IndexedGzipFile(
             str(path), spacing=SPAN_BYTES, window_size=WINDOW_BYTES, readbuf_size=_COPY_BYTES

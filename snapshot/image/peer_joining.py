@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from omniload.base.errors import ConfigError
+from omniload.base.extras import install_line
 from omniload.base.log import get_logger
 
 __all__ = ["JOINED_WITHIN_S", "JoinedPeers", "check_ray"]
@@ -29,7 +30,7 @@ def check_ray() -> None:
         ConfigError: It is not installed.
     """
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError("peers=ray needs the package ray; pip install 'omniload[ray]'")
+        raise ConfigError(f"peers=ray needs the package ray; {install_line('ray')}")
 
 
 class JoinedPeers:

@@ -18,7 +18,9 @@ from snapshot.oci.manifest import (
 )
 from snapshot.oci.mirrors import MirroredStore
 from snapshot.oci.reference import Reference
+from snapshot.oci.registry import Registry
 from snapshot.oci.store import ImageStore, small_blob
+from snapshot.oci.transport import RegistrySettings, Transport
 
 __all__ = ["Image", "open_store", "platform_here", "resolve"]
 
@@ -121,12 +123,5 @@ def _registry(address: str, repository: str) -> ImageStore:
     registry = address.removeprefix(_PLAIN).rstrip("/")
     # As a reference it is held to the grammar: a mirror must not name a path or a user.
     Reference.parse(f"{registry}/{repository}")
-    try:
-        from snapshot.oci.registry import Registry  # noqa: PLC0415 -- an extra
-        from snapshot.oci.transport import RegistrySettings, Transport  # noqa: PLC0415 -- an extra
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"registries need the package {error.name}; pip install 'omniload[image]'"
-        ) from error
     settings = RegistrySettings(plain_http=True if address.startswith(_PLAIN) else None)
     return Registry(Transport(registry, settings, credentials_of(registry)), repository)

@@ -116,11 +116,19 @@ def test_an_unknown_log_level_is_refused(capsys):
 def test_our_nouns_lie_where_the_entry_points_of_this_distribution_say():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
-    assert project["entry-points"]["omniload.commands"] == cli._OURS
+    places = {noun: place for noun, (place, _) in cli._OURS.items()}
+
+    assert project["entry-points"]["omniload.commands"] == places
+
+
+def test_what_the_list_says_of_a_noun_is_what_the_noun_says():
+    for noun, (_, line) in cli._OURS.items():
+        command = cli.omniload.get_command(None, noun)
+        assert (noun, line) == (noun, command.get_short_help_str(limit=200))
 
 
 def test_our_own_noun_is_not_taken_by_another_distribution(monkeypatch, capsys):
-    monkeypatch.setitem(cli._OURS, "do", f"{__name__}:refuse")
+    monkeypatch.setitem(cli._OURS, "do", (f"{__name__}:refuse", "Refuse."))
     monkeypatch.setitem(sys.modules, __name__, sys.modules[refuse.callback.__module__])
 
     assert run("do") == 0

@@ -140,7 +140,7 @@ def test_a_url_that_says_what_cannot_be_is_refused(client, url, message):
 def test_without_the_package_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "hdfs_native", None)
 
-    with pytest.raises(ConfigError, match=r"pip install 'omniload\[hdfs\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'omniload-data\[hdfs\]'"):
         open_store("hdfs+native://n/jobs")
 
 

@@ -53,7 +53,7 @@ def test_without_grpc_the_extra_is_named(monkeypatch, words):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(containerd_cli.importlib, "import_module", missing)
 
-    with pytest.raises(ConfigError, match=r"omniload\[containerd,image\]"):
+    with pytest.raises(ConfigError, match=r"omniload-data\[containerd\]"):
         call(*words)
 
 

@@ -198,5 +198,5 @@ def test_asking_ends_when_it_is_told_to():
 def test_without_ray_it_is_said_what_to_install(monkeypatch):
     monkeypatch.setattr(peer_joining.importlib.util, "find_spec", lambda _: None)
 
-    with pytest.raises(ConfigError, match=r"pip install 'omniload\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'omniload-data\[ray\]'"):
         check_ray()

@@ -197,7 +197,7 @@ def test_a_page_over_hundreds_of_nodes_stays_small(tmp_path):
 def test_without_jinja_the_page_names_the_extra(start, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
 
-    assert "pip install 'omniload[report]'" in refusal(start, "--html", tmp_path / "page.html")
+    assert "pip install 'omniload-data[report]'" in refusal(start, "--html", tmp_path / "page.html")
 
 
 def test_a_page_that_cannot_be_written_is_named(start, tmp_path):

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from omniload.base.errors import ConfigError, StateError
+from omniload.base.extras import DISTRIBUTION
 from tests.support.builders import a_mix
 from tests.support.run_lines import a_killed_run, a_run_folder, a_step, an_event
 from trainer_integration import cli
@@ -143,7 +144,7 @@ def test_a_missing_package_names_the_extra(run, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without_jinja)
 
-    with pytest.raises(ConfigError, match=r"jinja2; pip install 'omniload\[report\]'"):
+    with pytest.raises(ConfigError, match=r"jinja2, .*; pip install 'omniload-data\[report\]'"):
         write_report(run)
 
 
@@ -196,7 +197,7 @@ def test_a_launch_record_is_read_as_it_was_written(run):
     record = read_launch_record(run)
 
     assert record.train.steps == 100
-    assert record.versions.keys() >= {"python", "omniload", "torch"}
+    assert record.versions.keys() >= {"python", DISTRIBUTION, "torch"}
 
 
 @pytest.mark.parametrize("content", ["", '{"version": 2}', "[]"])

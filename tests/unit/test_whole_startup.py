@@ -13,6 +13,7 @@ from benchmarks.whole_startup import Round, check_machine, tables_of
 from benchmarks.whole_startup_job import FETCH, PROGRAM, REQUIREMENTS, FirstStep, Job, first_step_of
 from benchmarks.whole_startup_place import CheckpointStore, closure_of, s3_url
 from benchmarks.whole_startup_ways import Places, Start, ours, plain
+from omniload.base.extras import DISTRIBUTION
 from snapshot.startup import attempts_of
 from tests.support.run_lines import a_memory, a_step, an_event
 from tests.support.startup_builders import a_pair
@@ -131,9 +132,9 @@ def test_the_first_step_is_read_from_the_run_s_log_once_it_is_there(tmp_path):
 
 
 def test_what_a_distribution_needs_is_found_with_its_extras():
-    bare, more = closure_of({"omniload": ()}), closure_of({"omniload": ("torch",)})
+    bare, more = closure_of({DISTRIBUTION: ()}), closure_of({DISTRIBUTION: ("torch",)})
 
-    assert {"omniload", "numpy", "pydantic-core", "click"} <= set(bare)
+    assert {DISTRIBUTION, "numpy", "pydantic-core", "click"} <= set(bare)
     assert "torch" not in bare
     assert {"torch", "sympy"} <= set(more)
     assert bare["click"].version == distribution("click").version

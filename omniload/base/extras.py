@@ -1,0 +1,71 @@
+"""The optional parts of the distribution: the module that is missing, and the line that installs it.
+
+The import name ``omniload`` is also that of another project on the public index. A message that
+said ``pip install 'omniload[ray]'`` would put that project's files over ours, so the name of our
+distribution stands here once, and every message takes it from here.
+"""
+
+from pathlib import Path
+
+import omniload
+from omniload.base.errors import ConfigError
+
+__all__ = ["DISTRIBUTION", "EXTRA_OF", "install_line", "missing_extra", "refuse_namesake"]
+
+DISTRIBUTION = "omniload-data"
+"""Name of this distribution on a package index; the packages it holds keep theirs."""
+
+_NAMESAKE = "omniload"
+
+EXTRA_OF = {
+    "google": "containerd",
+    "grpc": "containerd",
+    "hdfs_native": "hdfs",
+    "indexed_gzip": "image",
+    "jinja2": "report",
+    "matplotlib": "report",
+    "packaging": "env",
+    "pyfuse3": "fuse",
+    "ray": "ray",
+    "safetensors": "torch",
+    "torch": "torch",
+    "trio": "fuse",
+}
+"""Extra that brings a top-level module."""
+
+
+def install_line(*extras: str) -> str:
+    """Return the command that installs ``extras`` of this distribution."""
+    return f"pip install '{DISTRIBUTION}[{','.join(extras)}]'"
+
+
+def missing_extra(what: str, error: ModuleNotFoundError) -> ConfigError:
+    """Return the refusal of ``what``, which needs the module that ``error`` did not find.
+
+    Raises:
+        ModuleNotFoundError: ``error`` itself, where no extra brings its module: a fault of ours.
+    """
+    module = (error.name or "").partition(".")[0]
+    if module not in EXTRA_OF:
+        raise error
+    return ConfigError(
+        f"{what} needs the package {module}, which is not installed; {install_line(EXTRA_OF[module])}"
+    )
+
+
+def refuse_namesake() -> None:
+    """Refuse to run where the other project of this name is installed into the same folder.
+
+    Both distributions hold a package ``omniload``: the one installed last has overwritten files of
+    the other, and neither can be trusted to run.
+
+    Raises:
+        ConfigError: With the version found and the lines that mend it.
+    """
+    site = Path(omniload.__file__).parents[1]
+    for record in site.glob(f"{_NAMESAKE}-*.dist-info"):
+        version = record.name.removeprefix(f"{_NAMESAKE}-").removesuffix(".dist-info")
+        raise ConfigError(
+            f"{site} holds the distribution {_NAMESAKE} {version}, another project whose package omniload lies over "
+            f"ours; pip uninstall {_NAMESAKE} {DISTRIBUTION}, then pip install {DISTRIBUTION}"
+        )

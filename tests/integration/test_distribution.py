@@ -1,0 +1,111 @@
+"""The wheel and the source archive, tried in a virtual environment that holds nothing else."""
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+
+import pytest
+
+from tests.house.modules import ROOT
+
+pytestmark = pytest.mark.slow
+NOUNS = ("env", "fs", "image", "mix", "train")
+LARGEST_BYTES = 400_000_000
+
+
+def called(*words, **more):
+    done = subprocess.run(
+        [str(w) for w in words], check=False, capture_output=True, text=True, timeout=280, **more
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    tree = folder / "tree"
+    # A copy: building in place would leave folders in the checkout.
+    files = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split("\n")
+    for name in filter(None, files):
+        if name.split("/")[0] not in {"tests", "benchmarks", "docs"} and (ROOT / name).exists():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (tree / name).write_bytes((ROOT / name).read_bytes())
+    code, text = called(
+        *(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, tree)
+    )
+    assert code == 0, text
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def bare(wheel, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bare") / "venv"
+    venv.create(folder, with_pip=True)
+    code, text = called(
+        *(folder / "bin" / "python", "-m", "pip", "install", "-q", "--no-compile"),
+        *("-c", ROOT / "constraints.txt", wheel),
+    )
+    assert code == 0, text
+    return folder / "bin"
+
+
+def test_the_wheel_holds_the_packages_their_types_and_the_licence_alone(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+
+    tops = {name.split("/")[0] for name in names}
+    packages = {"omniload", "fusefs", "snapshot", "trainer_integration"}
+    assert {top for top in tops if ".dist-info" not in top} == packages
+    assert {f"{package}/py.typed" for package in packages} <= set(names)
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_a_base_install_is_small(bare):
+    site = next((bare.parent / "lib").glob("python*/site-packages"))
+
+    size = sum(f.stat().st_blocks * 512 for f in site.rglob("*") if f.is_file())
+
+    assert size <= LARGEST_BYTES
+
+
+@pytest.mark.parametrize("noun", NOUNS)
+def test_a_base_install_helps_with_every_noun_and_verb(bare, noun, tmp_path):
+    code, text = called(bare / "omniload", noun, "--help", cwd=tmp_path)
+    assert (code, "Traceback" in text) == (0, False), text
+
+    verbs = [line.split()[0] for line in text.split("Commands:")[1].splitlines() if line.strip()]
+    told = {verb: called(bare / "omniload", noun, verb, "--help", cwd=tmp_path) for verb in verbs}
+
+    assert verbs
+    assert {verb: text for verb, (code, text) in told.items() if code or "Usage:" not in text} == {}
+
+
+def test_a_base_install_says_what_a_command_needs(bare, tmp_path):
+    code, text = called(
+        bare / "omniload", "fs", "verify", "hdfs+native://127.0.0.1:9/x", cwd=tmp_path
+    )
+
+    assert code == 2, text
+    assert "pip install 'omniload-data[hdfs]'" in text
+    assert "Traceback" not in text
+
+
+def test_help_loads_no_noun(bare, tmp_path):
+    """Loading all nouns takes over a second; the list of them needs none."""
+    code, text = called(bare / "omniload", "--help", cwd=tmp_path)
+    environment = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}
+    _, imports = called(bare / "omniload", "--help", cwd=tmp_path, env=environment)
+
+    assert code == 0
+    assert all(noun in text for noun in NOUNS)
+    assert [
+        m for m in ("numpy", "pyarrow", "pydantic", "fusefs", "snapshot") if f" {m}\n" in imports
+    ] == []
