@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fusefs.manifest import Manifest, check_xattrs_fit, encode_manifest
+from fusefs.manifest import Manifest, encode_manifest
+from fusefs.manifest_header import check_xattrs_fit
 from fusefs.writing import Content
 
 __all__ = ["Attributes", "checked_xattrs", "encoded", "manifest_for"]

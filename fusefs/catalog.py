@@ -1,5 +1,6 @@
 """What is at a path: plain file, manifest, link or directory, found with as few store calls as can be."""
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,18 +11,17 @@ from typing import Literal, TypeVar
 
 from fusefs.directories import NOT_KEPT, DirectoryAttributes, is_attributes
 from fusefs.known import KnownManifests, is_settled
-from fusefs.manifest import (
+from fusefs.manifest import Manifest, decode_manifest
+from fusefs.manifest_header import (
     HEADER_BYTES,
     MAGIC,
     TAIL,
     Header,
-    Manifest,
     decode_header,
-    decode_manifest,
     has_manifest_size,
 )
 from fusefs.stores.protocol import RESERVED, Entry, Store
-from omniload.base.errors import IntegrityError, OmniloadError, StateError
+from omniload.base.errors import IntegrityError, StateError
 from omniload.base.log import get_logger
 
 __all__ = ["Catalog", "FileInfo"]
@@ -30,6 +30,8 @@ _LOG = get_logger(__name__)
 _MOST_HEADERS = 100_000
 _SHORT_BYTES = 64 << 10
 """Manifests of up to this size, of files of some GiB, are read whole at once, and remembered so."""
+_PIECE_BYTES = 4 << 20
+"""Of a longer manifest, read by one request."""
 _KNOWN_BYTES = 16 << 20
 """Most bytes of whole manifests remembered."""
 _ATTEMPTS = 3
@@ -68,6 +70,8 @@ class Catalog:
         self._store = store
         self._pool = pool
         self._directories = directories
+        self._reading_long = threading.Lock()
+        """Held by the one thread that reads a long manifest: each may need ``MAX_MANIFEST_BYTES``."""
         self._known = KnownManifests(most_headers=_MOST_HEADERS, most_bytes=_KNOWN_BYTES)
 
     def stat(self, path: str) -> FileInfo:
@@ -141,7 +145,7 @@ class Catalog:
             return self._described(path, entry)
         except FileNotFoundError:
             return None  # removed since the listing
-        except OmniloadError as error:
+        except (IntegrityError, StateError) as error:
             # One broken manifest must not hide its neighbours; opening it says what is wrong.
             _LOG.warning("%s", error)
             return _plain_info(entry)
@@ -204,22 +208,34 @@ class Catalog:
                 self._decoded(path, entry, head, asked_ns)
         return header
 
-    def _whole(self, path: str, entry: Entry) -> tuple[bytes, int]:
+    def _whole(self, path: str, entry: Entry) -> tuple[bytes | bytearray, int]:
         """Return all bytes at a path, and when the store was asked for them at the latest."""
         asked_ns = time.time_ns()
         known = self._known.whole(path, entry)
         if known is not None:
             return known, asked_ns
-        return self._store.read(path, 0, entry.size_bytes), asked_ns
+        if entry.size_bytes <= _PIECE_BYTES:
+            return self._store.read(path, 0, entry.size_bytes), asked_ns
+        with self._reading_long:
+            return self._read_by_pieces(path, entry.size_bytes), asked_ns
 
-    def _decoded(self, path: str, entry: Entry, data: bytes, asked_ns: int) -> Manifest:
+    def _read_by_pieces(self, path: str, size_bytes: int) -> bytearray:
+        """Read a long manifest, whose header has said that this is its size."""
+        data = bytearray()
+        for at in range(0, size_bytes, _PIECE_BYTES):
+            data += self._store.read(path, at, min(_PIECE_BYTES, size_bytes - at))
+        return data
+
+    def _decoded(self, path: str, entry: Entry, data: bytes | bytearray, asked_ns: int) -> Manifest:
         """Decode a manifest, and remember it: not before its checksums, which the next read may match."""
         manifest = decode_manifest(data, name=path)
         if len(data) <= _SHORT_BYTES and is_settled(entry, asked_ns):
-            self._known.remember_whole(path, entry, data)
+            self._known.remember_whole(path, entry, bytes(data))
         return manifest
 
-    def _header_in(self, path: str, entry: Entry, head: bytes, asked_ns: int) -> Header | None:
+    def _header_in(
+        self, path: str, entry: Entry, head: bytes | bytearray, asked_ns: int
+    ) -> Header | None:
         """As ``_header``, with the first bytes at hand: those of the header, or all."""
         if not head.startswith(MAGIC):
             whole = len(head) == entry.size_bytes
@@ -235,6 +251,11 @@ class Catalog:
         if header.kind == "directory":
             raise IntegrityError(
                 f"{path!r} holds the attributes of a directory under a file's name; remove it"
+            )
+        if header.manifest_bytes != entry.size_bytes:
+            raise IntegrityError(
+                f"manifest {path!r} has {entry.size_bytes} bytes, its header says "
+                f"{header.manifest_bytes}; restore the file from another copy"
             )
         if is_settled(entry, asked_ns):
             self._known.remember_header(path, entry, header)

@@ -7,7 +7,7 @@ size of a plain file, whose head nobody looks at; what it named is named by noth
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from fusefs.manifest import MAGIC, TAIL
+from fusefs.manifest_header import MAGIC, TAIL
 from fusefs.pools import StorePool
 from fusefs.stores.protocol import Store
 from omniload.base.errors import IntegrityError

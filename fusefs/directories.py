@@ -23,7 +23,8 @@ import orjson
 import xxhash
 
 from fusefs.attributes import Attributes, encoded
-from fusefs.manifest import HEADER_BYTES, Manifest, decode_manifest
+from fusefs.manifest import Manifest, decode_manifest
+from fusefs.manifest_header import HEADER_BYTES
 from fusefs.stores.protocol import RESERVED, Entry, Store, name_of
 from omniload.base.errors import IntegrityError, OmniloadError, StateError
 from omniload.base.log import get_logger

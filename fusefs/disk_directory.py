@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fusefs.disk_format import (
     COPIES,
+    HEADER_BYTES,
     LEAVING,
     MARKER,
     CopyVersion,
@@ -177,7 +178,9 @@ class DiskDirectory:
     def _is_pair(self, name: str) -> bool:
         if not self.data_path(name).exists() or not self.map_path(name).exists():
             return False
-        size_bytes = size_in_map(self.map_path(name).read_bytes(), name)
+        with self.map_path(name).open("rb") as table:
+            head, table_bytes = table.read(HEADER_BYTES), os.fstat(table.fileno()).st_size
+        size_bytes = size_in_map(head, table_bytes, name)
         return size_bytes == self.data_path(name).stat().st_size
 
     def make(self, version: CopyVersion) -> CopyFiles:

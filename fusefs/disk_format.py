@@ -91,17 +91,23 @@ def room_for(offset: int, size_bytes: int) -> int:
     return (stop - first) * _PAGE + 8
 
 
-def size_in_map(found: bytes, name: str) -> int | None:
-    """Return the bytes of the version whose map this is; None if it is not whole, or not of ``name``."""
-    if len(found) < HEADER_BYTES:
+def size_in_map(head: bytes, table_bytes: int, name: str) -> int | None:
+    """Return the bytes of the version whose map this is; None if it is not whole, or not of ``name``.
+
+    Args:
+        head: Its first ``HEADER_BYTES``.
+        table_bytes: Bytes of all of it.
+        name: Of the copy.
+    """
+    if len(head) < HEADER_BYTES:
         return None
-    magic, version, _, size_bytes, units, digest = _FIELDS.unpack(found[: _FIELDS.size])
+    magic, version, _, size_bytes, units, digest = _FIELDS.unpack(head[: _FIELDS.size])
     sound = (
         magic.rstrip(b"\0") == _MAGIC
         and version == VERSION
         and digest.hex() == name
-        and len(found) == map_bytes(units)
-        and found[_FIELDS.size : HEADER_BYTES] == xxhash.xxh3_64_digest(found[: _FIELDS.size])
+        and table_bytes == map_bytes(units)
+        and head[_FIELDS.size : HEADER_BYTES] == xxhash.xxh3_64_digest(head[: _FIELDS.size])
     )
     return int(size_bytes) if sound else None
 

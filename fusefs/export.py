@@ -35,6 +35,7 @@ __all__ = [
 
 _WINDOW_BYTES = 32 << 20
 """Bytes read side by side while as many are written: two windows are held in memory."""
+_MOST_STATISTICS_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +91,20 @@ def place_on_mount(file: Path) -> tuple[str, str]:
     """
     path = Path(os.path.abspath(file))  # noqa: PTH100 -- resolve() would follow links of the mount
     for root in (path, *path.parents):
-        try:
-            numbers = orjson.loads((root / RESERVED / "stats.json").read_bytes())
-        except (OSError, orjson.JSONDecodeError):
-            continue
-        return str(numbers["store"]), "" if path == root else str(path.relative_to(root))
+        if (store := _store_told_at(root)) is not None:
+            return store, "" if path == root else str(path.relative_to(root))
     raise StateError(f"{str(file)!r} lies on no mount of ours; give --store and the path in it")
+
+
+def _store_told_at(root: Path) -> str | None:
+    """Return the store that the mount at ``root`` shows; None where no mount of ours is."""
+    try:
+        with (root / RESERVED / "stats.json").open("rb") as view:
+            numbers = orjson.loads(view.read(_MOST_STATISTICS_BYTES))
+    except (OSError, orjson.JSONDecodeError):
+        return None
+    store = numbers.get("store") if isinstance(numbers, dict) else None
+    return store if isinstance(store, str) else None
 
 
 def require_no_mount(store: str) -> None:

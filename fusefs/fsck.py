@@ -12,14 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-import orjson
-
 from fusefs.cut_manifests import cut_manifests
 from fusefs.directories import MARKERS, is_attributes, mark, marker_of, read_attributes
-from fusefs.manifest import Manifest, has_manifest_size
+from fusefs.manifest import Manifest
+from fusefs.manifest_header import has_manifest_size
 from fusefs.namespace import StripedFiles
+from fusefs.stores.intents import (
+    INTENTS,
+    MAX_INTENT_BYTES,
+    Intent,
+    decode_intent,
+    intent_path,
+)
 from fusefs.stores.protocol import RESERVED, TEMPORARY, Entry, Store, name_of, parent_of
-from fusefs.stores.renaming import INTENTS
 from omniload.base.errors import IntegrityError, OmniloadError, StateError
 
 __all__ = ["Fault", "Report", "verify"]
@@ -63,13 +68,6 @@ class Report:
     def harmful(self) -> list[Fault]:
         """Faults that cost data."""
         return [fault for fault in self.faults if fault.kind in HARMFUL]
-
-
-@dataclass(frozen=True, slots=True)
-class _Intent:
-    path: str
-    source: str
-    target: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +118,15 @@ def verify(
     report.faults += [Fault("orphan", path, "no manifest names it") for path in orphans]
     left_over = sorted(p for p, e in _below(files.store, TEMPORARY) if e.mtime_ns <= before_ns)
     report.faults += [Fault("left over", path, "its writer is gone") for path in left_over]
-    intents = _intents(files.store, before_ns)
+    intents, no_intents = _intents(files.store, before_ns)
     report.faults += [Fault("interrupted", i.target, "replacement not ended") for i in intents]
+    report.faults += [Fault("left over", path, why) for path, why in no_intents.items()]
     if repair:
         for path in unmarked:
             mark(files.store, path)
             report.repaired.append(path)
         _finish_intents(files.store, intents, report)
+        _remove(files.store, sorted(no_intents), report)
         _remove(
             files.store,
             [p for p in left_over if _found(files.store, p) and not _promised(p, files.store)],
@@ -267,37 +267,37 @@ def _found(store: Store, path: str) -> Entry | None:
         return None
 
 
-def _intents(store: Store, before_ns: int) -> list[_Intent]:
-    """Return the intents of writers that are gone; one that was half written promises nothing."""
-    found = []
+def _intents(store: Store, before_ns: int) -> tuple[list[Intent], dict[str, str]]:
+    """Return the intents of writers that are gone; and the paths of what is none, with why."""
+    found, wrong = [], {}
     for path, entry in _below(store, INTENTS):
         if entry.mtime_ns > before_ns:
             continue
         try:
-            record = orjson.loads(store.read(path, 0, entry.size_bytes))
-            found.append(_Intent(path, str(record["source"]), str(record["target"])))
+            data = store.read(path, 0, min(entry.size_bytes, MAX_INTENT_BYTES))
+            found.append(decode_intent(data, path=path))
         except FileNotFoundError:
             continue
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            found.append(_Intent(path, "", ""))
-    return found
+        except IntegrityError as error:
+            wrong[path] = str(error)
+    return found, wrong
 
 
 def _promised(path: str, store: Store) -> bool:
-    return any(intent.source == path for intent in _intents(store, time.time_ns()))
+    return any(intent.source == path for intent in _intents(store, time.time_ns())[0])
 
 
-def _finish_intents(store: Store, intents: list[_Intent], report: Report) -> None:
+def _finish_intents(store: Store, intents: list[Intent], report: Report) -> None:
     """Finish what was interrupted: the store does when its target is asked for; then drop the intent."""
     for intent in intents:
-        there = intent.target and _found(store, intent.target) is not None
-        if not there and intent.source and _found(store, intent.source) is not None:
+        there = _found(store, intent.target) is not None
+        if not there and _found(store, intent.source) is not None:
             detail = (
                 f"its content still lies at {intent.source!r}; make its directory and repair again"
             )
             report.faults.append(Fault("missing", intent.target, detail))
         else:
-            _remove(store, [intent.path], report)
+            _remove(store, [intent_path(intent.target)], report)
 
 
 def _remove(store: Store, paths: list[str], report: Report) -> None:

@@ -3,7 +3,7 @@
 import threading
 from collections import OrderedDict
 
-from fusefs.manifest import Header
+from fusefs.manifest_header import Header
 from fusefs.stores.protocol import Entry
 
 __all__ = ["SETTLED_NS", "KnownManifests", "is_settled"]

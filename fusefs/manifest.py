@@ -10,80 +10,31 @@ and atomically: whoever reads it whole can rely on every object it names.
 """
 
 import binascii
-from collections.abc import Mapping, Sequence
+import errno
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
-import orjson
 import xxhash
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
 
 from fusefs.layout import StripeLayout
-from omniload.base.config import StrictModel
-from omniload.base.errors import IntegrityError, StateError
+from fusefs.manifest_header import (
+    HEADER_BYTES,
+    MAX_INT64,
+    MAX_MANIFEST_BYTES,
+    MAX_SEGMENT_RECORDS,
+    RECORD_OF,
+    RESIDUE,
+    TAIL,
+    Header,
+    decode_header,
+    header_text,
+)
+from omniload.base.errors import IntegrityError
 
-__all__ = [
-    "HEADER_BYTES",
-    "MAGIC",
-    "VERSION",
-    "Header",
-    "Manifest",
-    "Segment",
-    "check_xattrs_fit",
-    "decode_header",
-    "decode_manifest",
-    "encode_manifest",
-    "has_manifest_size",
-    "unit_checksum",
-]
-
-VERSION = 2
-"""Newest version this code reads and writes; what needs none of its news is written as version 1."""
-MAGIC = b'{"omnifs":'
-TAIL = b"\nomnifs\n"
-HEADER_BYTES = 4096
-RESIDUE = 1365
-"""Size of every manifest modulo 4096: odd, so no padded or block-sized plain file has it."""
-_SUM_BYTES = 18  # b"\n", 16 hexadecimal digits, b"\n"
-
-_FIELDS = [("id", "V16"), ("size", "<u8"), ("unit", "<u4"), ("count", "<u2"), ("reserved", "<u2")]
-_RECORD_OF = {
-    1: np.dtype(_FIELDS),
-    2: np.dtype([*_FIELDS, ("start", "<u8"), ("length", "<u8")]),
-}
-"""A record of each version; version 2 names the range of the segment that the file shows."""
-
-
-class Header(StrictModel):
-    """The JSON of a manifest's first 4096 bytes: all that ``stat`` needs."""
-
-    omnifs: int
-    """Version of the format."""
-    kind: Literal["file", "symlink", "directory"]
-    size: int = Field(ge=0)
-    """Bytes of the logical file; of the target for a symbolic link."""
-    mtime_ns: int
-    mode: int = Field(ge=0, le=0o7777)
-    """Permission bits."""
-    segments: int = Field(ge=0)
-    """Segment records in the body."""
-    units: int = Field(ge=0)
-    """Unit checksums in the body."""
-    inline: int = Field(ge=0)
-    """Bytes of the file held in the body itself."""
-    target: str | None = None
-    """Target of a symbolic link."""
-    xattrs: dict[str, str] = Field(default_factory=dict)
-    """Extended attributes, values in hexadecimal."""
-    body_xxh3: str
-    """xxh3-64 of the body, 16 hexadecimal digits."""
-
-    @property
-    def body_bytes(self) -> int:
-        """Bytes of the body."""
-        return self.segments * _RECORD_OF[self.omnifs].itemsize + self.units * 8 + self.inline
+__all__ = ["Manifest", "Segment", "decode_manifest", "encode_manifest", "unit_checksum"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,19 +138,15 @@ def unit_checksum(unit: bytes | bytearray | memoryview) -> int:
     return xxhash.xxh3_64_intdigest(unit)
 
 
-def has_manifest_size(size_bytes: int) -> bool:
-    """Tell whether a store file of ``size_bytes`` may be a manifest; if not, it is a plain file."""
-    return size_bytes % 4096 == RESIDUE and size_bytes > HEADER_BYTES
-
-
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the bytes of a manifest.
 
     Raises:
         ValueError: Target and extended attributes together do not fit the header.
+        OSError: ``EFBIG`` where it would be longer than ``MAX_MANIFEST_BYTES``.
     """
-    version = 1 if all(segment.is_whole for segment in manifest.segments) else 2
-    records = np.zeros(len(manifest.segments), _RECORD_OF[version])
+    version: Literal[1, 2] = 1 if all(segment.is_whole for segment in manifest.segments) else 2
+    records = np.zeros(len(manifest.segments), RECORD_OF[version])
     for record, segment in zip(records, manifest.segments, strict=True):
         record["id"] = np.void(binascii.unhexlify(segment.segment_id))
         record["size"] = segment.stored_bytes
@@ -208,6 +155,14 @@ def encode_manifest(manifest: Manifest) -> bytes:
         record["count"] = segment.layout.stripe_count
         if version > 1:
             record["start"], record["length"] = segment.before_bytes, segment.size_bytes
+    num_units = sum(len(segment.checksums_U) for segment in manifest.segments)
+    body_bytes = records.nbytes + num_units * 8 + len(manifest.inline)
+    if len(records) > MAX_SEGMENT_RECORDS or body_bytes > MAX_MANIFEST_BYTES - 2 * HEADER_BYTES:
+        raise OSError(
+            errno.EFBIG,
+            f"{len(records)} segments of {num_units} units need a manifest of {body_bytes} bytes, more "
+            f"than {MAX_MANIFEST_BYTES}; write larger units",
+        )
     sums = [segment.checksums_U.astype("<u8").tobytes() for segment in manifest.segments]
     body = b"".join([records.tobytes(), *sums, manifest.inline])
     header = Header(
@@ -217,91 +172,39 @@ def encode_manifest(manifest: Manifest) -> bytes:
         mtime_ns=manifest.mtime_ns,
         mode=manifest.mode,
         segments=len(records),
-        units=sum(len(segment.checksums_U) for segment in manifest.segments),
+        units=num_units,
         inline=len(manifest.inline),
         target=manifest.target,
         xattrs={name: value.hex() for name, value in manifest.xattrs.items()},
         body_xxh3=xxhash.xxh3_64_hexdigest(body),
     )
-    text = _header_text(header)
+    text = header_text(header)
     digest = xxhash.xxh3_64_hexdigest(text).encode()
     used = HEADER_BYTES + len(body) + len(TAIL)
     padding = b" " * ((RESIDUE - used) % 4096)
     return b"".join([text, b"\n", digest, b"\n", body, padding, TAIL])
 
 
-def check_xattrs_fit(xattrs: Mapping[str, bytes]) -> None:
-    """Check that extended attributes fit the header of any file, however large it becomes.
-
-    Raises:
-        ValueError: They do not.
-    """
-    most = 2**63 - 1
-    widest = Header(
-        omnifs=VERSION,
-        kind="symlink",
-        size=most,
-        mtime_ns=-most,
-        mode=0o7777,
-        segments=most,
-        units=most,
-        inline=most,
-        xattrs={name: value.hex() for name, value in xattrs.items()},
-        body_xxh3="f" * 16,
-    )
-    _header_text(widest)
-
-
-def decode_header(head: bytes | memoryview, *, name: str) -> Header:
-    """Read the first ``HEADER_BYTES`` of a manifest.
-
-    Args:
-        head: At least those bytes.
-        name: Path for messages.
-
-    Raises:
-        IntegrityError: The header is cut short or does not match its checksum.
-        StateError: Another version wrote it.
-    """
-    block = bytes(head[:HEADER_BYTES])
-    text = block[: HEADER_BYTES - _SUM_BYTES]
-    found = block[len(text) + 1 : len(text) + 17]
-    if len(block) < HEADER_BYTES or xxhash.xxh3_64_hexdigest(text).encode() != found:
-        raise IntegrityError(
-            f"manifest {name!r}: header of {len(block)} bytes does not match its checksum "
-            f"{found.decode('ascii', 'replace')!r}; restore the file from another copy"
-        )
-    value = orjson.loads(text)
-    if value.get("omnifs") not in _RECORD_OF:
-        raise StateError(
-            f"manifest {name!r} has version {value.get('omnifs')!r}, this code reads 1 to {VERSION}; "
-            "use the release that wrote it"
-        )
-    try:
-        return Header.model_validate(value)
-    except ValidationError as error:
-        raise IntegrityError(f"manifest {name!r}: header breaks the format: {error}") from error
-
-
-def decode_manifest(data: bytes | memoryview, *, name: str) -> Manifest:
+def decode_manifest(data: bytes | bytearray | memoryview, *, name: str) -> Manifest:
     """Read a whole manifest.
 
     Raises:
         IntegrityError: It is cut short, altered, or contradicts itself.
         StateError: Another version wrote it.
     """
-    header = decode_header(data[:HEADER_BYTES], name=name)
-    body = bytes(data[HEADER_BYTES : HEADER_BYTES + header.body_bytes])
+    view = memoryview(data)
+    header = decode_header(view[:HEADER_BYTES], name=name)
+    body = bytes(view[HEADER_BYTES : HEADER_BYTES + header.body_bytes])
     digest = xxhash.xxh3_64_hexdigest(body)
-    whole = has_manifest_size(len(data)) and bytes(data[-len(TAIL) :]) == TAIL
+    whole = len(data) == header.manifest_bytes and bytes(view[-len(TAIL) :]) == TAIL
     if not whole or len(body) < header.body_bytes or digest != header.body_xxh3:
         raise IntegrityError(
             f"manifest {name!r}: body has checksum {digest}, header says {header.body_xxh3}; "
             f"{len(data)} bytes read; restore the file from another copy"
         )
-    split = header.segments * _RECORD_OF[header.omnifs].itemsize
-    records = np.frombuffer(body[:split], _RECORD_OF[header.omnifs])
-    sums_U = np.frombuffer(body[split : split + header.units * 8], "<u8")
+    split = header.segments * RECORD_OF[header.omnifs].itemsize
+    records = np.frombuffer(body, RECORD_OF[header.omnifs], count=header.segments)
+    sums_U = np.frombuffer(body, "<u8", count=header.units, offset=split)
     manifest = Manifest(
         kind=header.kind,
         mtime_ns=header.mtime_ns,
@@ -319,17 +222,6 @@ def decode_manifest(data: bytes | memoryview, *, name: str) -> Manifest:
     return manifest
 
 
-def _header_text(header: Header) -> bytes:
-    text = orjson.dumps(header.model_dump())
-    room = HEADER_BYTES - _SUM_BYTES
-    if len(text) > room:
-        raise ValueError(
-            f"attributes need a header of {len(text)} bytes, more than {room}; "
-            "shorten the link target or the extended attributes"
-        )
-    return text.ljust(room)
-
-
 def _segments(
     records: NDArray[np.void], sums_U: NDArray[np.uint64], name: str
 ) -> Sequence[Segment]:
@@ -340,6 +232,10 @@ def _segments(
         except ValueError as error:
             raise IntegrityError(f"manifest {name!r}: {error}") from error
         stored = int(record["size"])
+        if stored > MAX_INT64:
+            raise IntegrityError(
+                f"manifest {name!r}: a segment has {stored} bytes, more than any file"
+            )
         start, length = _shown(record, stored, name)
         units = layout.num_units(start + length) - start // layout.unit_bytes
         segments.append(

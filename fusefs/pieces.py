@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusefs.layout import MAX_UNIT_BYTES, StripeLayout
-from fusefs.manifest import MAGIC, Manifest, Segment, unit_checksum
+from fusefs.manifest import Manifest, Segment, unit_checksum
+from fusefs.manifest_header import MAGIC
 from omniload.base.errors import IntegrityError
 
 __all__ = ["Piece", "check_unit", "pieces_of"]

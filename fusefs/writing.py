@@ -1,9 +1,11 @@
 """Writing a file front to back: plain while it is small, striped from then on."""
 
+import errno
 from collections.abc import Iterable
 
 from fusefs.layout import StripeLayout
-from fusefs.manifest import MAGIC, TAIL, Segment, has_manifest_size
+from fusefs.manifest import Segment
+from fusefs.manifest_header import MAGIC, MAX_MANIFEST_BYTES, TAIL, has_manifest_size
 from fusefs.segment_writer import SegmentWriter, WriteEngine
 
 __all__ = ["Content", "FileWriter", "may_be_plain"]
@@ -13,6 +15,8 @@ Content = bytes | tuple[Segment, ...]
 
 MAX_SEGMENTS = 65536
 """Segments of a file while it is appended to; its manifest is then 2 MiB, written at every fsync."""
+_MOST_UNITS = MAX_MANIFEST_BYTES // 8 - (1 << 20)
+"""Of a file: their checksums, and its segments, must fit a manifest."""
 
 
 class FileWriter:
@@ -71,10 +75,17 @@ class FileWriter:
         """Append ``data``, which is copied.
 
         Raises:
+            OSError: ``EFBIG`` where its manifest would become too long.
             OmniloadError, OSError: An earlier write to the store failed.
         """
         self.settle()
         view = memoryview(data).cast("B")
+        if (size_bytes := self._size_bytes + len(view)) > self._layout.unit_bytes * _MOST_UNITS:
+            raise OSError(
+                errno.EFBIG,
+                f"{size_bytes} bytes are more than {_MOST_UNITS} units of "
+                f"{self._layout.unit_bytes}; write larger units",
+            )
         while view:
             room = self._layout.unit_bytes - len(self._tail)
             self._tail += view[:room]

@@ -15,7 +15,7 @@ those reads these through a mount. Free of torch: a launcher looks into the inde
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
 from pydantic import Field, ValidationError
@@ -28,6 +28,7 @@ from trainer_integration.seals import sealed_json, unsealed_json
 __all__ = [
     "INDEX",
     "ITEM_BYTES",
+    "MAX_INDEX_BYTES",
     "VERSION",
     "Chunk",
     "ChunkToSave",
@@ -41,6 +42,8 @@ __all__ = [
 VERSION = 1
 INDEX = "index.json"
 """File that makes a checkpoint: without it the shards beside it are nothing."""
+MAX_INDEX_BYTES = 256 << 20
+"""Nothing longer is read: over a million chunks."""
 ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3"), 1),
     **dict.fromkeys(("I16", "F16", "BF16"), 2),
@@ -51,12 +54,15 @@ ITEM_BYTES = {
 _PAGE_BYTES = 4096
 
 
+_Elements = tuple[Annotated[int, Field(ge=0, le=2**63 - 1)], ...]
+
+
 class Chunk(StrictModel):
     """A box of a tensor, and where its bytes lie: row-major, side by side."""
 
-    offsets: tuple[int, ...]
+    offsets: _Elements
     """First element along each dimension of the tensor."""
-    sizes: tuple[int, ...]
+    sizes: _Elements
     """Elements along each dimension."""
     file: str = Field(pattern=r"^shard-\d{5,}-of-\d{5,}\.safetensors$")
     at: int = Field(ge=0)
@@ -68,7 +74,7 @@ class SavedTensor(StrictModel):
 
     dtype: str
     """Name of ``ITEM_BYTES``."""
-    sizes: tuple[int, ...]
+    sizes: _Elements
     """Elements along each dimension."""
     chunks: tuple[Chunk, ...]
     """Disjoint boxes that together are the tensor."""
@@ -126,6 +132,7 @@ class Index(StrictModel):
                 f"{name}: chunks of tensor {key!r} hold {found} elements, it has {wanted}"
             )
         for chunk in tensor.chunks:
+            self._check_box(key, tensor, chunk, name)
             size = math.prod(chunk.sizes) * ITEM_BYTES[tensor.dtype]
             file = self.files.get(chunk.file)
             if file is None or chunk.at + size > file.size_bytes:
@@ -133,6 +140,18 @@ class Index(StrictModel):
                 raise IntegrityError(
                     f"{name}: tensor {key!r} lies at {chunk.at}+{size} of {chunk.file}, which {there}"
                 )
+
+    @staticmethod
+    def _check_box(key: str, tensor: SavedTensor, chunk: Chunk, name: str) -> None:
+        within = len(chunk.offsets) == len(chunk.sizes) == len(tensor.sizes) and all(
+            offset + size <= whole
+            for offset, size, whole in zip(chunk.offsets, chunk.sizes, tensor.sizes, strict=True)
+        )
+        if not within:
+            raise IntegrityError(
+                f"{name}: a chunk of tensor {key!r} is the box {chunk.sizes} at {chunk.offsets}, "
+                f"which leaves {tensor.sizes}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

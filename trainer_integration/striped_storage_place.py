@@ -8,7 +8,7 @@ from fusefs.namespace import StripedFiles
 from fusefs.omnifs import OmniFileSystem
 from fusefs.stores.protocol import checked_path
 from omniload.base.errors import ConfigError, IntegrityError, StateError
-from trainer_integration.striped_storage_index import INDEX, Index
+from trainer_integration.striped_storage_index import INDEX, MAX_INDEX_BYTES, Index
 
 __all__ = ["is_path", "location_of", "open_striped", "read_index", "within"]
 
@@ -47,7 +47,9 @@ def read_index(files: StripedFiles, folder: str) -> Index:
     location = location_of(files, folder)
     try:
         with files.open(within(folder, INDEX)) as file:
-            data = bytes(file.reader.read(0, file.reader.size_bytes))
+            size_bytes = file.reader.size_bytes
+            is_index = size_bytes <= MAX_INDEX_BYTES
+            data = bytes(file.reader.read(0, size_bytes)) if is_index else b""
     except FileNotFoundError as error:
         raise StateError(
             f"{location} holds no {INDEX}: nothing was saved there, or the save was interrupted; "
@@ -55,6 +57,11 @@ def read_index(files: StripedFiles, folder: str) -> Index:
         ) from error
     except IntegrityError as error:
         raise IntegrityError(f"{location}: {INDEX}: {error}") from error
+    if not is_index:
+        raise IntegrityError(
+            f"{location}/{INDEX} has {size_bytes} bytes, more than {MAX_INDEX_BYTES}; "
+            "load another checkpoint"
+        )
     return Index.decoded(data, name=f"{location}/{INDEX}")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing_extensions import override
 
 from fusefs.stores.clients import Backend
+from fusefs.stores.held import RecentNames
 from fusefs.stores.protocol import (
     RESERVED,
     Data,
@@ -24,10 +25,15 @@ from fusefs.stores.protocol import (
     name_of,
     not_empty,
     parent_of,
+    stored_name,
 )
 from omniload.base.errors import IntegrityError, UnavailableError
+from omniload.base.log import get_logger
 
 __all__ = ["BackendStore"]
+
+_LOG = get_logger(__name__)
+_MOST_COMPLAINED = 1000
 
 
 class BackendStore(Store):
@@ -35,6 +41,8 @@ class BackendStore(Store):
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._complained = RecentNames(_MOST_COMPLAINED)
+        """Directories of which it was logged that something in them cannot be shown."""
 
     @property
     @override
@@ -61,6 +69,9 @@ class BackendStore(Store):
 
     @override
     def listing(self, path: str) -> list[Entry]:
+        return self._named(self._listed(path), path)
+
+    def _listed(self, path: str) -> list[Entry]:
         # Asked for first: a listing that holds something says by itself that a directory is there.
         try:
             found = self._backend.listing(path)
@@ -75,6 +86,21 @@ class BackendStore(Store):
         if not found or _may_be_itself(found, path):
             self._check_directory(path)
         return found
+
+    def _named(self, found: list[Entry], path: str) -> list[Entry]:
+        """Return what has a name of its own; keys such as ``a//b`` or ``a/../b`` of an object store have none."""
+        named = []
+        for entry in found:
+            where = f"a name in the listing of {path!r}"
+            try:
+                stored_name(entry.name, where=where)
+            except IntegrityError as error:
+                if path not in self._complained:
+                    self._complained.add(path)
+                    _LOG.warning("%s: %s; it is not shown", self.location, error)
+            else:
+                named.append(entry)
+        return named
 
     def _check_directory(self, path: str) -> None:
         if not self.stat(path).is_directory:
@@ -120,7 +146,8 @@ class BackendStore(Store):
 
     @override
     def remove_directory(self, path: str) -> None:
-        if self.listing(path):
+        # What has no name to be shown by is there nevertheless: some clients remove all below.
+        if self._listed(path):
             raise not_empty(path)
         self._backend.remove_directory(path)
 

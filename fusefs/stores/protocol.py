@@ -33,6 +33,8 @@ __all__ = [
     "name_of",
     "not_empty",
     "parent_of",
+    "stored_name",
+    "stored_path",
 ]
 
 Data = TypeVar("Data", bound=bytes | memoryview)
@@ -41,6 +43,8 @@ RESERVED = ".omnifs"
 """Folder in the root of a store that holds objects and work in progress."""
 TEMPORARY = f"{RESERVED}/new"
 MAX_NAME_BYTES = 255
+MAX_PATH_BYTES = 16 << 10
+"""Of a path that a store's own records name; S3 takes 1 KiB, HDFS 8,000 characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,7 @@ class RenameBegunError(UnavailableError):
     """A rename that the rules allow was broken off by an outage: ``Store.go_on_renaming`` ends it."""
 
 
+_SHOWN_CHARACTERS = 120
 Before = Callable[[Entry | None], None]
 """Called by ``Store.publish`` when the file is ready and nothing shows of it, with what it replaces.
 
@@ -218,14 +223,54 @@ def checked_path(path: str) -> str:
             so that no path leaves the store.
     """
     path = path.strip("/")
-    if not path:
-        return ""
+    if path and (fault := _fault_of(path)) is not None:
+        raise ValueError(f"path {path!r} {fault}; give a plain path")
+    return path
+
+
+def stored_path(value: object, *, where: str) -> str:
+    """Return a path that something in the store names: what is not plain never reaches a call of a store.
+
+    Args:
+        value: What was read.
+        where: What was read, and which of its fields, for messages.
+
+    Raises:
+        IntegrityError: It is no text, or no plain path: relative, of components that are neither
+            empty nor ``.`` nor ``..``, without zero bytes and not too long.
+    """
+    if not isinstance(value, str):
+        fault: str | None = f"is a {type(value).__name__}, no text"
+    elif len(value) > MAX_PATH_BYTES:
+        fault = f"has {len(value)} characters, more than {MAX_PATH_BYTES}"
+    else:
+        fault = _fault_of(value)
+    if fault is not None:
+        shown = repr(value)[:_SHOWN_CHARACTERS]
+        raise IntegrityError(f"{where} is {shown}, which {fault}; remove what holds it")
+    return str(value)
+
+
+def stored_name(value: object, *, where: str) -> str:
+    """As ``stored_path``, of one component."""
+    name = stored_path(value, where=where)
+    if "/" in name:
+        raise IntegrityError(f"{where} is {name!r}, a path where a name is due; remove it")
+    return name
+
+
+def _fault_of(path: str) -> str | None:
+    """Return what keeps a path from being plain."""
     for part in path.split("/"):
         if part in {"", ".", ".."} or "\0" in part:
-            raise ValueError(f"path {path!r} has the component {part!r}; give a plain path")
-        if len(part.encode("utf-8", "surrogateescape")) > MAX_NAME_BYTES:
-            raise ValueError(f"name {part!r} has more than {MAX_NAME_BYTES} bytes; shorten it")
-    return path
+            return f"has the component {part!r}"
+        try:
+            size_bytes = len(part.encode("utf-8", "surrogateescape"))
+        except UnicodeEncodeError:
+            return f"has the component {part[:40]!r}, which no bytes stand for"
+        if size_bytes > MAX_NAME_BYTES:
+            return f"has a component of {size_bytes} bytes, more than {MAX_NAME_BYTES}, {part[:40]!r}..."
+    return None
 
 
 def parent_of(path: str) -> str:

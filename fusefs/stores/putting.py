@@ -13,6 +13,7 @@ from fusefs.stores.protocol import (
     Entry,
     Preferred,
     RenameBegunError,
+    stored_name,
 )
 from omniload.base.errors import OmniloadError, UnavailableError
 
@@ -108,7 +109,9 @@ class PuttingStore(BackendStore):
         if not self.stat(source).is_directory:
             self._backend.move(source, target)
             return
+        found = self._backend.listing(source)
+        names = [stored_name(e.name, where=f"a name in the listing of {source!r}") for e in found]
         self._backend.make_directory(target)
-        for entry in self._backend.listing(source):
-            self._move(f"{source}/{entry.name}", f"{target}/{entry.name}")
+        for name in names:
+            self._move(f"{source}/{name}", f"{target}/{name}")
         self._backend.remove_directory(source)

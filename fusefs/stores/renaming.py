@@ -3,12 +3,18 @@
 import uuid
 from contextlib import suppress
 
-import orjson
-import xxhash
 from typing_extensions import override
 
 from fusefs.stores.backend import BackendStore
-from fusefs.stores.clients import ReplacingBackend
+from fusefs.stores.clients import Backend, ReplacingBackend
+from fusefs.stores.held import RecentNames
+from fusefs.stores.intents import (
+    MAX_INTENT_BYTES,
+    Intent,
+    decode_intent,
+    encode_intent,
+    intent_path,
+)
 from fusefs.stores.protocol import (
     RESERVED,
     TEMPORARY,
@@ -16,13 +22,13 @@ from fusefs.stores.protocol import (
     Entry,
     parent_of,
 )
-from omniload.base.errors import OmniloadError, UnavailableError
+from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
+from omniload.base.log import get_logger
 
-__all__ = ["INTENTS", "RenamingStore", "ReplacingStore"]
+__all__ = ["RenamingStore", "ReplacingStore"]
 
-INTENTS = f"{RESERVED}/intents"
-_LONGEST_INTENT = 64 << 10
-"""Two paths; more than any store takes."""
+_LOG = get_logger(__name__)
+_MOST_DISTRUSTED = 1000
 
 
 class RenamingStore(BackendStore):
@@ -32,6 +38,11 @@ class RenamingStore(BackendStore):
     Whoever finds the target missing looks for its intent and finishes the rename, so
     that nobody sees the gap, and a crash inside it loses nothing.
     """
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        self._distrusted = RecentNames(_MOST_DISTRUSTED)
+        """Intents that were logged as no intents."""
 
     @override
     def _find(self, path: str) -> Entry | None:
@@ -106,10 +117,8 @@ class RenamingStore(BackendStore):
         self._backend.move(source, target)
 
     def _replace(self, source: str, target: str) -> None:
-        record = orjson.dumps({"version": 1, "source": source, "target": target})
-        intent = _intent_path(target)
         self._forget_intent(target)
-        self._write(intent, record)
+        self._write(intent_path(target), encode_intent(Intent(source, target)))
         try:
             self._backend.remove(target)
         except (OSError, UnavailableError):
@@ -125,23 +134,25 @@ class RenamingStore(BackendStore):
         self._forget_intent(target)
 
     def _intended_source(self, path: str) -> str | None:
-        intent = _intent_path(path)
+        where = intent_path(path)
         # Asked for first: libhdfs prints a page of Java's stack for each file that it cannot open.
-        if not self._backend.is_file(intent):
+        if not self._backend.is_file(where):
             return None
         try:
-            record = orjson.loads(self._backend.read(intent, 0, _LONGEST_INTENT))
-        except (FileNotFoundError, orjson.JSONDecodeError):
-            # Gone since, or half written by a writer that has not removed the target yet.
+            return decode_intent(self._backend.read(where, 0, MAX_INTENT_BYTES), path=where).source
+        except FileNotFoundError:
+            return None  # gone since
+        except IntegrityError as error:
+            # Half written by a writer that has not removed the target yet, or forged.
+            if where not in self._distrusted:
+                self._distrusted.add(where)
+                _LOG.warning("%s; it promises nothing", error)
             return None
-        source = record.get("source")
-        mine = record.get("version") == 1 and record.get("target") == path
-        return source if mine and isinstance(source, str) else None
 
     def _forget_intent(self, path: str) -> None:
-        if self._backend.is_file(_intent_path(path)):
+        if self._backend.is_file(intent_path(path)):
             with suppress(FileNotFoundError):
-                self._backend.remove(_intent_path(path))
+                self._backend.remove(intent_path(path))
 
 
 class ReplacingStore(RenamingStore):
@@ -161,8 +172,3 @@ class ReplacingStore(RenamingStore):
         # Else it would be finished later, and bring back what its writer wrote.
         self._forget_intent(target)
         self._replacing.replace(source, target)
-
-
-def _intent_path(target: str) -> str:
-    digest = xxhash.xxh3_128_hexdigest(target.encode("utf-8", "surrogateescape"))
-    return f"{INTENTS}/{digest}"

@@ -4,10 +4,11 @@ import pytest
 from pyarrow import fs as pafs
 
 from fusefs.stores.arrow import ArrowBackend, store_on
+from fusefs.stores.intents import INTENTS
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.protocol import RenameBegunError
 from fusefs.stores.putting import PuttingStore
-from fusefs.stores.renaming import INTENTS, RenamingStore
+from fusefs.stores.renaming import RenamingStore
 from fusefs.stores.retrying import RetryingStore
 from omniload.base.errors import IntegrityError, UnavailableError
 from tests.support.fusefs_faulty_store import FaultyStore, Outage

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusefs.attributes import Attributes
-from fusefs.manifest import MAGIC
+from fusefs.manifest_header import MAGIC
 from tests.support.fusefs_builders import contents, object_paths, tiny_files
 
 chunks = st.lists(st.binary(max_size=40), max_size=12)

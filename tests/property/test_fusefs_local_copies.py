@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from fusefs.attributes import encoded
 from fusefs.config import DiskCacheConfig
-from fusefs.manifest import MAGIC, Manifest
+from fusefs.manifest import Manifest
+from fusefs.manifest_header import MAGIC
 from fusefs.stores.memory import MemoryStore
 from tests.support.fusefs_builders import tiny_files
 

@@ -10,17 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusefs.layout import StripeLayout
-from fusefs.manifest import (
+from fusefs.manifest import Manifest, Segment, decode_manifest, encode_manifest, unit_checksum
+from fusefs.manifest_header import (
     HEADER_BYTES,
     MAGIC,
-    Manifest,
-    Segment,
     check_xattrs_fit,
     decode_header,
-    decode_manifest,
-    encode_manifest,
     has_manifest_size,
-    unit_checksum,
 )
 from omniload.base.errors import IntegrityError, StateError
 

@@ -338,20 +338,20 @@ def test_a_map_is_believed_for_its_version_only():
     assert (
         decode_map(header_of(CopyVersion(ONE.key, ONE.size_bytes + 1, 4)) + checksums, ONE) is None
     )
-    assert size_in_map(whole, ONE.name) == ONE.size_bytes
-    assert size_in_map(whole, TWO.name) is None
-    assert size_in_map(whole[:40], ONE.name) is None
-    assert size_in_map(whole + b"x", ONE.name) is None
+    assert size_in_map(whole, len(whole), ONE.name) == ONE.size_bytes
+    assert size_in_map(whole, len(whole), TWO.name) is None
+    assert size_in_map(whole[:40], len(whole[:40]), ONE.name) is None
+    assert size_in_map(whole + b"x", len(whole + b"x"), ONE.name) is None
 
 
 def test_a_flipped_bit_of_a_header_is_seen():
     whole = bytearray(header_of(ONE) + bytes(32))
     for at in range(64):
         whole[at] ^= 4
-        assert size_in_map(bytes(whole), ONE.name) is None
+        assert size_in_map(bytes(whole), len(bytes(whole)), ONE.name) is None
         whole[at] ^= 4
 
-    assert size_in_map(bytes(whole), ONE.name) == ONE.size_bytes
+    assert size_in_map(bytes(whole), len(bytes(whole)), ONE.name) == ONE.size_bytes
 
 
 def test_the_format_is_the_one_that_is_written_down():

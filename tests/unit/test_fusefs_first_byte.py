@@ -12,10 +12,11 @@ from fusefs import catalog
 from fusefs.attributes import Attributes
 from fusefs.stores import arrow
 from fusefs.stores.clients import Backend
+from fusefs.stores.intents import intent_path
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.protocol import Entry
 from fusefs.stores.putting import PuttingStore
-from fusefs.stores.renaming import RenamingStore, _intent_path
+from fusefs.stores.renaming import RenamingStore
 from omniload.base.errors import IntegrityError, UnavailableError
 from tests.support.fusefs_builders import contents, object_paths, some_files
 
@@ -505,7 +506,7 @@ class Glimpsing(NotingBackend):
 
 
 def an_intent(backend, source, target):
-    path = _intent_path(target)
+    path = intent_path(target)
     backend.keys[path] = orjson.dumps({"version": 1, "source": source, "target": target})
     backend.read = lambda at, *_: backend.keys[at]
     return path
@@ -521,7 +522,7 @@ def test_a_name_that_is_there_takes_a_glimpse_and_a_missing_one_no_look_twice():
         store.stat("d/none")
     assert backend.since() == [
         ("glimpse", "d/none"),
-        ("is_file", _intent_path("d/none")),
+        ("is_file", intent_path("d/none")),
         ("find", "d/none"),
         ("glimpse", "d"),
     ]

@@ -1,0 +1,75 @@
+"""The intent to replace a file, on stores where that is not one step: written down ahead, for whoever finds the gap.
+
+``.omnifs/intents/<xxh3-128 of the target path>`` holds ``{"version":1,"source":...,"target":...}``.
+Whoever can write to the store can write an intent, and reading one moves a file: so it
+promises nothing unless both its names are plain paths within the store and it lies where an intent
+of its target belongs.
+"""
+
+from dataclasses import dataclass
+
+import orjson
+import xxhash
+
+from fusefs.stores.protocol import RESERVED, TEMPORARY, parent_of, stored_path
+from omniload.base.errors import IntegrityError
+
+__all__ = ["INTENTS", "MAX_INTENT_BYTES", "Intent", "decode_intent", "encode_intent", "intent_path"]
+
+INTENTS = f"{RESERVED}/intents"
+MAX_INTENT_BYTES = 64 << 10
+"""Two paths; more than any store takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What lies at ``source`` is to stand at ``target``."""
+
+    source: str
+    target: str
+
+
+def intent_path(target: str) -> str:
+    """Return where the intent to replace ``target`` lies."""
+    digest = xxhash.xxh3_128_hexdigest(target.encode("utf-8", "surrogateescape"))
+    return f"{INTENTS}/{digest}"
+
+
+def encode_intent(intent: Intent) -> bytes:
+    """Return the bytes of an intent."""
+    return orjson.dumps({"version": 1, "source": intent.source, "target": intent.target})
+
+
+def decode_intent(data: bytes, *, path: str) -> Intent:
+    """Read an intent.
+
+    Args:
+        data: Its bytes.
+        path: Where it lies.
+
+    Raises:
+        IntegrityError: It is half written, or promises what no writer of ours does: a source that
+            is no plain path of the store or belongs to the store itself, or the target of another.
+    """
+    name = f"intent {path!r}"
+    try:
+        record = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise IntegrityError(f"{name} is no JSON: {error}; repair removes it") from error
+    if not isinstance(record, dict) or record.get("version") != 1:
+        raise IntegrityError(f"{name} is no record of version 1; repair removes it")
+    source = stored_path(record.get("source"), where=f"source of {name}")
+    target = stored_path(record.get("target"), where=f"target of {name}")
+    if intent_path(target) != path or _is_of_the_store(target):
+        raise IntegrityError(
+            f"{name} is for {target!r}, which belongs elsewhere; repair removes it"
+        )
+    if _is_of_the_store(source) and parent_of(source) != TEMPORARY:
+        raise IntegrityError(
+            f"{name} names the source {source!r}, which belongs to the store; repair removes it"
+        )
+    return Intent(source, target)
+
+
+def _is_of_the_store(path: str) -> bool:
+    return path == RESERVED or path.startswith(f"{RESERVED}/")
