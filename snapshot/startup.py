@@ -1,8 +1,7 @@
 """Stages of a start-up: events of many nodes joined into seconds, stragglers and bytes.
 
-A stage ends for a job when its slowest node ends it, because the next one begins with a
-barrier. What a start-up took is therefore divided along that path: each moment belongs to
-the stage, among those that run on any node, that ends first. The parts add up to the whole.
+Between two barriers a job waits for the node that comes to the second last. What a start-up
+took is therefore divided along those nodes, and the parts add up to the whole.
 
 Times of different nodes come from different clocks. ``align`` moves them onto one
 another at a moment that they are believed to share; nothing is moved unless asked for.
@@ -16,15 +15,18 @@ from statistics import median
 
 from omniload.base.errors import ConfigError, StateError
 from snapshot.startup_events import TIERS, StageEvent
-from snapshot.startup_path import PathPart, path_of
+from snapshot.startup_path import (
+    FIRST_STEP,
+    SCHEDULER_STAGES,
+    PathPart,
+    critical_path,
+    is_meeting,
+)
 from snapshot.startup_runs import Run, RunsOfStage, runs_of, spans_of
 
 __all__ = [
     "BETWEEN",
-    "FIRST_STEP",
     "FROM_START",
-    "MEETINGS",
-    "SCHEDULER_STAGES",
     "Attempt",
     "ClockDoubt",
     "NodeStage",
@@ -33,16 +35,10 @@ __all__ = [
     "natural",
 ]
 
-SCHEDULER_STAGES = ("queue", "allocation")
-"""Stages before a node is held."""
-FIRST_STEP = "first_step"
-"""The stage whose end ends a start-up."""
 BETWEEN = "(between stages)"
-"""Name for the time in which no stage runs."""
+"""Name for the time in which no stage runs on the node that the others wait for."""
 FROM_START = "start"
 """Value of ``align``: the nodes are taken to begin at the same moment."""
-MEETINGS = ("process_group", FIRST_STEP)
-"""Stages in which all nodes are at some moment: their seconds hold the wait for the last to come."""
 
 _MOST_STAGES = 256
 _NS = 1e9
@@ -81,6 +77,8 @@ class Stage:
     straggler_ratio: float | None
     """``max_s / median_s``; ``None`` where either is missing or the median is 0."""
     slowest: str | None
+    lost_s: float
+    """``max_s - median_s``: what the slowest node may cost the job; 0 where none ended."""
     waited_node_s: float
     """Sum over the nodes of how much sooner than the slowest they were done."""
     path_s: float
@@ -127,7 +125,7 @@ class Attempt:
     path: tuple[PathPart, ...]
     """From begin to end without a hole."""
     between_s: float
-    """Part of the critical path in which no stage runs on any node."""
+    """Part of the critical path in which no stage runs on the node that the others wait for."""
     reached: bool
     """Whether all nodes that began the first step ended it, at least one."""
     job_s: float | None
@@ -161,6 +159,15 @@ class Attempt:
     def nodes(self) -> tuple[str, ...]:
         """All nodes and whoever wrote of the queue, numbers in names in their order."""
         return tuple(sorted({n.node for stage in self.stages for n in stage.nodes}, key=natural))
+
+    @property
+    def worst(self) -> Stage | None:
+        """The stage whose slowest node lost most seconds, meetings left out.
+
+        Who comes first to a meeting spends longest in it, which is no fault of his.
+        """
+        own = [s for s in self.stages if s.max_s is not None and not is_meeting(s.name)]
+        return max(own, key=lambda stage: stage.lost_s, default=None)
 
 
 def attempts_of(events: Iterable[StageEvent], *, align: str = "") -> tuple[Attempt, ...]:
@@ -243,11 +250,8 @@ def _attempt(
     ends = [node.end_ns for node in steps if node.end_ns is not None]
     reached = bool(steps) and len(ends) == len(steps)
     begin_ns, end_ns = min(begins, default=last_ns), max(ends) if reached else last_ns
-    spans = {
-        name: spans_of((run for node in nodes for run in node.runs), last_ns)
-        for name, nodes in nodes_of.items()
-    }
-    path = path_of(spans, begin_ns, end_ns)
+    runs = {name: {n.node: n.runs for n in nodes} for name, nodes in nodes_of.items()}
+    path = critical_path(runs, begin_ns, end_ns, last_ns, reached=reached)
     ordered = sorted(nodes_of, key=lambda name: (median(n.begin_ns for n in nodes_of[name]), name))
     stages = tuple(_stage(name, nodes_of[name], _path_s(path, name)) for name in ordered)
     held = _first_held(nodes_of)
@@ -320,6 +324,7 @@ def _stage(name: str, nodes: Sequence[NodeStage], path_s: float) -> Stage:
         median_s=middle,
         max_s=most,
         straggler_ratio=most / middle if most is not None and middle else None,
+        lost_s=0.0 if most is None or middle is None else most - middle,
         slowest=slowest,
         waited_node_s=sum(most - each for each in took.values()) if most is not None else 0.0,
         path_s=path_s,
@@ -334,8 +339,8 @@ def _path_s(path: Iterable[PathPart], stage: str | None) -> float:
 def _doubt(nodes_of: Mapping[str, Sequence[NodeStage]]) -> ClockDoubt | None:
     """Find the meeting that clocks contradict most: left by one node before another entered."""
     found = None
-    for name in MEETINGS:
-        ended = [(n.end_ns, n.node) for n in nodes_of.get(name, ()) if n.end_ns is not None]
+    for name in sorted(filter(is_meeting, nodes_of), reverse=True):
+        ended = [(n.end_ns, n.node) for n in nodes_of[name] if n.end_ns is not None]
         if not ended:
             continue
         left_ns, left = min(ended)

@@ -31,6 +31,15 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
         "doubt": None if attempt.doubt is None else asdict(attempt.doubt),
         "strays": attempt.strays,
         "backward": attempt.backward,
+        "path": [
+            {
+                "stage": part.stage,
+                "node": part.node,
+                "begin_s": _seconds(part.begin_ns, attempt.begin_ns),
+                "end_s": _seconds(part.end_ns, attempt.begin_ns),
+            }
+            for part in attempt.path
+        ],
         "stages": [_stage_json(stage, attempt.begin_ns) for stage in attempt.stages],
     }
 
@@ -68,6 +77,7 @@ def _stage_json(stage: Stage, begin_ns: int) -> dict[str, Any]:
         "max_s": stage.max_s,
         "straggler_ratio": stage.straggler_ratio,
         "slowest": stage.slowest,
+        "lost_s": stage.lost_s,
         "waited_node_s": stage.waited_node_s,
         "path_s": stage.path_s,
         "bytes": dict(stage.bytes),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from omniload.base.errors import ConfigError
 from omniload.base.extras import missing_extra
-from snapshot.startup import MEETINGS, Attempt
+from snapshot.startup import Attempt
 from snapshot.startup_difference import Difference
 from snapshot.startup_tables import (
     format_moved,
@@ -107,10 +107,7 @@ def _environment() -> "Environment":
 
 def _tiles(attempt: Attempt) -> list[Tile]:
     longest = max(attempt.stages, key=lambda stage: stage.path_s, default=None)
-    # Who came first to a meeting spent longest in it, which is no fault of his.
-    own = [stage for stage in attempt.stages if stage.name not in MEETINGS]
-    spread = [stage for stage in own if stage.straggler_ratio is not None]
-    worst = max(spread, key=lambda stage: stage.straggler_ratio or 0, default=None)
+    worst = attempt.worst
     return [
         Tile("Job level", format_seconds(attempt.job_s), "submission to the end of the first step"),
         Tile("Node level", format_seconds(attempt.node_s), "from the image on, nodes held"),
@@ -124,8 +121,10 @@ def _tiles(attempt: Attempt) -> list[Tile]:
         ),
         Tile(
             "Worst straggler",
-            "-" if worst is None else format_ratio(worst.straggler_ratio),
-            "no stage ended" if worst is None else f"max / median, {worst.name}: {worst.slowest}",
+            "-" if worst is None else format_seconds(worst.lost_s),
+            "no stage ended"
+            if worst is None
+            else f"over the median, {worst.name}: {worst.slowest}",
         ),
         Tile("Nodes", str(attempt.num_held), f"{len(attempt.stages)} stages"),
     ]

@@ -1,12 +1,13 @@
 """Begins and ends paired into runs of a stage on a node."""
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from snapshot.startup_events import StageEvent
 
-__all__ = ["Run", "RunsOfStage", "runs_of", "spans_of"]
+__all__ = ["Run", "RunsOfStage", "entered_of", "runs_of", "spans_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,3 +112,15 @@ def spans_of(runs: Iterable[Run], last_ns: int | None = None) -> list[tuple[int,
         else:
             spans.append((begin, end))
     return spans
+
+
+def entered_of(runs: Sequence[Run], last_ns: int) -> list[tuple[int, int]]:
+    """Return the spans of a meeting, each from where the last run of it began.
+
+    Args:
+        runs: In order of their begin.
+        last_ns: End of runs without one.
+    """
+    begins = [run.begin_ns for run in runs]
+    spans = spans_of(runs, last_ns)
+    return [(begins[bisect_right(begins, end) - 1], end) for _, end in spans]

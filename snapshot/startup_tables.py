@@ -138,7 +138,7 @@ def print_attempt(console: Console, attempt: Attempt, torn: int = 0) -> None:
     figures = (
         (">Begins", ">Seconds")
         if alone
-        else (">Nodes", ">Median", ">Max", ">Max/median", "Slowest")
+        else (">Nodes", ">Median", ">Max", ">Max/median", ">Lost", "Slowest")
     )
     drawn = ("When",) if alone else ()
     heads = ("Stage", *figures, ">Critical path", *drawn, "Bytes by tier")
@@ -161,6 +161,13 @@ def print_attempt(console: Console, attempt: Attempt, torn: int = 0) -> None:
     if not alone:
         shown += f", {format_seconds(attempt.held_node_s)} over all nodes"
     console.print(shown, highlight=False, soft_wrap=True)
+    if not alone and attempt.worst is not None:
+        worst = attempt.worst
+        text = (
+            f"worst straggler {worst.slowest}: {format_seconds(worst.lost_s)} over the median in "
+            f"{worst.name}"
+        )
+        console.print(_shown(text), highlight=False, soft_wrap=True)
     for note in notes_of(attempt, torn):
         console.print(f"note: {_shown(note)}", highlight=False, soft_wrap=True)
 
@@ -222,6 +229,7 @@ def _cells(stage: Stage) -> tuple[str, ...]:
         format_seconds(stage.median_s),
         format_seconds(stage.max_s),
         format_ratio(stage.straggler_ratio),
+        format_seconds(None if stage.max_s is None else stage.lost_s),
         _shown(stage.slowest or "-"),
         format_seconds(stage.path_s),
         format_moved(stage.bytes),

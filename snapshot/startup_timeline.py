@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from omniload.base.units import format_bytes
-from snapshot.startup import MEETINGS, Attempt, NodeStage, Stage, natural
+from snapshot.startup import Attempt, NodeStage, Stage, natural
+from snapshot.startup_path import is_meeting
 from snapshot.startup_runs import spans_of
 
 __all__ = ["Bar", "Label", "Look", "Spread", "Timeline", "looks_of", "spread_of", "timeline_of"]
@@ -180,7 +181,7 @@ def _shown(rows: dict[str, list[tuple[Stage, NodeStage]]]) -> list[str]:
     left = _MOST_BARS
     shown: list[str] = []
     took = {
-        node: sum(each.seconds or 0 for stage, each in row if stage.name not in MEETINGS)
+        node: sum(each.seconds or 0 for stage, each in row if not is_meeting(stage.name))
         for node, row in rows.items()
     }
     for node in sorted(rows, key=lambda node: -took[node]):
@@ -216,7 +217,6 @@ def _bars(
 
 
 def _path_bars(attempt: Attempt, scale: _Scale) -> list[Bar]:
-    slowest = {stage.name: stage.slowest for stage in attempt.stages}
     return [
         Bar(
             x=scale.x(part.begin_ns),
@@ -226,7 +226,7 @@ def _path_bars(attempt: Attempt, scale: _Scale) -> list[Bar]:
             stage=part.stage,
             state="done",
             title=f"critical path · {part.stage} · {(part.end_ns - part.begin_ns) / _NS:.2f} s"
-            f" · slowest node {slowest[part.stage] or 'none'}",
+            f" · {part.node}",
         )
         for part in attempt.path
         if part.stage is not None

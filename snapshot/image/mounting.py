@@ -253,10 +253,11 @@ class _Serving:
 
     def _end_stage(self, tally: Tally, begun: ExitStack) -> None:
         self._hot.wait()
-        for tier, size in self._loader.needed_of.items():
+        needed = self._loader.needed_of
+        # Over a wire they go compressed, with whatever came along.
+        for tier, size in (needed | self._loader.bytes_of | {"disk": needed["disk"]}).items():
             tally.add(tier, size)
-        moved = {t: n for t, n in self._loader.bytes_of.items() if t != "disk"}
-        tally.note("moved_bytes", str(sum(moved.values())))
+        tally.note("needed_bytes", str(sum(needed.values())))
         begun.close()
 
     def _recorded(self, recorder: Recorder, tree: Tree) -> Recording:

@@ -1,6 +1,7 @@
 """Whatever the events say, the parts add up, and the order of lines of different nodes is nothing."""
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 from statistics import median
 
@@ -45,29 +46,80 @@ def test_the_parts_of_the_path_are_the_whole(events, align):
         assert sum(parts) + attempt.between_s == pytest.approx(attempt.seconds)
 
 
-@given(EVENTS)
-def test_each_moment_belongs_to_the_stage_that_runs_and_ends_first(events):
-    for attempt in attempts_of(events):
-        last = max(e.time_ns for e in events if e.attempt == attempt.number)
-        covered = {
-            stage.name: {
-                moment
-                for node in stage.nodes
-                for run in node.runs
-                for moment in range(run.begin_ns, last if run.end_ns is None else run.end_ns)
-            }
+@given(EVENTS, ALIGN)
+def test_each_moment_belongs_to_a_stage_that_runs_on_the_node_walked(events, align):
+    for attempt in attempts_of(events, align=align):
+        last = max(
+            (run.end_ns or 0 for s in attempt.stages for n in s.nodes for run in n.runs),
+            default=0,
+        )
+        last = max(last, attempt.end_ns)
+        running = {
+            (stage.name, node.node): [
+                (run.begin_ns, last if run.end_ns is None else run.end_ns) for run in node.runs
+            ]
             for stage in attempt.stages
+            for node in stage.nodes
         }
 
-        def left(name, moment, covered=covered):
-            return next(n for n in itertools.count() if moment + n not in covered[name])
-
+        assert sum(part.end_ns - part.begin_ns for part in attempt.path) == (
+            attempt.end_ns - attempt.begin_ns
+        )
+        for before, after in itertools.pairwise(attempt.path):
+            assert before.end_ns == after.begin_ns
         for part in attempt.path:
-            for moment in range(part.begin_ns, part.end_ns):
-                running = {name: left(name, moment) for name in covered if moment in covered[name]}
-                assert (part.stage is None) == (not running)
-                if running:
-                    assert running[part.stage] == min(running.values())
+            if part.stage is not None:
+                spans = running[part.stage, part.node]
+                for moment in range(part.begin_ns, part.end_ns):
+                    assert any(begin <= moment < end for begin, end in spans)
+
+
+STEPS = st.lists(st.integers(0, 40), min_size=5, max_size=5)
+
+
+@given(st.lists(STEPS, min_size=1, max_size=5), st.booleans())
+def test_no_stage_is_charged_more_than_the_longest_that_a_node_spent_in_it(nodes, gap):
+    """Nodes that wait for each other in two meetings; the oracle waits as they do."""
+    names = ["image", "environment", "process_group", "checkpoint_load", "first_step"]
+    events, now, wanted = [], 0, Counter()
+
+    def tell(stage, number, begin, end):
+        known = {"job": "j", "node": f"n{number}", "attempt": 0, "stage": stage}
+        events.append(StageEvent(event="begin", time_ns=begin, **known))
+        events.append(StageEvent(event="end", time_ns=end, **known))
+
+    for phase in (names[:3], names[3:]):
+        came = []
+        for number, steps in enumerate(nodes):
+            at = now
+            for name in phase[:-1]:
+                tell(name, number, at, at + steps[names.index(name)])
+                at += steps[names.index(name)] + gap
+            came.append(at)
+        met = max(came)
+        slowest = nodes[came.index(met)]
+        wanted += Counter({name: slowest[names.index(name)] for name in phase[:-1]})
+        wanted[None] += gap * len(phase[:-1])
+        works = [steps[names.index(phase[-1])] for steps in nodes]
+        last = phase[-1] == "first_step"
+        for number, work in enumerate(works):
+            tell(phase[-1], number, came[number], met + (work if last else min(works)))
+        now = met + (max(works) if last else min(works))
+        wanted[phase[-1]] += now - met
+
+    (attempt,) = attempts_of(events)
+
+    charged = {stage.name: round(stage.path_s * 1e9) for stage in attempt.stages}
+    assert sum(charged.values()) + round(attempt.between_s * 1e9) == now
+    for stage in attempt.stages:
+        assert stage.path_s <= stage.max_s + 1e-12
+    if len(nodes) == 1:
+        assert charged == {name: wanted[name] for name in charged}
+    # Of nodes that come together any may be walked: the sums of the phases are the same.
+    before = ("image", "environment")
+    assert sum(charged[name] for name in before) == sum(wanted[name] for name in before)
+    for name in names[2:]:
+        assert charged[name] == wanted[name]
 
 
 @given(EVENTS, ALIGN)

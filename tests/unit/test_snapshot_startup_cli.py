@@ -66,7 +66,7 @@ def test_the_table_names_the_straggler_and_both_levels(start):
 
     line = next(line for line in text.splitlines() if line.startswith("environment"))
     assert re.split(r"\s{2,}", line.strip()) == [
-        "environment", "3", "100.0 s", "150.0 s", "1.50", "n2", "150.0 s", "store 810 MiB",
+        "environment", "3", "100.0 s", "150.0 s", "1.50", "50.0 s", "n2", "150.0 s", "store 810 MiB",
     ]  # fmt: skip
     assert "submission to first step 290.0 s; from the image on 230.0 s, 690.0 s over" in text
     assert "note:" not in text

@@ -1,6 +1,7 @@
 """How figures of a start-up read."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -17,7 +18,7 @@ from snapshot.startup_tables import (
     print_difference,
     verdict_of,
 )
-from tests.support.startup_builders import a_pair, a_start
+from tests.support.startup_builders import NS, a_pair, a_start
 
 
 def the_attempt(events, **options):
@@ -147,9 +148,23 @@ def test_a_start_of_many_nodes_keeps_its_stragglers():
 
     assert "Slowest" in lines[0]
     assert "When" not in lines[0]
-    assert lines[-1].startswith(
+    assert lines[-2].startswith(
         "submission to first step 240.0 s; from the image on 180.0 s, 540.0 s"
     )
+
+
+def test_the_straggler_that_lost_most_seconds_is_named_whatever_its_ratio():
+    events = a_start(slow="n2")
+    late = [
+        replace(e, time_ns=e.time_ns + 9 * NS)
+        if (e.stage, e.node, e.event) == ("data_plane", "n3", "end")
+        else e
+        for e in events
+    ]
+
+    lines = printed(the_attempt(late))
+
+    assert "worst straggler n2: 50.0 s over the median in environment" in lines
 
 
 def test_a_timeline_shows_each_run_of_a_stage():
