@@ -68,7 +68,8 @@ class FsspecBackend(RootedBackend):
                 found = []
         root = self._at(path).strip("/")
         entries = [item for item in found if item["name"].strip("/") != root]
-        return [_entry(item) for item in entries]
+        # Where a client tells of links (sftp): what they lead to is no part of this store.
+        return [_entry(item) for item in entries if item["type"] != "link"]
 
     @override
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:

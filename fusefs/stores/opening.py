@@ -13,6 +13,8 @@ __all__ = ["check_root", "open_store"]
 
 _ARROW = frozenset({"hdfs", "viewfs", "s3", "gs", "gcs", "abfs", "abfss"})
 
+_LOCAL = frozenset({"", "file", "local", "fsspec+file", "fsspec+local"})
+
 _BUCKETS = frozenset({"s3", "gs", "gcs"})
 """Where a directory is there as soon as something lies below it."""
 
@@ -32,7 +34,8 @@ def open_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
     """
     # Imported here: pyarrow takes longer to load than many a command on a directory runs.
     parts = urlsplit(url)
-    if parts.scheme in {"", "file"}:
+    # However it is written: fsspec's client of a directory would follow links out of it.
+    if parts.scheme in _LOCAL:
         return LocalStore(parts.path if parts.scheme else url)
     if parts.scheme == "mem":
         from fusefs.stores.memory import MemoryStore  # noqa: PLC0415

@@ -393,3 +393,29 @@ def test_a_change_by_another_user_takes_the_set_uid_bit_away(place):
             code = f"import os, sys; p = sys.argv[1]; os.setuid(65534); {change}"
             subprocess.run([sys.executable, "-c", code, root / name], check=True)
             assert oct((root / name).stat().st_mode & 0o7777) == oct(0o777), name
+
+
+def test_a_path_may_be_longer_than_one_call_takes(root):
+    (root / "top").mkdir()
+    at = os.open(root / "top", os.O_RDONLY)
+    for number in range(24):
+        os.mkdir(f"{number:03}" + "n" * 240, dir_fd=at)
+        below = os.open(f"{number:03}" + "n" * 240, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+
+    file = os.open("f", os.O_WRONLY | os.O_CREAT, dir_fd=at)
+    os.write(file, DATA)
+    os.close(file)
+    os.rename("f", "g", src_dir_fd=at, dst_dir_fd=at)
+    file = os.open("g", os.O_RDONLY, dir_fd=at)
+    found = os.read(file, len(DATA) + 1)
+    os.close(file)
+
+    assert found == DATA
+    again = os.open(".", os.O_RDONLY, dir_fd=at)
+    assert os.listdir(again) == ["g"]
+    os.close(again)
+    os.close(at)
+    shutil.rmtree(root / "top")
+    assert os.listdir(root) == []
