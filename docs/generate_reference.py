@@ -8,6 +8,7 @@ A test fails when a page is not what this writes.
 """
 
 import inspect
+import math
 import re
 import sys
 import types
@@ -57,7 +58,12 @@ _QUANTITIES = """## Quantities
 | count | `16384`, `512k`, `1.5T` | `k`, `M`, `G` or `B`, `T`: powers of 1000, in either case |
 | size | `4MiB`, `64MB` | `KiB` to `TiB`: powers of 1024; `kB` to `TB`: powers of 1000 |
 | duration | `30s`, `250ms` | `ms`, `s`, `m` or `min`, `h`, `d`; a bare number is seconds |
+
+No count is above 2^53, no size above 2^60 bytes and no duration above 2 billion seconds.
 """
+
+_OF_QUANTITIES = {1 << 53, 1 << 60, 2e9}
+"""Largest values of those kinds."""
 
 _MIX_INTRO = """# Mix file
 
@@ -276,14 +282,23 @@ def _limits(metadata: list[Any]) -> str:
     least = max((str(m.ge) for m in metadata if isinstance(m, Ge)), key=float, default=None)
     words = [] if least is None else [f"at least {least}"]
     words += [f"above {m.gt}" for m in metadata if isinstance(m, Gt)]
-    words += [f"at most {m.le}" for m in metadata if isinstance(m, Le)]
+    most = min((m.le for m in metadata if isinstance(m, Le)), default=None)
+    # A quantity's own largest value stands with the quantities.
+    words += [f"at most {_power(most)}"] if most is not None and most not in _OF_QUANTITIES else []
     words += [f"below {_power(m.lt)}" for m in metadata if isinstance(m, Lt)]
     words += ["not empty" for m in metadata if isinstance(m, MinLen) and m.min_length == 1]
     return f", {', '.join(words)}" if words else ""
 
 
 def _power(value: object) -> str:
-    return "2^63" if value == 1 << 63 else str(value)
+    if isinstance(value, int | float) and value >= 1 << 20:
+        exponent = math.log2(value)
+        if exponent.is_integer():
+            return f"2^{exponent:.0f}"
+        exponent = round(math.log10(value))
+        if value == 10**exponent:
+            return f"10^{exponent}"
+    return str(value)
 
 
 def _default(info: FieldInfo) -> str:

@@ -8,7 +8,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from omniload.base.config import StrictModel, load_yaml
+from omniload.base.config import StrictModel, fault_at, load_yaml
+from omniload.mix.config import LARGEST_STEP
 from trainer_integration.moe.config import MoEConfig, MoEShape
 
 __all__ = ["CheckpointConfig", "OptimizerConfig", "ParallelConfig", "TrainConfig", "load_train"]
@@ -29,15 +30,15 @@ class ParallelConfig(StrictModel):
 class OptimizerConfig(StrictModel):
     """AdamW with linear warm-up, then a cosine down to a share of the peak."""
 
-    lr: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    lr: float = Field(default=1e-3, gt=0, le=1e6, allow_inf_nan=False)
     """Peak learning rate."""
     final_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     """Learning rate of the last step over the peak."""
-    warmup_steps: int = Field(default=10, ge=0)
+    warmup_steps: int = Field(default=10, ge=0, le=LARGEST_STEP)
     """Steps over which the learning rate grows to its peak."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of the averages of gradients and of their squares."""
-    weight_decay: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    weight_decay: float = Field(default=0.1, ge=0, le=1e6, allow_inf_nan=False)
     """Decay of matrices; norm weights have none."""
     clip_norm: float = Field(default=1.0, gt=0)
     """Longest gradient, over all parameters; ``.inf`` never clips."""
@@ -46,16 +47,18 @@ class OptimizerConfig(StrictModel):
     def _betas_decay(self) -> Self:
         for i, beta in enumerate(self.betas):
             if not 0 <= beta < 1:
-                raise ValueError(f"betas[{i}] is {beta}; use a value from 0 up to, not with, 1")
+                raise fault_at(
+                    f"betas[{i}] is {beta}; use a value from 0 up to, not with, 1", *("betas", i)
+                )
         return self
 
 
 class CheckpointConfig(StrictModel):
     """When the run is saved, and where."""
 
-    every_steps: int = Field(default=100, ge=1)
+    every_steps: int = Field(default=100, ge=1, le=LARGEST_STEP)
     """Steps between checkpoints."""
-    keep: int = Field(default=3, ge=1)
+    keep: int = Field(default=3, ge=1, le=LARGEST_STEP)
     """Newest checkpoints that stay."""
     folder: str | None = None
     """Where they go: a folder, or for striped ones without a mount ``omnifs://FOLDER::STORE``.
@@ -69,13 +72,13 @@ class TrainConfig(StrictModel):
     """Version of this format."""
     mix: str = Field(min_length=1)
     """Path of the mix file."""
-    steps: int = Field(ge=1)
+    steps: int = Field(ge=1, le=LARGEST_STEP)
     """Steps of the whole run, restarts included."""
     parallel: ParallelConfig = ParallelConfig()
     """Processes."""
     model: MoEShape = MoEShape()
     """The model, but for its vocabulary."""
-    vocab_size: int | None = Field(default=None, ge=2)
+    vocab_size: int | None = Field(default=None, ge=2, le=1 << 24)
     """Token ids the model knows; default: as many as the mix's tokenizer has."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """How weights follow gradients."""
@@ -83,7 +86,7 @@ class TrainConfig(StrictModel):
     """How the run survives."""
     run_dir: str = Field(default="run", min_length=1)
     """Where logs, metrics and checkpoints go."""
-    max_restarts: int = Field(default=3, ge=0)
+    max_restarts: int = Field(default=3, ge=0, le=1_000_000)
     """Restarts from the last checkpoint after a rank died; one more ends the run."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Decides the first weights."""
@@ -93,9 +96,10 @@ class TrainConfig(StrictModel):
     @model_validator(mode="after")
     def _warm_up_ends(self) -> Self:
         if self.optimizer.warmup_steps > self.steps:
-            raise ValueError(
+            raise fault_at(
                 f"optimizer.warmup_steps is {self.optimizer.warmup_steps}, more than steps "
-                f"{self.steps}; lower it"
+                f"{self.steps}; lower it",
+                *("optimizer", "warmup_steps"),
             )
         return self
 

@@ -1,21 +1,27 @@
 """Strict configuration: closed frozen models, faults that name file, line and key.
 
-``load_yaml`` composes the YAML node tree beside the values, so that every fault,
-wherever pydantic found it, is reported as ``file:line: key: reason``, all at once.
+``load_yaml`` keeps the YAML tree beside the values, so that every fault, wherever pydantic
+found it, is reported as ``file:line: key: reason``, all at once. A rule that spans keys is
+one validator of the model around them, and names the key to change with ``fault_at``.
 """
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import TypeVar, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from omniload.base.errors import ConfigError
+from omniload.base.reading import read_small_file
+from omniload.base.yaml_tree import LARGEST_TEXT_BYTES, Node, compose
 
-__all__ = ["StrictModel", "checked", "load_yaml", "parse_yaml"]
+__all__ = ["StrictModel", "checked", "fault_at", "load_yaml", "parse_yaml"]
+
+_MOST_FAULTS = 50
+_SHOWN_WIDTH = 60
 
 Location = tuple[str | int, ...]
 
@@ -46,11 +52,10 @@ def load_yaml(path: str | Path, model: type[Model]) -> Model:
             lists every fault on a line of its own as ``file:line: key: reason``.
     """
     file = Path(path)
+    content = read_small_file(file, most_bytes=LARGEST_TEXT_BYTES, what="a YAML file")
     try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{file}: no such file; give the path of a YAML file") from None
-    except (OSError, UnicodeDecodeError) as error:
+        text = content.decode()
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: cannot be read as UTF-8 text: {error}") from error
     return parse_yaml(text, model, name=str(file))
 
@@ -61,26 +66,21 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
     Raises:
         ConfigError: As for ``load_yaml``.
     """
+    root = compose(text, name=name)
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        duplicates = [] if node is None else list(_duplicate_keys(node, (), frozenset()))
-        if duplicates:
-            raise ConfigError(
-                "\n".join(
-                    f"{name}:{line}: {_dotted(loc)}: key given twice" for line, loc in duplicates
-                )
-            )
-        value = yaml.safe_load(text)
-    # Not only YAMLError: the loader passes on the ValueError of a date such as 2024-13-45.
-    except (yaml.YAMLError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark is not None else 1
-        problem = getattr(error, "problem", None) or error
-        raise ConfigError(f"{name}:{line}: not valid YAML: {problem}") from error
-    try:
-        return model.model_validate({} if value is None else value)
+        return _validated({} if root is None or root.content is None else root.value, model)
     except ValidationError as error:
-        raise ConfigError("\n".join(_faults(error, model, node, name))) from error
+        raise ConfigError("\n".join(_faults(error, model, root, name))) from error
+
+
+def fault_at(message: str, *at: str | int) -> PydanticCustomError:
+    """Return what a validator raises to blame a key below the model or field that it checks.
+
+    Args:
+        message: Value found, limit and remedy.
+        at: Keys and indexes that lead from there to the value to change.
+    """
+    return PydanticCustomError("fault_at", "{said}", {"said": message, "at": at})
 
 
 def checked(fields: Mapping[str, object], model: type[Model], *, name: str) -> Model:
@@ -90,53 +90,84 @@ def checked(fields: Mapping[str, object], model: type[Model], *, name: str) -> M
         ConfigError: It breaks the model; every fault on a line of its own as ``name: key: reason``.
     """
     try:
-        return model.model_validate(dict(fields))
+        return _validated(dict(fields), model)
     except ValidationError as error:
         faults = (f"{name}: {_dotted(loc)}: {said}" for loc, _, said in _found(error, model))
-        raise ConfigError("\n".join(faults)) from error
+        raise ConfigError("\n".join(_first(faults))) from error
 
 
-def _duplicate_keys(
-    node: yaml.Node, location: Location, above: frozenset[int]
-) -> Iterator[tuple[int, Location]]:
-    """Walk the tree; ``above`` are the nodes around ``node``, to find one that holds itself."""
-    if id(node) in above:
-        raise yaml.constructor.ConstructorError(
-            problem=f"{_dotted(location)} refers to what holds it", problem_mark=node.start_mark
-        )
-    above |= {id(node)}
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(
-                    problem="a key is a list or a mapping; write a word",
-                    problem_mark=key.start_mark,
-                )
-            here = (*location, key.value)
-            if key.value in seen:
-                yield key.start_mark.line + 1, here
-            seen.add(key.value)
-            yield from _duplicate_keys(value, here, above)
-    elif isinstance(node, yaml.SequenceNode):
-        for i, value in enumerate(node.value):
-            yield from _duplicate_keys(value, (*location, i), above)
+def _validated(value: object, model: type[Model]) -> Model:
+    """Build ``model``; refuse a truth where a number stands afterwards, which pydantic takes for 0 or 1."""
+    built = model.model_validate(value)
+    kind = PydanticCustomError("truth", "Input should be a number, not a truth")
+    truths = [
+        InitErrorDetails(type=kind, loc=location, input=given)
+        for location, given in _truths_as_numbers(value, built, ())
+    ]
+    if truths:
+        raise ValidationError.from_exception_data(model.__name__, truths)
+    return built
+
+
+def _truths_as_numbers(
+    given: object, built: object, location: Location
+) -> Iterator[tuple[Location, bool]]:
+    """Walk what was given beside what was built of it."""
+    match given:
+        case bool():
+            if isinstance(built, int | float) and not isinstance(built, bool):
+                yield location, given
+        case dict():
+            for key, inner in given.items():
+                held = built.get(key) if isinstance(built, dict) else getattr(built, str(key), None)
+                yield from _truths_as_numbers(inner, held, (*location, key))
+        case list():
+            held_items = built if isinstance(built, list | tuple) else ()
+            for i, (inner, held) in enumerate(zip(given, held_items, strict=False)):
+                yield from _truths_as_numbers(inner, held, (*location, i))
 
 
 def _found(error: ValidationError, model: type[BaseModel]) -> list[tuple[Location, bool, str]]:
     """Return of each fault its place, whether a key is missing there, and what to say."""
-    found = []
-    for fault in error.errors():
-        loc, said = tuple(fault["loc"]), fault["msg"].removeprefix("Value error, ")
-        near = _near(model, loc) if fault["type"] == "extra_forbidden" else None
+    found: list[tuple[Location, bool, str]] = []
+    for fault in error.errors(include_url=False):
+        loc = tuple(fault["loc"]) + tuple(fault.get("ctx", {}).get("at", ()))
+        # Looking for a near key takes a while: beyond what is shown, nobody reads it.
+        unknown = fault["type"] == "extra_forbidden" and len(found) < _MOST_FAULTS
+        near = _near(model, loc) if unknown else None
+        said = fault["msg"].removeprefix("Value error, ") + _input_shown(fault)
         said += f"; did you mean {near!r}?" if near else ""
         found.append((loc, fault["type"] == "missing", said))
     # A list whose items fail is also reported itself; the items say it better.
-    return [
-        (loc, is_missing, said)
-        for loc, is_missing, said in found
-        if not any(other != loc and other[: len(loc)] == loc and loc for other, *_ in found)
-    ]
+    above = {loc[:i] for loc, *_ in found for i in range(1, len(loc))}
+    return [fault for fault in found if fault[0] not in above]
+
+
+def _input_shown(fault: ErrorDetails) -> str:
+    """Return the value that pydantic found, where its message leaves it out; no URL, which may hold a secret."""
+    given = fault["input"]
+    said_by_us = {
+        "value_error",
+        "fault_at",
+        "truth",
+        "missing",
+        "extra_forbidden",
+        "assertion_error",
+    }
+    if fault["type"] in said_by_us or fault["type"].startswith("union_tag"):
+        return ""
+    if not isinstance(given, str | int | float | None) or "://" in str(given):
+        return ""
+    shown = repr(given)
+    return f", not {shown if len(shown) <= _SHOWN_WIDTH else shown[:_SHOWN_WIDTH] + '...'}"
+
+
+def _first(faults: Iterable[str]) -> Iterator[str]:
+    """Yield as many faults as a person reads, and how many more there are."""
+    every = list(faults)
+    yield from every[:_MOST_FAULTS]
+    if (more := len(every) - _MOST_FAULTS) > 0:
+        yield f"and {more} more faults"
 
 
 def _near(model: type[BaseModel], location: Location) -> str | None:
@@ -166,7 +197,7 @@ def _models_in(annotation: object) -> set[type[BaseModel]]:
 
 
 def _faults(
-    error: ValidationError, model: type[BaseModel], root: yaml.Node | None, name: str
+    error: ValidationError, model: type[BaseModel], root: Node | None, name: str
 ) -> Iterator[str]:
     placed = sorted(
         {
@@ -175,38 +206,28 @@ def _faults(
         },
         key=lambda fault: (fault[0], str(fault[1])),
     )
-    for line, location, message in placed:
-        key = f" {_dotted(location)}:" if location else ""
-        yield f"{name}:{line}:{key} {message}"
+    yield from _first(
+        f"{name}:{line}:{f' {_dotted(location)}:' if location else ''} {message}"
+        for line, location, message in placed
+    )
 
 
 def _dotted(location: Sequence[str | int]) -> str:
     return ".".join(str(part) for part in location)
 
 
-def _place(root: yaml.Node | None, location: Location, *, is_missing: bool) -> tuple[int, Location]:
+def _place(root: Node | None, location: Location, *, is_missing: bool) -> tuple[int, Location]:
     """Find the line of ``location`` and the part of it that exists in the file.
 
     Pydantic puts the tag of a union into its locations; a part that the file does
     not hold is left out, unless it is the key that is missing.
     """
-    node, line, shown = root, 1, []
+    node, line, shown = root, 1 if root is None else root.line, []
     for i, part in enumerate(location):
-        step = _child(node, part)
+        step = None if node is None else node.child(part)
         if step is not None:
             line, node = step
             shown.append(part)
         elif is_missing and i == len(location) - 1:
             shown.append(part)
     return line, tuple(shown)
-
-
-def _child(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | None:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            if key.value == str(part):
-                return key.start_mark.line + 1, value
-    elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-        value = node.value[part]
-        return value.start_mark.line + 1, value
-    return None

@@ -17,7 +17,7 @@ __all__ = [
     "parse_seconds",
 ]
 
-_NUMBER = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
+_NUMBER = re.compile(r"^\s*([0-9][0-9_]{0,29}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*$")
 
 _COUNT_OF_SUFFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 _BYTES_OF_SUFFIX = {
@@ -41,7 +41,7 @@ def _split(text: str, suffixes: list[str]) -> tuple[str, str]:
     match = _NUMBER.match(text)
     if match is None or match[2].lower() not in suffixes:
         shown = ", ".join(suffix for suffix in suffixes if suffix)
-        raise ValueError(f"{text!r} is not a quantity; write a number with one of {shown}")
+        raise ValueError(f"{text!r:.60} is not a quantity; write a number with one of {shown}")
     return match[1].replace("_", ""), match[2].lower()
 
 
@@ -50,7 +50,7 @@ def _whole(text: str, scale_of: dict[str, int]) -> int:
     # Decimal: as a float, 1.005k would be 1004.9999999999999.
     value = Decimal(number) * scale_of[suffix]
     if value != int(value):
-        raise ValueError(f"{text!r} is not a whole number of units")
+        raise ValueError(f"{text!r:.60} is not a whole number of units")
     return int(value)
 
 
@@ -107,9 +107,9 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
-Count = Annotated[int, BeforeValidator(parse_count), Field(ge=0)]
-"""A count in a configuration file; accepts ``512k``."""
-Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
-"""A size in a configuration file; accepts ``4MiB``."""
-Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(ge=0)]
-"""A duration in a configuration file; accepts ``30s``."""
+Count = Annotated[int, BeforeValidator(parse_count), Field(ge=0, le=1 << 53)]
+"""A count in a configuration file; accepts ``512k``. At most what a double tells apart."""
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0, le=1 << 60)]
+"""A size in a configuration file; accepts ``4MiB``. At most 1 EiB: offsets are 64-bit numbers."""
+Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(ge=0, le=2e9, allow_inf_nan=False)]
+"""A duration in a configuration file; accepts ``30s``. At most 60 years: clocks and waits bear no more."""

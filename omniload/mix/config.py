@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from omniload.base.config import StrictModel, load_yaml
+from omniload.base.config import StrictModel, fault_at, load_yaml
 from omniload.base.units import Bytes, Count
 
 __all__ = [
@@ -32,6 +32,21 @@ __all__ = [
     "load_mix",
 ]
 
+LARGEST_STEP = 10**9
+"""Steps of a run at most: a hundred years at three steps a second."""
+LARGEST_ROW = 1 << 24
+"""Tokens of a row at most: 64 MiB of token ids, and more than any model attends to."""
+LARGEST_BATCH = 1 << 32
+"""Tokens of a step at most: 16 GiB of token ids, a hundred times the largest batches in use."""
+MOST_ROWS = 1 << 20
+"""Rows of a step, or of what waits for one, at most: the planner keeps a record of each."""
+LARGEST_UNIT_BYTES = 1 << 30
+"""Bytes of a unit at most, which is decoded in memory at once."""
+_SHOWN = 12
+"""Names of sources that a message lists."""
+_LARGEST_NUMBER = 1e12
+"""Largest weight or cost; sums of those of all sources and rows are exact enough in a double."""
+
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$", max_length=128)]
 
 
@@ -40,7 +55,7 @@ class OnError(StrictModel):
 
     policy: Literal["raise", "skip"] = "raise"
     """``raise`` stops the run at the first one; ``skip`` counts it and goes on."""
-    limit: int = Field(default=100, ge=0)
+    limit: int = Field(default=100, ge=0, le=10**12)
     """With ``skip``: more than this many bad records in a source stop the run."""
 
 
@@ -81,8 +96,9 @@ class ParquetSource(_SourceBase):
     @model_validator(mode="after")
     def _one_column(self) -> Self:
         if (self.text is None) == (self.tokens is None):
-            raise ValueError(
-                f"text is {self.text!r} and tokens is {self.tokens!r}; name exactly one column"
+            raise fault_at(
+                f"text is {self.text!r} and tokens is {self.tokens!r}; name exactly one column",
+                *(() if self.text is None else ("tokens",)),
             )
         return self
 
@@ -93,7 +109,7 @@ class JsonlSource(_SourceBase):
     type: Literal["jsonl"]
     text: str = "text"
     """Key of the text."""
-    unit: Bytes = 4 << 20
+    unit: Bytes = Field(default=4 << 20, ge=1, le=LARGEST_UNIT_BYTES)
     """A plain shard is cut into ranges of about this size for random access; compressed ones are one range."""
 
 
@@ -101,7 +117,7 @@ class TextSource(_SourceBase):
     """Plain text; one file is one record."""
 
     type: Literal["text"]
-    files_per_unit: int = Field(default=64, ge=1)
+    files_per_unit: int = Field(default=64, ge=1, le=65_536)
     """Files read together."""
 
 
@@ -131,18 +147,21 @@ TokenizerConfig = Annotated[BpeTokenizer | ByteTokenizer, Field(discriminator="t
 class Stage(StrictModel):
     """Source weights from one step onward."""
 
-    from_step: int = Field(ge=0)
+    from_step: int = Field(ge=0, le=LARGEST_STEP)
     """First step at which these weights hold (a ramp starts here)."""
-    weights: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(min_length=1)
+    weights: dict[str, Annotated[float, Field(ge=0, le=_LARGEST_NUMBER, allow_inf_nan=False)]] = (
+        Field(min_length=1)
+    )
     """Relative weight of each source; they need not sum to one, and a source not named has weight 0."""
-    ramp_steps: int = Field(default=0, ge=0)
+    ramp_steps: int = Field(default=0, ge=0, le=LARGEST_STEP)
     """Steps over which the weights move linearly from the stage before; 0 changes at once."""
 
     @model_validator(mode="after")
     def _some_weight(self) -> Self:
         if not any(weight > 0 for weight in self.weights.values()):
-            raise ValueError(
-                f"weights are all 0 in the stage from step {self.from_step}; give one source a weight above 0"
+            raise fault_at(
+                f"weights are all 0 in the stage from step {self.from_step}; give one source a weight above 0",
+                "weights",
             )
         return self
 
@@ -160,20 +179,23 @@ class WeightsConfig(StrictModel):
     @model_validator(mode="after")
     def _stages_follow_each_other(self) -> Self:
         if self.stages[0].from_step != 0:
-            raise ValueError(
-                f"stages[0].from_step is {self.stages[0].from_step}; the first stage starts at step 0"
+            raise fault_at(
+                f"stages[0].from_step is {self.stages[0].from_step}; the first stage starts at step 0",
+                *("stages", 0, "from_step"),
             )
         if self.stages[0].ramp_steps:
-            raise ValueError(
-                f"stages[0].ramp_steps is {self.stages[0].ramp_steps}; nothing comes before the first stage"
+            raise fault_at(
+                f"stages[0].ramp_steps is {self.stages[0].ramp_steps}; nothing comes before the first stage",
+                *("stages", 0, "ramp_steps"),
             )
         for i, (earlier, later) in enumerate(
             zip(self.stages, self.stages[1:], strict=False), start=1
         ):
             if later.from_step < earlier.from_step + max(1, earlier.ramp_steps):
-                raise ValueError(
+                raise fault_at(
                     f"stages[{i}].from_step is {later.from_step}, before the end of stage {i - 1} and its ramp "
-                    f"at step {earlier.from_step + max(1, earlier.ramp_steps)}; move it or shorten the ramp"
+                    f"at step {earlier.from_step + max(1, earlier.ramp_steps)}; move it or shorten the ramp",
+                    *("stages", i, "from_step"),
                 )
         return self
 
@@ -181,22 +203,22 @@ class WeightsConfig(StrictModel):
 class PackConfig(StrictModel):
     """How documents become rows of fixed length."""
 
-    length: Count = Field(ge=2)
+    length: Count = Field(ge=2, le=LARGEST_ROW)
     """Tokens in a row."""
     method: Literal["best_fit", "concat_and_split"] = "best_fit"
     """``best_fit`` keeps documents whole; ``concat_and_split`` fills rows to the last token and cuts documents."""
     overlong: Literal["split", "truncate", "drop"] = "split"
     """A document longer than a row: cut into pieces, cut off, or left out (and counted)."""
-    lookahead_rows: int = Field(default=1, ge=0)
+    lookahead_rows: int = Field(default=1, ge=0, le=MOST_ROWS)
     """Best fit chooses among documents for this many rows more than it fills; the rest waits for the next step."""
 
 
 class BatchConfig(StrictModel):
     """How much one step trains on."""
 
-    tokens: Count = Field(ge=2)
+    tokens: Count = Field(ge=2, le=LARGEST_BATCH)
     """Tokens of a step over all ranks; a multiple of ``pack.length``."""
-    micro_tokens: Count = Field(ge=2)
+    micro_tokens: Count = Field(ge=2, le=LARGEST_BATCH)
     """Most tokens in one microbatch of one rank; a multiple of ``pack.length``."""
 
 
@@ -205,15 +227,15 @@ class BalanceConfig(StrictModel):
 
     method: Literal["greedy_swap", "karmarkar_karp", "none"] = "greedy_swap"
     """Balancing algorithm; ``none`` deals rows in order."""
-    linear: float = Field(default=768.0, ge=0, allow_inf_nan=False)
+    linear: float = Field(default=768.0, ge=0, le=_LARGEST_NUMBER, allow_inf_nan=False)
     """Cost of a token; six times the width of the model is its feed-forward part."""
-    quadratic: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    quadratic: float = Field(default=1.0, ge=0, le=_LARGEST_NUMBER, allow_inf_nan=False)
     """Cost of a token pair within a document: attention."""
 
     @model_validator(mode="after")
     def _some_cost(self) -> Self:
         if self.linear == 0 and self.quadratic == 0:
-            raise ValueError("linear and quadratic are both 0; give a cost to balance")
+            raise fault_at("linear and quadratic are both 0; give a cost to balance", "linear")
         return self
 
 
@@ -224,9 +246,9 @@ class RuntimeConfig(StrictModel):
     """``local``: threads in the trainer's process, one rank. ``ray``: actors. ``auto``: local for one rank."""
     prefetch_steps: int = Field(default=4, ge=1, le=1024)
     """Steps built ahead of the slowest rank."""
-    loaders: int = Field(default=0, ge=0)
+    loaders: int = Field(default=0, ge=0, le=4096)
     """Source loader actors; 0 groups sources by their cost."""
-    constructors: int = Field(default=0, ge=0)
+    constructors: int = Field(default=0, ge=0, le=4096)
     """Data constructor actors; 0 starts one for every 8 data-parallel ranks."""
     metrics_port: int = Field(default=0, ge=0, le=65_535)
     """Port on loopback where the planner's process answers Prometheus at ``/metrics``; 0 for none."""
@@ -258,8 +280,9 @@ class MixConfig(StrictModel):
     @classmethod
     def _micro_fits(cls, batch: BatchConfig) -> BatchConfig:
         if batch.micro_tokens > batch.tokens:
-            raise ValueError(
-                f"micro_tokens is {batch.micro_tokens}, more than tokens {batch.tokens}; lower it"
+            raise fault_at(
+                f"micro_tokens is {batch.micro_tokens}, more than tokens {batch.tokens}; lower it",
+                "micro_tokens",
             )
         return batch
 
@@ -267,9 +290,10 @@ class MixConfig(StrictModel):
     def _weights_name_declared_sources(self) -> Self:
         for i, stage in enumerate(self.mix.stages):
             if unknown := sorted(stage.weights.keys() - self.sources.keys()):
-                raise ValueError(
-                    f"mix.stages[{i}].weights names {unknown}, not among sources "
-                    f"{sorted(self.sources)}; declare the source or remove the weight"
+                raise fault_at(
+                    f"mix.stages[{i}].weights names {unknown[:_SHOWN]}, not among sources "
+                    f"{sorted(self.sources)[:_SHOWN]}; declare the source or remove the weight",
+                    *("mix", "stages", i, "weights", unknown[0]),
                 )
         named = {
             name
@@ -278,8 +302,9 @@ class MixConfig(StrictModel):
             if weight > 0
         }
         if unused := sorted(self.sources.keys() - named):
-            raise ValueError(
-                f"sources {unused} have no weight in any stage; give them one or remove them"
+            raise fault_at(
+                f"sources {unused[:_SHOWN]} have no weight in any stage; give them one or remove them",
+                *("sources", unused[0]),
             )
         return self
 
@@ -288,10 +313,29 @@ class MixConfig(StrictModel):
         for key in ("tokens", "micro_tokens"):
             value = getattr(self.batch, key)
             if value % self.pack.length:
-                raise ValueError(
+                raise fault_at(
                     f"batch.{key} is {value}, not a multiple of pack.length {self.pack.length}; "
-                    f"use {max(1, round(value / self.pack.length)) * self.pack.length}"
+                    f"use {max(1, round(value / self.pack.length)) * self.pack.length}",
+                    *("batch", key),
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _rows_can_be_held(self) -> Self:
+        if self.rows_per_step > MOST_ROWS:
+            raise fault_at(
+                f"batch.tokens {self.batch.tokens} is {self.rows_per_step} rows of pack.length {self.pack.length}, "
+                f"more than {MOST_ROWS}; lower it, or use longer rows",
+                *("batch", "tokens"),
+            )
+        waiting = self.pack.lookahead_rows * self.pack.length
+        if waiting > LARGEST_BATCH:
+            raise fault_at(
+                f"pack.lookahead_rows {self.pack.lookahead_rows} of pack.length {self.pack.length} is {waiting} tokens "
+                f"that wait for a row, more than {LARGEST_BATCH}; lower it to "
+                f"{LARGEST_BATCH // self.pack.length} or less",
+                *("pack", "lookahead_rows"),
+            )
         return self
 
     @model_validator(mode="after")
@@ -299,8 +343,9 @@ class MixConfig(StrictModel):
         if self.tokenizer is None:
             for name, source in self.sources.items():
                 if source.type != "parquet" or source.text is not None:
-                    raise ValueError(
-                        f"sources.{name} holds text and there is no tokenizer; add a tokenizer"
+                    raise fault_at(
+                        f"sources.{name} holds text and there is no tokenizer; add a tokenizer",
+                        *("sources", name),
                     )
         return self
 

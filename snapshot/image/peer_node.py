@@ -9,7 +9,7 @@ from typing import Self
 from pydantic import field_validator, model_validator
 
 from omniload.base.clock import Clock
-from omniload.base.config import StrictModel
+from omniload.base.config import StrictModel, fault_at
 from omniload.base.errors import ConfigError
 from snapshot.image.block_store import BlockStore
 from snapshot.image.layer_index import LayerIndex
@@ -58,20 +58,23 @@ class PeerSettings(StrictModel):
             return self
         host, _ = _address(self.serve)
         if self.peer_token_file is None and not _is_loopback(host):
-            raise ValueError(
+            raise fault_at(
                 f"serve={self.serve} is reached from other machines; add peer_token_file=FILE, "
-                "the same on all nodes"
+                "the same on all nodes",
+                "serve",
             )
         if self.directory:
             name, port = _address(self.name)
             if port == 0 or name in _ANY:
-                raise ValueError(
-                    f"others cannot reach {self.name}; say where with peer_name=HOST:PORT"
+                raise fault_at(
+                    f"others cannot reach {self.name}; say where with peer_name=HOST:PORT",
+                    "serve" if self.peer_name is None else "peer_name",
                 )
         elif self.peers and self.name not in self.peers:
-            raise ValueError(
+            raise fault_at(
                 f"this node is {self.name}, not among peers {list(self.peers)[:5]}; add it, or "
-                "say which it is with peer_name=HOST:PORT"
+                "say which it is with peer_name=HOST:PORT",
+                "serve" if self.peer_name is None else "peer_name",
             )
         return self
 

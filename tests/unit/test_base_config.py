@@ -1,11 +1,12 @@
 """Configuration faults: every one at once, with file, line and key."""
 
+import os
 from typing import Annotated, Literal
 
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
-from omniload.base.config import StrictModel, checked, load_yaml, parse_yaml
+from omniload.base.config import StrictModel, checked, fault_at, load_yaml, parse_yaml
 from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig
 
@@ -54,9 +55,9 @@ colour: red
 """
 
     assert faults_of(text) == [
-        "a.yaml:4: shapes.0.side: Input should be greater than 0",
+        "a.yaml:4: shapes.0.side: Input should be greater than 0, not 0",
         "a.yaml:5: shapes.1.radius: Field required",
-        "a.yaml:7: limits.wide: Input should be greater than or equal to 0",
+        "a.yaml:7: limits.wide: Input should be greater than or equal to 0, not -1",
         "a.yaml:8: colour: Extra inputs are not permitted",
     ]
 
@@ -98,13 +99,36 @@ def test_text_that_is_no_yaml_is_reported_with_its_line():
     assert fault.startswith("a.yaml:3: not valid YAML: ")
 
 
+NINE = range(9)
+ALIAS_BOMB = "a: &a0 [x, x]\n" + "".join(
+    f"b{i}: &a{i} [{', '.join(f'*a{i - 1}' for _ in NINE)}]\n" for i in range(1, 40)
+)
+MERGE_BOMB = "a: &a0 {x: 1}\n" + "".join(
+    f"b{i}: &a{i} {{<<: [{', '.join(f'*a{i - 1}' for _ in NINE)}]}}\n" for i in range(1, 40)
+)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("[name]: x\n", "a key is a list or a mapping"),
         ("name: x\nshapes: &s [*s]\n", "shapes.0 refers to what holds it"),
-        ("name: 2024-13-45\n", "month must be in 1..12"),
-        ("name: !!python/object:os.system {}\n", "could not determine a constructor"),
+        ("name: !!python/object:os.system {}\n", "python/object:os.system; tags are not read"),
+        ("name: !!int ''\n", "name has the tag tag:yaml.org,2002:int; tags are not read"),
+        ("name: x\n---\nname: y\n", "a second document begins"),
+        ("name: *none\n", "refers to *none, which no value is named"),
+        ("name: x\nlimits: {<<: 3}\n", "merges what is no mapping"),
+        ("name: \x00\n", "control characters are not allowed"),
+        (
+            f"limits: {{wide: {'9' * 5000}}}\n",
+            "limits.wide is a number of 5,000 digits, more than 40",
+        ),
+        ("limits: {wide: 012}\n", "wide is 012, octal in YAML 1.1 and decimal in YAML 1.2"),
+        ("[" * 100_000, "nests deeper than 32 levels"),
+        ("- " * 100_000, "nests deeper than 32 levels"),
+        (ALIAS_BOMB, "more than 100,000; remove aliases of aliases"),
+        (MERGE_BOMB, "more than 100,000; remove aliases of aliases"),
+        ("name: [" + "a," * 100_000 + "]", "more than 100,000"),
     ],
 )
 def test_yaml_that_python_cannot_hold_is_a_fault_and_not_a_traceback(text, reason):
@@ -126,8 +150,132 @@ def test_a_missing_file_is_a_configuration_error(tmp_path):
 
 
 def test_a_folder_is_a_configuration_error(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read as UTF-8 text"):
+    with pytest.raises(ConfigError, match="is a folder; give the path of a YAML file"):
         load_yaml(tmp_path, Drawing)
+
+
+def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+
+    with pytest.raises(ConfigError, match=r"pipe\.yaml: is a pipe; give the path of a YAML file"):
+        load_yaml(tmp_path / "pipe.yaml", Drawing)
+    with pytest.raises(ConfigError, match="/dev/zero: is a device"):
+        load_yaml("/dev/zero", Drawing)
+
+
+def test_a_file_too_large_for_settings_is_refused_before_it_is_read(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.touch()
+    os.truncate(file, 3 << 40)
+
+    with pytest.raises(ConfigError, match=r"holds 3 TiB, more than 1 MiB; is it a YAML file\?"):
+        load_yaml(file, Drawing)
+
+
+def test_text_too_large_for_settings_is_refused_wherever_it_comes_from():
+    (fault,) = faults_of("# " + "x" * (1 << 20))
+
+    assert "more than the 1 MiB of a file of settings" in fault
+
+
+@pytest.mark.parametrize("word", ["true", "false", "[{side: true}]"])
+def test_a_truth_is_no_number(word):
+    faults = faults_of(f"name: x\nshapes: [{{type: circle, radius: 1}}]\nlimits:\n  wide: {word}\n")
+
+    assert faults[0].startswith("a.yaml:4: limits.wide: Input should be")
+
+
+def test_a_truth_in_a_list_is_found_in_its_line():
+    assert faults_of(
+        "name: x\nshapes:\n- type: square\n  side: 1\n- type: circle\n  radius: true\n"
+    ) == ["a.yaml:6: shapes.1.radius: Input should be a number, not a truth"]
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("yes", "yes"),
+        ("no", "no"),
+        ("on", "on"),
+        ("1:30", "1:30"),
+        ("2024-01-31", "2024-01-31"),
+        ("1.2.3", "1.2.3"),
+    ],
+)
+def test_a_word_without_quotes_is_text_unless_yaml_1_2_says_otherwise(word, value):
+    text = f"name: {word}\nshapes: [{{type: circle, radius: 1}}]\n"
+
+    assert parse_yaml(text, Drawing, name="a.yaml").name == value
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("12", 12.0),
+        ("+5", 5.0),
+        ("0x1F", 31.0),
+        ("0o17", 15.0),
+        ("1e3", 1000.0),
+        (".5", 0.5),
+        ("-.inf", float("-inf")),
+    ],
+)
+def test_numbers_are_those_of_yaml_1_2(word, value):
+    text = f"name: x\nshapes: [{{type: circle, radius: {word}}}]\n"
+
+    assert parse_yaml(text, Drawing, name="a.yaml").shapes[0].radius == value
+
+
+def test_sexagesimal_is_no_number():
+    (fault,) = faults_of("name: x\nshapes: [{type: circle, radius: 1:30}]\n")
+
+    assert fault.startswith("a.yaml:2: shapes.0.radius: Input should be a valid number")
+    assert fault.endswith("not '1:30'")
+
+
+def test_what_a_mapping_merges_gives_way_to_its_own_keys():
+    text = "name: x\nshapes:\n- &a {type: square, side: 1}\n- {<<: *a, side: 2}\n"
+
+    assert [shape.side for shape in parse_yaml(text, Drawing, name="a.yaml").shapes] == [1, 2]
+
+
+def test_thousands_of_faults_are_listed_as_far_as_anybody_reads():
+    faults = faults_of("name: x\n" + "".join(f"key{i}: 1\n" for i in range(20_000)))
+
+    assert len(faults) == 51
+    assert faults[-1] == "and 19951 more faults"
+
+
+def test_a_url_is_not_repeated_where_it_may_hold_a_secret():
+    faults = faults_of("name: x\nshapes: [{type: circle, radius: s3://KEY:SECRET@bucket}]\n")
+
+    assert "SECRET" not in "".join(faults)
+
+
+class Span(StrictModel):
+    first: int
+    last: int
+
+    @model_validator(mode="after")
+    def _in_order(self):
+        if self.last < self.first:
+            raise fault_at(f"last is {self.last}, before first {self.first}; raise it", "last")
+        return self
+
+
+class Spans(StrictModel):
+    spans: tuple[Span, ...]
+
+
+def test_a_fault_that_spans_keys_carries_the_line_of_the_key_to_change():
+    text = "spans:\n- first: 1\n  last: 2\n- first: 3\n  last: 2\n"
+
+    assert faults_of(text, Spans) == ["a.yaml:5: spans.1.last: last is 2, before first 3; raise it"]
+
+
+def test_a_fault_that_spans_keys_names_the_key_where_a_program_gives_it():
+    with pytest.raises(ConfigError, match=r"^given: spans\.0\.last: last is 1"):
+        checked({"spans": [{"first": 2, "last": 1}]}, Spans, name="given")
 
 
 def test_bytes_that_are_no_text_are_a_configuration_error(tmp_path):

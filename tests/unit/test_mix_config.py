@@ -3,10 +3,12 @@
 import pytest
 import yaml
 
+from fusefs.config import FilesConfig
 from omniload.base.config import parse_yaml
 from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig, load_mix
 from tests.support.builders import a_mix
+from trainer_integration.config import TrainConfig
 
 GOOD = """\
 version: 1
@@ -21,6 +23,14 @@ pack: {length: 4k}
 batch: {tokens: 64k, micro_tokens: 8k}
 tokenizer: {type: bytes}
 """
+
+
+LONG_ROWS = {
+    "pack.lookahead_rows": 1 << 20,
+    "pack.length": 16_000,
+    "batch.micro_tokens": 16_000,
+}
+"""More tokens that wait for a row than there may be, though each number alone is small enough."""
 
 
 def with_changes(changes):
@@ -114,3 +124,84 @@ def test_faults_in_several_parts_are_reported_together():
     found = fault_of({"version": 2, "pack.length": 1, "sources.web.type": "csv"}).splitlines()
 
     assert len(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"mix.stages.0.weights.books": 1}, "books: 1"),
+        ({"mix.stages.0.weights.web": 0}, "web:"),
+        ({"mix.stages.0.from_step": 5}, "from_step: 5"),
+        ({"mix.stages.0.ramp_steps": 5}, "ramp_steps: 5"),
+        ({"batch.tokens": 65_000}, "tokens: 65000"),
+        ({"batch.micro_tokens": 128_000}, "micro_tokens: 128000"),
+        (LONG_ROWS, "lookahead_rows: 1048576"),
+        (
+            {"batch.tokens": 1 << 32, "batch.micro_tokens": 4, "pack.length": 4},
+            "tokens: 4294967296",
+        ),
+        ({"balance": {"linear": 0, "quadratic": 0}}, "linear: 0"),
+        ({"sources.code.tokens": "ids"}, "tokens: ids"),
+        ({"tokenizer": None}, "web:"),
+    ],
+)
+def test_a_fault_that_spans_keys_carries_the_line_of_one_of_them(changes, line):
+    text = with_changes(changes).splitlines()
+
+    number = int(fault_of(changes).splitlines()[0].split(":")[1])
+
+    assert number > 1
+    assert text[number - 1].strip().removeprefix("- ") == line
+
+
+_BOUNDS = {"maximum", "exclusiveMaximum", "le", "const", "enum"}
+
+
+def unbounded(schema, path=""):
+    """Yield the numbers of a JSON schema that have no largest value."""
+    if isinstance(schema, list):
+        for inner in schema:
+            yield from unbounded(inner, path)
+    elif isinstance(schema, dict):
+        numeric = any(schema.get("type") == kind for kind in ("integer", "number"))
+        if numeric and not _BOUNDS & schema.keys():
+            yield path
+        for key, inner in schema.items():
+            yield from unbounded(inner, f"{path}.{key}")
+
+
+@pytest.mark.parametrize("model", [MixConfig, TrainConfig, FilesConfig])
+def test_every_number_of_a_file_has_a_largest_value(model):
+    free = {
+        ".properties.clip_norm",
+        ".$defs.OptimizerConfig.properties.clip_norm",
+    }  # .inf never clips
+    betas = {"$defs.OptimizerConfig.properties.betas"}
+
+    found = {path for path in unbounded(model.model_json_schema()) if path not in free}
+
+    assert {path for path in found if not any(part in path for part in betas)} == set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pack.length": "1T"}, "pack.length: Input should be less than or equal to 16777216"),
+        ({"pack.lookahead_rows": 10**12}, "less than or equal to 1048576, not 1000000000000"),
+        (
+            {"batch.tokens": 10**15},
+            "batch.tokens: Input should be less than or equal to 4294967296",
+        ),
+        ({"mix.stages.0.weights.web": 1e308}, "weights.web: Input should be less than or equal to"),
+        ({"seed": True}, "seed: Input should be a number, not a truth"),
+        ({"mix.stages.0.weights.web": True}, "web: Input should be a number, not a truth"),
+        ({"mix.stages.0.weights.web": "1:30"}, "unable to parse string as a number, not '1:30'"),
+        (LONG_ROWS, "lower it to 268435 or less"),
+        (
+            {"batch.tokens": 1 << 32, "batch.micro_tokens": 4, "pack.length": 4},
+            "is 1073741824 rows of pack.length 4, more than 1048576",
+        ),
+    ],
+)
+def test_a_number_beyond_its_limit_is_refused_with_both(changes, message):
+    assert message in fault_of(changes)

@@ -57,7 +57,7 @@ def test_every_fault_is_reported_with_its_line(tmp_path):
 def test_a_fault_of_the_model_names_its_key(tmp_path):
     text = SMALLEST + "model:\n  dim: 128\n  top_k: 9\n"
 
-    with pytest.raises(ConfigError, match=r"train\.yaml:4: model: top_k is 9"):
+    with pytest.raises(ConfigError, match=r"train\.yaml:6: model.top_k: top_k is 9"):
         load_train(a_file(tmp_path, text))
 
 

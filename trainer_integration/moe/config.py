@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from omniload.base.config import StrictModel
+from omniload.base.config import StrictModel, fault_at
 from omniload.base.state import JsonObject
 
 __all__ = ["MoEConfig", "MoEShape"]
@@ -17,19 +17,19 @@ class MoEShape(StrictModel):
     """Width of the residual stream."""
     num_layers: int = Field(default=2, ge=1, le=1024)
     """Transformer blocks."""
-    num_heads: int = Field(default=4, ge=1)
+    num_heads: int = Field(default=4, ge=1, le=65_536)
     """Query heads; they divide ``dim``."""
-    num_kv_heads: int = Field(default=2, ge=1)
+    num_kv_heads: int = Field(default=2, ge=1, le=65_536)
     """Key and value heads; each serves ``num_heads / num_kv_heads`` query heads."""
-    hidden: int = Field(default=256, ge=1)
+    hidden: int = Field(default=256, ge=1, le=1 << 20)
     """Width of one expert."""
     num_experts: int = Field(default=8, ge=1, le=4096)
     """Experts in a layer."""
-    top_k: int = Field(default=2, ge=1)
+    top_k: int = Field(default=2, ge=1, le=4096)
     """Experts that see a token. Their weights sum to one; a single expert has its probability."""
-    balance_weight: float = Field(default=0.01, ge=0, allow_inf_nan=False)
+    balance_weight: float = Field(default=0.01, ge=0, le=1e6, allow_inf_nan=False)
     """Weight of the balance loss beside the token loss; the balance loss is 1 at even load."""
-    rope_theta: float = Field(default=10_000.0, gt=1, allow_inf_nan=False)
+    rope_theta: float = Field(default=10_000.0, gt=1, le=1e12, allow_inf_nan=False)
     """Longest rotary wavelength over two pi, in tokens."""
     norm_epsilon: float = Field(default=1e-5, gt=0, lt=1)
     """Added to the mean square in every norm."""
@@ -42,22 +42,25 @@ class MoEShape(StrictModel):
     def _heads_divide(self) -> Self:
         if self.dim % self.num_heads or (self.dim // self.num_heads) % 2:
             unit = 2 * self.num_heads
-            raise ValueError(
+            raise fault_at(
                 f"dim is {self.dim} and num_heads {self.num_heads}: dim / num_heads must be an even "
-                f"whole number for rotary positions; use dim {unit * max(1, self.dim // unit)}"
+                f"whole number for rotary positions; use dim {unit * max(1, self.dim // unit)}",
+                "dim",
             )
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(
+            raise fault_at(
                 f"num_heads is {self.num_heads}, not a multiple of num_kv_heads {self.num_kv_heads}; "
-                "lower num_kv_heads to a divisor"
+                "lower num_kv_heads to a divisor",
+                "num_kv_heads",
             )
         return self
 
     @model_validator(mode="after")
     def _enough_experts(self) -> Self:
         if self.top_k > self.num_experts:
-            raise ValueError(
-                f"top_k is {self.top_k}, more than num_experts {self.num_experts}; lower it"
+            raise fault_at(
+                f"top_k is {self.top_k}, more than num_experts {self.num_experts}; lower it",
+                "top_k",
             )
         return self
 

@@ -12,11 +12,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged
+from omniload.mix.config import LARGEST_UNIT_BYTES
 from omniload.source.columns import text_bytes
 
 __all__ = ["MAX_UNIT_BYTES", "Format", "Records", "UnitTable"]
 
-MAX_UNIT_BYTES = 1 << 30
+MAX_UNIT_BYTES = LARGEST_UNIT_BYTES
 """Largest unit that is decoded in memory at once, decompressed."""
 
 

@@ -1,0 +1,69 @@
+"""Small files that a user names: read whole, within a limit, and never waited for."""
+
+import os
+import stat
+from pathlib import Path
+
+from omniload.base.errors import ConfigError
+from omniload.base.units import format_bytes
+
+__all__ = ["kind_of", "read_small_file"]
+
+_STRIDE_BYTES = 1 << 20
+_KINDS = (
+    (stat.S_ISREG, "a file"),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def kind_of(mode: int) -> str:
+    """Return what lies at a path, from its mode: ``a file``, ``a folder``, ``a pipe``, ..."""
+    return next((kind for holds, kind in _KINDS if holds(mode)), "something else")
+
+
+def read_small_file(path: Path, *, most_bytes: int, what: str) -> bytes:
+    """Read a file that a user named.
+
+    A pipe or a device is refused, not waited for: settings are read again, by others, later.
+
+    Args:
+        path: The file.
+        most_bytes: Largest size; a larger file is refused before it is read.
+        what: What it should hold, such as ``a file of settings``, for messages.
+
+    Raises:
+        ConfigError: There is no file of that size there, or it cannot be read.
+    """
+    try:
+        # Without O_NONBLOCK, opening a pipe waits for whoever writes into it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; give the path of {what}") from None
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read: {said}; give the path of {what}") from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{path}: is {kind_of(status.st_mode)}; give the path of {what}")
+        held = bytearray()
+        # What grows, or has no size of its own, is held to the limit while it is read.
+        while (
+            status.st_size <= most_bytes
+            and len(held) <= most_bytes
+            and (part := os.read(descriptor, _STRIDE_BYTES))
+        ):
+            held += part
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+    if (size := max(status.st_size, len(held))) > most_bytes:
+        raise ConfigError(
+            f"{path}: holds {format_bytes(size)}, more than {format_bytes(most_bytes)}; is it {what}?"
+        )
+    return bytes(held)
