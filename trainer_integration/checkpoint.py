@@ -15,9 +15,7 @@ There is no RNG to save: randomness is a function of seed and position.
 """
 
 import shutil
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import orjson
@@ -40,6 +38,13 @@ from trainer_integration.checkpoint_tensors import (
     require_same_model,
     set_optimizer,
     tensors_of,
+)
+from trainer_integration.save_errors import (
+    NoRoomError,
+    is_full,
+    no_room,
+    own_errors,
+    require_room,
 )
 from trainer_integration.seals import (
     FileSeal,
@@ -97,6 +102,7 @@ class Checkpoints:
             The committed folder.
 
         Raises:
+            NoRoomError: It does not fit; what was written of it is removed.
             StateError: A checkpoint of this step exists, or the optimiser has no state.
         """
         final = path_of(self.folder, step)
@@ -105,22 +111,31 @@ class Checkpoints:
             raise StateError(f"{final} exists already; resume from it, or move it away")
         if not optimizer.state:
             raise StateError(f"the optimiser has no state at step {step}; save after a step")
+        tensors = tensors_of(model, optimizer)
+        need = sum(tensor.nbytes for tensor in tensors.values())
         if self._rank == 0:
             self._sweep()
-            partial.mkdir(parents=True)
-        self._barrier()
-        tensors = tensors_of(model, optimizer)
-        with _alone_without_a_warning():
-            dcp_save(
-                tensors,
-                storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True),
-                process_group=self._group,
-                no_dist=self._group is None,
-            )
-        seals = self._gathered_seals(partial)
+        require_room(str(final), need, self._room, self._group)
         if self._rank == 0:
-            self._commit(partial, final, seals, loader_state)
+            partial.mkdir()
         self._barrier()
+        try:
+            with own_errors(str(final), "nothing was saved", need=need, room=self._room):
+                dcp_save(
+                    tensors,
+                    storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True),
+                    process_group=self._group,
+                    no_dist=self._group is None,
+                )
+            seals = self._gathered_seals(partial)
+            fault = None
+            if self._rank == 0:
+                fault = self._fault_of_commit(partial, final, seals, loader_state)
+            self._require_committed(final, fault)
+        except NoRoomError:
+            if self._rank == 0:  # all ranks leave a save together, so none still writes
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
         return final
 
     def load(
@@ -158,7 +173,7 @@ class Checkpoints:
         require_same_model(path, saved, self._model_config)
         self._verify(path, meta)
         tensors = tensors_of(model, optimizer)
-        with _alone_without_a_warning():
+        with own_errors(str(path), "resume from an earlier checkpoint"):
             dcp_load(
                 tensors,
                 storage_reader=HuggingFaceStorageReader(str(path)),
@@ -167,6 +182,36 @@ class Checkpoints:
             )
         set_optimizer(model, optimizer, tensors)
         return Restored(step=step, loader_state=orjson.loads((path / LOADER).read_bytes()))
+
+    def _room(self) -> int:
+        return shutil.disk_usage(self.folder).free
+
+    def _fault_of_commit(
+        self,
+        partial: Path,
+        final: Path,
+        seals: dict[str, FileSeal],
+        loader_state: Mapping[str, Json],
+    ) -> NoRoomError | None:
+        """Commit, and return the error of a disk that is full by now: all ranks must hear of it."""
+        try:
+            self._commit(partial, final, seals, loader_state)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            need = sum(seal.size_bytes for seal in seals.values())
+            return no_room(str(final), need, self._room(), str(error))
+        return None
+
+    def _require_committed(self, final: Path, fault: NoRoomError | None) -> None:
+        """Wait for the commit by rank 0, and raise its fault on all ranks."""
+        told = torch.tensor(fault is not None)
+        if self._group is not None:
+            dist.broadcast(told, group_src=0, group=self._group)
+        if fault is not None:
+            raise fault
+        if bool(told):
+            raise NoRoomError(f"{final} does not fit, rank 0 found; make room and resume")
 
     def _sweep(self) -> None:
         """Remove what a crash left half written or half deleted."""
@@ -246,11 +291,3 @@ class Checkpoints:
     def _barrier(self) -> None:
         if self._group is not None:
             dist.barrier(group=self._group)
-
-
-@contextmanager
-def _alone_without_a_warning() -> Iterator[None]:
-    """Silence DCP's remark that there is one process: with no group that is what is meant."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield

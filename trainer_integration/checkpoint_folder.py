@@ -57,17 +57,20 @@ def step_of(path: Path) -> int:
 
 
 def loader_state_of(path: Path) -> JsonObject:
-    """Return the data plane's state in a committed checkpoint.
+    """Return the data plane's state in a committed checkpoint; of the tensors, only sizes are looked at.
 
     Raises:
-        IntegrityError: A file is missing or not what was saved.
+        IntegrityError: The state is not what was saved, or a file is missing or of another size.
         StateError: The checkpoint was written by another release.
     """
     meta = read_sealed_json(path / META)
     require_version(meta, VERSION, of=f"checkpoint {path}")
     files = meta["files"]
     assert isinstance(files, dict), "the digest of meta.json fits, so its form does"
-    if (fault := FileSeal.from_json(files[LOADER]).fault_in(path / LOADER)) is not None:
+    seals = {name: FileSeal.from_json(seal) for name, seal in files.items()}
+    sizes = (seal.size_fault_in(path / name) for name, seal in sorted(seals.items()))
+    fault = seals[LOADER].fault_in(path / LOADER) or next(filter(None, sizes), None)
+    if fault is not None:
         raise IntegrityError(f"{fault}; resume from an earlier checkpoint")
     state: JsonObject = orjson.loads((path / LOADER).read_bytes())
     return state

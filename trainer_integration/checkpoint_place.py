@@ -1,15 +1,19 @@
 """Where the checkpoints of a run lie: a folder, or a folder of a striped namespace. Free of torch."""
 
+import itertools
 import re
+from collections.abc import Container
 from pathlib import Path
 from typing import Protocol
 
 from typing_extensions import override
 
 from fusefs.namespace import StripedFiles
-from omniload.base.errors import StateError
+from fusefs.stores.protocol import name_of
+from omniload.base.errors import IntegrityError, StateError
 from omniload.base.state import JsonObject
 from trainer_integration import checkpoint_folder
+from trainer_integration.seals import sync_folder
 from trainer_integration.striped_storage_index import INDEX
 from trainer_integration.striped_storage_place import location_of, open_striped, read_index, within
 
@@ -26,17 +30,21 @@ class CheckpointPlace(Protocol):
         """Path or URL for people."""
         ...
 
-    def latest(self) -> int | None:
-        """Return the step of the newest committed checkpoint, None where there is none."""
+    def steps(self) -> tuple[int, ...]:
+        """Return the steps of the committed checkpoints, rising."""
         ...
 
     def loader_state_of(self, step: int) -> JsonObject:
-        """Return the data plane's state in a committed checkpoint.
+        """Return the data plane's state in a committed checkpoint; no tensor is read.
 
         Raises:
-            IntegrityError: It is not what was saved.
+            IntegrityError: It is not what was saved, or another file is missing or of another size.
             StateError: It was written by another release.
         """
+        ...
+
+    def set_aside(self, step: int) -> str:
+        """Rename a committed checkpoint, so that it is none any more; return its new name."""
         ...
 
 
@@ -52,13 +60,20 @@ class FolderPlace(CheckpointPlace):
         return str(self.folder)
 
     @override
-    def latest(self) -> int | None:
-        steps = checkpoint_folder.steps_in(self.folder)
-        return steps[-1] if steps else None
+    def steps(self) -> tuple[int, ...]:
+        return checkpoint_folder.steps_in(self.folder)
 
     @override
     def loader_state_of(self, step: int) -> JsonObject:
         return checkpoint_folder.loader_state_of(checkpoint_folder.path_of(self.folder, step))
+
+    @override
+    def set_aside(self, step: int) -> str:
+        path = checkpoint_folder.path_of(self.folder, step)
+        aside = _free_name(path.name, {entry.name for entry in self.folder.iterdir()})
+        path.rename(self.folder / aside)
+        sync_folder(self.folder)
+        return aside
 
 
 class StorePlace(CheckpointPlace):
@@ -77,13 +92,18 @@ class StorePlace(CheckpointPlace):
         return location_of(self.files, self.folder)
 
     @override
-    def latest(self) -> int | None:
-        return max(self.steps(), default=None)
-
-    @override
     def loader_state_of(self, step: int) -> JsonObject:
         path = self.path_of(step)
-        state = read_index(self.files, path).about.get("loader")
+        index = read_index(self.files, path)
+        sizes = {info.name: info.size_bytes for info in self.files.listing(path)}
+        for name, file in index.files.items():
+            if sizes.get(name) != file.size_bytes:
+                found = f"has {sizes[name]} bytes" if name in sizes else "is missing"
+                raise IntegrityError(
+                    f"{location_of(self.files, path)}: {name} {found}, {file.size_bytes} bytes were "
+                    "saved; resume from an earlier checkpoint"
+                )
+        state = index.about.get("loader")
         if not isinstance(state, dict):
             raise StateError(
                 f"{location_of(self.files, path)} holds no state of the data plane: it was not "
@@ -91,12 +111,20 @@ class StorePlace(CheckpointPlace):
             )
         return state
 
+    @override
+    def set_aside(self, step: int) -> str:
+        path = self.path_of(step)
+        taken = {info.name for info in self.files.listing(self.folder)}
+        aside = _free_name(name_of(path), taken)
+        self.files.rename(path, within(self.folder, aside))
+        return aside
+
     def path_of(self, step: int) -> str:
         """Return the folder of the checkpoint of ``step`` within the namespace."""
         return within(self.folder, f"step-{step:08d}")
 
+    @override
     def steps(self) -> tuple[int, ...]:
-        """Return the steps of the committed checkpoints, rising."""
         return tuple(step for step, whole in self._found() if whole)
 
     def unfinished(self) -> tuple[int, ...]:
@@ -126,6 +154,10 @@ class StorePlace(CheckpointPlace):
         except FileNotFoundError:
             return False
         return True
+
+
+def _free_name(name: str, taken: Container[str]) -> str:
+    return next(aside for n in itertools.count(1) if (aside := f"{name}.aside-{n}") not in taken)
 
 
 def is_store(location: str) -> bool:

@@ -2,11 +2,13 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, cast
 
 import click
 import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from typing_extensions import override
 
 from omniload.base.errors import OmniloadError
 from trainer_integration.config import load_train
@@ -14,11 +16,34 @@ from trainer_integration.display import RunDisplay, print_proof, print_summary
 from trainer_integration.launch import Launcher
 from trainer_integration.proof import Proof, prove
 from trainer_integration.report import read_finished, write_report
+from trainer_integration.resuming import Resume
 
 __all__ = ["command"]
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _RUN = click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+
+
+class _Resume(click.ParamType[Resume]):
+    """``never``, ``latest`` or a step."""
+
+    name = "resume"
+
+    @override
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "[never|latest|STEP]"
+
+    @override
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Resume:
+        if isinstance(value, int) or value in ("never", "latest"):
+            return cast("Resume", value)
+        if str(value).isdecimal() and str(value).isascii():
+            return int(value)
+        raise click.BadParameter(
+            f"{value!r} is neither never nor latest nor the step of a checkpoint", ctx, param
+        )
 
 
 @click.group("train")
@@ -30,24 +55,24 @@ def command() -> None:
 @click.argument("config", type=_FILE)
 @click.option(
     "--resume",
-    type=click.Choice(["never", "latest"]),
+    type=_Resume(),
     default="never",
     show_default=True,
-    help="Continue from the newest checkpoint of the run; refuse to touch an old run otherwise.",
+    help="Continue from the checkpoint of STEP, or from the newest that is whole; later ones are set "
+    "aside. Refuse to touch an old run otherwise.",
 )
-def run_job(config: Path, resume: str) -> int:
+def run_job(config: Path, resume: Resume) -> int:
     """Train as CONFIG says: data plane, ranks, restarts, report.
 
     \b
     Example:
       omniload train run examples/train.yaml
       omniload train run examples/train.yaml --resume latest
+      omniload train run examples/train.yaml --resume 40
     """  # noqa: D301 -- click's own marker
     console = Console()
     with RunDisplay(console) as display:
-        launcher = Launcher(
-            config, resume="latest" if resume == "latest" else "never", observer=display.observe
-        )
+        launcher = Launcher(config, resume=resume, observer=display.observe)
         display.expect(launcher.train.steps, launcher.mix)
         code = launcher.run()
     console.print(f"run folder: {launcher.run_dir.resolve()}", highlight=False, soft_wrap=True)
@@ -141,7 +166,7 @@ def _report(folder: Path) -> None:
     """Write the report and say where it is; a run does not fail for want of one."""
     try:
         path = write_report(folder)
-    except OmniloadError as error:
+    except (OmniloadError, OSError) as error:
         click.echo(f"no report: {error}", err=True)
         return
     click.echo(f"report: {path.resolve()}")

@@ -24,6 +24,7 @@ from omniload.base.log import get_logger
 from omniload.machine.supervisor import (
     AskRanks,
     CheckpointCommitted,
+    CheckpointDamaged,
     Command,
     Event,
     GiveUp,
@@ -41,9 +42,10 @@ from omniload.mix.run_record import RUN_RECORD_NAME, read_run_record
 from snapshot.startup_events import process_started, restarted, spawning, stage
 from trainer_integration.config import TrainConfig
 from trainer_integration.guard import MARK, Guard
-from trainer_integration.launch_plan import AttemptStart, Resume, next_log_number, read_plan
+from trainer_integration.launch_plan import AttemptStart, next_log_number, read_plan
 from trainer_integration.memory import pss_by_role
 from trainer_integration.rank_process import RankProcess
+from trainer_integration.resuming import Resume, step_name
 from trainer_integration.run_lock import RunLock
 from trainer_integration.run_log import EventKind, EventLine, MemoryLine, RunLog, StepLine
 
@@ -87,7 +89,7 @@ class Launcher:
 
         Raises:
             ConfigError: The training or the mix file is faulty.
-            StateError: The run has checkpoints and ``resume`` is ``never``.
+            StateError: The run has checkpoints and ``resume`` is ``never``, or none of the step asked for.
         """
         self._plan = read_plan(config)
         self._resume = resume
@@ -104,6 +106,7 @@ class Launcher:
         self._log: RunLog | None = None
         self._first_log = 0
         self._noted = False
+        self._damaged: dict[int, str] = {}
         self._data_end: int | None = None
         self._patience: threading.Timer | None = None
 
@@ -137,11 +140,18 @@ class Launcher:
         """Run the job to its end; return the exit code.
 
         Raises:
+            IntegrityError: No checkpoint to resume from is whole.
             OmniloadError: The data plane cannot be started.
         """
         with RunLock(self.run_dir):
             # Again: a launcher that held the folder until now may have saved.
-            self._first_step = self._plan.first_step(self._resume)
+            self._plan.first_step(self._resume)
+            start = self._start_of(0)
+            if self._plan.is_finished(start.step):
+                step = step_name(start.step or 0)
+                self._tell("end", f"{step} is the end of the run: nothing is left to train")
+                return 0
+            self._first_step = start.step or 0
             if (self.run_dir / RUN_RECORD_NAME).exists():
                 read_run_record(self.run_dir)  # refuse a damaged one now; it is written again later
             return self._guarded()
@@ -213,20 +223,30 @@ class Launcher:
 
     def _start(self, number: int) -> None:
         """Start data plane and ranks, from the newest checkpoint where there is one."""
-        start = self._plan.start_of(
-            number, self.run_dir.resolve() / f"rendezvous-{self._job}-{number}"
-        )
+        start = self._start_of(number)
         self._tell(
             "restart" if number else "start", f"{self._machine.num_ranks} ranks", attempt=number
         )
         if start.step is not None:
-            name = f"step-{start.step:08d}"
-            self._tell("resume", name, attempt=number, step=start.step)
+            self._tell("resume", step_name(start.step), attempt=number, step=start.step)
+        if (
+            start.step or 0
+        ) < self._first_step:  # the launch began from one that ranks found damaged
+            self._first_step, self._noted = start.step or 0, False
         self._attempt = _Attempt(number, None, {}, {})
         process_started()
         plane = self._open_plane(start)
+        for step, why in start.beyond.items():
+            aside = self._plan.checkpoints.set_aside(step)
+            self._tell("set_aside", f"{aside}: {why}", attempt=number, step=step)
         for rank in range(self._machine.num_ranks):
             self._start_rank(rank, start, plane)
+
+    def _start_of(self, number: int) -> AttemptStart:
+        """Choose a checkpoint: the one that was asked for once, and the newest whole one ever after."""
+        rendezvous = self.run_dir.resolve() / f"rendezvous-{self._job}-{number}"
+        resume = self._resume if number == 0 else "latest"
+        return self._plan.start_of(number, rendezvous, resume, self._damaged)
 
     def _open_plane(self, start: AttemptStart) -> PlaneAddress | None:
         """Open the data plane, unless the rank does so itself; return where it is."""
@@ -270,6 +290,13 @@ class Launcher:
             self._note_launch()
         elif line.what == "checkpoint":
             self._events.put(CheckpointCommitted(attempt=attempt))
+        elif line.what == "damaged":
+            assert line.step is not None, "a rank names the step that it cannot load"
+            if line.step in self._damaged:
+                return  # every rank tells of it
+            self._damaged[line.step] = line.detail
+            if attempt or not isinstance(self._resume, int):
+                self._events.put(CheckpointDamaged(attempt=attempt))
         elif line.what == "data_end":
             self._data_end = line.step
         self._tell(line.what, line.detail, attempt=attempt, step=line.step, took_s=line.took_s)
@@ -353,8 +380,8 @@ class Launcher:
         )
 
     def _write(self, line: StepLine | EventLine) -> None:
-        assert self._log is not None
-        self._log.write(line)
+        if self._log is not None:  # a launch that starts nothing has none
+            self._log.write(line)
         if self._observer is not None:
             try:
                 self._observer(self, line)

@@ -5,16 +5,17 @@ edited while the job runs.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
 
 from omniload.actors.address import PlaneAddress
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import JsonObject
 from omniload.mix.config import MixConfig, load_mix
-from omniload.mix.run_record import write_run_record
+from omniload.mix.run_record import read_run_record, write_run_record
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.index import index_folder
 from trainer_integration.checkpoint_place import CheckpointPlace, place_of
@@ -23,10 +24,10 @@ from trainer_integration.launch_record import write_launch_record
 from trainer_integration.model_of import model_of, with_cost_of
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.rank_spec import RankSpec
+from trainer_integration.resuming import Resume, choose, require_step, step_name
+from trainer_integration.run_log import LOG_NAME, EventLine, read_log
 
-__all__ = ["AttemptStart", "LaunchPlan", "Resume", "next_log_number", "read_plan"]
-
-Resume = Literal["never", "latest"]
+__all__ = ["AttemptStart", "LaunchPlan", "next_log_number", "read_plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,8 @@ class AttemptStart:
     """Checkpoint to load; ``None`` starts from nothing."""
     state: JsonObject | None
     """The data plane's state at ``step``."""
+    beyond: Mapping[int, str]
+    """Checkpoints of later steps, to be set aside, and why."""
     rendezvous: Path
     """File over which the ranks find each other."""
 
@@ -77,41 +80,72 @@ class LaunchPlan:
         return place_of(self.train.checkpoint_location(self.folder))
 
     def first_step(self, resume: Resume) -> int:
-        """Return the first step to train.
+        """Return the first step to train, if the checkpoint of it is whole.
 
         Raises:
-            StateError: There are checkpoints and nobody asked to resume, or they are beyond the run's end.
-        """
-        newest = self.checkpoints.latest()
-        if newest is None:
-            return 0
-        if resume == "never":
-            raise StateError(
-                f"{self.checkpoints.location} holds step-{newest:08d}; pass --resume latest to go on from it, "
-                "or give another run_dir"
-            )
-        if newest > self.train.steps:
-            raise StateError(
-                f"steps is {self.train.steps} and the newest checkpoint is of step {newest}, beyond it; "
-                "raise steps, or give another run_dir"
-            )
-        return newest
-
-    def start_of(self, attempt: int, rendezvous: Path) -> AttemptStart:
-        """Return where an attempt that begins now starts from: the newest checkpoint.
-
-        Raises:
-            IntegrityError: The checkpoint is not what was saved.
-            StateError: It was written by another release.
+            StateError: There are checkpoints and nobody asked to resume, the one asked for is not
+                there, or it is beyond the run's end.
         """
         place = self.checkpoints
-        newest = place.latest()
+        steps = place.steps()
+        if isinstance(resume, int):
+            require_step(place, resume, steps)
+        elif not steps:
+            return 0
+        elif resume == "never":
+            raise StateError(
+                f"{place.location} holds {step_name(steps[-1])}; pass --resume latest to go on from it, "
+                "or give another run_dir"
+            )
+        first = resume if isinstance(resume, int) else steps[-1]
+        if first > self.train.steps:
+            which = "the checkpoint" if isinstance(resume, int) else "the newest checkpoint"
+            raise StateError(
+                f"steps is {self.train.steps} and {which} is of step {first}, beyond it; "
+                "raise steps, resume from an earlier one, or give another run_dir"
+            )
+        return first
+
+    def start_of(
+        self,
+        attempt: int,
+        rendezvous: Path,
+        resume: Resume = "latest",
+        damaged: Mapping[int, str] = MappingProxyType({}),
+    ) -> AttemptStart:
+        """Return where an attempt that begins now starts from.
+
+        Args:
+            attempt: Its number.
+            rendezvous: File over which its ranks find each other.
+            resume: Which checkpoint.
+            damaged: Steps that ranks of earlier attempts could not load, and why.
+
+        Raises:
+            IntegrityError: No checkpoint is what was saved, or the one asked for is not.
+            StateError: It was written by another release.
+        """
+        choice = choose(self.checkpoints, resume, damaged)
         return AttemptStart(
             attempt=attempt,
-            step=newest,
-            state=None if newest is None else place.loader_state_of(newest),
+            step=choice.step,
+            state=choice.state,
+            beyond=choice.beyond,
             rendezvous=rendezvous,
         )
+
+    def is_finished(self, step: int | None) -> bool:
+        """Tell whether nothing is left to train after ``step``: by ``steps``, or as the data ended there."""
+        if step is None or not (self.run_dir / LOG_NAME).exists():
+            return False
+        if step >= self.train.steps:
+            return True
+        ends = [
+            line.step
+            for line in read_log(self.run_dir)
+            if isinstance(line, EventLine) and line.what == "data_end"
+        ]
+        return ends[-1:] == [step] and read_run_record(self.run_dir).last.text == self.mix_text
 
     def plane_spec(self, state: JsonObject | None) -> PlaneSpec:
         """Return the data plane to open, from nothing or from ``state``."""

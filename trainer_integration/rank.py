@@ -21,7 +21,7 @@ import torch.distributed as dist
 from omniload.actors.address import PlaneAddress
 from omniload.actors.local import LocalPlane
 from omniload.actors.plane import PlaneSpec, RankHandle
-from omniload.base.errors import OmniloadError
+from omniload.base.errors import IntegrityError, OmniloadError
 from omniload.base.log import get_logger, set_up_logging
 from omniload.build.digest import batch_digest
 from omniload.build.microbatch import Batch
@@ -121,7 +121,12 @@ class _Trainer:
     def _load(self, step: int) -> None:
         adamw = self._optimizer.adamw
         with stage("checkpoint_load", self._startup) as tally:
-            self._checkpoints.load(self._model, adamw, step=step)
+            try:
+                self._checkpoints.load(self._model, adamw, step=step)
+            except IntegrityError as error:
+                # Whichever rank exits first, its line is read before its exit.
+                self._write(self._event("damaged", str(error), step), of_any_rank=True)
+                raise
             if self._spec.rank == 0:  # the ranks read a checkpoint together
                 tier = "store" if isinstance(self._checkpoints, StripedCheckpoints) else "disk"
                 tally.add(tier, sum(t.nbytes for t in tensors_of(self._model, adamw).values()))
@@ -137,19 +142,18 @@ class _Trainer:
         self, what: EventKind, detail: str, step: int | None = None, took_s: float | None = None
     ) -> None:
         """Tell the launcher of an event; one rank speaks for all."""
-        self._write(
-            EventLine(
-                attempt=self._spec.attempt,
-                seconds=0,
-                what=what,
-                detail=detail,
-                step=step,
-                took_s=took_s,
-            )
+        self._write(self._event(what, detail, step, took_s))
+
+    def _event(
+        self, what: EventKind, detail: str, step: int | None = None, took_s: float | None = None
+    ) -> EventLine:
+        attempt = self._spec.attempt
+        return EventLine(
+            attempt=attempt, seconds=0, what=what, detail=detail, step=step, took_s=took_s
         )
 
-    def _write(self, line: StepLine | EventLine) -> None:
-        if self._spec.rank == 0:
+    def _write(self, line: StepLine | EventLine, *, of_any_rank: bool = False) -> None:
+        if of_any_rank or self._spec.rank == 0:
             self._lines.write(line.model_dump_json() + "\n")
             self._lines.flush()
 

@@ -7,6 +7,7 @@ again and logged again, with a higher ``attempt``; readers take the last.
 import os
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Literal, Self
@@ -15,6 +16,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from omniload.base.config import StrictModel
 from omniload.base.errors import StateError
+from omniload.base.log import get_logger
 
 __all__ = [
     "LOG_NAME",
@@ -29,11 +31,23 @@ __all__ = [
     "read_log",
 ]
 
+_LOG = get_logger(__name__)
 LOG_NAME = "log.jsonl"
 """File in the run's folder."""
 
 
-EventKind = Literal["start", "plane", "resume", "checkpoint", "data_end", "exit", "restart", "end"]
+EventKind = Literal[
+    "start",
+    "plane",
+    "resume",
+    "damaged",
+    "set_aside",
+    "checkpoint",
+    "data_end",
+    "exit",
+    "restart",
+    "end",
+]
 """What can happen to a job."""
 
 
@@ -121,16 +135,23 @@ class RunLog:
             _cut_torn_line(path)
         self._file = path.open("w" if fresh else "a", encoding="utf-8", buffering=1)
         self._lock = threading.Lock()
+        self._told = False
 
     def write(self, line: StepLine | EventLine | MemoryLine) -> None:
-        """Append one line; any thread may."""
+        """Append one line; any thread may. A full disk loses lines, which is told once, and never the job."""
         text = line.model_dump_json() + "\n"
-        with self._lock:
-            self._file.write(text)
+        try:
+            with self._lock:
+                self._file.write(text)
+        except OSError as error:
+            if not self._told:
+                _LOG.warning("%s: lines are lost: %s", self._file.name, error.strerror)
+            self._told = True
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with suppress(OSError):  # told before, of the line that did not fit
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self

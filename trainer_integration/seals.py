@@ -47,13 +47,22 @@ class FileSeal:
 
     def fault_in(self, file: Path) -> str | None:
         """Return what is wrong with ``file``, None where nothing is."""
-        if not file.is_file():
-            return f"{file} is missing, {self.size_bytes} bytes were saved"
-        found = type(self).of(file)
-        if found.size_bytes != self.size_bytes:
-            return f"{file} has {found.size_bytes} bytes, {self.size_bytes} were saved"
+        if (fault := self.size_fault_in(file)) is not None:
+            return fault
+        try:
+            found = type(self).of(file)
+        except OSError as error:
+            return f"{file} cannot be read: {error.strerror}"
         if found.xxh3 != self.xxh3:
             return f"{file} has checksum {found.xxh3:016x}, {self.xxh3:016x} was saved"
+        return None
+
+    def size_fault_in(self, file: Path) -> str | None:
+        """Return what is wrong with ``file`` that shows without reading it."""
+        if not file.is_file():
+            return f"{file} is missing, {self.size_bytes} bytes were saved"
+        if (size_bytes := file.stat().st_size) != self.size_bytes:
+            return f"{file} has {size_bytes} bytes, {self.size_bytes} were saved"
         return None
 
     def to_json(self) -> JsonObject:

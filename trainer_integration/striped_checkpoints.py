@@ -25,6 +25,7 @@ from trainer_integration.checkpoint_tensors import (
     set_optimizer,
     tensors_of,
 )
+from trainer_integration.save_errors import NoRoomError
 from trainer_integration.striped_storage import load_striped, save_striped
 from trainer_integration.striped_storage_place import location_of, read_index
 
@@ -70,28 +71,37 @@ class StripedCheckpoints:
             The folder within the namespace.
 
         Raises:
+            NoRoomError: It does not fit; what was written of it is removed.
             StateError: A checkpoint of this step exists, or the optimiser has no state.
             UnavailableError: The store does not answer.
         """
         if not optimizer.state:
             raise StateError(f"the optimiser has no state at step {step}; save after a step")
         if self._rank == 0:
-            for left in self._place.unfinished():
-                _LOG.warning("removing step %d, left by an interrupted save", left)
-                self._place.remove(left)
+            self._sweep()
         about: JsonObject = {
             "step": step,
             "model": self._model_config,
             "loader": dict(loader_state),
         }
         path, tensors = self._place.path_of(step), tensors_of(model, optimizer)
-        save_striped(tensors, self._place.files, path, self._group, about=about)
+        try:
+            save_striped(tensors, self._place.files, path, self._group, about=about)
+        except NoRoomError:
+            if self._rank == 0:  # all ranks leave a save together, so none still writes
+                self._sweep()
+            raise
         if self._rank == 0:
             for old in self._place.steps()[: -self._keep]:
                 self._place.remove(old)
         if self._group is not None:
             dist.barrier(group=self._group)
         return path
+
+    def _sweep(self) -> None:
+        for left in self._place.unfinished():
+            _LOG.warning("removing step %d, left by an interrupted save", left)
+            self._place.remove(left)
 
     def load(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int | None = None
@@ -111,7 +121,7 @@ class StripedCheckpoints:
             StateError: Written by another release or for another model, or not there.
             UnavailableError: The store does not answer.
         """
-        step = self._place.latest() if step is None else step
+        step = max(self._place.steps(), default=None) if step is None else step
         if step is None:
             return None
         path = self._place.path_of(step)

@@ -15,20 +15,17 @@ Every rank writes one striped safetensors file, units straight from the tensors'
 rank 0 commits the index last. See ``docs/design/0014-striped-checkpoints.md``.
 """
 
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from fusefs.namespace import StripedFiles
-from omniload.base.errors import OmniloadError, StateError, UnavailableError
 from omniload.base.state import Json
-from trainer_integration.striped_storage_place import read_index
+from trainer_integration.save_errors import own_errors, require_room
+from trainer_integration.striped_storage_place import location_of, read_index
 from trainer_integration.striped_storage_reader import StripedReader
 from trainer_integration.striped_storage_writer import StripedWriter
 
@@ -55,9 +52,17 @@ def save_striped(
     Raises:
         ConfigError: An entry cannot be saved without pickle.
         StateError: A checkpoint is there, or DCP cannot plan the save.
+        NoRoomError: It does not fit the store, as far as the store can tell.
         UnavailableError: The store does not answer. Nothing that loads is left behind.
     """
-    with _own_errors():
+
+    def room() -> int | None:
+        usage = files.usage()
+        return None if usage is None else usage.free_bytes
+
+    where, need = location_of(files, folder), sum(tensor.nbytes for tensor in tensors.values())
+    require_room(where, need, room, group)
+    with own_errors(where, "nothing was saved", need=need, room=room):
         dcp_save(
             dict(tensors),
             storage_writer=StripedWriter(files, folder, about=about),
@@ -88,28 +93,11 @@ def load_striped(
     """
     # DCP turns whatever is wrong with the index into an AssertionError.
     read_index(files, folder)
-    with _own_errors():
+    remedy = "load into tensors of the names and sizes saved"
+    with own_errors(location_of(files, folder), remedy):
         dcp_load(
             dict(tensors),
             storage_reader=StripedReader(files, folder),
             process_group=group,
             no_dist=group is None,
         )
-
-
-@contextmanager
-def _own_errors() -> Iterator[None]:
-    """Raise what went wrong on a rank as it was; DCP wraps it in an exception of its own."""
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            yield
-    except CheckpointException as failure:
-        rank, (error, _) = min(failure.failures.items(), key=lambda item: item[0])
-        if isinstance(error, OmniloadError):
-            error.add_note(f"on rank {rank}")
-            raise error from failure
-        said = f"rank {rank}: {type(error).__name__}: {error}"
-        if isinstance(error, OSError):
-            raise UnavailableError(f"{said}; try again when the store answers") from failure
-        raise StateError(f"{said}; load into tensors of the names and sizes saved") from failure

@@ -6,6 +6,7 @@ from typing import assert_never
 __all__ = [
     "AskRanks",
     "CheckpointCommitted",
+    "CheckpointDamaged",
     "Command",
     "Event",
     "GiveUp",
@@ -44,6 +45,17 @@ class CheckpointCommitted:
     """The attempt that saved."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointDamaged:
+    """A rank found that what its attempt started from is not what was saved; an earlier one will be used.
+
+    It is told before the rank's exit. Every time there is one checkpoint fewer, so this ends.
+    """
+
+    attempt: int
+    """The attempt that was to load it."""
+
+
 @dataclass(frozen=True, slots=True)
 class RanksStopped:
     """No process of the last attempt is left."""
@@ -54,7 +66,7 @@ class Stop:
     """Somebody asked for the job to end (Ctrl-C, SIGTERM); asked again, or ranks took too long: at once."""
 
 
-Event = Start | RankExited | CheckpointCommitted | RanksStopped | Stop
+Event = Start | RankExited | CheckpointCommitted | CheckpointDamaged | RanksStopped | Stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +115,8 @@ class Supervisor:
     """Restarts the whole job when a rank dies, as often as allowed without a checkpoint in between.
 
     One rank cannot go on alone: its peers wait for it in a collective. A fault that would
-    be the same again (configuration, state, integrity) is not retried.
+    be the same again (configuration, state, integrity) is not retried, but for a damaged
+    checkpoint where there is an earlier one: that is no restart of those that are counted.
     """
 
     num_ranks: int
@@ -116,6 +129,7 @@ class Supervisor:
     _gravity: int = field(default=-1, init=False)
     _interrupted: bool = field(default=False, init=False)
     _stopping: bool = field(default=False, init=False)
+    _falls_back: bool = field(default=False, init=False)
 
     def handle(self, event: Event) -> tuple[Command, ...]:
         """Apply one event and return what must now be done, in order."""
@@ -124,9 +138,8 @@ class Supervisor:
                 return (StartRanks(attempt=self.attempt),)
             case RankExited():
                 return self._on_exit(event)
-            case CheckpointCommitted(attempt=attempt):
-                self.restarts = 0 if attempt == self.attempt else self.restarts
-                return ()
+            case CheckpointCommitted() | CheckpointDamaged():
+                return self._on_checkpoint(event)
             case Stop():
                 asked_before = self._interrupted or self._stopping
                 self._interrupted = True
@@ -138,6 +151,13 @@ class Supervisor:
                 return self._after_stop()
             case _:
                 assert_never(event)
+
+    def _on_checkpoint(self, event: CheckpointCommitted | CheckpointDamaged) -> tuple[Command, ...]:
+        if event.attempt == self.attempt and isinstance(event, CheckpointCommitted):
+            self.restarts = 0
+        elif event.attempt == self.attempt:
+            self._falls_back = True
+        return ()
 
     def _on_exit(self, exited: RankExited) -> tuple[Command, ...]:
         if exited.attempt != self.attempt:
@@ -157,6 +177,8 @@ class Supervisor:
 
     def _verdict(self, rank: int, code: int) -> GiveUp | None:
         cause = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if code == _INTEGRITY_EXIT and self._falls_back:
+            return None
         if code in _GRAVITY:
             return GiveUp(
                 reason=f"rank {rank} ended with {cause}, which a restart would repeat",
@@ -176,7 +198,8 @@ class Supervisor:
             return (self._ending,)
         self._stopping = False
         self.attempt += 1
-        self.restarts += 1
+        self.restarts += not self._falls_back
+        self._falls_back = False
         self.done.clear()
         return (StartRanks(attempt=self.attempt),)
 

@@ -17,6 +17,7 @@ import pytest
 from omniload.base.cli import main
 from omniload.mix.run_record import read_run_record
 from tests.support.corpora import a_corpus
+from tests.support.disks import a_tmpfs
 from tests.support.run_lines import write_mix
 from trainer_integration.checkpoint_folder import steps_in
 from trainer_integration.guard import MARK
@@ -225,6 +226,87 @@ def test_resuming_goes_on_from_the_newest_checkpoint(job_folder):
     assert events_in(run).count("start") == 2
     assert events_in(run).count("resume") == 1
     assert prove(run).require().num_logged == 8
+
+
+def spoil(file):
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_checkpoint_that_ranks_find_damaged_is_set_aside_and_the_one_before_is_used(job_folder):
+    run = job_folder / "run"
+    (shard,) = (run / "checkpoints" / "step-00000004").glob("shard-*")
+    spoil(shard)
+    config = a_training_file(job_folder, steps=8, every=2)
+    content = json.loads(config.read_text())
+    config.write_text(json.dumps(content | {"max_restarts": 0}))
+
+    with launched(config, "--resume", "latest") as job:
+        code = job.end()
+
+    shown = "".join(job.output)
+    assert code == 0, shown
+    assert re.search(r"set aside +step-00000004.aside-1: .*has checksum", shown)
+    told = events_in(run)
+    at = told.index("damaged")
+    assert told[at - 2 : at + 3] == ["start", "resume", "damaged", "exit", "restart"]
+    assert {"resume", "set_aside"} <= set(told[at + 3 : at + 6])
+    assert [life.from_step for life in read_run_record(run).lives] == [0, 2]
+    assert steps_in(run / "checkpoints") == (4, 6, 8)
+    assert (run / "checkpoints" / "step-00000004.aside-1" / "meta.json").exists()
+    assert prove(run).require().num_logged == 10
+
+
+def test_a_run_is_resumed_from_the_step_that_is_asked_for(job_folder):
+    config = a_training_file(job_folder, steps=6, every=2)
+    run = job_folder / "run"
+
+    with launched(config, "--resume", "2") as job:
+        code = job.end()
+
+    assert code == 0, "".join(job.output)
+    assert [life.from_step for life in read_run_record(run).lives] == [0, 2]
+    assert steps_in(run / "checkpoints") == (2, 4, 6)
+    assert (run / "checkpoints" / "step-00000004.aside-1").exists()
+    assert prove(run).require().num_logged == 8
+
+
+def test_a_finished_run_that_is_resumed_says_so_and_starts_nothing(job_folder, capsys):
+    log = job_folder / "run" / "log.jsonl"
+    before = log.read_bytes()
+
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "run", str(job_folder / "train.yaml"), "--resume", "latest"])
+
+    assert ended.value.code == 0
+    assert (
+        "step-00000004 is the end of the run: nothing is left to train" in capsys.readouterr().out
+    )
+    assert log.read_bytes() == before
+    assert len(list((job_folder / "run" / "logs").iterdir())) == 1
+
+
+def test_a_save_that_does_not_fit_ends_the_job_at_once_with_what_is_missing(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    config = a_job(tmp_path, ranks=1, steps=8, every=2)
+    content = json.loads(config.read_text())
+    config.write_text(json.dumps(content | {"run_dir": "disk/run"}))
+
+    with a_tmpfs(disk, "2M"), launched(config) as job:
+        code = job.end()
+        shown = "".join(job.output)
+        assert code == 4, shown
+        assert re.search(
+            r"step-00000002 needs \d+ bytes .*, \d+ bytes .* are free; make room", shown
+        )
+        assert "Traceback" not in shown
+        run = disk / "run"
+        assert "restart" not in events_in(run)
+        assert list((run / "checkpoints").iterdir()) == []
+        (log,) = (run / "logs").iterdir()
+        assert "Traceback" not in log.read_text()
 
 
 def test_resuming_with_another_mix_names_what_changed_and_is_not_tried_again(job_folder):

@@ -5,6 +5,7 @@ import pytest
 from omniload.machine.supervisor import (
     AskRanks,
     CheckpointCommitted,
+    CheckpointDamaged,
     GiveUp,
     RankExited,
     RanksStopped,
@@ -177,3 +178,34 @@ def test_a_rank_that_is_done_while_the_others_are_stopped_does_not_end_the_job()
 
     assert supervisor.handle(exited(1, 0)) == ()
     assert supervisor.handle(RanksStopped()) == (StartRanks(attempt=1),)
+
+
+@pytest.mark.parametrize("first", [5, 3, -9])
+def test_a_damaged_checkpoint_is_fallen_back_from_without_counting_a_restart(first):
+    supervisor = a_supervisor(CheckpointDamaged(attempt=0), max_restarts=0)
+
+    assert supervisor.handle(exited(0, 5)) == (StopRanks(),)
+    assert supervisor.handle(exited(1, 5)) == ()
+    assert supervisor.handle(RanksStopped()) == (StartRanks(attempt=1),)
+    assert supervisor.restarts == 0
+    supervisor.handle(exited(0, first, attempt=1))
+    (ending,) = supervisor.handle(RanksStopped())
+    assert isinstance(ending, GiveUp), "the next attempt is allowed nothing more"
+
+
+def test_a_peer_that_dies_of_the_rank_that_found_the_damage_does_not_end_the_job():
+    supervisor = a_supervisor(max_restarts=0)
+
+    assert supervisor.handle(exited(1, 1)) == (StopRanks(),)
+    assert supervisor.handle(CheckpointDamaged(attempt=0)) == ()
+    assert supervisor.handle(exited(0, 5)) == ()
+    assert supervisor.handle(RanksStopped()) == (StartRanks(attempt=1),)
+
+
+def test_damage_of_an_earlier_attempt_does_not_excuse_a_later_one():
+    supervisor = a_supervisor(exited(0, 1), RanksStopped(), CheckpointDamaged(attempt=0))
+
+    supervisor.handle(exited(0, 5, attempt=1))
+    (ending,) = supervisor.handle(RanksStopped())
+
+    assert ending.exit_code == 5

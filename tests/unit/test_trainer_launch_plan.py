@@ -9,10 +9,12 @@ import pytest
 from omniload.actors.address import PlaneAddress
 from omniload.base.errors import ConfigError, StateError
 from omniload.mix.run_record import read_run_record
+from tests.support.run_lines import an_event
 from trainer_integration.launch_plan import next_log_number, read_plan
 from trainer_integration.launch_record import read_launch_record
 from trainer_integration.moe.flops import cost_of
 from trainer_integration.rank_spec import RankSpec
+from trainer_integration.run_log import RunLog
 
 _MIX = {
     "version": 1,
@@ -115,6 +117,35 @@ def test_a_checkpoint_beyond_the_last_step_is_refused_with_both_numbers(tmp_path
 
     with pytest.raises(StateError, match="steps is 20 and the newest checkpoint is of step 21"):
         plan.first_step("latest")
+    with pytest.raises(StateError, match="steps is 20 and the checkpoint is of step 21"):
+        plan.first_step(21)
+
+
+def test_the_step_that_is_resumed_from_must_be_there(tmp_path):
+    plan = read_plan(write(tmp_path))
+    with pytest.raises(StateError, match="no checkpoint of step 4; it has none"):
+        plan.first_step(4)
+    a_checkpoint(tmp_path, 4)
+    a_checkpoint(tmp_path, 8)
+
+    assert plan.first_step(4) == 4
+    with pytest.raises(StateError, match=r"no checkpoint of step 5; it has \[4, 8\]"):
+        plan.first_step(5)
+
+
+def test_a_run_is_finished_at_its_last_step_or_where_the_same_mix_ended(tmp_path):
+    plan = read_plan(write(tmp_path))
+    assert not plan.is_finished(20), "nothing ran here yet"
+    plan.note(0)
+    with RunLog(plan.run_dir) as log:
+        log.write(an_event("data_end", step=7))
+
+    assert plan.is_finished(20)
+    assert plan.is_finished(7)
+    assert not plan.is_finished(6)
+    assert not plan.is_finished(None)
+    write(tmp_path, mix={"seed": 6})
+    assert not read_plan(tmp_path / "train.yaml").is_finished(7)
 
 
 def test_a_checkpoint_is_not_started_over_by_accident(tmp_path):

@@ -65,7 +65,7 @@ def test_where_nothing_was_saved_nothing_is_loaded(files):
     model, optimizer = a_run(steps=0)
 
     assert checkpoints_in(files).load(model, optimizer.adamw) is None
-    assert StorePlace(files, "run").latest() is None
+    assert StorePlace(files, "run").steps() == ()
 
 
 def test_the_newest_stay_and_the_objects_of_others_go(files):
@@ -103,7 +103,7 @@ def test_an_interrupted_save_is_never_seen_and_swept_by_the_next(fault):
             checkpoints_in(files).save(1, model, optimizer.adamw, LOADER)
         store.assert_all_faults_fired()
 
-        assert StorePlace(files, "run").latest() is None
+        assert StorePlace(files, "run").steps() == ()
         assert StorePlace(files, "run").unfinished() == (1,)
         checkpoints_in(files).save(2, model, optimizer.adamw, LOADER)
         assert [info.name for info in files.listing("run")] == ["step-00000002"]
@@ -157,5 +157,5 @@ def test_a_location_is_a_folder_or_a_place_on_a_store(tmp_path):
     assert isinstance(store, StorePlace)
     assert store.location == f"file://{tmp_path}/runs/a"
     assert isinstance(folder, FolderPlace)
-    assert (folder.location, folder.latest()) == (str(tmp_path / "checkpoints"), None)
+    assert (folder.location, folder.steps()) == (str(tmp_path / "checkpoints"), ())
     assert [is_store(url), is_store(folder.location)] == [True, False]
