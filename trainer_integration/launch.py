@@ -3,7 +3,6 @@
 A thin shell of ``omniload.machine.supervisor``. It never imports torch, so it is up at once.
 """
 
-import os
 import queue
 import secrets
 import signal
@@ -18,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, assert_never
 
 from omniload.actors.address import PlaneAddress
+from omniload.actors.guarding import Guard, marked
 from omniload.actors.opening import open_ray_plane, runtime_of
 from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
@@ -41,7 +41,6 @@ from omniload.mix.config import MixConfig
 from omniload.mix.run_record import RUN_RECORD_NAME, read_run_record
 from snapshot.startup_events import process_started, restarted, spawning, stage
 from trainer_integration.config import TrainConfig
-from trainer_integration.guard import MARK, Guard
 from trainer_integration.launch_plan import AttemptStart, next_log_number, read_plan
 from trainer_integration.memory import pss_by_role
 from trainer_integration.rank_process import RankProcess
@@ -161,18 +160,19 @@ class Launcher:
         for leftover in self.run_dir.glob("rendezvous-*"):
             leftover.unlink(missing_ok=True)
         self._first_log = next_log_number(self.run_dir)
-        os.environ[MARK] = self._job  # inherited by Ray's processes and by the ranks
-        guard = Guard(self._job)
+        guard = Guard(self._job)  # of the ranks; the data plane has one of its own
         previous = {number: signal.getsignal(number) for number in _ENDING_SIGNALS}
         self._listen()
         try:
-            with RunLog(self.run_dir, fresh=self._first_step == 0) as self._log:
+            with (
+                marked(self._job),
+                RunLog(self.run_dir, fresh=self._first_step == 0) as self._log,
+            ):
                 return self._logged()
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
             guard.close()
-            del os.environ[MARK]
 
     def _logged(self) -> int:
         """Run while the log is open, and leave no thread that would write to it later."""

@@ -17,6 +17,8 @@ if (
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Silences a warning about a default that will change; the data plane asks for no GPUs.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+# How long Ray's head may take to say its port; its own 30 s are too few where cores are scarce.
+os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError

@@ -6,6 +6,7 @@ start on a small machine. Ray has no option against them, so this starts Ray's o
 as Ray's ``cluster_utils`` does, without them.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from typing_extensions import override
@@ -17,8 +18,8 @@ from omniload.base.log import get_logger
 __all__ = ["RayNode", "start_node"]
 
 _LOG = get_logger(__name__)
-_REGISTERED_WITHIN_S = 10.0
-"""Afterwards Ray waits in its own way."""
+_REGISTERED_WITHIN_S = 120.0
+"""Ray itself waits another 30 s then; without this, those 30 s are all, too few where cores are scarce."""
 _LOOK_AGAIN_S = 0.02
 
 
@@ -50,12 +51,18 @@ def start_node(
     Returns:
         The node, or ``None`` where this version of Ray cannot be started this way.
     """
+    begun: list[RayNode] = []
     # Inside, so that a Ray that has moved them does not keep this module from loading.
     try:
         from ray._private.node import Node  # noqa: PLC0415
         from ray._private.parameter import RayParams  # noqa: PLC0415
 
         class Head(Node):
+            @override
+            def start_head_processes(self) -> None:
+                begun.append(self)
+                super().start_head_processes()  # type: ignore[no-untyped-call]
+
             @override
             def start_api_server(self, **_: Any) -> None:
                 """Start no dashboard server."""
@@ -79,17 +86,37 @@ def start_node(
     except (ImportError, TypeError, AttributeError) as error:
         # The node is Ray's inside and may change; ray.init is its promise, and only slower.
         _LOG.info("Ray %s is started by ray.init: %s", ray.__version__, error)
+        _end(begun)
         return None
+    except BaseException:
+        _end(begun)
+        raise
     return node
 
 
+def _end(begun: Sequence[RayNode]) -> None:
+    """End the processes of a node that did not come to be."""
+    for node in begun:
+        node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+
+
 def _look_often(node: Any) -> None:  # noqa: ANN401 -- Ray is untyped
-    """Wait until a node has joined itself. Ray does too, but looks once a second."""
+    """Wait until a node has joined itself. Ray does too, but looks once a second, and not for long.
+
+    Raises:
+        RuntimeError: A process of the node has ended.
+    """
+    ended: list[Any] = []
     try:
         client, clock = node.get_gcs_client(), SystemClock()
         numbers = [ray.NodeID.from_hex(node._node_id)]
         until_s = clock.now_s() + _REGISTERED_WITHIN_S
         while clock.now_s() < until_s and not client.check_alive(numbers, timeout=1)[0]:
+            if ended := node.dead_processes():
+                break
             clock.sleep(_LOOK_AGAIN_S)
     except Exception as error:  # noqa: BLE001 -- a short cut only: Ray waits in its own way now
         _LOG.debug("the node is waited for as Ray does: %s", error)
+    if ended:
+        kind, process = ended[0]
+        raise RuntimeError(f"Ray's {kind} ended with {process.returncode} while the node started")

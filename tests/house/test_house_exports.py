@@ -14,7 +14,6 @@ INTERNAL = {
     "fusefs/stores/arrow.py": {"ArrowBackend", "store_on"},
     "fusefs/stores/fsspec_store.py": {"FsspecBackend"},
     "omniload/base/cli.py": {"Nouns"},
-    "trainer_integration/guard.py": {"main"},
 }
 """Names that lack an underscore and are not offered; the list may only grow shorter."""
 

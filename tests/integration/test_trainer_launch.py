@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from omniload.actors.guard import MARKS, marks_of
 from omniload.base.cli import main
 from omniload.mix.run_record import read_run_record
 from tests.support.corpora import a_corpus
 from tests.support.disks import a_tmpfs
 from tests.support.run_lines import write_mix
 from trainer_integration.checkpoint_folder import steps_in
-from trainer_integration.guard import MARK
 from trainer_integration.proof import prove
 from trainer_integration.run_lock import RunLock
 from trainer_integration.run_log import EventLine, last_of_each_step, read_log
@@ -110,14 +110,7 @@ def launched(config: Path, *options: str) -> Iterator[Job]:
 
 def marked(mark: str) -> list[psutil.Process]:
     """Return the processes of a job, whoever their parent is."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+    return [process for process in psutil.process_iter() if mark in marks_of(process)]
 
 
 def none_left_of(mark: str) -> bool:
@@ -136,7 +129,7 @@ def test_a_killed_rank_brings_the_job_back_with_the_same_samples_and_leaves_noth
     with launched(config) as job:
         job.reach(30)
         victim = job.ranks()[-1]
-        mark = victim.environ()[MARK]
+        mark = victim.environ()[MARKS]
         victim.send_signal(signal.SIGKILL)
         code = job.end()
 
@@ -157,7 +150,7 @@ def test_a_launcher_that_is_told_to_end_ends_every_process_and_exits_with_130(tm
 
     with launched(config) as job:
         job.reach(0)
-        mark = job.ranks()[0].environ()[MARK]
+        mark = job.ranks()[0].environ()[MARKS]
         started = marked(mark)
         job.process.send_signal(signal.SIGTERM)
         code = job.end()
@@ -174,7 +167,7 @@ def test_a_launcher_that_is_killed_leaves_no_process(tmp_path):
 
     with launched(config) as job:
         job.reach(0)
-        mark = job.ranks()[0].environ()[MARK]
+        mark = job.ranks()[0].environ()[MARKS]
         started = marked(mark)
         job.process.kill()
         _, alive = psutil.wait_procs(started, timeout=_LONG_S)
