@@ -20,11 +20,9 @@ from omniload.base.state import JsonObject
 from omniload.build.digest import batch_digest
 from omniload.client import Client
 from omniload.mix.config import MixConfig
-from omniload.mix.deficit import integer_weights
-from omniload.mix.journal import StepRecord, read_journal, state_before
+from omniload.mix.journal import read_journal
+from omniload.mix.progress import fingerprint_in, fold
 from omniload.mix.run_record import RunLife, read_run_record
-from omniload.mix.schedule import weights_at
-from omniload.mix.state import MixState
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.index import index_folder
 from trainer_integration.run_log import EventLine, MemoryLine, StepLine, read_log
@@ -217,13 +215,5 @@ def _as_written(life: RunLife) -> MixConfig:
 def _state_at(run_dir: Path, mix: MixConfig, step: int) -> JsonObject:
     """Return the state before ``step`` from the run's journal."""
     base, records = read_journal(run_dir / JOURNAL_NAME)
-    fingerprint = base["fingerprint"]
-    assert isinstance(fingerprint, dict), "the journal's checksum fits, so its form does"
-    held = {part: str(digest) for part, digest in fingerprint.items()}
-    state = state_before(
-        step,
-        MixState.from_json(base, mix.names, held),
-        [StepRecord.from_json(record, mix.names) for record in records],
-        lambda at: integer_weights(weights_at(mix.mix.stages, mix.names, at)),
-    )
-    return state.to_json(mix.names, held)
+    held = fingerprint_in(base)
+    return fold(mix, base, records, held, step).to_json(mix.names, held)

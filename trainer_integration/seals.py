@@ -1,6 +1,5 @@
 """Files whose size and checksum are known, and the small JSON file that lists them."""
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import orjson
 import xxhash
 
 from omniload.base.errors import IntegrityError
-from omniload.base.state import Json, JsonObject
+from omniload.base.state import Json, JsonObject, json_digest
 
 __all__ = [
     "FileSeal",
@@ -102,7 +101,7 @@ def sync_folder(folder: Path) -> None:
 
 def sealed_json(value: Mapping[str, Json]) -> bytes:
     """Return ``value`` as JSON that carries a digest of itself."""
-    sealed = {**value, "blake2b": _digest(value)}
+    sealed = {**value, "blake2b": json_digest(value)}
     return orjson.dumps(sealed, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
 
 
@@ -123,7 +122,7 @@ def unsealed_json(data: bytes, *, name: str) -> JsonObject:
     if not isinstance(value, dict):
         raise IntegrityError(f"{name} holds a {type(value).__name__}, not an object")
     found = value.pop("blake2b", None)
-    if found != (expected := _digest(value)):
+    if found != (expected := json_digest(value)):
         raise IntegrityError(
             f"{name} carries digest {found!r}, its content has {expected!r}; restore the file or "
             "resume from an earlier checkpoint"
@@ -147,8 +146,3 @@ def read_sealed_json(file: Path) -> JsonObject:
     except OSError as error:
         raise IntegrityError(f"{file} cannot be read as JSON: {error}") from error
     return unsealed_json(data, name=str(file))
-
-
-def _digest(value: Mapping[str, Json]) -> str:
-    data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    return hashlib.blake2b(data, digest_size=16).hexdigest()

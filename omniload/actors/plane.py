@@ -14,6 +14,7 @@ from omniload.machine.planner import Planner
 from omniload.mix.config import MixConfig
 from omniload.mix.fingerprint import SourceFacts, fingerprint_of
 from omniload.mix.journal import Journal
+from omniload.mix.possible import require_possible
 from omniload.mix.state import MixState
 from omniload.plan.place_tree import ClientPlaceTree
 
@@ -96,19 +97,22 @@ def make_planner(spec: PlaneSpec, facts_S: Sequence[SourceFacts]) -> Planner:
         facts_S: What was found in each source.
 
     Raises:
-        StateError: ``spec.state`` belongs to another mix or other data.
+        StateError: ``spec.state`` belongs to another mix or other data, or no run of this mix reaches it.
     """
-    mix, state = spec.mix, spec.state
+    mix = spec.mix
     fingerprint = fingerprint_of(
         mix, facts_S, tokenizer_digest=tokenizer_digest(mix, spec.base_dir)
     )
+    positions_per_epoch_S = [facts.positions_per_epoch for facts in facts_S]
+    state = MixState.start(len(mix.names))
+    if spec.state is not None:
+        state = MixState.from_json(spec.state, mix.names, fingerprint)
+        require_possible(state, mix, positions_per_epoch_S)
     return Planner(
         mix=mix,
         tree=spec.tree,
-        positions_per_epoch_S=[facts.positions_per_epoch for facts in facts_S],
-        state=MixState.start(len(mix.names))
-        if state is None
-        else MixState.from_json(state, mix.names, fingerprint),
+        positions_per_epoch_S=positions_per_epoch_S,
+        state=state,
         fingerprint=fingerprint,
         num_steps=spec.num_steps,
     )
@@ -119,7 +123,8 @@ def open_journal(run_dir: Path | None, planner: Planner) -> Journal | None:
     if run_dir is None:
         return None
     run_dir.mkdir(parents=True, exist_ok=True)
-    return Journal(run_dir / JOURNAL_NAME, planner.state_at(planner.state.step))
+    state = planner.state
+    return Journal(run_dir / JOURNAL_NAME, planner.state_at(state.step), state.digest())
 
 
 def tokenizer_digest(mix: MixConfig, base_dir: Path) -> str:

@@ -135,8 +135,12 @@ def gather_across(
 
     Returns:
         The copied values, and their boundaries ``[N + 1]``.
+
+    Raises:
+        ValueError: A range is not within its column; Arrow would read whatever lies there.
     """
     dtype = columns[0].dtype
+    _require_within(columns, which_N, starts_N, stops_N)
     lengths_N = stops_N - starts_N
     offsets = np.zeros(len(lengths_N) + 1, np.int64)
     np.cumsum(lengths_N, out=offsets[1:])
@@ -148,6 +152,32 @@ def gather_across(
         pa.binary_view(), len(lengths_N), _views(columns, which_N, starts_N, lengths_N)
     ).cast(pa.large_binary())
     return np.frombuffer(binary.buffers()[2], dtype, int(offsets[-1])), offsets
+
+
+def _require_within(
+    columns: Sequence[NDArray[Any]],
+    which_N: NDArray[np.integer[Any]],
+    starts_N: NDArray[np.int64],
+    stops_N: NDArray[np.int64],
+) -> None:
+    if not len(which_N) == len(starts_N) == len(stops_N):
+        raise ValueError(
+            f"{len(which_N)} columns, {len(starts_N)} starts and {len(stops_N)} stops; give one each of every range"
+        )
+    if not len(which_N):
+        return
+    if which_N.min() < 0 or which_N.max() >= len(columns):
+        raise ValueError(
+            f"ranges lie in columns {which_N.min()} to {which_N.max()}; there are {len(columns)}, numbered from 0"
+        )
+    sizes = np.fromiter(map(len, columns), np.int64, len(columns))
+    wrong_N = (starts_N < 0) | (stops_N < starts_N) | (stops_N > sizes[which_N])
+    if wrong_N.any():
+        i = int(wrong_N.argmax())
+        raise ValueError(
+            f"range {i} is {starts_N[i]} to {stops_N[i]} of column {which_N[i]}, which has {sizes[which_N[i]]} values; "
+            "0 <= start <= stop <= values"
+        )
 
 
 def _views(

@@ -19,7 +19,7 @@ from omniload.commands.rehearsal import Rehearsal
 from omniload.commands.samples import text_of
 from omniload.mix.config import MixConfig
 from omniload.mix.journal import read_journal
-from omniload.mix.progress import fold
+from omniload.mix.progress import fingerprint_in, fold
 from omniload.mix.run_record import RunLife, read_run_record
 from omniload.plan.place_tree import ClientPlaceTree, MeshAxis
 from omniload.plan.records import StepPlan
@@ -102,8 +102,7 @@ def _spec_before(
             f"the journal holds {len(digests)} steps from step {first}, step {step} is not among them; "
             "choose one within"
         )
-    written = base.get("fingerprint")
-    fingerprint = {k: str(v) for k, v in written.items()} if isinstance(written, dict) else {}
+    fingerprint = fingerprint_in(base)
     mix = life.mix()
     mix = mix.model_copy(update={"runtime": mix.runtime.model_copy(update={"prefetch_steps": 1})})
     # The fingerprint of the data as it is now is compared when the planner takes the state over.

@@ -89,7 +89,7 @@ def find_sources(spec: PlaneSpec) -> list[FoundSource]:
     """Find and index every source, several at a time, and test the tokenizer and the batch.
 
     Returns:
-        The sources in the order of the file.
+        The sources, sorted by name.
 
     Raises:
         OmniloadError: Everything that is wrong, in one error; see ``raise_together``.

@@ -30,6 +30,7 @@ from omniload.machine.strategy import place
 from omniload.mix.config import MixConfig
 from omniload.mix.deficit import WEIGHT_ONE
 from omniload.mix.journal import StepRecord
+from omniload.mix.possible import require_samples
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
 from omniload.plan.membership import Membership, Starved, membership_of
@@ -84,6 +85,10 @@ class Planner:
     """Next step of every rank, by its place along dp and cp."""
     _reach_S: list[int] = field(init=False)
     """End of the positions that carried pieces lie in: after a resume they are read again, drawn from or not."""
+    _resumed: MixState = field(init=False)
+    """The state that this life began with."""
+    _checked_to_S: list[int] = field(init=False)
+    """Last position that ``_resumed`` says anything of."""
     _demand: _Demand | None = field(default=None, init=False)
     _ended: bool = field(default=False, init=False)
 
@@ -96,6 +101,11 @@ class Planner:
             int(carried.positions_P[carried.sources_P == s].max(initial=-1)) + 1
             for s in range(num_sources)
         ]
+        self._resumed = self.state
+        self._checked_to_S = [
+            max(reach - 1, cursor[0])
+            for reach, cursor in zip(self._reach_S, self.state.cursors_S, strict=True)
+        ]
         self._states = {self.state.step: self.state}
         ranks = product(range(self.tree.size_of("dp")), range(self.tree.size_of("cp")))
         self._wanted = dict.fromkeys(ranks, self.state.step)
@@ -105,11 +115,14 @@ class Planner:
 
         Raises:
             ConfigError: A source gives no samples at all.
+            StateError: The state that the run resumed from is of other samples.
         """
         match event:
             case Started():
                 return tuple(self._advance(range(len(self._queues))))
             case SamplesReported(source=source, table=table, skipped=skipped):
+                if table.start <= self._checked_to_S[source]:
+                    require_samples(self._resumed, source, self.mix.names[source], table)
                 if not self._queues[source].report(table, self.state.cursors_S[source]):
                     return ()
                 self.skipped_S[source] += skipped

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from omniload.base.errors import StateError
 from omniload.base.ragged import Ragged, Ranges
 from omniload.machine.messages import ReadAhead, ReleaseSamples, SamplesReported, SliceRequest
+from omniload.mix.pieces import POSITION_LIMIT, SUB_LIMIT
 from omniload.mix.samples import SampleTable
 
 __all__ = ["Read", "SamplesRead", "SourceLoader"]
-
-_SUB_BITS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,12 +118,13 @@ class SourceLoader:
         """Say where the asked token ranges lie, request by request, in the order asked for; nothing is copied.
 
         Raises:
-            StateError: A sample is not held: it was released, or never read.
+            StateError: A sample is not held: it was released, or never read. Or a range is none.
         """
         nothing = np.empty(0, np.int64)
         columns: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
         which, starts, stops = [nothing], [nothing], [nothing]
         for request in requests:
+            _require_ranges(request)
             index = self._index_of(request.source)
             wanted = _keys(request.positions_N, request.subs_N)
             row = np.searchsorted(index.keys_N, wanted)
@@ -195,8 +195,27 @@ def _index_of(blocks: Iterable[_Held]) -> _Index:
     )
 
 
+def _require_ranges(request: SliceRequest) -> None:
+    """Refuse ranges that start before their sample, which would show the tokens of another."""
+    wrong_N = (
+        (request.starts_N < 0)
+        | (request.stops_N < request.starts_N)
+        | (request.positions_N < 0)
+        | (request.positions_N >= POSITION_LIMIT)
+        | (request.subs_N < 0)
+        | (request.subs_N >= SUB_LIMIT)
+    )
+    if wrong_N.any():
+        i = int(wrong_N.argmax())
+        raise StateError(
+            f"asked for tokens {request.starts_N[i]} to {request.stops_N[i]} of sample {request.subs_N[i]} of record "
+            f"{request.positions_N[i]} of source {request.source}, which are none; "
+            "resume from an earlier checkpoint"
+        )
+
+
 def _keys(positions_N: NDArray[np.int64], subs_N: NDArray[np.int32]) -> NDArray[np.int64]:
-    return (positions_N << _SUB_BITS) | subs_N
+    return positions_N * SUB_LIMIT + subs_N
 
 
 def _all_found(

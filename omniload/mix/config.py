@@ -262,7 +262,7 @@ class MixConfig(StrictModel):
     seed: int = Field(ge=0, lt=1 << 63)
     """Decides every order; the same seed gives the same samples in every step."""
     sources: dict[Name, SourceConfig] = Field(min_length=1)
-    """The sources by name."""
+    """The sources by name. The order of the keys means nothing: they are sorted as they are read."""
     mix: WeightsConfig
     """Weights over time."""
     pack: PackConfig
@@ -275,6 +275,12 @@ class MixConfig(StrictModel):
     """Equal work."""
     runtime: RuntimeConfig = RuntimeConfig()
     """Threads or actors."""
+
+    @field_validator("sources")
+    @classmethod
+    def _sorted_by_name(cls, sources: dict[str, SourceConfig]) -> dict[str, SourceConfig]:
+        """Number the sources by name alone: numbers break ties of the mix and order its sums."""
+        return dict(sorted(sources.items()))
 
     @field_validator("batch")
     @classmethod
@@ -351,7 +357,7 @@ class MixConfig(StrictModel):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Source names in the order of the file; a source's number is its place here."""
+        """Source names, sorted; a source's number is its place here."""
         return tuple(self.sources)
 
     @property

@@ -4,15 +4,17 @@ A differential checkpoint: a base state, then what each step changed. Folding th
 records into the base gives the state before any step, so a run resumes from the last
 record, and "what was in step 1234?" is answered by planning that step again.
 
-The file is JSON lines. The first line is the base, each line ends in its own checksum::
+The file is JSON lines. The first line is the base, each line ends in a checksum of the
+checksum before it and of its own text, so that no line can go missing, move, or stand twice::
 
-    {"version": 1, "base": {...}}<TAB>xxh64
-    {"step": 0, "revision": 0, "digest": "...", "drawn": {"web": [...]}, "carried": [...]}<TAB>xxh64
+    {"version": 2, "base": {...}, "after": "..."}<TAB>xxh64
+    {"step": 0, "revision": 0, "digest": "...", "after": "...", "drawn": {"web": [...]}, "carried": [...]}<TAB>xxh64
 
 ``drawn`` holds, for each source drawn from, the cursor afterwards (position, sub, token)
-and what was drawn.
+and what was drawn; ``after`` is ``MixState.digest`` of the state that the line leads to. A missing *last*
+line shows only in what outlives it: the state that a run resumes from says how many steps there were.
 
-A torn last line, as a kill leaves it, is cut off; a damaged line before it is an
+A torn last line, as a kill leaves it, is cut off; any other that does not fit is an
 ``IntegrityError``.
 """
 
@@ -27,18 +29,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
-import orjson
-import xxhash
-
 from omniload.base.errors import IntegrityError, StateError, UnavailableError
 from omniload.base.log import get_logger
-from omniload.base.state import Json, JsonObject, require_version
+from omniload.base.state import Json, JsonObject, whole_number
+from omniload.mix.journal_lines import (
+    JOURNAL_VERSION,
+    base_of,
+    line_of,
+    sound_lines,
+)
 from omniload.mix.pieces import PieceTable
-from omniload.mix.state import Cursor, MixState
+from omniload.mix.state import COUNT_LIMIT, Cursor, MixState, cursor_of
 
 __all__ = ["JOURNAL_VERSION", "Journal", "StepRecord", "read_journal", "state_before"]
-
-JOURNAL_VERSION = 1
 
 _LOG = get_logger(__name__)
 
@@ -53,6 +56,8 @@ class StepRecord:
     """Revision of the mix it was drawn under."""
     digest: str
     """``StepPlan.membership_digest`` of its plan."""
+    after: str
+    """``MixState.digest`` of the state after it."""
     drawn: Mapping[int, tuple[Cursor, int]]
     """For each source drawn from: its cursor afterwards, and what was drawn, in the unit of the weights."""
     carried: PieceTable
@@ -65,6 +70,7 @@ class StepRecord:
             step=before.step,
             revision=after.mix_revision,
             digest=digest,
+            after=after.digest(),
             drawn={
                 s: (after.cursors_S[s], after.drawn_S[s] - before.drawn_S[s])
                 for s in range(len(after.cursors_S))
@@ -77,7 +83,8 @@ class StepRecord:
         """Return the state after this step; ``weights_S`` are the integer weights at it.
 
         Raises:
-            StateError: The record belongs to another step than ``state`` stands before.
+            StateError: The record belongs to another step than ``state`` stands before, or leads to
+                another state than it did when it was written.
         """
         if self.step != state.step:
             raise StateError(
@@ -86,12 +93,18 @@ class StepRecord:
         idle = [(cursor, 0) for cursor in state.cursors_S]
         for s, change in self.drawn.items():
             idle[s] = change
-        return replace(state, mix_revision=self.revision).after(
+        after = replace(state, mix_revision=self.revision).after(
             cursors_S=[cursor for cursor, _ in idle],
             served_S=[served for _, served in idle],
             weights_S=weights_S,
             carried=self.carried,
         )
+        if (found := after.digest()) != self.after:
+            raise StateError(
+                f"the state after step {self.step} has digest {found}, its journal says {self.after}: "
+                "another release, another mix or another state; resume from a checkpoint"
+            )
+        return after
 
     def to_json(self, names: Sequence[str]) -> JsonObject:
         """Return the record as plain JSON, keyed by source name."""
@@ -99,8 +112,9 @@ class StepRecord:
             "step": self.step,
             "revision": self.revision,
             "digest": self.digest,
+            "after": self.after,
             "drawn": {names[s]: [*cursor, served] for s, (cursor, served) in self.drawn.items()},
-            "carried": self.carried.to_json(),
+            "carried": self.carried.to_json(names),
         }
 
     @classmethod
@@ -112,16 +126,17 @@ class StepRecord:
         """
         number_of = {name: s for s, name in enumerate(names)}
         try:
-            drawn: Mapping[str, tuple[int, int, int, int]] = record["drawn"]  # type: ignore[assignment]
+            drawn: Mapping[str, list[Json]] = record["drawn"]  # type: ignore[assignment]
             return cls(
-                step=int(record["step"]),  # type: ignore[arg-type]
-                revision=int(record["revision"]),  # type: ignore[arg-type]
+                step=whole_number(record["step"], below=COUNT_LIMIT),
+                revision=whole_number(record["revision"], below=COUNT_LIMIT),
                 digest=str(record["digest"]),
+                after=str(record["after"]),
                 drawn={
-                    number_of[name]: ((p, sub, at), served)
-                    for name, (p, sub, at, served) in drawn.items()
+                    number_of[name]: (cursor_of(cursor), whole_number(served, below=COUNT_LIMIT))
+                    for name, (*cursor, served) in drawn.items()
                 },
-                carried=PieceTable.from_json(record["carried"]),
+                carried=PieceTable.from_json(record["carried"], names),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise StateError(
@@ -132,23 +147,30 @@ class StepRecord:
 class Journal:
     """An open journal, appended to by one planner."""
 
-    def __init__(self, path: Path, state: JsonObject) -> None:
+    def __init__(self, path: Path, state: JsonObject, digest: str) -> None:
         """Open a journal at ``path`` for a run that continues from ``state``.
 
         Records of earlier steps of the same mix stay where they are; those of ``state["step"]``
         and later belong to work that was lost and are cut off. A journal that does not lead up
         to ``state`` is moved aside. Memory does not grow with the journal.
 
+        Args:
+            path: The file.
+            state: State before the next step.
+            digest: ``MixState.digest`` of ``state``.
+
         Raises:
+            StateError: The journal leads up to this step of this mix, and to another state.
             UnavailableError: The file cannot be written.
         """
         self.path = path
-        kept = _leading_up(path, state)
+        head = _leading_up(path, state, digest)
         with _writing(path):
-            if kept is None:
-                kept = _begun(path, state)
+            if head is None:
+                head = _begun(path, state, digest)
             self._file: BinaryIO = path.open("r+b", buffering=0)
-            self._end = self._cut_to(kept)
+            self._last = head.checksum
+            self._end = self._cut_to(head.size_bytes)
 
     def append(self, record: JsonObject) -> None:
         """Write one record and wait until it is on the disk.
@@ -157,10 +179,11 @@ class Journal:
             UnavailableError: It could not be written whole, as on a full disk; the file ends
                 with the record before.
         """
-        line = _line(record)
+        line = line_of(record, self._last)
+        content = bytes(line)
         with _writing(self.path):
             try:
-                _write_whole(self._file, line, self._end)
+                _write_whole(self._file, content, self._end)
                 os.fsync(self._file.fileno())
             except OSError:
                 # Should cutting fail too, the rest is a torn last line, and the next record is
@@ -168,14 +191,12 @@ class Journal:
                 with suppress(OSError):
                     self._file.truncate(self._end)
                 raise
-        self._end += len(line)
+        self._end, self._last = self._end + len(content), line.checksum
 
     def _cut_to(self, kept: int) -> int:
-        """Make ``kept`` bytes, then a newline where a kill left it out, all of the file; return its size."""
+        """Make ``kept`` bytes, their newline too where a kill left it out, all of the file; return their number."""
+        _write_whole(self._file, b"\n", kept - 1)
         self._file.truncate(kept)
-        if os.pread(self._file.fileno(), 1, kept - 1) != b"\n":
-            _write_whole(self._file, b"\n", kept)
-            kept += 1
         os.fsync(self._file.fileno())
         return kept
 
@@ -200,11 +221,11 @@ def read_journal(path: Path) -> tuple[JsonObject, list[JsonObject]]:
 
     Raises:
         StateError: There is no journal, or it has another version.
-        IntegrityError: A line before the last is damaged.
+        IntegrityError: A line is damaged, or missing, or where it does not belong.
     """
-    lines = _sound_lines(path)
-    base = _base_in(path, next(lines, b""))
-    return base, [orjson.loads(_text_of(line)) for line in lines]
+    lines = sound_lines(path)
+    base, _ = base_of(next(lines))
+    return base, [line.parsed() for line in lines]
 
 
 def state_before(
@@ -231,53 +252,77 @@ def state_before(
     return state
 
 
-def _leading_up(path: Path, state: JsonObject) -> int | None:
-    """Return the bytes of the base and the records before ``state``, where the file leads up to it.
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The part of a journal that is kept."""
+
+    size_bytes: int
+    checksum: bytes
+    """Of its last line."""
+    digest: Json
+    """``MixState.digest`` of the state that it leads to."""
+
+
+def _leading_up(path: Path, state: JsonObject, digest: str) -> _Head | None:
+    """Return the base and the records before ``state``, where the file leads up to it.
 
     A file that does not (another mix, a gap, damage) is moved aside, never overwritten.
     """
     if not path.exists():
         return None
     try:
-        return _bytes_before(path, state)
+        found = _head_before(path, state)
     except (StateError, IntegrityError) as error:
         number = next(n for n in itertools.count(1) if not _aside(path, n).exists())
         _LOG.warning("%s is moved to %s: %s", path, _aside(path, number).name, error)
-    path.rename(_aside(path, number))
-    return None
+        path.rename(_aside(path, number))
+        return None
+    if found.digest != digest:
+        # One of both was tampered with, or this release draws otherwise; which of them cannot be told here.
+        raise StateError(
+            f"the state before step {state['step']} has digest {digest}, {path} says {found.digest!r:.40}: "
+            "it is not the state that this run reached; resume from another checkpoint, or move the journal away"
+        )
+    return found
 
 
-def _bytes_before(path: Path, state: JsonObject) -> int:
+def _head_before(path: Path, state: JsonObject) -> _Head:
     """Check every line, and add up those that come before ``state``; records are not parsed.
 
     Raises:
         StateError: The file does not lead up to ``state``.
-        IntegrityError: A line before the last is damaged.
+        IntegrityError: A line is damaged, or missing, or where it does not belong.
     """
-    lines = _sound_lines(path)
-    head = next(lines, b"")
-    base, step = _base_in(path, head), state["step"]
-    first = base.get("step")
-    size, reached = len(head), first
+    lines = sound_lines(path)
+    first = next(lines)
+    base, reached = base_of(first)
+    step = state["step"]
+    assert isinstance(step, int), "the planner wrote it"
+    if base.get("fingerprint") != state["fingerprint"]:
+        raise StateError("it is of another mix or other data")
+    if reached > step:
+        raise StateError(f"it starts at step {reached}, the run goes on from step {step}")
+    size, last = len(bytes(first)), first
     for line in lines:
-        # The journal has no gap: the i-th record is that of the i-th step from the base.
-        if isinstance(reached, int) and isinstance(step, int) and reached < step:
-            size, reached = size + len(line), reached + 1
-    if base.get("fingerprint") != state["fingerprint"] or reached != step:
-        raise StateError(f"it does not lead up to step {step} of this mix")
-    return size
+        if reached < step:  # what follows is checked, and cut off
+            size, last, reached = size + len(bytes(line)), line, reached + 1
+    if reached < step:
+        raise StateError(
+            f"it ends before step {reached}, the run goes on from step {step}: its last lines are missing"
+        )
+    return _Head(size, last.checksum, last.parsed().get("after"))
 
 
-def _begun(path: Path, state: JsonObject) -> int:
-    """Write a journal of a base alone, whole or not at all; return its size."""
+def _begun(path: Path, state: JsonObject, digest: str) -> _Head:
+    """Write a journal of a base alone, whole or not at all."""
     partial = path.with_name(path.name + ".partial")
-    head = _line({"version": JOURNAL_VERSION, "base": state})
+    head = line_of({"version": JOURNAL_VERSION, "base": state, "after": digest}, b"")
     with partial.open("wb", buffering=0) as file:
-        _write_whole(file, head, 0)
+        _write_whole(file, bytes(head), 0)
         os.fsync(file.fileno())
     partial.replace(path)
     _sync_folder(path.parent)
-    return len(head)
+    return _Head(len(bytes(head)), head.checksum, digest)
 
 
 def _aside(path: Path, number: int) -> Path:
@@ -291,50 +336,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _line(value: JsonObject) -> bytes:
-    text = orjson.dumps(value)
-    return text + b"\t" + xxhash.xxh64_hexdigest(text).encode() + b"\n"
-
-
-def _text_of(line: bytes) -> bytes:
-    return line.rpartition(b"\t")[0]
-
-
-def _base_in(path: Path, line: bytes) -> JsonObject:
-    """Return the base state, from the first line of a journal."""
-    if not line:
-        raise StateError(f"{path}: the journal is empty; resume from a checkpoint")
-    head: JsonObject = orjson.loads(_text_of(line))
-    require_version(head, JOURNAL_VERSION, of="journal")
-    base = head["base"]
-    assert isinstance(base, dict)
-    return base
-
-
-def _sound_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines that match their checksums, up to one torn by a kill.
-
-    Raises:
-        StateError: There is no journal.
-        IntegrityError: A line before the last is damaged.
-    """
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        raise StateError(f"{path}: no journal; give the folder of a run") from None
-    with file:
-        for number, line in enumerate(file, start=1):
-            text, _, checksum = line.rstrip(b"\n").rpartition(b"\t")
-            if xxhash.xxh64_hexdigest(text).encode() != checksum:
-                if not file.read(1):
-                    return  # torn by a kill in mid-write; its batch was never handed out
-                raise IntegrityError(
-                    f"{path}:{number}: the line does not match its checksum {checksum[:16]!r}; "
-                    "the journal is damaged, resume from a checkpoint"
-                )
-            yield line
 
 
 def _write_whole(file: BinaryIO, content: bytes, offset: int) -> None:

@@ -4,16 +4,23 @@ Shape suffixes:
     P  pieces
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.base.errors import StateError
-from omniload.base.state import Json
+from omniload.base.state import Json, whole_number
 
-__all__ = ["PIECE_COLUMNS", "PieceTable"]
+__all__ = ["PIECE_COLUMNS", "POSITION_LIMIT", "SUB_LIMIT", "TOKEN_LIMIT", "PieceTable"]
+
+SUB_LIMIT = 1 << 20
+"""Samples of one record are below this."""
+POSITION_LIMIT = 1 << 43
+"""Raw positions are below this: position and sub together are one signed integer of 64 bits."""
+TOKEN_LIMIT = 1 << 31
+"""Tokens of one sample are below this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,37 +52,48 @@ class PieceTable:
         """Return the pieces at ``indices``."""
         return PieceTable(**{name: getattr(self, name)[indices] for name in PIECE_COLUMNS})
 
-    def to_json(self) -> Json:
-        """Return the pieces as a list of ``[source, position, sub, start, stop, size]``."""
+    def rows(self) -> list[list[int]]:
+        """Return the pieces as ``[source, position, sub, start, stop, size]``, sources by number."""
         return [
             list(row)
             for row in zip(*(getattr(self, name).tolist() for name in PIECE_COLUMNS), strict=True)
         ]
 
-    @staticmethod
-    def from_json(rows: Json) -> "PieceTable":
-        """Return the pieces that ``to_json`` wrote.
+    def to_bytes(self) -> bytes:
+        """Return all columns end to end, little-endian: equal on every machine."""
+        return b"".join(
+            getattr(self, name).astype(np.dtype(dtype).newbyteorder("<")).tobytes()
+            for name, dtype in PIECE_COLUMNS.items()
+        )
 
-        Raises:
-            StateError: The rows are not six integers each.
-        """
-        try:
-            table = np.asarray(rows or np.empty((0, len(PIECE_COLUMNS))), np.int64)
-        except (TypeError, ValueError) as error:
-            raise StateError(
-                f"carried pieces are not rows of six integers: {error}; the state is damaged"
-            ) from error
-        if rows is None or table.ndim != 2 or table.shape[1] != len(PIECE_COLUMNS):
-            raise StateError(
-                f"carried pieces have shape {table.shape}, not rows of six integers; the state is damaged"
-            )
-        columns = table.T
+    def to_json(self, names: Sequence[str]) -> Json:
+        """Return the pieces as ``[source, position, sub, start, stop, size]``, sources by name."""
+        return [[names[row[0]], *row[1:]] for row in self.rows()]
+
+    @staticmethod
+    def from_rows(rows: Sequence[Sequence[int]]) -> "PieceTable":
+        """Return the pieces that ``rows`` gave."""
+        columns = np.asarray(rows, np.int64).reshape(-1, len(PIECE_COLUMNS)).T
         return PieceTable(
             **{
                 name: column.astype(dtype)
                 for (name, dtype), column in zip(PIECE_COLUMNS.items(), columns, strict=True)
             }
         )
+
+    @staticmethod
+    def from_json(rows: Json, names: Sequence[str]) -> "PieceTable":
+        """Return the pieces that ``to_json`` wrote.
+
+        Raises:
+            TypeError: It is no list.
+            ValueError: A row is no source of ``names`` and five integers, or is no piece: each piece
+                holds tokens, all of them within its sample.
+        """
+        if not isinstance(rows, list):
+            raise TypeError(f"carried pieces are {rows!r:.60}, not a list")
+        number_of = {name: s for s, name in enumerate(names)}
+        return PieceTable.from_rows([_numbered(row, number_of) for row in rows])
 
     @staticmethod
     def concatenated(tables: "list[PieceTable]") -> "PieceTable":
@@ -99,3 +117,22 @@ PIECE_COLUMNS: dict[str, type[np.generic]] = {
     "sizes_P": np.int32,
 }
 """Columns of a ``PieceTable`` and their types, in the order of the digest."""
+
+
+def _numbered(row: Json, number_of: Mapping[str, int]) -> list[int]:
+    match row:
+        case [str(name), position, sub, start, stop, size] if name in number_of:
+            size = whole_number(size, least=1, below=TOKEN_LIMIT)
+            stop = whole_number(stop, least=1, below=size + 1)
+            return [
+                number_of[name],
+                whole_number(position, below=POSITION_LIMIT),
+                whole_number(sub, below=SUB_LIMIT),
+                whole_number(start, below=stop),
+                stop,
+                size,
+            ]
+        case _:
+            raise ValueError(
+                f"{row!r:.120} is no piece of the sources {', '.join(number_of):.200}: a name and five integers"
+            )

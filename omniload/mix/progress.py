@@ -15,7 +15,14 @@ from omniload.mix.journal import StepRecord, state_before
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
 
-__all__ = ["RunProgress", "SourceProgress", "fold", "progress_of", "weights_by_step"]
+__all__ = [
+    "RunProgress",
+    "SourceProgress",
+    "fingerprint_in",
+    "fold",
+    "progress_of",
+    "weights_by_step",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +105,9 @@ def progress_of(
     Raises:
         StateError: The journal is damaged or of another mix.
     """
-    fingerprint = base.get("fingerprint")
-    first = base.get("step")
-    if not isinstance(fingerprint, dict) or not isinstance(first, int):
-        raise StateError("the journal's base has no fingerprint or step; resume from a checkpoint")
-    known = {part: str(digest) for part, digest in fingerprint.items()}
+    known, first = fingerprint_in(base), base.get("step")
     state = fold(mix, base, records, known)
+    assert isinstance(first, int), "it was folded"
     total = max(sum(state.drawn_S), 1)
     sources = []
     for s, name in enumerate(mix.names):
@@ -128,6 +132,20 @@ def progress_of(
         carried_tokens=int(state.carried.lengths_P.sum()),
         sources=tuple(sources),
     )
+
+
+def fingerprint_in(base: Mapping[str, Json]) -> dict[str, str]:
+    """Return the fingerprint that a journal was written under.
+
+    Raises:
+        StateError: There is none.
+    """
+    fingerprint = base.get("fingerprint")
+    if not isinstance(fingerprint, dict):
+        raise StateError(
+            f"the journal's base has the fingerprint {fingerprint!r:.60}, which is none; resume from a checkpoint"
+        )
+    return {part: str(digest) for part, digest in fingerprint.items()}
 
 
 def _records_of(fingerprint: Mapping[str, str], name: str) -> int:

@@ -1,23 +1,41 @@
 """The state of a mix before a step: a handful of integers.
 
-It says nothing of ranks, loaders or timing, so it resumes under any of them.
+It says nothing of ranks, loaders or timing, so it resumes under any of them. In JSON
+every source goes by its name, for its number is its place in one mix only.
 
 Shape suffixes:
     S  sources
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
+
 from omniload.base.errors import StateError
-from omniload.base.state import Json, JsonObject, require_version
+from omniload.base.state import (
+    Json,
+    JsonObject,
+    require_version,
+    sealed,
+    unsealed,
+    whole_number,
+)
 from omniload.mix.deficit import WEIGHT_ONE
-from omniload.mix.pieces import PieceTable
+from omniload.mix.pieces import (
+    POSITION_LIMIT,
+    SUB_LIMIT,
+    TOKEN_LIMIT,
+    PieceTable,
+)
 
-__all__ = ["STATE_VERSION", "Cursor", "MixState"]
+__all__ = ["COUNT_LIMIT", "STATE_VERSION", "Cursor", "MixState", "cursor_of"]
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+COUNT_LIMIT = 1 << 63
+"""Steps, revisions and amounts drawn are below this."""
 
 Cursor = tuple[int, int, int]
 """The next token of a source: raw position, number of the sample within that record, token within that sample."""
@@ -82,23 +100,36 @@ class MixState:
             int(carried.min()) if len(carried) else self.cursors_S[source][0],
         )
 
+    def digest(self) -> str:
+        """Return a digest of every value: equal states, and no others, have equal digests."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(np.asarray([self.step, self.mix_revision], "<i8").tobytes())
+        digest.update(np.asarray(self.cursors_S, "<i8").tobytes())
+        digest.update(np.asarray(self.drawn_S, "<i8").tobytes())
+        # Credits may pass 64 bits while weights move.
+        digest.update(repr(self.credits_S).encode())
+        digest.update(self.carried.to_bytes())
+        return digest.hexdigest()
+
     def to_json(self, names: Sequence[str], fingerprint: Mapping[str, str]) -> JsonObject:
-        """Return the state as plain JSON, keyed by source name."""
-        return {
-            "version": STATE_VERSION,
-            "step": self.step,
-            "mix_revision": self.mix_revision,
-            "fingerprint": dict(fingerprint),
-            "sources": {
-                name: {
-                    "cursor": list(self.cursors_S[s]),
-                    "credit": self.credits_S[s],
-                    "drawn": self.drawn_S[s],
-                }
-                for s, name in enumerate(names)
-            },
-            "carried": self.carried.to_json(),
-        }
+        """Return the state as plain JSON, keyed by source name, with a digest of itself."""
+        return sealed(
+            {
+                "version": STATE_VERSION,
+                "step": self.step,
+                "mix_revision": self.mix_revision,
+                "fingerprint": dict(fingerprint),
+                "sources": {
+                    name: {
+                        "cursor": list(self.cursors_S[s]),
+                        "credit": self.credits_S[s],
+                        "drawn": self.drawn_S[s],
+                    }
+                    for s, name in enumerate(names)
+                },
+                "carried": self.carried.to_json(names),
+            }
+        )
 
     @classmethod
     def from_json(
@@ -106,44 +137,86 @@ class MixState:
     ) -> Self:
         """Read what ``to_json`` wrote.
 
+        Whether the values are possible in this mix is checked by ``require_possible``.
+
         Raises:
             StateError: Another version, a damaged state, or a mix or data other than the state's; the
                 message names every part that differs.
         """
         require_version(state, STATE_VERSION, of="mix")
+        content = unsealed(state, of="the mix state")
+        _require_same(content.get("fingerprint"), fingerprint)
         try:
-            saved = state["fingerprint"]
-            assert isinstance(saved, dict)
-            changed = sorted(
-                k for k in saved.keys() | fingerprint.keys() if saved.get(k) != fingerprint.get(k)
-            )
-            if changed:
-                shown = "; ".join(
-                    f"{k}: {saved.get(k, 'absent')} saved, {fingerprint.get(k, 'absent')} now"
-                    for k in changed
-                )
-                raise StateError(
-                    f"the mix is not the one the checkpoint was written with ({shown}); "
-                    "resume with the old file and data, or start a new run"
-                )
-            sources = [state["sources"][name] for name in names]  # type: ignore[index, call-overload]
+            entries = _entries(content["sources"], names)
             return cls(
-                step=int(state["step"]),  # type: ignore[arg-type]
-                cursors_S=tuple(_cursor(s["cursor"]) for s in sources),  # type: ignore[index, call-overload]
-                credits_S=tuple(int(s["credit"]) for s in sources),  # type: ignore[index, call-overload, arg-type]
-                drawn_S=tuple(int(s["drawn"]) for s in sources),  # type: ignore[index, call-overload, arg-type]
-                carried=PieceTable.from_json(state["carried"]),
-                mix_revision=int(state["mix_revision"]),  # type: ignore[arg-type]
+                step=whole_number(content["step"], below=COUNT_LIMIT),
+                cursors_S=tuple(entry.cursor for entry in entries),
+                credits_S=tuple(entry.credit for entry in entries),
+                drawn_S=tuple(entry.drawn for entry in entries),
+                carried=PieceTable.from_json(content["carried"], names),
+                mix_revision=whole_number(content["mix_revision"], below=COUNT_LIMIT),
             )
-        except (KeyError, TypeError, ValueError, IndexError, AssertionError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise StateError(
                 f"the mix state is damaged ({error!r}); resume from an earlier checkpoint"
             ) from error
 
 
-def _cursor(values: Json) -> Cursor:
+def _require_same(saved: Json, now: Mapping[str, str]) -> None:
+    if not isinstance(saved, dict):
+        raise StateError(
+            f"the mix state is damaged (its fingerprint is {saved!r:.60}); resume from an earlier checkpoint"
+        )
+    changed = sorted(k for k in saved.keys() | now.keys() if saved.get(k) != now.get(k))
+    if changed:
+        shown = "; ".join(
+            f"{k}: {saved.get(k, 'absent')} saved, {now.get(k, 'absent')} now" for k in changed
+        )
+        raise StateError(
+            f"the mix is not the one the checkpoint was written with ({shown}); "
+            "resume with the old file, data and tokenizer, or start a new run"
+        )
+
+
+def _entries(sources: Json, names: Sequence[str]) -> "list[_Entry]":
+    if not isinstance(sources, dict) or sources.keys() != set(names):
+        raise ValueError(f"its sources are {sources!r:.200}, the mix has {', '.join(names):.200}")
+    return [_Entry.from_json(sources[name]) for name in names]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """What a state says of one source."""
+
+    cursor: Cursor
+    credit: int
+    drawn: int
+
+    @classmethod
+    def from_json(cls, entry: Json) -> Self:
+        match entry:
+            case {"cursor": cursor, "credit": credit, "drawn": drawn, **rest} if not rest:
+                return cls(
+                    cursor=cursor_of(cursor),
+                    credit=whole_number(credit, least=-COUNT_LIMIT, below=COUNT_LIMIT),
+                    drawn=whole_number(drawn, below=COUNT_LIMIT),
+                )
+            case _:
+                raise ValueError(f"{entry!r:.200} is no cursor, credit and amount drawn")
+
+
+def cursor_of(values: Json) -> Cursor:
+    """Return a cursor from JSON.
+
+    Raises:
+        ValueError: The value is not three integers, or one of them is out of its range.
+    """
     match values:
-        case [int(position), int(sub), int(token)]:
-            return position, sub, token
+        case [position, sub, token]:
+            return (
+                whole_number(position, below=POSITION_LIMIT),
+                whole_number(sub, below=SUB_LIMIT),
+                whole_number(token, below=TOKEN_LIMIT),
+            )
         case _:
-            raise TypeError(f"a cursor is three integers, not {values!r}")
+            raise ValueError(f"a cursor is three integers, not {values!r:.60}")

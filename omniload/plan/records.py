@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.mix.pieces import PIECE_COLUMNS, PieceTable
+from omniload.mix.pieces import PieceTable
 
 __all__ = ["StepPlan"]
 
@@ -57,10 +57,7 @@ class StepPlan:
         digest = hashlib.blake2b(digest_size=16)
         digest.update(np.int64(self.step).tobytes())
         digest.update(self.row_offsets.astype("<i8").tobytes())
-        for name, dtype in PIECE_COLUMNS.items():
-            digest.update(
-                getattr(self.pieces, name).astype(np.dtype(dtype).newbyteorder("<")).tobytes()
-            )
+        digest.update(self.pieces.to_bytes())
         return digest.hexdigest()
 
     def part_of(self, dp_ranks: Sequence[int]) -> "StepPlan":

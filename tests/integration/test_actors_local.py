@@ -178,7 +178,7 @@ def test_a_state_of_another_seed_is_refused_before_anything_starts(tmp_path):
 
 
 def test_a_source_without_files_is_refused_before_anything_starts(tmp_path):
-    with pytest.raises(ConfigError, match=r"sources\.web\.path: .* matches no file"):
+    with pytest.raises(ConfigError, match=r"sources\.code\.path: .* matches no file"):
         LocalPlane(a_spec(tmp_path, a_corpus(tmp_path / "elsewhere")))
 
 

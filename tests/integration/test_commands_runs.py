@@ -34,11 +34,14 @@ def audited(samples, names=("ids", "text")):
 
 
 def rewrite_line(journal, number, change):
-    """Change one line of a journal and give it the checksum of what it says now."""
-    lines = journal.read_bytes().splitlines()
-    text = change(lines[number].rpartition(b"\t")[0])
-    lines[number] = text + b"\t" + xxhash.xxh64_hexdigest(text).encode()
-    journal.write_bytes(b"\n".join(lines) + b"\n")
+    """Change one line of a journal, and give it and all that follow the checksums of what they say now."""
+    texts = [line.rpartition(b"\t")[0] for line in journal.read_bytes().splitlines()]
+    texts[number] = change(texts[number])
+    lines, before = [], b""
+    for text in texts:
+        before = xxhash.xxh64_hexdigest(before + text).encode()
+        lines.append(text + b"\t" + before + b"\n")
+    journal.write_bytes(b"".join(lines))
 
 
 def test_show_tells_how_far_a_run_is(mix_path, tmp_path):

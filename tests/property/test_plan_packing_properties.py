@@ -126,7 +126,7 @@ class Steps:
 
 
 def content(membership):
-    return str((membership.pieces.to_json(), membership.row_offsets.tolist()))
+    return str((membership.pieces.rows(), membership.row_offsets.tolist()))
 
 
 @settings(max_examples=40)
@@ -160,7 +160,7 @@ def test_rows_hold_no_more_than_their_length_and_concatenation_fills_them(corpus
 def tokens_in(table):
     return [
         ((source, position, sub), token)
-        for source, position, sub, start, stop, _ in table.to_json()
+        for source, position, sub, start, stop, _ in table.rows()
         for token in range(start, stop)
     ]
 

@@ -105,3 +105,31 @@ def test_several_columns_shown_as_ranges_are_their_sequences_in_order(columns):
 
     assert len(shown) == sum(map(len, columns))
     assert [packed[i].tolist() for i in range(len(packed))] == [s for c in columns for s in c]
+
+
+@given(
+    columns_and_ranges(),
+    st.integers(-100, 200),
+    st.integers(-100, 200),
+    st.integers(-3, 6),
+    st.data(),
+)
+def test_a_range_that_is_not_within_its_column_is_refused_and_never_read(
+    drawn, start, stop, which, data
+):
+    columns, ranges = drawn
+    inside = 0 <= which < len(columns) and 0 <= start <= stop <= len(columns[which])
+    at = data.draw(st.integers(0, len(ranges)))
+    ranges = np.insert(ranges, at, (which, start, stop), axis=0)
+
+    if inside:
+        values, offsets = gather_across(columns, *ranges.T)
+        assert (values.tolist(), offsets.tolist()) == expected_of(columns, ranges)
+    else:
+        with pytest.raises(ValueError, match=rf"range {at} is|ranges lie in columns"):
+            gather_across(columns, *ranges.T)
+
+
+def test_ranges_of_unequal_number_are_refused():
+    with pytest.raises(ValueError, match="2 columns, 2 starts and 1 stops"):
+        gather_across([np.arange(9)], np.zeros(2, int), np.array([0, 1]), np.array([3]))

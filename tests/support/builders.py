@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 
 from omniload.base.ragged import Ragged, Ranges
+from omniload.base.state import sealed
 from omniload.build.microbatch import Microbatch
 from omniload.build.rows import build_rows, stops_with_next
 from omniload.machine.planner import Planner
 from omniload.mix.config import MixConfig
 from omniload.mix.fingerprint import SourceFacts, fingerprint_of
-from omniload.mix.pieces import PIECE_COLUMNS, PieceTable
+from omniload.mix.pieces import PieceTable
 from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
 from omniload.plan.place_tree import ClientPlaceTree
@@ -24,6 +25,7 @@ __all__ = [
     "a_planner",
     "a_table",
     "pieces_of",
+    "resealed",
     "some_facts",
     "tokens_of",
 ]
@@ -74,13 +76,12 @@ def a_table(lengths: Sequence[int], *, start: int = 0) -> SampleTable:
 
 def pieces_of(*rows: Sequence[int]) -> PieceTable:
     """Return pieces from rows of ``source, position, sub, start, stop, size``."""
-    columns = np.asarray(rows, np.int64).reshape(-1, len(PIECE_COLUMNS)).T
-    return PieceTable(
-        **{
-            name: column.astype(dtype)
-            for (name, dtype), column in zip(PIECE_COLUMNS.items(), columns, strict=True)
-        }
-    )
+    return PieceTable.from_rows(rows)
+
+
+def resealed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state with a digest that fits, as whoever tampers with it can make one."""
+    return sealed({key: value for key, value in state.items() if key != "blake2b"})
 
 
 def tokens_of(source: int, position: int, sub: int, length: int) -> np.ndarray:
@@ -127,7 +128,7 @@ def a_microbatch(rows: Sequence[Sequence[Sequence[int]]], *, length: int) -> Mic
         [
             tokens_of(source, position, sub, size)[start:stop]
             for (source, position, sub, start, _, size), stop in zip(
-                pieces.to_json(), stops, strict=True
+                pieces.rows(), stops, strict=True
             )
         ]
     )

@@ -102,7 +102,7 @@ def reference_digests(
         rows = [
             tokens_of(source, position, sub, size)[start:stop]
             for (source, position, sub, start, _, size), stop in zip(
-                pieces.to_json(), stops_with_next(pieces).tolist(), strict=True
+                pieces.rows(), stops_with_next(pieces).tolist(), strict=True
             )
         ]
         fetched = Ranges.of([Ragged.of(rows)])

@@ -12,9 +12,10 @@ from omniload.actors.plane import (
     tokenizer_digest,
 )
 from omniload.base.errors import ConfigError, StateError
+from omniload.machine.messages import SamplesReported, Started
 from omniload.mix.journal import read_journal
 from omniload.plan.place_tree import ClientPlaceTree
-from tests.support.builders import a_mix, some_facts
+from tests.support.builders import a_mix, a_table, some_facts
 
 FACTS = some_facts([100, 100])
 
@@ -33,9 +34,13 @@ def test_a_new_run_starts_at_step_zero(tmp_path):
 
 
 def test_a_saved_state_is_taken_up_by_another_mesh(tmp_path):
-    saved = make_planner(a_spec(tmp_path), FACTS).state_at(0) | {"step": 5}
+    first = make_planner(a_spec(tmp_path), FACTS)
+    first.handle(Started())
+    for s in range(2):
+        first.handle(SamplesReported(source=s, table=a_table([10] * 60)))
+    saved = first.state_at(3)
 
-    assert make_planner(a_spec(tmp_path, dp=4, state=saved), FACTS).state.step == 5
+    assert make_planner(a_spec(tmp_path, dp=4, state=saved), FACTS).state_at(3) == saved
 
 
 def test_a_state_of_another_mix_or_other_data_is_refused(tmp_path):
@@ -43,7 +48,7 @@ def test_a_state_of_another_mix_or_other_data_is_refused(tmp_path):
 
     with pytest.raises(StateError, match="seed: 7 saved, 8 now"):
         make_planner(a_spec(tmp_path, a_mix(seed=8), state=saved), FACTS)
-    with pytest.raises(StateError, match=r"sources\.code\.records: 100 saved, 101 now"):
+    with pytest.raises(StateError, match=r"sources\.web\.records: 100 saved, 101 now"):
         make_planner(a_spec(tmp_path, state=saved), some_facts([100, 101]))
 
 

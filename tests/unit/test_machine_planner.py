@@ -254,7 +254,7 @@ def test_a_source_that_is_not_drawn_from_any_more_does_not_keep_the_run_from_end
     mix = a_small_mix(
         prefetch=30, sources=("web", "code"), mix={"stop": "all_exhausted", "stages": stages}
     )
-    planner = a_planner(mix, epoch=[50, 8])
+    planner = a_planner(mix, epoch=[8, 50])
     commands = list(planner.handle(Started()))
     for s in range(2):
         commands += planner.handle(report([10] * 60, source=s))

@@ -173,3 +173,11 @@ def test_a_range_never_runs_into_the_sample_behind():
         tokens_of(0, 0, 0, 3)[1:].tolist(),
         [],
     ]
+
+
+@pytest.mark.parametrize("asked", [(0, -1, 3), (0, 4, 3), (-1, 0, 3), (1, -6, 2)])
+def test_a_range_that_starts_before_its_sample_is_a_state_error_and_not_another_sample(asked):
+    loader = a_loader(read_of([5, 6]))
+
+    with pytest.raises(StateError, match="which are none; resume from an earlier checkpoint"):
+        loader.slices(ask(asked))

@@ -60,7 +60,7 @@ def test_a_good_file_says_what_a_step_holds(tmp_path):
     mix, folder = load_mix(tmp_path / "mix.yaml")
 
     assert folder == tmp_path.resolve()
-    assert mix.names == ("web", "code")
+    assert mix.names == ("code", "web")
     assert (mix.rows_per_step, mix.rows_per_microbatch) == (16, 2)
     assert mix.sources["web"].paths == ("web/*.jsonl",)
     assert mix.sources["code"].paths == ("a.parquet", "b.parquet")
@@ -87,7 +87,7 @@ def test_a_good_file_says_what_a_step_holds(tmp_path):
         ({"batch.micro_tokens": 128_000}, "more than tokens 64000; lower it"),
         ({"pack.length": "4 kib"}, "pack.length: '4 kib' is not a quantity"),
         ({"balance": {"linear": 0, "quadratic": 0}}, "give a cost to balance"),
-        ({"tokenizer": None}, "sources.web holds text and there is no tokenizer"),
+        ({"tokenizer": None}, "sources.code holds text and there is no tokenizer"),
         ({"runtime": {"prefetch_steps": 0}}, "runtime.prefetch_steps: "),
     ],
 )

@@ -29,7 +29,7 @@ def changed(**changes):
         ({"pack": {"lookahead_rows": 2}}, ["pack"]),
         ({"rows": 8}, ["batch.tokens"]),
         ({"tokenizer": "1234"}, ["tokenizer"]),
-        ({"records": (10, 11)}, ["sources.code.records"]),
+        ({"records": (10, 11)}, ["sources.web.records"]),
         ({"order": "bb"}, ["sources.code.order", "sources.web.order"]),
         ({"shards": "dd"}, ["sources.code.shards", "sources.web.shards"]),
         (

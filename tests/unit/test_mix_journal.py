@@ -10,17 +10,16 @@ from dataclasses import replace
 
 import orjson
 import pytest
-import xxhash
 
 from omniload.base.errors import IntegrityError, StateError, UnavailableError
 from omniload.mix.deficit import WEIGHT_ONE
 from omniload.mix.journal import (
-    JOURNAL_VERSION,
     Journal,
     StepRecord,
     read_journal,
     state_before,
 )
+from omniload.mix.journal_lines import JOURNAL_VERSION, line_of
 from omniload.mix.pieces import PieceTable
 from omniload.mix.state import MixState
 from tests.support.builders import pieces_of
@@ -54,8 +53,12 @@ def records_between(found):
     ]
 
 
+def opened(path, state, fingerprint=PRINT):
+    return Journal(path, state.to_json(NAMES, fingerprint), state.digest())
+
+
 def a_journal(path, found, *, first=0):
-    with Journal(path, found[first].to_json(NAMES, PRINT)) as journal:
+    with opened(path, found[first]) as journal:
         for record in records_between(found[first:]):
             journal.append(record.to_json(NAMES))
     return path
@@ -134,6 +137,111 @@ def test_a_damaged_line_in_the_middle_is_refused(tmp_path, line):
         read_journal(path)
 
 
+def doubled(lines, at):
+    return [*lines[: at + 1], *lines[at:]]
+
+
+def dropped(lines, at):
+    return [*lines[:at], *lines[at + 1 :]]
+
+
+def swapped(lines, at):
+    return [*lines[: at - 1], lines[at], lines[at - 1], *lines[at + 1 :]]
+
+
+LAST = 4
+"""Number of the last line of a journal of four steps."""
+
+
+@pytest.mark.parametrize(
+    ("change", "at"),
+    [(doubled, at) for at in range(LAST + 1)]
+    + [(swapped, at) for at in range(1, LAST + 1)]
+    + [(dropped, at) for at in range(LAST)],
+)
+def test_a_whole_line_that_is_missing_moved_or_doubled_is_found_at_open(
+    tmp_path, caplog, change, at
+):
+    found = states(LAST + 1)
+    path = a_journal(tmp_path / "j", found)
+    path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True), at)))
+
+    with pytest.raises((IntegrityError, StateError)):
+        read_journal(path)
+    opened(path, found[LAST]).close()
+
+    assert "is moved to j.aside-1" in caplog.text
+    assert steps_in(path) == (LAST, [])
+
+
+def test_a_whole_last_line_that_is_missing_is_found_by_the_state_that_knows_of_it(tmp_path, caplog):
+    found = states(5)
+    path = a_journal(tmp_path / "j", found)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+
+    opened(path, found[4]).close()
+
+    assert "it ends before step 3, the run goes on from step 4: its last lines are missing" in (
+        caplog.text
+    )
+    assert steps_in(path) == (4, [])
+
+
+def test_records_that_are_renumbered_with_new_checksums_are_found(tmp_path):
+    found = states(5)
+    path = a_journal(tmp_path / "j", found)
+    lines = [orjson.loads(text.rpartition(b"\t")[0]) for text in path.read_bytes().splitlines()]
+    again = [line_of(lines[0], b"")]
+    for value in [lines[1], lines[3], lines[4]]:
+        again.append(line_of(value, again[-1].checksum))
+    path.write_bytes(b"".join(map(bytes, again)))
+
+    with pytest.raises(IntegrityError, match=r"j:3: the line is no record of step 1, which is due"):
+        read_journal(path)
+
+
+@pytest.mark.parametrize("hole", [slice(0, 30), slice(30, 60)])
+def test_a_last_line_with_a_hole_as_a_power_cut_leaves_it_is_cut_off(tmp_path, hole):
+    path = a_journal(tmp_path / "j", states(4))
+    *lines, last = path.read_bytes().splitlines(keepends=True)
+    content = bytearray(last)
+    content[hole] = bytes(30)
+    path.write_bytes(b"".join(lines) + content)
+
+    assert steps_in(path) == (0, [0, 1])
+
+
+def test_another_state_than_the_one_that_the_journal_leads_to_is_refused(tmp_path):
+    found = states(5)
+    path = a_journal(tmp_path / "j", found)
+    before = path.read_bytes()
+    (position, sub, token), other = found[3].cursors_S
+    changed = replace(found[3], cursors_S=((position + 1, sub, token), other))
+
+    with pytest.raises(StateError, match="it is not the state that this run reached"):
+        opened(path, changed)
+
+    assert path.read_bytes() == before
+
+
+def test_another_state_than_the_one_that_the_journal_starts_from_is_refused(tmp_path):
+    found = states(3)
+    path = a_journal(tmp_path / "j", found[1:])
+
+    with pytest.raises(StateError, match="it is not the state that this run reached"):
+        opened(path, replace(found[1], drawn_S=(31, 10)))
+
+
+def test_a_record_that_leads_elsewhere_than_when_it_was_written_is_refused():
+    found = states(3)
+    record = records_between(found)[1]
+
+    with pytest.raises(StateError, match="the state after step 1 has digest"):
+        replace(record, carried=PieceTable.empty()).applied_to(found[1], WEIGHTS)
+    with pytest.raises(StateError, match="the state after step 1 has digest"):
+        record.applied_to(found[1], WEIGHTS[::-1])
+
+
 def test_a_missing_journal_is_a_state_error(tmp_path):
     with pytest.raises(StateError, match="no journal; give the folder of a run"):
         read_journal(tmp_path / "none")
@@ -152,7 +260,7 @@ def test_resuming_keeps_the_history_and_drops_the_steps_that_were_lost(tmp_path)
     found = states(6)
     path = a_journal(tmp_path / "j", found)
 
-    Journal(path, found[3].to_json(NAMES, PRINT)).close()
+    opened(path, found[3]).close()
 
     assert steps_in(path) == (0, [0, 1, 2])
 
@@ -170,7 +278,7 @@ def test_a_run_from_the_start_begins_anew(tmp_path):
     found = states(4)
     path = a_journal(tmp_path / "j", found)
 
-    Journal(path, found[0].to_json(NAMES, PRINT)).close()
+    opened(path, found[0]).close()
 
     assert steps_in(path) == (0, [])
 
@@ -180,7 +288,7 @@ def test_a_journal_that_does_not_lead_up_to_the_state_is_moved_aside(tmp_path, s
     found = states(8)
     path = a_journal(tmp_path / "j", found[:5], first=2)
 
-    Journal(path, found[step].to_json(NAMES, PRINT)).close()
+    opened(path, found[step]).close()
 
     assert steps_in(path) == (step, [])
     assert steps_in(path.with_name("j.aside-1"))[0] == 2
@@ -190,8 +298,8 @@ def test_a_journal_of_another_mix_is_moved_aside(tmp_path):
     found = states(4)
     path = a_journal(tmp_path / "j", found)
 
-    Journal(path, found[2].to_json(NAMES, {"seed": "8"})).close()
-    Journal(path, found[2].to_json(NAMES, {"seed": "9"})).close()
+    opened(path, found[2], {"seed": "8"}).close()
+    opened(path, found[2], {"seed": "9"}).close()
 
     assert steps_in(path) == (2, [])
     assert steps_in(path.with_name("j.aside-1"))[0] == 0
@@ -207,9 +315,9 @@ def test_a_kill_before_a_new_journal_is_whole_leaves_the_old_one_aside(tmp_path,
 
     monkeypatch.setattr(type(path), "replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        Journal(path, found[1].to_json(NAMES, {"seed": "8"}))
+        opened(path, found[1], {"seed": "8"})
     monkeypatch.undo()
-    Journal(path, found[1].to_json(NAMES, {"seed": "8"})).close()
+    opened(path, found[1], {"seed": "8"}).close()
 
     assert steps_in(path.with_name("j.aside-1")) == (0, [0, 1, 2])
     assert steps_in(path) == (1, [])
@@ -220,7 +328,7 @@ def test_resuming_leaves_the_bytes_of_the_history_as_they_are(tmp_path):
     path = a_journal(tmp_path / "j", found)
     before, identity = path.read_bytes(), path.stat().st_ino
 
-    Journal(path, found[3].to_json(NAMES, PRINT)).close()
+    opened(path, found[3]).close()
 
     assert before.startswith(path.read_bytes())
     assert path.read_bytes().count(b"\n") == 4
@@ -247,7 +355,7 @@ def test_a_journal_damaged_in_the_middle_is_moved_aside(tmp_path, line):
     lines[line] = lines[line].replace(b'"step":', b'"stop":', 1)
     path.write_bytes(b"".join(lines))
 
-    Journal(path, found[2].to_json(NAMES, PRINT)).close()
+    opened(path, found[2]).close()
 
     assert steps_in(path) == (2, [])
     assert path.with_name("j.aside-1").read_bytes() == b"".join(lines)
@@ -267,17 +375,19 @@ def test_opening_holds_one_record_however_long_the_journal_is(tmp_path):
     start = MixState.start(2)
     path = a_journal(tmp_path / "j", [start])
     base = path.read_bytes()
-    text = orjson.dumps({"filling": "x" * 100_000})
-    record = text + b"\t" + xxhash.xxh64_hexdigest(text).encode() + b"\n"
-    path.write_bytes(base + 100 * record)
+    filling = {"filling": "x" * 100_000, "after": "d"}
+    lines = [line_of(orjson.loads(base.rpartition(b"\t")[0]), b"")]
+    for step in range(100):
+        lines.append(line_of({"step": step, **filling}, lines[-1].checksum))
+    path.write_bytes(b"".join(map(bytes, lines)))
 
     tracemalloc.start()
-    Journal(path, replace(start, step=60).to_json(NAMES, PRINT)).close()
+    Journal(path, replace(start, step=60).to_json(NAMES, PRINT), "d").close()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
-    assert path.read_bytes() == base + 60 * record
-    assert peak < 20 * len(record)
+    assert path.read_bytes() == b"".join(map(bytes, lines[:61]))
+    assert peak < 20 * len(bytes(lines[1]))
 
 
 def test_a_write_that_takes_a_part_is_gone_on_with(tmp_path, monkeypatch):
@@ -311,7 +421,7 @@ def test_a_record_that_finds_no_room_leaves_the_one_before_as_the_last(
     path = a_journal(tmp_path / "j", found[:3])
     whole = path.read_bytes()
     last = records_between(found)[2].to_json(NAMES)
-    with Journal(path, found[2].to_json(NAMES, PRINT)) as journal:
+    with opened(path, found[2]) as journal:
         with monkeypatch.context() as patched:
             patched.setattr(os, "pwrite", failing_after(9, error))
             with pytest.raises(UnavailableError, match=rf"{path}: .* \d+ bytes are free there"):
@@ -337,10 +447,10 @@ import resource, sys
 from pathlib import Path
 from omniload.mix.journal import Journal
 
-journal = Journal(Path(sys.argv[1]), {"step": 0, "fingerprint": {}})
+journal = Journal(Path(sys.argv[1]), {"step": 0, "fingerprint": {}}, "d")
 size = Path(sys.argv[1]).stat().st_size
 resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))
-journal.append({"step": 0})
+journal.append({"step": 0, "revision": 0})
 journal.append({"step": 1, "filling": "x" * 200})
 """
 
@@ -369,7 +479,7 @@ def test_every_record_is_on_the_disk_before_append_returns(tmp_path, monkeypatch
         lambda fd: (real(fd), synced.append(path.stat().st_size if path.exists() else 0)),
     )
 
-    with Journal(path, found[0].to_json(NAMES, PRINT)) as journal:
+    with opened(path, found[0], PRINT) as journal:
         for record in records_between(found):
             journal.append(record.to_json(NAMES))
             assert synced[-1] == path.stat().st_size
@@ -399,6 +509,10 @@ def test_a_record_of_another_step_is_refused():
         {"drawn": None},
         {"step": "x"},
         {"carried": [[1]]},
+        {"drawn": {"web": [1, 0, 0, -5]}},
+        {"drawn": {"web": [-1, 0, 0, 5]}},
+        {"step": True},
+        {"revision": 1.0},
     ],
 )
 def test_a_damaged_record_is_refused(changes):

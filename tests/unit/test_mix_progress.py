@@ -13,7 +13,7 @@ from omniload.machine.messages import (
 from omniload.mix.deficit import integer_weights
 from omniload.mix.progress import fold, progress_of, weights_by_step
 from omniload.mix.schedule import weights_at
-from tests.support.builders import a_mix, a_planner, a_table
+from tests.support.builders import a_mix, a_planner, a_table, resealed
 
 
 def a_journal(mix, *, steps, epoch=(1000, 1000), length=10):
@@ -48,9 +48,9 @@ def test_drawn_and_due_follow_the_weights():
 
     progress = progress_of(mix, base, records)
 
-    web, code = progress.sources
+    code, web = progress.sources
     assert progress.next_step == 8
-    assert (web.drawn, code.drawn) == planner.state.drawn_S
+    assert (code.drawn, web.drawn) == planner.state.drawn_S
     assert web.due == pytest.approx(0.75 * (web.drawn + code.drawn), abs=1e-6)
     assert web.target == pytest.approx(0.75)
     assert abs(web.drawn - web.due) <= 10
@@ -102,12 +102,21 @@ def test_a_journal_of_another_mix_is_refused():
         progress_of(a_mix(), base, records)
 
 
-@pytest.mark.parametrize("key", ["fingerprint", "step"])
-def test_a_base_without_its_parts_is_refused(key):
+@pytest.mark.parametrize("written", [None, 3, ["seed"]])
+def test_a_base_without_a_fingerprint_is_refused(written):
     base, records, _ = a_journal(a_mix(), steps=2)
-    del base[key]
 
-    with pytest.raises(StateError, match="no fingerprint or step"):
+    with pytest.raises(
+        StateError, match=r"the journal's base has the fingerprint .*, which is none"
+    ):
+        progress_of(a_mix(), base | {"fingerprint": written}, records)
+
+
+def test_a_base_without_a_step_is_refused():
+    base, records, _ = a_journal(a_mix(), steps=2)
+    del base["step"]
+
+    with pytest.raises(StateError, match="damaged"):
         progress_of(a_mix(), base, records)
 
 
@@ -115,6 +124,7 @@ def test_a_base_without_its_parts_is_refused(key):
 def test_a_fingerprint_that_does_not_say_how_many_records_there_are_is_refused(written):
     base, records, _ = a_journal(a_mix(), steps=2)
     base["fingerprint"]["sources.web.records"] = written
+    base = resealed(base)
 
     with pytest.raises(StateError, match="source 'web' gives"):
         progress_of(a_mix(), base, records)

@@ -36,7 +36,7 @@ def test_a_state_goes_through_json_unchanged():
     assert again.to_json(NAMES, PRINT) == saved
     assert (again.step, again.cursors_S) == (12, ((40, 1, 0), (7, 0, 64)))
     assert (again.credits_S, again.drawn_S) == (a_state().credits_S, a_state().drawn_S)
-    assert again.carried.to_json() == [[0, 31, 0, 0, 20, 20], [1, 6, 2, 32, 40, 50]]
+    assert again.carried.rows() == [[0, 31, 0, 0, 20, 20], [1, 6, 2, 32, 40, 50]]
     assert again.mix_revision == 3
 
 
@@ -144,5 +144,5 @@ def test_pieces_are_taken_and_joined_by_column():
 
     joined = PieceTable.concatenated([table.take(np.array([2])), table.take(np.array([0]))])
 
-    assert joined.to_json() == [[0, 3, 0, 2, 4, 8], [0, 1, 0, 0, 5, 5]]
+    assert joined.rows() == [[0, 3, 0, 2, 4, 8], [0, 1, 0, 0, 5, 5]]
     assert joined.lengths_P.tolist() == [2, 5]

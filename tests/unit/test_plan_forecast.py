@@ -26,7 +26,7 @@ def a_staged_mix(**changes):
     """128 tokens a step; half and half, then from step 10 in 4 steps to a quarter and three."""
     stages = [
         {"from_step": 0, "weights": {"web": 1, "code": 1}},
-        {"from_step": 10, "ramp_steps": 4, "weights": {"web": 1, "code": 3}},
+        {"from_step": 10, "ramp_steps": 4, "weights": {"code": 1, "web": 3}},
     ]
     return a_mix(mix={"stages": stages} | changes)
 
@@ -49,7 +49,7 @@ def a_forecast(epochs, *, ends_early=False):
 
 
 def test_constant_weights_by_token_split_every_step_alike():
-    mix = a_mix(weights={"web": 3, "code": 1})
+    mix = a_mix(weights={"code": 3, "web": 1})
 
     expected = forecast(mix, sizes_of([100, 100], [8, 4]), 50)
 

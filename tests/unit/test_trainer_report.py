@@ -181,7 +181,7 @@ def test_show_as_json_holds_the_same_figures(run):
     shown = orjson.loads(result.output)
 
     assert (shown["steps"], shown["repeated_steps"], shown["proved"]) == (6, 2, None)
-    web = shown["sources"][0]
+    (web,) = (source for source in shown["sources"] if source["name"] == "web")
     assert (web["name"], web["tokens"], web["share"]) == ("web", 3600, 0.6)
     assert web["target"] == pytest.approx(0.6)
 

@@ -97,11 +97,11 @@ def test_a_role_that_was_not_sampled_once_counts_as_nothing_then():
 
 def test_shares_so_far_weigh_every_step_by_its_tokens():
     steps = [
-        a_step(0, tokens_by_source={"web": 100, "code": 0}),
-        a_step(1, tokens_by_source={"web": 100, "code": 200}),
+        a_step(0, tokens_by_source={"code": 100, "web": 0}),
+        a_step(1, tokens_by_source={"code": 100, "web": 200}),
     ]
 
-    shares = shares_of(steps, a_mix(weights={"web": 1, "code": 3}))
+    shares = shares_of(steps, a_mix(weights={"code": 1, "web": 3}))
 
     np.testing.assert_allclose(shares.step_NS, [[1, 0], [1 / 3, 2 / 3]])
     np.testing.assert_allclose(shares.total_NS, [[1, 0], [0.5, 0.5]])
@@ -121,8 +121,8 @@ def test_targets_follow_the_ramp_and_count_so_far_by_tokens():
 
     shares = shares_of(steps, mix)
 
-    np.testing.assert_allclose(shares.step_target_NS[:, 1], [0, 0.5, 1])
-    np.testing.assert_allclose(shares.total_target_NS[:, 1], [0, 0.25, 0.5])
+    np.testing.assert_allclose(shares.step_target_NS[:, 0], [0, 0.5, 1])
+    np.testing.assert_allclose(shares.total_target_NS[:, 0], [0, 0.25, 0.5])
 
 
 def test_targets_are_those_of_the_steps_that_were_logged_not_of_their_places():
@@ -137,7 +137,7 @@ def test_targets_are_those_of_the_steps_that_were_logged_not_of_their_places():
 
     shares = shares_of([a_step(49), a_step(50)], mix)
 
-    assert shares.step_target_NS[:, 0].tolist() == [1.0, 0.0]
+    assert shares.step_target_NS[:, 1].tolist() == [1.0, 0.0]
 
 
 def test_weights_that_count_samples_give_tokens_no_target():
@@ -153,8 +153,8 @@ def test_a_source_that_the_log_does_not_name_has_no_tokens():
     shares = source_shares([a_step(0, tokens_by_source={"web": 10})], a_mix())
 
     assert [(source.name, source.tokens, source.share) for source in shares] == [
-        ("web", 10, 1.0),
         ("code", 0, 0.0),
+        ("web", 10, 1.0),
     ]
 
 

@@ -1,0 +1,194 @@
+"""Whether a state can be one of a mix: what no run of it could have reached is refused before it is used.
+
+A digest tells a damaged state. A state that was changed and given a new digest, or one that
+a faulty release wrote, is told by its values alone: they bound one another.
+
+Shape suffixes:
+    S  sources        P  carried pieces
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.base.errors import StateError
+from omniload.mix.config import MixConfig
+from omniload.mix.deficit import WEIGHT_ONE, integer_weights
+from omniload.mix.pieces import PieceTable
+from omniload.mix.samples import SampleTable
+from omniload.mix.schedule import weights_at
+from omniload.mix.state import MixState
+
+__all__ = ["require_possible", "require_samples"]
+
+
+def require_possible(state: MixState, mix: MixConfig, positions_per_epoch_S: Sequence[int]) -> None:
+    """Refuse a state that no run of ``mix`` reaches.
+
+    Args:
+        state: The state; its values are in the ranges of ``MixState.from_json``.
+        mix: The mix.
+        positions_per_epoch_S: Raw records of each source.
+
+    Raises:
+        StateError: Naming the first value that is not possible, and its limit.
+    """
+    fault = next(_faults(state, mix, positions_per_epoch_S), None)
+    if fault is not None:
+        raise StateError(
+            f"the mix state before step {state.step} is not one that this mix reaches: {fault}; "
+            "resume from an earlier checkpoint"
+        )
+
+
+def require_samples(state: MixState, source: int, name: str, table: SampleTable) -> None:
+    """Refuse a state whose cursor or carried pieces are of other samples than were found.
+
+    Args:
+        state: The state that a run resumes from.
+        source: Number of the source.
+        name: Its name, for the message.
+        table: Samples found in a range of its positions.
+
+    Raises:
+        StateError: A piece is of a sample that is not there or has another length, or the cursor stands
+            behind the end of its sample.
+    """
+    carried = state.carried
+    here_P = (
+        (carried.sources_P == source)
+        & (carried.positions_P >= table.start)
+        & (carried.positions_P < table.stop)
+    )
+    for _, position, sub, start, stop, size in carried.take(np.flatnonzero(here_P)).rows():
+        if (found := _length_of(table, position, sub)) != size:
+            raise _other_samples(
+                f"tokens {start} to {stop} of {size} of sample {sub} of record {position} of source {name!r} are "
+                f"carried, the sample has {found}"
+            )
+    position, sub, token = state.cursors_S[source]
+    if not table.start <= position < table.stop:
+        return
+    if token and token >= (found := _length_of(table, position, sub)):
+        raise _other_samples(
+            f"source {name!r} goes on at token {token} of sample {sub} of record {position}, which has {found}"
+        )
+    if sub and not _length_of(table, position, sub - 1):
+        raise _other_samples(
+            f"source {name!r} goes on at sample {sub} of record {position}, which has no sample {sub - 1}"
+        )
+
+
+def _other_samples(fault: str) -> StateError:
+    return StateError(
+        f"the state is of other samples than the data holds: {fault}; resume from an earlier checkpoint"
+    )
+
+
+def _length_of(table: SampleTable, position: int, sub: int) -> int:
+    """Return the tokens of a sample; 0 where there is no such sample."""
+    at = np.flatnonzero((table.positions_N == position) & (table.subs_N == sub))
+    return int(table.lengths_N[at[0]]) if len(at) else 0
+
+
+def _faults(state: MixState, mix: MixConfig, positions_per_epoch_S: Sequence[int]) -> Iterator[str]:
+    yield from _faults_of_cursors(state, mix, positions_per_epoch_S)
+    yield from _faults_of_credits(state, mix)
+    yield from _faults_of_amounts(state, mix)
+    yield from _faults_of_pieces(state, mix)
+
+
+def _faults_of_cursors(
+    state: MixState, mix: MixConfig, positions_per_epoch_S: Sequence[int]
+) -> Iterator[str]:
+    length, splits = mix.pack.length, mix.pack.overlong == "split"
+    for s, name in enumerate(mix.names):
+        position, _, token = state.cursors_S[s]
+        drawn, records = state.drawn_S[s], positions_per_epoch_S[s]
+        # An epoch without a sample is refused when it is read, so each one gone through gave something.
+        if position // records > drawn:
+            yield (
+                f"source {name!r} stands at position {position}, after {position // records} epochs of {records} "
+                f"records, and {drawn} were drawn of it"
+            )
+        if state.cursors_S[s] != (0, 0, 0) and not drawn:
+            yield f"source {name!r} stands at {state.cursors_S[s]}, and nothing was drawn of it"
+        # Samples are drawn a row's worth at a time.
+        if token % length or (token and not splits):
+            yield (
+                f"source {name!r} goes on at token {token} of a sample, not at a multiple of pack.length {length}"
+                + ("" if splits else f", and overlong samples are not split: {mix.pack.overlong!r}")
+            )
+
+
+def _faults_of_credits(state: MixState, mix: MixConfig) -> Iterator[str]:
+    if total := sum(state.credits_S):
+        yield f"credits sum to {total}, not to 0"
+    drawn = sum(state.drawn_S)
+    stages = [stage for stage in mix.mix.stages if stage.from_step < state.step]
+    weights_S = integer_weights(weights_at(mix.mix.stages, mix.names, 0))
+    for s, name in enumerate(mix.names):
+        credit, least = state.credits_S[s], -WEIGHT_ONE * state.drawn_S[s]
+        # A credit is what the weights asked for less what was drawn; weights are from 0 to WEIGHT_ONE.
+        low, high = least, least + WEIGHT_ONE * drawn
+        if len(stages) <= 1:
+            low = high = least + weights_S[s] * drawn
+        if not low <= credit <= high:
+            yield (
+                f"source {name!r} has credit {credit}, of {drawn} drawn in all and {state.drawn_S[s]} of it the "
+                f"weights give {low} to {high}"
+            )
+
+
+def _faults_of_amounts(state: MixState, mix: MixConfig) -> Iterator[str]:
+    drawn, carried = sum(state.drawn_S), int(state.carried.lengths_P.sum(dtype=np.int64))
+    # The last unit drawn may go over what a step asks for.
+    most = (mix.rows_per_step + mix.pack.lookahead_rows + 1) * mix.pack.length
+    if carried > most:
+        yield f"{carried} tokens are carried, a step leaves {most} at most"
+    if mix.mix.level == "token" and drawn < carried:
+        yield f"{carried} tokens are carried of {drawn} drawn"
+    if drawn - carried > state.step * mix.batch.tokens:
+        yield f"{drawn} were drawn and {carried} of them carried on, more than {state.step} steps hold"
+    if mix.mix.level == "token" and state.step > drawn - carried:
+        yield f"{drawn} were drawn and {carried} of them carried on, fewer than a token for each step"
+
+
+def _faults_of_pieces(state: MixState, mix: MixConfig) -> Iterator[str]:
+    carried = state.carried
+    if not len(carried):
+        return
+    longest = int(carried.lengths_P.max())
+    if mix.pack.method == "best_fit" and longest > mix.pack.length:
+        yield f"a piece of {longest} tokens is carried, longer than pack.length {mix.pack.length}"
+    ends_P = np.asarray(state.cursors_S, np.int64)[carried.sources_P]
+    here_P = np.column_stack([carried.positions_P, carried.subs_P, carried.stops_P])
+    for p in np.flatnonzero(_after(here_P, ends_P)).tolist():
+        yield (
+            f"tokens to {carried.stops_P[p]} of sample {carried.subs_P[p]} of record {carried.positions_P[p]} of "
+            f"source {mix.names[carried.sources_P[p]]!r} are carried, which stands at {ends_P[p].tolist()}"
+        )
+    order_P = np.lexsort((carried.starts_P, carried.subs_P, carried.positions_P, carried.sources_P))
+    if (twice := _overlap(carried.take(order_P))) is not None:
+        yield f"sample {twice[2]} of record {twice[1]} of source {mix.names[twice[0]]!r} is carried twice"
+
+
+def _after(here_P3: NDArray[np.int64], ends_P3: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tell where (position, sub, token) comes after a cursor."""
+    differs_P3 = here_P3 != ends_P3
+    first_P = np.argmax(differs_P3, axis=1)
+    rows_P = np.arange(len(here_P3))
+    after_P: NDArray[np.bool_] = here_P3[rows_P, first_P] > ends_P3[rows_P, first_P]
+    return after_P
+
+
+def _overlap(pieces: PieceTable) -> list[int] | None:
+    """Return a piece that shares tokens with the one before it; pieces are sorted by key and first token."""
+    same = (
+        (pieces.sources_P[1:] == pieces.sources_P[:-1])
+        & (pieces.positions_P[1:] == pieces.positions_P[:-1])
+        & (pieces.subs_P[1:] == pieces.subs_P[:-1])
+    )
+    twice = np.flatnonzero(same & (pieces.starts_P[1:] < pieces.stops_P[:-1]))
+    return pieces.take(twice[:1] + 1).rows()[0] if len(twice) else None
