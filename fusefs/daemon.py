@@ -1,5 +1,6 @@
 """The process behind one mount: ``python -m fusefs.daemon READY_FD``, configuration on standard input."""
 
+import logging
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from fusefs.bridge.farewell import Farewell
 from fusefs.bridge.operations import StoreFileSystem
 from fusefs.mounting import WATCHED, MountConfig
 from fusefs.namespace import StripedFiles
+from fusefs.stores.deadlines import hanging_calls
 from fusefs.stores.opening import check_root, open_store
 from fusefs.stores.retrying import RetryingStore
 from omniload.base import metrics
@@ -45,8 +47,11 @@ def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = Fal
     mounted = _ended_once()
     _check_spool(config.spool_directory)
     store = RetryingStore(
-        open_store(config.store, config.store_options or None),
+        open_store(
+            config.store, config.store_options or None, give_up_after_s=config.give_up_after
+        ),
         waits_s=_waits_s(config.give_up_after),
+        give_up_after_s=config.give_up_after,
     )
     # Better said now than by the first call on the mount.
     check_root(store, begin=not config.read_only)
@@ -148,12 +153,26 @@ def _answer_scrapes(port: int | None) -> Callable[[], None]:
 def main() -> None:
     """Run the daemon and tell the parent how its start went."""
     watched = WATCHED in sys.argv[2:]
-    run_daemon(
-        lambda settings, ready: serve(
-            MountConfig.model_validate_json(settings), ready, watched=watched
-        ),
-        role="fs",
-    )
+    try:
+        run_daemon(
+            lambda settings, ready: serve(
+                MountConfig.model_validate_json(settings), ready, watched=watched
+            ),
+            role="fs",
+        )
+    except SystemExit as ended:
+        _leave(ended.code if isinstance(ended.code, int) else 1)
+        raise
+    _leave(0)
+
+
+def _leave(code: int) -> None:
+    """End now where calls of a client hang: Java, and libraries at their end, would wait for them."""
+    hung = hanging_calls()
+    if hung:
+        _LOG.warning("this process ends beside %d calls that hang: %s", len(hung), ", ".join(hung))
+        logging.shutdown()
+        os._exit(code)
 
 
 if __name__ == "__main__":

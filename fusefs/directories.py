@@ -26,7 +26,7 @@ from fusefs.attributes import Attributes, encoded
 from fusefs.manifest import Manifest, decode_manifest
 from fusefs.manifest_header import HEADER_BYTES
 from fusefs.stores.protocol import RESERVED, Entry, Store, name_of
-from omniload.base.errors import IntegrityError, OmniloadError, StateError
+from omniload.base.errors import IntegrityError, OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
 
 __all__ = [
@@ -107,6 +107,8 @@ class DirectoryAttributes:
         """One at a time asks for the markers; the others wait for its answer."""
         self._marked: frozenset[str] = frozenset()
         self._marked_until = 0.0
+        self._unanswered: tuple[float, str] | None = None
+        """When the store last failed to tell the markers, and how."""
         self._known: OrderedDict[str, tuple[float, Manifest | None]] = OrderedDict()
         self._num_changes = 0
         """So that what was read before a change is not remembered after it."""
@@ -217,13 +219,20 @@ class DirectoryAttributes:
             return None
 
     def _markers(self) -> frozenset[str]:
+        since = time.monotonic()
         with self._asking:
             if time.monotonic() < self._marked_until:
                 return self._marked
+            if self._unanswered is not None and self._unanswered[0] >= since:
+                # It was asked while this thread waited, and each would wait as long.
+                raise UnavailableError(self._unanswered[1])
             try:
                 found = frozenset(entry.name for entry in self._store.listing(MARKERS))
             except (FileNotFoundError, NotADirectoryError):
                 found = frozenset()
+            except UnavailableError as error:
+                self._unanswered = time.monotonic(), str(error)
+                raise
             # What was marked here stays: a store may list it late.
             self._marked |= found
             self._marked_until = time.monotonic() + _BELIEVED_S

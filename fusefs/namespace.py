@@ -109,6 +109,8 @@ class StripedFiles:
         found = self.traffic.numbers()
         if isinstance(self.store, RetryingStore):
             found.store_calls, found.retries = self.store.counts()
+        abandoned = self.store.abandoned
+        found.abandoned, found.hanging = abandoned.total, abandoned.now
         found.cache_bytes["memory"] = self.cache.used_bytes
         found.cache_bytes["disk"] = self.disk.used_bytes if self.disk is not None else 0
         found.window_bytes = self.budget.used_bytes

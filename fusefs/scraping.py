@@ -84,6 +84,16 @@ def families(numbers: Numbers) -> Iterator[Metric]:
     )
     retries.add_metric([], numbers.retries)
     yield retries
+    abandoned = CounterMetricFamily(
+        "omniload_fusefs_abandoned_calls", "Calls of stores that hung and were abandoned"
+    )
+    abandoned.add_metric([], numbers.abandoned)
+    yield abandoned
+    hanging = GaugeMetricFamily(
+        "omniload_fusefs_hanging_calls", "Abandoned calls of stores that have not returned"
+    )
+    hanging.add_metric([], numbers.hanging)
+    yield hanging
     calls = CounterMetricFamily("omniload_fusefs_store_calls", "Calls of stores", labels=["call"])
     for call, count in sorted(numbers.store_calls.items()):
         calls.add_metric([call], count)

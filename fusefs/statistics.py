@@ -54,6 +54,7 @@ class Statistics:
             "tiers": found.tiers,
             "store_calls": found.store_calls,
             "retries": found.retries,
+            "abandoned_calls": {"total": found.abandoned, "hanging": found.hanging},
             "store_reads": _latencies(found),
         }
         text = orjson.dumps(numbers, option=orjson.OPT_INDENT_2)

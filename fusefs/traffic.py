@@ -41,6 +41,10 @@ class Numbers:
     """Reads that were asked of files."""
     retries: int = 0
     """Calls of the store that were repeated after an outage."""
+    abandoned: int = 0
+    """Calls of the store that hung and were abandoned."""
+    hanging: int = 0
+    """Those that still hang now."""
     tiers: dict[Tier, TierNumbers] = field(
         default_factory=lambda: {tier: TierNumbers() for tier in TIERS}
     )
@@ -61,6 +65,8 @@ class Numbers:
         """Add counts and levels of ``other``."""
         self.requests += other.requests
         self.retries += other.retries
+        self.abandoned += other.abandoned
+        self.hanging += other.hanging
         for tier, numbers in other.tiers.items():
             self.tiers[tier].add(numbers)
         for bucket, count in enumerate(other.store_reads_by_latency):
@@ -78,6 +84,7 @@ class Numbers:
         found.add(self)
         found.cache_bytes = {"memory": 0, "disk": 0}
         found.window_bytes = 0
+        found.hanging = 0
         return found
 
 

@@ -28,6 +28,7 @@ from typing_extensions import override
 
 from fusefs.mapped import mapped
 from fusefs.stores.clients import ClientWriter, RootedBackend
+from fusefs.stores.deadlines import GIVE_UP_AFTER_S, Callers, request_limit_s
 from fusefs.stores.hadoop import (
     client_version,
     set_jvm_options,
@@ -54,8 +55,12 @@ _MARK = b"\xa7"
 """Last byte of memory before it is read into: one that still is there may not have been read."""
 
 
-def arrow_store(url: str) -> Store:
+def arrow_store(url: str, give_up_after_s: float = GIVE_UP_AFTER_S) -> Store:
     """Open ``hdfs://host:port/path``, ``s3://bucket/path`` and what else pyarrow.fs knows.
+
+    Args:
+        url: The store.
+        give_up_after_s: Limit of a call, by which the client's own are set.
 
     Raises:
         ConfigError: pyarrow does not know the scheme, or cannot load what it needs.
@@ -65,11 +70,16 @@ def arrow_store(url: str) -> Store:
     if urlsplit(url).scheme in _HADOOP:
         set_jvm_options()
         classpath = os.environ.get("CLASSPATH", "")
-        asked = with_client_settings(url, site_settings(classpath), client_version(classpath))
+        asked = with_client_settings(
+            url, site_settings(classpath), client_version(classpath), give_up_after_s
+        )
     elif urlsplit(url).scheme == "s3":
         asked = _putting_at_once(url)
     try:
-        filesystem, root = pafs.FileSystem.from_uri(asked)
+        # Opening HDFS connects: a name node that hangs holds this as long as any call.
+        filesystem, root = Callers("pyarrow").call(
+            "open", url, lambda: pafs.FileSystem.from_uri(asked)
+        )
     except (ValueError, NotImplementedError, pa.ArrowInvalid) as error:
         raise ConfigError(f"store {url!r}: {error}") from error
     except OSError as error:
@@ -77,7 +87,24 @@ def arrow_store(url: str) -> Store:
         raise UnavailableError(
             f"store {url!r}: {error}{hint if urlsplit(url).scheme == 'hdfs' else ''}"
         ) from error
+    if isinstance(filesystem, pafs.S3FileSystem):
+        filesystem = _impatient(filesystem, give_up_after_s)
     return store_on(filesystem, root, url)
+
+
+def _impatient(s3: pafs.S3FileSystem, give_up_after_s: float) -> pafs.S3FileSystem:
+    """Return a client like ``s3`` that gives one request up in time: its own waits of minutes are for nobody."""
+    # A URL cannot say it, and the client tells its options by no other way.
+    _, (given,) = s3.__reduce__()
+    limit_s = request_limit_s(give_up_after_s)
+    return pafs.S3FileSystem(
+        **{
+            **{name: value or None for name, value in given.items()},
+            "connect_timeout": limit_s,
+            "request_timeout": limit_s,
+            "retry_strategy": pafs.AwsStandardS3RetryStrategy(max_attempts=1),
+        }
+    )
 
 
 def _putting_at_once(url: str) -> str:

@@ -11,10 +11,12 @@ from collections.abc import Callable
 
 from typing_extensions import override
 
+from fusefs.stores.bounded import BoundedBackend
 from fusefs.stores.clients import Backend
 from fusefs.stores.held import RecentNames
 from fusefs.stores.protocol import (
     RESERVED,
+    Abandoned,
     Data,
     Entry,
     ObjectWriter,
@@ -39,8 +41,8 @@ _MOST_COMPLAINED = 1000
 class BackendStore(Store):
     """What all of them share; subclasses say how a file replaces another."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, *, sends_at_close: bool = False) -> None:
+        self._backend = BoundedBackend(backend, sends_at_close=sends_at_close)
         self._complained = RecentNames(_MOST_COMPLAINED)
         """Directories of which it was logged that something in them cannot be shown."""
 
@@ -48,6 +50,12 @@ class BackendStore(Store):
     @override
     def location(self) -> str:
         return self._backend.location
+
+    @property
+    @override
+    def abandoned(self) -> Abandoned:
+        callers = self._backend.callers
+        return Abandoned(callers.num_abandoned, callers.total_abandoned)
 
     def _find(self, path: str) -> Entry | None:
         return self._backend.find(path)

@@ -3,13 +3,16 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.core import url_to_fs
 from typing_extensions import override
 
 from fusefs.stores.clients import ClientWriter, RootedBackend
+from fusefs.stores.deadlines import GIVE_UP_AFTER_S, Callers, request_limit_s
 from fusefs.stores.protocol import Entry, ObjectWriter, Store, name_of
 from fusefs.stores.putting import PuttingStore
 from fusefs.stores.renaming import RenamingStore
@@ -21,14 +24,26 @@ __all__ = ["fsspec_store"]
 _PUTTING = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "memory", "oci", "oss"})
 
 
-def fsspec_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
+def fsspec_store(
+    url: str,
+    options: Mapping[str, Any] | None = None,
+    give_up_after_s: float = GIVE_UP_AFTER_S,
+) -> Store:
     """Open a URL with fsspec; a put replaces atomically where the protocol is an object store's.
+
+    Args:
+        url: The store.
+        options: For the client.
+        give_up_after_s: Limit of a call, by which the client's own are set.
 
     Raises:
         ConfigError: No installed package opens the URL.
     """
     try:
-        filesystem, root = url_to_fs(url, skip_instance_cache=True, **(options or {}))
+        given = {**_impatience(urlsplit(url).scheme, give_up_after_s), **(options or {})}
+        filesystem, root = Callers("fsspec").call(
+            "open", url, lambda: url_to_fs(url, skip_instance_cache=True, **given)
+        )
     except (ImportError, ValueError, TypeError) as error:
         raise ConfigError(f"store {url!r}: {error}; install the package that opens it") from error
     # Set here since not every client hands the option on: a cached listing would hide changes.
@@ -37,6 +52,7 @@ def fsspec_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
     names = {protocol} if isinstance(protocol, str) else set(protocol)
     if "webhdfs" in names:
         _refuse_error_pages(filesystem)
+        _limit_requests(filesystem, request_limit_s(give_up_after_s))
     backend = FsspecBackend(filesystem, root, url)
     return PuttingStore(backend) if names & _PUTTING else RenamingStore(backend)
 
@@ -143,6 +159,23 @@ def _mtime_ns(item: Mapping[str, Any]) -> int:
             return int(value * (1e6 if value > 1e11 else 1e9))
     millis = item.get("modificationTime", item.get("modification_time"))
     return int(millis) * 1_000_000 if millis else 0
+
+
+def _impatience(scheme: str, give_up_after_s: float) -> dict[str, Any]:
+    """Return options by which a client gives one request up in time, where it has any."""
+    limit_s = request_limit_s(give_up_after_s)
+    if scheme in {"s3", "s3a"}:
+        limits = {"connect_timeout": limit_s, "read_timeout": limit_s}
+        return {"config_kwargs": {**limits, "retries": {"total_max_attempts": 1}}}
+    if scheme in {"sftp", "ssh"}:
+        return {"timeout": limit_s, "banner_timeout": limit_s, "auth_timeout": limit_s}
+    return {}
+
+
+def _limit_requests(webhdfs: fsspec.AbstractFileSystem, limit_s: float) -> None:
+    """Give every request of a session a time limit: it has none by itself."""
+    request = webhdfs.session.request
+    webhdfs.session.request = partial(request, timeout=limit_s)
 
 
 def _refuse_error_pages(webhdfs: fsspec.AbstractFileSystem) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit
 from xml.etree import ElementTree as Xml
 
+from fusefs.stores.deadlines import request_limit_s
 from omniload.base.log import get_logger
 
 __all__ = [
@@ -114,7 +115,10 @@ def client_version(classpath: str) -> tuple[int, int] | None:
 
 
 def with_client_settings(
-    url: str, site: Iterable[str] | None = (), version: tuple[int, int] | None = None
+    url: str,
+    site: Iterable[str] | None = (),
+    version: tuple[int, int] | None = None,
+    give_up_after_s: float | None = None,
 ) -> str:
     """Add to a URL's query the client settings that neither it nor the site names.
 
@@ -122,6 +126,7 @@ def with_client_settings(
         url: Of Hadoop's own schemes.
         site: Names of the settings that the site's files set; None where that is not known.
         version: Of the client; None where that is not known.
+        give_up_after_s: Limit of a call; None leaves the client's own patience.
     """
     parts = urlsplit(url)
     named = parse_qsl(parts.query, keep_blank_values=True)
@@ -132,10 +137,29 @@ def with_client_settings(
     knows_closing = version is not None and version >= _CLOSING_SINCE
     if site is not None and knows_closing and CLOSING.keys().isdisjoint({*site, *given}):
         missing |= CLOSING
+    if site is not None and give_up_after_s is not None:
+        known = {*site, *given}
+        missing |= {k: v for k, v in _impatience(give_up_after_s).items() if k not in known}
     if "replication" not in given:
         # The client opens files by the site's settings alone: what the URL says must be handed over.
         missing["replication"] = given.get(REPLICATION, "0")
     return parts._replace(query=urlencode([*named, *missing.items()])).geturl()
+
+
+def _impatience(give_up_after_s: float) -> dict[str, str]:
+    """Return settings by which one request ends in time: the client's own defaults wait for up to 15 minutes."""
+    limit_ms = str(round(request_limit_s(give_up_after_s) * 1000))
+    return {
+        "ipc.client.connect.timeout": limit_ms,
+        "ipc.client.connect.max.retries": "1",
+        "ipc.client.connect.max.retries.on.timeouts": "1",
+        "ipc.client.rpc-timeout.ms": limit_ms,
+        "dfs.client.socket-timeout": limit_ms,
+        # A data node that pauses while it is written to costs the object: nothing repeats a stream.
+        "dfs.datanode.socket.write.timeout": str(round(give_up_after_s * 1000)),
+        "dfs.client.max.block.acquire.failures": "1",
+        "dfs.client.retry.window.base": "500",
+    }
 
 
 def _names_in(path: Path) -> set[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Generic, TypeVar
 
+from fusefs.stores.deadlines import left_s
 from fusefs.stores.protocol import RESERVED
 
 __all__ = ["HeldFiles", "RecentNames", "never_changes"]
@@ -61,9 +62,11 @@ class HeldFiles(Generic[File]):
             theirs = self._opening.get(path)
             opening = theirs or self._opening.setdefault(path, Future())
         if theirs is not None:
-            wait([opening])
-            # One that failed says nothing of the next: each makes its own experience.
-            return opening.result() if opening.exception() is None else self._open_file(path)
+            # One that failed says nothing of the next, nor does one that hangs: each makes its own experience.
+            left = left_s()
+            wait([opening], None if left is None else left / 2)
+            opened = opening.done() and opening.exception() is None
+            return opening.result() if opened else self._open_file(path)
         return self._open_for_all(path, opening)
 
     def _open_for_all(self, path: str, opening: Future[File]) -> File:

@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from fusefs.stores.deadlines import GIVE_UP_AFTER_S, within
 from fusefs.stores.local import LocalStore
 from fusefs.stores.protocol import Store
 from omniload.base.errors import ConfigError
@@ -19,7 +20,12 @@ _BUCKETS = frozenset({"s3", "gs", "gcs"})
 """Where a directory is there as soon as something lies below it."""
 
 
-def open_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
+def open_store(
+    url: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    give_up_after_s: float = GIVE_UP_AFTER_S,
+) -> Store:
     """Open the store at ``url``.
 
     Args:
@@ -27,11 +33,19 @@ def open_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
             ``abfs`` for pyarrow; ``hdfs+native`` for HDFS without Java; ``fsspec+SCHEME://...``
             or any other scheme for fsspec.
         options: Handed to fsspec.
+        give_up_after_s: Limit of opening, and of every call later: clients get time limits of
+            their own for one request by it, where they have any and the user set none.
 
     Raises:
         ConfigError: The URL names nothing that can be opened.
         UnavailableError: The store does not answer.
     """
+    # A Java machine takes some seconds to start, however well the store answers.
+    with within(max(give_up_after_s, GIVE_UP_AFTER_S)):
+        return _opened(url, options, give_up_after_s)
+
+
+def _opened(url: str, options: Mapping[str, Any] | None, give_up_after_s: float) -> Store:
     # Imported here: pyarrow takes longer to load than many a command on a directory runs.
     parts = urlsplit(url)
     # However it is written: fsspec's client of a directory would follow links out of it.
@@ -44,14 +58,14 @@ def open_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
     if parts.scheme in _ARROW and not options:
         from fusefs.stores.arrow import arrow_store  # noqa: PLC0415
 
-        return arrow_store(url)
+        return arrow_store(url, give_up_after_s)
     if parts.scheme == "hdfs+native":
         from fusefs.stores.native_hdfs import native_hdfs_store  # noqa: PLC0415
 
         return native_hdfs_store(url)
     from fusefs.stores.fsspec_store import fsspec_store  # noqa: PLC0415
 
-    return fsspec_store(url.removeprefix("fsspec+"), options)
+    return fsspec_store(url.removeprefix("fsspec+"), options, give_up_after_s)
 
 
 def check_root(store: Store, *, begin: bool = False) -> None:
@@ -89,7 +103,8 @@ def _check_bucket(location: str) -> None:
     """Check that the bucket is there: without one, to make a prefix looks like an outage."""
     bucket = open_store(urlsplit(location)._replace(path="").geturl())
     try:
-        bucket.stat("")
+        with within(GIVE_UP_AFTER_S):
+            bucket.stat("")
     except FileNotFoundError as error:
         name = urlsplit(location).netloc.rpartition("@")[2]
         raise ConfigError(

@@ -19,6 +19,7 @@ from omniload.base.errors import IntegrityError, UnavailableError
 __all__ = [
     "RESERVED",
     "TEMPORARY",
+    "Abandoned",
     "Before",
     "Data",
     "Entry",
@@ -89,6 +90,16 @@ class Preferred:
     """A read as long as the kernel sends brings in all of its block of so many bytes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """Calls of a client that did not return in time."""
+
+    now: int = 0
+    """That hang at this moment."""
+    total: int = 0
+    """Since the start."""
+
+
 class ObjectWriter(Protocol):
     """One object being written, front to back, by one thread at a time."""
 
@@ -128,6 +139,11 @@ class Store(Protocol):
     def preferred(self) -> Preferred:
         """What suits this store."""
         return Preferred()
+
+    @property
+    def abandoned(self) -> Abandoned:
+        """Calls of the store's client that hang, and that nobody waits for any more."""
+        return Abandoned()
 
     def stat(self, path: str) -> Entry:
         """Describe ``path``."""

@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from fusefs.stores.backend import BackendStore
 from fusefs.stores.clients import Backend
+from fusefs.stores.deadlines import allowing, renew
 from fusefs.stores.protocol import (
     TEMPORARY,
     Before,
@@ -33,7 +34,7 @@ class PuttingStore(BackendStore):
     """Over an object store: a put is atomic; a rename is a copy, of a directory file by file."""
 
     def __init__(self, backend: Backend) -> None:
-        super().__init__(backend)
+        super().__init__(backend, sends_at_close=True)
         self._root: Entry | None = None
         """What was found there, if it can never look otherwise."""
 
@@ -83,7 +84,8 @@ class PuttingStore(BackendStore):
         temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
         super()._write(temporary, data)
         try:
-            self._backend.move(temporary, path)
+            with allowing(len(data)):
+                self._backend.move(temporary, path)
         except BaseException:
             with suppress(OSError, OmniloadError):
                 self._backend.remove(temporary)
@@ -106,8 +108,11 @@ class PuttingStore(BackendStore):
             raise RenameBegunError(str(error)) from error
 
     def _move(self, source: str, target: str) -> None:
-        if not self.stat(source).is_directory:
-            self._backend.move(source, target)
+        moved = self.stat(source)
+        if not moved.is_directory:
+            with allowing(moved.size_bytes):
+                self._backend.move(source, target)
+            renew()  # one of many, perhaps
             return
         found = self._backend.listing(source)
         names = [stored_name(e.name, where=f"a name in the listing of {source!r}") for e in found]

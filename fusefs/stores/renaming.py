@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing_extensions import override
 
 from fusefs.stores.backend import BackendStore
+from fusefs.stores.bounded import BoundedReplacingBackend
 from fusefs.stores.clients import Backend, ReplacingBackend
 from fusefs.stores.held import RecentNames
 from fusefs.stores.intents import (
@@ -160,7 +161,7 @@ class ReplacingStore(RenamingStore):
 
     def __init__(self, backend: ReplacingBackend) -> None:
         super().__init__(backend)
-        self._replacing = backend
+        self._backend = self._replacing = BoundedReplacingBackend(backend)
 
     @override
     def _place(self, source: str, target: str) -> None:

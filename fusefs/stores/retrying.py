@@ -8,7 +8,9 @@ from typing import TypeVar
 
 from typing_extensions import override
 
+from fusefs.stores.deadlines import GIVE_UP_AFTER_S, waiting_for_others, within
 from fusefs.stores.protocol import (
+    Abandoned,
     Before,
     Entry,
     ObjectWriter,
@@ -35,12 +37,40 @@ class _RefusedError(OmniloadError):
         self.reason = reason
 
 
+class _PatientWriter(ObjectWriter):
+    """A stream whose every call has the limit of a call of the store."""
+
+    def __init__(self, stream: ObjectWriter, give_up_after_s: float) -> None:
+        self._stream, self._give_up_after_s = stream, give_up_after_s
+
+    @override
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        with within(self._give_up_after_s):
+            self._stream.write(data)
+
+    @override
+    def close(self) -> None:
+        with within(self._give_up_after_s):
+            self._stream.close()
+
+    @override
+    def abort(self) -> None:
+        with within(self._give_up_after_s):
+            self._stream.abort()
+
+
 class RetryingStore(Store):
     """Another store, asked again while it is unavailable.
 
     Reads, listings, publishing and removing may be repeated; a stream of an object may
     not, since what was written is no longer held. After a rename that failed, the
     outcome is looked at before it is tried again: the first may have been carried out.
+
+    Args:
+        store: The other store.
+        waits_s: Waits between attempts, as far as the limit lets them.
+        give_up_after_s: Limit of every call, all attempts and waits included.
+        sleep: Waits so many seconds.
     """
 
     def __init__(
@@ -48,10 +78,12 @@ class RetryingStore(Store):
         store: Store,
         *,
         waits_s: Sequence[float] = DEFAULT_WAITS_S,
+        give_up_after_s: float = GIVE_UP_AFTER_S,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._store = store
         self._waits_s = tuple(waits_s)
+        self._give_up_after_s = give_up_after_s
         self._sleep = sleep
         self._lock = threading.Lock()
         self.calls: Counter[str] = Counter()
@@ -67,6 +99,11 @@ class RetryingStore(Store):
     @override
     def preferred(self) -> Preferred:
         return self._store.preferred
+
+    @property
+    @override
+    def abandoned(self) -> Abandoned:
+        return self._store.abandoned
 
     @override
     def stat(self, path: str) -> Entry:
@@ -86,7 +123,8 @@ class RetryingStore(Store):
 
     @override
     def create(self, path: str) -> ObjectWriter:
-        return self._patiently("create", lambda: self._store.create(path))
+        stream = self._patiently("create", lambda: self._store.create(path))
+        return _PatientWriter(stream, self._give_up_after_s)
 
     @override
     def publish(self, path: str, data: bytes, before: Before | None = None) -> None:
@@ -97,7 +135,8 @@ class RetryingStore(Store):
         def guarded(there: Entry | None) -> None:
             # What the caller waits for has had its own patience: it fails once, here too.
             try:
-                before(there)
+                with waiting_for_others():
+                    before(there)
             except UnavailableError as error:
                 raise _RefusedError(error) from error
 
@@ -108,6 +147,10 @@ class RetryingStore(Store):
 
     @override
     def rename(self, source: str, target: str) -> None:
+        with within(self._give_up_after_s):
+            self._rename(source, target)
+
+    def _rename(self, source: str, target: str) -> None:
         before = self._store_identity(source)
         rename = self._store.rename
 
@@ -148,13 +191,18 @@ class RetryingStore(Store):
 
     @override
     def close(self) -> None:
-        self._store.close()
+        with within(self._give_up_after_s):
+            self._store.close()
 
     def _store_identity(self, path: str) -> tuple[bool, int, int]:
         entry = self._patiently("stat", lambda: self._store.stat(path))
         return entry.is_directory, entry.size_bytes, entry.mtime_ns
 
     def _repeatable_removal(self, name: str, path: str, remove: Callable[[str], None]) -> None:
+        with within(self._give_up_after_s):
+            self._remove_patiently(name, path, remove)
+
+    def _remove_patiently(self, name: str, path: str, remove: Callable[[str], None]) -> None:
         try:
             self._count(name)
             remove(path)
@@ -173,7 +221,10 @@ class RetryingStore(Store):
             self._count(name)
             return attempt()
 
-        return with_retries(counted, self._waits_s, self._sleep, self._count_retry)
+        with within(self._give_up_after_s) as deadline:
+            return with_retries(
+                counted, self._waits_s, self._sleep, self._count_retry, deadline.left_s
+            )
 
     def counts(self) -> tuple[dict[str, int], int]:
         """Return the calls so far by name, and how many of them repeated one that failed."""

@@ -1,6 +1,7 @@
 """Retrying what may succeed later, and nothing else."""
 
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from typing import TypeVar
 
 from omniload.base.errors import UnavailableError
@@ -25,6 +26,7 @@ def with_retries(
     waits_s: Sequence[float],
     sleep: Callable[[float], None],
     on_retry: Callable[[UnavailableError, float], None] | None = None,
+    left_s: Callable[[], float] = lambda: inf,
 ) -> Result:
     """Call ``attempt`` until it answers, waiting ``waits_s`` between attempts.
 
@@ -36,21 +38,23 @@ def with_retries(
         waits_s: Waits between attempts, in seconds.
         sleep: Waits so many seconds.
         on_retry: Told of every failed attempt that is repeated, and of the wait before.
+        left_s: Seconds left for all of it; a wait as long as that is not begun.
 
     Raises:
         UnavailableError: The last attempt's, noting how many there were.
     """
-    for wait_s in waits_s:
+    waited_s = 0.0
+    for attempts, wait_s in enumerate((*waits_s, inf), 1):
         try:
             return attempt()
         except UnavailableError as error:
+            if wait_s == inf or wait_s >= left_s():
+                error.add_note(
+                    f"gave up after {attempts} attempts over {waited_s:.1f} s of waiting"
+                )
+                raise
             if on_retry is not None:
                 on_retry(error, wait_s)
         sleep(wait_s)
-    try:
-        return attempt()
-    except UnavailableError as error:
-        error.add_note(
-            f"gave up after {len(waits_s) + 1} attempts over {sum(waits_s):.1f} s of waiting"
-        )
-        raise
+        waited_s += wait_s
+    raise AssertionError("the last attempt returns or raises")

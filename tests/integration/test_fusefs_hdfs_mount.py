@@ -28,7 +28,7 @@ pytestmark = [
     ),
 ]
 DATA = os.urandom(9 << 20)
-SETTINGS = {"give_up_after": 1.0}
+SETTINGS = {"give_up_after": 10.0}
 
 
 @pytest.fixture(scope="module")

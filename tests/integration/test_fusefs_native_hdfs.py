@@ -185,7 +185,7 @@ def test_an_object_given_up_ends_its_lease(url):
 def test_a_block_has_as_many_copies_as_the_site_or_the_url_says(url, query, copies):
     open_store(url + query).publish("a", b"1")
 
-    status = open_store(url)._backend._client.get_file_info(f"/{url.rpartition('/')[2]}/a")
+    status = open_store(url)._backend.inner._client.get_file_info(f"/{url.rpartition('/')[2]}/a")
 
     assert status.replication == copies
 

@@ -87,7 +87,7 @@ def client(monkeypatch):
 
 
 def backend(url="hdfs+native://n:9000/jobs"):
-    return native_hdfs_store(url)._backend
+    return native_hdfs_store(url)._backend.inner
 
 
 def test_the_client_gets_address_and_settings(client):
@@ -95,7 +95,7 @@ def test_the_client_gets_address_and_settings(client):
 
     assert Client.made.url == "hdfs://n:9000"
     assert Client.made.config == {"dfs.client.socket-timeout": "5000"} | IMPATIENCE
-    assert store._backend._options.replication == 2
+    assert store._backend.inner._options.replication == 2
     assert store.location.endswith("replication=2")
 
 

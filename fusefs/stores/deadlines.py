@@ -1,0 +1,335 @@
+"""How long a call of a store may take, and what becomes of a client's call that takes longer.
+
+A client that hangs (in a socket, in Java) cannot be stopped from outside. So its calls are made in
+threads of their own (``Callers``), and the thread is abandoned when the time is over: who asked gets
+``UnavailableError``, and what the client returns later is dropped. Only a single call of a client is
+ever abandoned: what a store makes of several goes on in the thread that asked, and ends there.
+An abandoned call may still be carried out, as may a request whose answer was lost.
+"""
+
+import contextvars
+import itertools
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar, cast
+
+from typing_extensions import override
+
+from omniload.base.errors import UnavailableError
+from omniload.base.log import get_logger
+
+__all__ = [
+    "GIVE_UP_AFTER_S",
+    "LEAST_BYTES_S",
+    "Callers",
+    "Deadline",
+    "allowing",
+    "hanging_calls",
+    "left_s",
+    "renew",
+    "request_limit_s",
+    "waiting_for_others",
+    "within",
+]
+
+_LOG = get_logger(__name__)
+Result = TypeVar("Result")
+
+GIVE_UP_AFTER_S = 30.0
+"""Limit of a call, unless the user sets another."""
+LEAST_BYTES_S = 1 << 20
+"""A client that moves bytes by itself (a copy, the parts of an upload) is given a second for so many."""
+MOST_ABANDONED = 32
+"""Calls of one client that hang; while there are so many, none is begun."""
+_LOOK_EVERY_S = 1.0
+_GIVEN_UP_WITHIN_S = 2.0
+_IDLE_S = 60.0
+
+
+class Deadline:
+    """When a call of a store must have answered.
+
+    Args:
+        limit_s: Seconds from now.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self.until = time.monotonic() + limit_s
+
+    def left_s(self) -> float:
+        """Return the seconds that are left."""
+        return self.until - time.monotonic()
+
+
+_current: contextvars.ContextVar[Deadline | None] = contextvars.ContextVar("deadline", default=None)
+
+
+def left_s() -> float | None:
+    """Return the seconds that are left to the call under way; None where it has no limit."""
+    deadline = _current.get()
+    return None if deadline is None else deadline.left_s()
+
+
+@contextmanager
+def within(limit_s: float) -> Iterator[Deadline]:
+    """Give all that is asked of stores inside so many seconds together; an outer limit stays."""
+    if (outer := _current.get()) is not None:
+        yield outer
+        return
+    deadline = Deadline(limit_s)
+    token = _current.set(deadline)
+    try:
+        yield deadline
+    finally:
+        _current.reset(token)
+
+
+def renew() -> None:
+    """Begin the limit anew: the store answered, and the call consists of many."""
+    if (deadline := _current.get()) is not None:
+        deadline.until = time.monotonic() + deadline.limit_s
+
+
+@contextmanager
+def allowing(size_bytes: int) -> Iterator[None]:
+    """Give the client more time inside: it moves ``size_bytes`` by itself, and bounds its own requests."""
+    deadline = _current.get()
+    more_s = size_bytes / LEAST_BYTES_S
+    if deadline is not None:
+        deadline.until += more_s
+    try:
+        yield
+    finally:
+        if deadline is not None:
+            deadline.until -= more_s
+
+
+@contextmanager
+def waiting_for_others() -> Iterator[None]:
+    """Stop the time inside, for a wait that has a limit of its own."""
+    deadline = _current.get()
+    token = _current.set(None)
+    if deadline is not None:
+        deadline.until = float("inf")
+    try:
+        yield
+    finally:
+        _current.reset(token)
+        renew()
+
+
+def request_limit_s(give_up_after_s: float) -> float:
+    """Return how long a client may wait for one request, so that a call has time for another attempt."""
+    return max(1.0, give_up_after_s / 3)
+
+
+class _Call(Generic[Result]):
+    """One call of a client, in whichever thread."""
+
+    def __init__(self, name: str, path: str, call: Callable[[], Result]) -> None:
+        self.name, self.path = name, path
+        self.begun_s = time.monotonic()
+        self.ended = threading.Event()
+        self.dropped: Callable[[Result], object] | None = None
+        """Set when it is abandoned: called with what it returns."""
+        self._call = call
+        self._context = contextvars.copy_context()
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Make the call."""
+        try:
+            self._result = self._context.run(self._call)
+        except BaseException as error:  # noqa: BLE001 -- handed to who asked, whatever it is
+            self._error = error
+
+    def result(self) -> Result:
+        """Return what the call returned, or raise what it raised."""
+        if self._error is not None:
+            raise self._error
+        return cast("Result", self._result)
+
+    def drop(self) -> None:
+        """Let go what nobody waits for any more."""
+        if self._error is None and self.dropped is not None:
+            with suppress(Exception):
+                self.dropped(cast("Result", self._result))
+
+
+_ALL: "weakref.WeakSet[Callers]" = weakref.WeakSet()
+
+
+def hanging_calls() -> list[str]:
+    """Return what hangs in this process, one line each; the process cannot wait for them at its end."""
+    return [line for callers in list(_ALL) for line in callers.hanging()]
+
+
+class Callers:
+    """Threads that make the calls of one client. Safe in threads.
+
+    A call without a limit (``within``) is made where it stands.
+
+    Args:
+        client: For messages.
+    """
+
+    def __init__(self, client: str) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._names = itertools.count()
+        self._reset()
+        self.total_abandoned = 0
+        """Since the start."""
+        _ALL.add(self)
+
+    def _reset(self) -> None:
+        self._process = os.getpid()
+        self._idle: list[_Caller] = []
+        self._abandoned: set[_Call[Any]] = set()
+
+    def hanging(self) -> list[str]:
+        """Return what hangs at this moment, one line each."""
+        with self._lock:
+            return [f"{self._client}: {call.name} of {call.path!r}" for call in self._abandoned]
+
+    @property
+    def num_abandoned(self) -> int:
+        """Calls that hang at this moment, and that nobody waits for."""
+        return len(self._abandoned)
+
+    def call(
+        self,
+        name: str,
+        path: str,
+        call: Callable[[], Result],
+        dropped: Callable[[Result], object] = lambda _: None,
+    ) -> Result:
+        """Make a call within the limit of what is under way.
+
+        Args:
+            name: Of the call, for messages.
+            path: What it is about.
+            call: Makes it.
+            dropped: Called with what it returns after it was abandoned.
+
+        Raises:
+            UnavailableError: It did not return in time, or was not begun.
+        """
+        deadline = _current.get()
+        if deadline is None:
+            return call()
+        if deadline.left_s() <= 0:
+            raise UnavailableError(f"{path!r}: no time is left of {deadline.limit_s:g} s to {name}")
+        begun = self._begin(_Call(name, path, call))
+        while not begun.ended.wait(max(0.0, min(deadline.left_s(), _LOOK_EVERY_S))):
+            if deadline.left_s() <= 0 and self._abandon(begun, dropped):
+                raise UnavailableError(
+                    f"{path!r}: {self._client} did not answer {name} within {deadline.limit_s:g} s; "
+                    "the call is abandoned; look after the store, or raise give_up_after if it is slow"
+                )
+        return begun.result()
+
+    def give_up(self, name: str, path: str, call: Callable[[], object]) -> None:
+        """Make a call that nobody needs the outcome of, and wait for it a moment at most. Never raises."""
+        if _current.get() is None:
+            call()
+            return
+        with suppress(UnavailableError):
+            begun = self._begin(_Call(name, path, call))
+            if not begun.ended.wait(_GIVEN_UP_WITHIN_S):
+                self._abandon(begun, lambda _: None)
+
+    def _begin(self, call: _Call[Result]) -> _Call[Result]:
+        with self._lock:
+            if self._process != os.getpid():  # forked off: the threads stayed behind
+                self._reset()
+            if len(self._abandoned) >= MOST_ABANDONED:
+                oldest = min(self._abandoned, key=lambda hung: hung.begun_s)
+                raise UnavailableError(
+                    f"{call.path!r}: {len(self._abandoned)} calls of {self._client} hang, the oldest, "
+                    f"{oldest.name} of {oldest.path!r}, for {time.monotonic() - oldest.begun_s:.0f} s; "
+                    "look after the store"
+                )
+            caller = self._idle.pop() if self._idle else _Caller(self, next(self._names))
+        caller.take(call)
+        return call
+
+    def _abandon(self, call: _Call[Result], dropped: Callable[[Result], object]) -> bool:
+        with self._lock:
+            if call.ended.is_set():
+                return False
+            call.dropped = dropped
+            self._abandoned.add(call)
+            self.total_abandoned += 1
+            num_abandoned = len(self._abandoned)
+        _LOG.warning(
+            "%s: %s of %r has hung for %.1f s and is abandoned; %d such calls now",
+            self._client,
+            call.name,
+            call.path,
+            time.monotonic() - call.begun_s,
+            num_abandoned,
+        )
+        return True
+
+    def end(self, call: _Call[Any]) -> None:
+        """Note that a call returned."""
+        with self._lock:
+            was_abandoned = call in self._abandoned
+            self._abandoned.discard(call)
+            call.ended.set()
+        if was_abandoned:
+            took_s = time.monotonic() - call.begun_s
+            _LOG.info(
+                "%s: %s of %r returned after %.1f s", self._client, call.name, call.path, took_s
+            )
+            call.drop()
+
+    def rest(self, caller: "_Caller") -> None:
+        """Keep a thread for the next call."""
+        with self._lock:
+            self._idle.append(caller)
+
+    def retire(self, caller: "_Caller") -> bool:
+        """Let a thread go that has rested long; false where it has just been given a call."""
+        with self._lock:
+            if caller not in self._idle:
+                return False
+            self._idle.remove(caller)
+            return True
+
+
+class _Caller(threading.Thread):
+    """Makes one call after the other; its process may end without it."""
+
+    def __init__(self, callers: Callers, number: int) -> None:
+        super().__init__(name=f"fusefs-client-{number}", daemon=True)
+        self._callers = callers
+        self._calls: SimpleQueue[_Call[Any]] = SimpleQueue()
+
+    def take(self, call: _Call[Any]) -> None:
+        """Make a call."""
+        self._calls.put(call)
+        if self.ident is None:
+            self.start()
+
+    @override
+    def run(self) -> None:
+        while True:
+            try:
+                call = self._calls.get(timeout=_IDLE_S)
+            except Empty:
+                if self._callers.retire(self):
+                    return
+                continue
+            call.run()
+            self._callers.end(call)
+            del call
+            self._callers.rest(self)
