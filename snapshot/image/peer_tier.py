@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-import urllib3
 from typing_extensions import override
 from urllib3.exceptions import HTTPError, ProtocolError
 from urllib3.response import BaseHTTPResponse
@@ -29,6 +28,7 @@ from snapshot.image.peer_standing import (
 )
 from snapshot.image.peer_wire import FRAME_BYTES, MAX_BLOCKS, PATH, frame_size, request_body
 from snapshot.oci.digest import verified
+from snapshot.oci.pace import Pace, paced_pool
 
 __all__ = ["PeerPatience", "PeerTier"]
 
@@ -92,7 +92,12 @@ class PeerTier(BlockTier):
         self._standing = PeerStanding()
         self._lock = threading.Lock()
         self._closed = False
-        self._pool = urllib3.PoolManager(num_pools=_POOLS, maxsize=4)
+        # Only headers are bound here: while a peer waits it sends a few bytes each second, and
+        # the time of a whole answer is bound below.
+        pace = Pace(silent_s=self._patience.silent_s, least_bytes_per_s=0)
+        self._pool = paced_pool(
+            pace, connect_s=self._patience.connect_s, num_pools=_POOLS, maxsize=4
+        )
         self.bytes_of: dict[str, int] = {}
         """Bytes of right blocks, by peer."""
 
@@ -183,18 +188,16 @@ class PeerTier(BlockTier):
             response = self._send(peer, body)
         if response.status != 200:
             with closing(response):
-                said = response.read(200)
+                said = response.read1(200)
             raise _GoneError(f"answers {response.status}: {said!r}")
         return response
 
     def _send(self, peer: str, body: bytes) -> BaseHTTPResponse:
-        timeout = urllib3.Timeout(connect=self._patience.connect_s, read=self._patience.silent_s)
         return self._pool.request(
             "POST",
             f"http://{peer}{PATH}",
             body=body,
             headers=self._headers | {"Content-Type": "application/json"},
-            timeout=timeout,
             retries=False,
             redirect=False,
             preload_content=False,

@@ -5,16 +5,20 @@ from typing import TypeVar
 
 from typing_extensions import override
 
+from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import IntegrityError, UnavailableError
 from omniload.base.log import get_logger
 from snapshot.oci.manifest import Descriptor
-from snapshot.oci.store import ImageStore, Opened, StoredManifest
+from snapshot.oci.store import ImageStore, Opened, StoredManifest, checked_chunks
 
 __all__ = ["MirroredStore"]
 
 _log = get_logger(__name__)
 _NEXT = (FileNotFoundError, UnavailableError, IntegrityError)
 """What makes the next store worth asking; a wrong digest too, since the next may hold right bytes."""
+
+AWAY_S = 60.0
+"""How long a mirror that did not answer is asked last."""
 
 Result = TypeVar("Result")
 
@@ -23,12 +27,17 @@ class MirroredStore(ImageStore):
     """Reads from mirrors in order and at last from the origin; writes to the origin alone.
 
     Tags are asked of the origin first, since a mirror may lag behind it, and of the
-    mirrors only while the origin does not answer.
+    mirrors only while the origin does not answer. A mirror that did not answer is left
+    alone for a minute: whoever reads would wait for it at each block.
     """
 
-    def __init__(self, origin: ImageStore, mirrors: Sequence[ImageStore]) -> None:
+    def __init__(
+        self, origin: ImageStore, mirrors: Sequence[ImageStore], clock: Clock | None = None
+    ) -> None:
         self._origin = origin
         self._mirrors = tuple(mirrors)
+        self._clock = clock or SystemClock()
+        self._back_at_s: dict[int, float] = {}
 
     @property
     @override
@@ -38,24 +47,43 @@ class MirroredStore(ImageStore):
     @override
     def manifest(self, name: str) -> StoredManifest:
         by_digest = name.startswith(("sha256:", "sha512:"))
-        order = (*self._mirrors, self._origin) if by_digest else (self._origin, *self._mirrors)
-        return _first(order, lambda store: store.manifest(name), only_outages=not by_digest)
+        order = self._order() if by_digest else (self._origin, *self._mirrors)
+        return self._first(order, lambda store: store.manifest(name), only_outages=not by_digest)
 
     @override
     def blob_range(self, digest: str, offset: int, size_bytes: int) -> bytes:
-        order = (*self._mirrors, self._origin)
-        return _first(order, lambda store: store.blob_range(digest, offset, size_bytes))
+        return self._first(
+            self._order(), lambda store: store.blob_range(digest, offset, size_bytes)
+        )
 
     @override
     def blob_chunks(self, blob: Descriptor) -> Iterator[bytes]:
-        """Yield a blob from one store: after the first piece there is no other to turn to."""
-        for store in self._mirrors:
+        """Yield a blob; where a store breaks off, the next goes on from there.
+
+        The pieces of several stores are compared with the digest together: what one of them
+        gave before it broke off was compared by nobody.
+        """
+        return checked_chunks(blob, self._chunks(blob), name=self.location)
+
+    def _chunks(self, blob: Descriptor) -> Iterator[bytes]:
+        order, at = self._order(), 0
+        for number, store in enumerate(order, 1):
+            skip = at
             try:
-                if store.has_blob(blob.digest):
-                    return store.blob_chunks(blob)
-            except UnavailableError as error:
-                _log.warning("mirror %s: %s; the next is asked", store.location, error)
-        return self._origin.blob_chunks(blob)
+                for chunk in store.blob_chunks(blob):
+                    kept = chunk[skip:]
+                    skip -= len(chunk) - len(kept)
+                    at += len(kept)
+                    if kept:
+                        yield kept
+            except _NEXT as error:
+                # Wrong bytes that were handed on cannot be taken back.
+                wrong = isinstance(error, IntegrityError) and at > 0
+                if number == len(order) or wrong or self._is_final(store, error):
+                    raise
+                self._passed_over(store, error)
+            else:
+                return
 
     @override
     def has_blob(self, digest: str) -> bool:
@@ -78,17 +106,34 @@ class MirroredStore(ImageStore):
         for store in (*self._mirrors, self._origin):
             store.close()
 
+    def _order(self) -> tuple[ImageStore, ...]:
+        """Return mirrors, then the origin; last, mirrors that did not answer a moment ago."""
+        now_s = self._clock.now_s()
+        away = [m for m in self._mirrors if self._back_at_s.get(id(m), now_s) > now_s]
+        return (*(m for m in self._mirrors if m not in away), self._origin, *away)
 
-def _first(
-    stores: Sequence[ImageStore],
-    read: Callable[[ImageStore], Result],
-    *,
-    only_outages: bool = False,
-) -> Result:
-    turned_from = (UnavailableError,) if only_outages else _NEXT
-    for store in stores[:-1]:
-        try:
-            return read(store)
-        except turned_from as error:
-            _log.warning("%s: %s; the next store is asked", store.location, error)
-    return read(stores[-1])
+    def _is_final(self, store: ImageStore, error: Exception) -> bool:
+        """Tell whether the origin itself says that there is no such thing."""
+        return store is self._origin and isinstance(error, FileNotFoundError)
+
+    def _passed_over(self, store: ImageStore, error: Exception) -> None:
+        _log.warning("%s: %s; the next store is asked", store.location, error)
+        if isinstance(error, UnavailableError):
+            self._back_at_s[id(store)] = self._clock.now_s() + AWAY_S
+
+    def _first(
+        self,
+        stores: Sequence[ImageStore],
+        read: Callable[[ImageStore], Result],
+        *,
+        only_outages: bool = False,
+    ) -> Result:
+        turned_from = (UnavailableError,) if only_outages else _NEXT
+        for store in stores[:-1]:
+            try:
+                return read(store)
+            except turned_from as error:
+                if self._is_final(store, error):
+                    raise
+                self._passed_over(store, error)
+        return read(stores[-1])

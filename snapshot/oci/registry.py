@@ -193,8 +193,8 @@ class Registry(ImageStore):
     def _resumed(self, blob: Descriptor) -> Iterator[bytes]:
         """Yield a blob's bytes; a connection that breaks is replaced by one from there on.
 
-        Every connection must bring something, so the number of them is bounded by the size;
-        one that brings nothing counts as an attempt of ``blob_range``.
+        Every connection must bring a piece of 1 MiB, or the rest; one that brings less is followed
+        by a range of such a size, which counts attempts and gives up.
         """
         at = 0
         while at < blob.size:
@@ -219,7 +219,7 @@ class Registry(ImageStore):
             finally:
                 # Read to its end it is back in the pool already; otherwise it is of no more use.
                 response.close()
-            if at == before:
+            if at < min(before + _CHUNK_BYTES, blob.size):
                 size = min(_CHUNK_BYTES, blob.size - at)
                 chunk = self.blob_range(blob.digest, at, size)
                 at += len(chunk)

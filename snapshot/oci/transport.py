@@ -5,6 +5,7 @@ service, the library drops the header on the way.
 """
 
 import ipaddress
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.retry import backoff_s, with_retries
 from snapshot.oci.auth import Challenge, Credentials, parse_challenges
+from snapshot.oci.pace import Pace, PacedBody, paced_pool
 from snapshot.oci.store import Opened
 
 __all__ = ["RegistrySettings", "Transport"]
@@ -43,8 +45,12 @@ class RegistrySettings:
     ca_file: str | None = None
     """Certificates of the authorities that are trusted; None: the system's."""
     timeout_s: float = 30.0
-    """Longest silence of a connection."""
+    """Longest silence of a connection, and longest wait for the headers of an answer."""
+    least_bytes_per_s: float = 16 << 10
+    """Of a body, over each ``timeout_s`` of waiting for it: 4 MiB, the largest range, take at most 4 minutes."""
     attempts: int = 5
+    give_up_s: float = 90.0
+    """No further attempt begins so long after the first; then the next mirror or tier is asked."""
     connections: int = 16
     """Connections kept open."""
 
@@ -65,10 +71,14 @@ class Transport:
         plain = self._settings.plain_http
         self._is_plain = _is_loopback(registry) if plain is None else plain
         self.base = f"{'http' if self._is_plain else 'https'}://{registry}"
-        self._pool = urllib3.PoolManager(
+        self._pace = Pace(
+            silent_s=self._settings.timeout_s, least_bytes_per_s=self._settings.least_bytes_per_s
+        )
+        self._pool = paced_pool(
+            self._pace,
+            connect_s=min(10.0, self._settings.timeout_s),
             num_pools=4,
             maxsize=self._settings.connections,
-            timeout=urllib3.Timeout(connect=10.0, read=self._settings.timeout_s),
             ca_certs=self._settings.ca_file,
         )
         self._lock = threading.Lock()
@@ -116,10 +126,18 @@ class Transport:
         """Call ``attempt``, which sends a request and reads its answer, until that is whole.
 
         Raises:
-            UnavailableError: The last attempt's.
+            UnavailableError: The last attempt's, ``give_up_s`` after the first at the latest.
         """
         waits_s = tuple(backoff_s(attempts=self._settings.attempts))
-        return with_retries(attempt, waits_s, self._clock.sleep, self._tell)
+        until_s = self._clock.now_s() + self._settings.give_up_s
+
+        def tell(error: UnavailableError, wait_s: float) -> None:
+            if self._clock.now_s() + wait_s >= until_s:
+                error.add_note(f"gave up after {self._settings.give_up_s:.0f} s")
+                raise error
+            _log.warning("%s; tried again in %.1f s", error, wait_s)
+
+        return with_retries(attempt, waits_s, self._clock.sleep, tell)
 
     def close(self) -> None:
         """Let go of connections."""
@@ -138,12 +156,13 @@ class Transport:
             sent["Authorization"] = authorization
         self.requests += 1
         opened = body() if callable(body) else None
+        sent_bytes = body if isinstance(body, bytes) else None
         try:
             return self._pool.request(
                 method,
                 url,
                 headers=sent,
-                body=body if isinstance(body, bytes) else opened,
+                body=PacedBody(opened, self._pace) if opened is not None else sent_bytes,
                 preload_content=False,
                 # Only redirects are the library's: what is tried again, and when, is ours to say.
                 retries=urllib3.Retry(
@@ -220,9 +239,6 @@ class Transport:
     def _is_ours(self, url: str) -> bool:
         return urlsplit(url).netloc == urlsplit(self.base).netloc
 
-    def _tell(self, error: UnavailableError, wait_s: float) -> None:
-        _log.warning("%s; tried again in %.1f s", error, wait_s)
-
 
 def _is_loopback(registry: str) -> bool:
     host = urlsplit(f"//{registry}").hostname or ""
@@ -248,4 +264,4 @@ def _complaint(response: BaseHTTPResponse) -> str:
 
 
 def _retry_after_s(text: str) -> float:
-    return min(float(text), _LONGEST_RETRY_AFTER_S) if text.isdigit() else 0.0
+    return min(float(text), _LONGEST_RETRY_AFTER_S) if re.fullmatch("[0-9]{1,9}", text) else 0.0

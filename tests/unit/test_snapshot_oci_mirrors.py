@@ -53,7 +53,8 @@ def test_a_mirror_that_cannot_serve_is_passed_over(origin, error):
 
     assert store.blob_range(blob.digest, 1, 3) == b"aye"
     assert store.manifest(digest).digest == digest
-    assert broken.asked == 2
+    # Who did not answer is left alone for a while; who lacked one thing may have another.
+    assert broken.asked == (1 if isinstance(error, UnavailableError) else 2)
 
 
 def test_a_mirror_that_refuses_our_credentials_is_a_fault_to_be_told(origin):

@@ -1,0 +1,167 @@
+"""HTTP connections with a limit for everything that the other side may draw out.
+
+A socket's timeout bounds one ``recv``: a server that sends a byte within each of them is waited
+for without end, in the headers as well as in the body. Here what counts is the time spent
+waiting, in all, so that a reader of ours who pauses is not taken for a slow server.
+"""
+
+import io
+import socket
+import time
+from dataclasses import dataclass
+from http.client import HTTPResponse
+from math import inf, isinf
+from typing import BinaryIO
+
+import urllib3
+from typing_extensions import Buffer, override
+from urllib3.connection import HTTPConnection, HTTPSConnection
+
+__all__ = ["Pace", "PacedBody", "paced_pool"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How slow the other side may be."""
+
+    silent_s: float
+    """Longest wait for all headers, for the next byte, and for so many bytes as the rate wants."""
+    least_bytes_per_s: float
+    """Over each ``silent_s`` of waiting for a body."""
+
+
+class _TooSlowError(ConnectionError):
+    """The other side sends or takes, but less than it must."""
+
+
+class _Meter:
+    """Bytes against the time that was waited for them."""
+
+    def __init__(self, pace: Pace, least_bytes_per_s: float) -> None:
+        self._pace, self._least = pace, least_bytes_per_s
+        self._waited_s, self._moved = 0.0, 0
+
+    @property
+    def left_s(self) -> float:
+        """Wait until the next judgement."""
+        return max(self._pace.silent_s - self._waited_s, 0.001)
+
+    def add(self, waited_s: float, moved: int) -> None:
+        """Count, and judge where the time is over.
+
+        Raises:
+            _TooSlowError: Fewer bytes were moved than must be.
+        """
+        self._waited_s += waited_s
+        self._moved += moved
+        if self._waited_s < self._pace.silent_s:
+            return
+        if self._moved < max(self._least * self._waited_s, 1):
+            wanted = (
+                "all headers were wanted"
+                if isinf(self._least)
+                else f"at least {self._least:.0f} bytes/s were wanted"
+            )
+            raise _TooSlowError(
+                f"{self._moved} bytes came or went in {self._waited_s:.1f} s of waiting; {wanted}"
+            )
+        self._waited_s, self._moved = 0.0, 0
+
+
+class _PacedIO(io.RawIOBase):
+    """The bytes of a socket. Headers, until ``meter`` is replaced, must come within one ``silent_s``."""
+
+    def __init__(self, raw: io.RawIOBase, connection: socket.socket, pace: Pace) -> None:
+        self._raw, self._connection, self._pace = raw, connection, pace
+        self._meter = _Meter(pace, inf)
+
+    def body_begins(self) -> None:
+        """Judge what follows by its rate."""
+        self._meter = _Meter(self._pace, self._pace.least_bytes_per_s)
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def readinto(self, buffer: Buffer) -> int:
+        try:
+            while True:
+                self._connection.settimeout(self._meter.left_s)
+                began_s = time.monotonic()
+                try:
+                    # Not through the file of the socket, which reads no more after a time-out.
+                    moved = self._connection.recv_into(buffer)
+                except TimeoutError:
+                    # Judged over the whole time: a shorter silence than that ends nothing.
+                    self._meter.add(max(time.monotonic() - began_s, self._meter.left_s), 0)
+                    continue
+                if moved:
+                    self._meter.add(time.monotonic() - began_s, moved)
+                return moved
+        finally:
+            self._connection.settimeout(self._pace.silent_s)
+
+    @override
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class PacedBody(io.RawIOBase):
+    """What is sent, read by the client piece by piece: time between two reads is time of the other side."""
+
+    def __init__(self, body: BinaryIO, pace: Pace) -> None:
+        self._body = body
+        self._meter = _Meter(pace, pace.least_bytes_per_s)
+        self._given, self._given_at_s = 0, 0.0
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def read(self, size: int = -1, /) -> bytes:
+        if self._given:
+            self._meter.add(time.monotonic() - self._given_at_s, self._given)
+        data = self._body.read(size)
+        self._given, self._given_at_s = len(data), time.monotonic()
+        return data
+
+
+def paced_pool(pace: Pace, *, connect_s: float, **options: object) -> urllib3.PoolManager:
+    """Return a pool whose connections keep to ``pace``.
+
+    Args:
+        pace: Limits once connected.
+        connect_s: Longest wait for a connection, TLS included, to each address of a name.
+        options: Of ``urllib3.PoolManager``.
+    """
+
+    class _Response(HTTPResponse):
+        def __init__(self, sock: socket.socket, *args: object, **named: object) -> None:
+            super().__init__(sock, *args, **named)  # type: ignore[arg-type]
+            self._paced = _PacedIO(self.fp.detach(), sock, pace)
+            self.fp = io.BufferedReader(self._paced)
+
+        @override
+        def begin(self) -> None:
+            super().begin()
+            self._paced.body_begins()
+
+    class _Plain(HTTPConnection):
+        response_class = _Response  # type: ignore[mutable-override]
+
+    class _Tls(HTTPSConnection):
+        response_class = _Response  # type: ignore[mutable-override]
+
+    class _PlainPool(urllib3.HTTPConnectionPool):
+        ConnectionCls = _Plain  # type: ignore[mutable-override]
+
+    class _TlsPool(urllib3.HTTPSConnectionPool):
+        ConnectionCls = _Tls  # type: ignore[mutable-override]
+
+    timeout = urllib3.Timeout(connect=connect_s, read=pace.silent_s)
+    pool = urllib3.PoolManager(timeout=timeout, **options)  # type: ignore[arg-type]
+    pool.pool_classes_by_scheme = {"http": _PlainPool, "https": _TlsPool}
+    return pool
