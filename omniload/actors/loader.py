@@ -69,6 +69,7 @@ class LoaderShell:
                 positions_per_epoch=source.positions_per_epoch,
                 order_digest=source.fingerprint,
                 shards_digest=source.shards_digest,
+                content_digest=source.content_digest,
             )
             for s, source in self._sources.items()
         }

@@ -17,6 +17,7 @@ from omniload.mix.journal import Journal
 from omniload.mix.possible import require_possible
 from omniload.mix.state import MixState
 from omniload.plan.place_tree import ClientPlaceTree
+from omniload.source.tokenize import library_of
 
 __all__ = [
     "JOURNAL_NAME",
@@ -101,7 +102,10 @@ def make_planner(spec: PlaneSpec, facts_S: Sequence[SourceFacts]) -> Planner:
     """
     mix = spec.mix
     fingerprint = fingerprint_of(
-        mix, facts_S, tokenizer_digest=tokenizer_digest(mix, spec.base_dir)
+        mix,
+        facts_S,
+        tokenizer_digest=tokenizer_digest(mix, spec.base_dir),
+        tokenizer_library=library_of(mix.tokenizer),
     )
     positions_per_epoch_S = [facts.positions_per_epoch for facts in facts_S]
     state = MixState.start(len(mix.names))

@@ -28,11 +28,17 @@ class SourceFacts:
     order_digest: str
     """Digest of what their order is made from: shards, their units, and how many records each has."""
     shards_digest: str
-    """Digest of the shards' names and sizes: one that was written anew is another."""
+    """Digest of the shards' names and sizes."""
+    content_digest: str
+    """Digest of what the shards hold: one that was replaced by another of its name and size is another."""
 
 
 def fingerprint_of(
-    mix: MixConfig, facts_S: Sequence[SourceFacts], *, tokenizer_digest: str = ""
+    mix: MixConfig,
+    facts_S: Sequence[SourceFacts],
+    *,
+    tokenizer_digest: str = "",
+    tokenizer_library: str = "",
 ) -> dict[str, str]:
     """Return a short digest of every part of the mix that decides what is trained on.
 
@@ -40,11 +46,12 @@ def fingerprint_of(
         mix: The declared mix.
         facts_S: What was found in each source.
         tokenizer_digest: Digest of the tokenizer's file.
+        tokenizer_library: Name and version of the library that reads it.
 
     Returns:
-        Digests by part: ``seed``, ``mix``, ``pack``, ``batch.tokens``, ``tokenizer``, and for each
-        source ``sources.NAME`` (what was declared), ``sources.NAME.records``,
-        ``sources.NAME.order`` and ``sources.NAME.shards`` (what was found).
+        Digests by part: ``seed``, ``mix``, ``pack``, ``batch.tokens``, ``tokenizer``,
+        ``tokenizer.library``, and for each source ``sources.NAME`` (what was declared),
+        ``sources.NAME.records``, ``.order``, ``.shards`` and ``.content`` (what was found).
     """
     parts: dict[str, str] = {
         "seed": str(mix.seed),
@@ -52,12 +59,14 @@ def fingerprint_of(
         "mix": _digest(mix.mix.model_dump(mode="json")),
         "pack": _digest(mix.pack.model_dump(mode="json")),
         "tokenizer": tokenizer_digest,
+        "tokenizer.library": tokenizer_library,
     }
     for (name, source), facts in zip(mix.sources.items(), facts_S, strict=True):
         parts[f"sources.{name}"] = _digest(source.model_dump(mode="json", exclude=_NOT_MEMBERSHIP))
         parts[f"sources.{name}.records"] = str(facts.positions_per_epoch)
         parts[f"sources.{name}.order"] = facts.order_digest
         parts[f"sources.{name}.shards"] = facts.shards_digest
+        parts[f"sources.{name}.content"] = facts.content_digest
     return parts
 
 

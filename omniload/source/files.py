@@ -7,8 +7,9 @@ numbers them alike whatever order its file system lists them in.
 
 import glob
 import hashlib
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,10 @@ from fsspec.core import url_to_fs
 
 from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, UnavailableError
 
-__all__ = ["ShardFile", "digest_of", "find_files", "reading"]
+__all__ = ["ShardFile", "digest_of", "digest_of_texts", "find_files", "reading"]
 
-_STAMP_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")
+_TAG_KEYS = ("ETag", "etag")
+_STAMP_KEYS = (*_TAG_KEYS, "mtime", "LastModified", "last_modified", "updated", "created")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,9 @@ class ShardFile:
     """Its size."""
     stamp: str
     """What changes when the file is written again: modification time in ns, or a store's tag."""
+    mark: str = ""
+    """What changes with the content whatever time the file is given: inode and time of change, or a store's tag;
+    empty where a store has none."""
     remote: fsspec.AbstractFileSystem | None = None
     """The store that holds it; ``None`` for a local file."""
 
@@ -47,6 +52,21 @@ class ShardFile:
         if self.remote is None:
             return pa.OSFile(self.path, "rb")
         return pa.PythonFile(self.remote.open(self.path, "rb"), mode="r")
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of each range; fewer where the file ends before it.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        if self.remote is None:
+            with Path(self.path).open("rb", buffering=0) as file:
+                return [os.pread(file.fileno(), stop - start, start) for start, stop in ranges]
+        starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
+        found: list[bytes] = self.remote.cat_ranges(
+            [self.path] * len(ranges), starts, stops, on_error="raise"
+        )
+        return found
 
     def require_unchanged(self) -> None:
         """Refuse a file that is not the one the source was opened with.
@@ -138,8 +158,13 @@ def find_files(patterns: Sequence[str], base_dir: Path, *, source: str) -> tuple
 
 def digest_of(files: Sequence[ShardFile]) -> str:
     """Return a digest of names and sizes: the same wherever the files lie and whenever they were copied."""
-    facts = "\n".join(f"{file.size_bytes} {file.path.rpartition('/')[2]}" for file in files)
-    return hashlib.blake2b(facts.encode(errors="surrogateescape"), digest_size=8).hexdigest()
+    return digest_of_texts(f"{file.size_bytes} {file.path.rpartition('/')[2]}" for file in files)
+
+
+def digest_of_texts(texts: Iterable[str]) -> str:
+    """Return a digest of texts in their order."""
+    lines = "\n".join(texts).encode(errors="surrogateescape")
+    return hashlib.blake2b(lines, digest_size=8).hexdigest()
 
 
 def _expand(pattern: str, base_dir: Path) -> list[ShardFile]:
@@ -163,7 +188,12 @@ def _local(path: str) -> ShardFile:
     if Path(path).is_dir():
         raise ValueError(f"it is a folder; write a pattern such as {path}/*")
     status = Path(path).stat()
-    return ShardFile(path=path, size_bytes=status.st_size, stamp=str(status.st_mtime_ns))
+    return ShardFile(
+        path=path,
+        size_bytes=status.st_size,
+        stamp=str(status.st_mtime_ns),
+        mark=f"{status.st_ino}/{status.st_ctime_ns}",
+    )
 
 
 def _remote(store: fsspec.AbstractFileSystem, path: str) -> ShardFile:
@@ -171,7 +201,8 @@ def _remote(store: fsspec.AbstractFileSystem, path: str) -> ShardFile:
     if not _is_file(entry):
         raise ValueError(f"it is a folder; write a pattern such as {path}/*")
     stamp = next((str(entry[key]) for key in _STAMP_KEYS if entry.get(key)), "")
-    return ShardFile(path=path, size_bytes=entry["size"], stamp=stamp, remote=store)
+    mark = next((str(entry[key]) for key in _TAG_KEYS if entry.get(key)), "")
+    return ShardFile(path=path, size_bytes=entry["size"], stamp=stamp, mark=mark, remote=store)
 
 
 def _is_file(entry: dict[str, Any]) -> bool:

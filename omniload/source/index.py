@@ -2,8 +2,11 @@
 
 Finding them means reading footers or scanning for newlines, which for a large source
 takes longer than opening it should. The index is kept in ``cache_dir``, one file a
-source, and what it says of a shard is used while the shard's size and modification
-time are the same.
+source, with a digest of what each shard holds. What it says of a shard is used while the
+shard's size, modification time and mark are the same: a local file that was replaced shows in
+its inode and its time of change, which no copy preserves; on a store, in its tag. On a store
+that has no tags a shard replaced by one of the same size *and* time is taken for the old one
+until the index is deleted.
 """
 
 import hashlib
@@ -26,7 +29,7 @@ from omniload.source.formats.format import UnitTable
 
 __all__ = ["INDEX_VERSION", "FileUnits", "IndexCache", "index_folder", "index_of"]
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 """Version of the index file; another version is built anew."""
 
 _READERS = 8
@@ -42,11 +45,12 @@ def index_folder(mix_path: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileUnits:
-    """Units of one file: their record counts, and where each starts and stops."""
+    """Units of one file: their record counts, where each starts and stops, and a digest of what they hold."""
 
     rows: NDArray[np.int64]
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
+    content: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +87,10 @@ def index_of(
         OmniloadError: What ``build`` raises, for the first file at fault.
     """
     kept = _load(cache.path(kind)) if cache else {}
-    missing = [file for file in files if (file.path, file.stamp, file.size_bytes) not in kept]
+    missing = [file for file in files if _key(file) not in kept]
     with ThreadPoolExecutor(min(_READERS, max(1, len(missing)))) as pool:
         built = dict(zip((file.path for file in missing), pool.map(build, missing), strict=True))
-    units = [built.get(file.path) or kept[file.path, file.stamp, file.size_bytes] for file in files]
+    units = [built.get(file.path) or kept[_key(file)] for file in files]
     if cache and missing:
         _save(cache.path(kind), files, units)
     counts = [len(unit.rows) for unit in units]
@@ -95,14 +99,22 @@ def index_of(
         shards_U=np.repeat(np.arange(len(files)), counts),
         starts_U=_joined([unit.starts for unit in units]),
         stops_U=_joined([unit.stops for unit in units]),
+        contents_F=tuple(unit.content if unit.rows.any() else "" for unit in units),
     )
+
+
+_Key = tuple[str, str, str, int]
+
+
+def _key(file: ShardFile) -> _Key:
+    return file.path, file.stamp, file.mark, file.size_bytes
 
 
 def _joined(columns: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
     return np.concatenate(columns).astype(np.int64) if columns else np.empty(0, np.int64)
 
 
-def _load(path: Path) -> dict[tuple[str, str, int], FileUnits]:
+def _load(path: Path) -> dict[_Key, FileUnits]:
     """Read the index; one that is missing, of another version or damaged counts as empty."""
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as stored:
@@ -111,20 +123,44 @@ def _load(path: Path) -> dict[tuple[str, str, int], FileUnits]:
             names = zip(
                 stored["paths"].tolist(),
                 stored["stamps"].tolist(),
+                stored["marks"].tolist(),
                 stored["sizes"].tolist(),
                 strict=True,
             )
             cuts = np.cumsum(stored["counts"])[:-1]
-            columns = (np.split(stored[key], cuts) for key in ("rows", "starts", "stops"))
+            rows, starts, stops = (stored[key] for key in ("rows", "starts", "stops"))
+            _require_units(stored["counts"], rows, starts, stops)
+            columns = (np.split(column, cuts) for column in (rows, starts, stops))
             return {
-                name: FileUnits(rows=rows, starts=starts, stops=stops)
-                for name, rows, starts, stops in zip(names, *columns, strict=True)
+                name: FileUnits(rows=rows, starts=starts, stops=stops, content=content)
+                for name, content, rows, starts, stops in zip(
+                    names, stored["contents"].tolist(), *columns, strict=True
+                )
             }
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         _log.warning("%s: index cannot be read (%s); building it anew", path, error)
         return {}
+
+
+def _require_units(
+    counts_F: NDArray[Any], rows_U: NDArray[Any], starts_U: NDArray[Any], stops_U: NDArray[Any]
+) -> None:
+    """Refuse numbers that no file has.
+
+    Raises:
+        ValueError: A count or a place is negative, a unit stops before it starts, or the columns are not
+            of one length.
+    """
+    if not int(counts_F.sum()) == len(rows_U) == len(starts_U) == len(stops_U):
+        raise ValueError(
+            f"{counts_F.sum()} units, {len(rows_U)} counts, {len(starts_U)} starts and {len(stops_U)} stops"
+        )
+    if min(column.min(initial=0) for column in (counts_F, rows_U, starts_U)) < 0:
+        raise ValueError("a count or a start is negative")
+    if (stops_U < starts_U).any():
+        raise ValueError("a unit stops before it starts")
 
 
 def _save(path: Path, files: Sequence[ShardFile], units: Sequence[FileUnits]) -> None:
@@ -138,6 +174,8 @@ def _save(path: Path, files: Sequence[ShardFile], units: Sequence[FileUnits]) ->
                 version=np.int64(INDEX_VERSION),
                 paths=np.array([file.path for file in files]),
                 stamps=np.array([file.stamp for file in files]),
+                marks=np.array([file.mark for file in files]),
+                contents=np.array([unit.content for unit in units]),
                 sizes=np.array([file.size_bytes for file in files], np.int64),
                 counts=np.array([len(unit.rows) for unit in units], np.int64),
                 rows=_joined([unit.rows for unit in units]),

@@ -19,13 +19,13 @@ from omniload.mix.config import OnError, SourceConfig, TokenizerConfig
 from omniload.mix.order import Order, Span
 from omniload.mix.samples import SampleTable
 from omniload.source.columns import as_binary, drained, take, text_array
-from omniload.source.files import digest_of
+from omniload.source.files import digest_of, digest_of_texts
 from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
 from omniload.source.tokenize import Tokenizer, open_tokenizer
 
-__all__ = ["RecordSource", "SampleBlock", "Source", "open_source"]
+__all__ = ["RecordSource", "SampleBlock", "ShardDigests", "Source", "open_source"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,8 @@ class Source(Protocol):
     """Digest of what decides the order; positions saved under another one do not hold."""
     shards_digest: str
     """Digest of the names and sizes of the shards that hold records, in their order."""
+    content_digest: str
+    """Digest of what those shards hold."""
 
     def read(self, start: int, stop: int) -> SampleBlock:
         """Return the samples of positions ``start`` to ``stop``, which may span epochs.
@@ -79,6 +81,16 @@ class _Block:
     bad_R: NDArray[np.bool_]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardDigests:
+    """Digests of the shards that hold records, in their order."""
+
+    names: str = ""
+    """Of their names and sizes."""
+    contents: str = ""
+    """Of what they hold."""
+
+
 class RecordSource(Source):
     """Reads records through a format, in the order of the source, one decoded block at a time.
 
@@ -93,12 +105,12 @@ class RecordSource(Source):
         *,
         tokenizer: Tokenizer | None,
         on_error: OnError,
-        shards_digest: str = "",
+        digests: ShardDigests = ShardDigests(),
     ) -> None:
         self.name = name
         self.positions_per_epoch = order.positions_per_epoch
         self.fingerprint = order.fingerprint
-        self.shards_digest = shards_digest
+        self.shards_digest, self.content_digest = digests.names, digests.contents
         self._order, self._format, self._tokenizer = order, record_format, tokenizer
         self._on_error = on_error
         self._bad_of_unit: dict[int, int] = {}
@@ -254,12 +266,15 @@ def open_source(
         else None
     )
     order = Order(units.rows_U, units.shards_U, seed=seed, source=name, shuffle=config.shuffle)
-    used = np.unique(units.shards_U[units.rows_U > 0]).tolist()
+    used = [i for i, content in enumerate(units.contents_F) if content]
     return RecordSource(
         name,
         order,
         record_format,
         tokenizer=encoder,
         on_error=config.on_error,
-        shards_digest=digest_of([opened.files[shard] for shard in used]),
+        digests=ShardDigests(
+            names=digest_of([opened.files[i] for i in used]),
+            contents=digest_of_texts(units.contents_F[i] for i in used),
+        ),
     )

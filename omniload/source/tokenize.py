@@ -22,7 +22,7 @@ from omniload.base.ragged import Ragged
 from omniload.mix.config import BpeTokenizer, TokenizerConfig
 from omniload.source.columns import text_bytes
 
-__all__ = ["BpeEncoder", "ByteEncoder", "Tokenizer", "open_tokenizer"]
+__all__ = ["BpeEncoder", "ByteEncoder", "Tokenizer", "library_of", "open_tokenizer"]
 
 _BYTES_END = 256
 
@@ -59,6 +59,11 @@ def open_tokenizer(config: TokenizerConfig, base_dir: Path) -> Tokenizer:
             token is not in its vocabulary.
     """
     return _open_bpe(config, base_dir) if isinstance(config, BpeTokenizer) else ByteEncoder()
+
+
+def library_of(config: TokenizerConfig | None) -> str:
+    """Return the library that a tokenizer runs in, and its version: another one may cut texts otherwise."""
+    return f"tokenizers {tokenizers.__version__}" if isinstance(config, BpeTokenizer) else "none"
 
 
 class ByteEncoder(Tokenizer):

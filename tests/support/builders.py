@@ -140,10 +140,17 @@ def a_microbatch(rows: Sequence[Sequence[Sequence[int]]], *, length: int) -> Mic
     )
 
 
-def some_facts(records: Sequence[int], order: str = "aa", shards: str = "cc") -> list[SourceFacts]:
+def some_facts(
+    records: Sequence[int], order: str = "aa", shards: str = "cc", content: str = "ee"
+) -> list[SourceFacts]:
     """Return what was found in sources of so many records."""
     return [
-        SourceFacts(positions_per_epoch=count, order_digest=order, shards_digest=shards)
+        SourceFacts(
+            positions_per_epoch=count,
+            order_digest=order,
+            shards_digest=shards,
+            content_digest=content,
+        )
         for count in records
     ]
 

@@ -8,9 +8,20 @@ from tests.support.builders import a_mix, some_facts
 SOURCE = {"type": "parquet", "path": "web/*.parquet", "tokens": "tokens"}
 
 
-def parts(*, records=(10, 10), order="aa", shards="cc", tokenizer="none", **changes):
-    facts = some_facts(records, order, shards)
-    return fingerprint_of(a_mix(**changes), facts, tokenizer_digest=tokenizer)
+def parts(
+    *,
+    records=(10, 10),
+    order="aa",
+    shards="cc",
+    content="ee",
+    tokenizer="none",
+    library="none",
+    **changes,
+):
+    facts = some_facts(records, order, shards, content)
+    return fingerprint_of(
+        a_mix(**changes), facts, tokenizer_digest=tokenizer, tokenizer_library=library
+    )
 
 
 def changed(**changes):
@@ -31,6 +42,8 @@ def changed(**changes):
         ({"tokenizer": "1234"}, ["tokenizer"]),
         ({"records": (10, 11)}, ["sources.web.records"]),
         ({"order": "bb"}, ["sources.code.order", "sources.web.order"]),
+        ({"content": "ff"}, ["sources.code.content", "sources.web.content"]),
+        ({"library": "tokenizers 9"}, ["tokenizer.library"]),
         ({"shards": "dd"}, ["sources.code.shards", "sources.web.shards"]),
         (
             {
@@ -75,10 +88,12 @@ def test_a_renamed_source_is_another_source():
     assert changed(sources=("web", "books")) == [
         "mix",
         "sources.books",
+        "sources.books.content",
         "sources.books.order",
         "sources.books.records",
         "sources.books.shards",
         "sources.code",
+        "sources.code.content",
         "sources.code.order",
         "sources.code.records",
         "sources.code.shards",

@@ -1,6 +1,7 @@
 """The kept index of a source."""
 
 import logging
+import os
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ class Builder:
     def __call__(self, file):
         self.built.append(file.path.rpartition("/")[2])
         n = np.arange(file.size_bytes)
-        return FileUnits(rows=n + 1, starts=n, stops=n + 1)
+        return FileUnits(rows=n + 1, starts=n, stops=n + 1, content=str(file.size_bytes))
 
 
 @pytest.fixture
@@ -106,6 +107,49 @@ def test_an_index_of_another_version_is_built_anew(indexed, folder):
         np.savez(out, **(content | {"version": np.int64(99)}))
 
     assert indexed()[1] == ["a.x", "b.x", "c.x"]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("rows", -1), ("starts", -1), ("starts", 99), ("counts", -1), ("counts", 5), ("stops", -9)],
+)
+def test_an_index_of_numbers_that_no_file_has_is_built_anew(indexed, folder, column, value, caplog):
+    indexed()
+    (kept,) = (folder / "cache").iterdir()
+    with np.load(kept) as stored:
+        content = dict(stored)
+    content[column][0] = value
+    with kept.open("wb") as out:
+        np.savez(out, **content)
+
+    table, built = indexed()
+
+    assert "building it anew" in caplog.text
+    assert built == ["a.x", "b.x", "c.x"]
+    assert len(table) == 5
+
+
+def test_a_file_that_was_replaced_is_built_again_whatever_time_it_is_given(indexed, folder):
+    indexed()
+    times = (folder / "a.x").stat()
+    (folder / "new").write_bytes(b"yz")
+    os.utime(folder / "new", ns=(times.st_atime_ns, times.st_mtime_ns))
+    (folder / "new").replace(folder / "a.x")
+
+    assert indexed()[1] == ["a.x"]
+
+
+def test_a_file_that_was_written_in_place_is_built_again_whatever_time_it_is_given(indexed, folder):
+    indexed()
+    times = (folder / "c.x").stat()
+    (folder / "c.x").write_bytes(b"xyz")
+    os.utime(folder / "c.x", ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    assert indexed()[1] == ["c.x"]
+
+
+def test_files_tell_what_they_hold(indexed):
+    assert indexed()[0].contents_F == indexed()[0].contents_F == ("2", "", "3")
 
 
 def test_a_folder_that_cannot_be_written_costs_only_time(indexed, folder):

@@ -1,7 +1,7 @@
 """The protocol of a format, and the words it is spoken in.
 
 Shape suffixes:
-    U  units of a source      B  records of one unit
+    U  units of a source      B  records of one unit        F  files of a source
 """
 
 from dataclasses import dataclass
@@ -33,6 +33,8 @@ class UnitTable:
     """Where the unit starts; a row group, a byte or a file, as the format counts."""
     stops_U: NDArray[np.int64]
     """Where it stops."""
+    contents_F: tuple[str, ...] = ()
+    """Digest of what each file holds, in the order of the files; empty for one that holds no record."""
 
     def __len__(self) -> int:
         return len(self.rows_U)

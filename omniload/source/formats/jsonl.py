@@ -6,16 +6,19 @@ position, so mending it later moves no other record.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.base.units import format_bytes
+from omniload.source.content import digested
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import MAX_UNIT_BYTES, Format, Records, UnitTable
 from omniload.source.formats.lines import BadLineError, text_of
@@ -65,17 +68,17 @@ class JsonlFormat(Format):
         return _records(data, ends, self._key, file.path, int(before.sum()) + 1)
 
     def _index(self, file: ShardFile) -> FileUnits:
+        digest = xxhash.xxh3_128()
         with reading(file, "lines"), _stream(file) as stream:
-            if _codec(file) is None:
-                units = _ranges(_chunks(stream), max(1, self._unit_bytes))
-            else:
-                units = _whole(_chunks(stream), file.path)
+            chunks = digested(digest, _chunks(stream))
+            plain = _codec(file) is None
+            units = _ranges(chunks, self._unit_bytes) if plain else _whole(chunks, file.path)
         if len(units.rows) and (widest := int((units.stops - units.starts).max())) > MAX_UNIT_BYTES:
             raise ConfigError(
                 f"{file.path}: a line makes a unit of {format_bytes(widest)}, more than "
                 f"{format_bytes(MAX_UNIT_BYTES)}; lower unit, or split the line"
             )
-        return units
+        return replace(units, content=digest.hexdigest())
 
 
 def _codec(file: ShardFile) -> str | None:
@@ -99,7 +102,7 @@ def _ranges(chunks: Iterator[pa.Buffer], unit_bytes: int) -> FileUnits:
     rows: list[int] = []
     stops: list[int] = []
     start = at = carried = 0
-    ended = True
+    unit_bytes, ended = max(1, unit_bytes), True
     for chunk in chunks:
         data = np.frombuffer(chunk, np.uint8)
         ends: NDArray[np.int64] = np.flatnonzero(data == _NEWLINE) + (at + 1)
@@ -118,6 +121,7 @@ def _ranges(chunks: Iterator[pa.Buffer], unit_bytes: int) -> FileUnits:
         rows=np.array(rows, np.int64),
         starts=np.array([0, *stops[:-1]] if stops else [], np.int64),
         stops=np.array(stops, np.int64),
+        content="",
     )
 
 
@@ -140,6 +144,7 @@ def _whole(chunks: Iterator[pa.Buffer], path: str) -> FileUnits:
         rows=np.full(count, rows + (not ended), np.int64),
         starts=np.zeros(count, np.int64),
         stops=np.full(count, size, np.int64),
+        content="",
     )
 
 

@@ -45,4 +45,4 @@ def _format_of(
         return ParquetFormat(files, column=column, holds_text=config.tokens is None, cache=cache)
     if isinstance(config, JsonlSource):
         return JsonlFormat(files, key=config.text, unit_bytes=config.unit, cache=cache)
-    return TextFormat(files, files_per_unit=config.files_per_unit)
+    return TextFormat(files, files_per_unit=config.files_per_unit, cache=cache)

@@ -15,6 +15,7 @@ from typing_extensions import override
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.source.columns import drained, text_bytes
+from omniload.source.content import digest_of_ranges, parquet_ranges
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import Format, Records, UnitTable
 from omniload.source.index import FileUnits, IndexCache, index_of
@@ -71,6 +72,7 @@ class ParquetFormat(Format):
         with reading(file, "footer"), _open(file) as shard:
             metadata, schema = shard.metadata, shard.schema_arrow
             rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+            content = digest_of_ranges(file, parquet_ranges(file, metadata, self._column))
         if self._column not in schema.names:
             raise ConfigError(
                 f"{file.path}: has no column {self._column!r}; it has {', '.join(schema.names)}"
@@ -83,7 +85,9 @@ class ParquetFormat(Format):
                 f"name another column or use the key {'tokens' if self.holds_text else 'text'}"
             )
         groups = np.arange(len(rows))
-        return FileUnits(rows=np.array(rows, np.int64), starts=groups, stops=groups + 1)
+        return FileUnits(
+            rows=np.array(rows, np.int64), starts=groups, stops=groups + 1, content=content
+        )
 
 
 def _open(file: ShardFile) -> pq.ParquetFile:

@@ -7,8 +7,10 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.units import format_bytes
+from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import MAX_UNIT_BYTES, Format, Records, UnitTable
+from omniload.source.index import FileUnits, IndexCache, index_of
 
 __all__ = ["TextFormat"]
 
@@ -18,12 +20,23 @@ class TextFormat(Format):
 
     holds_text = True
 
-    def __init__(self, files: Sequence[ShardFile], *, files_per_unit: int) -> None:
+    def __init__(
+        self,
+        files: Sequence[ShardFile],
+        *,
+        files_per_unit: int,
+        cache: IndexCache | None = None,
+    ) -> None:
         self._files = files
+        found = index_of(files, _indexed, kind="text", cache=cache)
         starts = np.arange(0, len(files), files_per_unit)
         stops = np.minimum(starts + files_per_unit, len(files))
         self._units = UnitTable(
-            rows_U=stops - starts, shards_U=np.arange(len(starts)), starts_U=starts, stops_U=stops
+            rows_U=stops - starts,
+            shards_U=np.arange(len(starts)),
+            starts_U=starts,
+            stops_U=stops,
+            contents_F=found.contents_F,
         )
         for unit, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
             size = sum(file.size_bytes for file in files[start:stop])
@@ -49,6 +62,14 @@ class TextFormat(Format):
                 texts.append(None)
                 reason = reason or f"{file.path}: is not UTF-8: {error}"
         return Records.of_texts(texts, reason)
+
+
+def _indexed(file: ShardFile) -> FileUnits:
+    """Return a file as one record, with a digest of ranges of it."""
+    with reading(file):
+        content = digest_of_ranges(file, even_ranges(file.size_bytes))
+    one = np.ones(1, np.int64)
+    return FileUnits(rows=one, starts=one - 1, stops=one, content=content)
 
 
 def _bytes_of(file: ShardFile) -> bytes:

@@ -1,0 +1,97 @@
+"""Digests of what shards hold: two shards of one name and size are told apart by them.
+
+A Parquet shard is told by its whole footer, with the statistics of its row groups, and by
+ranges of the column that is read; a file of text by ranges of its bytes; JSON lines by every
+byte, for their newlines are searched anyway. Ranges are a sample: other data differs in them,
+a few bytes that were changed between them do not show.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from omniload.base.errors import IntegrityError
+from omniload.source.files import ShardFile
+
+__all__ = ["SAMPLE_BYTES", "digest_of_ranges", "digested", "even_ranges", "parquet_ranges"]
+
+SAMPLE_BYTES = 8 << 10
+"""Bytes of one range."""
+_SAMPLES = 8
+_TAIL_BYTES = 8
+"""Length of the footer and the magic at the end of a Parquet file."""
+
+
+def digest_of_ranges(file: ShardFile, ranges: Sequence[tuple[int, int]]) -> str:
+    """Return a digest of bytes of a shard; it says where they lie, too.
+
+    Raises:
+        IntegrityError: The file is shorter than it was.
+        OSError: The file cannot be read.
+    """
+    digest = xxhash.xxh3_128()
+    for (start, stop), data in zip(ranges, file.read_ranges(ranges), strict=True):
+        if len(data) != stop - start:
+            raise IntegrityError(
+                f"{file.path}: gave {len(data)} bytes from {start} on where {stop - start} were wanted of "
+                f"{file.size_bytes}; the file is cut short, replace it"
+            )
+        digest.update(b"%d-%d:" % (start, stop))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def even_ranges(size_bytes: int) -> list[tuple[int, int]]:
+    """Return ranges spread over a file, its first and last bytes among them; all of a small one."""
+    if size_bytes <= _SAMPLES * SAMPLE_BYTES:
+        return [(0, size_bytes)]
+    last = size_bytes - SAMPLE_BYTES
+    starts = (last * i // (_SAMPLES - 1) for i in range(_SAMPLES))
+    return [(start, start + SAMPLE_BYTES) for start in starts]
+
+
+def parquet_ranges(
+    file: ShardFile, metadata: pq.FileMetaData, column: str
+) -> list[tuple[int, int]]:
+    """Return the footer, and ranges in the middle of the chunks of ``column`` in row groups spread over the shard.
+
+    Raises:
+        IntegrityError: The footer is longer than the file.
+        OSError: The file cannot be read.
+    """
+    size = file.size_bytes
+    (tail,) = file.read_ranges([(max(0, size - _TAIL_BYTES), size)])
+    footer = size - _TAIL_BYTES - int.from_bytes(tail[:4], "little")
+    if footer < 0:
+        raise IntegrityError(
+            f"{file.path}: says that its footer has {-footer} bytes more than the file's {size}; replace it"
+        )
+    ranges = [(footer, size)]
+    groups = _spread(metadata.num_row_groups)
+    for group in (metadata.row_group(i) for i in groups):
+        for chunk in (group.column(i) for i in range(group.num_columns)):
+            if not f"{chunk.path_in_schema}.".startswith(f"{column}."):
+                continue
+            start = chunk.data_page_offset
+            if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
+                start = min(start, chunk.dictionary_page_offset)
+            begin = start + max(0, (chunk.total_compressed_size - SAMPLE_BYTES) // 2)
+            stop = min(begin + SAMPLE_BYTES, start + chunk.total_compressed_size, footer)
+            ranges.append((min(begin, stop), stop))
+    return ranges
+
+
+def _spread(count: int) -> Iterable[int]:
+    """Return up to ``_SAMPLES`` numbers below ``count``, spread over them."""
+    if count <= _SAMPLES:
+        return range(count)
+    return ((count - 1) * i // (_SAMPLES - 1) for i in range(_SAMPLES))
+
+
+def digested(digest: xxhash.xxh3_128, chunks: Iterable[pa.Buffer]) -> Iterator[pa.Buffer]:
+    """Pass chunks on, and feed them to ``digest`` on the way."""
+    for chunk in chunks:
+        digest.update(chunk)
+        yield chunk
