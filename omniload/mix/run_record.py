@@ -14,6 +14,7 @@ rows were dealt by another cost than its text gives has ``balance`` too, the one
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from pydantic import ValidationError
 
 from omniload.base.config import parse_yaml
 from omniload.base.errors import ConfigError, StateError
-from omniload.base.state import require_version
+from omniload.base.state import require_version, whole_number
 from omniload.mix.config import BalanceConfig, MixConfig
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
 RUN_RECORD_NAME = "run.json"
 """File of the record in the run's folder."""
 RUN_RECORD_VERSION = 1
+_RANKS_LIMIT = 1 << 31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +174,9 @@ def read_run_record(run_dir: Path) -> RunRecord:
         raise _damaged(path, repr(error)) from error
     if not lives:
         raise _damaged(path, "it holds no start")
+    starts = [life.from_step for life in lives]
+    if any(later <= earlier for earlier, later in pairwise(starts)):
+        raise _damaged(path, f"its starts are at steps {starts}, which do not rise")
     return RunRecord(lives=lives)
 
 
@@ -184,12 +189,21 @@ def _damaged(path: Path, reason: str) -> StateError:
 
 def _from_json(life: dict[str, Any], run_dir: Path) -> RunLife:
     return RunLife(
-        from_step=int(life["from_step"]),
+        from_step=whole_number(life["from_step"], below=1 << 63),
         mix_path=(run_dir.resolve() / life["mix"]).resolve(),
-        text=str(life["text"]),
-        sizes={str(axis): int(size) for axis, size in life["sizes"].items()},
+        text=_text_in(life["text"]),
+        sizes={
+            axis: whole_number(size, least=1, below=_RANKS_LIMIT)
+            for axis, size in life["sizes"].items()
+        },
         balance=BalanceConfig.model_validate(life["balance"]) if "balance" in life else None,
     )
+
+
+def _text_in(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"text is {value!r:.60}, not a text")
+    return value
 
 
 def _to_json(life: RunLife, run_dir: Path) -> dict[str, object]:

@@ -147,6 +147,18 @@ def test_a_folder_without_a_record_is_no_run(tmp_path):
         b'{"version": 1, "lives": [{"from_step": 0, "mix": "m", "text": "", "sizes": []}]}',
         b'{"version": 1, "lives": [{"from_step": "x", "mix": "m", "text": "", "sizes": {}}]}',
         b'{"version": 1, "lives": [{"from_step": 0, "mix": "m", "text": "", "sizes": {}, "balance": 3}]}',
+        b'{"version": 1, "lives": [{"from_step": -1, "mix": "m", "text": "", "sizes": {}}]}',
+        b'{"version": 1, "lives": [{"from_step": 1.5, "mix": "m", "text": "", "sizes": {}}]}',
+        b'{"version": 1, "lives": [{"from_step": true, "mix": "m", "text": "", "sizes": {}}]}',
+        b'{"version": 1, "lives": [{"from_step": 0, "mix": "m", "text": 3, "sizes": {}}]}',
+        b'{"version": 1, "lives": [{"from_step": 0, "mix": "m", "text": "", "sizes": {"dp": 0}}]}',
+        b'{"version": 1, "lives": [{"from_step": 0, "mix": "m", "text": "", "sizes": {"dp": "2"}}]}',
+        b'{"version": 1, "lives": [{"from_step": 0, "mix": "m", "text": "", "sizes": {"dp": 1e12}}]}',
+        (
+            b'{"version": 1, "lives": ['
+            b'{"from_step": 0, "mix": "m", "text": "", "sizes": {}}, '
+            b'{"from_step": 0, "mix": "m", "text": "", "sizes": {}}]}'
+        ),
     ],
 )
 def test_a_damaged_record_is_refused_with_what_to_do(tmp_path, content):
