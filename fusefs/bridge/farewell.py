@@ -11,11 +11,9 @@ and closes the connection by ending. A connection that closes without the second
 daemon that was killed. The kernel frees the name with the process.
 """
 
-import hashlib
 import os
 import re
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +23,7 @@ from typing import Any
 import orjson
 
 from fusefs.bridge import daemons
+from fusefs.bridge.sockets import address_of, credentials_of, is_taken, who
 from fusefs.bridge.tuning import line_of_mount, mount_table
 from omniload.base.errors import IntegrityError, StateError, UnavailableError
 from omniload.base.log import get_logger
@@ -32,17 +31,16 @@ from omniload.base.log import get_logger
 __all__ = ["Farewell", "Waiter", "umount"]
 
 _LOG = get_logger(__name__)
-_PEER = struct.Struct("3i")
 _ANSWER_WITHIN_S = 10.0
 """For the first line, which a thread of its own sends."""
 _LOOK_EVERY_S = 1.0
 _REST_S = 0.1
+_ASK_AGAIN_AFTER_S = (0.1, 0.2, 0.4)
 _MOST_BYTES = 16 << 20
 
 
 def _address(target: str, uid: int) -> bytes:
-    place = hashlib.sha256(os.fsencode(target)).hexdigest()[:32]
-    return f"\0omniload-farewell-{uid}-{place}".encode()
+    return address_of("farewell", target, uid)
 
 
 class Farewell:
@@ -73,7 +71,10 @@ class Farewell:
             listener.listen(16)
         except OSError as error:
             listener.close()
-            raise StateError(f"the end of {self._target!r} cannot be told: {error}") from error
+            raise StateError(
+                f"the end of {self._target!r} cannot be told, so umount will not wait for it: {error}; "
+                f"{_who_answers(_address(self._target, os.getuid()))} has the name"
+            ) from error
         threading.Thread(
             target=self._answer, args=(listener,), name="fusefs-farewell", daemon=True
         ).start()
@@ -97,7 +98,7 @@ class Farewell:
                 continue
             peer.settimeout(_ANSWER_WITHIN_S)  # who does not read must not keep us from ending
             try:
-                if _uid_of(peer) not in {0, os.getuid()}:
+                if credentials_of(peer)[1] not in {0, os.getuid()}:
                     raise PermissionError("asked by another user")
                 with self._lock:
                     peer.sendall(orjson.dumps(self._about) + b"\n")
@@ -121,19 +122,39 @@ class Waiter:
 
     @classmethod
     def of(cls, mountpoint: str) -> "Waiter | None":
-        """Ask the daemon behind a mount; None where none answers (another host's, an image's, an older release's)."""
+        """Ask the daemon behind a mount; None where none answers (another host's, an image's, an older release's).
+
+        Raises:
+            StateError: Somebody has the daemon's name, and is of another user or does not answer.
+        """
         target = os.path.realpath(mountpoint)
         owner = _owner(target)
+        address = _address(target, owner)
+        for wait_s in (*_ASK_AGAIN_AFTER_S, None):
+            try:
+                return cls._connected(address, owner)
+            except (OSError, orjson.JSONDecodeError) as error:
+                _LOG.debug("nobody tells how %s ends: %s", target, error)
+                if not is_taken(address):
+                    return None
+                if wait_s is None or not isinstance(error, ConnectionError):
+                    raise StateError(
+                        f"a process has the name at which that of {target!r} would answer, and does "
+                        f"not answer ({error}); look for it: grep {address[1:].decode()} /proc/net/unix"
+                    ) from error
+                time.sleep(wait_s)  # it is about to listen, or goes and another comes
+        raise AssertionError("the last attempt returns or raises")
+
+    @classmethod
+    def _connected(cls, address: bytes, owner: int) -> "Waiter | None":
+        """Connect and hear what is told at once; None where it is of another release."""
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         waiter = cls(peer)
         try:
             peer.settimeout(_ANSWER_WITHIN_S)
-            peer.connect(_address(target, owner))
-            is_owners = _uid_of(peer) == owner  # anybody may take an abstract name
-            about = orjson.loads(waiter._line() or b"null") if is_owners else None
-        except (OSError, orjson.JSONDecodeError) as error:
-            _LOG.debug("nobody tells how %s ends: %s", target, error)
-            about = None
+            peer.connect(address)
+            _check_owner(peer, owner)
+            about = orjson.loads(waiter._line() or b"null")
         except BaseException:
             peer.close()
             raise
@@ -188,9 +209,28 @@ class Waiter:
         return line
 
 
-def _uid_of(peer: socket.socket) -> int:
-    uid: int = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1]
-    return uid
+def _check_owner(peer: socket.socket, owner: int) -> None:
+    """Check who answers: anybody may take an abstract name.
+
+    Raises:
+        StateError: It is another user's process.
+    """
+    if credentials_of(peer)[1] not in {0, owner}:
+        raise StateError(
+            f"{who(peer)} has the name at which the process behind the mount would answer, "
+            f"and user {owner} mounted it; end that process"
+        )
+
+
+def _who_answers(address: bytes) -> str:
+    """Return who answers at a name, in words."""
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as peer:
+        try:
+            peer.settimeout(_LOOK_EVERY_S)
+            peer.connect(address)
+            return who(peer)
+        except OSError:
+            return "a process that does not answer"
 
 
 def _owner(target: str) -> int:
@@ -214,11 +254,19 @@ def umount(
         tell: Called about once a second while it waits.
 
     Raises:
-        StateError: It is not a mount, or it is in use; or the daemon ended without a word.
+        StateError: It is not a mount, or it is in use; or the daemon ended without a word, or cannot
+            be asked, since another process has its name.
         UnavailableError: The daemon is still there.
         IntegrityError: Files could not be published: what was written last is lost.
     """
-    waiter = Waiter.of(mountpoint)
+    try:
+        waiter = Waiter.of(mountpoint)
+    except StateError as error:
+        daemons.umount(mountpoint)
+        raise StateError(
+            f"{mountpoint!r} is unmounted, but whether everything is published is not known: {error}, "
+            "then read the mount's log, and run omniload fs verify"
+        ) from error
     if waiter is None:
         daemons.umount(mountpoint)
         return

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fusefs.bridge.daemons import why_not
-from fusefs.bridge.device.handover import FINISH_WITHIN_S, handed_over, listen
+from fusefs.bridge.device.handover import FINISH_WITHIN_S, Door, handed_over, listen
 from fusefs.bridge.device.passthrough import NO_PASSTHROUGH
 from fusefs.bridge.options import BridgeOptions
 from fusefs.bridge.protocol import FileSystem
@@ -110,12 +110,14 @@ class _Service:
         def state() -> dict[str, Any]:
             return trio.from_thread.run(self._state, device)
 
-        with listener:
+        with Door(listener) as door:
             while not self.handed:
-                await trio.lowlevel.wait_readable(listener)
-                # In a thread: who asks and says nothing keeps no request waiting. Never abandoned, so
-                # whoever ends meanwhile knows whose the mount is.
-                self.handed = await trio.to_thread.run_sync(handed_over, listener, device, state)
+                await trio.lowlevel.wait_readable(door)
+                # In a thread: who asks and then says nothing keeps no request waiting. Never abandoned,
+                # so whoever ends meanwhile knows whose the mount is.
+                self.handed = await trio.to_thread.run_sync(
+                    handed_over, door.next(), door, device, state
+                )
                 if not self.handed:
                     os.set_blocking(device, True)
                     self._gate.open()

@@ -408,9 +408,52 @@ def test_another_user_who_took_the_name_first_is_not_believed(daemon, asked):
         process.stdout.readline()
 
         if asked == "farewell":
-            assert Waiter.of(daemon.folder) is None
+            with pytest.raises(StateError, match="of user 65534 has the name"):
+                Waiter.of(daemon.folder)
         else:
-            with pytest.raises(StateError, match="another user answers"):
+            with pytest.raises(StateError, match="another user, answers"):
                 handover.take(target)
 
     assert process.returncode == 0  # it was told nothing
+
+
+@pytest.mark.parametrize("holder", ["another user", "another user, deaf", "silent"])
+def test_an_unmount_that_cannot_ask_its_daemon_says_so_and_does_not_end_with_0(
+    daemon, monkeypatch, holder
+):
+    if os.getuid() != 0 and holder != "silent":
+        pytest.skip("OTHER USER NOT TESTED: needs root")
+    daemon.once_unmounted(lambda: None)
+    monkeypatch.setattr("fusefs.bridge.farewell._ANSWER_WITHIN_S", 0.2)
+    address = _address(os.path.realpath(daemon.folder), os.getuid())
+    with contextlib.ExitStack() as held:
+        if holder == "another user":
+            code = [sys.executable, "-c", ANOTHER, address.hex()]
+            process = held.enter_context(subprocess.Popen(code, stdout=subprocess.PIPE))
+            process.stdout.readline()
+        else:
+            listener = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            listener.bind(address)
+            if holder == "silent":
+                listener.listen(1)
+
+        ended = cli("umount", daemon.folder)
+
+    assert "is unmounted, but whether everything is published is not known" in str(ended.exception)
+    assert ended.exception.exit_code == 4
+
+
+@pytest.mark.parametrize("bridge", BRIDGES)
+@marked
+def test_a_silent_client_of_the_take_over_socket_delays_no_request(place, bridge):
+    """It was waited for in the loop of requests, for 5 seconds."""
+    process = start(config_of(place, bridge=bridge))
+    mountpoint = place / "mount"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+        silent.connect(handover._address(os.path.realpath(mountpoint)))
+        begin = time.monotonic()
+        for number in range(20):
+            (mountpoint / f"f{number}").write_bytes(b"x")
+        assert time.monotonic() - begin < 4  # less than the 5 s that a client may stay silent
+    umount(str(mountpoint))
+    assert process.wait(timeout=30) == 0

@@ -3,9 +3,11 @@
 import errno
 import mmap
 import os
+import select
 import socket
 import struct
 from contextlib import nullcontext
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import orjson
@@ -25,7 +27,7 @@ class Peer:
 
     def __init__(self, *, dies=True):
         self.dies = dies
-        self.words = [b"take over 1", b"ready"]
+        self.words = [b"ready"]
         self.heard = []
 
     def __enter__(self):
@@ -67,7 +69,7 @@ class Listener:
 def test_one_who_dies_before_it_has_the_mount_leaves_it_where_it_can_be_asked_for_again():
     listener = Listener(Peer())
 
-    assert not handover.handed_over(listener, 0, dict)
+    assert not handover.handed_over(listener.peer, listener, 0, dict)
     assert not listener.closed
 
 
@@ -75,7 +77,7 @@ def test_the_address_is_let_go_before_the_connection_is():
     peer = Peer(dies=False)
     listener = Listener(peer)
 
-    assert handover.handed_over(listener, 0, dict)
+    assert handover.handed_over(listener.peer, listener, 0, dict)
     assert listener.closed
     assert peer.heard[-2:] == [b"yours", "closed"]
 
@@ -88,7 +90,7 @@ def test_what_cannot_be_handed_over_stays_and_the_reason_is_told(error):
     peer = Peer()
     listener = Listener(peer)
 
-    assert not handover.handed_over(listener, 0, state)
+    assert not handover.handed_over(listener.peer, listener, 0, state)
     assert not listener.closed
     told = peer.heard[-2]
     assert told.startswith(bytes(8))
@@ -115,7 +117,7 @@ def test_a_process_without_descriptors_to_answer_with_keeps_its_mount(monkeypatc
     rests = []
     monkeypatch.setattr(handover.time, "sleep", rests.append)
 
-    assert not handover.handed_over(Full(), 0, dict)
+    assert handover.admitted(Full()) is None
     assert rests == [handover._REST_S]
 
 
@@ -178,6 +180,42 @@ class Watching:
             call()
 
 
+def heard(door, within_s=30):
+    return select.select([door], [], [], within_s)[0] == [door]
+
+
+def test_a_silent_client_keeps_neither_the_loop_nor_who_asks_after_it(monkeypatch):
+    monkeypatch.setattr(handover, "_HELLO_WITHIN_S", 0.2)
+    silent, asks = socket.socketpair(), socket.socketpair()
+    asks[1].sendall(b"take over 1")
+    clients = SimpleQueue()
+
+    class Listener:
+        def accept(self):
+            client = clients.get()
+            if client is None:
+                raise OSError(errno.EINVAL, "closed")
+            return client, b""
+
+        def shutdown(self, _):
+            clients.put(None)
+
+        def close(self):
+            pass
+
+    clients.put(silent[0])
+    clients.put(asks[0])
+    with handover.Door(Listener()) as door:
+        assert heard(door)
+        peer = door.next()
+        assert peer is asks[0]
+        assert not heard(door, within_s=0)
+        assert silent[1].recv(1) == b""  # hung up on
+        peer.close()
+    silent[1].close()
+    asks[1].close()
+
+
 @pytest.mark.parametrize("is_handed", [True, False])
 def test_who_asks_while_the_mount_is_handed_over_waits_for_the_outcome(monkeypatch, is_handed):
     """Finishing requests runs the loop, which must not begin a second hand-over within the first."""
@@ -187,11 +225,15 @@ def test_who_asks_while_the_mount_is_handed_over_waits_for_the_outcome(monkeypat
         watched.append(dict(loop.calls))
         return is_handed
 
-    class Listener(nullcontext):
+    class Door(nullcontext):
         def fileno(self):
             return 7
 
-    monkeypatch.setattr(binding, "listen", lambda _: Listener())
+        def next(self):
+            return None
+
+    monkeypatch.setattr(binding, "listen", lambda _: "a listener")
+    monkeypatch.setattr(binding, "Door", Door)
     monkeypatch.setattr(binding, "handed_over", handed_over)
     monkeypatch.setattr(binding, "tune_kernel", lambda *_: None)
     connection = SimpleNamespace(loop=loop, device=3)
@@ -232,7 +274,10 @@ def test_one_who_asks_and_says_nothing_is_not_waited_for_as_long_as_one_who_open
         def recv(self, _):
             raise TimeoutError("timed out")
 
-    assert not handover.handed_over(Listener(Silent()), 0, dict)
+        def close(self):
+            self.heard.append("closed")
+
+    assert handover.admitted(Listener(Silent())) is None
     assert waits == [handover._HELLO_WITHIN_S]
     assert handover._HELLO_WITHIN_S < handover.ANSWER_WITHIN_S / 10
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusefs.bridge.device.attaching import attach, detach
-from fusefs.bridge.device.handover import FINISH_WITHIN_S, handed_over, listen, take
+from fusefs.bridge.device.handover import FINISH_WITHIN_S, Door, handed_over, listen, take
 from fusefs.bridge.device.loop import REQUEST_BYTES, Loop
 from fusefs.bridge.device.negotiation import agreement
 from fusefs.bridge.device.passthrough import Passthrough
@@ -134,6 +134,7 @@ def _served(
 ) -> bool:
     """Serve to the end; return whether the mount lives on in another process."""
     loop, listener, handed = connection.loop, listen(target), False
+    door = Door(listener) if listener is not None else None
 
     def state() -> dict[str, Any]:
         if not loop.finish_tasks(FINISH_WITHIN_S):
@@ -148,20 +149,20 @@ def _served(
 
     def hand_over() -> None:
         nonlocal handed
-        assert listener is not None
+        assert door is not None
         # One at a time: another who asks while requests are finished waits.
-        loop.unwatch(listener.fileno())
+        loop.unwatch(door.fileno())
         loop.take_requests(on=False)
-        handed = handed_over(listener, connection.device, state)
+        handed = handed_over(door.next(), door, connection.device, state)
         if handed:
             loop.end()
         else:
             loop.take_requests(on=True)
-            loop.watch(listener.fileno(), hand_over)
+            loop.watch(door.fileno(), hand_over)
 
-    if listener is not None:
-        loop.watch(listener.fileno(), hand_over)
-    with _ended_by_signals(loop, target), listener or nullcontext():
+    if door is not None:
+        loop.watch(door.fileno(), hand_over)
+    with _ended_by_signals(loop, target), door or nullcontext():
         tune_kernel(options, target)
         ready()
         loop.run()

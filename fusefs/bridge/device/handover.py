@@ -15,29 +15,31 @@ JSON and a length, no pickle: the state holds numbers and names. A socket in the
 namespace leaves no file behind that could outlive its daemon.
 """
 
-import hashlib
+import errno
 import os
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, Self
 
 import orjson
 
 from fusefs.bridge.farewell import Waiter
+from fusefs.bridge.sockets import address_of, credentials_of, who
 from omniload.base.errors import OmniloadError, StateError
 from omniload.base.log import get_logger
 
-__all__ = ["FINISH_WITHIN_S", "Taken", "handed_over", "listen", "take"]
+__all__ = ["FINISH_WITHIN_S", "Door", "Taken", "admitted", "handed_over", "listen", "take"]
 
 _LOG = get_logger(__name__)
 _HELLO = b"take over 1"
 _READY, _YOURS = b"ready", b"yours"
 _LENGTH = struct.Struct("<Q")
 _NOTHING = _LENGTH.pack(0)
-_PEER = struct.Struct("3i")
 ANSWER_WITHIN_S = 60.0
 """For the other side's next word: it may have to finish requests, or open files."""
 FINISH_WITHIN_S = 30.0
@@ -48,8 +50,7 @@ _MOST_STATE_BYTES = 1 << 30
 
 
 def _address(target: str) -> bytes:
-    place = hashlib.sha256(os.fsencode(target)).hexdigest()[:32]
-    return f"\0omniload-mount-{os.getuid()}-{place}".encode()
+    return address_of("mount", target, os.getuid())
 
 
 def listen(target: str) -> socket.socket | None:
@@ -65,27 +66,112 @@ def listen(target: str) -> socket.socket | None:
     return listener
 
 
-def handed_over(listener: socket.socket, device: int, state: Callable[[], dict[str, Any]]) -> bool:
-    """Answer one who connected; return whether the mount is theirs now.
+def admitted(listener: socket.socket) -> socket.socket | None:
+    """Wait for the next who connects, and return the connection if it asks for the mount.
 
-    Args:
-        listener: A connection waits there.
-        device: /dev/fuse.
-        state: Stops the service and returns what the next process needs; may raise StateError.
+    Blocks, and so belongs into a thread beside the service: whoever connects may stay silent.
+
+    Raises:
+        OSError: The listener is closed.
     """
     try:
         peer, _ = listener.accept()
     except OSError as error:
-        # Out of descriptors, say. Who asks stays in the queue, which would wake the loop without rest.
+        if error.errno in {errno.EINVAL, errno.EBADF}:
+            raise
+        # Out of descriptors, say. Who asks stays in the queue, which would be asked without rest.
         _LOG.warning("the mount is asked for, and nobody can be answered: %s", error)
         time.sleep(_REST_S)
-        return False
+        return None
+    try:
+        peer.settimeout(_HELLO_WITHIN_S)
+        if _is_ours(peer) and peer.recv(64) == _HELLO:
+            return peer
+    except OSError as error:
+        _LOG.debug("who connected does not ask for the mount: %s", error)
+    peer.close()
+    return None
+
+
+class Door:
+    """Hears in a thread of its own who asks for a mount; the loop that serves the mount is rung up.
+
+    Args:
+        listener: Where they ask; closed with this.
+    """
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._asking: SimpleQueue[socket.socket] = SimpleQueue()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._hear, name="fusefs-door", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while somebody asks."""
+        return self._bell
+
+    def next(self) -> socket.socket:
+        """Return the connection of the next who asks; the descriptor was readable."""
+        os.eventfd_read(self._bell)
+        return self._asking.get_nowait()
+
+    def close(self) -> None:
+        """Free the address, and hang up on all who still ask."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            os.close(self._bell)
+        with suppress(OSError):
+            self._listener.shutdown(
+                socket.SHUT_RDWR
+            )  # wakes the thread, which else keeps the address
+        self._thread.join(_REST_S)
+        self._listener.close()
+        while not self._asking.empty():
+            self._asking.get_nowait().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                peer = admitted(self._listener)
+            except OSError:
+                return
+            if peer is None:
+                continue
+            with self._lock:
+                if self._closed:
+                    peer.close()
+                    return
+                self._asking.put(peer)
+                os.eventfd_write(self._bell, 1)
+
+
+def handed_over(
+    peer: socket.socket,
+    listener: "Door | socket.socket",
+    device: int,
+    state: Callable[[], dict[str, Any]],
+) -> bool:
+    """Answer one who asks for the mount; return whether it is theirs now.
+
+    Args:
+        peer: Who asks (``admitted``).
+        listener: Closed when the mount is theirs.
+        device: /dev/fuse.
+        state: Stops the service and returns what the next process needs; may raise StateError.
+    """
     with peer:
         try:
-            # Who asks says so at once; the mount waits, where its binding has one thread.
-            peer.settimeout(_HELLO_WITHIN_S)
-            if not _is_ours(peer) or peer.recv(64) != _HELLO:
-                return False
             peer.settimeout(ANSWER_WITHIN_S)
             data = orjson.dumps({"version": 1, **state()})
             socket.send_fds(peer, [_LENGTH.pack(len(data))], [device])
@@ -110,8 +196,7 @@ def _await_ready(peer: socket.socket) -> None:
 
 
 def _is_ours(peer: socket.socket) -> bool:
-    _, uid, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return bool(uid == os.getuid())
+    return credentials_of(peer)[1] in {0, os.getuid()}
 
 
 def _tell(peer: socket.socket, message: str) -> None:
@@ -188,12 +273,15 @@ def take(target: str) -> Taken:
 def _connect(peer: socket.socket, target: str) -> None:
     peer.connect(_address(target))
     if not _is_ours(peer):  # anybody may take an abstract name
-        raise PermissionError("a process of another user answers")
+        raise PermissionError(f"{who(peer)}, another user, answers")
 
 
 def _why_nobody(target: str, error: BaseException) -> str:
     """Return why no process hands a mount over, and what to do."""
-    waiter = Waiter.of(target)
+    try:
+        waiter = Waiter.of(target)
+    except StateError as foreign:
+        return f"{error}; {foreign}"
     if waiter is None:
         return (
             f"no mount of ours answers there ({error}); unmount what is there, if anything, and "
