@@ -1,3 +1,47 @@
 """The data plane of large-model training: samples of many sources to many ranks, balanced, in an order that resumes."""
 
+from importlib import import_module
+
+__all__ = [
+    "ConfigError",
+    "IntegrityError",
+    "Loader",
+    "OmniloadError",
+    "PackedRows",
+    "StateError",
+    "TrainingBatch",
+    "UnavailableError",
+    "open",
+]
+
 __version__ = "0.1.0"
+
+# Type checkers read __init__.pyi: named here, the floor would import the front room.
+_PLACES = {
+    "Loader": ("omniload.front.loader", "Loader"),
+    "PackedRows": ("omniload.front.rows", "PackedRows"),
+    "TrainingBatch": ("omniload.front.rows", "TrainingBatch"),
+    "open": ("omniload.front.opening", "open_mix"),
+    **{
+        name: ("omniload.base.errors", name)
+        for name in (
+            "ConfigError",
+            "IntegrityError",
+            "OmniloadError",
+            "StateError",
+            "UnavailableError",
+        )
+    },
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load what is offered when it is asked for: ``import omniload`` itself takes a few milliseconds."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, inner = _PLACES[name]
+    return getattr(import_module(module), inner)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

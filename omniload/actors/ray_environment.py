@@ -9,9 +9,9 @@ import os
 import secrets
 import sys
 
-if (
-    "ray" not in sys.modules
-):  # else the program's own settings hold, and changing them now would lock it out
+from omniload.base.errors import StateError
+
+if "ray" not in sys.modules:  # else the program's own settings hold until ``use_token``
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -21,6 +21,32 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
 
 import ray
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-__all__ = ["RayActorError", "RayError", "RayTaskError", "ray"]
+__all__ = ["RayActorError", "RayError", "RayTaskError", "ray", "token", "use_token"]
+
+
+def token() -> str:
+    """Return the secret that processes of this job need to join its Ray; empty where Ray asks for none."""
+    asked = os.environ.get("RAY_AUTH_MODE") == "token"
+    return os.environ.get("RAY_AUTH_TOKEN", "") if asked else ""
+
+
+def use_token(secret: str) -> None:
+    """Take another process's secret, also where Ray was imported before; an empty one asks for none.
+
+    Raises:
+        StateError: This process is connected to a Ray of another secret.
+    """
+    if secret == token():
+        return
+    if ray.is_initialized():
+        raise StateError(
+            "this process is connected to another Ray; call ray.shutdown() before it joins the data plane"
+        )
+    os.environ["RAY_AUTH_MODE"] = "token" if secret else "disabled"
+    os.environ["RAY_AUTH_TOKEN"] = secret
+    # Ray keeps what it read from the environment when it was imported; Ray itself reads anew like this.
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()

@@ -1,0 +1,157 @@
+"""Which rank this process is, and of how many: from arguments, a device mesh or the launcher's variables."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from omniload.base.errors import ConfigError
+
+__all__ = ["DeviceMesh", "Launch", "Place", "launch_of", "place_of"]
+
+_DP_NAMES = {"dp", "ddp", "fsdp", "dp_replicate", "dp_shard", "replicate", "shard"}
+"""Names of mesh axes whose ranks take other samples, as torchtitan, FSDP2 and DDP call them."""
+_SAME_DATA = {"tp", "pp", "ep"}
+
+
+class DeviceMesh(Protocol):
+    """What is asked of ``torch.distributed.device_mesh.DeviceMesh``."""
+
+    mesh_dim_names: tuple[str, ...] | None
+    """Names of its axes."""
+
+    def size(self, mesh_dim: int | None = None) -> int:
+        """Return the ranks along an axis, or of the whole mesh."""
+        ...
+
+    def get_coordinate(self) -> "list[int] | tuple[int, ...] | None":
+        """Return this rank's place on every axis; ``None`` outside the mesh."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One process of a job."""
+
+    rank: int
+    """Its number, from 0."""
+    world_size: int
+    """Processes of the job."""
+    attempt: str
+    """Tells one start of the job from the next, where the launcher restarts it."""
+    found_in: str
+    """Where the numbers come from, for messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A rank's place on the axes that data is dealt along."""
+
+    dp_rank: int
+    dp_size: int
+    cp_rank: int = 0
+    cp_size: int = 1
+
+
+def launch_of(
+    environment: Mapping[str, str], *, rank: int | None = None, world_size: int | None = None
+) -> Launch:
+    """Return what this process is in its job.
+
+    Arguments win; then torchrun's variables, then those of a Slurm step; a process with
+    neither is a job of its own.
+
+    Raises:
+        ConfigError: One number without the other, a variable that holds none, or a rank outside the job.
+    """
+    if rank is not None or world_size is not None:
+        if rank is None or world_size is None:
+            raise ConfigError(
+                f"rank is {rank!r} and world_size is {world_size!r}; give both, or neither to have them found"
+            )
+        return _checked(rank, world_size, "", "the arguments rank and world_size")
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        attempt = "/".join(environment.get(name, "") for name in ("TORCHELASTIC_RUN_ID", _RESTARTS))
+        names = ("RANK", "WORLD_SIZE")
+        return _checked(*_numbers(environment, *names), attempt, "the variables " + _shown(names))
+    if "SLURM_STEP_ID" in environment:
+        names = ("SLURM_PROCID", "SLURM_NTASKS")
+        attempt = "/".join(
+            environment.get(name, "")
+            for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+        )
+        return _checked(*_numbers(environment, *names), attempt, "the variables " + _shown(names))
+    return Launch(rank=0, world_size=1, attempt="", found_in="no launcher's variables")
+
+
+_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+
+
+def place_of(launch: Launch, mesh: DeviceMesh | None) -> Place:
+    """Return this rank's place on dp and cp.
+
+    Without a mesh every rank takes its own samples. On one, the axes named in the manner of
+    torch (``dp_replicate``, ``dp_shard``, ``fsdp``, ...) together are dp, the first running slowest.
+
+    Raises:
+        ConfigError: The mesh has no names, an axis along which ranks share data, or other ranks than the job.
+    """
+    if mesh is None:
+        return Place(dp_rank=launch.rank, dp_size=launch.world_size)
+    names, at = mesh.mesh_dim_names, mesh.get_coordinate()
+    if not names or at is None:
+        raise ConfigError(
+            f"the mesh names its axes {names!r} and has this rank at {at!r}; make it with mesh_dim_names, "
+            "for example ('dp', 'cp'), and with this rank in it"
+        )
+    place = {"dp": (0, 1), "cp": (0, 1)}
+    for axis, (name, here) in enumerate(zip(names, at, strict=True)):
+        size = mesh.size(axis)
+        kind = "dp" if name in _DP_NAMES else name
+        if kind in place:
+            before, extent = place[kind]
+            place[kind] = (before * size + here, extent * size)
+        elif size > 1:
+            raise ConfigError(
+                f"the mesh has {size} ranks along {name!r}; "
+                + (
+                    "those take the same batch: open on the mesh of the other axes and broadcast along it"
+                    if name in _SAME_DATA
+                    else f"axes are called {sorted(_DP_NAMES | {'cp'})} here; rename it"
+                )
+            )
+    (dp_rank, dp_size), (cp_rank, cp_size) = place["dp"], place["cp"]
+    if dp_size * cp_size != launch.world_size:
+        raise ConfigError(
+            f"the mesh has {dp_size * cp_size} ranks and the job {launch.world_size}, from {launch.found_in}; "
+            "make the mesh of all ranks, or give rank and world_size"
+        )
+    return Place(dp_rank=dp_rank, dp_size=dp_size, cp_rank=cp_rank, cp_size=cp_size)
+
+
+def _numbers(environment: Mapping[str, str], *names: str) -> tuple[int, int]:
+    found = []
+    for name in names:
+        text = environment.get(name, "")
+        if (
+            not (text.isascii() and text.isdigit()) or len(text) > 9
+        ):  # more digits than any job has ranks
+            raise ConfigError(
+                f"the variable {name} is {text!r}, not a whole number; start by torchrun or srun, or give rank and "
+                "world_size"
+            )
+        found.append(int(text))
+    rank, world_size = found
+    return rank, world_size
+
+
+def _checked(rank: int, world_size: int, attempt: str, found_in: str) -> Launch:
+    if isinstance(rank, bool) or isinstance(world_size, bool) or not 0 <= rank < world_size:
+        raise ConfigError(
+            f"rank is {rank!r} and world_size is {world_size!r}, from {found_in}; ranks are numbered from 0 to "
+            "world_size - 1"
+        )
+    return Launch(rank=rank, world_size=world_size, attempt=attempt, found_in=found_in)
+
+
+def _shown(names: tuple[str, ...]) -> str:
+    return " and ".join(names)

@@ -1,0 +1,119 @@
+"""The loader that ``omniload.open`` returns: batches of one rank, and the state to resume from."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Protocol, Self
+
+from omniload.base.errors import StateError
+from omniload.base.state import Json, JsonObject
+from omniload.client import Client
+from omniload.front.rows import BatchForm, TrainingBatch
+
+__all__ = ["Loader", "OpenClient"]
+
+
+class OpenClient(Protocol):
+    """Opens or joins a plane."""
+
+    def __call__(self, stack: ExitStack, state: Mapping[str, Json] | None) -> Client:
+        """Return this rank's client, continuing from ``state``; what is to be closed goes on ``stack``."""
+        ...
+
+
+class Loader:
+    """Batches of one rank in step order; torch's ``Stateful``.
+
+    The state is of the batches handed out, whatever was prefetched beyond them, and the same for
+    any number of ranks. It is loaded before or after iteration has begun; of several ranks, by all.
+    """
+
+    def __init__(
+        self,
+        open_client: OpenClient,
+        form: BatchForm,
+        *,
+        state: Mapping[str, Json] | None = None,
+        names: Sequence[str] = (),
+        vocab_size: int | None = None,
+    ) -> None:
+        self._open_client, self._form, self._state = open_client, form, state
+        self.source_names = tuple(names)
+        """Names of the sources; ``source_ids`` are places here."""
+        self.vocab_size = vocab_size
+        """Tokens that the tokeniser may give; ``None`` for a mix of token columns alone."""
+        self._client: Client | None = None
+        self._stack = ExitStack()
+        self._closed = False
+
+    @property
+    def next_step(self) -> int:
+        """The step that the next batch belongs to."""
+        return self._opened().next_step
+
+    @property
+    def last_wait_s(self) -> float:
+        """Seconds that the last batch was waited for."""
+        return self._opened().last_wait_s
+
+    def start(self) -> None:
+        """Open or join the plane now: batches are prefetched from here on. The first batch does so otherwise."""
+        self._opened()
+
+    def next_batch(self) -> TrainingBatch | None:
+        """Return the next batch, ``None`` when the data has ended.
+
+        Raises:
+            OmniloadError: The data plane has failed; the cause as it was raised there.
+            StateError: The loader is closed.
+        """
+        batch = self._opened().next_batch()
+        return None if batch is None else self._form.of(batch)
+
+    def state_dict(self) -> JsonObject:
+        """Return the state after the batches handed out so far, as plain JSON."""
+        return self._opened().state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        """Continue where ``state`` was taken; an empty one changes nothing, as torch's trainers expect.
+
+        Raises:
+            StateError: It is no state. Whether it fits the mix and the data is said with the next batch.
+        """
+        if not isinstance(state, Mapping):
+            raise StateError(
+                f"the state is of type {type(state).__name__}; hand over what state_dict() returned"
+            )
+        if self._closed:
+            raise StateError("the loader is closed; load the state into one that is open")
+        if not state:
+            return
+        self._end_plane()
+        self._state = dict(state)
+
+    def close(self) -> None:
+        """End the plane, or leave it where another rank brought it up. Once is enough; more do nothing."""
+        self._closed = True
+        self._end_plane()
+
+    def _opened(self) -> Client:
+        if self._closed:
+            raise StateError("the loader is closed; open the mix again")
+        if self._client is None:
+            with ExitStack() as stack:
+                self._client = self._open_client(stack, self._state)
+                self._stack = stack.pop_all()
+        return self._client
+
+    def _end_plane(self) -> None:
+        stack, self._stack, self._client = self._stack, ExitStack(), None
+        stack.close()
+
+    def __iter__(self) -> Iterator[TrainingBatch]:
+        while (batch := self.next_batch()) is not None:
+            yield batch
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,161 @@
+"""``omniload.open``: a mix in, batches of this rank out, in one process or many."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, get_args
+
+from omniload.actors.plane import PlaneSpec
+from omniload.base.config import checked
+from omniload.base.errors import ConfigError
+from omniload.base.extras import refuse_namesake
+from omniload.base.state import Json
+from omniload.front.joining import Alone, Together, torch_part
+from omniload.front.launch import DeviceMesh, Place, launch_of, place_of
+from omniload.front.loader import Loader, OpenClient
+from omniload.front.rows import Arrays, BatchForm, Labels, NumpyArrays
+from omniload.front.settings import with_settings
+from omniload.mix.config import MixConfig, load_mix
+from omniload.plan.place_tree import ClientPlaceTree
+from omniload.source.index import index_folder
+from omniload.source.tokenize import open_tokenizer
+
+__all__ = ["open_mix"]
+
+Runtime = Literal["auto", "local", "ray"]
+
+
+def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
+    mix: str | Path | Mapping[str, object] | MixConfig,
+    *,
+    mesh: DeviceMesh | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    state: Mapping[str, Json] | None = None,
+    runtime: Runtime = "auto",
+    timeout: float = 120.0,
+    address: str | Path | None = None,
+    run_dir: str | Path | None = None,
+    steps: int | None = None,
+    arrays: Literal["auto", "torch", "numpy"] = "auto",
+    labels: Labels = "shifted",
+    device: object = None,
+    **settings: object,
+) -> Loader:
+    """Open a mix for this rank.
+
+    One process has its plane as threads. Of several, rank 0 brings the plane up and the others
+    join it with their first batch, found through torch's process group or ``MASTER_ADDR`` and
+    ``MASTER_PORT``, or a folder that all of them see.
+
+    Args:
+        mix: The mix file, its contents as a mapping, or the model of it.
+        mesh: torch's ``DeviceMesh`` with named axes; ranks along dp take other samples, along cp slices.
+        rank: This process's number; from torchrun's or Slurm's variables by default.
+        world_size: Processes of the job; likewise.
+        state: What ``state_dict`` returned, to continue from.
+        runtime: ``local`` threads (one process), ``ray`` actors, ``auto`` the fitting one.
+        timeout: Seconds that ranks wait for each other to join.
+        address: A folder that all ranks see, in place of torch's store.
+        run_dir: Folder that keeps the journal of the run; none by default.
+        steps: The step after the last; the data's end by default.
+        arrays: What a batch holds: ``torch`` tensors, ``numpy`` arrays, ``auto`` torch where it is installed.
+        labels: ``shifted`` (the next token), or ``unshifted`` for models that shift by themselves.
+        device: Where a batch's tensors are put; where the trainer is, by default left on the CPU.
+        **settings: Settings of the mix to override, such as ``prefetch_steps=8`` or ``pack_length=4096``.
+
+    Raises:
+        ConfigError: The mix, a setting, the rank or the mesh is refused.
+        StateError: ``state`` does not fit the mix or the data.
+        UnavailableError: A rank has not joined in time.
+    """
+    refuse_namesake()
+    _check_choices(runtime=runtime, labels=labels, arrays=arrays)
+    launch = launch_of(os.environ, rank=rank, world_size=world_size)
+    place = place_of(launch, mesh)
+    spec = _spec_of(mix, settings, runtime, place)
+    spec = replace(spec, run_dir=None if run_dir is None else Path(run_dir), num_steps=steps)
+    form = BatchForm(arrays=_arrays(arrays), labels=_labels_for(place, labels), device=device)
+    if launch.world_size == 1:
+        loader = _loader_of(Alone(spec), form, spec, state)
+        loader.start()
+        return loader
+    folder = None if address is None else Path(address)
+    return _loader_of(Together(spec, place, launch, folder, timeout), form, spec, state)
+
+
+def _spec_of(
+    mix: str | Path | Mapping[str, object] | MixConfig,
+    settings: Mapping[str, object],
+    runtime: Runtime,
+    place: Place,
+) -> PlaneSpec:
+    model, base_dir, cache_dir = _mix_of(mix)
+    model = with_settings(model, settings)
+    if runtime != "auto":
+        model = with_settings(model, {"runtime_kind": runtime})
+    if model.runtime.kind == "local" and place.dp_size * place.cp_size > 1:
+        raise ConfigError(
+            f"runtime 'local' serves one process, and this job has {place.dp_size * place.cp_size}; "
+            "use runtime 'auto' or 'ray'"
+        )
+    return PlaneSpec(
+        mix=model,
+        base_dir=base_dir,
+        tree=ClientPlaceTree.of(dp=place.dp_size, cp=place.cp_size),
+        cache_dir=cache_dir,
+    )
+
+
+def _loader_of(
+    open_client: OpenClient, form: BatchForm, spec: PlaneSpec, state: Mapping[str, Json] | None
+) -> Loader:
+    config = spec.mix.tokenizer
+    tokenizer = None if config is None else open_tokenizer(config, spec.base_dir)
+    return Loader(
+        open_client,
+        form,
+        state=state,
+        names=spec.mix.names,
+        vocab_size=None if tokenizer is None else tokenizer.vocab_size,
+    )
+
+
+def _labels_for(place: Place, labels: Labels) -> Labels:
+    if labels == "unshifted" and place.cp_size > 1:
+        raise ConfigError(
+            f"labels='unshifted' with {place.cp_size} cp peers: a slice ends where its last label belongs to "
+            "another peer; use labels='shifted'"
+        )
+    return labels
+
+
+def _mix_of(
+    mix: str | Path | Mapping[str, object] | MixConfig,
+) -> tuple[MixConfig, Path, Path | None]:
+    """Return the model, the folder that its paths start at, and that of its indexes."""
+    if isinstance(mix, MixConfig):
+        return mix, Path.cwd(), None
+    if isinstance(mix, Mapping):
+        return checked(mix, MixConfig, name="the mix"), Path.cwd(), None
+    model, folder = load_mix(mix)
+    return model, folder, index_folder(Path(mix))
+
+
+def _check_choices(**choices: str) -> None:
+    allowed = {
+        "runtime": get_args(Runtime),
+        "labels": get_args(Labels),
+        "arrays": ("auto", "torch", "numpy"),
+    }
+    for name, choice in choices.items():
+        if choice not in allowed[name]:
+            raise ConfigError(f"{name} is {choice!r}; choose among {list(allowed[name])}")
+
+
+def _arrays(kind: str) -> Arrays:
+    if kind == "numpy" or (kind == "auto" and find_spec("torch") is None):
+        return NumpyArrays()
+    return torch_part("TorchArrays")()  # type: ignore[no-any-return]

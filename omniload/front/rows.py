@@ -1,0 +1,235 @@
+"""What a training loop is handed: packed rows as tensors, and the batch of a step.
+
+Shape suffixes:
+    R  rows      T  tokens in a row      D  documents of all rows; padding at a row's end counts as one
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from omniload.base.errors import ConfigError
+from omniload.build.microbatch import IGNORE_LABEL, Batch, CpSlice, Microbatch
+
+__all__ = ["Arrays", "BatchForm", "Labels", "NumpyArrays", "PackedRows", "TrainingBatch"]
+
+Labels: TypeAlias = Literal["shifted", "unshifted"]
+"""``shifted``: the label of a token is the next one, for a loop that compares logits and labels in place.
+``unshifted``: the label of a token is itself, for models that shift by themselves (Hugging Face)."""
+
+
+class Arrays(Protocol):
+    """Makes what the trainer computes with out of numpy arrays."""
+
+    def of(self, array: NDArray[Any]) -> Any:  # noqa: ANN401 -- the tensor type of whichever library
+        """Return ``array`` as a tensor that may be written to."""
+        ...
+
+    def to(self, tensor: Any, device: object) -> Any:  # noqa: ANN401
+        """Return a tensor on a device."""
+        ...
+
+
+class NumpyArrays(Arrays):
+    """Numpy itself, for JAX and for loops without torch."""
+
+    @override
+    def of(self, array: NDArray[Any]) -> NDArray[Any]:
+        return array
+
+    @override
+    def to(self, tensor: NDArray[Any], device: object) -> NDArray[Any]:
+        raise ConfigError(
+            f"numpy arrays have no device {device!r}; install torch, or copy them by your own library"
+        )
+
+
+class PackedRows:
+    """Rows of packed documents, each field a tensor made when it is first asked for."""
+
+    def __init__(
+        self, part: Microbatch | CpSlice, arrays: Arrays, labels: Labels, device: object = None
+    ) -> None:
+        self._part, self._arrays, self._labels, self._device = part, arrays, labels, device
+
+    @cached_property
+    def tokens(self) -> Any:  # noqa: ANN401
+        """Token ids ``[R, T]``, int64; 0 in the padding."""
+        return self._tensor(_rows_of(self._part, "tokens"), np.int64)
+
+    @cached_property
+    def labels(self) -> Any:  # noqa: ANN401
+        """What to predict ``[R, T]``, int64; -100 where nothing is."""
+        rows = _rows_of(self._part, "labels")
+        return self._tensor(rows if self._labels == "shifted" else _unshifted(rows), np.int64)
+
+    @cached_property
+    def position_ids(self) -> Any:  # noqa: ANN401
+        """Place of each token in its document ``[R, T]``, int64."""
+        return self._tensor(_rows_of(self._part, "positions"), np.int64)
+
+    @cached_property
+    def source_ids(self) -> Any:  # noqa: ANN401
+        """Number of each token's source among the sorted names ``[R, T]``, int64; -1 in the padding."""
+        if isinstance(self._part, CpSlice):
+            raise ConfigError("a slice of cp peers carries no source_ids; ask tokens_by_source")
+        return self._tensor(self._part.source_ids_RT, np.int64)
+
+    @cached_property
+    def cu_seqlens(self) -> Any:  # noqa: ANN401
+        """Bounds of the documents in the flattened rows ``[D + 1]``, int32, as varlen attention takes them."""
+        return self._tensor(self._part.cu_seqlens, np.int32)
+
+    @cached_property
+    def max_seqlen(self) -> int:
+        """Tokens of the longest document."""
+        return int(np.diff(self._part.cu_seqlens).max(initial=0))
+
+    @cached_property
+    def attention_mask(self) -> Any:  # noqa: ANN401
+        """For attention without varlen: bool ``[R, 1, T, T]``, true where a token may look.
+
+        A token sees earlier tokens of its own document and itself. The mask costs ``R * T * T`` bytes.
+        """
+        if isinstance(self._part, CpSlice):
+            raise ConfigError(
+                "rows shared among cp peers have no attention_mask of their own; use cu_seqlens"
+            )
+        num_rows, length = self._part.tokens_RT.shape
+        starts = self._part.cu_seqlens[1:-1]
+        document_RT = (
+            np.bincount(starts, minlength=num_rows * length).cumsum().reshape(num_rows, length)
+        )
+        same_RTT = document_RT[:, :, None] == document_RT[:, None, :]
+        mask = same_RTT & np.tri(length, dtype=np.bool_)
+        return self._tensor(mask[:, None], np.bool_)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows ``R``."""
+        return int(_rows_of(self._part, "tokens").shape[0])
+
+    def to(self, device: object) -> "PackedRows":
+        """Return the same rows on a device."""
+        return PackedRows(self._part, self._arrays, self._labels, device)
+
+    def _tensor(self, array: NDArray[Any], dtype: type[np.generic]) -> Any:  # noqa: ANN401
+        # A copy even where the type is right: what the plane hands over is shared and read-only.
+        tensor = self._arrays.of(array.astype(dtype))
+        return tensor if self._device is None else self._arrays.to(tensor, self._device)
+
+
+class TrainingBatch(PackedRows):
+    """One rank's part of a step: all its rows, and the microbatches they are dealt into."""
+
+    def __init__(self, batch: Batch, arrays: Arrays, labels: Labels, device: object = None) -> None:
+        super().__init__(_joined(batch.microbatches), arrays, labels, device)
+        self._batch = batch
+
+    @cached_property
+    def microbatches(self) -> tuple[PackedRows, ...]:
+        """The rows as they are to be run: each at most ``batch.micro_tokens``, of balanced cost."""
+        return tuple(
+            PackedRows(part, self._arrays, self._labels, self._device)
+            for part in self._batch.microbatches
+        )
+
+    @property
+    def step(self) -> int:
+        """Number of the step, from 0."""
+        return self._batch.step
+
+    @property
+    def loss_tokens(self) -> int:
+        """Labels of the step over all ranks: divide the sum of all losses by it."""
+        return self._batch.loss_tokens
+
+    @property
+    def imbalance(self) -> float:
+        """Cost of the heaviest rank over the mean of all."""
+        return self._batch.imbalance
+
+    @property
+    def tokens_by_source(self) -> Mapping[str, int]:
+        """Tokens of each source in the step, over all ranks."""
+        return self._batch.tokens_by_source
+
+    @override
+    def to(self, device: object) -> "TrainingBatch":
+        return TrainingBatch(self._batch, self._arrays, self._labels, device)
+
+    @override
+    def __repr__(self) -> str:
+        rows = _rows_of(self._part, "tokens")
+        documents = max(0, len(self._part.cu_seqlens) - 1)
+        return (
+            f"TrainingBatch(step={self.step}, tokens={list(rows.shape)}, documents={documents}, "
+            f"microbatches={len(self._batch.microbatches)})"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchForm:
+    """How a loader hands batches over."""
+
+    arrays: Arrays
+    labels: Labels = "shifted"
+    device: object = None
+    """``None`` leaves tensors where they are made."""
+
+    def of(self, batch: Batch) -> TrainingBatch:
+        """Return a batch of the data plane as a training loop takes it."""
+        return TrainingBatch(batch, self.arrays, self.labels, self.device)
+
+
+def _rows_of(part: Microbatch | CpSlice, column: str) -> NDArray[Any]:
+    suffix = "RC" if isinstance(part, CpSlice) else "RT"
+    rows: NDArray[Any] = getattr(part, f"{column}_{suffix}")
+    return rows
+
+
+def _unshifted(labels_RT: NDArray[Any]) -> NDArray[Any]:
+    """Return labels that a model which shifts by itself compares rightly.
+
+    Such a model compares the logits of token ``t`` with the label of ``t + 1``: the label that
+    belongs to ``t`` moves one to the right. The first column is compared with nothing, and the
+    last label of a row (its document goes on in another row) has no place.
+    """
+    moved = np.full_like(labels_RT, IGNORE_LABEL)
+    moved[:, 1:] = labels_RT[:, :-1]
+    return moved
+
+
+def _joined(parts: Sequence[Microbatch | CpSlice]) -> Microbatch | CpSlice:
+    """Return all rows as one part; the rows of the parts lie end to end."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    bounds = [np.zeros(1, np.int32)]
+    end = 0
+    for part in parts:
+        bounds.append(part.cu_seqlens[1:] + end)
+        end += int(part.cu_seqlens[-1])
+    cu_seqlens = np.concatenate(bounds).astype(np.int32)
+    if isinstance(first, CpSlice):
+        return CpSlice(
+            tokens_RC=np.concatenate([_rows_of(p, "tokens") for p in parts]),
+            labels_RC=np.concatenate([_rows_of(p, "labels") for p in parts]),
+            positions_RC=np.concatenate([_rows_of(p, "positions") for p in parts]),
+            indices_C=first.indices_C,
+            cu_seqlens=cu_seqlens,
+        )
+    whole = [p for p in parts if isinstance(p, Microbatch)]
+    return Microbatch(
+        tokens_RT=np.concatenate([p.tokens_RT for p in whole]),
+        labels_RT=np.concatenate([p.labels_RT for p in whole]),
+        positions_RT=np.concatenate([p.positions_RT for p in whole]),
+        source_ids_RT=np.concatenate([p.source_ids_RT for p in whole]),
+        cu_seqlens=cu_seqlens,
+        keys_K4=np.concatenate([p.keys_K4 for p in whole]),
+    )

@@ -1,0 +1,167 @@
+"""``omniload.open`` in several processes: whatever the launcher, the samples of one process."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tests.house.modules import ROOT
+from tests.support.corpora import a_mixed_corpus
+
+pytestmark = pytest.mark.ray
+RANK = ROOT / "tests" / "support" / "front_rank.py"
+LIMIT_S = 120
+
+
+@pytest.fixture(scope="module")
+def mix(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    model = a_mixed_corpus(folder)
+    (folder / "mix.yaml").write_text(
+        yaml.safe_dump(model.model_dump(mode="json", exclude_none=True))
+    )
+    return folder / "mix.yaml"
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def environment(**more):
+    mine = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM_"))}
+    return mine | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | more
+
+
+def results_of(outputs):
+    lines = [line for text in outputs for line in text.splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in lines]
+
+
+def ranks(mix, variables, keywords):
+    """Run a process with each set of variables; return what each printed."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, RANK, mix, json.dumps(k)],
+            env=environment(**v),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for v, k in zip(variables, keywords, strict=True)
+    ]
+    done = [process.communicate(timeout=LIMIT_S) for process in processes]
+    results = results_of(out for out, _ in done)
+    assert len(results) == len(processes), [err[-2000:] for _, err in done]
+    return results
+
+
+def torchrun(mix, **keywords):
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    done = subprocess.run(
+        [sys.executable, *map(str, words), str(RANK), str(mix), json.dumps(keywords)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    results = results_of([done.stdout])
+    assert len(results) == 2, done.stderr[-3000:]
+    return results
+
+
+def samples(results):
+    """Return the rows of every step over all ranks, in an order that does not depend on placement."""
+    steps = {}
+    for result in results:
+        for step, tokens in result["seen"]:
+            steps.setdefault(step, []).extend(map(tuple, tokens))
+    return {step: sorted(rows) for step, rows in steps.items()}
+
+
+@pytest.fixture(scope="module")
+def alone(mix):
+    return samples(ranks(mix, [{}], [{"steps": 4}]))
+
+
+def two(port, **more):
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    return [place | {"RANK": str(rank)} | more for rank in range(2)]
+
+
+def test_two_processes_of_torchrun_share_the_samples_of_one(mix, alone):
+    """With Ray and the process group there before omniload is imported."""
+    found = torchrun(mix, steps=4, plan="ray first, group first")
+
+    assert samples(found) == alone
+    assert all(result["seen"] for result in found)
+
+
+def test_two_processes_that_no_agent_started_share_the_samples_of_one(mix, alone):
+    """As Slurm and mpirun start them: rank 0 hosts the store, and a later process group shares it."""
+    keywords = {"steps": 4, "plan": "group last"}
+
+    assert samples(ranks(mix, two(free_port()), [keywords] * 2)) == alone
+
+
+def test_two_processes_meet_in_a_folder(mix, alone, tmp_path):
+    variables = [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
+    keywords = [{"steps": 4, "address": str(tmp_path / "meet"), "arrays": "torch"}] * 2
+
+    assert samples(ranks(mix, variables, keywords)) == alone
+
+
+def test_a_state_loaded_in_mid_run_takes_all_ranks_back(mix, alone):
+    found = ranks(mix, two(free_port()), [{"steps": 4, "plan": "back once"}] * 2)
+
+    assert [step for step, _ in found[0]["seen"]] == [0, 1, 2, 3, 2, 3]
+    twice = samples(found)
+    assert {step: sorted(set(rows)) for step, rows in twice.items()} == {
+        step: sorted(set(rows)) for step, rows in alone.items()
+    }
+    assert [len(twice[step]) // len(alone[step]) for step in range(4)] == [1, 1, 2, 2]
+
+
+def test_a_rank_that_never_joins_is_named(mix):
+    keywords = {"steps": 4, "timeout": 4}
+    present, _ = two(free_port())
+
+    (result,) = ranks(mix, [present], [keywords])
+
+    assert result["error"] == "UnavailableError"
+    assert "ranks [1] have not joined" in result["message"]
+
+
+def test_a_world_of_another_size_is_refused_on_both_sides(mix):
+    first, second = two(free_port())
+
+    found = ranks(mix, [first, second | {"WORLD_SIZE": "3"}], [{"steps": 4, "timeout": 30}] * 2)
+
+    assert {result["error"] for result in found} == {"ConfigError"}
+    assert all("counts dp 3 and cp 1, rank 0 dp 2" in result["message"] for result in found)
+
+
+def test_another_mix_on_another_rank_is_refused_on_both_sides(mix):
+    keywords = [{"steps": 4, "timeout": 30}, {"steps": 4, "timeout": 30, "seed": 5}]
+
+    found = ranks(mix, two(free_port()), keywords)
+
+    assert [result["error"] for result in found] == ["ConfigError"] * 2
+    assert all("opens another mix" in result["message"] for result in found)
+
+
+def test_a_mix_that_rank_0_cannot_open_ends_every_rank_with_its_reason(mix, tmp_path):
+    text = yaml.safe_load(mix.read_text())
+    text["sources"]["ids"]["path"] = "nowhere/*.parquet"
+    (tmp_path / "mix.yaml").write_text(yaml.safe_dump(text))
+
+    found = ranks(tmp_path / "mix.yaml", two(free_port()), [{"steps": 4, "timeout": 30}] * 2)
+
+    assert [result["error"] for result in found] == ["ConfigError"] * 2
+    assert all("nowhere" in result["message"] for result in found)

@@ -1,0 +1,51 @@
+"""One rank of a job that uses ``omniload.open``, as a user would write it. Prints what it was handed as JSON.
+
+front_rank.py MIX KEYWORDS      keywords as JSON; "plan" says what the rank does besides
+"""
+
+import json
+import os
+import sys
+
+PLAN = json.loads(sys.argv[2]).pop("plan", "")
+if "ray first" in PLAN:
+    pass
+if "group" in PLAN:
+    import torch.distributed as dist
+if "group first" in PLAN:
+    dist.init_process_group("gloo")
+if f"rank {os.environ.get('RANK')} stays away" in PLAN:
+    sys.exit(0)
+
+import omniload  # noqa: E402 -- the order of imports is what is tested
+
+
+def told(result):
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+KEYWORDS = {key: value for key, value in json.loads(sys.argv[2]).items() if key != "plan"}
+
+
+def main():
+    seen = []
+    try:
+        with omniload.open(sys.argv[1], **KEYWORDS) as loader:
+            for batch in loader:
+                seen.append([batch.step, batch.tokens.tolist()])
+                if "back once" in PLAN and batch.step == 1:
+                    state = loader.state_dict()
+                if "back once" in PLAN and len(seen) == 4:
+                    loader.load_state_dict(state)
+    except omniload.OmniloadError as error:
+        told({"error": type(error).__name__, "message": str(error)})
+        return error.exit_code
+    if "group last" in PLAN:
+        dist.init_process_group("gloo")
+        dist.barrier()
+        dist.destroy_process_group()
+    told({"rank": int(os.environ.get("RANK", "0")), "seen": seen})
+    return 0
+
+
+sys.exit(main())

@@ -1,0 +1,118 @@
+"""Which rank a process is, from arguments, launchers' variables and meshes; and what is refused."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from omniload.base.errors import ConfigError
+from omniload.front.launch import Launch, Place, launch_of, place_of
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "8",
+    "TORCHELASTIC_RUN_ID": "job",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"}
+
+
+@dataclass
+class Mesh:
+    mesh_dim_names: tuple[str, ...] | None
+    sizes: tuple[int, ...]
+    at: tuple[int, ...] | None
+
+    def size(self, mesh_dim=None):
+        return self.sizes[mesh_dim]
+
+    def get_coordinate(self):
+        return self.at
+
+
+def a_launch(rank=0, world_size=1):
+    return Launch(rank=rank, world_size=world_size, attempt="", found_in="the test")
+
+
+def test_a_process_without_a_launcher_is_a_job_of_its_own():
+    launch = launch_of({})
+
+    assert (launch.rank, launch.world_size) == (0, 1)
+
+
+def test_torchruns_variables_are_read_with_the_attempt():
+    launch = launch_of(TORCHRUN)
+
+    assert (launch.rank, launch.world_size, launch.attempt) == (3, 8, "job/2")
+
+
+def test_the_variables_of_a_slurm_step_are_read():
+    launch = launch_of(SLURM)
+
+    assert (launch.rank, launch.world_size) == (1, 4)
+    assert launch.attempt == "77/0/"
+
+
+def test_a_slurm_batch_script_outside_a_step_is_a_job_of_its_own():
+    """sbatch sets the number of tasks in the script too, which runs once."""
+    outside = {name: text for name, text in SLURM.items() if name != "SLURM_STEP_ID"}
+
+    assert launch_of(outside).world_size == 1
+
+
+def test_torchrun_inside_a_slurm_step_counts():
+    assert launch_of(SLURM | TORCHRUN).world_size == 8
+
+
+def test_arguments_win_over_variables():
+    launch = launch_of(TORCHRUN, rank=0, world_size=2)
+
+    assert (launch.rank, launch.world_size) == (0, 2)
+
+
+@pytest.mark.parametrize("given", [{"rank": 1}, {"world_size": 2}])
+def test_one_number_without_the_other_is_refused(given):
+    with pytest.raises(ConfigError, match="give both"):
+        launch_of({}, **given)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0), (True, 2)])
+def test_a_rank_outside_the_job_is_refused(rank, world_size):
+    with pytest.raises(ConfigError, match="ranks are numbered from 0"):
+        launch_of({}, rank=rank, world_size=world_size)
+
+
+@pytest.mark.parametrize("text", ["", "one", "-1", "1.0", "9" * 10, "٣"])
+def test_a_variable_that_holds_no_number_is_refused_by_name(text):
+    with pytest.raises(ConfigError, match="the variable RANK is"):
+        launch_of(TORCHRUN | {"RANK": text})
+
+
+def test_without_a_mesh_every_rank_takes_its_own_samples():
+    assert place_of(a_launch(1, 4), None) == Place(dp_rank=1, dp_size=4)
+
+
+def test_axes_that_share_parameters_are_one_dp_axis():
+    mesh = Mesh(("dp_replicate", "dp_shard", "cp"), (2, 3, 2), (1, 2, 1))
+
+    assert place_of(a_launch(11, 12), mesh) == Place(dp_rank=5, dp_size=6, cp_rank=1, cp_size=2)
+
+
+def test_an_axis_of_one_rank_is_nothing():
+    mesh = Mesh(("pp", "dp", "tp"), (1, 2, 1), (0, 1, 0))
+
+    assert place_of(a_launch(1, 2), mesh) == Place(dp_rank=1, dp_size=2)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "world_size", "reason"),
+    [
+        (Mesh(None, (2,), (0,)), 2, "with mesh_dim_names"),
+        (Mesh(("dp",), (2,), None), 2, "with this rank in it"),
+        (Mesh(("dp", "tp"), (2, 2), (0, 0)), 4, "broadcast along it"),
+        (Mesh(("dp", "shiny"), (2, 2), (0, 0)), 4, "rename it"),
+        (Mesh(("dp",), (2,), (0,)), 4, "the mesh has 2 ranks and the job 4"),
+    ],
+)
+def test_a_mesh_that_cannot_be_served_is_refused(mesh, world_size, reason):
+    with pytest.raises(ConfigError, match=reason):
+        place_of(a_launch(0, world_size), mesh)
