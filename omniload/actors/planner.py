@@ -140,12 +140,6 @@ class PlannerShell:
             link.release(command)
 
     def _tell_constructors(self, command: PublishPlan | ReleaseSteps | EndOfData) -> None:
-        if isinstance(command, EndOfData) and command.carried_tokens:
-            _LOG.info(
-                "the data ends before step %d; %d tokens that were drawn are in no row",
-                command.step,
-                command.carried_tokens,
-            )
         for constructor in self._constructors:
             match command:
                 case PublishPlan(plan=plan):

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from statistics import fmean
 
 import click
 import numpy as np
@@ -71,7 +70,7 @@ def plan(
         spec.mix,
         sizes,
         steps,
-        tokens_per_step=fmean(step.tokens for step in rehearsed.steps),
+        tokens_per_step=rehearsed.tokens_per_step,
     )
     warnings = warnings_of(spec.mix.names, expected, rehearsed.steps)
     if as_json:

@@ -29,6 +29,12 @@ class Rehearsed:
     """Share of each source's drawn tokens that the policy for overlong documents keeps."""
 
     @property
+    def tokens_per_step(self) -> float:
+        """Mean tokens of a step; a short one at the end of the data says nothing of the others."""
+        most = max(step.capacity for step in self.steps)
+        return fmean(step.tokens for step in self.steps if step.capacity == most)
+
+    @property
     def waste(self) -> float:
         """Share of the rows that is padding."""
         return 1.0 - sum(s.tokens for s in self.steps) / sum(s.capacity for s in self.steps)

@@ -101,11 +101,9 @@ class ReleaseSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndOfData:
-    """There is no step ``step``: the mix says to stop before it."""
+    """There is no step ``step``: the mix says to stop before it, or the run has no more steps."""
 
     step: int
-    carried_tokens: int = 0
-    """Tokens that were drawn and wait for a row that does not come, where the sources are at their end."""
 
 
 PlannerCommand = ReadAhead | AppendJournal | PublishPlan | ReleaseSamples | ReleaseSteps | EndOfData

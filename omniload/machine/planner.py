@@ -5,6 +5,7 @@ source loaders what to read and what to let go, and makes every step durable in 
 journal before it is published.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -33,7 +34,7 @@ from omniload.mix.journal import StepRecord
 from omniload.mix.possible import require_samples
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
-from omniload.plan.membership import Membership, Starved, membership_of
+from omniload.plan.membership import Exhausted, Membership, Starved, membership_of
 from omniload.plan.place_tree import ClientPlaceTree
 
 __all__ = ["Planner"]
@@ -161,6 +162,8 @@ class Planner:
             changed: Sources of which another amount is known than when this was called last.
         """
         commands: list[PlannerCommand] = []
+        for s in changed:
+            self._refuse_barren(s)
         self._recount(changed)
         while (
             not self._ended
@@ -173,18 +176,15 @@ class Planner:
             demand = self._demanded()
             if demand.short:
                 break
-            membership = membership_of(
-                self.mix, self.state, [queue.table for queue in self._queues]
-            )
+            tables = [queue.table for queue in self._queues]
+            membership = membership_of(self.mix, self.state, tables, self.positions_per_epoch_S)
             if isinstance(membership, Starved):
                 source = membership.source
                 commands += self._read(source, self._queues[source].tokens + demand.needs_S[source])
-                self._refuse_barren(source)
                 break
-            if self._must_stop(membership):
+            if isinstance(membership, Exhausted):
                 self._ended = True
-                left = int(self.state.carried.lengths_P.sum())
-                commands.append(EndOfData(step=self.state.step, carried_tokens=left))
+                commands.append(EndOfData(step=self.state.step))
                 break
             commands += self._publish(membership)
             changed = range(len(self._queues))
@@ -234,12 +234,18 @@ class Planner:
         for s in sources:
             if self._is_short(s, targets_S[s]):
                 commands += self._read(s, 2 * targets_S[s] - self._queues[s].tokens)
-                self._refuse_barren(s)
         return commands
 
     def _is_short(self, source: int, tokens: int) -> bool:
         queue = self._queues[source]
+        if queue.table.stop >= self._end_of(source):
+            return False
         return queue.tokens < tokens or queue.table.stop < self._reach_S[source]
+
+    def _end_of(self, source: int) -> float:
+        """Return the position from which on nothing of a source is ever drawn."""
+        repeats = self.mix.mix.stop in ("never", "all_exhausted")
+        return math.inf if repeats else self.positions_per_epoch_S[source]
 
     def _read(self, source: int, tokens: int) -> list[PlannerCommand]:
         queue = self._queues[source]
@@ -247,7 +253,7 @@ class Planner:
             return []  # the answer is under way
         start, stop = queue.next_range(tokens)
         stop = min(stop, start + max(4 * self.positions_per_epoch_S[source], _SMALL_READ))
-        stop = max(stop, self._reach_S[source])
+        stop = int(min(max(stop, self._reach_S[source]), self._end_of(source)))
         queue.asked_to = stop
         return [ReadAhead(source=source, start=start, stop=stop)]
 
@@ -262,27 +268,6 @@ class Planner:
                 f"sources.{self.mix.names[source]}: none of its {epoch} records gives a sample that fits pack.length "
                 f"{self.mix.pack.length}; remove the source, or change pack.overlong or its text key"
             )
-
-    def _must_stop(self, membership: Membership) -> bool:
-        policy = self.mix.mix.stop
-        if policy == "first_exhausted":
-            cursors = membership.after.cursors_S
-            return any(c[0] >= n for c, n in zip(cursors, self.positions_per_epoch_S, strict=True))
-        if policy == "all_exhausted":
-            cursors, epochs = self.state.cursors_S, self.positions_per_epoch_S
-            return all(cursors[s][0] >= epochs[s] for s in self._drawn_from_now_on())
-        return False
-
-    def _drawn_from_now_on(self) -> list[int]:
-        """Return the sources of a weight above 0 now or in a later stage: no other will ever end."""
-        stages, step = self.mix.mix.stages, self.state.step
-        now = weights_at(stages, self.mix.names, step)
-        later = [stage for stage in stages if stage.from_step > step]
-        return [
-            s
-            for s, name in enumerate(self.mix.names)
-            if now[s] > 0 or any(stage.weights.get(name, 0.0) > 0 for stage in later)
-        ]
 
     def _publish(self, membership: Membership) -> list[PlannerCommand]:
         plan = place(self.mix, self.tree, self.state, membership)

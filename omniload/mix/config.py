@@ -171,8 +171,11 @@ class WeightsConfig(StrictModel):
 
     level: Literal["token", "sample"] = "token"
     """What a weight counts."""
-    stop: Literal["never", "first_exhausted", "all_exhausted"] = "never"
-    """``never`` repeats sources for ever; the others end the run after the first or the last source's first epoch."""
+    stop: Literal["never", "first_exhausted", "all_exhausted", "each_once"] = "never"
+    """``never`` repeats sources for ever. ``first_exhausted`` ends with the last document of the source that comes to
+    its end first: no document twice. ``all_exhausted`` repeats sources until each was gone through: no document left
+    out. ``each_once`` goes on without a source that has ended: every document exactly once.
+    The last step may be short."""
     stages: tuple[Stage, ...] = Field(min_length=1)
     """Weights over time; the first stage starts at step 0."""
 
@@ -183,6 +186,8 @@ class WeightsConfig(StrictModel):
                 f"stages[0].from_step is {self.stages[0].from_step}; the first stage starts at step 0",
                 *("stages", 0, "from_step"),
             )
+        if self.stop == "each_once":
+            self._require_weights_throughout()
         if self.stages[0].ramp_steps:
             raise fault_at(
                 f"stages[0].ramp_steps is {self.stages[0].ramp_steps}; nothing comes before the first stage",
@@ -198,6 +203,17 @@ class WeightsConfig(StrictModel):
                     *("stages", i, "from_step"),
                 )
         return self
+
+    def _require_weights_throughout(self) -> None:
+        """Refuse a source without a weight in some stage: it could be the only one that is left there."""
+        names = {name for stage in self.stages for name in stage.weights}
+        for i, stage in enumerate(self.stages):
+            if idle := sorted(name for name in names if not stage.weights.get(name, 0.0)):
+                raise fault_at(
+                    f"stop is each_once and stages[{i}].weights gives {idle[0]!r} no weight; give every source "
+                    "one in every stage, however small",
+                    *("stages", i, "weights"),
+                )
 
 
 class PackConfig(StrictModel):

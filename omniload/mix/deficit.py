@@ -18,7 +18,7 @@ Shape suffixes:
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,6 +88,7 @@ def draw(
     *,
     budget: int,
     sizes: Sequence[NDArray[np.integer]] | None = None,
+    ended: Collection[int] = (),
 ) -> Drawn:
     """Draw samples until they hold ``budget`` tokens.
 
@@ -101,14 +102,17 @@ def draw(
         credits_S: Credits left by the draw before; zeros at the start.
         budget: Tokens to draw; the last sample may exceed it.
         sizes: Tokens of the same samples where ``lengths`` counts something else.
+        ended: Sources that are left out once what is at hand of them is drawn: there is no more. The
+            others then share what is drawn in proportion to their weights.
 
     Returns:
-        The draw. With constant weights every source's tokens stay within one sample
-        (the longest of any source) of its share, above and below, after every sample.
+        The draw; short of the budget where all sources have ended. With constant weights, and
+        while none ends, every source's tokens stay within one sample (the longest of any source)
+        of its share, above and below, after every sample.
     """
     units = [column.tolist() for column in lengths]
     tokens = units if sizes is None else [column.tolist() for column in sizes]
-    order, counts, served, starved = _serve(units, tokens, weights_S, credits_S, budget)
+    order, counts, served, starved = _serve(units, tokens, weights_S, credits_S, budget, ended)
     total = sum(served)
     return Drawn(
         sources_N=np.asarray(order, np.int32),
@@ -128,6 +132,7 @@ def _serve(
     weights_S: Sequence[int],
     credits_S: Sequence[int],
     budget: int,
+    ended: Collection[int],
 ) -> tuple[list[int], list[int], list[int], int | None]:
     """Run the queueing discipline in virtual time, from 0 at the start of this call.
 
@@ -155,9 +160,13 @@ def _serve(
         while waiting and (waiting[0][0] <= ticks or not started):
             _, s = heapq.heappop(waiting)
             if counts[s] == len(queues[s]):
+                if s in ended:
+                    continue
                 return order, counts, served, s
             finish = WEIGHT_ONE * (served[s] + queues[s][counts[s]]) - credits_S[s]
             heapq.heappush(started, ((finish << _TICK_BITS) // weights_S[s], s))
+        if not started:
+            break  # all have ended
         # Where one sample finishes the source's next one starts.
         start, s = heapq.heappop(started)
         count = counts[s]

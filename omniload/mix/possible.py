@@ -132,7 +132,7 @@ def _faults_of_credits(state: MixState, mix: MixConfig) -> Iterator[str]:
         credit, least = state.credits_S[s], -WEIGHT_ONE * state.drawn_S[s]
         # A credit is what the weights asked for less what was drawn; weights are from 0 to WEIGHT_ONE.
         low, high = least, least + WEIGHT_ONE * drawn
-        if len(stages) <= 1:
+        if len(stages) <= 1 and mix.mix.stop != "each_once":
             low = high = least + weights_S[s] * drawn
         if not low <= credit <= high:
             yield (

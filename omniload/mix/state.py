@@ -23,7 +23,7 @@ from omniload.base.state import (
     unsealed,
     whole_number,
 )
-from omniload.mix.deficit import WEIGHT_ONE
+from omniload.mix.deficit import WEIGHT_ONE, integer_weights
 from omniload.mix.pieces import (
     POSITION_LIMIT,
     SUB_LIMIT,
@@ -70,6 +70,18 @@ class MixState:
             carried=PieceTable.empty(),
         )
 
+    def live_weights(self, weights_S: Sequence[int]) -> tuple[int, ...]:
+        """Return the weights of the sources that have not ended, scaled to ``WEIGHT_ONE``; all 0 where none is left.
+
+        A source that is not repeated ends with its cursor before the first sample of an epoch after
+        the first. No other cursor lies there: a cursor follows the sample that was drawn last.
+        """
+        ended_S = [position > 0 and sub == token == 0 for position, sub, token in self.cursors_S]
+        if not any(ended_S):
+            return tuple(weights_S)
+        live = [0 if ended else w for ended, w in zip(ended_S, weights_S, strict=True)]
+        return integer_weights(live) if any(live) else tuple(live)
+
     def after(
         self,
         *,
@@ -78,8 +90,12 @@ class MixState:
         weights_S: Sequence[int],
         carried: PieceTable,
     ) -> Self:
-        """Return the state after a step that drew ``served_S`` under ``weights_S``."""
+        """Return the state after a step that drew ``served_S`` under ``weights_S``.
+
+        Weights of sources that have ended do not count: nobody owes them anything.
+        """
         total = sum(served_S)
+        weights_S = self.live_weights(weights_S)
         return replace(
             self,
             step=self.step + 1,

@@ -7,6 +7,7 @@ Shape suffixes:
     S  sources        K  steps looked at
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -34,6 +35,7 @@ __all__ = [
 
 _MOST_EPOCHS = 4
 _WORTH_A_WARNING = 0.01
+_HALVINGS = 60
 _MOST_POINTS = 1024
 """Steps of a ramp that are looked at; the rest lies between them."""
 
@@ -152,12 +154,12 @@ def forecast(
     def by_step(step: int) -> NDArray[np.float64]:
         return tokens_by_step(mix, sizes, step, tokens_per_step=per_step)
 
-    end = _end_of(mix, num_steps, lambda step: by_step(step) / _epoch_tokens(sizes))
+    drawn_by, end = _drawn_by(mix, _epoch_tokens(sizes), num_steps, per_step, by_step)
     starts = [stage.from_step for stage in mix.mix.stages if stage.from_step < end] or [0]
     edges = [*starts, end]
 
     def span(start: int, stop: int) -> Span:
-        tokens_S = by_step(stop) - by_step(start)
+        tokens_S = drawn_by(stop) - drawn_by(start)
         return Span(
             start=start,
             stop=stop,
@@ -233,19 +235,65 @@ def _epoch_tokens(sizes: SourceSizes) -> NDArray[np.float64]:
     return sizes.samples_S * sizes.tokens_per_sample_S
 
 
-def _end_of(mix: MixConfig, num_steps: int, epochs_by: Callable[[int], NDArray[np.float64]]) -> int:
-    """Return the first step that is not trained on, by the stop policy; ``num_steps`` at most."""
+def _drawn_by(
+    mix: MixConfig,
+    epoch_S: NDArray[np.float64],
+    num_steps: int,
+    per_step: float,
+    by_step: Callable[[int], NDArray[np.float64]],
+) -> tuple[Callable[[int], NDArray[np.float64]], int]:
+    """Return the tokens drawn before a step as a function, by the stop policy, and the first step there is not.
+
+    Args:
+        mix: The declared mix.
+        epoch_S: Tokens of an epoch of each source.
+        num_steps: Steps asked for.
+        per_step: Tokens of a step.
+        by_step: Tokens drawn before a step where no source ends.
+    """
     if mix.mix.stop == "never":
-        return num_steps
-    first = mix.mix.stop == "first_exhausted"
+        return by_step, num_steps
 
-    def exhausted(step: int) -> bool:
-        done_S = epochs_by(step) >= 1.0
-        return bool(done_S.any() if first else done_S.all())
+    def at(time: float) -> NDArray[np.float64]:
+        low = int(time)
+        before = by_step(low)
+        return before if low == time else before + (time - low) * (by_step(low + 1) - before)
 
-    step = _first_where(exhausted, num_steps)
-    # The step that would exhaust the first source is left out; the one that exhausts the last is kept.
-    return max(step - 1, 0) if first and exhausted(step) else step
+    if mix.mix.stop == "each_once":
+        end = min(num_steps, math.ceil(float(epoch_S.sum()) / per_step))
+        return lambda step: _of_each_at_most(epoch_S, at, step * per_step), end
+    every = np.any if mix.mix.stop == "first_exhausted" else np.all
+    end = _first_where(lambda step: bool(every(by_step(step) >= epoch_S)), num_steps)
+    if not every(by_step(end) >= epoch_S):
+        return by_step, end
+    # The last step is as long as it takes to reach the end: the sooner or the later of the ends in it.
+    before_S = by_step(max(end - 1, 0))
+    parts_S = (epoch_S - before_S) / np.maximum(by_step(end) - before_S, 1e-300)
+    within = parts_S.min() if mix.mix.stop == "first_exhausted" else parts_S.max()
+    last = max(end - 1, 0) + min(max(float(within), 0.0), 1.0)
+    return lambda step: at(min(step, last)), end
+
+
+def _of_each_at_most(
+    epoch_S: NDArray[np.float64], at: Callable[[float], NDArray[np.float64]], total: float
+) -> NDArray[np.float64]:
+    """Return ``total`` tokens, of no source more than it has; the others share what it does not give.
+
+    Sources that are left go on in proportion, as if the time of the schedule ran faster.
+    """
+    if total >= float(epoch_S.sum()):
+        return epoch_S
+
+    def held(time: float) -> NDArray[np.float64]:
+        return np.minimum(at(time), epoch_S)
+
+    low, high = 0.0, 1.0
+    while float(held(high).sum()) < total:
+        low, high = high, 2 * high
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if float(held(middle).sum()) < total else (low, middle)
+    return held(high)
 
 
 def _first_where(holds: Callable[[int], bool], limit: int) -> int:

@@ -16,14 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.mix.config import MixConfig
-from omniload.mix.deficit import Drawn, draw, integer_weights
+from omniload.mix.deficit import Drawn, integer_weights
 from omniload.mix.pieces import PieceTable
 from omniload.mix.samples import SampleTable
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import Cursor, MixState
 from omniload.plan.packing import CARRIED, best_fit, fill_in_order
+from omniload.plan.passes import Known, Starved, draw_step
 
-__all__ = ["Membership", "Starved", "membership_of"]
+__all__ = ["Exhausted", "Membership", "Starved", "membership_of"]
+
+_NO_END = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +36,7 @@ class Membership:
     pieces: PieceTable
     """Pieces of all rows, grouped by row."""
     row_offsets: NDArray[np.int64]
-    """Boundaries of the rows in ``pieces``, ``[R + 1]``."""
+    """Boundaries of the rows in ``pieces``, ``[R + 1]``; the last step of a run may have fewer."""
     finished_S: NDArray[np.int64]
     """Samples at the head of each source that are used up."""
     served_S: tuple[int, ...]
@@ -47,65 +50,63 @@ class Membership:
 
 
 @dataclass(frozen=True, slots=True)
-class Starved:
-    """A step cannot be planned yet: ``source`` is due and no more of its samples are known."""
-
-    source: int
+class Exhausted:
+    """There is no such step: all that ``mix.stop`` lets a run draw is in the rows of earlier ones."""
 
 
 def membership_of(
-    mix: MixConfig, state: MixState, ahead: Sequence[SampleTable]
-) -> Membership | Starved:
+    mix: MixConfig,
+    state: MixState,
+    ahead: Sequence[SampleTable],
+    epochs_S: Sequence[int] | None = None,
+) -> Membership | Starved | Exhausted:
     """Draw and pack the step that ``state`` stands before.
 
     Args:
         mix: The declared mix.
         state: State before the step.
         ahead: For each source the known samples from its cursor on, ``[S]``.
+        epochs_S: Raw records of each source, ``[S]``; needed unless sources are repeated for ever.
 
     Returns:
         The step's rows, equal however many more samples ``ahead`` knows; or the source
-        whose samples are missing.
+        whose samples are missing; or that the run has ended.
     """
     weights_S = integer_weights(weights_at(mix.mix.stages, mix.names, state.step))
+    ends_S = _ends(mix, epochs_S)
+    if mix.mix.stop in ("first_exhausted", "each_once"):
+        ahead = [_before(table, end) for table, end in zip(ahead, ends_S, strict=True)]
     units = [
         _units_of(mix, cursor, table) for cursor, table in zip(state.cursors_S, ahead, strict=True)
     ]
     lookahead = mix.pack.lookahead_rows if mix.pack.method == "best_fit" else 0
     budget = (mix.rows_per_step + lookahead) * mix.pack.length - int(state.carried.lengths_P.sum())
-    by_sample = mix.mix.level == "sample"
-    lengths = [u.stops_U - u.starts_U for u in units]
-    drawn = draw(
-        [u.first_U.astype(np.int64) for u in units] if by_sample else lengths,
-        weights_S,
-        state.credits_S,
-        budget=budget,
-        sizes=lengths if by_sample else None,
-    )
-    if drawn.starved is not None:
-        return Starved(drawn.starved)
+    known_S = [u.known(end) for u, end in zip(units, ends_S, strict=True)]
+    found = draw_step(mix, state, state.live_weights(weights_S), known_S, budget)
+    if isinstance(found, Starved):
+        return found
+    drawn = found.drawn
+    fresh = _pieces_of(ahead, units, drawn)
+    if found.is_last and not len(fresh) and not len(state.carried):
+        return Exhausted()
 
-    pieces, row_offsets, carried = _pack(mix, state.carried, _pieces_of(ahead, units, drawn))
+    pieces, row_offsets, carried = _pack(mix, state.carried, fresh, is_last=found.is_last)
     counts = drawn.counts_S.tolist()
+    cursors = [
+        u.cursor_after(n) or c for u, n, c in zip(units, counts, state.cursors_S, strict=True)
+    ]
     finished = [u.finished_by(n) for u, n in zip(units, counts, strict=True)]
+    for s in _ended(mix, known_S, counts):
+        cursors[s], finished[s] = (ends_S[s], 0, 0), len(ahead[s])
     return Membership(
         pieces=pieces,
         row_offsets=row_offsets,
         finished_S=np.asarray(finished, np.int64),
         served_S=drawn.served_S,
         dropped_S=_sums(mix, [u.kept_N[:m] == 0 for u, m in zip(units, finished, strict=True)]),
-        lost_S=_sums(
-            mix,
-            [
-                t.lengths_N[:m] - u.kept_N[:m]
-                for t, u, m in zip(ahead, units, finished, strict=True)
-            ],
-        ),
+        lost_S=_sums(mix, [u.lost_N(m) for u, m in zip(units, finished, strict=True)]),
         after=state.after(
-            cursors_S=[
-                u.cursor_after(n) or c
-                for u, n, c in zip(units, counts, state.cursors_S, strict=True)
-            ],
+            cursors_S=cursors,
             served_S=drawn.served_S,
             weights_S=weights_S,
             carried=carried,
@@ -131,6 +132,21 @@ class _Units:
     first_U: NDArray[np.bool_]
     """Whether the unit is the first of its sample."""
 
+    def known(self, end: int) -> Known:
+        """Return what is known of the source, whose first epoch ends before position ``end``."""
+        samples = int(np.searchsorted(self.table.positions_N, end))
+        return Known(
+            lengths_U=self.stops_U - self.starts_U,
+            firsts_U=self.first_U,
+            left=int(np.searchsorted(self.samples_U, samples)),
+            is_whole=self.table.stop >= end,
+        )
+
+    def lost_N(self, count: int) -> NDArray[np.int64]:
+        """Return the tokens of each of the first ``count`` samples that the policy does not keep."""
+        lost: NDArray[np.int64] = self.table.lengths_N[:count] - self.kept_N[:count]
+        return lost
+
     def finished_by(self, count: int) -> int:
         """Return how many samples are used up once ``count`` units are drawn."""
         if count == 0:
@@ -145,6 +161,39 @@ class _Units:
         sample, stop = int(self.samples_U[count - 1]), int(self.stops_U[count - 1])
         position, sub = int(self.table.positions_N[sample]), int(self.table.subs_N[sample])
         return (position, sub + 1, 0) if stop == self.kept_N[sample] else (position, sub, stop)
+
+
+def _ends(mix: MixConfig, epochs_S: Sequence[int] | None) -> Sequence[int]:
+    if epochs_S is not None:
+        return epochs_S
+    if mix.mix.stop != "never":
+        raise ValueError(f"mix.stop is {mix.mix.stop!r}; give the records of every source")
+    return [_NO_END] * len(mix.names)
+
+
+def _ended(mix: MixConfig, known_S: Sequence[Known], counts: Sequence[int]) -> list[int]:
+    """Return the sources that are not repeated and have nothing left."""
+    if mix.mix.stop != "each_once":
+        return []
+    return [
+        s
+        for s, (known, count) in enumerate(zip(known_S, counts, strict=True))
+        if known.is_whole and count == known.left
+    ]
+
+
+def _before(table: SampleTable, end: int) -> SampleTable:
+    """Return the samples before position ``end``."""
+    stop = int(np.searchsorted(table.positions_N, end))
+    if stop == len(table):
+        return table
+    return SampleTable(
+        start=table.start,
+        stop=table.stop,
+        positions_N=table.positions_N[:stop],
+        subs_N=table.subs_N[:stop],
+        lengths_N=table.lengths_N[:stop],
+    )
 
 
 def _units_of(mix: MixConfig, cursor: Cursor, table: SampleTable) -> _Units:
@@ -209,9 +258,12 @@ def _pieces_of(ahead: Sequence[SampleTable], units: Sequence[_Units], drawn: Dra
 
 
 def _pack(
-    mix: MixConfig, carried: PieceTable, fresh: PieceTable
+    mix: MixConfig, carried: PieceTable, fresh: PieceTable, *, is_last: bool
 ) -> tuple[PieceTable, NDArray[np.int64], PieceTable]:
-    """Return the pieces grouped by row, the rows' boundaries, and what is carried on, oldest first."""
+    """Return the pieces grouped by row, the rows' boundaries, and what is carried on, oldest first.
+
+    Where nothing is drawn after them, rows that stay empty are left out.
+    """
     pool = PieceTable.concatenated([carried, fresh])
     num_rows, capacity = mix.rows_per_step, mix.pack.length
     if mix.pack.method == "best_fit":
@@ -232,6 +284,10 @@ def _pack(
             sizes_P=cut.sizes_P,
         )
         rows_P = rows.astype(np.int32)
+    if is_last:
+        num_rows = (
+            int(rows_P.max()) + 1
+        )  # both methods begin a row only when those before it are full
     order = np.argsort(rows_P, kind="stable")
     num_carried = int((rows_P == CARRIED).sum())
     row_offsets = np.searchsorted(rows_P[order[num_carried:]], np.arange(num_rows + 1)).astype(

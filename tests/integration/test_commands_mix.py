@@ -223,6 +223,22 @@ def test_bench_ends_with_the_data(tmp_path):
     assert 2 < measured["steps"] < 499
 
 
+def test_a_plan_of_a_single_pass_forecasts_what_its_run_trains_on(tmp_path):
+    stages = [{"from_step": 0, "weights": {"ids": 3, "text": 1}}]
+    path = a_mix_file(tmp_path, mix={"stages": stages, "stop": "each_once"})
+
+    expected = json_of("plan", path, "--steps", 500, "--dp", 2, "--cache-dir", tmp_path / "cache")
+    taken = a_run(tmp_path / "run", path, dp=2, steps=500)
+    steps = [batches for batches in taken.values() if batches[0] is not None]
+
+    assert expected["ends_early"]
+    assert expected["steps"] == pytest.approx(len(steps), abs=1)
+    for name, source in expected["total"].items():
+        drawn = sum(batches[0].tokens_by_source[name] for batches in steps)
+        assert source["tokens"] == pytest.approx(drawn, rel=0.05)
+        assert source["epochs"] == pytest.approx(1, rel=1e-6)
+
+
 def test_the_schema_names_every_key():
     schema = orjson.loads(run_mix("schema").stdout)
 

@@ -364,6 +364,21 @@ def test_a_job_that_is_told_to_end_saves_its_last_step_first(tmp_path):
     assert events_in(run)[-3:] == ["checkpoint", "exit", "end"]
 
 
+def test_a_run_over_each_document_once_trains_a_short_last_step_and_is_proved(tmp_path):
+    config = a_job(tmp_path, ranks=1, steps=1000, every=1000, records=21, mix={"stop": "each_once"})
+
+    with launched(config) as job:
+        code = job.end()
+
+    assert code == 0, "".join(job.output)
+    run = tmp_path / "run"
+    steps = last_of_each_step(read_log(run))
+    assert read_log(run)[-1].detail == f"done: the data ended at step {len(steps)}"
+    assert steps[-1].tokens < min(step.tokens for step in steps[:-1])
+    assert prove(run).require().num_logged == len(steps)
+    assert all(step.loss > 0 for step in steps)
+
+
 def test_the_steps_before_the_end_of_the_data_are_saved_and_the_end_is_told(tmp_path):
     config = a_job(
         tmp_path, ranks=1, steps=1000, every=1000, records=20, mix={"stop": "first_exhausted"}

@@ -15,7 +15,14 @@ ROOT = Path(__file__).parents[2]
 
 def launch(folder, name, world_size, **job):
     """Run all ranks of a job to their end and return their answers."""
-    defaults = {"first": 0, "last": 4, "load": False, "save_at": None, "world_size": world_size}
+    defaults = {
+        "first": 0,
+        "last": 4,
+        "load": False,
+        "save_at": None,
+        "short_last": False,
+        "world_size": world_size,
+    }
     jobs = [
         defaults
         | job
@@ -72,6 +79,23 @@ def test_one_rank_trains_like_two(two_ranks, tmp_path):
 
     assert losses(alone) == pytest.approx(losses(two_ranks[1][0]), rel=1e-4)
     assert alone["weights"] == pytest.approx(two_ranks[1][0]["weights"], rel=1e-4)
+
+
+def test_a_last_step_of_one_row_is_trained_alike_by_one_rank_and_by_two(tmp_path):
+    two = launch(
+        tmp_path, "two", 2, checkpoints=str(tmp_path / "checkpoints"), last=2, short_last=True
+    )
+    (alone,) = launch(
+        tmp_path, "alone", 1, checkpoints=str(tmp_path / "checkpoints"), last=2, short_last=True
+    )
+
+    for rank in two:
+        assert rank["results"][1]["tokens"] == 32
+        assert losses(rank) == pytest.approx(losses(alone), rel=1e-5)
+        assert rank["weights"] == pytest.approx(alone["weights"], rel=1e-4)
+        assert rank["results"][1]["grad_norm"] == pytest.approx(
+            alone["results"][1]["grad_norm"], rel=1e-4
+        )
 
 
 def test_two_ranks_together_report_how_evenly_the_experts_of_the_step_are_busy(two_ranks, tmp_path):

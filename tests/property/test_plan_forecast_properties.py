@@ -78,5 +78,21 @@ def test_a_run_ends_at_the_first_step_that_the_stop_policy_names(mix, held, num_
         return every(tokens_by_step(mix, held, step, tokens_per_step=mix.batch.tokens) >= epoch)
 
     first = next((step for step in range(num_steps + 1) if done(step)), None)
-    kept = -1 if stop == "first_exhausted" else 0
-    assert end == (num_steps if first is None else first + kept)
+    assert end == (num_steps if first is None else first)
+
+
+@given(mixes(), sizes, st.integers(1, 90))
+def test_no_more_is_forecast_of_a_source_than_the_stop_policy_lets_a_run_draw(mix, held, num_steps):
+    epoch = held.samples_S * held.tokens_per_sample_S
+
+    def drawn(stop, steps):
+        chosen = mix.model_copy(update={"mix": mix.mix.model_copy(update={"stop": stop})})
+        return forecast(chosen, held, steps).total
+
+    assert (drawn("first_exhausted", num_steps).tokens_S <= epoch * (1 + 1e-9)).all()
+    once = drawn("each_once", num_steps)
+    assert (once.tokens_S <= epoch * (1 + 1e-9)).all()
+    expected = min(float(epoch.sum()), num_steps * mix.batch.tokens)
+    np.testing.assert_allclose(once.tokens_S.sum(), expected, rtol=1e-9)
+    enough = int(epoch.sum()) // mix.batch.tokens + 1
+    np.testing.assert_allclose(drawn("each_once", enough).tokens_S, epoch, rtol=1e-9)

@@ -1,7 +1,7 @@
 """One rank of a small training run, as a process of its own: ``python -m tests.support.moe_rank JOB``.
 
 ``JOB`` is JSON: rank, world_size, rendezvous (a file), checkpoints (a folder), first and last
-step, load, save_at, results (a file). Each rank trains on every ``world_size``-th row.
+step, load, save_at, short_last, results (a file). Each rank trains on every ``world_size``-th row.
 """
 
 import dataclasses
@@ -38,7 +38,9 @@ def run(job, group):
         restored = checkpoints.load(model, optimizer.adamw)
         answer["restored"] = {"step": restored.step, "loader": restored.loader_state}
     for step in range(job["first"], job["last"]):
-        rows = rows_of(step)
+        # The last step of a finite run may have fewer rows than ranks.
+        short = job["short_last"] and step == job["last"] - 1
+        rows = rows_of(step, num_rows=1 if short else 4)
         mine = a_microbatch(rows[job["rank"] :: job["world_size"]])
         batch = a_batch(step, [mine], loss_tokens=labels_of(rows))
         result = dataclasses.asdict(train_step(model, optimizer, batch, group))

@@ -211,15 +211,31 @@ def test_a_run_resumed_behind_its_last_step_ends_at_once():
     assert resumed.handle(Started()) == (EndOfData(step=2),)
 
 
-def test_the_end_of_the_sources_tells_of_tokens_that_wait_for_a_row():
+def test_the_end_of_the_sources_leaves_no_token_without_a_row():
     planner = a_planner(a_small_mix(prefetch=50, mix={"stop": "first_exhausted"}), epoch=[40])
-    commands = [*planner.handle(Started()), *planner.handle(report([3, 4] * 30))]
+    commands = [*planner.handle(Started()), *planner.handle(report([3, 4] * 20))]
 
-    carried = int(planner.state.carried.lengths_P.sum())
-    assert carried > 0
-    assert of_kind(commands, EndOfData) == [
-        EndOfData(step=planner.state.step, carried_tokens=carried)
-    ]
+    assert len(planner.state.carried) == 0
+    plans = [command.plan for command in of_kind(commands, PublishPlan)]
+    assert sum(int(plan.pieces.lengths_P.sum()) for plan in plans) == 20 * (3 + 4)
+    assert of_kind(commands, EndOfData) == [EndOfData(step=len(plans))]
+
+
+def test_a_source_that_is_not_repeated_is_not_read_beyond_its_end():
+    mix = a_small_mix(prefetch=2, mix={"stop": "each_once"})
+
+    commands = a_planner(mix, epoch=[3]).handle(Started())
+
+    assert [(c.start, c.stop) for c in of_kind(commands, ReadAhead)] == [(0, 3)]
+
+
+@pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted", "each_once"])
+def test_a_source_that_gives_nothing_is_no_source_that_has_ended(stop):
+    planner = a_planner(a_small_mix(mix={"stop": stop}), epoch=[3])
+    planner.handle(Started())
+
+    with pytest.raises(ConfigError, match="none of its 3 records gives a sample"):
+        planner.handle(report([], stop=3))
 
 
 def ends_at(stop, epoch, *, sources=("web",), lengths=((10,) * 60,)):
@@ -231,9 +247,10 @@ def ends_at(stop, epoch, *, sources=("web",), lengths=((10,) * 60,)):
     return [command.step for command in of_kind(commands, EndOfData)]
 
 
-def test_the_run_stops_before_a_step_that_would_repeat_a_source():
+def test_the_run_stops_with_the_last_sample_of_a_source_in_a_step_that_may_be_short():
     assert ends_at("first_exhausted", [10]) == [5]
-    assert ends_at("first_exhausted", [11]) == [5]
+    assert ends_at("first_exhausted", [11]) == [6]
+    assert ends_at("each_once", [11]) == [6]
 
 
 def test_the_run_stops_once_the_last_source_repeats():
@@ -243,7 +260,8 @@ def test_the_run_stops_once_the_last_source_repeats():
     (last,) = ends_at("all_exhausted", [5, 20], **two)
 
     assert first == 5
-    assert 20 <= last <= 22
+    assert last == 20
+    assert ends_at("each_once", [5, 20], **two) == [13]
 
 
 def test_a_source_that_is_not_drawn_from_any_more_does_not_keep_the_run_from_ending():

@@ -98,13 +98,25 @@ def test_padding_lowers_what_a_step_draws():
     assert total.tokens_S.tolist() == [500, 500]
 
 
-def test_the_first_exhausted_source_ends_the_run_before_the_step_that_would_exhaust_it():
+def test_the_first_exhausted_source_ends_the_run_within_the_step_that_exhausts_it():
     mix = a_staged_mix(stop="first_exhausted")
 
-    expected = forecast(mix, sizes_of([5 * 64, 10_000], [1, 1]), 30)
+    expected = forecast(mix, sizes_of([4.5 * 64, 10_000], [1, 1]), 30)
 
-    assert expected.total.stop == 4
     assert expected.ends_early
+    assert expected.total.epochs_S.max() == pytest.approx(1)
+
+
+def test_each_source_once_is_all_of_each_and_the_last_source_has_the_end_for_itself():
+    mix = a_mix(weights={"web": 3, "code": 1}, mix={"stop": "each_once"})
+
+    expected = forecast(mix, sizes_of([128 * 3, 128 * 3], [1, 1]), 30)
+
+    assert expected.total.tokens_S.tolist() == [128 * 3, 128 * 3]
+    assert expected.total.stop == 6
+    assert forecast(mix, sizes_of([128 * 3, 128 * 3], [1, 1]), 4).total.tokens_S == pytest.approx(
+        [128 * 1, 128 * 3]
+    )
 
 
 def test_the_last_exhausted_source_ends_the_run_after_its_epoch():

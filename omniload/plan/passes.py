@@ -1,0 +1,138 @@
+"""What a step draws, up to the end of a run that goes through its sources a finite number of times.
+
+The end is a property of the drawing order alone: the draw after which ``mix.stop`` says
+that enough was drawn. It depends neither on how a run is cut into steps nor on ranks, nor
+on how many samples happen to be known ahead.
+
+Shape suffixes:
+    S  sources        U  units of a source        N  draws, in order
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.mix.config import MixConfig
+from omniload.mix.deficit import Drawn, draw
+from omniload.mix.schedule import weights_at
+from omniload.mix.state import MixState
+
+__all__ = ["Known", "Starved", "StepDraw", "draw_step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Starved:
+    """A step cannot be planned yet: more of ``source`` must be known."""
+
+    source: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """The units of a source from its cursor on, as far as they are known."""
+
+    lengths_U: NDArray[Any]
+    """Tokens of each."""
+    firsts_U: NDArray[np.bool_]
+    """Whether each is the first of its sample: what weights by samples count."""
+    left: int
+    """How many of them are of the first epoch."""
+    is_whole: bool
+    """Whether all that is left of the first epoch is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDraw:
+    """What a step draws."""
+
+    drawn: Drawn
+    is_last: bool
+    """Whether no later step draws anything."""
+
+
+def draw_step(
+    mix: MixConfig,
+    state: MixState,
+    weights_S: Sequence[int],
+    known_S: Sequence[Known],
+    budget: int,
+) -> StepDraw | Starved:
+    """Draw what a step needs, or what there is before the end.
+
+    Args:
+        mix: The declared mix.
+        state: State before the step.
+        weights_S: Integer weights of the step.
+        known_S: What is known of each source.
+        budget: Tokens to draw where the run does not end.
+
+    Returns:
+        The draw; or the source of which more must be known, be it that it is due or that nobody
+        can tell yet whether its last unit was drawn.
+    """
+    lengths = [known.lengths_U for known in known_S]
+    by_sample = mix.mix.level == "sample"
+    counted = [known.firsts_U.astype(np.int64) for known in known_S] if by_sample else lengths
+    skipped = [s for s, k in enumerate(known_S) if k.is_whole and mix.mix.stop == "each_once"]
+
+    def drawing(tokens: int) -> Drawn:
+        sizes = lengths if by_sample else None
+        return draw(counted, weights_S, state.credits_S, budget=tokens, sizes=sizes, ended=skipped)
+
+    drawn = drawing(budget)
+    if mix.mix.stop == "never":
+        return _unless_starved(drawn, is_last=False)
+    counts = drawn.counts_S.tolist()
+    ending_S = _ending(mix, state, weights_S)
+    for s in ending_S:
+        if counts[s] == len(lengths[s]) and not known_S[s].is_whole:
+            return Starved(s)
+    if mix.mix.stop == "each_once":
+        return _unless_starved(drawn, is_last=_tokens_of(lengths, counts) < budget)
+    if mix.mix.stop == "all_exhausted" and drawn.starved is not None:
+        return Starved(drawn.starved)
+    over = [s for s in ending_S if counts[s] >= known_S[s].left]
+    if len(over) < (1 if mix.mix.stop == "first_exhausted" else len(ending_S)):
+        return _unless_starved(drawn, is_last=False)
+    ends = [_place_of_last(drawn, s, known_S[s].left) for s in over]
+    stop = 1 + (min(ends) if mix.mix.stop == "first_exhausted" else max(ends))
+    head = np.bincount(drawn.sources_N[:stop], minlength=len(known_S)).tolist()
+    return StepDraw(drawn=drawing(_tokens_of(lengths, head)), is_last=True)
+
+
+def _unless_starved(drawn: Drawn, *, is_last: bool) -> StepDraw | Starved:
+    if drawn.starved is not None:
+        return Starved(drawn.starved)
+    return StepDraw(drawn=drawn, is_last=is_last)
+
+
+def _ending(mix: MixConfig, state: MixState, weights_S: Sequence[int]) -> list[int]:
+    """Return the sources whose end counts.
+
+    With ``first_exhausted`` those that were ever drawn from, else those that are drawn from
+    now or in a later stage: no other will ever end.
+    """
+    if mix.mix.stop == "first_exhausted":
+        return [s for s, weight in enumerate(weights_S) if weight > 0 or state.drawn_S[s] > 0]
+    now = weights_at(mix.mix.stages, mix.names, state.step)
+    later = [stage for stage in mix.mix.stages if stage.from_step > state.step]
+    return [
+        s
+        for s, name in enumerate(mix.names)
+        if now[s] > 0 or any(stage.weights.get(name, 0.0) > 0 for stage in later)
+    ]
+
+
+def _place_of_last(drawn: Drawn, source: int, left: int) -> int:
+    """Return the place among the draws of the last unit of a source's first epoch, -1 for an earlier step."""
+    return int(np.flatnonzero(drawn.sources_N == source)[left - 1]) if left else -1
+
+
+def _tokens_of(lengths: Sequence[NDArray[Any]], counts: Sequence[int]) -> int:
+    return sum(
+        int(column[:count].sum(dtype=np.int64))
+        for column, count in zip(lengths, counts, strict=True)
+    )

@@ -1,0 +1,202 @@
+"""Finite runs through all machines: what is trained on, whatever ranks, packing, weights and interruptions.
+
+The oracle is the data: every token of ``tokens_of`` tells which sample it is of, so that
+trained tokens are compared with those of the records, and with no plan.
+"""
+
+import json
+from collections import Counter
+from unittest.mock import patch
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omniload.machine import queue
+from omniload.mix.journal import StepRecord, state_before
+from omniload.mix.progress import weights_by_step
+from omniload.mix.state import MixState
+from tests.support.builders import a_mix, tokens_of
+from tests.support.simulation import Simulation
+
+MANY = 1 << 30
+STOPS = ("first_exhausted", "all_exhausted", "each_once")
+LENGTH = 16
+
+records = st.lists(st.integers(1, 50), min_size=1, max_size=3) | st.just([])
+epochs = st.lists(records, max_size=12).map(lambda rows: [*rows, [9]])
+
+
+@st.composite
+def places(draw):
+    """Everything that must not matter."""
+    return {
+        "dp": draw(st.sampled_from([1, 2, 3, 8])),
+        "num_loaders": draw(st.integers(1, 3)),
+        "num_constructors": draw(st.integers(1, 4)),
+        "seed": draw(st.integers(0, 1 << 30)),
+        "repeat_share": draw(st.sampled_from([0.0, 0.3])),
+    }
+
+
+@st.composite
+def mixes(draw, stop=None):
+    names = ("books", "code", "web")[: draw(st.integers(1, 3))]
+
+    def weights():
+        return {name: draw(st.integers(1, 5)) for name in names}
+
+    stages = [
+        {"from_step": 0, "weights": weights()},
+        {"from_step": 2, "weights": weights(), "ramp_steps": 2},
+    ]
+    return a_mix(
+        sources=names,
+        rows=8,
+        length=LENGTH,
+        micro_rows=draw(st.sampled_from([1, 2, 8])),
+        pack={
+            "method": draw(st.sampled_from(["best_fit", "concat_and_split"])),
+            "lookahead_rows": draw(st.integers(0, 2)),
+            "overlong": draw(st.sampled_from(["split", "truncate"])),
+        },
+        mix={
+            "stages": stages,
+            "level": draw(st.sampled_from(["token", "sample"])),
+            "stop": stop or draw(st.sampled_from(STOPS)),
+        },
+        runtime={"prefetch_steps": draw(st.integers(1, 8))},
+    )
+
+
+@st.composite
+def worlds(draw, stop=None):
+    mix = draw(mixes(stop))
+    return {"mix": mix, "epochs": [draw(epochs) for _ in mix.names], **draw(places())}
+
+
+def simulated(world, first_read, **changes):
+    simulation = Simulation(**(world | {"num_steps": MANY} | changes))
+    with patch.object(queue, "_FIRST_READ", first_read):
+        digests = simulation.run()
+    return simulation, digests
+
+
+def steps_of(simulation):
+    """Return what all ranks took, step by step."""
+    steps = sorted({step for step, _ in simulation.batches})
+    return [[simulation.batches[step, r] for r in range(simulation.dp)] for step in steps]
+
+
+def trained(simulation):
+    """Count every token that is in a row."""
+    found = Counter()
+    for batches in steps_of(simulation):
+        for microbatch in (m for batch in batches for m in batch.microbatches):
+            found.update(microbatch.tokens_RT[microbatch.source_ids_RT >= 0].tolist())
+    return found
+
+
+def held(world, source, *, position=0):
+    """Return the tokens of one epoch of a source in its order, as far as the mix keeps them."""
+    kept = LENGTH if world["mix"].pack.overlong == "truncate" else MANY
+    return [
+        token
+        for at, record in enumerate(world["epochs"][source], start=position)
+        for sub, length in enumerate(record)
+        for token in tokens_of(source, at, sub, length)[:kept].tolist()
+    ]
+
+
+@given(worlds("each_once"), st.integers(1, 20))
+def test_every_document_of_every_source_is_trained_on_exactly_once(world, first_read):
+    simulation, _ = simulated(world, first_read)
+
+    assert trained(simulation) == Counter(
+        t for s in range(len(world["epochs"])) for t in held(world, s)
+    )
+
+
+@given(worlds("first_exhausted"), st.integers(1, 20))
+def test_up_to_the_first_end_nothing_is_trained_on_twice_and_nothing_drawn_is_left_out(
+    world, first_read
+):
+    simulation, _ = simulated(world, first_read)
+
+    found = trained(simulation)
+    counts = [
+        [found.pop(token, 0) for token in held(world, s)] for s in range(len(world["epochs"]))
+    ]
+    assert not found, "tokens of a second epoch"
+    for of_source in counts:
+        assert set(of_source) <= {0, 1}
+        assert of_source == sorted(of_source, reverse=True), "what is drawn is a prefix"
+    assert any(all(of_source) for of_source in counts), "one source is whole"
+
+
+@given(worlds("all_exhausted"), st.integers(1, 20))
+def test_up_to_the_last_end_every_document_is_trained_on_and_one_source_exactly_once(
+    world, first_read
+):
+    simulation, _ = simulated(world, first_read)
+
+    found = trained(simulation)
+    repeated = []
+    for s, epoch in enumerate(world["epochs"]):
+        assert all(found[token] == 1 for token in held(world, s))
+        repeated.append(found[held(world, s, position=len(epoch))[0]])
+    assert 0 in repeated, "the one that ended last"
+
+
+@given(worlds(), st.integers(1, 20))
+def test_all_steps_are_full_but_the_last_and_every_rank_takes_part_in_each(world, first_read):
+    simulation, _ = simulated(world, first_read)
+
+    rows = []
+    for batches in steps_of(simulation):
+        rows.append(sum(len(m.tokens_RT) for b in batches for m in b.microbatches))
+        assert len({len(batch.microbatches) for batch in batches}) == 1
+        labels = sum(int(m.loss_mask_RT.sum()) for b in batches for m in b.microbatches)
+        assert {batch.loss_tokens for batch in batches} == {labels}
+    assert set(rows[:-1]) <= {world["mix"].rows_per_step}
+    assert 1 <= rows[-1] <= world["mix"].rows_per_step
+
+
+@given(worlds(), st.integers(1, 20), places(), st.data())
+def test_a_finite_run_that_is_resumed_anywhere_elsewhere_ends_with_the_same_steps(
+    world, first_read, elsewhere, data
+):
+    first, digests = simulated(world, first_read)
+    at = data.draw(st.sampled_from(sorted(first.states)))
+    saved = json.loads(json.dumps(first.states[at]))
+    state = MixState.from_json(saved, world["mix"].names, first.planner.fingerprint)
+
+    _, rest = simulated(world | elsewhere, data.draw(st.integers(1, 20)), state=state)
+
+    assert rest == digests[at:]
+
+
+@settings(max_examples=40)
+@given(worlds(), st.integers(1, 20))
+def test_the_journal_of_a_finite_run_folds_to_its_states(world, first_read):
+    simulation, _ = simulated(world, first_read)
+    mix, start = world["mix"], MixState.start(len(world["epochs"]))
+    records = [
+        StepRecord.from_json(json.loads(json.dumps(r)), mix.names) for r in simulation.journal
+    ]
+
+    for step, state in simulation.states.items():
+        folded = state_before(step, start, records, weights_by_step(mix))
+        assert folded.to_json(mix.names, simulation.planner.fingerprint) == state
+
+
+def test_a_last_step_of_one_row_is_placed_on_eight_ranks():
+    mix = a_mix(sources=("web",), rows=8, length=LENGTH, micro_rows=1, mix={"stop": "each_once"})
+    simulation = Simulation(mix=mix, epochs=[[[16]] * 9], num_steps=MANY, dp=8)
+    simulation.run()
+
+    first, last = steps_of(simulation)
+    rows = [sum(len(m.tokens_RT) for m in batch.microbatches) for batch in last]
+    assert sorted(rows) == [0] * 7 + [1]
+    assert {batch.loss_tokens for batch in last} == {15}
+    assert all(np.isfinite((batch.imbalance, batch.bound)).all() for batch in first + last)
