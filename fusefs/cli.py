@@ -42,6 +42,7 @@ from fusefs.stores.protocol import checked_path
 from fusefs.stores.retrying import RetryingStore
 from omniload.base.config import load_yaml
 from omniload.base.errors import ConfigError, IntegrityError, StateError
+from omniload.base.secrets import without_secrets
 from omniload.base.units import format_bytes, parse_seconds
 
 __all__ = ["command"]
@@ -106,7 +107,8 @@ def mount(  # noqa: PLR0913, PLR0917 -- one per option
     process = start(settings, log_path=log, watched=watch)
     if not foreground:
         beside = ", watched" if watch else ""
-        click.echo(f"{settings.store} at {target}, process {process.pid}{beside}")
+        shown = without_secrets(settings.store)
+        click.echo(f"{shown} at {target}, process {process.pid}{beside}")
         process.returncode = 0  # it outlives us, and nobody here waits for it
         return
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -309,7 +311,7 @@ def export(file: str, target: str, store: str | None, force: bool, as_json: bool
         raise StateError(f"{path!r} is not in {url}") from error
     for copy, exported in done:
         numbers = {"target": copy.target, "size_bytes": exported.size_bytes, "xxh3": exported.xxh3}
-        shown = f"{target.rstrip('/')}{copy.target[len(name) :]}"
+        shown = without_secrets(f"{target.rstrip('/')}{copy.target[len(name) :]}")
         short = f"{shown}: {format_bytes(exported.size_bytes)}, xxh3 {exported.xxh3}"
         click.echo(json.dumps(numbers) if as_json else short)
 

@@ -21,6 +21,7 @@ from fusefs.reading import FileReader
 from fusefs.stores.protocol import RESERVED, ObjectWriter, Store, checked_path, name_of, parent_of
 from fusefs.strands import settle
 from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, StateError
+from omniload.base.secrets import HIDDEN
 
 __all__ = [
     "Copy",
@@ -87,11 +88,16 @@ def place_on_mount(file: Path) -> tuple[str, str]:
     """Return the store behind a file on a mount, and the file's path in it.
 
     Raises:
-        StateError: It lies on no mount of ours.
+        StateError: It lies on no mount of ours, or the mount's URL has secrets.
     """
     path = Path(os.path.abspath(file))  # noqa: PTH100 -- resolve() would follow links of the mount
     for root in (path, *path.parents):
         if (store := _store_told_at(root)) is not None:
+            if f"{HIDDEN}@" in store or f"={HIDDEN}" in store:
+                raise StateError(
+                    f"{str(root)!r} is a mount of {store}, and does not tell the secrets of that URL; "
+                    "give --store and the path in it"
+                )
             return store, "" if path == root else str(path.relative_to(root))
     raise StateError(f"{str(file)!r} lies on no mount of ours; give --store and the path in it")
 

@@ -7,6 +7,7 @@ import orjson
 
 from fusefs.namespace import StripedFiles
 from fusefs.traffic import LATENCY_BOUNDS_S, Numbers
+from omniload.base.secrets import without_secrets
 
 __all__ = ["Statistics", "drop_json", "layout_json", "layout_of"]
 
@@ -31,7 +32,7 @@ class Statistics:
         memory, disk = found.tiers["memory"], files.disk
         numbers = {
             "version": 1,
-            "store": files.store.location,
+            "store": without_secrets(files.store.location),
             "uptime_s": round(time.monotonic() - self._started_s, 3),
             "requests": found.requests,
             "cache": {

@@ -143,6 +143,9 @@ def run_daemon(serve: Callable[[bytes, Callable[[], None]], None], *, role: str)
             except OSError:
                 _LOG.debug("the parent has gone")
         sys.exit(error.exit_code)
+    except Exception as error:  # noqa: BLE001 -- the outermost: Python's own report would show secrets
+        _LOG.error("a defect of ours ends this process", exc_info=error)
+        sys.exit(1)
 
 
 def umount(mountpoint: str) -> None:

@@ -9,6 +9,7 @@ from fusefs.stores.deadlines import GIVE_UP_AFTER_S, within
 from fusefs.stores.local import LocalStore
 from fusefs.stores.protocol import Store
 from omniload.base.errors import ConfigError
+from omniload.base.secrets import note_secrets_of
 
 __all__ = ["check_root", "open_store"]
 
@@ -40,6 +41,7 @@ def open_store(
         ConfigError: The URL names nothing that can be opened.
         UnavailableError: The store does not answer.
     """
+    note_secrets_of(url, options)
     # A Java machine takes some seconds to start, however well the store answers.
     with within(max(give_up_after_s, GIVE_UP_AFTER_S)):
         return _opened(url, options, give_up_after_s)

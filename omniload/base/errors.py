@@ -10,10 +10,12 @@
     +-- DefectError        report it: the fault is ours       exit 1
 
 Every message names the thing, the value found, the limit and the remedy. Errors
-hold one string, so they cross process boundaries unchanged.
+hold one string, so they cross process boundaries unchanged; no secret is in it (``omniload.base.secrets``).
 """
 
 import traceback
+
+from omniload.base.secrets import without_secrets
 
 __all__ = [
     "ConfigError",
@@ -32,7 +34,7 @@ class OmniloadError(Exception):
     exit_code: int = 1
 
     def __init__(self, message: str) -> None:
-        super().__init__(message)
+        super().__init__(without_secrets(message))
 
 
 class ConfigError(OmniloadError):

@@ -3,9 +3,21 @@
 import logging
 import sys
 
+from typing_extensions import override
+
+from omniload.base.secrets import without_secrets
+
 __all__ = ["get_logger", "set_up_logging"]
 
 _ROOT = "omniload"
+
+
+class _Discreet(logging.Formatter):
+    """Shows no secret, be it in a message or in a traceback."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        return without_secrets(super().format(record))
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -26,11 +38,11 @@ def set_up_logging(level: str = "INFO", *, role: str = "") -> None:
         from rich.logging import RichHandler  # noqa: PLC0415
 
         handler = RichHandler(console=Console(stderr=True), show_path=False)
-        handler.setFormatter(logging.Formatter(f"{role + ': ' if role else ''}%(message)s"))
+        handler.setFormatter(_Discreet(f"{role + ': ' if role else ''}%(message)s"))
     else:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(
-            logging.Formatter(
+            _Discreet(
                 f"%(asctime)s %(levelname)s {role + ' ' if role else ''}%(name)s: %(message)s"
             )
         )

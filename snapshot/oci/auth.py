@@ -15,6 +15,7 @@ from pathlib import Path
 import orjson
 
 from omniload.base.errors import ConfigError
+from omniload.base.secrets import note_secret
 
 __all__ = ["Challenge", "Credentials", "credentials_of", "parse_challenges"]
 
@@ -30,6 +31,9 @@ class Credentials:
 
     user: str
     password: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        note_secret(self.password)
 
     @property
     def basic(self) -> str:

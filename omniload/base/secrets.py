@@ -1,0 +1,97 @@
+"""Keeping secrets out of what is shown: one function for errors, logs, statistics and output.
+
+Users write secrets into URLs (``s3://KEY:SECRET@bucket``, ``?sig=...``) and options, and the
+libraries below quote them in their errors. ``OmniloadError`` and the log pass every message through
+``without_secrets``; whatever else shows a URL does so itself. It takes out what looks
+like a secret in any URL, and every secret that was noted when it was given, however it is quoted.
+"""
+
+import re
+import threading
+from collections.abc import Mapping
+from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
+
+__all__ = ["HIDDEN", "note_secret", "note_secrets_of", "without_secrets"]
+
+HIDDEN = "***"
+_SHORTEST = 6
+"""Characters of a secret that is looked for anywhere: a shorter one is a part of too many words."""
+_MOST_NOTED = 1024
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:(?!::)[^\s'\"<>])+")
+"""Up to white space, quotes, or the ``::`` of a chained URL."""
+_WORDS = (
+    r"secret|passw|token|credential|signature|access_?key|account_?key|api_?key|sas|\bsig|\bauth"
+)
+_NAMES = rf"[\w.\-%]*(?:{_WORDS})[\w.\-%]*"
+_QUERY = re.compile(rf"(?i)([?&;]{_NAMES}=)[^&;#\s'\"]*")
+_IS_SECRET = re.compile(rf"(?i)^{_NAMES}$|^key$|^pat$|^passphrase$")
+_lock = threading.Lock()
+_noted: dict[str, None] = {}
+
+
+def without_secrets(text: str) -> str:
+    """Return ``text`` with every secret in it replaced by ``***``."""
+    if "://" in text:
+        text = _URL.sub(lambda found: _QUERY.sub(rf"\1{HIDDEN}", _without_user(found[0])), text)
+    if _noted:
+        with _lock:
+            noted = list(_noted)
+        # The longest first: one may be a part of another.
+        for secret in sorted(noted, key=len, reverse=True):
+            text = text.replace(secret, HIDDEN)
+    return text
+
+
+def note_secret(secret: str) -> None:
+    """Have ``secret`` taken out of whatever is shown, wherever it stands."""
+    forms = {
+        secret,
+        unquote(secret),
+        quote(secret, safe=""),
+        quote_plus(secret),
+        repr(secret)[1:-1],
+    }
+    with _lock:
+        for form in forms:
+            if len(form) >= _SHORTEST:
+                _noted[form] = None
+        while len(_noted) > _MOST_NOTED:
+            del _noted[next(iter(_noted))]
+
+
+def note_secrets_of(url: str, options: Mapping[str, object] | None = None) -> None:
+    """Note the secrets of a URL and of options for its client."""
+    head, mark, rest = url.partition("://")
+    at, user = _user_in(rest) if mark and head else (0, "")
+    if at and ":" in user:
+        name, _, password = user.partition(":")
+        note_secret(password)
+        if head in {"s3", "s3a"}:
+            note_secret(name)
+    for name, value in parse_qsl(urlsplit(url).query if mark else "", keep_blank_values=True):
+        if _IS_SECRET.match(name):
+            note_secret(value)
+    for name, given in (options or {}).items():
+        if isinstance(given, Mapping):
+            note_secrets_of("", given)
+        elif isinstance(given, str) and _IS_SECRET.match(name):
+            note_secret(given)
+
+
+def _without_user(url: str) -> str:
+    """Return a URL without what stands ahead of its host, if that has a password, or may be a token."""
+    head, _, rest = url.partition("://")
+    at, user = _user_in(rest)
+    is_secret = ":" in user or head.lower() in {"http", "https", "s3", "s3a"}
+    return f"{head}://{HIDDEN}@{rest[at + 1 :]}" if at and is_secret else url
+
+
+def _user_in(rest: str) -> tuple[int, str]:
+    """Return where the ``@`` behind user and password stands in the rest of a URL, and what is ahead; 0 for none."""
+    place, _, _ = rest.partition("/")
+    if "@" not in place and ":" in place:
+        # A password that is not quoted may hold a slash; a host has a number behind its colon.
+        port = place.rpartition(":")[2].partition("?")[0]
+        place = place if port.isdecimal() or not port else rest
+    at = place.rfind("@")
+    return (at, place[:at]) if at > 0 else (0, "")
