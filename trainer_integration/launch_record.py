@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from omniload.base.config import StrictModel
-from omniload.base.errors import StateError
+from omniload.base.errors import StateError, system_refusals
 from omniload.base.extras import DISTRIBUTION
 from trainer_integration.config import TrainConfig
 
@@ -34,6 +34,7 @@ class LaunchRecord(StrictModel):
     """System, processor architecture and cores."""
 
 
+@system_refusals("the record of the launch")
 def write_launch_record(run_dir: Path, config: Path, train: TrainConfig) -> None:
     """Note a launch in the folder of its run."""
     record = LaunchRecord(

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Self
 
-from omniload.base.errors import StateError
+from omniload.base.errors import StateError, system_refusals
 
 __all__ = ["LOCK_NAME", "RunLock"]
 
@@ -16,6 +16,7 @@ LOCK_NAME = ".lock"
 class RunLock:
     """Holds the folder of a run; use it in a ``with``."""
 
+    @system_refusals("the run's folder")
     def __init__(self, run_dir: Path) -> None:
         """Take the folder.
 

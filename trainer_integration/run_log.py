@@ -15,7 +15,7 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from omniload.base.config import StrictModel
-from omniload.base.errors import StateError
+from omniload.base.errors import StateError, system_refusals
 from omniload.base.log import get_logger
 
 __all__ = [
@@ -127,6 +127,7 @@ def parse_line(text: str) -> StepLine | EventLine | MemoryLine:
 class RunLog:
     """The log of a run, appended to."""
 
+    @system_refusals("the run's log")
     def __init__(self, run_dir: Path, *, fresh: bool = False) -> None:
         """Open the log; ``fresh`` drops lines of work that left no checkpoint, as the journal does."""
         run_dir.mkdir(parents=True, exist_ok=True)

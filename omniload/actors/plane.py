@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from omniload.base.errors import ConfigError
+from omniload.base.errors import ConfigError, system_refusals
 from omniload.base.metrics import serve
 from omniload.base.state import Json, JsonObject
 from omniload.build.microbatch import Batch
@@ -17,7 +17,7 @@ from omniload.mix.journal import Journal
 from omniload.mix.possible import require_possible
 from omniload.mix.state import MixState
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.source.tokenize import library_of
+from omniload.source.tokenize import library_of, read_tokenizer
 
 __all__ = [
     "JOURNAL_NAME",
@@ -122,6 +122,7 @@ def make_planner(spec: PlaneSpec, facts_S: Sequence[SourceFacts]) -> Planner:
     )
 
 
+@system_refusals("the run's journal")
 def open_journal(run_dir: Path | None, planner: Planner) -> Journal | None:
     """Open the run's journal, continuing the one that leads up to the planner's state."""
     if run_dir is None:
@@ -138,12 +139,7 @@ def tokenizer_digest(mix: MixConfig, base_dir: Path) -> str:
     if mix.tokenizer.type == "bytes":
         return "bytes"
     path = base_dir / mix.tokenizer.path
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{path}: no such tokenizer file; run `omniload mix sample` or correct tokenizer.path"
-        ) from None
+    content = read_tokenizer(path)
     return hashlib.blake2b(content, digest_size=6).hexdigest() + (
         mix.tokenizer.end_of_document or ""
     )

@@ -6,8 +6,11 @@ is over in a tenth of a second must not spend a third of it on looking through m
 Exit codes: 0 done, 1 a fault of ours, 2 configuration, 3 unavailable, 4 state, 5 integrity; 130 interrupted.
 """
 
+import io
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
@@ -15,7 +18,7 @@ import click
 from typing_extensions import override
 
 from omniload import __version__
-from omniload.base.errors import OmniloadError
+from omniload.base.errors import DefectError, OmniloadError, system_refusal
 from omniload.base.extras import missing_extra, refuse_namesake
 from omniload.base.log import set_up_logging
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _GROUP = "omniload.commands"
+_INTERRUPTED_EXIT = 130
 _OURS = {
     "env": (
         "snapshot.env.cli:command",
@@ -102,23 +106,52 @@ def omniload(log_level: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with the code its errors carry."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A name of a file that is no UTF-8 is shown with its bytes spelt out, not refused.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         refuse_namesake()
         code = omniload.main(
             args=None if arguments is None else list(arguments), standalone_mode=False
         )
-    except OmniloadError as error:
-        notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
-        click.echo(f"error: {error}{notes}", err=True)
-        sys.exit(error.exit_code)
-    except ModuleNotFoundError as error:
-        refusal = missing_extra("this command", error)
-        click.echo(f"error: {refusal}", err=True)
-        sys.exit(refusal.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
-        sys.exit(130)
+        sys.exit(_INTERRUPTED_EXIT)
+    except Exception as error:  # noqa: BLE001 -- the outermost loop: every error is told and ends it
+        sys.exit(_tell(error))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _tell(error: Exception) -> int:
+    """Say what went wrong on standard error; return the exit code.
+
+    What came from outside is one error with its remedy. Anything else is a fault of ours, shown
+    with its traceback and never as something to try again.
+    """
+    refusal = _refusal(error)
+    if refusal is None:
+        traceback.print_exception(error)
+        said = f"error: a fault of omniload itself, not of what it was given: {type(error).__name__}: {error}"
+        click.echo(f"{said}; please report it with the lines above", err=True)
+        return DefectError.exit_code
+    notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
+    click.echo(f"error: {refusal}{notes}", err=True)
+    return refusal.exit_code
+
+
+def _refusal(error: Exception) -> OmniloadError | None:
+    """Return the error as one of this project, where it is none of our own making."""
+    match error:
+        case OmniloadError():
+            return error
+        case ModuleNotFoundError():
+            with suppress(ModuleNotFoundError):
+                return missing_extra("this command", error)
+            return None
+        case OSError() | MemoryError():
+            return system_refusal(error)
+        case _:
+            return None

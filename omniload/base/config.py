@@ -18,7 +18,7 @@ from omniload.base.errors import ConfigError
 from omniload.base.reading import read_small_file
 from omniload.base.yaml_tree import LARGEST_TEXT_BYTES, Node, compose
 
-__all__ = ["StrictModel", "checked", "fault_at", "load_yaml", "parse_yaml"]
+__all__ = ["StrictModel", "checked", "fault_at", "load_yaml", "parse_yaml", "read_text"]
 
 _MOST_FAULTS = 50
 _SHOWN_WIDTH = 60
@@ -52,12 +52,20 @@ def load_yaml(path: str | Path, model: type[Model]) -> Model:
             lists every fault on a line of its own as ``file:line: key: reason``.
     """
     file = Path(path)
+    return parse_yaml(read_text(file), model, name=str(file))
+
+
+def read_text(file: Path) -> str:
+    """Return the text of a YAML file.
+
+    Raises:
+        ConfigError: There is no such file, it is none of settings, or not UTF-8.
+    """
     content = read_small_file(file, most_bytes=LARGEST_TEXT_BYTES, what="a YAML file")
     try:
-        text = content.decode()
+        return content.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: cannot be read as UTF-8 text: {error}") from error
-    return parse_yaml(text, model, name=str(file))
 
 
 def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:

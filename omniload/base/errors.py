@@ -13,7 +13,10 @@ Every message names the thing, the value found, the limit and the remedy. Errors
 hold one string, so they cross process boundaries unchanged; no secret is in it (``omniload.base.secrets``).
 """
 
+import errno
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from omniload.base.secrets import without_secrets
 
@@ -25,6 +28,8 @@ __all__ = [
     "StateError",
     "UnavailableError",
     "project_error",
+    "system_refusal",
+    "system_refusals",
 ]
 
 
@@ -65,6 +70,91 @@ class DefectError(OmniloadError):
     """A fault of this project itself. Trying again is no remedy; a report is."""
 
 
+_REFUSALS: dict[int, tuple[type[OmniloadError], str]] = {
+    errno.ENOENT: (ConfigError, "correct the path"),
+    errno.ENOTDIR: (ConfigError, "a part of the path is no folder; correct it"),
+    errno.EISDIR: (ConfigError, "it is a folder; name a file"),
+    errno.EEXIST: (ConfigError, "something else lies there; name another path, or remove it"),
+    errno.ENOTEMPTY: (ConfigError, "it holds something; name another path"),
+    errno.EACCES: (ConfigError, "get the rights to it, or name another path"),
+    errno.EPERM: (ConfigError, "get the rights to it, or name another path"),
+    errno.EROFS: (ConfigError, "nothing can be written there; name another path"),
+    errno.ENAMETOOLONG: (ConfigError, "shorten it; a name has 255 bytes at most, a path 4,095"),
+    errno.ELOOP: (ConfigError, "its links lead in a circle; name another path"),
+    errno.ENXIO: (ConfigError, "it is a pipe or a device that nobody serves; name a file"),
+    errno.ENODEV: (ConfigError, "it is a device that is not there; name a file"),
+    errno.ENOTSUP: (ConfigError, "what is there cannot do it; name another path"),
+    errno.EADDRINUSE: (ConfigError, "another process has the address; choose another"),
+    errno.EADDRNOTAVAIL: (ConfigError, "this machine has no such address; choose another"),
+    errno.ENOSPC: (UnavailableError, "free space there, or name another path"),
+    errno.EDQUOT: (UnavailableError, "free some of the quota, or name another path"),
+    errno.EFBIG: (UnavailableError, "raise the largest size of a file (ulimit -f)"),
+    errno.EMFILE: (UnavailableError, "raise the number of open files (ulimit -n)"),
+    errno.ENFILE: (UnavailableError, "the machine has too many open files; end some"),
+    errno.EAGAIN: (UnavailableError, "raise the number of processes (ulimit -u), or end some"),
+    errno.ENOMEM: (
+        UnavailableError,
+        "the machine has no memory left; end something, or ask for less",
+    ),
+    errno.EIO: (
+        UnavailableError,
+        "the disk or the store behind it fails; look at it, then try again",
+    ),
+    errno.ESTALE: (UnavailableError, "it was replaced behind this machine's back; try again"),
+    errno.EBUSY: (UnavailableError, "another process uses it; end that, or try again"),
+    errno.ETXTBSY: (UnavailableError, "another process runs it; end that, or try again"),
+    errno.ENOTCONN: (UnavailableError, "what served it is gone; mount or start it again"),
+    **dict.fromkeys(
+        (
+            *(errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED),
+            *(errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN),
+        ),
+        (UnavailableError, "see whether it can be reached from here, then try again"),
+    ),
+}
+"""What the system refuses for a reason that lies outside: the class, and the remedy.
+
+Any other number, such as ``EBADF`` or ``EINVAL``, comes from asking wrongly: a fault of code.
+"""
+
+
+def system_refusal(error: OSError | MemoryError) -> OmniloadError | None:
+    """Return what the system refused as an error of this project; ``None`` where code asked wrongly."""
+    if isinstance(error, MemoryError):
+        return UnavailableError(
+            f"no memory is left ({error}); ask for less, such as a lower batch.tokens or "
+            "runtime.prefetch_steps"
+        )
+    kind, remedy = _REFUSALS.get(error.errno or 0, (None, ""))
+    if kind is None:
+        return None
+    named = [name for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+    where = " and ".join(
+        name.decode(errors="replace") if isinstance(name, bytes) else name for name in named
+    )
+    said = error.strerror or type(error).__name__
+    return kind(f"{where}: {said}; {remedy}" if where else f"{said}; {remedy}")
+
+
+@contextmanager
+def system_refusals(what: str) -> Iterator[None]:
+    """Tell what the system refuses inside, such as a folder that cannot be made, as an error of this project.
+
+    Args:
+        what: What is being done, such as ``the run's folder``, for messages.
+
+    Raises:
+        OmniloadError: As ``system_refusal`` says; any other error passes as it is.
+    """
+    try:
+        yield
+    except OSError as error:
+        refusal = system_refusal(error)
+        if refusal is None:
+            raise
+        raise type(refusal)(f"{what}: {refusal}") from error
+
+
 def project_error(error: BaseException, role: str) -> OmniloadError:
     """Return an error as callers get it: one of this project, which crosses process boundaries.
 
@@ -73,18 +163,14 @@ def project_error(error: BaseException, role: str) -> OmniloadError:
         role: Where, such as ``the planner``.
 
     Returns:
-        The error itself where it is one of ours; ``UnavailableError`` where the system refused
-        a file, a socket or memory; ``DefectError`` for any other, which nobody foresaw.
+        The error itself where it is one of ours; as ``system_refusal`` says where the system
+        refused a file, a socket or memory; ``DefectError`` for any other, which nobody foresaw.
     """
     if isinstance(error, OmniloadError):
         return error
     what = f"{type(error).__name__}: {error}"
-    if isinstance(error, OSError):
-        return UnavailableError(f"{role} was refused by the system: {what}")
-    if isinstance(error, MemoryError):
-        return UnavailableError(
-            f"{role} has no memory left ({what}); lower batch.tokens or runtime.prefetch_steps"
-        )
+    if isinstance(error, OSError | MemoryError) and (refusal := system_refusal(error)):
+        return type(refusal)(f"{role} was refused by the system: {refusal}")
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return DefectError(

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+import numpy as np
 from rich.table import Table
 from rich.text import Text
 
@@ -14,6 +15,7 @@ from omniload.commands.opening import FoundSource, find_sources, open_spec
 from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
 from omniload.mix.config import MixConfig
 from omniload.mix.schedule import boundaries, weights_at
+from omniload.plan.forecast import SourceSizes, warnings_of_a_step
 
 __all__ = ["check", "shares_table"]
 
@@ -28,8 +30,8 @@ _BAR_WIDTH = 8
 def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
     """Check a mix file and everything it names: files, footers, tokenizer, batch.
 
-    All faults are reported at once. Nothing is decoded, and nothing is written but the
-    indexes of the sources.
+    All faults are reported at once. The first records of every source are decoded, and nothing is
+    written but the indexes of the sources.
 
     \b
     Example:
@@ -38,6 +40,7 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
     spec = open_spec(file, dp=dp, cache_dir=cache_dir)
     found = find_sources(spec)
     mix = spec.mix
+    warnings = warnings_of_a_step(mix, _sizes(found))
     if as_json:
         emit_json(
             {
@@ -45,6 +48,7 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
                 "dp": dp,
                 "rows_per_step": mix.rows_per_step,
                 "sources": [asdict(source) for source in found],
+                "warnings": warnings,
                 "shares": [
                     {"step": step, "shares": _shares(mix, step)} for step in boundaries(mix)
                 ],
@@ -57,6 +61,17 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
     ranks = f"{dp} data-parallel rank{'s' if dp > 1 else ''}"
     rows = f"{mix.rows_per_step} rows of {mix.pack.length:,} tokens"
     say(console, f"{file}: valid; a step is {rows} over {ranks}")
+    for warning in warnings:
+        say(console, f"warning: {warning}", "yellow")
+
+
+def _sizes(found: Sequence[FoundSource]) -> SourceSizes:
+    # Where the first records give no token, nothing is known; the largest of the others warns of nothing.
+    unknown = max(source.tokens_per_record for source in found) or 1.0
+    return SourceSizes(
+        samples_S=np.asarray([float(source.records) for source in found]),
+        tokens_per_sample_S=np.asarray([source.tokens_per_record or unknown for source in found]),
+    )
 
 
 def shares_table(mix: MixConfig) -> Table:

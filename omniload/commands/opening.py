@@ -5,6 +5,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from omniload.actors.plane import PlaneSpec, require_rows
 from omniload.base.errors import (
     ConfigError,
@@ -16,6 +18,8 @@ from omniload.base.errors import (
 from omniload.commands.display import progress
 from omniload.mix.config import MixConfig, load_mix
 from omniload.plan.place_tree import ClientPlaceTree
+from omniload.source.columns import as_binary, take, text_array
+from omniload.source.formats.format import Format
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache, index_folder
 from omniload.source.tokenize import Tokenizer, open_tokenizer
@@ -29,12 +33,14 @@ __all__ = [
 ]
 
 _OPENERS = 8
+_FIRST_RECORDS = 64
+"""Records whose tokens are counted."""
 _GRAVITY = (IntegrityError, ConfigError, StateError, UnavailableError, OmniloadError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundSource:
-    """What is known of a source without decoding any of it."""
+    """What is known of a source when no more than its first records were decoded."""
 
     name: str
     """Name in the mix file."""
@@ -48,6 +54,8 @@ class FoundSource:
     """Records, counted."""
     size_bytes: int
     """Bytes of the files, as stored."""
+    tokens_per_record: float
+    """Mean tokens of the first records, which were decoded; 0 where none of them gives any."""
 
 
 def open_spec(
@@ -105,7 +113,10 @@ def find_sources(spec: PlaneSpec) -> list[FoundSource]:
     results = [
         _outcome(lambda: require_rows(spec)),
         _outcome(lambda: tokenizer_of(mix, spec.base_dir)),
-        *(_outcome(future.result) for future in opening),
+        *(
+            _named(_outcome(future.result), name)
+            for name, future in zip(mix.names, opening, strict=True)
+        ),
     ]
     raise_together([result for result in results if isinstance(result, OmniloadError)])
     return [result for result in results if isinstance(result, FoundSource)]
@@ -117,6 +128,15 @@ def _outcome(check: Callable[[], object]) -> object:
         return check()
     except OmniloadError as error:
         return error
+
+
+def _named(result: object, source: str) -> object:
+    """Say of an error whose source it is, where its message names a file only."""
+    if not isinstance(result, OmniloadError) or f"sources.{source}" in str(result):
+        return result
+    named = type(result)(f"sources.{source}: {result}")
+    named.__cause__ = result
+    return named
 
 
 def raise_together(errors: Sequence[OmniloadError]) -> None:
@@ -142,6 +162,7 @@ def _find(spec: PlaneSpec, name: str) -> FoundSource:
         raise ConfigError(
             f"sources.{name}: {', '.join(config.paths)} holds no record; remove the source or add data"
         )
+    tokens_per_record = _tokens_per_record(spec, name, opened.format)
     return FoundSource(
         name=name,
         format=config.type,
@@ -149,4 +170,31 @@ def _find(spec: PlaneSpec, name: str) -> FoundSource:
         units=len(units),
         records=records,
         size_bytes=sum(file.size_bytes for file in opened.files),
+        tokens_per_record=tokens_per_record,
     )
+
+
+def _tokens_per_record(spec: PlaneSpec, name: str, record_format: Format) -> float:
+    """Decode the first records of a source, and return the tokens that they give on average.
+
+    Raises:
+        ConfigError: One of them cannot be used; with the policy ``skip``, none of them can.
+    """
+    records = record_format.first_records()
+    skips = spec.mix.sources[name].on_error.policy == "skip"
+    if records.reason and not (skips and not records.bad_B.all()):
+        raise ConfigError(
+            f"sources.{name}: {records.reason}; correct the type or the key, mend the record, or leave out what cannot "
+            "be read with on_error: {policy: skip}"
+        )
+    rows = np.flatnonzero(~records.bad_B)[:_FIRST_RECORDS]
+    if not len(rows):
+        return 0.0
+    if not record_format.holds_text:
+        return float(records.column.lengths_N[rows].mean())
+    tokenizer = tokenizer_of(spec.mix, spec.base_dir)
+    if tokenizer is None:
+        return 0.0  # told already by whoever asks for the tokenizer
+    column = records.column
+    texts = take(as_binary(column), rows, column.values_V.dtype)
+    return float(tokenizer.encode(text_array(texts)).lengths_N.mean())

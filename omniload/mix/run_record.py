@@ -21,8 +21,8 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
-from omniload.base.config import parse_yaml
-from omniload.base.errors import ConfigError, StateError
+from omniload.base.config import parse_yaml, read_text
+from omniload.base.errors import StateError, system_refusals
 from omniload.base.state import require_version, whole_number
 from omniload.mix.config import BalanceConfig, MixConfig
 
@@ -98,6 +98,7 @@ class RunRecord:
         return past[-1]
 
 
+@system_refusals("the run's record")
 def write_run_record(
     run_dir: Path,
     mix_path: Path,
@@ -125,10 +126,7 @@ def write_run_record(
         StateError: The record that is there is damaged or of another version.
     """
     if text is None:
-        try:
-            text = mix_path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{mix_path}: cannot be read as UTF-8 text: {error}") from error
+        text = read_text(mix_path)
     run_dir.mkdir(parents=True, exist_ok=True)
     earlier = read_run_record(run_dir).lives if (run_dir / RUN_RECORD_NAME).exists() else ()
     life = RunLife(

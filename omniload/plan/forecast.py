@@ -16,6 +16,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
+from omniload.base.units import format_bytes
 from omniload.mix.config import MixConfig
 from omniload.mix.schedule import boundaries, weights_at
 from omniload.plan.balance import balance
@@ -31,9 +32,12 @@ __all__ = [
     "forecast",
     "tokens_by_step",
     "warnings_of",
+    "warnings_of_a_step",
 ]
 
 _MOST_EPOCHS = 4
+_MUCH_MEMORY_BYTES = 16 << 30
+"""More than the nodes of a small cluster can spare."""
 _WORTH_A_WARNING = 0.01
 _HALVINGS = 60
 _MOST_POINTS = 1024
@@ -223,6 +227,38 @@ def warnings_of(
     if waste > _WORTH_A_WARNING:
         warnings.append(
             f"{waste:.1%} of the rows is padding; raise pack.lookahead_rows, or pack by concat_and_split"
+        )
+    return warnings
+
+
+def warnings_of_a_step(mix: MixConfig, sizes: SourceSizes) -> list[str]:
+    """Return what is odd about a single step: sources it goes through more than once, and its memory.
+
+    Args:
+        mix: The declared mix.
+        sizes: What its sources hold, estimated; no step has been planned.
+    """
+    most_S = np.zeros(len(mix.names))
+    for step in boundaries(mix):
+        drawn = [
+            tokens_by_step(mix, sizes, k, tokens_per_step=mix.batch.tokens)
+            for k in (step, step + 1)
+        ]
+        most_S = np.maximum(most_S, (drawn[1] - drawn[0]) / _epoch_tokens(sizes))
+    warnings = [
+        f"a single step goes through {name} {epochs:,.1f} times: it holds {sizes.samples_S[s]:,.0f} records of "
+        f"about {sizes.tokens_per_sample_S[s]:,.0f} tokens; add data, lower its weight, or lower batch.tokens "
+        f"{mix.batch.tokens:,}"
+        for s, (name, epochs) in enumerate(zip(mix.names, most_S.tolist(), strict=True))
+        if epochs > 1
+    ]
+    ahead = mix.rows_per_step * mix.runtime.prefetch_steps + mix.pack.lookahead_rows
+    held_bytes = ahead * mix.pack.length * np.dtype(np.int32).itemsize
+    if held_bytes > _MUCH_MEMORY_BYTES:
+        warnings.append(
+            f"token ids of {ahead:,} rows are held ahead, {format_bytes(held_bytes)}: {mix.runtime.prefetch_steps} "
+            f"steps of {mix.rows_per_step:,} rows and pack.lookahead_rows {mix.pack.lookahead_rows:,}, of pack.length "
+            f"{mix.pack.length:,}; lower one of them unless the loaders have that much"
         )
     return warnings
 

@@ -19,12 +19,22 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
+from omniload.base.reading import read_small_file
 from omniload.mix.config import BpeTokenizer, TokenizerConfig
 from omniload.source.columns import text_bytes
 
-__all__ = ["BpeEncoder", "ByteEncoder", "Tokenizer", "library_of", "open_tokenizer"]
+__all__ = [
+    "BpeEncoder",
+    "ByteEncoder",
+    "Tokenizer",
+    "library_of",
+    "open_tokenizer",
+    "read_tokenizer",
+]
 
 _BYTES_END = 256
+_LARGEST_BYTES = 256 << 20
+"""Largest ``tokenizer.json``: ten times that of a vocabulary of 256,000 tokens."""
 
 
 class Tokenizer(Protocol):
@@ -134,7 +144,19 @@ class BpeEncoder(Tokenizer):
 @lru_cache(maxsize=8)
 def _library(path: Path, _mtime_ns: int) -> tokenizers.Tokenizer:
     """Read a tokenizer once for all sources of a process; it costs megabytes and is safe to share."""
-    return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    return tokenizers.Tokenizer.from_str(read_tokenizer(path).decode())
+
+
+def read_tokenizer(path: Path) -> bytes:
+    """Return the bytes of a ``tokenizer.json``.
+
+    Raises:
+        ConfigError: There is no such file, or it is larger than any vocabulary.
+    """
+    try:
+        return read_small_file(path, most_bytes=_LARGEST_BYTES, what="a tokenizer.json")
+    except ConfigError as error:
+        raise ConfigError(f"tokenizer.path: {error}; relative ones start at the mix file") from None
 
 
 def _open_bpe(config: BpeTokenizer, base_dir: Path) -> BpeEncoder:
@@ -149,6 +171,8 @@ def _open_bpe(config: BpeTokenizer, base_dir: Path) -> BpeEncoder:
             f"tokenizer.path: {path}: no such file; give the path of a tokenizer.json, "
             "relative ones start at the mix file"
         ) from None
+    except ConfigError:
+        raise
     except Exception as error:  # the library raises nothing narrower
         raise ConfigError(f"tokenizer.path: {path}: is no tokenizer.json: {error}") from error
     if config.end_of_document is None:

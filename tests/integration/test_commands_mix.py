@@ -1,16 +1,19 @@
 """The verbs of ``omniload mix`` before a run, on small corpora."""
 
 import os
+import tarfile
 from itertools import chain
 
 import orjson
 import pytest
+import yaml
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.commands.opening import open_spec
 from omniload.commands.rehearsal import Rehearsal
 from omniload.mix.config import MixConfig
 from omniload.mix.journal import read_journal
+from omniload.source.formats import jsonl
 from tests.support.corpora import write_texts
 from tests.support.mix_commands import a_mix_file, a_run, json_of, run_mix
 
@@ -255,3 +258,96 @@ def test_a_rehearsal_plans_what_a_run_journals(mix_path, tmp_path):
     found = [next(plans).membership_digest() for _ in records]
 
     assert found == [record["digest"] for record in records]
+
+
+def checked(folder, config):
+    """Check a mix of one source."""
+    path = a_mix_file(folder)
+    mix = yaml.safe_load(path.read_text())
+    mix["sources"] = {"web": config}
+    mix["mix"]["stages"] = [{"from_step": 0, "weights": {"web": 1}}]
+    path.write_text(yaml.safe_dump(mix))
+    return run_mix("check", path, "--cache-dir", folder / "cache")
+
+
+def test_check_decodes_the_first_records_and_names_the_keys_there_are(tmp_path):
+    write_texts(tmp_path / "web.jsonl", ["some text"] * 9)
+
+    result = checked(tmp_path, {"type": "jsonl", "path": "web.jsonl", "text": "body"})
+
+    assert isinstance(result.exception, ConfigError)
+    message = str(result.exception)
+    assert "sources.web: " in message
+    assert "web.jsonl:1: has no key 'body'; it has text; correct the type or the key" in message
+
+
+def test_check_bears_bad_records_that_are_skipped_unless_all_are(tmp_path):
+    lines = {"some.jsonl": ["x", None, "y"], "none.jsonl": [None] * 3}
+    results = {}
+    for name, texts in lines.items():
+        write_texts(tmp_path / name, texts)
+        config = {"type": "jsonl", "path": name, "on_error": {"policy": "skip"}}
+        results[name] = checked(tmp_path, config)
+
+    assert results["some.jsonl"].exit_code == 0
+    assert isinstance(results["none.jsonl"].exception, ConfigError)
+
+
+def test_check_finds_an_archive_that_is_given_as_text(tmp_path):
+    with tarfile.open(tmp_path / "docs.tar", "w") as tar:
+        tar.add(__file__, "a.py")
+
+    result = checked(tmp_path, {"type": "text", "path": "docs.tar"})
+
+    assert isinstance(result.exception, ConfigError)
+    assert "docs.tar: is a tar archive, not text; unpack it" in str(result.exception)
+
+
+def test_check_says_what_a_glob_takes_that_is_no_data(tmp_path):
+    write_texts(tmp_path / "out" / "part-0.jsonl", ["x"] * 9)
+    (tmp_path / "out" / "_SUCCESS").touch()
+    assert checked(tmp_path, {"type": "jsonl", "path": "out/*"}).exit_code == 0
+    (tmp_path / "out" / "x.tmp").touch()
+
+    result = checked(tmp_path, {"type": "jsonl", "path": "out/*"})
+
+    assert isinstance(result.exception, ConfigError)
+    assert "takes x.tmp, which this type does not read; end the pattern in a suffix" in str(
+        result.exception
+    )
+
+
+def test_check_looks_at_a_bounded_part_of_a_source(tmp_path, monkeypatch):
+    monkeypatch.setattr(jsonl, "FIRST_BYTES", 1000)
+    (tmp_path / "web.jsonl").write_bytes(b'{"text": "good"}\n' * 500 + b"bad\n")
+
+    result = checked(tmp_path, {"type": "jsonl", "path": "web.jsonl"})
+
+    assert result.exit_code == 0
+    (tmp_path / "web.jsonl").write_bytes(b'{"text": "good"}\n' * 50 + b"bad\n" * 500)
+    assert ":51: is not JSON" in str(
+        checked(tmp_path, {"type": "jsonl", "path": "web.jsonl"}).exception
+    )
+
+
+def test_check_warns_of_a_step_that_goes_through_a_source_many_times(tmp_path):
+    path = a_mix_file(tmp_path, batch={"tokens": 32 * 10_000, "micro_tokens": 32})
+
+    result = run_mix("check", path, "--cache-dir", tmp_path / "cache")
+
+    assert result.exit_code == 0
+    assert "warning: a single step goes through text " in result.stdout
+    assert "it holds 120 records of about" in result.stdout
+
+
+def test_check_warns_of_the_memory_that_waiting_rows_take(tmp_path):
+    path = a_mix_file(tmp_path, pack={"length": 32, "lookahead_rows": 1 << 20})
+    assert json_of("check", path, "--cache-dir", tmp_path / "cache")["warnings"] == []
+    mix = yaml.safe_load(path.read_text())
+    mix["pack"] = {"length": 16_384, "lookahead_rows": 1 << 18}
+    mix["batch"] = {"tokens": 16_384, "micro_tokens": 16_384}
+    path.write_text(yaml.safe_dump(mix))
+
+    warnings = json_of("check", path, "--cache-dir", tmp_path / "cache")["warnings"]
+
+    assert any("262,148 rows are held ahead, 16 GiB" in warning for warning in warnings)

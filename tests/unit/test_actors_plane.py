@@ -99,7 +99,7 @@ def test_the_digest_of_a_tokenizer_follows_its_file(tmp_path):
 def test_a_missing_tokenizer_is_a_configuration_error(tmp_path):
     mix = a_mix(tokenizer={"type": "bpe", "path": "t.json"})
 
-    with pytest.raises(ConfigError, match="no such tokenizer file"):
+    with pytest.raises(ConfigError, match=r"no such file; give the path of a tokenizer\.json"):
         tokenizer_digest(mix, tmp_path)
 
 

@@ -1,5 +1,6 @@
 """The command: nouns from entry points, errors to standard error, codes to the caller."""
 
+import errno
 import sys
 import tomllib
 from importlib.metadata import EntryPoint
@@ -17,11 +18,15 @@ from omniload.base.errors import (
     UnavailableError,
 )
 
+ERRORS = {}
+
 
 @click.command()
 @click.argument("outcome")
 def act(outcome):
     """Do what is asked."""
+    if outcome in ERRORS:
+        raise ERRORS[outcome]
     errors = {
         "config": ConfigError("a.yaml:3: seed: wrong"),
         "gone": UnavailableError("no answer"),
@@ -139,6 +144,47 @@ def test_the_nouns_of_all_distributions_are_listed():
     assert cli.omniload.list_commands(None) == sorted([*cli._OURS, "do", "bad"])
 
 
-def test_an_entry_point_that_is_no_command_is_our_own_mistake():
-    with pytest.raises(AssertionError, match="is not a click command"):
-        cli.main(["bad"])
+def test_a_fault_of_our_own_is_told_as_one_with_its_traceback(capsys):
+    assert run("bad") == 1
+
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert "a fault of omniload itself" in shown.splitlines()[-1]
+    assert "please report" in shown
+    assert "try again" not in shown
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No such file", "/x/y"), 2, "/x/y: No such file; correct"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", b"/x"),
+            2,
+            "/x: Permission denied; get",
+        ),
+        (OSError(errno.EXDEV, "No space left", "/a"), 1, "a fault of omniload itself"),
+        (
+            OSError(errno.ENOSPC, "No space left", "/a", None, "/b"),
+            3,
+            "/a and /b: No space left; free",
+        ),
+        (OSError(errno.EBADF, "Bad file descriptor"), 1, "a fault of omniload itself"),
+        (OSError("a decoder without a number"), 1, "a fault of omniload itself"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), 3, "refused; see whether it can"),
+        (MemoryError(), 3, "no memory is left"),
+        (RecursionError("too deep"), 1, "a fault of omniload itself"),
+        (ModuleNotFoundError("No module named 'ray'", name="ray"), 2, "needs the package ray"),
+        (ModuleNotFoundError("No module named 'own'", name="own"), 1, "a fault of omniload itself"),
+    ],
+)
+def test_what_the_system_refuses_is_told_with_its_remedy_and_what_is_ours_is_not_hidden(
+    error, code, said, monkeypatch, capsys
+):
+    monkeypatch.setitem(ERRORS, "given", error)
+
+    assert run("do", "given") == code
+
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert ("Traceback" in shown) == (code == 1)

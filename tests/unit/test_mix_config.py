@@ -142,7 +142,7 @@ def test_faults_in_several_parts_are_reported_together():
         ),
         ({"balance": {"linear": 0, "quadratic": 0}}, "linear: 0"),
         ({"sources.code.tokens": "ids"}, "tokens: ids"),
-        ({"tokenizer": None}, "web:"),
+        ({"tokenizer": None}, "code:"),
     ],
 )
 def test_a_fault_that_spans_keys_carries_the_line_of_one_of_them(changes, line):

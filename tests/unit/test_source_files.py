@@ -1,7 +1,10 @@
 """From patterns to files, and guarded reading."""
 
 import errno
+import logging
 import os
+import threading
+from functools import partial
 from pathlib import Path
 
 import fsspec
@@ -9,7 +12,9 @@ import pyarrow as pa
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
+from omniload.source import files
 from omniload.source.files import digest_of, find_files, reading
+from omniload.source.formats.opening import _knows
 
 
 @pytest.fixture
@@ -200,3 +205,130 @@ def test_a_file_that_is_gone_is_no_outage(file, tmp_path):
 def test_our_own_errors_pass_through_unchanged(file):
     with pytest.raises(ConfigError, match=r"^mine$"), reading(file):
         raise ConfigError("mine")
+
+
+SPARK = ("_SUCCESS", "_metadata", ".part-0.jsonl.crc", "part-0.jsonl", "_temporary/0/part-1.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("out/*", ["out/part-0.jsonl"]),
+        ("out/**/*", ["out/part-0.jsonl"]),
+        ("out/**/*.jsonl", ["out/part-0.jsonl"]),
+        ("out/_*", ["out/_SUCCESS", "out/_metadata"]),
+        ("out/_temporary/*/*.jsonl", ["out/_temporary/0/part-1.jsonl"]),
+        ("out/.part-0.jsonl.crc", ["out/.part-0.jsonl.crc"]),
+    ],
+)
+def test_what_writers_mark_as_no_data_is_passed_over_unless_it_is_asked_for(
+    tmp_path, pattern, names
+):
+    folder = tmp_path / ".cache" / "_base[1]"  # names above the pattern are nothing to it
+    written(folder, *(f"out/{name}" for name in SPARK))
+
+    assert found(folder, pattern) == names
+
+
+def test_a_store_s_marked_names_are_passed_over_too(tmp_path, memory):
+    memory.pipe({f"/out/{name}": b"1" for name in SPARK})
+
+    assert found(tmp_path, "memory://out/*") == ["/out/part-0.jsonl"]
+    assert found(tmp_path, "memory://out/**") == ["/out/part-0.jsonl"]
+
+
+def test_what_is_passed_over_is_said(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("omniload"), "propagate", True)
+    written(tmp_path, *SPARK)
+
+    with caplog.at_level("INFO", logger="omniload"):
+        found(tmp_path, "*")
+
+    assert "names that start with _ or . are passed over: _SUCCESS, _metadata" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "is_known"),
+    [
+        ("jsonl", "a.jsonl", True),
+        ("jsonl", "a.JSON.GZ", True),
+        ("jsonl", "a.ndjson.zst", True),
+        ("jsonl", "part-00000", True),
+        ("jsonl", "shard.00001", True),
+        ("jsonl", "x.tmp", False),
+        ("jsonl", "a.csv.gz", False),
+        ("parquet", "part-0.snappy.parquet", True),
+        ("parquet", "a.jsonl", False),
+        ("text", "README.md", True),
+        ("text", "a.tar", False),
+        ("text", "a.txt.gz", False),
+    ],
+)
+def test_a_glob_without_a_suffix_takes_what_its_type_knows(tmp_path, kind, name, is_known):
+    written(tmp_path, name)
+    known = partial(_knows, kind)
+
+    assert [file.path for file in find_files([name], tmp_path, source="web", known=known)]
+    if is_known:
+        assert find_files(["*"], tmp_path, source="web", known=known)
+        return
+    with pytest.raises(
+        ConfigError, match=r"takes .*, which this type does not read; end the pattern"
+    ):
+        find_files(["*"], tmp_path, source="web", known=known)
+    suffix = Path(name).suffix
+    assert find_files([f"*{suffix}"], tmp_path, source="web", known=known)
+
+
+@pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a pipe"), (os.mkdir, "a folder")])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, make, kind):
+    make(tmp_path / "x")
+
+    with pytest.raises(ConfigError, match=f"it is {kind}"):
+        found(tmp_path, "x")
+
+
+def test_a_device_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="it is a device, which can be read once or has no end"):
+        found(tmp_path, "/dev/zero")
+
+
+class ClientError(Exception):
+    """As a client of a store defines one: no ``OSError``, and a page of text."""
+
+
+@pytest.mark.parametrize("pattern", ["memory://d/*.txt", "memory://d/a.txt"])
+def test_an_error_of_a_store_s_client_is_told_in_one_line(tmp_path, memory, monkeypatch, pattern):
+    def fail(*_, **__):
+        raise ClientError("no answer from the endpoint\n" + "frame\n" * 128)
+
+    monkeypatch.setattr(type(memory), "glob", fail)
+    monkeypatch.setattr(type(memory), "info", fail)
+
+    with pytest.raises(
+        UnavailableError, match=r"no answer from the endpoint; try again$"
+    ) as caught:
+        found(tmp_path, pattern)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_fault_of_code_is_not_told_as_an_outage(tmp_path, memory, monkeypatch):
+    monkeypatch.setattr(type(memory), "info", lambda *_, **__: {}["type"])
+
+    with pytest.raises(KeyError):
+        found(tmp_path, "memory://d/a.txt")
+
+
+def test_an_error_of_a_store_s_client_while_reading_is_an_outage(file):
+    with pytest.raises(UnavailableError, match="cannot be read: gone; try again"), reading(file):
+        raise ClientError("gone")
+
+
+def test_a_store_that_does_not_answer_is_given_up(tmp_path, memory, monkeypatch):
+    release = threading.Event()
+    monkeypatch.setattr(type(memory), "info", lambda *_, **__: release.wait(60))
+    monkeypatch.setattr(files, "_LISTING_S", 0.05)
+
+    with pytest.raises(UnavailableError, match=r"a listing: no answer within 0\.05 s"):
+        found(tmp_path, "memory://d/a.txt")
+    release.set()

@@ -66,3 +66,31 @@ def test_a_file_that_gives_fewer_bytes_than_it_has_is_named(opened, monkeypatch)
 def _at_end(opened):
     opened.seek(2)
     return opened
+
+
+BINARY = {
+    "is a Parquet file": b"PAR1",
+    "is compressed by gzip": b"\x1f\x8b\x08",
+    "is compressed by zstd": b"\x28\xb5\x2f\xfd",
+    "is a zip archive": b"PK\x03\x04",
+    "is a tar archive": b"a.txt".ljust(257, b"0") + b"ustar",
+    "holds a byte 0 at 3": b"abc\0def",
+    "is not UTF-8": b"caf\xe9",
+}
+
+
+@pytest.mark.parametrize(("reason", "content"), BINARY.items(), ids=BINARY)
+def test_what_is_no_text_is_a_bad_record_and_said_at_first_sight(opened, reason, content):
+    reader = opened(content, b"good")
+
+    records = reader.read_unit(0)
+
+    assert records.bad_B.tolist() == [True, False]
+    assert f"0.txt: {reason}" in records.reason
+    assert f"0.txt: {reason}" in reader.first_records().reason
+
+
+def test_a_character_that_is_cut_in_two_at_first_sight_is_no_fault(opened, monkeypatch):
+    monkeypatch.setattr(text, "FIRST_BYTES", 2)
+
+    assert opened("aé".encode()).first_records().reason == ""

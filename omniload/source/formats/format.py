@@ -15,8 +15,10 @@ from omniload.base.ragged import Ragged
 from omniload.mix.config import LARGEST_UNIT_BYTES
 from omniload.source.columns import text_bytes
 
-__all__ = ["MAX_UNIT_BYTES", "Format", "Records", "UnitTable"]
+__all__ = ["FIRST_BYTES", "MAX_UNIT_BYTES", "Format", "Records", "UnitTable"]
 
+FIRST_BYTES = 1 << 20
+"""Most bytes, decompressed, that are looked at for the first records of a source."""
 MAX_UNIT_BYTES = LARGEST_UNIT_BYTES
 """Largest unit that is decoded in memory at once, decompressed."""
 
@@ -81,5 +83,16 @@ class Format(Protocol):
             IntegrityError: The shard is cut short, corrupt, or changed since the source was
                 opened. Single bad records are marked instead.
             UnavailableError: The store did not answer.
+        """
+        ...
+
+    def first_records(self) -> Records:
+        """Decode a few records from the start of the source, from at most about ``FIRST_BYTES``.
+
+        Returns:
+            Those records; none where even the first is larger.
+
+        Raises:
+            OmniloadError: As for ``read_unit``.
         """
         ...

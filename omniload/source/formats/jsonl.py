@@ -20,7 +20,7 @@ from omniload.base.ragged import Ragged
 from omniload.base.units import format_bytes
 from omniload.source.content import digested
 from omniload.source.files import ShardFile, reading
-from omniload.source.formats.format import MAX_UNIT_BYTES, Format, Records, UnitTable
+from omniload.source.formats.format import FIRST_BYTES, MAX_UNIT_BYTES, Format, Records, UnitTable
 from omniload.source.formats.lines import BadLineError, text_of
 from omniload.source.index import FileUnits, IndexCache, index_of
 
@@ -66,6 +66,18 @@ class JsonlFormat(Format):
             )
         before = self._units.rows_U[:unit][self._units.shards_U[:unit] == shard]
         return _records(data, ends, self._key, file.path, int(before.sum()) + 1)
+
+    @override
+    def first_records(self) -> Records:
+        file = next((file for file in self._files if file.size_bytes), None)
+        if file is None:
+            return Records.of_texts([])
+        with reading(file, "its first lines"), _stream(file) as stream:
+            data = stream.read_buffer(FIRST_BYTES)
+        ends = _line_ends(data)
+        if len(data) == FIRST_BYTES and len(ends) and ends[-1] == len(data):
+            ends = ends[:-1]  # cut off in the middle
+        return _records(data, ends, self._key, file.path, first_line=1)
 
     def _index(self, file: ShardFile) -> FileUnits:
         digest = xxhash.xxh3_128()
@@ -113,6 +125,10 @@ def _ranges(chunks: Iterator[pa.Buffer], unit_bytes: int) -> FileUnits:
             stops.append(start)
         carried += len(ends) - done
         at += len(data)
+        # Whatever follows: a file of zeros may be of terabytes.
+        if at - start > MAX_UNIT_BYTES:
+            ended = False
+            break
         ended = bool(data[-1] == _NEWLINE)
     if at > start:
         rows.append(carried + (not ended))

@@ -22,6 +22,7 @@ from omniload.source.index import FileUnits, IndexCache, index_of
 
 __all__ = ["ParquetFormat"]
 
+_FIRST_ROWS = 64
 _INT32_MAX = np.iinfo(np.int32).max
 
 
@@ -61,6 +62,22 @@ class ParquetFormat(Format):
                 f"{where}: holds {len(column)} rows of the {self._units.rows_U[unit]} in its footer"
             )
         return (_texts if self.holds_text else _tokens)(column, where)
+
+    @override
+    def first_records(self) -> Records:
+        filled = np.flatnonzero(self._units.rows_U)
+        if not len(filled):
+            return Records.of_texts([])
+        unit = int(filled[0])
+        file = self._files[self._units.shards_U[unit]]
+        group = int(self._units.starts_U[unit])
+        part = f"row group {group}, its first rows"
+        with reading(file, part), _open(file) as shard:
+            batches = shard.iter_batches(
+                _FIRST_ROWS, row_groups=[group], columns=[self._column], use_threads=False
+            )
+            column = pa.chunked_array([next(batches).column(0)])
+        return (_texts if self.holds_text else _tokens)(column, f"{file.path}: {part}")
 
     def _shard(self, shard: int) -> pq.ParquetFile:
         if self._opened is None or self._opened[0] != shard:

@@ -1,5 +1,6 @@
 """Plain text: one file is one record, and files are read in groups."""
 
+import codecs
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,10 +10,21 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.units import format_bytes
 from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, reading
-from omniload.source.formats.format import MAX_UNIT_BYTES, Format, Records, UnitTable
+from omniload.source.formats.format import FIRST_BYTES, MAX_UNIT_BYTES, Format, Records, UnitTable
 from omniload.source.index import FileUnits, IndexCache, index_of
 
 __all__ = ["TextFormat"]
+
+_BEGINNINGS = (
+    (b"PAR1", "a Parquet file"),
+    (b"\x1f\x8b", "compressed by gzip"),
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd"),
+    (b"BZh", "compressed by bzip2"),
+    (b"\xfd7zXZ\x00", "compressed by xz"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"%PDF-", "a PDF"),
+)
+_TAR_AT = 257
 
 
 class TextFormat(Format):
@@ -56,12 +68,44 @@ class TextFormat(Format):
         reason = ""
         for file in self._files[self._units.starts_U[unit] : self._units.stops_U[unit]]:
             data = _bytes_of(file)
-            try:
-                texts.append(data.decode())
-            except UnicodeDecodeError as error:
-                texts.append(None)
-                reason = reason or f"{file.path}: is not UTF-8: {error}"
+            text, fault = _text_of(data)
+            texts.append(text)
+            reason = reason or (fault and f"{file.path}: {fault}")
         return Records.of_texts(texts, reason)
+
+    @override
+    def first_records(self) -> Records:
+        file = next((file for file in self._files if file.size_bytes), None)
+        if file is None:
+            return Records.of_texts([])
+        with reading(file, "its first bytes"), file.open() as opened:
+            data = opened.read(FIRST_BYTES)
+        # A character may be cut in two at the end.
+        text, fault = _text_of(data, whole=len(data) < FIRST_BYTES)
+        return Records.of_texts([text], fault and f"{file.path}: {fault}")
+
+
+def _text_of(data: bytes, *, whole: bool = True) -> tuple[str | None, str]:
+    """Return the text of a file, or ``None`` and what is wrong with it."""
+    if fault := _fault_of(data):
+        return None, fault
+    try:
+        return codecs.getincrementaldecoder("utf-8")().decode(data, final=whole), ""
+    except UnicodeDecodeError as error:
+        return None, f"is not UTF-8: {error}"
+
+
+def _fault_of(data: bytes) -> str:
+    """Return what shows that a file is no text, or nothing."""
+    kind = next((kind for start, kind in _BEGINNINGS if data.startswith(start)), None)
+    if data[_TAR_AT : _TAR_AT + 5] == b"ustar":
+        kind = "a tar archive"
+    if kind is not None:
+        return f"is {kind}, not text; unpack it, or choose the type that reads it"
+    at = data.find(0)
+    return (
+        f"holds a byte 0 at {at:,}, as no text does; leave it out of the pattern" if at >= 0 else ""
+    )
 
 
 def _indexed(file: ShardFile) -> FileUnits:
