@@ -10,7 +10,7 @@ DEMO_STAMP := $(VENV)/.installed-demo
 LANES := -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test test-fast check format bench clean
+.PHONY: help setup system demo test test-fast check format bench soak clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -53,6 +53,9 @@ bench: $(STAMP) ## Take every measurement; reports go to benchmarks/reports
 		"startup --folder .bench/startup" "image_views --folder .bench/views --report" \
 		"containerd_start --folder .bench/containerd --report"; \
 	do $(BIN)/python -m benchmarks.$$line || exit 1; done
+
+soak: $(STAMP) ## Race readers with writers over mounts for some ten minutes
+	@$(BIN)/python -m benchmarks.fusefs_versions --no-report
 
 clean: ## Remove the environment and what the demo made
 	rm -rf $(VENV) demo

@@ -16,16 +16,17 @@ than sequential ones, and none into an object that is there.
 import errno
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import replace
 
 from fusefs.attributes import Attributes, checked_xattrs
+from fusefs.looking import names_segments, with_attributes
 from fusefs.manifest import Manifest, Segment
 from fusefs.namespace import OpenedFile, StripedFiles
 from fusefs.patching import granule_bytes_of, written_from
+from fusefs.place import stale_suppressed
 from fusefs.splicing import MOST_RANGES, MOST_RANGES_CLOSED
 from fusefs.spool import Spool, SpoolPlace
+from fusefs.versions import ids_of, segments_of, spliceable
 from fusefs.writing import Content, FileWriter
 
 __all__ = ["Body", "SpoolPlace"]
@@ -59,11 +60,13 @@ class Body:
         self._attributes = Attributes()
         self._mtime_ns = opened.info.mtime_ns if opened is not None else time.time_ns()
         self.dirty = opened is None
-        """Whether there is content that is not published."""
+        """Whether there is content, or attributes, that is not published."""
+        self._only_attributes = False
+        """Whether it is attributes alone."""
+        self.replaced = False
+        """Whether its path shows a version of another mount: this one is read, and changes no more."""
         self.published = opened is not None
         """Whether the store shows something of this file at ``path``."""
-
-    # Description
 
     @property
     def size_bytes(self) -> int:
@@ -93,14 +96,19 @@ class Body:
         return self._opened.manifest if self._opened is not None else None
 
     @property
-    def is_plain_version(self) -> bool:
+    def version(self) -> OpenedFile | None:
+        """The version of the store that this is; None while it is being changed here, and of one without a path."""
+        return self._opened if not self.dirty and self.path is not None else None
+
+    @property
+    def _reads_path(self) -> bool:
         """Whether reads go to the plain file at ``path`` itself, and depend on its staying there."""
         in_store = self._spool is None or not self._spool.is_complete
         return (
             in_store
             and self._writer is None
             and self._opened is not None
-            and self._opened.manifest is None
+            and self._opened.reads_path
         )
 
     # Reading
@@ -119,7 +127,7 @@ class Body:
 
     def reader_if_clean(self) -> OpenedFile | None:
         """Return the version whose reader may be asked without this body, if content is not being changed."""
-        return self._opened if self._writer is None and self._spool is None else None
+        return None if self._writer or self._spool else self._opened
 
     def read(self, offset: int, size_bytes: int, process: int) -> bytes | memoryview:
         """Return a range, cut at the end of the file."""
@@ -146,9 +154,11 @@ class Body:
         """Write anywhere; a gap behind the end becomes zeroes.
 
         Raises:
-            OSError: ``EFBIG`` where a spool would exceed its limit; what the store raised.
+            OSError: ``EFBIG`` where a spool would exceed its limit; ``ESTALE`` where another mount
+                replaced the file; what the store raised.
         """
         with self.lock:
+            self._check_changes()
             if self._spool is None and offset == self.size_bytes:
                 self._become_sequential().write(data)
             else:
@@ -165,6 +175,7 @@ class Body:
         with self.lock:
             if size_bytes == self.size_bytes:
                 return
+            self._check_changes()
             if size_bytes == 0:
                 self._drop_content()
                 self._writer = self._files.writer(self.path or "")
@@ -176,12 +187,14 @@ class Body:
         """Note attributes that go out with the next flush.
 
         Raises:
-            OSError: ``ENOSPC`` where extended attributes do not fit.
+            OSError: ``ENOSPC`` where extended attributes do not fit; ``ESTALE`` as ``write``.
         """
         if attributes.xattrs is not None:
             checked_xattrs(attributes.xattrs, self.path)
         with self.lock:
+            self._check_changes()
             self._attributes = replace(self._attributes, **attributes.given)
+            self._only_attributes = self._only_attributes or not self.dirty
             self.dirty = True
 
     def xattrs(self) -> dict[str, bytes]:
@@ -195,60 +208,59 @@ class Body:
         """Make everything durable and visible; with ``last`` false, writing likely goes on.
 
         An unlinked file is published nowhere.
+
+        Raises:
+            OSError: ``ESTALE`` where another mount replaced what was changed here.
         """
         with self.lock:
+            if self.dirty and self.path is not None and self._only_attributes:
+                self._publish_attributes()
+                return
+            if self.dirty:
+                self._check_changes()
             if not self.dirty or self.path is None:
                 return
             if self._spool is not None:
-                self._publish(self._spooled_content(last))
-            elif self._writer is not None:
-                self._publish(self._writer.seal(last=last), self._writer.settle)
-            elif self._opened is not None:
-                self._files.set_attributes(self.path, self._attributes)
+                content = self._spooled_content(last)
             else:
-                self._publish(b"")
+                content = self._writer.seal(last=last) if self._writer is not None else b""
+            self._publish(content)
             self.dirty, self.published = False, True
-            self._reopen(brings=False)
+            self._hold(self._files.open_published(self.path, content))
             if last:
                 # Only now: until the version is open, the writer alone knows the size of the file.
                 self._writer = None
 
-    def refresh(self) -> None:
-        """Take up a newer version, where another process published one (close-to-open)."""
+    def take_up(self) -> None:
+        """Become what the path shows now. For a body that nobody reads: what they read would change."""
         with self.lock:
-            path, known = self.path, self._opened
-            if self.dirty or path is None or known is None:
-                return
-        # Nearly always nothing is new. It is asked without the lock, which reads would wait for.
-        with suppress(FileNotFoundError):
-            if not self._lacks_bytes() and self._files.stat(path).entry == known.info.entry:
-                return
-        with self.lock:
-            if self.dirty or self.path is None or self._opened is None:
-                return
-            is_new = self._files.stat(self.path).entry != self._opened.info.entry
-            if is_new or self._lacks_bytes():
+            if self.version is not None and self.path is not None:
+                opened = self._files.open(self.path)
                 self._close_spool()
                 self._writer = None
-                self._reopen()
+                self._hold(opened)
 
-    def _lacks_bytes(self) -> bool:
-        """Tell whether bytes that an open brings are not here: those of what was published by this body."""
-        version = self.reader_if_clean()
-        return version is not None and self._files.lacks_bytes(version)
+    def replaced_elsewhere(self) -> None:
+        """Leave the path to another version; this one stays to be read, as far as its objects do."""
+        self.path, self.replaced = None, True
 
     def keep_content(self) -> None:
-        """Copy a plain version aside before its path is taken away from it."""
-        with self.lock:
-            if self.is_plain_version:
+        """Copy a plain version aside before its path is taken away from it, unless it is gone from there."""
+        with self.lock, stale_suppressed():
+            if self._reads_path:
                 self._become_spooled().hold_all()
 
+    def check_place(self) -> None:
+        """Before a rename, leave a path that shows another version: that one is renamed. May ask the store."""
+        if self._reads_path and self._opened is not None and self._opened.is_gone():
+            self.replaced_elsewhere()
+
     def moved(self, path: str) -> None:
-        """Note that the file was renamed."""
+        """Note that the file was renamed. May ask the store."""
         with self.lock:
             self.path = path
             if self._opened is not None:
-                self._opened.moved(path)
+                self._opened.moved(path, was_there=True)
 
     def close(self) -> None:
         """Let everything go; what was not flushed is lost."""
@@ -260,7 +272,25 @@ class Body:
 
     # Inside
 
+    def _check_changes(self) -> None:
+        if self.replaced:
+            raise OSError(errno.ESTALE, "another mount replaced the file; open it again")
+
+    def _publish_attributes(self) -> None:
+        """Give the version that is open here its attributes; another one at its path gets none."""
+        assert self.path is not None
+        assert self._opened is not None, "a file without content yet is published whole"
+        now = with_attributes(self._files, self.path, self._opened, self._attributes)
+        self._only_attributes = self.dirty = False
+        if now is None:
+            self._attributes = Attributes()
+            self.replaced_elsewhere()
+            self._check_changes()
+        else:
+            self._hold(now)
+
     def _changed(self) -> None:
+        self._only_attributes = False
         self._mtime_ns = time.time_ns()
         self._attributes = replace(self._attributes, mtime_ns=None)
         self.dirty = True
@@ -289,8 +319,7 @@ class Body:
     def _leave_sequential(self) -> None:
         """Stop appending: by reading the published version where it is all there, else by a spool."""
         if not self.dirty and self.path is not None:
-            self._writer = None
-            self._reopen()
+            self._writer = None  # what it wrote is open as it was published
         else:
             self._become_spooled()
 
@@ -303,7 +332,7 @@ class Body:
         if self._writer is not None:
             content = self._writer.sync()
             reader = self._files.reader_of(content)
-        base = _spliceable(self.manifest) if content is None else _segments_of(content)
+        base = spliceable(self.manifest) if content is None else segments_of(content)
         spool = Spool(self._place, granule, reader)
         try:
             if not base:
@@ -325,45 +354,35 @@ class Body:
         )
 
     def _is_there(self, segments: tuple[Segment, ...]) -> bool:
-        """Tell whether another mount has left alone what the next version takes over from this one.
+        """Tell whether another mount has left alone what the next version takes over from this one."""
+        shared = ids_of(segments) & ids_of(spliceable(self.manifest))
+        return not shared or self.path is None or names_segments(self._files, self.path, shared)
 
-        A mount that replaces a file removes its objects; a manifest must not name them then.
-        """
-        shared = _ids(segments) & _ids(_spliceable(self.manifest))
-        if not shared or self.path is None:
-            return True
-        try:
-            there = self._files.manifest(self.path)
-        except FileNotFoundError:
-            return False
-        return there is not None and shared <= _ids(there.segments)
-
-    def _publish(self, content: Content, settle: Callable[[], None] = lambda: None) -> None:
+    def _publish(self, content: Content) -> None:
         assert self.path is not None
 
         def ready() -> None:
-            settle()
+            if self._writer is not None:
+                self._writer.settle()
             # As late as can be: what another mount publishes from now on, it publishes over this.
-            if not self._is_there(_segments_of(content)):
+            if not self._is_there(segments_of(content)):
                 raise OSError(errno.ESTALE, "another mount replaced what this builds on", self.path)
 
-        # Whether a failed call did publish is not known: what it may name is left to fsck.
+        # A failed call may have published: what that may name is left to fsck.
         loose, self._loose = self._loose, b""
         self._files.publish(self.path, content, self._outgoing(), ready=ready, moves_time=False)
-        kept = Manifest(mtime_ns=0, segments=_segments_of(content))
+        kept = Manifest(mtime_ns=0, segments=segments_of(content))
         self._files.discard(loose, kept=kept)
 
-    def _reopen(self, *, brings: bool = True) -> None:
-        """Hold the version that was just published; the bytes written stay readable as a spool is."""
-        assert self.path is not None
-        opened = self._files.open(self.path, brings=brings)
+    def _hold(self, opened: OpenedFile) -> None:
+        """Hold another version in place of what was open; bytes in a spool are its own."""
         if self._opened is not None:
             self._opened.close()
         self._opened = opened
         self._attributes = Attributes()
         self._mtime_ns = opened.info.mtime_ns
         if self._spool is not None:
-            self._base = _spliceable(opened.manifest)
+            self._base = spliceable(opened.manifest)
             self._spool.published(opened.reader)
 
     def _drop_content(self) -> None:
@@ -378,16 +397,3 @@ class Body:
             self._spool, self._base = None, ()
             self._files.discard(self._loose, kept=self.manifest)
             self._loose = b""
-
-
-def _segments_of(content: Content) -> tuple[Segment, ...]:
-    return () if isinstance(content, bytes) else content
-
-
-def _ids(segments: Iterable[Segment]) -> set[str]:
-    return {segment.segment_id for segment in segments}
-
-
-def _spliceable(manifest: Manifest | None) -> tuple[Segment, ...]:
-    """Return the segments of a version that another one can share; bytes in a manifest are none."""
-    return manifest.segments if manifest is not None and not manifest.inline else ()

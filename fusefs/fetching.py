@@ -48,17 +48,21 @@ class Fetcher:
         engine: Pools, cache and store.
         copy: The version's local copy, where there is a disk cache.
         when_missing: Says what a missing object means.
+        when_read: Called after each read of the store; raises where it may be of another version.
     """
 
     def __init__(
         self,
         engine: ReadEngine,
         copy: LocalCopy | None,
+        *,
         when_missing: Callable[[str], Exception],
+        when_read: Callable[[], None] | None = None,
     ) -> None:
         self._engine = engine
         self._copy = copy
         self._when_missing = when_missing
+        self._when_read = when_read or _believe
 
     def fetch(
         self, wanted: Iterable[Wanted], *, needed: bool, ahead: Iterable[Wanted] = ()
@@ -245,18 +249,23 @@ class Fetcher:
         except FileNotFoundError as error:
             self._engine.traffic.failed("store")
             raise self._when_missing(path) from error
+        except IntegrityError:
+            self._engine.traffic.failed("store")
+            self._when_read()  # it may be cut short because another version is there
+            raise
         except BaseException:
             self._engine.traffic.failed("store")
             raise
         self._engine.traffic.store_read(len(data), time.perf_counter() - began_s)
+        self._when_read()
         # Whoever gets a view of it must not change what others read.
         view, unit_bytes = memoryview(data).toreadonly(), piece.layout.unit_bytes
         for i, unit in enumerate(run.units):
             yield unit, view[i * unit_bytes : (i + 1) * unit_bytes]
 
     def _keep(self, piece: Piece, parts: Mapping[int, Data]) -> None:
-        if self._copy is not None and not self._copy.keep(piece, parts):
-            self._engine.cache.drop([(piece.key, unit) for unit in parts])
+        if self._copy is not None:
+            self._copy.keep(piece, parts)
 
     def _hold(self) -> None:
         if self._copy is not None:
@@ -265,6 +274,10 @@ class Fetcher:
     def _let_go(self) -> None:
         if self._copy is not None:
             self._copy.copy.let_go()
+
+
+def _believe() -> None:
+    """Have nothing against what was read: objects are written once."""
 
 
 def _place(parts: Mapping[int, Data], targets: Placement) -> None:

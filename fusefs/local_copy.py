@@ -1,6 +1,6 @@
 """How the units of a file's pieces lie in its local copy."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fusefs.disk_cache import DiskCopy
 from fusefs.disk_format import CopyVersion
@@ -39,8 +39,6 @@ class LocalCopy:
         copy: Where it lies.
         version: What it is a copy of.
         pieces: The whole file, in order.
-        is_current: Tells whether the store still has this version where it is read: a plain
-            file is read by its path, where another may lie by now. Write-once objects need none.
     """
 
     def __init__(
@@ -48,12 +46,9 @@ class LocalCopy:
         copy: DiskCopy,
         version: CopyVersion,
         pieces: Iterable[Piece],
-        *,
-        is_current: Callable[[], bool] | None = None,
     ) -> None:
         self.copy = copy
         self.version = version
-        self._is_current = is_current
         self._first_of: dict[int, int] = {}
         self._pieces = list(pieces)
         first = 0
@@ -93,14 +88,10 @@ class LocalCopy:
             return True
         return self.copy.store(span, memoryview(data)[start : start + span.size_bytes])
 
-    def keep(self, piece: Piece, parts: Mapping[int, bytes | memoryview]) -> bool:
-        """Keep what was just read of units; false where that may be of another version."""
-        missing = [u for u in parts if not self.copy.has(self.span(piece, u)[0].unit)]
-        if missing and self._is_current is not None and not self._is_current():
-            return False
-        for unit in missing:
-            self.store(piece, unit, parts[unit])
-        return True
+    def keep(self, piece: Piece, parts: Mapping[int, bytes | memoryview]) -> None:
+        """Keep what was just read of units."""
+        for unit, data in parts.items():
+            self.store(piece, unit, data)
 
     def is_sound(self, piece: Piece, unit: int) -> bool:
         """Tell whether what the file shows of a unit is here and matches its checksum."""

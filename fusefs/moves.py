@@ -56,6 +56,8 @@ def rename_open(
             for above in {parent_of(source), parent_of(target)}:
                 files.directories.names_changed(above)
         else:
+            for body in moving:
+                body.check_place()
             files.rename(source, target)
         if replaced is not None:
             replaced.path = None

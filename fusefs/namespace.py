@@ -134,8 +134,6 @@ class StripedFiles:
             memory, disk = memory + dropped[0], disk + dropped[1]
         return memory, disk
 
-    # What is there
-
     def stat(self, path: str) -> FileInfo:
         """Describe a path; links are not followed."""
         return self._catalog.stat(self._visible(path))
@@ -187,9 +185,13 @@ class StripedFiles:
         """
         return self._opener.open(self._visible(path), believed=believed, brings=brings)
 
-    def lacks_bytes(self, file: OpenedFile) -> bool:
-        """Tell whether a plain file was opened without bytes that should be here before it is read."""
-        return self._opener.lacks_bytes(file)
+    def open_published(self, path: str, content: Content) -> OpenedFile:
+        """Open what was just published here, though another mount may have replaced it since."""
+        return self._opener.open_published(path, content)
+
+    def comes_whole(self, info: FileInfo) -> bool:
+        """Tell whether a file is opened with its bytes."""
+        return self._opener.comes_whole(info)
 
     def writer(self, path: str, base: tuple[Segment, ...] = ()) -> FileWriter:
         """Return a writer with the striping of ``path``; nothing is there until it is published.

@@ -3,7 +3,6 @@
 import errno
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Self
@@ -17,9 +16,12 @@ from fusefs.layout import StripeLayout
 from fusefs.local_copy import LocalCopy, version_of
 from fusefs.manifest import Manifest
 from fusefs.pieces import Piece, pieces_of
+from fusefs.place import Place, stale_suppressed, stale_version
 from fusefs.reading import FileReader
-from fusefs.stores.protocol import Entry
-from omniload.base.errors import IntegrityError, OmniloadError
+from fusefs.stores.protocol import Entry, name_of
+from fusefs.versions import content_digest, is_content, segments_of
+from fusefs.writing import Content
+from omniload.base.errors import IntegrityError, OmniloadError, StateError
 
 __all__ = ["MOST_VERSIONS", "OpenedFile", "Opener"]
 
@@ -29,7 +31,16 @@ _PLAIN_BLOCK = 1 << 20
 
 
 class OpenedFile:
-    """A version of a file, held open: its objects stay until it is closed, on this process's part."""
+    """A version of a file, held open: its objects stay until it is closed, on this process's part.
+
+    Args:
+        keeper: Keeps its objects.
+        info: What it is.
+        manifest: None for a plain file.
+        reader: Reads it.
+        place: Where it lies.
+        copy: Its local copy.
+    """
 
     def __init__(
         self,
@@ -38,26 +49,59 @@ class OpenedFile:
         info: FileInfo,
         manifest: Manifest | None,
         reader: FileReader,
-        location: list[str],
+        place: Place,
         copy: LocalCopy | None = None,
     ) -> None:
         self._keeper = keeper
         self._open = True
+        self.mark = object()
+        """Of this opening of it, and of no other."""
         self.info = info
         self.manifest = manifest
-        """None for a plain file."""
         self.reader = reader
-        self._location = location
+        self._place = place
         self._copy = copy
+        # Bytes at hand may have been replaced by as many before the store was asked.
+        self.is_known = (manifest is not None or self.reads_path) and _is_known(info.entry)
+        """Whether the store's word for it, ``info.entry``, is that of no other version."""
+        self.comes_whole = False
+        """Whether its bytes came with it, and while it is not known are what tells it from another."""
 
     @property
     def path(self) -> str:
         """Where it lies by now, as far as this process moved it."""
-        return self._location[0]
+        return self._place.path
 
-    def moved(self, path: str) -> None:
-        """Follow a rename in this process: a plain version is read where it lies now."""
-        self._location[:] = [path]
+    @property
+    def reads_path(self) -> bool:
+        """Whether its bytes are read at its path itself, and depend on its staying there."""
+        return self._place.entry is not None
+
+    def identity(self) -> str:
+        """Return what tells this version from any other of its path, for another process."""
+        if self.manifest is not None:
+            return f"striped {content_digest(self.manifest)}"
+        entry = self.info.entry
+        return f"plain {entry.size_bytes} {entry.mtime_ns} {entry.version}"
+
+    def moved(self, path: str, *, was_there: bool = False) -> None:
+        """Follow a rename in this process: a plain version is read where it lies now. May ask the store.
+
+        Args:
+            path: Where it lies now.
+            was_there: Whether it was not gone just before: what the store says of it now is taken over.
+        """
+        if (entry := self._place.moved(path, was_there=was_there)) is not None:
+            self.info = replace(self.info, entry=entry)
+
+    def found_as(self, info: FileInfo, manifest: Manifest | None) -> None:
+        """Take over how the store describes this version by now: its attributes may be others."""
+        self.info = info
+        if manifest is not None and self.manifest is not None:
+            self.manifest = manifest
+        elif self._place.entry is not None:
+            self._place.entry = info.entry
+        self.is_known = _is_known(info.entry)
 
     def local_copy(self) -> int | None:
         """Open a complete, verified copy of this version on the local disk; None where there is none.
@@ -76,6 +120,14 @@ class OpenedFile:
         if descriptor is None:
             self.reader.verify_copy()
         return descriptor
+
+    def is_gone(self) -> bool:
+        """Tell whether a plain version is no more where it is read."""
+        is_there = False
+        with stale_suppressed():
+            self._place.check()
+            is_there = True
+        return not is_there
 
     def close(self) -> None:
         """Let the version go."""
@@ -121,7 +173,7 @@ class Opener:
 
     def open(self, path: str, *, believed: FileInfo | None, brings: bool) -> OpenedFile:
         """Open what is at a path now; see ``StripedFiles.open``."""
-        if brings and believed is not None and self._comes_whole(believed):
+        if brings and believed is not None and self.comes_whole(believed):
             file = self._plain(path, believed)
             if self._bring(file):
                 return file
@@ -133,55 +185,82 @@ class Opener:
             if manifest is not None:
                 return self._striped(path, info, manifest)
             file = self._plain(path, info)
-            if not (brings and self.lacks_bytes(file)) or self._bring(file):
+            lacks_bytes = self.comes_whole(info) and not file.reader.is_at_hand()
+            if not (brings and lacks_bytes) or self._bring(file):
                 return file
             file.close()
         raise OSError(errno.ESTALE, f"replaced {MOST_VERSIONS} times meanwhile; try again", path)
 
-    def lacks_bytes(self, file: OpenedFile) -> bool:
-        """Tell whether bytes that come with an open are not at hand."""
-        return self._comes_whole(file.info) and not file.reader.is_at_hand()
+    def open_published(self, path: str, content: Content) -> OpenedFile:
+        """Open what this process has just published; see ``StripedFiles.open_published``."""
+        with suppress(FileNotFoundError, NotADirectoryError, IntegrityError, StateError):
+            info, manifest = self._catalog.current(path)
+            if manifest is not None and is_content(manifest, content):
+                return self._striped(path, info, manifest)
+            is_plain = manifest is None and info.kind == "file"
+            if is_plain and isinstance(content, bytes) and info.size_bytes == len(content):
+                return self._at_hand(path, info, content)
+        # Another mount was as fast. What is held is the version from here: nothing at its path is like it.
+        now_ns = time.time_ns()
+        inline = content if isinstance(content, bytes) else b""
+        made = Manifest(mtime_ns=now_ns, segments=segments_of(content), inline=inline)
+        info = FileInfo(
+            name=name_of(path),
+            kind="file",
+            size_bytes=made.size_bytes,
+            mtime_ns=now_ns,
+            mode=made.mode,
+            stored="manifest",
+            entry=Entry(name_of(path), False, 0, 0, version=uuid.uuid4().hex),
+        )
+        return self._striped(path, info, made)
 
-    def _comes_whole(self, info: FileInfo) -> bool:
+    def comes_whole(self, info: FileInfo) -> bool:
+        """Tell whether a file is opened with its bytes."""
         return info.stored == "plain" and info.size_bytes <= self._most_brought
 
     def _plain(self, path: str, info: FileInfo) -> OpenedFile:
-        location = [path]
-        pieces = [_plain_piece(location, info.entry)]
+        place = Place(self._engine.store, path, info.entry)
+        pieces = [_plain_piece(place, info.entry)]
         # Seconds on the clock tell versions apart for minutes, not for the life of a disk.
         copied = info.entry.version or (
             is_settled(info.entry, time.time_ns()) and info.entry.mtime_ns % 10**9
         )
-
-        def is_current() -> bool:
-            return self._is_at(location[0], info.entry)
-
-        copy = self._copy_of(pieces, self._engine.store.location, is_current) if copied else None
-        reader = FileReader(self._engine, pieces, when_missing=_stale, copy=copy)
-        return OpenedFile(
-            self._keeper, info=info, manifest=None, reader=reader, location=location, copy=copy
+        copy = self._copy_of(pieces, self._engine.store.location) if copied else None
+        reader = FileReader(
+            self._engine, pieces, when_missing=stale_version, when_read=place.check, copy=copy
         )
+        made = OpenedFile(
+            self._keeper, info=info, manifest=None, reader=reader, place=place, copy=copy
+        )
+        made.comes_whole = self.comes_whole(info)
+        return made
+
+    def _at_hand(self, path: str, info: FileInfo, data: bytes) -> OpenedFile:
+        """Return a plain version whose bytes are known, at a path where they likely are."""
+        reader = FileReader(self._engine, [Piece.of_bytes(data, 0)])
+        place = Place(self._engine.store, path)
+        return OpenedFile(self._keeper, info=info, manifest=None, reader=reader, place=place)
 
     def _bring(self, file: OpenedFile) -> bool:
         """Have the bytes of a plain file at hand; False where another version is at its path by now.
 
         A store reads whatever lies at a path. Only between two looks that found the same it is one version.
         """
-        if not file.reader.is_at_hand():
-            # What fails though this version is there fails again when it is read, and says so then.
-            with suppress(OSError, OmniloadError):
-                file.reader.read(0, file.reader.size_bytes)
-        if self._is_at(file.path, file.info.entry):
-            return True
-        file.reader.forget()
-        return False
-
-    def _is_at(self, path: str, entry: Entry) -> bool:
+        is_there = False
+        # What fails though this version is there fails again when it is read, and says so then.
         try:
-            found = self._engine.store.stat(path)
+            with stale_suppressed():
+                if not file.reader.is_at_hand():
+                    file.reader.read(0, file.reader.size_bytes)
+                    is_there = True
+                else:
+                    is_there = not file.is_gone()
         except (OSError, OmniloadError):
-            return False
-        return replace(found, name=entry.name) == entry
+            is_there = True
+        if not is_there:
+            file.reader.forget()
+        return is_there
 
     def _striped(self, path: str, info: FileInfo, manifest: Manifest) -> OpenedFile:
         self._keeper.pin(manifest)
@@ -195,13 +274,18 @@ class Opener:
                     f"object {object_path!r} is missing though manifest {path!r} names it; "
                     "restore the file from another copy"
                 )
-            return _stale(path)
+            return stale_version(path)
 
         pieces = pieces_of(manifest)
         copy = self._copy_of(pieces, "")
         reader = FileReader(self._engine, pieces, when_missing=when_missing, copy=copy)
         return OpenedFile(
-            self._keeper, info=info, manifest=manifest, reader=reader, location=[path], copy=copy
+            self._keeper,
+            info=info,
+            manifest=manifest,
+            reader=reader,
+            place=Place(self._engine.store, path),
+            copy=copy,
         )
 
     def drop(self, file: OpenedFile) -> tuple[int, int]:
@@ -212,16 +296,18 @@ class Opener:
             on_disk = self._disk.drop(copy.version)
         return file.reader.forget(), on_disk
 
-    def _copy_of(
-        self, pieces: list[Piece], prefix: str, is_current: Callable[[], bool] | None = None
-    ) -> LocalCopy | None:
+    def _copy_of(self, pieces: list[Piece], prefix: str) -> LocalCopy | None:
         version = version_of(pieces, prefix) if self._disk is not None else None
         if version is None or self._disk is None or not version.size_bytes:
             return None
-        return LocalCopy(self._disk.open(version), version, pieces, is_current=is_current)
+        return LocalCopy(self._disk.open(version), version, pieces)
 
 
-def _plain_piece(location: list[str], entry: Entry) -> Piece:
+def _is_known(entry: Entry) -> bool:
+    return entry.version is not None or is_settled(entry, time.time_ns())
+
+
+def _plain_piece(place: Place, entry: Entry) -> Piece:
     """Return a plain file as one piece, cached across opens only where its version has a name."""
     if entry.version is not None:
         version = f"{entry.version}-{entry.size_bytes}"
@@ -233,10 +319,6 @@ def _plain_piece(location: list[str], entry: Entry) -> Piece:
         start=0,
         size_bytes=entry.size_bytes,
         layout=StripeLayout(_PLAIN_BLOCK, 1),
-        key=f"{location[0]}\0{version}",
-        path_of=lambda _: location[0],
+        key=f"{place.path}\0{version}",
+        path_of=lambda _: place.path,
     )
-
-
-def _stale(path: str) -> Exception:
-    return OSError(errno.ESTALE, "the version that was opened is gone; open the file again", path)

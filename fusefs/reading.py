@@ -33,12 +33,18 @@ class FileReader:
         pieces: list[Piece],
         *,
         when_missing: Callable[[str], Exception] | None = None,
+        when_read: Callable[[], None] | None = None,
         copy: LocalCopy | None = None,
     ) -> None:
-        """Read ``pieces``; ``when_missing`` says what a missing object means."""
+        """Read ``pieces``; ``when_missing`` says what a missing object means.
+
+        ``when_read`` is called after each read of the store, whose bytes are believed unless it raises.
+        """
         self._engine = engine
         self._copy = copy
-        self._fetcher = Fetcher(engine, copy, when_missing or _missing)
+        self._fetcher = Fetcher(
+            engine, copy, when_missing=when_missing or _missing, when_read=when_read
+        )
         self._pieces = [piece for piece in pieces if piece.size_bytes]
         self._starts = [piece.start for piece in self._pieces]
         self._ahead_lock = threading.Lock()
@@ -176,8 +182,7 @@ class FileReader:
         for piece, parts in parts_of.values():
             if self._copy is None or piece.data is not None:
                 continue
-            if not self._copy.keep(piece, parts):
-                self._engine.cache.drop([(piece.key, unit) for unit in parts])
+            self._copy.keep(piece, parts)
 
     def held_bytes(self) -> tuple[int, int | None]:
         """Return the bytes of this version that lie in memory and in the local copy now, None without one."""

@@ -3,10 +3,14 @@
 A file that is created is known here alone until its first flush, so that nobody else
 sees half of it; lookups and listings of this mount add it. A path belongs to the chain
 of nodes above, so renaming a directory renames everything below it at once.
+
+Numbers come from the names that lead to an inode when it is first told of. So a file that
+the kernel has forgotten has its old number again when it is found again, in this process or
+the next, unless it was renamed or an inode that is still in use has that number.
 """
 
 import errno
-import itertools
+import hashlib
 import os
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +21,9 @@ from fusefs.body import Body
 __all__ = ["ROOT", "Node", "Tree", "as_text", "from_text"]
 
 ROOT = 1
+SEVERAL = -1
+_NUMBERS = 1 << 52
+"""Every number below it fits the fraction of a double, which is all that some languages count with."""
 
 
 def as_text(name: str) -> str:
@@ -44,12 +51,29 @@ class Node:
     body: Body | None = None
     """Set while it is open."""
     opens: int = 0
+    readers: int = 0
+    """Of the opens, those that may read."""
+    kind: str | None = None
+    """File, directory or link, as far as it is known: an inode is never of two kinds."""
+    num_moves: int = 0
+    """How often it was renamed while it was open."""
     cached_version: Hashable | None = None
     """Names the version whose bytes the kernel's page cache holds, if it can be told."""
     told_bytes: int | None = None
-    """Size that the kernel was told last."""
+    """Size that the kernel was told since it last had to ask; ``SEVERAL`` where there were more than one."""
     changed_at: int = 0
     """How many changes the mount had seen when this file was published last, or given attributes."""
+
+    def tell(self, size_bytes: int) -> None:
+        """Note that the kernel is told a size.
+
+        Of answers on their way at once it may believe the older and drop the newer one.
+        """
+        self.told_bytes = size_bytes if self.told_bytes in {None, size_bytes} else SEVERAL
+
+    def written(self) -> None:
+        """Note that the kernel has others write it: it knows the size then, and holds what no version may ever be."""
+        self.cached_version = self.told_bytes = None
 
     @property
     def is_attached(self) -> bool:
@@ -66,7 +90,6 @@ class Tree:
     """The nodes of one mount. Used from the mount's loop only, so it needs no lock."""
 
     def __init__(self) -> None:
-        self._numbers = itertools.count(ROOT + 1)
         self._nodes: dict[int, Node] = {ROOT: Node(ROOT, None, "", lookups=1)}
 
     def node(self, number: int) -> Node:
@@ -103,7 +126,7 @@ class Tree:
         """Return the node of a name, made if there is none yet."""
         node = parent.children.get(name)
         if node is None:
-            node = Node(next(self._numbers), parent, name)
+            node = Node(self._new_number(parent, name), parent, name)
             parent.children[name] = node
             self._nodes[node.number] = node
         return node
@@ -143,9 +166,10 @@ class Tree:
             node.lookups -= lookups
             self._drop_if_unused(node)
 
-    def closed(self, node: Node) -> None:
+    def closed(self, node: Node, *, reads: bool) -> None:
         """Note that a handle was closed."""
         node.opens -= 1
+        node.readers -= reads
         if node.opens == 0:
             node.body = None
             self._drop_if_unused(node)
@@ -174,8 +198,17 @@ class Tree:
                 node, parent = tree._nodes[number], tree._nodes[above]
                 node.parent = parent
                 parent.children[node.name] = node
-        tree._numbers = itertools.count(max(tree._nodes) + 1)
         return tree
+
+    def _new_number(self, parent: Node, name: str) -> int:
+        """Return a number for a name that no other inode has."""
+        key, attempt = f"{parent.number}/".encode() + os.fsencode(name), 0
+        while True:
+            digest = hashlib.blake2b(key, digest_size=8, salt=attempt.to_bytes(8, "little"))
+            number = int.from_bytes(digest.digest(), "little") % _NUMBERS
+            if number > ROOT and number not in self._nodes:
+                return number
+            attempt += 1
 
     def _drop_if_unused(self, node: Node) -> None:
         if node.lookups > 0 or node.opens > 0 or node.children or node.number == ROOT:

@@ -42,7 +42,7 @@ class AttributeRequests(Opening):
         if any(w not in {None, mine} for w, mine in zip(wanted, self._owner, strict=True)):
             raise PermissionError(errno.EPERM, "a store keeps no owners")
         if change.size_bytes is not None:
-            node.cached_version = None
+            node.written()
             await self._truncate(node, handle, change.size_bytes)
         changes = Attributes(
             mode=stat_bits.S_IMODE(change.mode) if change.mode is not None else None,
@@ -129,7 +129,7 @@ class AttributeRequests(Opening):
         if handle is not None and handle in self._handles:
             await self._wait(self._handles[handle].body.truncate, size_bytes)
             return
-        opened = await self._open(node, os.O_RDWR)
+        opened = await self._open(node, os.O_WRONLY)
         try:
             body = self._handles[opened.handle].body
             await self._wait(body.truncate, size_bytes)
@@ -145,9 +145,13 @@ class AttributeRequests(Opening):
             if await self._asked.alone(node, partial(self._set_if_closed, node, changes)):
                 return
         # A handle of our own: whoever lets the last one go meanwhile would publish without the change.
-        opened = self._handle(node, os.O_RDWR)
+        opened = self._handle(node, os.O_WRONLY)
+        handle = self._handles[opened.handle]
+        was_published = not handle.body.dirty
         try:
-            await self._wait(self._handles[opened.handle].body.set_attributes, changes)
+            await self._wait(handle.body.set_attributes, changes)
+            if was_published:
+                await self._flush(handle, last=False)
         except Exception:
             await self._release(opened.handle)
             raise

@@ -19,6 +19,11 @@ from omniload.base.errors import OmniloadError
 __all__ = ["ContentRequests"]
 
 
+def _may_leave(version: OpenedFile) -> bool:
+    """Tell whether bytes that the kernel took need not stay: not where they alone tell a version from another."""
+    return version.is_known or not version.comes_whole
+
+
 class ContentRequests(Opening):
     """Requests about content: open, read, write, flush, fsync, close."""
 
@@ -27,7 +32,7 @@ class ContentRequests(Opening):
         """Create a file: nothing is in the store before its first flush."""
         above, text = self._place_for(parent, name)
         path = self._tree.child_path(above, text)
-        if await self._is_there(above, text):
+        if await self._has_name(above, text):
             if flags & os.O_EXCL:
                 raise FileExistsError(errno.EEXIST, "something is there", path)
             node = self._tree.child(above, text)
@@ -38,7 +43,7 @@ class ContentRequests(Opening):
             except BaseException:
                 self._tree.forget(node.number, 1)
                 raise
-        node = self._tree.child(above, text)
+        node = self._child(above, text, "file")
         node.lookups += 1
         path = self._tree.child_path(above, text)  # a directory above may be renamed by now
         node.body = Body(self._files, self._place, path, None)
@@ -46,7 +51,7 @@ class ContentRequests(Opening):
         if permissions != 0o644:
             node.body.set_attributes(Attributes(mode=permissions))
         entry = self._body_entry(node)
-        node.told_bytes = entry.size_bytes
+        node.tell(entry.size_bytes)
         opened = self._handle(node, flags)
         await self._name_made_here(parent_of(path))
         return opened, entry
@@ -106,7 +111,7 @@ class ContentRequests(Opening):
             if data is None and version is not None:
                 data = await self._read_when_here(version, offset, size_bytes, handle)
             if data is not None:
-                if version is not None and opened.kept:
+                if version is not None and opened.kept and _may_leave(version):
                     version.reader.served(offset, len(data))
                 return data
         return await self._wait(body.read, offset, size_bytes, handle)
@@ -124,7 +129,7 @@ class ContentRequests(Opening):
         """Write: inline where the window has room, else in a thread that waits for it."""
         opened = self._handles[handle]
         body = opened.body
-        opened.node.cached_version = None  # the page cache holds now what no version may ever be
+        opened.node.written()
         if body.lock.acquire(blocking=False):
             try:
                 # Under the lock: a flush under way for another handle moves the end's description.

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from typing_extensions import override
 
 from fusefs.attributes import Attributes
+from fusefs.bridge.finding import Finding
 from fusefs.bridge.protocol import Entry, Named, Opened
-from fusefs.bridge.session import STATS_DIRECTORY_INODE, STATS_INODE, Listed, Session
+from fusefs.bridge.session import STATS_DIRECTORY_INODE, STATS_INODE, Listed
 from fusefs.catalog import FileInfo
 from fusefs.directories import NOT_KEPT
 from fusefs.moves import remove_open, rename_open
@@ -22,7 +23,7 @@ _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 """Of renameat2."""
 
 
-class NameRequests(Session):
+class NameRequests(Finding):
     """Requests about names: finding, listing, making, renaming and removing."""
 
     @override
@@ -33,11 +34,7 @@ class NameRequests(Session):
         if parent == STATS_DIRECTORY_INODE:
             return self._stats_entry(name)
         self._check_name(name)
-        above, text = self._tree.node(parent), os.fsdecode(name)
-        known = above.children.get(text)
-        if known is None or known.body is None:
-            await self._info(self._tree.child_path(above, text))
-        node = self._tree.child(above, text)
+        node = await self._found(self._tree.node(parent), os.fsdecode(name))
         node.lookups += 1
         try:
             return await self._entry(node)
@@ -50,7 +47,7 @@ class NameRequests(Session):
         if inode not in {STATS_INODE, STATS_DIRECTORY_INODE}:
             node = self._tree.node(inode)
             node.lookups += 1
-            node.told_bytes = self._line_bytes
+            node.tell(self._line_bytes)
 
     @override
     def forget(self, inode: int, lookups: int) -> None:
@@ -66,6 +63,9 @@ class NameRequests(Session):
             node = self._tree.node(inode)
             path = self._tree.path(node)
             infos = await self._wait(self._files.listing, path)
+            for info in infos:
+                if (child := node.children.get(info.name)) is not None and child.body is not None:
+                    await self._leads_here(child, info)
             listed = self._listed(node, path, infos, remembers=self._num_changes == before)
         handle = self._new_handle()
         self._listings[handle], self._listed_at[handle] = listed, before
@@ -83,7 +83,8 @@ class NameRequests(Session):
             named.setdefault(pending.name, None)
         listed: list[Listed] = []
         for name in sorted(named):
-            child, described = self._tree.child(node, name), named[name]
+            described = named[name]
+            child = self._child(node, name, described.kind if described is not None else "file")
             child.lookups += 1  # the listing's own, so that the numbers in it stay good
             if child.body is not None:
                 listed.append((name, self._body_entry(child), child))
@@ -101,6 +102,8 @@ class NameRequests(Session):
             elif node is not None and node.changed_at > listed_at:
                 # And closed since: who asks for its size must not be told the one of before.
                 entry = entry._replace(attr_timeout_s=0)
+            if node is not None and not node.is_attached:
+                entry = entry._replace(entry_timeout_s=0)  # its name leads elsewhere by now
             self._line_bytes = entry.size_bytes
             yield Named(os.fsencode(name), entry)
 
@@ -126,7 +129,7 @@ class NameRequests(Session):
             made = Attributes(mode=wanted, mtime_ns=NOT_KEPT)
             await self._wait(self._files.set_attributes, path, made)
             self._forget_info(path)
-        return await self._told(above, text)
+        return await self._told(above, text, "directory")
 
     @override
     async def symlink(self, parent: int, name: bytes, target: bytes) -> Entry:
@@ -136,7 +139,7 @@ class NameRequests(Session):
         await self._wait(self._files.make_link, path, os.fsdecode(target))
         self._forget_info(path)
         self._names_changed(parent_of(path))
-        return await self._told(above, text)
+        return await self._told(above, text, "symlink")
 
     @override
     async def readlink(self, inode: int) -> bytes:
@@ -151,7 +154,8 @@ class NameRequests(Session):
         path = self._tree.child_path(above, text)
         node = above.children.get(text)
         body = node.body if node is not None else None
-        await self._wait(remove_open, self._files, path, body)
+        with self._changing_names(path):
+            await self._wait(remove_open, self._files, path, body)
         self._forget_info(path)
         self._names_changed(parent_of(path))
         if node is not None and node.body is not None:
@@ -183,7 +187,7 @@ class NameRequests(Session):
         source = self._tree.child_path(above, text)
         target = self._tree.child_path(new_above, new_text)
         node, there = above.children.get(text), new_above.children.get(new_text)
-        if flags & _RENAME_NOREPLACE and await self._is_there(new_above, new_text):
+        if flags & _RENAME_NOREPLACE and await self._has_name(new_above, new_text):
             raise FileExistsError(errno.EEXIST, "something is there", target)
         replacing = there is not None and there is not node
         if there is not None and replacing and any(self._tree.pending_below(there)):
@@ -193,7 +197,10 @@ class NameRequests(Session):
         opened = self._tree.open_below(node) if node is not None else ()
         moving = [below.body for below in opened if below.body is not None]
         replaced = there.body if there is not None and replacing else None
-        await self._wait(rename_open, self._files, source, target, moving, replaced)
+        with self._changing_names(source, target):
+            await self._wait(rename_open, self._files, source, target, moving, replaced)
+            for below in self._tree.open_below(node) if node is not None else ():
+                below.num_moves += 1
         if source != target:
             self._forget_infos(source, target)
             self._names_changed(parent_of(source))

@@ -4,88 +4,61 @@
 version opened is the one it holds; a version has a name that is never used again (the
 segments of a striped file; a plain file by its settled time stamp), so close-to-open holds.
 
-*Local copies.* A version that lies whole on the local disk is handed to the kernel, which
-reads it by itself. While it does, the inode can be opened in no other way. So whoever wants
-to write, or finds a newer version, gets a new inode: the old one loses its name, the open
-answers ESTALE, and the kernel looks the name up again by itself (it does so once for every
+*Versions.* An inode that somebody reads shows one version, and what this mount makes of it
+(``leading``). Who opens it when its path shows another one gets ESTALE: the name leads to
+another inode by then, and the kernel looks it up again by itself (it does so once for every
 path, before any program hears of it). Readers keep the version they opened, as they keep
 one that was renamed over.
+
+*Local copies.* A version that lies whole on the local disk is handed to the kernel, which
+reads it by itself. While it does, the inode can be opened in no other way: so whoever wants
+to write gets a new inode, too.
 """
 
 import errno
 import os
 import time
 from collections.abc import Callable, Hashable
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
+from typing import NoReturn
 
 from fusefs.body import Body
+from fusefs.bridge.finding import Finding, stale
 from fusefs.bridge.protocol import Opened
-from fusefs.bridge.session import Handle, Session
+from fusefs.bridge.session import Handle
 from fusefs.known import is_settled
 from fusefs.namespace import OpenedFile
 from fusefs.tree import Node
+from fusefs.versions import content_name
 
 __all__ = ["Opening"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What a look at the store said of a node."""
-
-    body: Body
-    is_current: bool
-    """Whether the body shows the version that was at its path."""
-
-
-class Opening(Session):
+class Opening(Finding):
     """How files are opened, flushed and closed."""
 
     async def _open(self, node: Node, flags: int) -> Opened:
-        reads_only = flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY
-        while True:
-            if self._passes_through(node):
-                if not reads_only:
-                    self._part_from_name(node)
-                    raise _stale()
-            elif node.body is not None:
-                # The handle keeps the body while this one asks.
-                return await self._opened(node, flags, refreshes=True, reads_only=reads_only)
+        looks = True
+        while node.body is None:
+            looks = False
             brings = not flags & os.O_TRUNC
-            found = await self._asked.ask(node, partial(self._look, node, brings=brings))
-            if node.body is not found.body:
-                continue  # closed by the last who had it while this one waited
-            if not self._passes_through(node):
-                return await self._opened(node, flags, refreshes=False, reads_only=reads_only)
-            # Meanwhile another open may have been faster, and have brought a local copy.
-            if not (reads_only and found.is_current):
-                self._part_from_name(node)
-                raise _stale()
-            return self._handle(node, flags)
+            await self._asked.ask(node, partial(self._open_or_look, node, brings=brings))
+        # Or it was closed by the last who had it while this one waited: then all began anew.
+        return await self._opened(node, flags, looks=looks)
 
-    async def _look(self, node: Node, *, brings: bool = True) -> _Found:
-        """Find out what a file is now: open it, or bring what is open of it up to date.
+    async def _open_or_look(self, node: Node, *, brings: bool) -> None:
+        """Find out what a file is now, and hold that version open until somebody has a handle.
 
         Raises:
             OSError: ``ESTALE``: its name leads elsewhere by now; the kernel looks it up again.
         """
-        body = node.body
-        if body is None:
+        if node.body is None:
             opened = await self._open_at_name(node, brings=brings)
-            if (made := self._body_of(node)) is None:
-                node.body = self._fresh_body(node, opened)
-                return _Found(node.body, is_current=True)
+            if self._body_of(node) is None:
+                node.body = await self._fresh_body(node, opened)
+                return
             opened.close()  # created meanwhile
-            body = made
-        if not self._passes_through(node):
-            await self._wait(body.refresh)
-            return _Found(body, is_current=True)
-        version, found = body.reader_if_clean(), None
-        with suppress(FileNotFoundError):  # unlinked: there is no newer version
-            found = await self._wait(self._files.stat, self._tree.path(node))
-        is_newest = found is None or (version is not None and found.entry == version.info.entry)
-        return _Found(body, is_current=version is not None and is_newest)
+        await self._look(node)
 
     async def _open_at_name(self, node: Node, *, brings: bool) -> OpenedFile:
         path = self._path_of_named(node)
@@ -95,19 +68,24 @@ class Opening(Session):
         except FileNotFoundError as error:
             # Removed elsewhere: who creates it if it is not there must hear so from the lookup.
             self._forget_info(path)
-            raise _stale() from error
+            raise stale() from error
 
-    async def _opened(self, node: Node, flags: int, *, refreshes: bool, reads_only: bool) -> Opened:
-        answer = self._handle(node, flags)
+    async def _opened(self, node: Node, flags: int, *, looks: bool) -> Opened:
+        reads_only = flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY
+        answer = self._handle(node, flags)  # it keeps the body while this one asks
         body = self._handles[answer.handle].body
         try:
-            if refreshes:
+            if looks:
                 await self._asked.ask(node, partial(self._look, node))
+            if self._passes_through(node) and not reads_only:
+                self._leave_to_readers(node)
             if flags & os.O_TRUNC:
                 await self._wait(body.truncate, 0)
         except Exception:
             await self._release(answer.handle)
             raise
+        if self._passes_through(node):
+            return answer
         self._tell_size(node, body)
         version = body.reader_if_clean() if reads_only else None
         token = _token(version) if version is not None else None
@@ -124,16 +102,16 @@ class Opening(Session):
         try:
             return self._tree.path(node)
         except FileNotFoundError as error:
-            raise _stale() from error
+            raise stale() from error
 
-    def _fresh_body(self, node: Node, opened: OpenedFile) -> Body:
+    async def _fresh_body(self, node: Node, opened: OpenedFile) -> Body:
         """Return a body of a version that was just opened, at the path its node has by now."""
         try:
-            path = self._path_of_named(node)
+            while (path := self._path_of_named(node)) != opened.path:
+                await self._wait(opened.moved, path)
         except OSError:
             opened.close()
             raise
-        opened.moved(path)
         return Body(self._files, self._place, path, opened)
 
     def _tell_size(self, node: Node, body: Body) -> None:
@@ -150,9 +128,6 @@ class Opening(Session):
             self._kernel.outdated(node.number)
             node.told_bytes = None
 
-    def _passes_through(self, node: Node) -> bool:
-        return self._kernel is not None and self._kernel.passes_through(node.number)
-
     def _local_copy(self, node: Node, version: OpenedFile | None) -> int | None:
         """Return a descriptor of a local copy, if the kernel can use one for this open."""
         kernel = self._kernel
@@ -161,26 +136,27 @@ class Opening(Session):
         local_copy: Callable[[], int | None] | None = getattr(version, "local_copy", None)
         return local_copy() if local_copy is not None else None
 
-    def _part_from_name(self, node: Node) -> None:
-        """Leave a version to those who have it open; its name leads to a new inode from now on.
+    def _leave_to_readers(self, node: Node) -> NoReturn:
+        """Leave a version to the kernel, which reads it by itself; its name leads to a new inode from now on.
 
         Raises:
-            OSError: ``ETXTBSY``: it has no name any more, so this inode is all there is of it.
+            OSError: ``ESTALE``; ``ETXTBSY`` where it has no name any more, so that this inode is all there is of it.
         """
-        if node.parent is None:
+        if node.parent is None and (node.body is None or not node.body.replaced):
             raise OSError(errno.ETXTBSY, "unlinked, and read from its local copy")
-        if node.body is not None:
-            node.body.path = None
-        self._tree.detach(node.parent, node.name)
-
-    @staticmethod
-    def _body_of(node: Node) -> Body | None:
-        return node.body
+        self._part(node, node.body)
+        raise stale()
 
     async def _flush(self, handle: Handle, *, last: bool) -> None:
         body = handle.body
-        if body.dirty and body.path is not None:
-            await self._wait(body.flush, last=last)
+        if body.dirty and (body.path is not None or body.replaced):
+            try:
+                # While nobody looks what its path shows: that would be taken for another mount's.
+                publish = partial(self._wait, body.flush, last=last)
+                await self._asked.alone(handle.node, publish)
+            finally:
+                if body.replaced and handle.node.body is body:
+                    self._part(handle.node, body)
             if body.path is not None:
                 self._file_changed(handle.node, body.path)
 
@@ -201,20 +177,16 @@ class Opening(Session):
         await self._closed(handle)
 
     async def _closed(self, handle: Handle) -> None:
-        self._tree.closed(handle.node)
+        self._tree.closed(handle.node, reads=handle.reads)
         if handle.node.body is not handle.body:
             await self._wait(handle.body.close)
 
 
-def _stale() -> OSError:
-    return OSError(errno.ESTALE, "another inode has this name now, or none")
-
-
-def _token(version: OpenedFile) -> Hashable | None:
-    """Return what names the bytes of a version for ever, or None where nothing does yet."""
+def _token(version: OpenedFile) -> Hashable:
+    """Return what names the bytes of a version for ever, or for as long as it is open where nothing else does yet."""
     manifest, entry = version.manifest, version.info.entry
     if manifest is not None and manifest.segments and not manifest.inline:
-        return tuple((s.segment_id, s.before_bytes, s.size_bytes) for s in manifest.segments)
+        return content_name(manifest)
     if is_settled(entry, time.time_ns()):
         return entry
-    return None
+    return version.mark

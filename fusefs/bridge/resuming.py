@@ -14,6 +14,8 @@ from fusefs.body import Body
 from fusefs.bridge.opening import Opening
 from fusefs.bridge.protocol import Entry
 from fusefs.bridge.session import Handle
+from fusefs.looking import Shown, shown_at
+from fusefs.namespace import OpenedFile
 from fusefs.tree import Node, Tree, as_text, from_text
 from omniload.base.errors import OmniloadError, StateError
 
@@ -37,6 +39,12 @@ class Resuming(Opening):
             "nodes": self._tree.state(),
             "next_handle": self._next_handle,
             "handles": [[n, h.node.number, h.appends] for n, h in self._handles.items()],
+            "write_only": [n for n, h in self._handles.items() if not h.reads],
+            "versions": [
+                [node.number, node.body.version.identity()]
+                for node in {h.node.number: h.node for h in self._handles.values()}.values()
+                if node.body is not None and node.body.version is not None
+            ],
             "listings": [
                 [
                     number,
@@ -64,27 +72,43 @@ class Resuming(Opening):
         self._owner = (state["owner"][0], state["owner"][1])
         self._tree = Tree.resumed(state["nodes"])
         self._next_handle = state["next_handle"]
+        # Older releases told neither; they showed all opens of a path one version.
+        write_only, versions = set(state.get("write_only", ())), dict(state.get("versions", ()))
         for number, inode, appends in state["handles"]:
             node = self._tree.node(inode)
             if node.body is None:
                 path = self._tree.path(node)
                 try:
                     # Its bytes come when they are read: the whole mount waits for this.
-                    opened = await self._wait(self._files.open, path, brings=False)
+                    opened = await self._wait(self._opened_again, path)
                 except OSError as error:
                     raise StateError(
                         f"{path!r} is open and cannot be opened again: {error}"
                     ) from error
+                if versions.get(inode, opened.identity()) != opened.identity():
+                    opened.close()
+                    raise StateError(
+                        f"{path!r} is open and was replaced meanwhile; have it closed, then take over"
+                    )
                 node.body = Body(self._files, self._place, path, opened)
+            reads = number not in write_only
             node.opens += 1
+            node.readers += reads
             # How it was opened is not told: what is read through it stays in memory as well.
-            self._handles[number] = Handle(node, node.body, appends, kept=False)
+            self._handles[number] = Handle(node, node.body, appends, reads, kept=False)
         for number, lines in state["listings"]:
             self._listings[number] = [
                 (from_text(name), Entry(*entry), self._tree.node(inode) if inode else None)
                 for name, entry, inode in lines
             ]
         self.statistics.open_views = {number: view.encode() for number, view in state["views"]}
+
+    def _opened_again(self, path: str) -> OpenedFile:
+        opened = self._files.open(path, brings=False)
+        if opened.comes_whole and not opened.is_known:
+            opened.close()  # a version so young is told from another by its bytes alone
+            opened = self._files.open(path)
+        return opened
 
     def _check_reopens(self, node: Node) -> None:
         """Check that who opens the path finds the version that is open here.
@@ -98,8 +122,8 @@ class Resuming(Opening):
             raise StateError(
                 f"{node.name!r} is open and was removed or replaced; have it closed, then take over"
             )
-        version = body.reader_if_clean()
-        if version is not None and self._files.stat(body.path).entry != version.info.entry:
+        version = body.version
+        if version is not None and shown_at(self._files, body.path, version) is not Shown.SAME:
             raise StateError(
                 f"{os.fspath(body.path)!r} is open and was replaced since; have it closed, then take over"
             )

@@ -50,6 +50,7 @@ class Handle:
     node: Node
     body: Body
     appends: bool
+    reads: bool
     kept: bool
     """Whether what is read through it stays in the kernel's page cache."""
 
@@ -128,27 +129,13 @@ class Session(FileSystem):
     def _handle(self, node: Node, flags: int) -> Opened:
         assert node.body is not None
         number = self._new_handle()
+        reads = flags & os.O_ACCMODE != os.O_WRONLY
         node.opens += 1
+        node.readers += reads
         self._handles[number] = Handle(
-            node, node.body, bool(flags & os.O_APPEND), not flags & os.O_DIRECT
+            node, node.body, bool(flags & os.O_APPEND), reads, not flags & os.O_DIRECT
         )
         return Opened(number)
-
-    async def _told(self, parent: Node, name: str) -> Entry:
-        """Describe something just made and count that the kernel was told of it."""
-        node = self._tree.child(parent, name)
-        node.lookups += 1
-        return await self._entry(node)
-
-    async def _is_there(self, parent: Node, name: str) -> bool:
-        node = parent.children.get(name)
-        if node is not None and node.body is not None:
-            return True
-        try:
-            await self._info(self._tree.child_path(parent, name))
-        except FileNotFoundError:
-            return False
-        return True
 
     async def _info(self, path: str) -> FileInfo:
         """Describe a path from what is known for less than ``TTL_S``, else from the store."""
@@ -204,7 +191,7 @@ class Session(FileSystem):
 
     async def _entry(self, node: Node) -> Entry:
         entry = await self._described_now(node)
-        node.told_bytes = entry.size_bytes
+        node.tell(entry.size_bytes)
         return entry
 
     async def _described_now(self, node: Node) -> Entry:
@@ -213,11 +200,22 @@ class Session(FileSystem):
         if node.number == ROOT:
             return self._described(ROOT, await self._info(""))
         try:
-            return self._described(node.number, await self._info(self._tree.path(node)))
+            info = await self._info(self._tree.path(node))
         except FileNotFoundError as error:
             if not node.is_attached:
                 raise OSError(errno.ESTALE, "unlinked and not open") from error
             raise
+        if self._body_of(node) is not None:
+            return self._body_entry(node)  # opened meanwhile, and perhaps as another version
+        if node.kind not in {None, info.kind}:
+            raise OSError(errno.ESTALE, f"a {info.kind} is there by now")
+        node.kind = info.kind
+        return self._described(node.number, info)
+
+    @staticmethod
+    def _body_of(node: Node) -> Body | None:
+        """Return the body of a node that may have got one while a handler waited."""
+        return node.body
 
     def _body_entry(self, node: Node) -> Entry:
         body = node.body

@@ -172,12 +172,27 @@ def _(at, there):
         (at / "f.new").write_bytes(DATA[::-1])
         (at / "f.new").rename(at / "f")
 
-        # Who has it open there reads the old version, or is told that its bytes are gone...
-        found = answer(lambda _: os.pread(old.fileno(), 100, 0), at)
-        assert found in {DATA[:100], "ESTALE"}
-        # ...until somebody on that mount opens the new one.
-        assert (there / "f").read_bytes() == DATA[::-1]
-        assert os.pread(old.fileno(), 100, 0) == DATA[::-1][:100]
+        # Who has it open there reads the old version, or is told that its bytes are gone,
+        # also when somebody on that mount has opened the new one.
+        for _ in range(2):
+            assert answer(lambda _: os.pread(old.fileno(), 100, 0), at) in {DATA[:100], "ESTALE"}
+            assert os.fstat(old.fileno()).st_size == len(DATA)
+            assert (there / "f").read_bytes() == DATA[::-1]
+        assert (there / "f").stat().st_ino != os.fstat(old.fileno()).st_ino
+
+
+@row("inode numbers")
+def _(at, there):
+    (at / "f").write_bytes(DATA)
+    number = (at / "f").stat().st_ino
+    assert (there / "f").stat().st_ino == number, "as in any process"
+
+    (at / "f").rename(at / "g")
+    assert (at / "g").stat().st_ino == number
+    with (at / "g").open("rb") as old:
+        (at / "h").write_bytes(DATA)
+        (at / "h").rename(at / "g")
+        assert os.fstat(old.fileno()).st_ino == number != (at / "g").stat().st_ino
 
 
 @row("O_EXCL on two mounts")

@@ -274,13 +274,13 @@ def test_a_flush_that_fails_keeps_the_bytes_for_the_next(files):
     faulty.assert_all_faults_fired()
 
 
-def test_a_newer_version_from_elsewhere_is_taken_up_at_the_next_open(files):
+def test_a_newer_version_from_elsewhere_is_taken_up_when_it_is_told_to(files):
     files.write_file("f", DATA)
     body = opened(files)
     with some_files(files.store) as elsewhere:
         elsewhere.write_file("f", DATA[::-1])
 
-    body.refresh()
+    body.take_up()
 
     assert body.read(0, 10, 0) == DATA[::-1][:10]
     body.close()

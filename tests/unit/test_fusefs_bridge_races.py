@@ -158,9 +158,14 @@ def test_of_two_opens_at_once_the_later_sees_the_newer_version(mount):
     with held(mount.files, "open", first):
         mount.files.write_file("f", DATA[::-1])
         assert not later.send(None).done()
-    run_blocking(first)
+    reader = run_blocking(first)
 
-    assert mount.read(run_blocking(later)) == DATA[::-1]
+    with pytest.raises(OSError, match="another inode") as caught:
+        run_blocking(later)
+    assert caught.value.errno == errno.ESTALE
+    assert mount.read(mount.open(mount.lookup())) == DATA[::-1]
+    assert run_blocking(mount.shown.getattr(inode)).size_bytes == len(DATA)
+    mount.release(reader)
 
 
 def test_an_open_that_waited_begins_anew_where_the_first_was_closed_meanwhile(mount):
@@ -205,8 +210,10 @@ def test_a_file_renamed_just_before_its_version_is_looked_for_is_found_where_it_
 
     monkeypatch.setattr(mount.files, "stat", renamed_first)
 
-    assert mount.read(mount.open(inode)) == DATA[::-1]
+    with pytest.raises(OSError, match="another inode"):
+        mount.open(inode)
     assert asked == ["f", "g"]
+    assert mount.read(mount.open(mount.lookup(b"g"))) == DATA[::-1]
 
 
 def test_a_size_that_an_open_finds_outdated_is_asked_for_again(mount):
@@ -292,7 +299,7 @@ def test_a_reader_is_told_when_a_handle_is_gone(mount, monkeypatch):
     assert left == [first.handle, second.handle]
 
 
-@pytest.mark.parametrize("name", ["open", "publish"])
+@pytest.mark.parametrize("name", ["open_published", "publish"])
 def test_what_is_appended_while_another_handle_closes_goes_behind_what_was_there(mount, name):
     inode = mount.lookup()
     first = mount.open(inode, os.O_WRONLY | os.O_APPEND)

@@ -157,12 +157,12 @@ def test_a_node_lives_until_the_kernel_forgets_it_and_its_children():
 
 def test_an_unlinked_node_lives_while_it_is_open():
     tree, d, f = a_tree()
-    f.opens = 1
+    f.opens = f.readers = 1
 
     tree.detach(d, "f")
     tree.forget(f.number, 1)
     assert tree.node(f.number) is f
-    tree.closed(f)
+    tree.closed(f, reads=True)
 
     with pytest.raises(OSError, match="not known"):
         tree.node(f.number)

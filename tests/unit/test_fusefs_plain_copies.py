@@ -1,5 +1,6 @@
 """Local copies of plain files, which lie at a path where another file may lie by now."""
 
+import errno
 import os
 
 import pytest
@@ -44,11 +45,16 @@ def test_a_plain_file_with_a_settled_time_stamp_is_kept(files):
     assert kept(files) == (len(OLD), len(OLD))
 
 
-def test_what_replaced_a_file_while_it_was_open_is_never_kept_as_that_file(files, root):
+@pytest.mark.parametrize("new", [NEW, NEW * 2, NEW[:100]])
+def test_what_replaced_a_file_while_it_was_open_is_neither_read_nor_kept_as_that_file(
+    files, root, new
+):
     with files.open("f") as file:
-        lay(root / "f", NEW, OLD_NS + 1_000_000_001)
-        assert file.reader.read(0, 4) == b"new "  # by its path, as any reader of it
-        file.reader.keep(0, len(OLD))
+        lay(root / "f", new, OLD_NS + 1_000_000_001)
+        for read in (file.reader.read, file.reader.keep):
+            with pytest.raises(OSError, match="is gone; open the file again") as caught:
+                read(0, len(OLD))
+            assert caught.value.errno == errno.ESTALE
 
     lay(root / "f", OLD, OLD_NS)  # moved back, or restored with its time
     with files.open("f") as file:
@@ -65,19 +71,23 @@ def test_a_file_that_is_gone_after_it_was_read_is_not_kept(files, root, monkeypa
             return data
 
         monkeypatch.setattr(files.store, "read", read_and_remove)
-        file.reader.keep(0, len(OLD))
+        with pytest.raises(OSError, match="is gone"):
+            file.reader.keep(0, len(OLD))
         assert file.reader.held_bytes()[1] == 0
 
 
-def test_an_outage_after_the_read_costs_the_copy_and_not_the_bytes(files, monkeypatch):
+def test_bytes_of_which_an_outage_hides_whether_they_are_of_this_version_are_not_believed(
+    files, monkeypatch
+):
     with files.open("f") as file:
 
         def unavailable(_):
             raise UnavailableError("no store")
 
         monkeypatch.setattr(files.store, "stat", unavailable)
-        assert file.reader.read(0, len(OLD)) == OLD
-        assert file.reader.held_bytes()[1] == 0
+        with pytest.raises(UnavailableError):
+            file.reader.read(0, len(OLD))
+        assert file.reader.held_bytes() == (0, 0)
 
 
 def test_a_file_renamed_here_is_kept_on(files):

@@ -1,11 +1,13 @@
 """Plain files that somebody replaces while they are opened: what is read is one version, whole."""
 
+import contextlib
 import errno
 
 import pytest
 
 from fusefs.attributes import Attributes
 from fusefs.body import Body, SpoolPlace
+from fusefs.looking import Shown, shown_at
 from fusefs.opened import MOST_VERSIONS
 from fusefs.stores.memory import MemoryStore
 from omniload.base.errors import UnavailableError
@@ -124,16 +126,42 @@ def test_an_outage_while_bytes_are_brought_is_told_as_one(store, files):
         assert file.reader.read(0, 5000) == OLD
 
 
-def test_what_a_body_has_published_is_brought_for_who_opens_it_later(store, files):
+def test_what_a_body_has_published_is_at_hand_whatever_lies_at_its_path(store, files):
     with files.open("f") as opened:
         body = Body(files, SpoolPlace(), "f", opened)
         body.truncate(0)
         body.write(0, b"written here")
         body.flush()
-        body.refresh()
-        assert store.reads == 2, "the old content, and the new"
+        assert store.reads == 1, "the old content"
 
-        store.before_reads.append(lambda: store.publish("f", b"too late for who opened it"))
+        store.publish("f", b"written away")
         assert body.read(0, 100, 1) == b"written here"
+        assert shown_at(files, "f", body.version) is Shown.ANOTHER
+        store.publish("f", b"written here")
+        assert shown_at(files, "f", body.version) is Shown.SAME
         body.close()
-    assert store.before_reads
+
+
+@pytest.mark.parametrize("data", [b"from elsewhere", b"from here"[::-1], b"long" * 5000])
+def test_what_another_mount_publishes_in_the_same_moment_is_not_taken_for_the_own(
+    store, files, data
+):
+    body = Body(files, SpoolPlace(), "f", files.open("f"))
+    publish = files.publish
+
+    def published_over(*arguments, **named):
+        publish(*arguments, **named)
+        with some_files(store) as others:
+            others.write_file("f", data)
+
+    files.publish = published_over
+    for written in (b"from here", b"striped" * 2000):
+        body.truncate(0)
+        body.write(0, written)
+        body.flush()
+
+        assert body.size_bytes == len(written)
+        assert shown_at(files, "f", body.version) is Shown.ANOTHER
+        with contextlib.suppress(OSError):  # ESTALE: its objects went with it
+            assert body.read(0, 100_000, 1) == written
+    body.close()

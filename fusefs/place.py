@@ -1,0 +1,84 @@
+"""Where an open version lies, and whether it still does: a store reads whatever is at a path by then."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from fusefs.stores.protocol import Entry, Store
+from omniload.base.errors import OmniloadError
+
+__all__ = ["Place", "stale_suppressed", "stale_version"]
+
+
+class Place:
+    """The path of an open version, followed through renames of this process. Safe in threads.
+
+    Args:
+        store: Where the path is.
+        path: Where the version was opened.
+        entry: What the store said of it there, for a plain version, which is read by its path;
+            None for one that is read without.
+    """
+
+    def __init__(self, store: Store, path: str, entry: Entry | None = None) -> None:
+        self._store = store
+        self.path = path
+        self.entry = entry
+
+    def moved(self, path: str, *, was_there: bool) -> Entry | None:
+        """Note that this process renamed the file; return what the store says of it now, if that is another word.
+
+        Some stores rename by copying, which gives the copy a time stamp of its own.
+
+        Args:
+            path: Where it lies now.
+            was_there: Whether the version was found at its path just before.
+        """
+        if path == self.path:
+            return None
+        self.path = path
+        if self.entry is None or not was_there:
+            return None
+        try:
+            found = self._store.stat(path)
+        except (OSError, OmniloadError):
+            return None  # gone or out of reach: who reads it next hears so
+        if found.is_directory or found.size_bytes != self.entry.size_bytes:
+            return None
+        self.entry = found
+        return found
+
+    def check(self) -> None:
+        """Check that what was read at the path just now is of this version.
+
+        Between two looks that found the same, it is.
+
+        Raises:
+            OSError: ``ESTALE``: another version is there, or none.
+            UnavailableError: The store does not answer.
+        """
+        if self.entry is None:
+            return
+        try:
+            found = self._store.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise stale_version(self.path) from error
+        # What it may be called or who may read it says nothing of its bytes.
+        if replace(found, name=self.entry.name, mode=self.entry.mode) != self.entry:
+            raise stale_version(self.path)
+
+
+@contextmanager
+def stale_suppressed() -> Iterator[None]:
+    """Go on where a version turns out to be gone."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+
+
+def stale_version(path: str) -> OSError:
+    """Return the error for a version that was opened and is there no more."""
+    return OSError(errno.ESTALE, "the version that was opened is gone; open the file again", path)

@@ -1,0 +1,73 @@
+"""Files that another mount replaces while they are read: an open shows one version whole, or ESTALE."""
+
+import errno
+import os
+import shutil
+
+import pytest
+
+from fusefs.mounting import mount
+from tests.support.fusefs_model import fast_directory
+from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT
+from tests.support.fusefs_versions import race_over_mounts, wrong_in
+
+pytestmark = [pytest.mark.fuse, pytest.mark.skipif(NO_MOUNT, reason=WHY_NO_MOUNT)]
+STRIPED = {"striping": {"unit": "8KiB", "count": 2}, "plain_limit": "4KiB"}
+READS = 600
+
+
+@pytest.fixture(scope="module", params=["device", "pyfuse3"])
+def bridge(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", params=["plain", "striped", "copied"])
+def mounts(request, bridge):
+    """Three mounts of one store; ``copied``: they keep copies on the disk, and pass them through where they can."""
+    base = fast_directory("fusefs-versions-")
+    files = {} if request.param == "plain" else dict(STRIPED)
+    (base / "store").mkdir()
+    shown = []
+    try:
+        for name in ("first", "second", "third"):
+            (base / name).mkdir()
+            settings = {"bridge": bridge, "files": files}
+            if request.param == "copied":
+                disk = {"directory": str(base / f"{name}.disk"), "capacity": "64MiB"}
+                settings |= {"files": {**files, "disk_cache": disk}, "passthrough": True}
+            shown.append(mount(str(base / "store"), base / name, settings))
+        with shown[0] as first, shown[1] as second, shown[2] as third:
+            yield first, second, third
+    finally:
+        shutil.rmtree(base)
+
+
+def test_the_rest_of_an_open_file_is_of_the_version_it_began_with(mounts):
+    here, there, _ = mounts
+    (there / "f").write_bytes(b"a" * 30_000)
+    with (here / "f").open("rb", buffering=0) as old:
+        found = old.read(4096)
+        (there / "new").write_bytes(b"b" * 20_000)
+        (there / "new").rename(there / "f")
+        with (here / "f").open("rb") as newer:
+            assert newer.read() == b"b" * 20_000
+            assert os.fstat(newer.fileno()).st_ino != os.fstat(old.fileno()).st_ino
+
+        try:
+            while more := old.read(4096):
+                found += more
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            assert set(found) == {ord("a")}
+        else:
+            assert found == b"a" * 30_000
+        assert os.fstat(old.fileno()).st_size == 30_000
+
+
+def test_no_read_of_many_is_of_two_versions(mounts):
+    found = race_over_mounts(mounts, reads=READS, readers=2, rest_s=0.002, within_s=12)
+
+    assert wrong_in(found) == {}
+    assert found["whole"] > READS // 4
+    assert found["versions"] > 3
