@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from omniload.actors.guard import MARKS, marks_of
 from omniload.base.cli import main
 from omniload.mix.run_record import read_run_record
-from tests.support.corpora import a_corpus
+from tests.support.builders import a_mix
+from tests.support.corpora import a_corpus, write_tokens
 from tests.support.disks import a_tmpfs
 from tests.support.run_lines import write_mix
 from trainer_integration.checkpoint_folder import steps_in
@@ -394,3 +396,21 @@ def test_the_steps_before_the_end_of_the_data_are_saved_and_the_end_is_told(tmp_
     assert events_in(run)[-4:] == ["data_end", "checkpoint", "exit", "end"]
     assert read_log(run)[-1].detail == f"done: the data ended at step {steps}"
     assert steps_in(run / "checkpoints") == (steps,)
+
+
+@pytest.mark.ray
+def test_two_ranks_over_actors_train_a_last_step_that_one_of_them_has_no_row_of(tmp_path):
+    # A row a document, four of them a step: nine leave one row for the last.
+    documents = [np.arange(32, dtype=np.int32) + at for at in range(9)]
+    write_tokens(tmp_path / "web" / "0.parquet", documents)
+    write_mix(tmp_path / "mix.yaml", a_mix(sources=("web",), mix={"stop": "each_once"}))
+    config = a_training_file(tmp_path, ranks=2, steps=1000, every=1000)
+
+    with launched(config) as job:
+        code = job.end()
+
+    assert code == 0, "".join(job.output)
+    run = tmp_path / "run"
+    assert [step.tokens for step in last_of_each_step(read_log(run))] == [128, 128, 32]
+    assert steps_in(run / "checkpoints") == (3,)
+    assert prove(run).require().num_logged == 3

@@ -16,8 +16,9 @@ from omniload.machine import queue
 from omniload.mix.journal import StepRecord, state_before
 from omniload.mix.progress import weights_by_step
 from omniload.mix.state import MixState
+from omniload.plan.membership import Exhausted, Starved, membership_of
 from tests.support.builders import a_mix, tokens_of
-from tests.support.simulation import Simulation
+from tests.support.simulation import Simulation, known_ahead
 
 MANY = 1 << 30
 STOPS = ("first_exhausted", "all_exhausted", "each_once")
@@ -131,7 +132,7 @@ def test_up_to_the_first_end_nothing_is_trained_on_twice_and_nothing_drawn_is_le
     for of_source in counts:
         assert set(of_source) <= {0, 1}
         assert of_source == sorted(of_source, reverse=True), "what is drawn is a prefix"
-    assert any(all(of_source) for of_source in counts), "one source is whole"
+    assert sum(all(of_source) for of_source in counts) == 1, "the one that ends first, and it alone"
 
 
 @given(worlds("all_exhausted"), st.integers(1, 20))
@@ -188,6 +189,28 @@ def test_the_journal_of_a_finite_run_folds_to_its_states(world, first_read):
     for step, state in simulation.states.items():
         folded = state_before(step, start, records, weights_by_step(mix))
         assert folded.to_json(mix.names, simulation.planner.fingerprint) == state
+
+
+def memberships(world, known):
+    """Plan a run to its end by membership alone, with ``known`` records known ahead, more where that is too few."""
+    mix, state, steps = world["mix"], MixState.start(len(world["epochs"])), []
+    ends_S = [len(epoch) for epoch in world["epochs"]]
+    while True:
+        count = known
+        while isinstance(
+            found := membership_of(mix, state, known_ahead(state, world["epochs"], count), ends_S),
+            Starved,
+        ):
+            count += 1
+        if isinstance(found, Exhausted):
+            return steps
+        state = found.after
+        steps.append((found.pieces.rows(), found.row_offsets.tolist(), state.digest()))
+
+
+@given(worlds(), st.integers(0, 20))
+def test_the_end_is_the_same_however_much_is_known_ahead(world, known):
+    assert memberships(world, known) == memberships(world, 200)
 
 
 def test_a_last_step_of_one_row_is_placed_on_eight_ranks():
