@@ -277,8 +277,8 @@ class MixConfig(StrictModel):
     """Version of this format."""
     seed: int = Field(ge=0, lt=1 << 63)
     """Decides every order; the same seed gives the same samples in every step."""
-    sources: dict[Name, SourceConfig] = Field(min_length=1)
-    """The sources by name. The order of the keys means nothing: they are sorted as they are read."""
+    sources: dict[Name, SourceConfig] = Field(min_length=1, max_length=32_767)
+    """The sources by name, at most as many as 16 bits number. The order of the keys means nothing: they are sorted."""
     mix: WeightsConfig
     """Weights over time."""
     pack: PackConfig

@@ -185,7 +185,7 @@ def test_no_process_is_started_that_no_data_plane_asks(tmp_path):
     mix = a_mixed_corpus(tmp_path)
 
     with RayPlane(a_spec(tmp_path, mix)) as plane:
-        folder = plane._cluster._folder
+        folder = str(plane._cluster._folder)
         started = [
             " ".join(p.info["cmdline"] or [])
             for p in psutil.process_iter(["cmdline"])

@@ -2,6 +2,7 @@
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from fusefs.config import FilesConfig
 from omniload.base.config import parse_yaml
@@ -205,3 +206,8 @@ def test_every_number_of_a_file_has_a_largest_value(model):
 )
 def test_a_number_beyond_its_limit_is_refused_with_both(changes, message):
     assert message in fault_of(changes)
+
+
+def test_more_sources_than_a_batch_can_number_are_refused():
+    with pytest.raises(ValidationError, match="at most 32767 items"):
+        a_mix(sources=[f"s{i}" for i in range(32_768)])
