@@ -8,11 +8,13 @@
             state = client.state_dict()   # plain JSON, at this step boundary
 """
 
+import math
 import time
 from collections.abc import Iterator
 from typing import Self
 
 from omniload.actors.plane import RankHandle
+from omniload.base.errors import ConfigError
 from omniload.base.metrics import BATCH_WAIT_SECONDS
 from omniload.base.state import JsonObject
 from omniload.build.microbatch import Batch
@@ -30,14 +32,26 @@ class Client:
         self.last_wait_s = 0.0
         """Seconds the last ``next_batch`` waited."""
 
-    def next_batch(self) -> Batch | None:
+    def next_batch(self, timeout: float | None = None) -> Batch | None:
         """Return the batch of ``next_step``, or ``None`` when the data has ended.
 
+        Args:
+            timeout: Longest wait in seconds; ``None`` for the mix's ``runtime.batch_timeout``,
+                half an hour unless it says otherwise. From 10 s on, the log says who is waited
+                for and why.
+
         Raises:
+            ConfigError: The timeout is no positive number.
+            UnavailableError: The time has passed; names who holds the batch up, and why. The
+                same call may be repeated, and goes on to wait for the same batch.
             OmniloadError: The data plane has failed; the cause as it was raised there.
         """
+        if timeout is not None and not (
+            isinstance(timeout, int | float) and 0 < timeout < math.inf
+        ):
+            raise ConfigError(f"timeout is {timeout!r}; give seconds above 0, or None")
         began_s = time.perf_counter()
-        batch = self._handle.take(self.next_step)
+        batch = self._handle.take(self.next_step, timeout)
         self.last_wait_s = time.perf_counter() - began_s
         BATCH_WAIT_SECONDS.observe(self.last_wait_s)
         if batch is None:

@@ -257,7 +257,7 @@ def _opened(spec: RankSpec, stack: ExitStack) -> Client:
 
 
 def _handle(plane: PlaneAddress, rank: int) -> RankHandle:
-    from omniload.actors.ray_handle import handle_in  # noqa: PLC0415 -- an extra, absent for local users
+    from omniload.actors.ray_joining import handle_in  # noqa: PLC0415 -- an extra, absent for local users
 
     return handle_in(plane, rank)
 

@@ -6,6 +6,7 @@ a key-value store.
 
 import operator
 from collections.abc import Mapping
+from pathlib import Path
 from typing import SupportsIndex
 
 import numpy as np
@@ -27,6 +28,10 @@ class PlaneAddress(StrictModel):
     """Data-parallel ranks of each data constructor, by actor name."""
     cp_size: int = 1
     """Peers that share a data-parallel rank's rows."""
+    board: Path
+    """Folder of the heartbeats."""
+    batch_timeout_s: float
+    """Longest that a rank waits for a batch unless it says otherwise."""
 
     @property
     def sizes(self) -> Mapping[str, int]:

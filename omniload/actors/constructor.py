@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 
+from omniload.actors.board import Activity
 from omniload.base.errors import OmniloadError
 from omniload.base.ragged import Ranges
 from omniload.build.microbatch import Batch
@@ -17,10 +18,17 @@ class ConstructorShell:
     """Builds in the thread that calls ``build``; ``take`` waits in any other."""
 
     def __init__(
-        self, machine: DataConstructor, fetch: Callable[[Sequence[SliceRequest]], Ranges]
+        self,
+        machine: DataConstructor,
+        fetch: Callable[[Sequence[SliceRequest]], Ranges],
+        activity: Activity,
+        loaders: Sequence[str] = (),
     ) -> None:
+        """Build with what ``fetch`` gets from the source loaders of these names."""
         self._machine = machine
         self._fetch = fetch
+        self._activity, self._loaders = activity, tuple(loaders)
+        activity.rest("has built every step that was planned", ("planner",))
         self._changed = threading.Condition()
         self._error: OmniloadError | None = None
         self._end: int | None = None
@@ -31,11 +39,17 @@ class ConstructorShell:
             commands = self._machine.handle(BuildStep(plan=plan))
         for command in commands:
             if isinstance(command, FetchSlices):
-                slices = self._fetch(command.requests)
-                with self._changed:
+                with self._activity.doing(f"fetches step {command.step}", self._loaders):
+                    slices = self._fetch(command.requests)
+                with self._activity.doing(f"builds step {command.step}"), self._changed:
                     self._machine.handle(SlicesFetched(step=command.step, slices=slices))
                     self._changed.notify_all()
         return plan.step
+
+    def wait(self, step: int, timeout_s: float) -> bool:
+        """Wait for a step, its end or a failure; return whether one came in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._settled(step), timeout_s)
 
     def take(
         self, step: int, dp_rank: int, cp_rank: int = 0, timeout_s: float | None = None

@@ -14,6 +14,11 @@ __all__ = ["ConstructorLink", "LoaderLink"]
 class LoaderLink(Protocol):
     """A way to a source loader."""
 
+    @property
+    def name(self) -> str:
+        """Its name as a role."""
+        ...
+
     def read_ahead(self, command: ReadAhead) -> "Future[SamplesReported]":
         """Start reading; the future holds the report."""
         ...

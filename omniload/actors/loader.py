@@ -2,15 +2,16 @@
 
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from omniload.actors.board import Activity
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.ragged import Ragged, Ranges
 from omniload.base.retry import backoff_s, with_retries
+from omniload.base.threads import DaemonPool
 from omniload.machine.messages import ReadAhead, ReleaseSamples, SamplesReported, SliceRequest
 from omniload.machine.source_loader import SamplesRead, SourceLoader
 from omniload.mix.config import MixConfig
@@ -36,26 +37,28 @@ class LoaderShell:
         *,
         base_dir: Path,
         cache_dir: Path | None,
-        clock: Clock | None = None,
+        activity: Activity,
     ) -> None:
         names = mix.names
         self._machine = SourceLoader(names={s: names[s] for s in sources})
-        self._clock = clock or SystemClock()
+        self._clock: Clock = SystemClock()
+        self._activity = activity
         self._lock = threading.Lock()
         self._closed = False
 
         def opened(s: int) -> Source:
-            return open_source(
-                names[s],
-                mix.sources[names[s]],
-                seed=mix.seed,
-                tokenizer=mix.tokenizer,
-                base_dir=base_dir,
-                cache_dir=cache_dir,
-            )
+            with activity.doing(f"opens source {names[s]}"):
+                return open_source(
+                    names[s],
+                    mix.sources[names[s]],
+                    seed=mix.seed,
+                    tokenizer=mix.tokenizer,
+                    base_dir=base_dir,
+                    cache_dir=cache_dir,
+                )
 
         # Footers and indexes are waited for, not computed: hundreds of sources open together.
-        with ThreadPoolExecutor(_OPENING_THREADS) as pool:
+        with DaemonPool(_OPENING_THREADS, "omniload-opening") as pool:
             self._sources: Mapping[int, Source] = dict(
                 zip(sources, pool.map(opened, sources), strict=True)
             )
@@ -76,7 +79,9 @@ class LoaderShell:
 
     def read_ahead(self, command: ReadAhead) -> SamplesReported:
         """Read and hold a range, and say what it gave; a store that does not answer is asked again for a while."""
-        with self._reading[command.source]:
+        name = self._sources[command.source].name
+        doing = f"reads records {command.start} to {command.stop} of source {name}"
+        with self._activity.doing(doing), self._reading[command.source]:
             with self._lock:
                 (answer,) = self._machine.handle(command)
             if isinstance(answer, SamplesReported):

@@ -1,15 +1,21 @@
 """The local runtime: planner, loader and constructor as threads of this process. No Ray."""
 
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Self
+import threading
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
+from typing import TypeVar
 
 from typing_extensions import override
 
 from omniload.actors.address import check_rank
+from omniload.actors.board import Activity, MemoryBoard
+from omniload.actors.claim import claim
 from omniload.actors.constructor import ConstructorShell
-from omniload.actors.links import ConstructorLink, LoaderLink
+from omniload.actors.gate import CLOSED
 from omniload.actors.loader import LoaderShell
+from omniload.actors.local_handle import CONSTRUCTOR, LocalHandle
+from omniload.actors.local_links import LocalConstructor, LocalLoader
+from omniload.actors.patience import wait_for_opening
 from omniload.actors.plane import (
     DataPlane,
     PlaneSpec,
@@ -17,84 +23,25 @@ from omniload.actors.plane import (
     make_planner,
     open_journal,
     require_rows,
-    serve_metrics,
 )
 from omniload.actors.planner import PlannerShell
-from omniload.base.errors import OmniloadError, UnavailableError
-from omniload.base.state import JsonObject
-from omniload.build.microbatch import Batch
+from omniload.actors.planner_metrics import serve_metrics
+from omniload.base.errors import StateError, UnavailableError
+from omniload.base.log import get_logger
+from omniload.base.threads import DaemonPool
+from omniload.base.under_way import calls_under_way
 from omniload.machine.data_constructor import DataConstructor
-from omniload.machine.messages import ReadAhead, ReleaseSamples, ReleaseSteps, SamplesReported
-from omniload.plan.records import StepPlan
+from omniload.machine.progress import rank_name
 
 __all__ = ["LocalPlane"]
 
+_LOG = get_logger(__name__)
 _READER_THREADS = 2
 """Decoding releases the interpreter lock, so two readers keep a second core busy."""
+_CLOSE_S = 10.0
+_LOADER = "loader-0"
 
-
-class _LocalLoader(LoaderLink):
-    def __init__(self, shell: LoaderShell, pool: ThreadPoolExecutor) -> None:
-        self._shell, self._pool = shell, pool
-
-    @override
-    def read_ahead(self, command: ReadAhead) -> "Future[SamplesReported]":
-        return self._pool.submit(self._shell.read_ahead, command)
-
-    @override
-    def release(self, command: ReleaseSamples) -> None:
-        self._shell.release(command)
-
-
-class _LocalConstructor(ConstructorLink):
-    def __init__(
-        self, shell: ConstructorShell, dp_ranks: tuple[int, ...], pool: ThreadPoolExecutor
-    ) -> None:
-        self._shell, self._pool = shell, pool
-        self._dp_ranks = dp_ranks
-
-    @property
-    @override
-    def dp_ranks(self) -> Sequence[int]:
-        return self._dp_ranks
-
-    @override
-    def build(self, plan: StepPlan) -> "Future[int]":
-        return self._pool.submit(self._shell.build, plan)
-
-    @override
-    def release(self, command: ReleaseSteps) -> None:
-        self._shell.release(command)
-
-    @override
-    def end(self, step: int) -> None:
-        self._shell.end(step)
-
-    @override
-    def fail(self, error: OmniloadError) -> None:
-        self._shell.fail(error)
-
-
-class _LocalHandle(RankHandle):
-    def __init__(self, plane: "LocalPlane", dp_rank: int, cp_rank: int) -> None:
-        self.first_step = plane.first_step
-        self._plane, self._dp_rank, self._cp_rank = plane, dp_rank, cp_rank
-
-    @override
-    def take(self, step: int) -> Batch | None:
-        return self._plane.constructor.take(step, self._dp_rank, self._cp_rank)
-
-    @override
-    def taken(self, step: int) -> None:
-        self._plane.planner.taken(step, self._dp_rank, self._cp_rank)
-
-    @override
-    def state_at(self, step: int) -> JsonObject:
-        return self._plane.planner.state_at(step)
-
-    @override
-    def close(self) -> None:
-        """Nothing is held besides the plane."""
+Found = TypeVar("Found")
 
 
 class LocalPlane(DataPlane):
@@ -105,19 +52,45 @@ class LocalPlane(DataPlane):
 
         Raises:
             ConfigError: A source or the batch is refused.
-            StateError: ``spec.state`` does not fit the mix or the data.
+            StateError: ``spec.state`` does not fit the mix or the data, or the plane is open already.
+            UnavailableError: A store did not answer.
         """
         require_rows(spec)
+        self.spec = spec
+        self.board = MemoryBoard()
+        self._lock, self._closing = threading.Lock(), threading.Lock()
+        self._ranks: set[str] = set()
+        self._closed = False
+        self._readers = DaemonPool(_READER_THREADS, "omniload-reader")
+        self._builder = DaemonPool(1, "omniload-builder")
+        self._opened = ExitStack()
+        try:
+            self._opened.callback(claim(spec).close)
+            self._opened.callback(self._end_threads)
+            self._open(spec)
+        except BaseException:
+            self._opened.close()
+            raise
+
+    def _open(self, spec: PlaneSpec) -> None:
         mix, tree = spec.mix, spec.tree
-        self._tree = tree
         every_source = range(len(mix.names))
-        self.loader = LoaderShell(
-            mix, every_source, base_dir=spec.base_dir, cache_dir=spec.cache_dir
+        activity = self.board.add(Activity(_LOADER, reads=True))
+        self.loader = self._patiently(
+            self._readers.submit(
+                lambda: LoaderShell(
+                    mix,
+                    every_source,
+                    base_dir=spec.base_dir,
+                    cache_dir=spec.cache_dir,
+                    activity=activity,
+                )
+            )
         )
         facts = self.loader.facts()
         planner = make_planner(spec, [facts[s] for s in every_source])
         self.first_step = planner.state.step
-        self._end_metrics = serve_metrics(mix)
+        self._opened.callback(serve_metrics(mix))
         dp_ranks = tuple(range(tree.size_of("dp")))
         self.constructor = ConstructorShell(
             DataConstructor(
@@ -127,34 +100,55 @@ class LocalPlane(DataPlane):
                 cp_size=tree.size_of("cp"),
             ),
             self.loader.ranges,
+            self.board.add(Activity(CONSTRUCTOR)),
         )
-        self._readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="omniload-reader")
-        self._builder = ThreadPoolExecutor(1, thread_name_prefix="omniload-builder")
-        link = _LocalLoader(self.loader, self._readers)
+        link = LocalLoader(self.loader, self._readers, _LOADER)
         self.planner = PlannerShell(
             planner,
             lambda _source: link,
-            [_LocalConstructor(self.constructor, dp_ranks, self._builder)],
+            [LocalConstructor(self.constructor, dp_ranks, self._builder)],
             open_journal(spec.run_dir, planner),
+            self.board.add(Activity("planner")),
         )
         self.planner.start()
 
+    def _patiently(self, opening: "Future[Found]") -> Found:
+        """Wait for sources to open for as long as something goes on."""
+        limit_s = self.spec.mix.runtime.batch_timeout
+        wait_for_opening(lambda s: bool(wait([opening], s).done), _LOADER, limit_s, self.board)
+        return opening.result()
+
     @override
     def handle(self, dp_rank: int, cp_rank: int = 0) -> RankHandle:
-        sizes = {axis: self._tree.size_of(axis) for axis in ("dp", "cp")}
-        return _LocalHandle(self, *check_rank(sizes, dp_rank, cp_rank))
+        sizes = {axis: self.spec.tree.size_of(axis) for axis in ("dp", "cp")}
+        dp_rank, cp_rank = check_rank(sizes, dp_rank, cp_rank)
+        name = rank_name(dp_rank, cp_rank, sizes["cp"])
+        if self._closed:
+            raise UnavailableError(CLOSED)
+        with self._lock:
+            if name in self._ranks:
+                raise StateError(f"{name} of this data plane has a handle already; close it first")
+            self._ranks.add(name)
+        return LocalHandle(self, dp_rank, cp_rank)
+
+    def let_go(self, name: str) -> None:
+        """Let a rank have another handle."""
+        with self._lock:
+            self._ranks.discard(name)
 
     @override
     def close(self) -> None:
-        self.constructor.fail(UnavailableError("the data plane was closed; open it again to go on"))
-        self.loader.close()
-        self.planner.close()
+        with self._closing:  # whoever closes as well waits for the end of the first
+            if self._closed:
+                return
+            self._closed = True
+            self.constructor.fail(UnavailableError(CLOSED))
+            self.loader.close()
+            self.planner.close()
+            self._opened.close()
+
+    def _end_threads(self) -> None:
         for pool in (self._readers, self._builder):
-            pool.shutdown(wait=True, cancel_futures=True)
-        self._end_metrics()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+            if not pool.close(_CLOSE_S):
+                calls = [what for what, _ in calls_under_way()]
+                _LOG.warning("the data plane is closed while a call does not end: %s", calls[:1])

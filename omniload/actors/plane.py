@@ -1,13 +1,12 @@
 """What both runtimes share: the handle of a rank, and how a planner comes to be."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from omniload.base.errors import ConfigError, system_refusals
-from omniload.base.metrics import serve
 from omniload.base.state import Json, JsonObject
 from omniload.build.microbatch import Batch
 from omniload.machine.planner import Planner
@@ -27,7 +26,6 @@ __all__ = [
     "make_planner",
     "open_journal",
     "require_rows",
-    "serve_metrics",
     "tokenizer_digest",
 ]
 
@@ -61,8 +59,17 @@ class RankHandle(Protocol):
     first_step: int
     """Step that the data plane started from."""
 
-    def take(self, step: int) -> Batch | None:
-        """Wait for the batch of ``step``; ``None`` when the data ends before it."""
+    def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
+        """Wait for the batch of ``step``; ``None`` when the data ends before it.
+
+        Args:
+            step: The step; asked again after a timeout it is waited for again.
+            timeout_s: Longest wait; ``None`` for the mix's ``runtime.batch_timeout``.
+
+        Raises:
+            UnavailableError: The time has passed; names the role that holds the batch up, and why.
+            OmniloadError: The data plane has failed; the cause as it was raised there.
+        """
         ...
 
     def taken(self, step: int) -> None:
@@ -86,8 +93,14 @@ class DataPlane(Protocol):
         ...
 
     def close(self) -> None:
-        """End everything that was started."""
+        """End everything that was started; once more, or by two threads at once, does no harm."""
         ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def make_planner(spec: PlaneSpec, facts_S: Sequence[SourceFacts]) -> Planner:
@@ -143,30 +156,6 @@ def tokenizer_digest(mix: MixConfig, base_dir: Path) -> str:
     return hashlib.blake2b(content, digest_size=6).hexdigest() + (
         mix.tokenizer.end_of_document or ""
     )
-
-
-def serve_metrics(mix: MixConfig) -> Callable[[], None]:
-    """Answer Prometheus from the planner's process, where the mix asks for it.
-
-    Returns:
-        A function that ends it.
-
-    Raises:
-        ConfigError: The port is taken.
-    """
-    port = mix.runtime.metrics_port
-    if not port:
-        return _nothing
-    try:
-        return serve(port)
-    except OSError as error:
-        raise ConfigError(
-            f"runtime.metrics_port {port} cannot be used ({error.strerror}); choose another"
-        ) from error
-
-
-def _nothing() -> None:
-    pass
 
 
 def require_rows(spec: PlaneSpec) -> None:

@@ -2,15 +2,18 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import assert_never
 
+from omniload.actors.board import Activity
 from omniload.actors.links import ConstructorLink, LoaderLink
+from omniload.actors.planner_metrics import count_skipped, measure
 from omniload.base.errors import OmniloadError, project_error
 from omniload.base.log import get_logger
-from omniload.base.metrics import IMBALANCE_RATIO, PLAN_SECONDS, SAMPLES_SKIPPED, TOKENS_PLANNED
+from omniload.base.metrics import PLAN_SECONDS
 from omniload.base.state import JsonObject
 from omniload.machine.messages import (
     AppendJournal,
@@ -25,8 +28,8 @@ from omniload.machine.messages import (
     StepTaken,
 )
 from omniload.machine.planner import Planner
+from omniload.machine.progress import Task
 from omniload.mix.journal import Journal
-from omniload.plan.records import StepPlan
 
 __all__ = ["PlannerShell"]
 
@@ -53,8 +56,12 @@ class PlannerShell:
         loader_of: Callable[[int], LoaderLink],
         constructors: Sequence[ConstructorLink],
         journal: Journal | None,
+        activity: Activity,
     ) -> None:
         self._planner = planner
+        self._activity = activity
+        self._quiet_from_s = time.monotonic()
+        activity.idle = self._waits
         self._loader_of = loader_of
         self._constructors = constructors
         self._journal = journal
@@ -100,6 +107,7 @@ class PlannerShell:
         try:
             while not isinstance(event := self._events.get(), _Stop):
                 self._apply(event)
+                self._quiet_from_s = time.monotonic()
         except Exception as error:  # noqa: BLE001 -- the outermost loop: everyone who waits must hear of it
             self._fail(error)
 
@@ -119,13 +127,16 @@ class PlannerShell:
     def _apply(self, event: PlannerEvent | _Failed) -> None:
         if isinstance(event, _Failed):
             raise event.error
-        with self._lock, PLAN_SECONDS.time():
+        doing = self._activity.doing(f"plans step {self._planner.state.step}")
+        with doing, self._lock, PLAN_SECONDS.time():
             commands = self._planner.handle(event)
-        self._count_skipped(event)
+        if isinstance(event, SamplesReported):
+            count_skipped(self._planner.mix.names[event.source], event.skipped)
         for command in commands:
             if isinstance(command, AppendJournal):
                 if self._journal is not None:
-                    self._journal.append(command.record)
+                    with self._activity.doing("writes the journal"):
+                        self._journal.append(command.record)
             elif isinstance(command, ReadAhead | ReleaseSamples):
                 self._tell_loaders(command)
             else:
@@ -153,7 +164,7 @@ class PlannerShell:
                 case _:
                     assert_never(command)
         if isinstance(command, PublishPlan):
-            self._measure(command.plan)
+            measure(command.plan, self._planner.mix.names)
 
     def _on_report(self, future: "Future[SamplesReported]") -> None:
         if future.cancelled():  # the data plane is closing
@@ -165,18 +176,14 @@ class PlannerShell:
         if not future.cancelled() and (error := future.exception()) is not None:
             self._events.put(_failed(error, "a data constructor"))
 
-    def _count_skipped(self, event: PlannerEvent) -> None:
-        if isinstance(event, SamplesReported) and event.skipped:
-            name = self._planner.mix.names[event.source]
-            SAMPLES_SKIPPED.labels(name).inc(event.skipped)
-            _LOG.warning(
-                "source %s: skipped %d records that cannot be decoded", name, event.skipped
-            )
-
-    def _measure(self, plan: StepPlan) -> None:
-        IMBALANCE_RATIO.set(plan.imbalance)
-        for name, tokens in zip(self._planner.mix.names, plan.tokens_S, strict=True):
-            TOKENS_PLANNED.labels(name).inc(tokens)
+    def _waits(self) -> Task:
+        """Say what holds up the next plan."""
+        with self._lock:
+            waits = self._planner.waits()
+        loaders = {self._loader_of(source).name for source in waits.sources}
+        return Task(
+            doing=waits.text, since_s=self._quiet_from_s, waits_for=(*waits.ranks, *sorted(loaders))
+        )
 
 
 def _failed(error: BaseException, role: str) -> _Failed:

@@ -2,20 +2,35 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from omniload.actors.board import Activity, FolderBoard
 from omniload.actors.constructor import ConstructorShell
 from omniload.actors.loader import LoaderShell
-from omniload.actors.plane import PlaneSpec, make_planner, open_journal, serve_metrics
+from omniload.actors.plane import PlaneSpec, make_planner, open_journal
 from omniload.actors.planner import PlannerShell
+from omniload.actors.planner_metrics import serve_metrics
 from omniload.actors.ray_environment import ray
 from omniload.actors.ray_links import RayConstructorLink, RayLoaderLink, fetch_slices
 from omniload.base.state import JsonObject
 from omniload.machine.data_constructor import DataConstructor
 from omniload.mix.fingerprint import SourceFacts
 
-__all__ = ["ConstructorActor", "LoaderActor", "PlannerActor", "actor_of"]
+__all__ = ["ConstructorActor", "LoaderActor", "Loaders", "PlannerActor", "actor_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaders:
+    """The source loaders of a plane."""
+
+    of: Mapping[int, Any]
+    """Actor of each source."""
+    names: Mapping[Any, str]
+    """Name of each actor as a role."""
+    limit_s: float
+    """Longest wait for the slices of one of them."""
 
 
 def actor_of(shell: type, *, threads: int) -> Any:  # noqa: ANN401 -- Ray's decorated classes have no static type
@@ -33,12 +48,20 @@ class LoaderActor(LoaderShell):
     reaches callers as a dead actor, without what was wrong.
     """
 
-    def __init__(self) -> None:
-        """Be there, so that processes start together."""
+    def __init__(self, name: str, board: FolderBoard) -> None:
+        """Be there, so that processes start together, and be seen to be."""
+        self._activity = Activity(name, reads=True)
+        board.post(self._activity)
 
     def open(self, spec: PlaneSpec, sources: Sequence[int]) -> dict[int, SourceFacts]:
         """Open the sources, once and before any other call, and return what was found."""
-        super().__init__(spec.mix, sources, base_dir=spec.base_dir, cache_dir=spec.cache_dir)
+        super().__init__(
+            spec.mix,
+            sources,
+            base_dir=spec.base_dir,
+            cache_dir=spec.cache_dir,
+            activity=self._activity,
+        )
         return self.facts()
 
     def pid(self) -> int:
@@ -49,8 +72,17 @@ class LoaderActor(LoaderShell):
 class ConstructorActor(ConstructorShell):
     """A data constructor that fetches from loader actors."""
 
-    def __init__(self, machine: DataConstructor, loaders: Mapping[int, Any]) -> None:
-        super().__init__(machine, partial(fetch_slices, loaders))
+    def __init__(
+        self, machine: DataConstructor, loaders: Loaders, name: str, board: FolderBoard
+    ) -> None:
+        activity = Activity(name)
+        super().__init__(
+            machine,
+            partial(fetch_slices, loaders.of, loaders.limit_s),
+            activity,
+            sorted(set(loaders.names.values())),
+        )
+        board.post(activity)
 
     def pid(self) -> int:
         """Return the actor's process."""
@@ -60,23 +92,29 @@ class ConstructorActor(ConstructorShell):
 class PlannerActor:
     """The planner. It is opened by a method for the reason that loaders are."""
 
+    def __init__(self, board: FolderBoard) -> None:
+        """Be there, and be seen to be."""
+        self._activity = Activity("planner")
+        board.post(self._activity)
+
     def open(
         self,
         spec: PlaneSpec,
         facts: Sequence[SourceFacts],
-        loaders: Mapping[int, Any],
+        loaders: Loaders,
         constructors: Sequence[Any],
     ) -> None:
         """Begin to plan; once and before any other call."""
         planner = make_planner(spec, facts)
         self._end_metrics = serve_metrics(spec.mix)
         self._first_step = planner.state.step
-        links = {actor: RayLoaderLink(actor) for actor in loaders.values()}
+        links = {actor: RayLoaderLink(actor, name) for actor, name in loaders.names.items()}
         self._shell = PlannerShell(
             planner,
-            lambda source: links[loaders[source]],
+            lambda source: links[loaders.of[source]],
             [RayConstructorLink(actor, ranks) for actor, ranks in constructors],
             open_journal(spec.run_dir, planner),
+            self._activity,
         )
         self._shell.start()
 

@@ -1,5 +1,7 @@
 """Answers of Ray actors, with the errors that were raised in them."""
 
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -7,21 +9,53 @@ from omniload.actors.ray_environment import RayActorError, RayError, RayTaskErro
 from omniload.base.errors import DefectError, OmniloadError, UnavailableError, project_error
 from omniload.base.log import get_logger
 
-__all__ = ["answer_to", "future_of", "log_failure", "plain_error"]
+__all__ = ["answer_to", "future_of", "log_failure", "plain_error", "there"]
 
+_TURN_S = 0.2
+"""Ray must not be shut down under a call: whoever waits looks this often whether to leave."""
 _LOG = get_logger(__name__)
 
 
-def answer_to(ref: Any, role: str) -> Any:  # noqa: ANN401 -- whatever the actor's method returns
+def answer_to(
+    ref: Any,  # noqa: ANN401 -- as above
+    role: str,
+    *,
+    limit_s: float = 60.0,
+    check: Callable[[], None] = lambda: None,
+) -> Any:  # noqa: ANN401 -- whatever the actor's method returns
     """Wait for an answer.
 
+    Args:
+        ref: The answer to be.
+        role: The role that was asked, for messages.
+        limit_s: Longest wait.
+        check: Called several times a second; what it raises ends the wait.
+
     Raises:
-        OmniloadError: What the actor raised; ``UnavailableError`` naming ``role`` when it has died.
+        OmniloadError: What the actor raised; ``UnavailableError`` naming ``role`` when it has died
+            or gave no answer in time.
     """
+    if not there(ref, limit_s, check):
+        raise UnavailableError(
+            f"{role} gave no answer within {limit_s:.0f} s; it is stopped or stuck, "
+            "end the job and start again from the last checkpoint"
+        )
     try:
         return ray.get(ref)
     except RayError as error:
         raise plain_error(error, role) from None
+
+
+def there(ref: Any, timeout_s: float, check: Callable[[], None]) -> bool:  # noqa: ANN401 -- as above
+    """Wait for an answer in short turns, calling ``check`` before each; return whether it came."""
+    until_s = time.monotonic() + timeout_s
+    while True:
+        check()
+        left_s = until_s - time.monotonic()
+        if ray.wait([ref], timeout=max(0.0, min(left_s, _TURN_S)))[0]:
+            return True
+        if left_s <= _TURN_S:
+            return False
 
 
 def future_of(ref: Any, role: str) -> "Future[Any]":  # noqa: ANN401 -- as above

@@ -89,10 +89,21 @@ class PrivateCluster:
         connect(self._node.gcs_address, self.namespace)
         return self._node.gcs_address
 
-    def close(self) -> None:
-        """End every Ray process and remove the folder."""
+    @property
+    def folder(self) -> Path:
+        """Folder of its files, removed with it."""
+        return self._folder
+
+    def close(self, *, is_used: bool = False) -> None:
+        """End every Ray process and remove the folder.
+
+        Args:
+            is_used: A call to Ray does not end in this process. Then this process stays
+                connected: Ray ends a process that it leaves under a call.
+        """
         try:
-            ray.shutdown()
+            if not is_used:
+                ray.shutdown()
             if self._node is not None:
                 self._node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
                 self._node = None

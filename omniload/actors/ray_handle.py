@@ -1,21 +1,31 @@
 """A rank's way to a data plane of Ray actors, from the same process or another of the job."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from typing_extensions import override
 
 from omniload.actors.address import PlaneAddress, check_rank
+from omniload.actors.board import Activity, FolderBoard
+from omniload.actors.gate import Gate
+from omniload.actors.patience import wait_until
 from omniload.actors.plane import RankHandle
-from omniload.actors.ray_answers import answer_to, log_failure
-from omniload.actors.ray_cluster import connect
+from omniload.actors.ray_answers import answer_to, log_failure, there
 from omniload.actors.ray_environment import ray
+from omniload.base.errors import StateError, UnavailableError
+from omniload.base.file_lock import FileLock
+from omniload.base.log import get_logger
 from omniload.base.state import JsonObject
 from omniload.build.microbatch import Batch
+from omniload.machine.progress import rank_name
+from omniload.machine.waiting import Wait
 
-__all__ = ["RayHandle", "handle_in"]
+__all__ = ["RayHandle"]
 
+_LOG = get_logger(__name__)
 _ALIVE_CHECK_S = 2.0
+_CLOSE_S = 10.0
 
 
 class RayHandle(RankHandle):
@@ -24,49 +34,121 @@ class RayHandle(RankHandle):
     def __init__(
         self, address: PlaneAddress, dp_rank: int, cp_rank: int, on_close: Callable[[], None]
     ) -> None:
+        """Reach the plane over this process's Ray.
+
+        Raises:
+            ConfigError: The plane has no such rank.
+            StateError: The rank has a handle already; names the process that holds it.
+            UnavailableError: The plane has ended, or does not answer.
+        """
         self._dp_rank, self._cp_rank = check_rank(address.sizes, dp_rank, cp_rank)
-        self._constructor: Any = ray.get_actor(address.constructor_of(self._dp_rank))
-        self._planner: Any = ray.get_actor("planner")
-        self._on_close = on_close
+        self._address, self._on_close = address, on_close
+        self._name = rank_name(self._dp_rank, self._cp_rank, address.cp_size)
+        self._of = address.constructor_of(self._dp_rank)
+        self._gate = Gate()
         self._asked: dict[int, Any] = {}
-        self.first_step = answer_to(self._planner.first_step.remote(), "the planner")
+        self._check: Any = None
+        self._check_from_s = 0.0
+        self._lock = _claim(address, self._name)
+        try:
+            self._constructor: Any = _actor(self._of)
+            self._planner: Any = _actor("planner")
+            self.first_step = answer_to(self._planner.first_step.remote(), "the planner")
+        except BaseException:
+            self._lock.close()
+            raise
+        self._board = FolderBoard(address.board)
+        self._activity = Activity(self._name)
+        self._activity.rest("has asked for no batch")
+        self._end_heartbeats = self._board.post(self._activity)
 
     @override
-    def take(self, step: int) -> Batch | None:
-        for ahead in (step, step + 1):
-            if ahead not in self._asked:
-                self._asked[ahead] = self._constructor.take.remote(
-                    ahead, self._dp_rank, self._cp_rank
-                )
-        asked = self._asked.pop(step)
-        # A dead constructor answers at once; a planner that is dead or has stopped would never let
-        # the step be built.
-        while not ray.wait([asked], timeout=_ALIVE_CHECK_S)[0]:
-            answer_to(self._planner.check.remote(), "the planner")
-        batch: Batch | None = answer_to(asked, "the data constructor")
+    def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
+        wait = Wait(
+            who=self._name,
+            what=f"the batch of step {step}",
+            first=self._of,
+            limit_s=timeout_s or self._address.batch_timeout_s,
+        )
+        with self._gate.inside(), self._activity.doing(f"waits for step {step}", (self._of,)):
+            for ahead in (step, step + 1):
+                if ahead not in self._asked:
+                    self._asked[ahead] = self._constructor.take.remote(
+                        ahead, self._dp_rank, self._cp_rank
+                    )
+            asked = self._asked[step]
+            wait_until(lambda s: there(asked, s, self._check_planner), wait, self._board)
+            del self._asked[step]
+            batch: Batch | None = answer_to(asked, self._of)
+        self._activity.rest(f"has step {step} and has not asked for the next")
         return batch
 
     @override
     def taken(self, step: int) -> None:
-        told = self._planner.taken.remote(step, self._dp_rank, self._cp_rank)
-        log_failure(told, "the planner", f"hear that step {step} was taken")
+        with self._gate.inside():
+            told = self._planner.taken.remote(step, self._dp_rank, self._cp_rank)
+            log_failure(told, "the planner", f"hear that step {step} was taken")
 
     @override
     def state_at(self, step: int) -> JsonObject:
-        return answer_to(self._planner.state_at.remote(step), "the planner")  # type: ignore[no-any-return]
+        with self._gate.inside():
+            answer: JsonObject = answer_to(
+                self._planner.state_at.remote(step), "the planner", check=self._gate.check
+            )
+        return answer
+
+    def leave(self, limit_s: float) -> bool:
+        """Give the rank back, and have whoever waits for a batch leave Ray.
+
+        Returns:
+            Whether that happened within the limit.
+        """
+        left = self._gate.close(limit_s)
+        self._end_heartbeats()
+        self._lock.close()
+        return left
 
     @override
     def close(self) -> None:
-        self._asked.clear()
-        self._on_close()
+        if self.leave(_CLOSE_S):
+            self._on_close()
+        else:
+            _LOG.warning("%s is closed while a call to Ray does not end", self._name)
+
+    def _check_planner(self) -> None:
+        """Leave a closed plane, and a planner that is dead or has failed: it would never let the step be built.
+
+        A planner that is stopped gives no answer, so none is waited for.
+        """
+        self._gate.check()
+        if self._check is None:
+            if time.monotonic() - self._check_from_s >= _ALIVE_CHECK_S:
+                self._check_from_s = time.monotonic()
+                self._check = self._planner.check.remote()
+        elif ray.wait([self._check], timeout=0)[0]:
+            check, self._check = self._check, None
+            answer_to(check, "the planner")
 
 
-def handle_in(address: PlaneAddress, dp_rank: int, cp_rank: int = 0) -> RankHandle:
-    """Return a rank's handle in a process that is not the plane's: joins its Ray first.
+def _actor(name: str) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
+    try:
+        return ray.get_actor(name)
+    except ValueError:
+        raise UnavailableError(
+            f"the data plane has no {name} any more; start again from the last checkpoint"
+        ) from None
 
-    Raises:
-        ConfigError: The plane has no such rank.
-    """
-    check_rank(address.sizes, dp_rank, cp_rank)
-    connect(address.cluster, address.namespace)
-    return RayHandle(address, dp_rank, cp_rank, on_close=ray.shutdown)
+
+def _claim(address: PlaneAddress, name: str) -> FileLock:
+    try:
+        return FileLock(address.board / f"{name.replace(' ', '-')}.lock")
+    except BlockingIOError as error:
+        raise StateError(
+            f"{name} of this data plane has a handle already, in {error.strerror}; close it first, "
+            "or give each process a rank of its own"
+        ) from None
+    except OSError as error:
+        raise UnavailableError(
+            f"the data plane's folder {address.board} cannot be used: {error.strerror}; the plane has ended, "
+            "or runs on another machine"
+        ) from error

@@ -25,16 +25,21 @@ __all__ = ["RayConstructorLink", "RayLoaderLink", "fetch_slices"]
 class RayLoaderLink(LoaderLink):
     """A way to a source loader."""
 
-    def __init__(self, actor: Any) -> None:  # noqa: ANN401 -- Ray's handle has no static type
-        self._actor = actor
+    def __init__(self, actor: Any, name: str) -> None:  # noqa: ANN401 -- Ray's handle has no static type
+        self._actor, self._name = actor, name
+
+    @property
+    @override
+    def name(self) -> str:
+        return self._name
 
     @override
     def read_ahead(self, command: ReadAhead) -> "Future[SamplesReported]":
-        return future_of(self._actor.read_ahead.remote(command), "a source loader")
+        return future_of(self._actor.read_ahead.remote(command), self._name)
 
     @override
     def release(self, command: ReleaseSamples) -> None:
-        log_failure(self._actor.release.remote(command), "a source loader", "release samples")
+        log_failure(self._actor.release.remote(command), self._name, "release samples")
 
 
 class RayConstructorLink(ConstructorLink):
@@ -65,8 +70,14 @@ class RayConstructorLink(ConstructorLink):
         log_failure(self._actor.fail.remote(error), "a data constructor", "pass on the failure")
 
 
-def fetch_slices(loaders: Mapping[int, Any], requests: Sequence[SliceRequest]) -> Ranges:
-    """Get the slices of a step: one call per loader, however many samples or sources."""
+def fetch_slices(
+    loaders: Mapping[int, Any], limit_s: float, requests: Sequence[SliceRequest]
+) -> Ranges:
+    """Get the slices of a step: one call per loader, however many samples or sources.
+
+    Raises:
+        UnavailableError: A loader has died, or gave no answer within the limit.
+    """
     places: dict[Any, list[int]] = {}
     for place, request in enumerate(requests):
         places.setdefault(loaders[request.source], []).append(place)
@@ -75,5 +86,5 @@ def fetch_slices(loaders: Mapping[int, Any], requests: Sequence[SliceRequest]) -
     ]
     slices: dict[int, Ragged] = {}
     for at, ref in answers:
-        slices |= zip(at, answer_to(ref, "a source loader"), strict=True)
+        slices |= zip(at, answer_to(ref, "a source loader", limit_s=limit_s), strict=True)
     return Ranges.of([slices[place] for place in range(len(requests))])

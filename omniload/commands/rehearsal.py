@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from omniload.actors.board import Activity
 from omniload.actors.loader import LoaderShell
 from omniload.actors.plane import PlaneSpec, make_planner, require_rows
 from omniload.build.microbatch import Batch
@@ -44,7 +45,11 @@ class Rehearsal:
         self._spec = spec
         every_source = range(len(spec.mix.names))
         self._loader = LoaderShell(
-            spec.mix, every_source, base_dir=spec.base_dir, cache_dir=spec.cache_dir
+            spec.mix,
+            every_source,
+            base_dir=spec.base_dir,
+            cache_dir=spec.cache_dir,
+            activity=Activity("loader-0"),
         )
         facts = self._loader.facts()
         self._planner = make_planner(spec, [facts[s] for s in every_source])

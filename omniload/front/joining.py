@@ -121,7 +121,7 @@ class Together(OpenClient):
         from omniload.actors.ray_environment import use_token  # noqa: PLC0415 -- an extra
 
         use_token(invitation.token)
-        from omniload.actors.ray_handle import handle_in  # noqa: PLC0415
+        from omniload.actors.ray_joining import handle_in  # noqa: PLC0415
 
         handle = handle_in(invitation.plane, self.place.dp_rank, self.place.cp_rank)
         stack.callback(board.post, f"{prefix}/left/{self.launch.rank}", "{}")

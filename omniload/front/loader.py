@@ -59,14 +59,18 @@ class Loader:
         """Open or join the plane now: batches are prefetched from here on. The first batch does so otherwise."""
         self._opened()
 
-    def next_batch(self) -> TrainingBatch | None:
+    def next_batch(self, timeout: float | None = None) -> TrainingBatch | None:
         """Return the next batch, ``None`` when the data has ended.
 
+        Args:
+            timeout: Longest wait in seconds; ``None`` for the mix's ``runtime.batch_timeout``.
+
         Raises:
+            UnavailableError: The time has passed; names who holds the batch up, and why.
             OmniloadError: The data plane has failed; the cause as it was raised there.
             StateError: The loader is closed.
         """
-        batch = self._opened().next_batch()
+        batch = self._opened().next_batch(timeout)
         return None if batch is None else self._form.of(batch)
 
     def state_dict(self) -> JsonObject:

@@ -26,6 +26,7 @@ from omniload.machine.messages import (
     Started,
     StepTaken,
 )
+from omniload.machine.progress import rank_name
 from omniload.machine.queue import SampleQueue
 from omniload.machine.strategy import place
 from omniload.mix.config import MixConfig
@@ -37,7 +38,7 @@ from omniload.mix.state import MixState
 from omniload.plan.membership import Exhausted, Membership, Starved, membership_of
 from omniload.plan.place_tree import ClientPlaceTree
 
-__all__ = ["Planner"]
+__all__ = ["Planner", "Waits"]
 
 _STEPS_READ_AHEAD = 4
 """Steps' worth of samples known ahead of the next plan, for each source by its share; half as many let every
@@ -46,6 +47,21 @@ plan wait for a read."""
 
 _SMALL_READ = 1024
 """Records that are read at once, however few there are: each epoch costs a read of its own, each request more."""
+
+
+_NAMES_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """What holds up the next plan: ranks that are behind, or sources of which too little is known."""
+
+    text: str
+    """As words that follow the planner's name."""
+    ranks: tuple[str, ...] = ()
+    """Names of the ranks."""
+    sources: tuple[int, ...] = ()
+    """Sources that were asked for more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +157,23 @@ class Planner:
     def slowest_step(self) -> int:
         """The step that the slowest rank wants next."""
         return min(self._wanted.values())
+
+    def waits(self) -> Waits:
+        """Say what holds up the next plan."""
+        step = self.state.step
+        if self._ended:
+            return Waits(text=f"has planned every step before {step}, where the data ends")
+        slowest = self.slowest_step
+        if step < slowest + self.mix.runtime.prefetch_steps:
+            short = tuple(s for s in sorted(self._demanded().short) if self._is_asked(s))
+            names = ", ".join(self.mix.names[s] for s in short[:_NAMES_SHOWN])
+            return Waits(text=f"waits for samples of {len(short)} sources ({names})", sources=short)
+        late = [rank for rank, wanted in self._wanted.items() if wanted == slowest]
+        cp_size = self.tree.size_of("cp")
+        return Waits(
+            text=f"is {step - slowest} steps ahead of {len(late)} ranks that have not taken step {slowest}",
+            ranks=tuple(rank_name(*rank, cp_size) for rank in late),
+        )
 
     def state_at(self, step: int) -> JsonObject:
         """Return the state before ``step`` as plain JSON: resuming from it, ``step`` comes next.
@@ -247,9 +280,12 @@ class Planner:
         repeats = self.mix.mix.stop in ("never", "all_exhausted")
         return math.inf if repeats else self.positions_per_epoch_S[source]
 
+    def _is_asked(self, source: int) -> bool:
+        return self._queues[source].asked_to > self._queues[source].table.stop
+
     def _read(self, source: int, tokens: int) -> list[PlannerCommand]:
         queue = self._queues[source]
-        if queue.asked_to > queue.table.stop:
+        if self._is_asked(source):
             return []  # the answer is under way
         start, stop = queue.next_range(tokens)
         stop = min(stop, start + max(4 * self.positions_per_epoch_S[source], _SMALL_READ))

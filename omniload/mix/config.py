@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from omniload.base.config import StrictModel, fault_at, load_yaml
 from omniload.base.units import Bytes, Count
+from omniload.mix.runtime import RuntimeConfig
 
 __all__ = [
     "BalanceConfig",
@@ -22,7 +23,6 @@ __all__ = [
     "OnError",
     "PackConfig",
     "ParquetSource",
-    "RuntimeConfig",
     "ShuffleConfig",
     "SourceConfig",
     "Stage",
@@ -253,21 +253,6 @@ class BalanceConfig(StrictModel):
         if self.linear == 0 and self.quadratic == 0:
             raise fault_at("linear and quadratic are both 0; give a cost to balance", "linear")
         return self
-
-
-class RuntimeConfig(StrictModel):
-    """How the data plane runs; none of this changes what is trained on."""
-
-    kind: Literal["auto", "local", "ray"] = "auto"
-    """``local``: threads in the trainer's process, one rank. ``ray``: actors. ``auto``: local for one rank."""
-    prefetch_steps: int = Field(default=4, ge=1, le=1024)
-    """Steps built ahead of the slowest rank."""
-    loaders: int = Field(default=0, ge=0, le=4096)
-    """Source loader actors; 0 groups sources by their cost."""
-    constructors: int = Field(default=0, ge=0, le=4096)
-    """Data constructor actors; 0 starts one for every 8 data-parallel ranks."""
-    metrics_port: int = Field(default=0, ge=0, le=65_535)
-    """Port on loopback where the planner's process answers Prometheus at ``/metrics``; 0 for none."""
 
 
 class MixConfig(StrictModel):

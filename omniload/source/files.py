@@ -23,6 +23,7 @@ from fsspec.core import url_to_fs
 from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.reading import kind_of
+from omniload.base.under_way import under_way
 from omniload.base.waiting import within
 
 __all__ = ["ShardFile", "digest_of", "digest_of_texts", "find_files", "reading"]
@@ -115,6 +116,12 @@ def reading(file: ShardFile, part: str = "") -> Iterator[None]:
         UnavailableError: The file system did not answer.
     """
     where = f"{file.path}{part and f': {part}'}"
+    with under_way(f"reads {where}"), _guarded(file, where):
+        yield
+
+
+@contextmanager
+def _guarded(file: ShardFile, where: str) -> Iterator[None]:
     file.require_unchanged()
     try:
         yield
@@ -201,9 +208,10 @@ def _is_url(pattern: str) -> bool:
 def _listed(pattern: str, base_dir: Path, source: str) -> list[ShardFile]:
     where = f"sources.{source}.path: {pattern!r}"
     try:
-        if _is_url(pattern):
-            return _expand_url(pattern)
-        return _expand(pattern.removeprefix("file://"), base_dir)
+        with under_way(f"lists {pattern}"):
+            if _is_url(pattern):
+                return _expand_url(pattern)
+            return _expand(pattern.removeprefix("file://"), base_dir)
     except FileNotFoundError:
         return []
     except OmniloadError:

@@ -14,7 +14,6 @@ import os
 import uuid
 import zipfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.log import get_logger
+from omniload.base.threads import DaemonPool
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import UnitTable
 
@@ -88,7 +88,7 @@ def index_of(
     """
     kept = _load(cache.path(kind)) if cache else {}
     missing = [file for file in files if _key(file) not in kept]
-    with ThreadPoolExecutor(min(_READERS, max(1, len(missing)))) as pool:
+    with DaemonPool(min(_READERS, max(1, len(missing))), "omniload-index") as pool:
         built = dict(zip((file.path for file in missing), pool.map(build, missing), strict=True))
     units = [built.get(file.path) or kept[_key(file)] for file in files]
     if cache and missing:

@@ -73,7 +73,7 @@ def test_two_ranks_get_the_steps_of_a_local_run_until_a_loader_is_killed(tmp_pat
     with open_plane(a_spec(tmp_path, spread, dp=2, run_dir=tmp_path / "run")) as plane:
         assert isinstance(plane, RayPlane)
         pids = plane.pids()
-        folder = plane._cluster._folder
+        folder = str(plane._cluster.folder)
         with pytest.raises(StateError, match="connected to a Ray cluster already"):
             RayPlane(a_spec(tmp_path, spread))
         for wrong in ((2, 0), (0, 1), (-1, 0)):

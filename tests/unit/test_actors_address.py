@@ -1,5 +1,7 @@
 """The address of a plane: it travels as text, and a rank that the plane does not have is refused at the handle."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -34,7 +36,12 @@ def test_integers_of_numpy_are_ranks():
 
 def test_an_address_crosses_a_process_boundary_as_text():
     address = PlaneAddress(
-        cluster="127.0.0.2:1", namespace="n", dp_ranks_of={"a": (0, 2), "b": (1,)}, cp_size=2
+        cluster="127.0.0.2:1",
+        namespace="n",
+        dp_ranks_of={"a": (0, 2), "b": (1,)},
+        cp_size=2,
+        board=Path("/run/board"),
+        batch_timeout_s=60.0,
     )
 
     again = PlaneAddress.model_validate_json(address.model_dump_json())

@@ -4,9 +4,10 @@ from concurrent.futures import Future
 
 import pytest
 
+from omniload.actors.board import Activity
 from omniload.actors.constructor import ConstructorShell
 from omniload.actors.planner import PlannerShell
-from omniload.base.errors import DefectError, IntegrityError, StateError
+from omniload.base.errors import ConfigError, DefectError, IntegrityError, StateError
 from omniload.base.ragged import Ragged, Ranges
 from omniload.build.microbatch import Batch
 from omniload.client import Client
@@ -20,7 +21,7 @@ A = [0, 1, 0, 0, 5, 5]
 def a_shell(fetch=None):
     machine = DataConstructor(dp_ranks=[0], names=["web", "code"], row_length=8)
     own = Ranges.of([Ragged.of([tokens_of(0, 1, 0, 5)])])
-    return ConstructorShell(machine, fetch or (lambda requests: own))
+    return ConstructorShell(machine, fetch or (lambda requests: own), Activity("constructor-0"))
 
 
 def test_a_step_that_was_built_is_taken():
@@ -89,9 +90,10 @@ class FakeHandle:
 
     def __init__(self, steps, first_step=0):
         self.first_step = first_step
-        self.steps, self.told, self.closed = steps, [], False
+        self.steps, self.told, self.closed, self.timeouts_s = steps, [], False, []
 
-    def take(self, step):
+    def take(self, step, timeout_s=None):
+        self.timeouts_s.append(timeout_s)
         if step not in self.steps:
             return None
         return Batch(step=step, microbatches=(), loss_tokens=0, imbalance=1.0, bound=1.0)
@@ -117,6 +119,18 @@ def test_a_client_hands_out_steps_in_order_until_the_data_ends():
     assert handle.closed
 
 
+def test_a_clients_timeout_is_passed_on_and_anything_but_seconds_above_0_is_refused():
+    handle = FakeHandle(range(9))
+    client = Client(handle)
+    for wrong in (0, -1.0, float("nan"), float("inf"), "5s"):
+        with pytest.raises(ConfigError, match="give seconds above 0, or None"):
+            client.next_batch(timeout=wrong)
+
+    assert client.next_batch(timeout=2.5).step == 0
+    assert client.next_batch().step == 1
+    assert handle.timeouts_s == [2.5, None]
+
+
 def test_a_clients_state_is_that_of_the_batches_handed_out():
     client = Client(FakeHandle(range(9)))
     before = client.state_dict()
@@ -135,7 +149,7 @@ def test_the_end_of_the_data_is_said_again_when_asked_again():
 
 
 def test_a_planner_shell_that_never_started_closes():
-    PlannerShell(a_planner(), lambda source: None, [], None).close()
+    PlannerShell(a_planner(), lambda source: None, [], None, Activity("planner")).close()
 
 
 class FakeLoader:
@@ -166,7 +180,9 @@ class FakeConstructor:
 
 def stopped(error, constructors):
     """Return a planner shell that ended with ``error``."""
-    shell = PlannerShell(a_planner(), lambda source: FakeLoader(error), constructors, None)
+    shell = PlannerShell(
+        a_planner(), lambda source: FakeLoader(error), constructors, None, Activity("planner")
+    )
     shell.check()
     shell.start()
     shell._thread.join()

@@ -20,7 +20,7 @@ class FakeClient:
         self.last_wait_s = 0.5
         self.closed = 0
 
-    def next_batch(self):
+    def next_batch(self, timeout=None):
         if self.next_step == 4:
             return None
         self.next_step += 1

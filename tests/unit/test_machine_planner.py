@@ -369,3 +369,32 @@ def test_every_row_of_a_plan_goes_to_a_rank_and_a_microbatch():
     assert plan.tokens_S == (80,)
     assert plan.loss_tokens == 72
     assert plan.imbalance >= plan.bound >= 1.0
+
+
+def test_it_says_which_sources_hold_up_the_next_plan():
+    mix = a_mix(rows=2, length=10, micro_rows=1, pack={"lookahead_rows": 0})
+    planner = a_planner(mix)
+    planner.handle(Started())
+    both = planner.waits()
+    planner.handle(report([10] * 40))
+
+    assert both.sources == (0, 1)
+    assert planner.waits().sources == (1,)
+    assert planner.waits().text == f"waits for samples of 1 sources ({mix.names[1]})"
+
+
+def test_it_says_which_ranks_hold_up_the_next_plan():
+    planner, _ = a_running_planner(dp=2, cp=2)
+    planner.handle(StepTaken(step=0, dp_rank=0, cp_rank=1))
+
+    waits = planner.waits()
+
+    assert waits.text == "is 2 steps ahead of 3 ranks that have not taken step 0"
+    assert waits.ranks == ("rank dp=0 cp=0", "rank dp=1 cp=0", "rank dp=1 cp=1")
+
+
+def test_it_says_that_the_data_ends():
+    planner, _ = a_running_planner(num_steps=1)
+
+    assert "where the data ends" in planner.waits().text
+    assert (planner.waits().ranks, planner.waits().sources) == ((), ())

@@ -52,7 +52,11 @@ def test_a_mix_without_a_cost_is_launched_with_the_models(tmp_path):
 def test_a_rank_reads_back_all_it_is_told(tmp_path):
     plan = read_plan(write(tmp_path, train={"optimizer": {"clip_norm": math.inf}}))
     plane = PlaneAddress(
-        cluster="127.0.0.2:1", namespace="n", dp_ranks_of={"constructor-0": (0, 1)}
+        cluster="127.0.0.2:1",
+        namespace="n",
+        dp_ranks_of={"constructor-0": (0, 1)},
+        board=tmp_path,
+        batch_timeout_s=60.0,
     )
 
     spec = plan.rank_spec(1, plan.start_of(3, tmp_path / "r"), plane)

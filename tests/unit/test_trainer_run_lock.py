@@ -1,6 +1,7 @@
 """One launcher at a time on a run's folder."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ def test_a_folder_that_is_held_is_refused_with_the_holder(tmp_path):
     with (
         RunLock(tmp_path / "run"),
         pytest.raises(
-            StateError, match=f"launcher with process id {os.getpid()}; wait for its end"
+            StateError, match=f"by a launcher, process {os.getpid()} on .*; wait for its end"
         ),
     ):
         RunLock(tmp_path / "run")
@@ -25,7 +26,9 @@ def test_a_folder_that_was_let_go_is_taken(tmp_path):
         pass
 
     with RunLock(tmp_path / "run"):
-        assert (tmp_path / "run" / LOCK_NAME).read_text() == f"{os.getpid()}\n"
+        assert (
+            tmp_path / "run" / LOCK_NAME
+        ).read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
 
 
 def test_a_refused_launcher_does_not_take_the_holders_name_away(tmp_path):

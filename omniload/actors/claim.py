@@ -1,0 +1,110 @@
+"""A plane is opened once: by one process, for all ranks of its job.
+
+Every rank that opens a plane of its own instead waits for ever: each plane waits for the
+ranks that the other one serves.
+"""
+
+import hashlib
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+from omniload.actors.plane import PlaneSpec
+from omniload.base.errors import StateError, system_refusals
+from omniload.base.file_lock import FileLock
+from omniload.base.log import get_logger
+
+__all__ = ["LOCK_NAME", "PlaneClaim", "claim", "launch_of"]
+
+LOCK_NAME = ".plane.lock"
+"""File in the run's folder. It stays; what counts is the lock on it."""
+_LOG = get_logger(__name__)
+_JOIN = (
+    "one process opens the plane and the others get their ranks' handles of it "
+    "(its address, and handle_in); or give another run_dir"
+)
+
+
+class PlaneClaim:
+    """Holds what makes a plane the only one of its name; the kernel lets go with the process."""
+
+    def __init__(self, held: "FileLock | socket.socket | None") -> None:
+        self._held = held
+
+    def close(self) -> None:
+        """Let others open the plane."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+
+def claim(spec: PlaneSpec, environment: Mapping[str, str] = os.environ) -> PlaneClaim:
+    """Take a plane: by its run's folder, and without one by the launch that this process is part of.
+
+    A plane without either may be opened as often as one likes, and so may that of a single rank.
+
+    Raises:
+        ConfigError: The run's folder cannot be used.
+        StateError: The plane is open already; names the process that holds it.
+    """
+    if spec.run_dir is not None:
+        return PlaneClaim(_locked(spec.run_dir))
+    launch = launch_of(environment)
+    if launch is None or spec.tree.world_size == 1:
+        return PlaneClaim(None)
+    identity = f"{os.getuid()}\n{launch}\n{spec.tree!r}\n{spec.mix.model_dump_json()}"
+    digest = hashlib.blake2b(identity.encode(), digest_size=12).hexdigest()
+    return PlaneClaim(_bound(f"\0omniload-plane-{digest}", launch))
+
+
+def launch_of(environment: Mapping[str, str]) -> str | None:
+    """Return what tells a launch of several processes from others on this machine; ``None`` outside of one."""
+    for names in (("MASTER_ADDR", "MASTER_PORT"), ("SLURM_JOB_ID", "SLURM_STEP_ID")):
+        if all(environment.get(name) for name in names):
+            found = (*names, "TORCHELASTIC_RUN_ID")
+            return " ".join(f"{name}={environment.get(name, '')}" for name in found)
+    return None
+
+
+@system_refusals("the run's folder")
+def _locked(run_dir: Path) -> FileLock:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        return FileLock(run_dir / LOCK_NAME)
+    except BlockingIOError as error:
+        raise StateError(
+            f"the data plane of {run_dir} is open in {error.strerror}: {_JOIN}, or end that process"
+        ) from None
+
+
+def _bound(name: str, launch: str) -> socket.socket | None:
+    """Take a name of the abstract namespace: no file, so nothing stays behind."""
+    held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        held.bind(name)
+        held.listen(1)
+    except OSError as error:
+        held.close()
+        pid, uid = _holder(name)
+        if uid != os.getuid():
+            _LOG.warning("whether the plane is open twice cannot be told: %s", error)
+            return None
+        raise StateError(
+            f"the data plane of this launch ({launch}) is open in process {pid} with the same mix and ranks: {_JOIN}"
+        ) from None
+    return held
+
+
+def _holder(name: str) -> tuple[int, int]:
+    """Return process and user that listen on a name; -1 where nobody answers."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.setblocking(False)
+        try:
+            asking.connect(name)
+            raw = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        except OSError:
+            return -1, -1
+    pid, uid, _ = struct.unpack("3i", raw)
+    return pid, uid

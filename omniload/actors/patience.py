@@ -1,0 +1,54 @@
+"""Shell of the Wait machine: waits, looks at the heartbeats when that is due, logs, and gives up."""
+
+import time
+from collections.abc import Callable
+
+from omniload.actors.board import Board
+from omniload.base.errors import UnavailableError
+from omniload.base.log import get_logger
+from omniload.machine.waiting import GiveUp, Looked, Wait
+
+__all__ = ["wait_for_opening", "wait_until"]
+
+_LOG = get_logger(__name__)
+
+
+def wait_until(ready: Callable[[float], bool], wait: Wait, board: Board) -> None:
+    """Wait until ``ready``, for as long as the machine says.
+
+    Args:
+        ready: Waits for up to so many seconds; returns whether what is waited for is there.
+        wait: Who waits for what.
+        board: Heartbeats of the roles.
+
+    Raises:
+        UnavailableError: The limit passed; names the role that held it up, and why.
+        OmniloadError: What ``ready`` raises.
+    """
+    began_s = time.monotonic()
+    while not ready(wait.due_in_s(time.monotonic() - began_s)):
+        now_s = time.monotonic()
+        if wait.due_in_s(now_s - began_s) > 0:
+            continue
+        looked = Looked(waited_s=now_s - began_s, now_s=now_s, roles=board.read())
+        for command in wait.handle(looked):
+            if isinstance(command, GiveUp):
+                raise UnavailableError(command.text)
+            _LOG.warning("%s", command.text)
+
+
+def wait_for_opening(
+    ready: Callable[[float], bool], role: str, limit_s: float, board: Board
+) -> None:
+    """Wait until a plane that opens has what it asked ``role`` for.
+
+    How long that takes, the data decides: the limit is on the time in which nothing goes on.
+
+    Raises:
+        UnavailableError: The limit passed; names the role that holds it up, and why.
+        OmniloadError: What ``ready`` raises.
+    """
+    opening = Wait(
+        who="the data plane", what="its start", first=role, limit_s=limit_s, while_still=True
+    )
+    wait_until(ready, opening, board)

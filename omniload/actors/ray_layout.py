@@ -1,0 +1,29 @@
+"""How many actors a plane takes, whom they serve, and how much memory they share."""
+
+from omniload.actors.plane import PlaneSpec
+from omniload.mix.config import MixConfig
+
+__all__ = ["dp_ranks_of_constructors", "store_bytes"]
+
+_RANKS_PER_CONSTRUCTOR = 8
+_BYTES_PER_TOKEN = 16
+_STORE_FLOOR_BYTES = 256 << 20
+
+
+def dp_ranks_of_constructors(spec: PlaneSpec) -> dict[str, tuple[int, ...]]:
+    """Return the data-parallel ranks of each data constructor, by name."""
+    dp = spec.tree.size_of("dp")
+    asked = spec.mix.runtime.constructors or -(-dp // _RANKS_PER_CONSTRUCTOR)
+    num_constructors = min(dp, asked)
+    return {
+        f"constructor-{i}": tuple(
+            r for r in range(dp) if spec.tree.constructor_of(r, num_constructors) == i
+        )
+        for i in range(num_constructors)
+    }
+
+
+def store_bytes(mix: MixConfig) -> int:
+    """Return room for the steps in flight, twice over: once as slices, once as batches."""
+    steps = mix.runtime.prefetch_steps + 4
+    return max(_STORE_FLOOR_BYTES, 2 * steps * mix.batch.tokens * _BYTES_PER_TOKEN)

@@ -1,0 +1,112 @@
+"""What every role says of itself, and how a wait is followed to the role that holds it up.
+
+A role's ``Progress`` is its heartbeat: what it does, since when, and which roles it waits
+for in turn. Seconds are of one clock, shared by all who write and read.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from omniload.base.state import JsonObject
+
+__all__ = ["SILENT_S", "Progress", "Task", "rank_name", "reason_of"]
+
+SILENT_S = 5.0
+"""A role whose last heartbeat is older is stopped, or its machine too busy to run it; they come once a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One thing that a role does at present."""
+
+    doing: str
+    """As words that follow the role's name: ``reads source web``."""
+    since_s: float
+    waits_for: tuple[str, ...] = ()
+    """Names of the roles without which it does not end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A role at its last heartbeat."""
+
+    name: str
+    """``planner``, ``loader-0``, ``constructor-0``, ``rank dp=1``."""
+    pid: int
+    beat_s: float
+    """When it said so."""
+    tasks: tuple[Task, ...]
+    """The oldest first."""
+    calls: tuple[Task, ...] = ()
+    """Calls to a store that are under way in its process, the oldest first."""
+
+    def to_json(self) -> JsonObject:
+        """Return it as plain JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> "Progress":
+        """Return what ``to_json`` gave."""
+        tasks, calls = (
+            tuple(Task(**{**task, "waits_for": tuple(task["waits_for"])}) for task in stored[key])
+            for key in ("tasks", "calls")
+        )
+        return cls(**{**stored, "tasks": tasks, "calls": calls})
+
+
+def rank_name(dp_rank: int, cp_rank: int, cp_size: int) -> str:
+    """Return the name of a rank as a role."""
+    return f"rank dp={dp_rank}" + (f" cp={cp_rank}" if cp_size > 1 else "")
+
+
+def reason_of(name: str, roles: Mapping[str, Progress], now_s: float) -> str:
+    """Say why a role does not answer: follow what it waits for to the role that waits for no other.
+
+    Args:
+        name: Role that is waited for.
+        roles: Last heartbeats by name.
+        now_s: Now, by the clock of the heartbeats.
+
+    Returns:
+        The roles on the way in order, each with what it does; the last one is the cause.
+    """
+    said: list[str] = []
+    passed: set[str] = set()
+    while name not in passed:
+        passed.add(name)
+        role = roles.get(name)
+        said.append(_said_of(name, role, now_s))
+        if role is None or _is_silent(role, now_s) or not role.tasks or role.calls:
+            break
+        ahead = [task for task in role.tasks if task.waits_for] or list(role.tasks)
+        if not ahead[0].waits_for:
+            break
+        name = _worst(ahead[0].waits_for, roles, now_s)
+    return "; ".join(said)
+
+
+def _said_of(name: str, role: Progress | None, now_s: float) -> str:
+    if role is None:
+        return f"{name} has never been heard of: it was not started, or has not asked for a batch"
+    beat = f"process {role.pid}, last heartbeat {now_s - role.beat_s:.0f} s ago"
+    if _is_silent(role, now_s):
+        return f"{name} ({beat}) is stopped, or its machine is too busy to run it"
+    doing = [f"{t.doing} for {now_s - t.since_s:.0f} s" for t in (*role.tasks[:1], *role.calls[:1])]
+    return f"{name} ({beat}) {', '.join(doing) or 'does nothing'}"
+
+
+def _worst(names: Iterable[str], roles: Mapping[str, Progress], now_s: float) -> str:
+    """Return the role that is most likely the cause: one not heard of, else the one at its task the longest."""
+
+    def held_s(name: str) -> float:
+        role = roles.get(name)
+        if role is None or _is_silent(role, now_s):
+            return float("inf")
+        return max((now_s - task.since_s for task in (*role.tasks, *role.calls)), default=0.0)
+
+    return max(names, key=held_s)
+
+
+def _is_silent(role: Progress, now_s: float) -> bool:
+    return now_s - role.beat_s > SILENT_S
