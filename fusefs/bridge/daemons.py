@@ -19,12 +19,27 @@ from pathlib import Path
 
 from fusefs.bridge.options import BridgeOptions
 from fusefs.bridge.tuning import line_of_mount, mount_table
-from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
+from omniload.base.errors import (
+    ConfigError,
+    DefectError,
+    OmniloadError,
+    StateError,
+    UnavailableError,
+    project_error,
+)
 from omniload.base.log import get_logger, set_up_logging
 
-__all__ = ["clear_dead_mount", "run_daemon", "start_daemon", "umount", "why_not"]
+__all__ = [
+    "clear_dead_mount",
+    "failure_of",
+    "run_daemon",
+    "start_daemon",
+    "tell_failure",
+    "umount",
+    "why_not",
+]
 
-_CODES = {2: ConfigError, 3: UnavailableError, 4: StateError}
+_CODES = {1: DefectError, 2: ConfigError, 3: UnavailableError, 4: StateError}
 _READY = b"ready"
 _MOST_DEAD = 8
 """Dead mounts at one place, one upon the other."""
@@ -90,9 +105,46 @@ def start_daemon(
             raise
     if answer != _READY:
         code = process.wait()
-        message = answer.decode(errors="replace") or f"the daemon ended with {code}; see its log"
-        raise _CODES.get(code, StateError)(message)
+        raise failure_of(answer, code, log_path)
     return process
+
+
+def failure_of(answer: bytes, code: int, log_path: str | None) -> OmniloadError:
+    """Return why a daemon never came up.
+
+    Args:
+        answer: What it wrote instead of being ready; empty where it could not.
+        code: It ended with; below zero the signal that ended it.
+        log_path: Where it logged; a log is named only where there is one.
+    """
+    if answer:
+        return _CODES.get(code, StateError)(answer.decode(errors="replace"))
+    how = f"ended with {code}"
+    if code < 0:
+        with suppress(ValueError):  # a number without a name
+            how = f"was ended by {signal.Signals(-code).name}"
+    kept = log_path not in {None, os.devnull}
+    where = f"; its log is {log_path}" if kept else "; start it with --log FILE to see more"
+    return StateError(f"the daemon {how} before its mount was usable{where}")
+
+
+def tell_failure(error: Exception, role: str, told: int | None) -> int:
+    """Log why a daemon ends and tell who started it, in one line; return its exit code.
+
+    Args:
+        error: What ended it.
+        role: Name of the daemon.
+        told: Where to tell it; ``None`` where nobody waits any more.
+    """
+    fault = project_error(error, f"the {role} daemon")
+    _LOG.error("%s", fault, exc_info=error if isinstance(fault, DefectError) else None)
+    if told is not None:
+        line = " ".join(str(fault).split())
+        try:
+            os.write(told, line.encode(errors="backslashreplace"))
+        except OSError:
+            _LOG.debug("the parent has gone")
+    return fault.exit_code
 
 
 def _take_back(process: "subprocess.Popen[bytes]", mountpoint: str) -> None:
@@ -135,17 +187,9 @@ def run_daemon(serve: Callable[[bytes, Callable[[], None]], None], *, role: str)
 
     try:
         serve(sys.stdin.buffer.read(), ready)
-    except OmniloadError as error:
-        _LOG.error("%s", error)
-        if not is_ready:  # else the number may be another file's by now
-            try:
-                os.write(told, str(error).encode(errors="backslashreplace"))
-            except OSError:
-                _LOG.debug("the parent has gone")
-        sys.exit(error.exit_code)
-    except Exception as error:  # noqa: BLE001 -- the outermost: Python's own report would show secrets
-        _LOG.error("a defect of ours ends this process", exc_info=error)
-        sys.exit(1)
+    except Exception as error:  # noqa: BLE001 -- told to who started it, whatever it is
+        # Once it was ready the number may be another file's.
+        sys.exit(tell_failure(error, role, None if is_ready else told))
 
 
 def umount(mountpoint: str) -> None:

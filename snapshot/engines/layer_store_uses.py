@@ -20,6 +20,7 @@ from typing import Any
 from omniload.base.log import get_logger
 from snapshot.oci.digest import check_digest
 from snapshot.oci.reference import Reference
+from snapshot.private_folder import private_folder
 
 __all__ = ["VERSION", "LayerUses"]
 
@@ -98,7 +99,8 @@ class LayerUses:
         value = {_KEY: VERSION, "reference": str(reference), "layer": layer}
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(self._folder)
+            path.parent.mkdir(exist_ok=True)
             temporary.write_text(json.dumps({**value, "image": image, "uses": uses}))
             temporary.replace(path)
         except OSError as error:

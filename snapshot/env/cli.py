@@ -16,13 +16,14 @@ from typing import Any, TypeVar
 import click
 
 # Commands import what only they need: a warm restore is over before that would be loaded.
-from omniload.base.errors import ConfigError, IntegrityError, StateError
+from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
+from omniload.base.log import get_logger
 from snapshot.env.checking import Limits
 from snapshot.env.environment import Environment, active_environment
 from snapshot.env.interpreter import environment_of
 from snapshot.env.keys import Installation, shown
 from snapshot.env.node_cache import CACHE_VARIABLE, NodeCache, TreeHead
-from snapshot.env.opening import opened
+from snapshot.env.opening import StoreMissingError, opened
 from snapshot.env.progress import shown_progress
 from snapshot.env.prune_cli import prune_command
 from snapshot.env.restoring import Restored, Restorer, Wish
@@ -264,10 +265,16 @@ def _restored(
         )
         found = None
         if not auto:
-            if len(key) != 64:
-                with opened(url) as repository:
-                    key = repository.full_key(key)
-            found = restorer.restore(key, form)
+            try:
+                if len(key) != 64:
+                    with opened(url) as repository:
+                        key = repository.full_key(key)
+                found = restorer.restore(key, form)
+            except (UnavailableError, StoreMissingError) as error:
+                here = len(key) == 64 and restorer.cache.tree(key) is not None
+                if not installing or here:
+                    raise
+                get_logger(__name__).warning("%s; the command is run", error)
         if found is None and not installing:
             known = f"no snapshot {key} in {url}" if key else "nothing says what is wanted"
             raise StateError(f"{known}; give the command that installs {where}, and it is saved")

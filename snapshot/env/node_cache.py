@@ -10,6 +10,7 @@
     <cache>/trees/<key>/boot                start of the kernel under which it was written
     <cache>/trees/<key>/linked, mounted     whether environments share its inodes, or show it
     <cache>/partial/<key>/                  the same, being made
+    <cache>/shared                          if its owner made it: other users may read all this
     <cache>/locks/<key>                     held while it is made; shared while it is used
 
 A tree appears by one rename, whole. Files are not synced to disk one by one (that would
@@ -36,6 +37,7 @@ from snapshot.env.sources import file_digest
 
 if TYPE_CHECKING:
     from snapshot.env.manifest import Manifest
+from snapshot.private_folder import private_folder
 
 __all__ = [
     "CACHE_VARIABLE",
@@ -52,6 +54,8 @@ __all__ = [
 
 _LOG = get_logger(__name__)
 CACHE_VARIABLE = "OMNILOAD_ENV_CACHE"
+SHARED = "shared"
+"""A file of this name in a node cache says that other users may read what lies there."""
 
 
 def default_cache() -> Path:
@@ -306,14 +310,23 @@ class NodeCache:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or default_cache()
-        for name in ("trees", "partial", "locks"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         details = self.folder.stat()
         if details.st_uid not in {0, os.geteuid()} or details.st_mode & stat.S_IWOTH:
             raise ConfigError(
                 f"node cache {self.folder} belongs to user {details.st_uid} or may be written by "
                 f"all; name another one in {CACHE_VARIABLE}"
             )
+        for name in ("trees", "partial", "locks"):
+            if details.st_uid == os.geteuid() and not (self.folder / SHARED).exists():
+                private_folder(self.folder / name)
+                continue
+            (self.folder / name).mkdir(exist_ok=True)
+            if not os.access(self.folder / name, os.R_OK | os.X_OK):
+                raise ConfigError(
+                    f"node cache {self.folder} is closed to user {os.geteuid()}; its owner opens it "
+                    f"with an empty file {SHARED!r} in it, or name another one in {CACHE_VARIABLE}"
+                )
 
     def lock(self, key: str) -> Path:
         """Return the lock file of a key."""

@@ -14,6 +14,7 @@ from snapshot.env.environment import Environment
 from snapshot.env.keys import Installation, base_of, installed_in, key_of
 from snapshot.env.mounting import mount_overlay
 from snapshot.env.node_cache import NodeCache, Tree, boot_id, together
+from snapshot.env.opening import StoreMissingError
 from snapshot.env.progress import Progress
 from snapshot.env.records import Form, Record
 
@@ -81,8 +82,8 @@ class Restorer:
     ) -> Restored:
         """Restore the snapshot of an installation; where there is none, install and record one.
 
-        A store that does not answer is no reason not to start: the command is run, and
-        nothing is recorded. Damage is never skipped.
+        A store that does not answer or is not there is no reason not to start: the command is
+        run, and nothing is recorded. Damage is never skipped.
 
         Raises:
             StateError: The command failed.
@@ -95,10 +96,10 @@ class Restorer:
                 restored = self._restore(key, wish)
                 if restored is not None:
                     return restored
-            except UnavailableError as error:
+            except (UnavailableError, StoreMissingError) as error:
                 if self.cache.tree(key) is not None:
                     raise  # the snapshot is here; it is the form that cannot be had
-                _LOG.warning("the store does not answer, so the command is run: %s", error)
+                _LOG.warning("%s; the command is run, and nothing is saved", error)
                 reachable = False
             return self._install(document, installation, record=reachable)
 

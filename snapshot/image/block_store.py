@@ -22,6 +22,7 @@ from pathlib import Path
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.log import get_logger
 from snapshot.oci.digest import check_digest, verified
+from snapshot.private_folder import private_folder
 
 __all__ = ["BlockStore"]
 
@@ -118,7 +119,7 @@ class BlockStore:
         return frozenset(kept)
 
     def _prepare(self) -> None:
-        self._root.mkdir(parents=True, exist_ok=True)
+        private_folder(self._root)
         with self._locked():
             self._check_version()
             (self._root / "new").mkdir(exist_ok=True)

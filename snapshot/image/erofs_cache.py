@@ -29,6 +29,7 @@ from snapshot.image.erofs_format import BLOCK_BYTES, HEAD_BYTES, device_slots
 from snapshot.image.erofs_writer import MetadataPlan, write_metadata
 from snapshot.image.layer_index import LayerIndex
 from snapshot.image.precontent_kernel import is_unused
+from snapshot.private_folder import private_folder
 
 __all__ = ["BlobCache", "Filling"]
 
@@ -65,8 +66,7 @@ class BlobCache:
     def __init__(self, cache: str | Path) -> None:
         self._root = Path(cache) / "erofs" / _VERSION
         for name in ("layers", "images", "filling"):
-            (self._root / name).mkdir(parents=True, exist_ok=True)
-        self._root.chmod(0o700)
+            (private_folder(self._root) / name).mkdir(exist_ok=True)
         longest = len(os.fsencode(self._root)) + len("/layers/") + 64 + 33
         if longest > _MAX_PATH_BYTES:
             raise StateError(

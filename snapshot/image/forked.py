@@ -11,8 +11,8 @@ import sys
 import threading
 from collections.abc import Callable
 
-from fusefs.bridge.daemons import clear_dead_mount
-from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
+from fusefs.bridge.daemons import clear_dead_mount, failure_of, tell_failure
+from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger, set_up_logging
 
 __all__ = ["ForkedProcess", "can_fork", "fork", "start_forked"]
@@ -22,7 +22,6 @@ _log = get_logger(__name__)
 _READY = b"ready"
 _DEFECT = 70
 """Exit code of a daemon that ended by a defect; its traceback is in the log."""
-_ERROR_OF = {2: ConfigError, 3: UnavailableError, 4: StateError}
 _DEFAULT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -85,8 +84,7 @@ def start_forked(
         answer = pipe.read()
     if answer != _READY:
         code = daemon.wait()
-        message = answer.decode(errors="replace") or f"the daemon ended with {code}; see its log"
-        raise _ERROR_OF.get(code, StateError)(message)
+        raise failure_of(answer, code, log_path)
     return daemon
 
 
@@ -122,17 +120,16 @@ def _be_daemon(serve: Callable[[Callable[[], None]], None], told: int, log: int,
     sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
     set_up_logging("INFO", role=role)
 
+    is_ready = False
+
     def ready() -> None:
+        nonlocal is_ready
+        is_ready = True
         os.write(told, _READY)
         os.close(told)
 
     try:
         serve(ready)
-    except OmniloadError as error:
-        _log.error("%s", error)
-        try:
-            os.write(told, str(error).encode(errors="backslashreplace"))
-        except OSError:
-            _log.debug("the parent has gone")
-        return error.exit_code
+    except Exception as error:  # noqa: BLE001 -- told to who forked, whatever it is
+        return tell_failure(error, role, None if is_ready else told)
     return 0

@@ -26,6 +26,7 @@ from omniload.base.errors import IntegrityError, StateError
 from snapshot.image.entries import Entry, Extent
 from snapshot.image.layer_index import BLOCK, LayerIndex
 from snapshot.oci.digest import check_digest
+from snapshot.private_folder import is_own_folder, private_folder
 
 __all__ = ["VERSION", "IndexCache", "decode_index", "encode_index"]
 
@@ -163,6 +164,8 @@ class IndexCache:
     def get(self, blob_digest: str) -> LayerIndex | None:
         """Return the index of a layer, if a good one of this version is there."""
         path = self._path(blob_digest)
+        if not is_own_folder(self._folder):
+            return None  # what another user put there is nothing to believe
         try:
             index = decode_index(path.read_bytes(), name=str(path))
         except (OSError, IntegrityError, StateError):
@@ -171,7 +174,7 @@ class IndexCache:
 
     def put(self, index: LayerIndex) -> None:
         """Keep an index, durably and whole."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder)
         path = self._path(index.blob_digest)
         temporary = path.with_name(f".{uuid.uuid4().hex}")
         try:

@@ -30,6 +30,7 @@ from snapshot.image.trace_keys import command_key, most_run, nearest
 from snapshot.image.trace_sharing import pull_trace, pull_traces, push_trace
 from snapshot.oci.digest import check_digest
 from snapshot.oci.store import ImageStore
+from snapshot.private_folder import private_folder
 
 __all__ = ["TraceStore", "find_any_trace", "find_trace", "merge_into", "push_new"]
 
@@ -63,7 +64,8 @@ class TraceStore:
     def add(self, trace: Trace) -> Trace:
         """Merge the trace of a start with what is kept; return what is kept now."""
         path = self.path(trace.image, trace.command)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder)
+        path.parent.mkdir(exist_ok=True)
         return merge_into(path, trace)
 
     def _of(self, image: str) -> Path:

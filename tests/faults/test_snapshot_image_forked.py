@@ -4,10 +4,18 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
+from fusefs.bridge.daemons import failure_of, start_daemon
+from omniload.base.errors import (
+    ConfigError,
+    DefectError,
+    IntegrityError,
+    StateError,
+    UnavailableError,
+)
 from snapshot.image import forked
 from snapshot.image.forked import can_fork, fork, start_forked
 
@@ -99,7 +107,9 @@ def test_a_daemon_with_a_defect_leaves_its_traceback_in_the_log(tmp_path):
     def serve(_):
         raise KeyError("defect")
 
-    with pytest.raises(StateError, match="ended with 70; see its log"):
+    with pytest.raises(
+        DefectError, match=r"a fault of omniload itself in the .* KeyError: 'defect'"
+    ):
         started(serve, tmp_path)
 
     assert "KeyError: 'defect'" in (tmp_path / "log").read_text()
@@ -109,7 +119,9 @@ def test_a_daemon_that_dies_without_a_word_is_told_so(tmp_path):
     def serve(_):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(StateError, match="ended with -9"):
+    with pytest.raises(
+        StateError, match=r"was ended by SIGKILL before its mount was usable; its log is .*log"
+    ):
         started(serve, tmp_path)
 
 
@@ -139,3 +151,45 @@ def test_a_process_with_another_thread_may_not_be_forked():
         thread.join()
 
     assert can_fork() == before
+
+
+@pytest.mark.parametrize("log", [None, os.devnull])
+def test_no_log_is_named_where_there_is_none(log):
+    told = str(failure_of(b"", -9, log))
+
+    assert told == (
+        "the daemon was ended by SIGKILL before its mount was usable; start it with --log FILE to see more"
+    )
+    assert "ended with 7 before" in str(failure_of(b"", 7, log))
+
+
+def test_a_system_error_of_a_daemon_is_told_in_one_line(tmp_path):
+    def serve(_):
+        raise OSError(28, "No space left\non device", "/cache/x")
+
+    with pytest.raises(UnavailableError) as caught:
+        started(serve, tmp_path)
+
+    assert "No space left on device: '/cache/x'" in str(caught.value).replace("\\n", " ")
+    assert "\n" not in str(caught.value)
+
+
+BROKEN = """
+import sys
+from fusefs.bridge.daemons import run_daemon
+
+def serve(settings, ready):
+    raise KeyError("defect")
+
+def main():
+    run_daemon(serve, role="broken")
+"""
+
+
+def test_a_daemon_of_its_own_interpreter_tells_its_defect_too(tmp_path, monkeypatch):
+    (tmp_path / "broken_daemon.py").write_text(BROKEN + "main()\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
+    (tmp_path / "mnt").mkdir()
+
+    with pytest.raises(DefectError, match="in the broken daemon: KeyError: 'defect'"):
+        start_daemon("broken_daemon", b"", str(tmp_path / "mnt"), log_path=os.devnull)

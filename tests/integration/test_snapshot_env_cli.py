@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, StateError
 from snapshot.env.cli import command
 from snapshot.env.node_cache import CACHE_VARIABLE
+from snapshot.env.opening import StoreMissingError
 from snapshot.startup_events import LOG_VARIABLE, parse_event
 from tests.support.snapshot_env_wheels import a_quick_pip, a_venv, a_wheel, pip_words
 
@@ -63,6 +64,39 @@ def version_in(folder, name="tiny"):
     words = [python, "-c", f"import {name}; print({name}.VERSION, {name}.__file__)"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     return done.stdout.split() if done.returncode == 0 else None
+
+
+@pytest.mark.parametrize("key", [(), ("0" * 64,), ("0123abcd",)], ids=["auto", "key", "short key"])
+def test_a_store_that_is_not_there_keeps_no_command_from_running(place, caplog, key):
+    (place / "store").rmdir()
+    asked = ["restore", *(key or ["--auto"]), "-o", "store", "--python", "venv"]
+
+    shown = run(*asked, *installing(place))
+
+    assert "no snapshot, installed and not saved" in shown
+    assert "store 'store' is not there; make the folder, or mount what it lies on" in caplog.text
+    assert version_in(place)[0] == "1.0"
+    assert not (place / "store").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("save", "-o", "store", "--python", "venv", "--", "true"),
+        ("show", "-o", "store"),
+        ("restore", "0" * 64, "-o", "store", "--python", "venv"),
+        ("verify", "0" * 64, "-o", "store", "--python", "venv"),
+        ("prune", "-o", "store"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_where_nothing_can_be_done_without_the_store_it_is_said_what_is_missing(place, words):
+    (place / "store").rmdir()
+
+    error = run(*words, fails=True)
+
+    assert isinstance(error, ConfigError)
+    assert "store 'store' is not there; make the folder" in str(error)
 
 
 def test_what_pip_installed_is_restored_with_its_script_and_its_byte_code(place):
@@ -267,7 +301,7 @@ def test_saving_is_a_stage_of_its_own_in_the_log(place, monkeypatch):
     [
         (["restore", "0" * 64, "-o", "store"], StateError, "no snapshot 0000"),
         (["restore", "12ab", "-o", "store"], StateError, "begins 0 keys"),
-        (["restore", "0" * 64, "-o", "nowhere"], ConfigError, "is not a directory"),
+        (["restore", "0" * 64, "-o", "nowhere"], StoreMissingError, "is not there"),
         (
             ["restore", "--auto", "-o", "store", "--python", "no"],
             ConfigError,

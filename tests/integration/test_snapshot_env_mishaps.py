@@ -12,7 +12,7 @@ import pytest
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 from snapshot.env.interpreter import find_python, probe
 from snapshot.env.mounting import mount_overlay, mounts_at, umount
-from snapshot.env.node_cache import NodeCache, discard, exclusively, together
+from snapshot.env.node_cache import SHARED, NodeCache, discard, exclusively, together
 from snapshot.env.records import Records
 from snapshot.env.repository import ROOT
 from tests.support.fusefs_model import fast_directory
@@ -376,6 +376,8 @@ def test_a_user_without_rights_saves_restores_and_undoes(open_folder):
     home, roots = open_folder / "home", open_folder / "roots"
     home.mkdir()
     os.chown(home, NOBODY, NOBODY)
+    (roots / "cache").mkdir(parents=True)
+    (roots / "cache" / SHARED).touch()
     environment, manifest, held = saved(roots)
     a_restorer(environment, roots).restore(manifest.head.key, "copy")
     held = sorted(contents(environment))

@@ -1,0 +1,55 @@
+"""Folders of a node that hold what only their user may read."""
+
+import os
+import stat
+from pathlib import Path
+
+from omniload.base.errors import ConfigError
+from omniload.base.log import get_logger
+
+__all__ = ["is_own_folder", "private_folder"]
+
+_LOG = get_logger(__name__)
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder that its user alone may enter, or close one that is there; return it.
+
+    What lies inside may be of files that others must not read, and is believed when it is
+    read back. Folders above are made as the umask says, and never changed: they may be a disk's.
+
+    Raises:
+        ConfigError: It belongs to another user, or is no folder.
+        OSError: It cannot be made.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise ConfigError(f"{path} is no folder; name another cache") from error
+    held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        seen = os.fstat(held)
+        if seen.st_uid != os.geteuid():
+            raise ConfigError(
+                f"cache folder {path} belongs to user {seen.st_uid}, not to user {os.geteuid()}, "
+                "who would have to believe what lies there; name a cache of your own"
+            )
+        if mode := stat.S_IMODE(seen.st_mode) & 0o077:
+            os.fchmod(held, 0o700)
+            _LOG.warning("%s was open to others (%03o); it is 0700 now", path, mode)
+    finally:
+        os.close(held)
+    return path
+
+
+def is_own_folder(path: Path) -> bool:
+    """Tell whether a folder is there and nobody but its user, or root, could have written into it."""
+    try:
+        seen = path.stat()
+    except OSError:
+        return False
+    return (
+        stat.S_ISDIR(seen.st_mode)
+        and seen.st_uid in {0, os.geteuid()}
+        and not stat.S_IMODE(seen.st_mode) & 0o022
+    )
