@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 import click
 
 # Commands import what only they need: a warm restore is over before that would be loaded.
-from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
+from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.log import get_logger
 from snapshot.env.checking import Limits
 from snapshot.env.environment import Environment, active_environment
 from snapshot.env.interpreter import environment_of
-from snapshot.env.keys import Installation, shown
+from snapshot.env.keys import Installation
 from snapshot.env.node_cache import CACHE_VARIABLE, NodeCache, TreeHead
 from snapshot.env.opening import StoreMissingError, opened
 from snapshot.env.progress import shown_progress
@@ -32,14 +32,20 @@ from snapshot.startup_events import spawning, stage
 __all__ = ["command"]
 
 Function = TypeVar("Function", bound=Callable[..., None])
-_STORE = click.option(
-    "-o",
-    "--store",
-    "url",
-    envvar="OMNILOAD_ENV_STORE",
-    required=True,
-    help="Directory, hdfs://, s3://, gs:// or any fsspec URL. [env OMNILOAD_ENV_STORE]",
-)
+
+
+def _store(*, required: bool) -> Callable[[Function], Function]:
+    return click.option(
+        "-o",
+        "--store",
+        "url",
+        envvar="OMNILOAD_ENV_STORE",
+        required=required,
+        help="Directory, hdfs://, s3://, gs:// or any fsspec URL. [env OMNILOAD_ENV_STORE]",
+    )
+
+
+_STORE = _store(required=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +197,10 @@ def restore_command(
 ) -> None:
     """Bring a snapshot into the environment; without one, run COMMAND and record it.
 
+    Links and copies are of files on this node, of which each restore reads a sample (20 ms)
+    again; 'env verify --node' reads them all. Linked files are the node's own: what changes
+    or damages one, changes it for every environment.
+
     \b
     Example:
       omniload env restore --auto -o hdfs://namenode:9000/envs -- pip install -r requirements.txt
@@ -321,19 +331,29 @@ def show_command(
 
 
 @command.command("verify")
-@_STORE
+@_store(required=False)
 @_environment_options
+@click.option("--node", is_flag=True, help="All trees of the node cache; damaged ones are removed.")
 @click.option("--json", "as_json", is_flag=True)
 @click.argument("key", required=False)
-def verify_command(given: _Given, url: str, as_json: bool, key: str | None) -> None:
+def verify_command(
+    given: _Given, url: str | None, node: bool, as_json: bool, key: str | None
+) -> None:
     """Compare every file of the environment with its snapshot, by digest.
 
     \b
     Example:
       omniload env verify -o /mnt/envs
+      omniload env verify --node
     """  # noqa: D301 -- click's own marker
+    from snapshot.env.verify_cli import show_environment, show_node  # noqa: PLC0415
+
+    if node:
+        show_node(as_json=as_json)
+        return
+    if url is None:
+        raise ConfigError("no store to compare with; name it with -o, or compare with --node")
     from snapshot.env.showing import manifest_of  # noqa: PLC0415
-    from snapshot.env.verifying import faults_of  # noqa: PLC0415
 
     environment = given.environment
     record = environment.heal_locked()
@@ -342,17 +362,7 @@ def verify_command(given: _Given, url: str, as_json: bool, key: str | None) -> N
     with opened(url) as repository:
         manifest = manifest_of(repository, key or (record.key if record else ""))
     environment.check_fits(TreeHead.of(manifest))
-    faults = faults_of(manifest, environment.targets, digests=True)
-    if as_json:
-        click.echo(json.dumps({"key": manifest.head.key, "faults": [f._asdict() for f in faults]}))
-    else:
-        for fault in faults:
-            click.echo(shown(f"{fault.kind}: {fault.path}: {fault.detail}"))
-        click.echo(f"{len(manifest.entries)} paths compared, {len(faults)} faults")
-    if faults:
-        raise IntegrityError(
-            f"{len(faults)} paths are not as in {manifest.head.key[:16]}; restore it"
-        )
+    show_environment(manifest, environment.targets, as_json=as_json)
 
 
 @command.command("umount")

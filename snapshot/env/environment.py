@@ -20,8 +20,9 @@ from snapshot.env.keys import (
     key_of,
     shown,
 )
+from snapshot.env.locks import exclusively
 from snapshot.env.mounting import mount_source, mounts_at, umount
-from snapshot.env.node_cache import TreeHead, default_cache, exclusively
+from snapshot.env.node_cache import TreeHead, default_cache
 from snapshot.env.records import Record, Records
 from snapshot.env.scanning import targets_of
 

@@ -15,8 +15,9 @@ from omniload.base.errors import IntegrityError, StateError
 from snapshot.env.checking import Limits, check_entries
 from snapshot.env.entries import Entry, Kind, Target
 from snapshot.env.keys import key_of
+from snapshot.env.locks import exclusively
 from snapshot.env.manifest import Manifest, decode_manifest
-from snapshot.env.node_cache import NodeCache, Tree, TreeHead, discard, exclusively
+from snapshot.env.node_cache import NodeCache, Tree, TreeHead, discard
 from snapshot.env.packs import ReadUnit, inflate, read_units
 from snapshot.env.progress import Progress
 from snapshot.env.repository import ROOT, Repository

@@ -7,7 +7,7 @@
     <cache>/trees/<key>/manifest            as on the store
     <cache>/trees/<key>/head.json           the little of it that a mount needs
     <cache>/trees/<key>/listing.json        what links and copies need
-    <cache>/trees/<key>/boot                start of the kernel under which it was written
+    <cache>/trees/<key>/boot                start of the kernel under which it was written; empty: to be compared
     <cache>/trees/<key>/linked, mounted     whether environments share its inodes, or show it
     <cache>/partial/<key>/                  the same, being made
     <cache>/shared                          if its owner made it: other users may read all this
@@ -18,14 +18,14 @@ cost more than all the rest), so after a crash of the machine, which shows in an
 boot id, every file is compared with its digest before the tree is used again.
 """
 
-import errno
-import fcntl
 import json
 import os
+import random
 import shutil
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -47,9 +47,6 @@ __all__ = [
     "boot_id",
     "default_cache",
     "discard",
-    "exclusively",
-    "locked_now",
-    "together",
 ]
 
 _LOG = get_logger(__name__)
@@ -81,52 +78,6 @@ def boot_id() -> str:
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return "unknown"
-
-
-@contextmanager
-def exclusively(path: Path) -> Iterator[None]:
-    """Hold the lock file at ``path``; the kernel lets go of it when the process dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path, fcntl.LOCK_EX):
-        yield
-
-
-@contextmanager
-def locked_now(path: Path) -> Iterator[bool]:
-    """Hold the lock file at ``path`` as ``exclusively`` does if nobody holds it; say whether it is held."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(_locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        yield True
-
-
-@contextmanager
-def together(path: Path) -> Iterator[None]:
-    """Keep holders of ``exclusively`` out while others may come in.
-
-    Nothing is held where this user may not make the file: in a cache of root's.
-    """
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(_locked(path, fcntl.LOCK_SH))
-        except OSError as error:
-            if error.errno not in {errno.EACCES, errno.EROFS}:
-                raise
-        yield
-
-
-@contextmanager
-def _locked(path: Path, how: int) -> Iterator[None]:
-    file = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(file, how)
-        yield
-    finally:
-        os.close(file)
 
 
 def discard(path: Path) -> None:
@@ -236,6 +187,10 @@ class Tree:
         """Start of the kernel under which the tree was written or last compared."""
         return (self.folder / "boot").read_text(encoding="ascii")
 
+    def doubt(self) -> None:
+        """Have every file compared with its digest before the tree is used again."""
+        (self.folder / "boot").write_text("", encoding="ascii")
+
     @property
     def used_ns(self) -> int:
         """When it was last placed into an environment."""
@@ -273,6 +228,21 @@ class Tree:
     def hides_deletions(self) -> bool:
         """Whether marks for overlayfs could be made for all that was deleted."""
         return not (self.folder / "unmarked").exists()
+
+    def rotted_file(self, within_s: float) -> str | None:
+        """Compare files picked at random with their digests for a while; return one that is not what it was.
+
+        A disk that gives back other bytes changes neither size nor time.
+        """
+        files = [entry for entry in self.manifest.entries if entry.kind is Kind.FILE]
+        random.shuffle(files)
+        until_s = time.monotonic() + within_s
+        for entry in files:
+            if file_digest(self.layer(entry.target) / entry.path) != entry.digest:
+                return entry.path
+            if time.monotonic() >= until_s:
+                break
+        return None
 
     def changed_files(self, *, digests: bool) -> list[str]:
         """Return the files that are not what the manifest says.

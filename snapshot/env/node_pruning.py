@@ -12,8 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from snapshot.env.locks import locked_now
 from snapshot.env.mounting import keys_mounted
-from snapshot.env.node_cache import NodeCache, Tree, discard, locked_now
+from snapshot.env.node_cache import NodeCache, Tree, discard
 
 __all__ = ["Found", "prune_cache"]
 

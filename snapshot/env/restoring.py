@@ -1,19 +1,21 @@
 """Restore a snapshot into an environment: mounted, linked or copied, whatever this machine can."""
 
 import errno
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from omniload.base.errors import OmniloadError, StateError, UnavailableError
+from omniload.base.errors import IntegrityError, OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
 from snapshot.env.checking import Limits
 from snapshot.env.environment import Environment
 from snapshot.env.keys import Installation, base_of, installed_in, key_of
+from snapshot.env.locks import together
 from snapshot.env.mounting import mount_overlay
-from snapshot.env.node_cache import NodeCache, Tree, boot_id, together
+from snapshot.env.node_cache import NodeCache, Tree, boot_id
 from snapshot.env.opening import StoreMissingError
 from snapshot.env.progress import Progress
 from snapshot.env.records import Form, Record
@@ -33,6 +35,8 @@ _NO_LINKS = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EROFS, errno.EMLINK, errno.EOPNOTSUPP}
 )
 _TRIES = 5
+_SAMPLE_S = 0.02
+"""How long files of a tree are read again before it is linked or copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +166,7 @@ class Restorer:
         for _ in range(_TRIES):
             with together(self.cache.lock(key)):
                 tree = self.cache.tree(key)
-                if tree is not None:
+                if tree is not None and not self._is_rotted(tree, wish):
                     return self._take(tree, record, wish, begin=begin, read=read)
             from snapshot.env.extracting import provide  # noqa: PLC0415
 
@@ -183,6 +187,25 @@ class Restorer:
             f"{self.cache.folder} loses {key[:16]} as often as it is fetched ({_TRIES} times); end "
             "what writes into environments that are linked to it, or restore with --form copy"
         )
+
+    def _is_rotted(self, tree: Tree, wish: Wish) -> bool:
+        """Look at a few files, where the form takes longer than that; damage has all of them compared.
+
+        Raises:
+            IntegrityError: It is damaged, and another user's to mend.
+        """
+        if wish == "mount" or (wish == "auto" and os.geteuid() == 0):
+            return False  # a mount is there before the digests would be loaded
+        path = tree.rotted_file(_SAMPLE_S)
+        if path is None:
+            return False
+        told = f"{path} in {tree.folder} holds other bytes than were extracted, at the same size"
+        try:
+            tree.doubt()
+        except PermissionError as error:
+            raise IntegrityError(f"{told}; its owner mends it by 'env verify --node'") from error
+        _LOG.warning("%s and time; the snapshot is fetched again", told)
+        return True
 
     def _take(
         self, tree: Tree, record: Record | None, wish: Wish, *, begin: float, read: int

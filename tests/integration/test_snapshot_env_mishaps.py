@@ -11,8 +11,9 @@ import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 from snapshot.env.interpreter import find_python, probe
+from snapshot.env.locks import exclusively, together
 from snapshot.env.mounting import mount_overlay, mounts_at, umount
-from snapshot.env.node_cache import SHARED, NodeCache, discard, exclusively, together
+from snapshot.env.node_cache import SHARED, NodeCache, discard
 from snapshot.env.records import Records
 from snapshot.env.repository import ROOT
 from tests.support.fusefs_model import fast_directory

@@ -1,12 +1,18 @@
 """Trees of a node: whole or not there, and looked at before they are relied on."""
 
 import os
+import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from omniload.base.errors import ConfigError
+from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
+from snapshot.env.cli import command
+from snapshot.env.entries import Kind
+from snapshot.env.locks import exclusively
 from snapshot.env.node_cache import (
     CACHE_VARIABLE,
     NodeCache,
@@ -14,9 +20,8 @@ from snapshot.env.node_cache import (
     TreeHead,
     boot_id,
     default_cache,
-    exclusively,
 )
-from tests.support.snapshot_env_builders import a_restorer, saved
+from tests.support.snapshot_env_builders import a_restorer, contents, remake, saved
 
 
 @pytest.fixture
@@ -166,3 +171,77 @@ def test_layers_and_whiteouts_lie_beside_each_other():
 
     assert str(tree.layer(1)) == "/c/trees/k/layers/1"
     assert str(tree.whiteouts(1)) == "/c/trees/k/whiteouts/1"
+
+
+def rot(path):
+    """Change a byte as a disk does: size and time stay."""
+    seen, data = path.stat(), bytearray(path.read_bytes())
+    data[0] ^= 1
+    with path.open("r+b") as file:
+        file.write(data)
+    os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+
+
+def a_rotted_file(restorer, key):
+    tree = restorer.cache.tree(key)
+    entry = next(e for e in tree.manifest.entries if e.kind is Kind.FILE and e.size_bytes)
+    path = tree.layer(entry.target) / entry.path
+    rot(path)
+    return path
+
+
+@pytest.mark.parametrize("form", ["link", "copy"])
+def test_a_rotted_file_is_not_given_out_but_fetched_again(tmp_path, form, caplog):
+    environment, manifest, held = saved(tmp_path)
+    restorer = a_restorer(environment, tmp_path)
+    key = manifest.head.key
+    restorer.restore(key, form)
+    remake(environment, tmp_path)
+    path = a_rotted_file(restorer, key)
+
+    restored = restorer.restore(key, form)
+
+    assert restored.stored_bytes > 0
+    assert contents(environment) == held
+    assert restorer.cache.tree(key).changed_files(digests=True) == []
+    assert f"{path.name} in " in caplog.text
+    assert "holds other bytes than were extracted" in caplog.text
+
+
+def test_a_rotted_file_without_its_store_is_an_error_and_no_environment(tmp_path):
+    environment, manifest, _ = saved(tmp_path)
+    restorer = a_restorer(environment, tmp_path)
+    key = manifest.head.key
+    restorer.restore(key, "link")
+    remake(environment, tmp_path)
+    before = contents(environment)
+    a_rotted_file(restorer, key)
+
+    def away():
+        raise UnavailableError("no answer")
+
+    with pytest.raises(UnavailableError, match="no answer"):
+        replace(restorer, opened=away).restore(key, "link")
+    assert contents(environment) == before
+
+
+def test_all_trees_of_a_node_are_compared_and_the_damaged_removed(tmp_path, monkeypatch):
+    environment, manifest, held = saved(tmp_path)
+    restorer = a_restorer(environment, tmp_path)
+    key = manifest.head.key
+    restorer.restore(key, "link")
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    words = ["verify", "--node", "--python", sys.executable]
+    sound = CliRunner().invoke(command, words)
+    path = a_rotted_file(restorer, key)
+
+    found = CliRunner().invoke(command, words)
+
+    assert (sound.exit_code, sound.output) == (0, "1 trees compared, 0 damaged\n")
+    assert isinstance(found.exception, IntegrityError)
+    assert "1 of 1 trees are damaged and removed; restore again" in str(found.exception)
+    assert path.name in found.output
+    assert restorer.cache.tree(key) is None
+    remake(environment, tmp_path)
+    restorer.restore(key, "link")
+    assert contents(environment) == held

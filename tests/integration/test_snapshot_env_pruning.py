@@ -14,8 +14,9 @@ from fusefs.stores.local import LocalStore
 from omniload.base.errors import ConfigError, OmniloadError, StateError
 from snapshot.env.cli import command
 from snapshot.env.entries import Kind
+from snapshot.env.locks import locked_now, together
 from snapshot.env.mounting import keys_mounted, mount_source, mounts_at
-from snapshot.env.node_cache import CACHE_VARIABLE, NodeCache, locked_now, together
+from snapshot.env.node_cache import CACHE_VARIABLE, NodeCache
 from snapshot.env.node_pruning import prune_cache
 from snapshot.env.pruning import prune_store
 from snapshot.env.repository import CONDEMNED, MANIFESTS, PACKS, Repository
