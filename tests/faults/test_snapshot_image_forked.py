@@ -170,7 +170,8 @@ def test_a_system_error_of_a_daemon_is_told_in_one_line(tmp_path):
     with pytest.raises(UnavailableError) as caught:
         started(serve, tmp_path)
 
-    assert "No space left on device: '/cache/x'" in str(caught.value).replace("\\n", " ")
+    assert "No space left on device" in str(caught.value)
+    assert "/cache/x" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
