@@ -10,7 +10,10 @@ from fusefs.manifest import Manifest, encode_manifest
 from fusefs.manifest_header import check_xattrs_fit
 from fusefs.writing import Content
 
-__all__ = ["Attributes", "checked_xattrs", "encoded", "manifest_for"]
+__all__ = ["PLAIN_MODE", "Attributes", "checked_xattrs", "encoded", "manifest_for"]
+
+PLAIN_MODE = 0o644
+"""Of a file that was given none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +41,7 @@ def manifest_for(content: Content, attributes: Attributes) -> Manifest:
     """Return the manifest of durable content with attributes."""
     return Manifest(
         mtime_ns=attributes.mtime_ns if attributes.mtime_ns is not None else time.time_ns(),
-        mode=attributes.mode if attributes.mode is not None else 0o644,
+        mode=attributes.mode if attributes.mode is not None else PLAIN_MODE,
         xattrs=dict(attributes.xattrs or {}),
         segments=() if isinstance(content, bytes) else content,
         inline=content if isinstance(content, bytes) else b"",

@@ -24,6 +24,7 @@ from fusefs.manifest import Manifest, Segment
 from fusefs.namespace import OpenedFile, StripedFiles
 from fusefs.patching import granule_bytes_of, written_from
 from fusefs.place import stale_suppressed
+from fusefs.publishing import Published
 from fusefs.splicing import MOST_RANGES, MOST_RANGES_CLOSED
 from fusefs.spool import Spool, SpoolPlace
 from fusefs.versions import ids_of, segments_of, spliceable
@@ -224,9 +225,9 @@ class Body:
                 content = self._spooled_content(last)
             else:
                 content = self._writer.seal(last=last) if self._writer is not None else b""
-            self._publish(content)
+            done = self._publish(content)
             self.dirty, self.published = False, True
-            self._hold(self._files.open_published(self.path, content))
+            self._hold(self._files.open_published(self.path, content, done))
             if last:
                 # Only now: until the version is open, the writer alone knows the size of the file.
                 self._writer = None
@@ -358,7 +359,7 @@ class Body:
         shared = ids_of(segments) & ids_of(spliceable(self.manifest))
         return not shared or self.path is None or names_segments(self._files, self.path, shared)
 
-    def _publish(self, content: Content) -> None:
+    def _publish(self, content: Content) -> Published:
         assert self.path is not None
 
         def ready() -> None:
@@ -369,10 +370,10 @@ class Body:
                 raise OSError(errno.ESTALE, "another mount replaced what this builds on", self.path)
 
         # A failed call may have published: what that may name is left to fsck.
-        loose, self._loose = self._loose, b""
-        self._files.publish(self.path, content, self._outgoing(), ready=ready, moves_time=False)
-        kept = Manifest(mtime_ns=0, segments=segments_of(content))
-        self._files.discard(loose, kept=kept)
+        loose, self._loose, files = self._loose, b"", self._files
+        done = files.publish(self.path, content, self._outgoing(), ready=ready, moves_time=False)
+        files.discard(loose, kept=Manifest(mtime_ns=0, segments=segments_of(content)))
+        return done
 
     def _hold(self, opened: OpenedFile) -> None:
         """Hold another version in place of what was open; bytes in a spool are its own."""

@@ -24,7 +24,7 @@ from fusefs.stores.protocol import RESERVED, Entry, Store
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.log import get_logger
 
-__all__ = ["Catalog", "FileInfo"]
+__all__ = ["Catalog", "FileInfo", "described"]
 
 _LOG = get_logger(__name__)
 _MOST_HEADERS = 100_000
@@ -260,6 +260,21 @@ class Catalog:
         if is_settled(entry, asked_ns):
             self._known.remember_header(path, entry, header)
         return header
+
+
+def described(entry: Entry, manifest: Manifest | None) -> FileInfo:
+    """Describe what a store has just taken, as ``Catalog.stat`` would."""
+    if manifest is None:
+        return _plain_info(entry)
+    return FileInfo(
+        name=entry.name,
+        kind="symlink" if manifest.kind == "symlink" else "file",
+        size_bytes=manifest.size_bytes,
+        mtime_ns=manifest.mtime_ns,
+        mode=manifest.mode,
+        stored="manifest",
+        entry=entry,
+    )
 
 
 def _plain_info(entry: Entry) -> FileInfo:

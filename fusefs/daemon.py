@@ -53,6 +53,8 @@ def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = Fal
         waits_s=_waits_s(config.give_up_after),
         give_up_after_s=config.give_up_after,
     )
+    if config.durable_at == "fsync" and not config.read_only:
+        store.delay_syncs()
     # Better said now than by the first call on the mount.
     check_root(store, begin=not config.read_only)
     # The process that has the mount has the directory of its disk cache, too.

@@ -150,6 +150,8 @@ class DirectoryAttributes:
         if kept is None:
             mode = entry.mode if entry.mode is not None else _PLAIN_MODE
             kept = Manifest(kind="directory", mtime_ns=entry.mtime_ns or NOT_KEPT, mode=mode)
+        if changes.mode is not None and self._store.keeps_modes:
+            self._store.set_mode(path, changes.mode)
         self._put(path, replace(kept, **changes.given))
 
     def names_changed(self, path: str) -> None:

@@ -5,7 +5,7 @@ import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -39,6 +39,9 @@ class MountConfig(BridgeOptions):
     """Largest randomly written file."""
     give_up_after: Seconds = 30.0
     """How long an outage of the store is waited out before a call fails."""
+    durable_at: Literal["fsync", "close"] = "fsync"
+    """When a small file in a local store is durable: at its fsync, and two seconds after its close at the
+    latest, as on a local disk; or when it is closed. Larger ones, and other stores, are at the close."""
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
     """Port on loopback that answers scrapes of the mount's numbers; none unless given."""
 

@@ -6,6 +6,7 @@ Blocking and safe in threads. The mount, fsspec and the command line all stand o
 import errno
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from fusefs.attributes import Attributes, encoded
@@ -22,7 +23,7 @@ from fusefs.manifest import Manifest, Segment
 from fusefs.opened import MOST_VERSIONS, OpenedFile, Opener
 from fusefs.pieces import pieces_of
 from fusefs.pools import StorePool
-from fusefs.publishing import Publisher
+from fusefs.publishing import Published, Publisher
 from fusefs.reading import FileReader
 from fusefs.scraping import retire, watch
 from fusefs.segment_writer import SegmentWriter, WriteEngine
@@ -185,9 +186,9 @@ class StripedFiles:
         """
         return self._opener.open(self._visible(path), believed=believed, brings=brings)
 
-    def open_published(self, path: str, content: Content) -> OpenedFile:
+    def open_published(self, path: str, content: Content, published: Published) -> OpenedFile:
         """Open what was just published here, though another mount may have replaced it since."""
-        return self._opener.open_published(path, content)
+        return self._opener.open_published(path, content, published)
 
     def comes_whole(self, info: FileInfo) -> bool:
         """Tell whether a file is opened with its bytes."""
@@ -237,21 +238,21 @@ class StripedFiles:
         *,
         ready: Callable[[], None] = lambda: None,
         moves_time: bool = True,
-    ) -> None:
-        """Put content at a path, whole, and remove what it replaces.
+    ) -> Published:
+        """Put content at a path, whole, remove what it replaces, and return what is there.
 
         Args:
             path: Where.
             content: What; durable once ``ready`` has returned.
             attributes: Beside it.
             ready: Called just before the file shows; if it raises, nothing changes.
-            moves_time: Whether a new name moves the time of its directory. A mount has seen
-                to that when the file was made.
+            moves_time: Whether a new name moves the time of its directory. A mount has done so at its creation.
         """
         path = self._visible(path)
-        is_new = self._publisher.publish(path, content, attributes or Attributes(), ready=ready)
-        if is_new and moves_time:
+        done = self._publisher.publish(path, content, attributes or Attributes(), ready=ready)
+        if done.is_new and moves_time:
             self.directories.names_changed(parent_of(path))
+        return done
 
     def write_file(
         self, path: str, data: bytes | memoryview, attributes: Attributes | None = None
@@ -298,16 +299,20 @@ class StripedFiles:
     def make_link(self, path: str, target: str) -> None:
         """Make a symbolic link."""
         path = self._visible(path)
-        if self._exists(path):
+        with suppress(FileNotFoundError):
+            self.store.stat(path)
             raise FileExistsError(errno.EEXIST, "something is there", path)
         link = Manifest(kind="symlink", mtime_ns=time.time_ns(), mode=0o777, target=target)
-        self._put(path, link)
+        self.store.publish(path, encoded(link, path))
+        self._catalog.doubt(path)
         self.directories.names_changed(parent_of(path))
 
-    def make_directory(self, path: str) -> None:
-        """Make a directory."""
+    def make_directory(self, path: str, mode: int | None = None) -> None:
+        """Make a directory; where the store keeps modes, others may search it as this one says."""
         path = self._visible(path)
         self.store.make_directory(path)
+        if mode is not None and self.store.keeps_modes:
+            self.store.set_mode(path, mode)
         self.directories.names_changed(parent_of(path))
 
     def remove(self, path: str) -> None:
@@ -332,6 +337,8 @@ class StripedFiles:
         replaced = self._catalog.manifest_or_none(target) if source != target else None
         self.directories.before_rename(source, target)
         self.directories.as_empty(target, lambda: self.store.rename(source, target))
+        if replaced is not None and replaced.segments:
+            self.store.sync(target)
         self._keeper.condemn(replaced)
         if source != target:
             # What came to these paths, or below them, has kept its time stamps.
@@ -369,23 +376,12 @@ class StripedFiles:
             known = file.manifest
             made = known if known is not None else self._manifest_from_plain(path, file)
             changed = replace(made, **attributes.given)
-            if self._publisher.replace(path, changed, file.info.entry):
+            if self._publisher.replace(path, changed, file.info.entry, was=known):
                 return True
         if known is None:
             # It may be there though: put by a call whose answer was lost.
             self._publisher.remove_replaced(path, [made])
         return False
-
-    def _put(self, path: str, manifest: Manifest) -> None:
-        self.store.publish(path, encoded(manifest, path))
-        self._catalog.doubt(path)
-
-    def _exists(self, path: str) -> bool:
-        try:
-            self.store.stat(path)
-        except FileNotFoundError:
-            return False
-        return True
 
     def _manifest_from_plain(self, path: str, file: OpenedFile) -> Manifest:
         size, mtime_ns = file.reader.size_bytes, file.info.mtime_ns

@@ -17,6 +17,7 @@ from fusefs.local_copy import LocalCopy, version_of
 from fusefs.manifest import Manifest
 from fusefs.pieces import Piece, pieces_of
 from fusefs.place import Place, stale_suppressed, stale_version
+from fusefs.publishing import Published
 from fusefs.reading import FileReader
 from fusefs.stores.protocol import Entry, name_of
 from fusefs.versions import content_digest, is_content, segments_of
@@ -121,6 +122,12 @@ class OpenedFile:
             self.reader.verify_copy()
         return descriptor
 
+    @property
+    def closes_now(self) -> bool:
+        """Whether closing asks no store and no disk for anything."""
+        has_objects = self.manifest is not None and bool(self.manifest.segments)
+        return self._copy is None and not has_objects
+
     def is_gone(self) -> bool:
         """Tell whether a plain version is no more where it is read."""
         is_there = False
@@ -191,8 +198,13 @@ class Opener:
             file.close()
         raise OSError(errno.ESTALE, f"replaced {MOST_VERSIONS} times meanwhile; try again", path)
 
-    def open_published(self, path: str, content: Content) -> OpenedFile:
+    def open_published(self, path: str, content: Content, published: Published) -> OpenedFile:
         """Open what this process has just published; see ``StripedFiles.open_published``."""
+        if published.info is not None:  # the store said what it took
+            if published.manifest is not None:
+                return self._striped(path, published.info, published.manifest)
+            if isinstance(content, bytes):
+                return self._at_hand(path, published.info, content)
         with suppress(FileNotFoundError, NotADirectoryError, IntegrityError, StateError):
             info, manifest = self._catalog.current(path)
             if manifest is not None and is_content(manifest, content):

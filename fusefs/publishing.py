@@ -1,9 +1,11 @@
 """Putting content at a path: what it replaces is found, and its manifest written, while its objects close."""
 
-from collections.abc import Callable, Iterable, Sequence
+import errno
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from fusefs.attributes import Attributes, encoded, manifest_for
-from fusefs.catalog import Catalog
+from fusefs.attributes import PLAIN_MODE, Attributes, encoded, manifest_for
+from fusefs.catalog import Catalog, FileInfo, described
 from fusefs.keeper import ObjectKeeper
 from fusefs.manifest import Manifest
 from fusefs.stores.protocol import Entry, Store
@@ -11,9 +13,20 @@ from fusefs.writing import Content, may_be_plain
 from omniload.base.errors import IntegrityError, OmniloadError
 from omniload.base.log import get_logger
 
-__all__ = ["Publisher"]
+__all__ = ["Published", "Publisher"]
 
 _LOG = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What came to a path."""
+
+    is_new: bool
+    """Whether nothing was there."""
+    info: FileInfo | None
+    """None where the store does not say what it took."""
+    manifest: Manifest | None
 
 
 class Publisher:
@@ -37,7 +50,7 @@ class Publisher:
         attributes: Attributes,
         *,
         ready: Callable[[], None] = lambda: None,
-    ) -> bool:
+    ) -> Published:
         """Put content at a path, whole, and remove what it replaces.
 
         Args:
@@ -48,7 +61,7 @@ class Publisher:
                 changes. May be called again.
 
         Returns:
-            Whether nothing was at the path.
+            What is there now.
         """
         found: list[Entry | None] = []
         replaced: list[Manifest | None] = []
@@ -58,22 +71,41 @@ class Publisher:
             found.append(there)
             replaced.append(self._manifest_of(path, there))
             ready()
+            if manifest is not None:
+                self._let_read(path, manifest, replaced[-1])
 
-        data, kept = _stored(path, content, attributes)
-        self._store.publish(path, data, before)
+        manifest = _needed_manifest(content, attributes)
+        data = content if isinstance(content, bytes) else b""
+        data = data if manifest is None else encoded(manifest, path)
+        entry = self._store.publish(path, data, before, _kept_mode(attributes.mode))
         self._catalog.doubt(path)
-        self.remove_replaced(path, [known for known in replaced if known is not None], kept)
-        return found[0] is None
+        gone = [known for known in replaced if known is not None and known.segments]
+        if gone or (manifest is not None and manifest.segments):
+            # Objects are durable by now. A path that names them is before others are removed for it.
+            self._store.sync(path)
+        self.remove_replaced(path, gone, manifest.object_paths() if manifest is not None else ())
+        info = described(entry, manifest) if entry is not None else None
+        return Published(found[0] is None, info, manifest)
 
-    def replace(self, path: str, manifest: Manifest, over: Entry) -> bool:
-        """Put a manifest in the place of one version; False where another is there by now, and stays."""
+    def replace(
+        self, path: str, manifest: Manifest, over: Entry, *, was: Manifest | None = None
+    ) -> bool:
+        """Put a manifest in the place of one version; False where another is there by now, and stays.
+
+        Args:
+            path: Where.
+            manifest: What.
+            over: Of that version.
+            was: Its manifest, if it has one.
+        """
 
         def check(there: Entry | None) -> None:
             if there != over:
                 raise _ReplacedError(path)
+            self._let_read(path, manifest, was)
 
         try:
-            self._store.publish(path, encoded(manifest, path), check)
+            self._store.publish(path, encoded(manifest, path), check, _kept_mode(manifest.mode))
         except _ReplacedError:
             return False
         finally:
@@ -110,6 +142,19 @@ class Publisher:
         for manifest in replaced:
             self._keeper.condemn(manifest, kept)
 
+    def _let_read(self, path: str, manifest: Manifest, known: Manifest | None) -> None:
+        """Give the objects of a file its mode, but for those that have it from the version before."""
+        if not self._store.keeps_modes or not manifest.segments:
+            return
+        same = known is not None and known.mode == manifest.mode
+        done = set(known.object_paths()) if known is not None and same else set()
+        for object_path in manifest.object_paths():
+            if object_path not in done:
+                try:
+                    self._store.set_mode(object_path, _kept_mode(manifest.mode))
+                except FileNotFoundError as error:
+                    raise OSError(errno.ESTALE, "what it builds on was removed", path) from error
+
     def _manifest_of(self, path: str, there: Entry | None) -> Manifest | None:
         """Return the manifest about to be replaced; a broken one names nothing we could remove."""
         if there is None:
@@ -120,12 +165,16 @@ class Publisher:
             return None
 
 
-def _stored(path: str, content: Content, attributes: Attributes) -> tuple[bytes, Sequence[str]]:
-    """Return what is stored at the path of some content, and the paths of the objects it names."""
+def _needed_manifest(content: Content, attributes: Attributes) -> Manifest | None:
+    """Return the manifest of some content; None where it is stored as it is."""
     if isinstance(content, bytes) and attributes.are_default and may_be_plain([bytearray(content)]):
-        return content, ()
-    manifest = manifest_for(content, attributes)
-    return encoded(manifest, path), manifest.object_paths()
+        return None
+    return manifest_for(content, attributes)
+
+
+def _kept_mode(mode: int | None) -> int | None:
+    """Return a mode as stores want it: None for that of any file."""
+    return None if mode == PLAIN_MODE else mode
 
 
 class _ReplacedError(OSError):

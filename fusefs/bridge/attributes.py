@@ -8,6 +8,7 @@ from functools import partial
 from typing_extensions import override
 
 from fusefs.attributes import Attributes
+from fusefs.body import Body
 from fusefs.bridge.opening import Opening
 from fusefs.bridge.protocol import Change, Entry, Space
 from fusefs.bridge.session import STATS_DIRECTORY_INODE, STATS_INODE
@@ -144,6 +145,8 @@ class AttributeRequests(Opening):
         while node.body is None:
             if await self._asked.alone(node, partial(self._set_if_closed, node, changes)):
                 return
+        if node.body.dirty and self._set_now(node.body, changes):
+            return
         # A handle of our own: whoever lets the last one go meanwhile would publish without the change.
         opened = self._handle(node, os.O_WRONLY)
         handle = self._handles[opened.handle]
@@ -156,6 +159,17 @@ class AttributeRequests(Opening):
             await self._release(opened.handle)
             raise
         await self._release(opened.handle)
+
+    @staticmethod
+    def _set_now(body: Body, changes: Attributes) -> bool:
+        """Note attributes of an open file, unless its content is in use; tell whether it was done."""
+        if not body.lock.acquire(blocking=False):
+            return False
+        try:
+            body.set_attributes(changes)
+        finally:
+            body.lock.release()
+        return True
 
     async def _set_if_closed(self, node: Node, changes: Attributes) -> bool:
         if node.body is not None:

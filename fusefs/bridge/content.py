@@ -3,6 +3,7 @@
 import errno
 import os
 import stat as stat_bits
+from contextlib import suppress
 
 from typing_extensions import override
 
@@ -32,7 +33,8 @@ class ContentRequests(Opening):
         """Create a file: nothing is in the store before its first flush."""
         above, text = self._place_for(parent, name)
         path = self._tree.child_path(above, text)
-        if await self._has_name(above, text):
+        was_missed = self._was_just_missed(path) and not self._is_open(above, text)
+        if not was_missed and await self._has_name(above, text):
             if flags & os.O_EXCL:
                 raise FileExistsError(errno.EEXIST, "something is there", path)
             node = self._tree.child(above, text)
@@ -156,6 +158,17 @@ class ContentRequests(Opening):
         """Make durable and visible what is written so far."""
         if (opened := self._handles.get(handle)) is not None:
             await self._flush(opened, last=False)
+            # Also what was published before, and need not be durable yet.
+            if (path := opened.body.path) is not None and opened.body.published:
+                with suppress(FileNotFoundError):  # removed or renamed meanwhile
+                    await self._wait(self._files.store.sync, path)
+
+    @override
+    async def fsyncdir(self, handle: int) -> None:
+        """Make durable the names in a directory."""
+        node = self._directories.get(handle)
+        if node is not None and node.is_attached:
+            await self._wait(self._files.store.sync, self._tree.path(node))
 
     @override
     async def release(self, handle: int) -> None:

@@ -34,7 +34,13 @@ class NameRequests(Finding):
         if parent == STATS_DIRECTORY_INODE:
             return self._stats_entry(name)
         self._check_name(name)
-        node = await self._found(self._tree.node(parent), os.fsdecode(name))
+        above, text, before = self._tree.node(parent), os.fsdecode(name), self._num_changes
+        try:
+            node = await self._found(above, text)
+        except FileNotFoundError:
+            if self._num_changes == before and not self._is_open(above, text):
+                self._miss(self._tree.child_path(above, text))
+            raise
         node.lookups += 1
         try:
             return await self._entry(node)
@@ -56,12 +62,13 @@ class NameRequests(Finding):
     @override
     async def opendir(self, inode: int) -> Opened:
         """Take the listing now, so that readdir is one consistent view."""
-        before = self._num_changes
+        before, directory = self._num_changes, None
         if inode == STATS_DIRECTORY_INODE:
             listed: list[Listed] = [("stats.json", self._stats_entry(b"stats.json"), None)]
         else:
             node = self._tree.node(inode)
             path = self._tree.path(node)
+            directory = node
             infos = await self._wait(self._files.listing, path)
             for info in infos:
                 if (child := node.children.get(info.name)) is not None and child.body is not None:
@@ -69,6 +76,8 @@ class NameRequests(Finding):
             listed = self._listed(node, path, infos, remembers=self._num_changes == before)
         handle = self._new_handle()
         self._listings[handle], self._listed_at[handle] = listed, before
+        if directory is not None:
+            self._directories[handle] = directory
         return Opened(handle)
 
     def _listed(
@@ -111,6 +120,7 @@ class NameRequests(Finding):
     async def releasedir(self, handle: int) -> None:
         """Drop the listing."""
         self._listed_at.pop(handle, None)
+        self._directories.pop(handle, None)
         for _, _, node in self._listings.pop(handle, []):
             if node is not None:
                 self._tree.forget(node.number, 1)
@@ -120,10 +130,11 @@ class NameRequests(Finding):
         """Make a directory."""
         above, text = self._place_for(parent, name)
         path = self._tree.child_path(above, text)
-        await self._wait(self._files.make_directory, path)
+        wanted = stat_bits.S_IMODE(mode)
+        await self._wait(self._files.make_directory, path, wanted)
         self._forget_info(path)
         self._names_changed(parent_of(path))
-        info, wanted = await self._info(path), stat_bits.S_IMODE(mode)
+        info = await self._info(path)
         if info.mode != wanted:
             # Its time is the store's own: what is made in it next moves it.
             made = Attributes(mode=wanted, mtime_ns=NOT_KEPT)

@@ -265,6 +265,10 @@ class FileSystem(Protocol):
     async def fsync(self, handle: int) -> None:
         """Make durable what is written."""
 
+    async def fsyncdir(self, handle: int) -> None:
+        """Make durable the names in an open directory; nothing to do for who changes none."""
+        del handle
+
     async def release(self, handle: int) -> None:
         """The last descriptor of the handle is gone."""
 

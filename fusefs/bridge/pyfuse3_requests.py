@@ -171,7 +171,7 @@ class Requests(pyfuse3.Operations):
 
     @override
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
-        """Return at once: names are durable when their call returns."""
+        await self._answer("fsyncdir", self._filesystem.fsyncdir(fh))
 
     @override
     async def open(self, inode: int, flags: int, ctx: object) -> pyfuse3.FileInfo:

@@ -30,6 +30,9 @@ TTL_S = 1.0
 """How long attributes are believed, here and in the kernel: what another mount changes shows then."""
 STATS_INODE = 2**63 - 1
 STATS_DIRECTORY_INODE = 2**63 - 2
+_MISSED_S = 0.1
+"""As long as a file may be made where a look-up found nothing: the kernel asks for it right behind that."""
+_MOST_MISSED = 1000
 _MOST_INFOS = 200_000
 _LAST_PUBLISH_S = 45.0
 """For files that are open when the mount is told to end: within what systemd and ``mount`` wait."""
@@ -66,10 +69,14 @@ class Session(FileSystem):
         self._listings: dict[int, list[Listed]] = {}
         self._listed_at: dict[int, int] = {}
         """How many changes the mount had seen when a listing was asked for."""
+        self._directories: dict[int, Node] = {}
+        """By handle of a listing."""
         self._next_handle = 1
         self._line_bytes = 0
         """Size in the line of a listing that was read last."""
         self._infos: OrderedDict[str, tuple[float, FileInfo]] = OrderedDict()
+        self._missed: OrderedDict[str, float] = OrderedDict()
+        """Paths at which the kernel has just been told that nothing is."""
         self._asked = Sharing()
         """By path: what is there. By node: which version an open shows."""
         self._num_changes = 0
@@ -137,6 +144,21 @@ class Session(FileSystem):
         )
         return Opened(number)
 
+    @staticmethod
+    def _is_open(parent: Node, name: str) -> bool:
+        node = parent.children.get(name)
+        return node is not None and node.body is not None
+
+    def _miss(self, path: str) -> None:
+        """Note that the kernel was told that nothing is at a path: what it asks to make there comes next."""
+        self._missed[path] = time.monotonic() + _MISSED_S
+        while len(self._missed) > _MOST_MISSED:
+            self._missed.popitem(last=False)
+
+    def _was_just_missed(self, path: str) -> bool:
+        """Tell whether a path was looked up in vain a moment ago; once for each look-up."""
+        return self._missed.pop(path, 0.0) > time.monotonic()
+
     async def _info(self, path: str) -> FileInfo:
         """Describe a path from what is known for less than ``TTL_S``, else from the store."""
         if (known := self._known_info(path)) is not None:
@@ -167,6 +189,7 @@ class Session(FileSystem):
     def _forget_info(self, path: str) -> None:
         self._num_changes += 1
         self._infos.pop(path, None)
+        self._missed.pop(path, None)
 
     def _names_changed(self, path: str) -> None:
         """Note that names in a directory changed: its time moves, here at once."""
@@ -184,6 +207,7 @@ class Session(FileSystem):
 
     def _forget_infos(self, *paths: str) -> None:
         self._num_changes += 1
+        self._missed.clear()
         for path in paths:
             below = f"{path}/"
             for known in [p for p in self._infos if p == path or p.startswith(below)]:

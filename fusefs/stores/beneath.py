@@ -21,7 +21,7 @@ from pathlib import Path
 
 from omniload.base.errors import ConfigError
 
-__all__ = ["Beneath"]
+__all__ = ["Beneath", "syncfs", "umask"]
 
 _OPENAT2 = 437
 """Number of the call; one of those that are the same on every architecture."""
@@ -132,6 +132,27 @@ class Beneath:
             yield path[:cut]
             path = path[cut + 1 :]
         yield path
+
+
+def syncfs(file: int) -> None:
+    """Make everything durable on the file system of an open file.
+
+    Raises:
+        OSError: ``EIO``, ``ENOSPC``: something could not be written.
+    """
+    if _libc().syncfs(ctypes.c_int(file)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def umask() -> int:
+    """Return the mask of this process, without setting it."""
+    for line in (
+        Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    ):
+        if line.startswith("Umask:"):
+            return int(line.split()[1], 8)
+    return 0o022
 
 
 @cache

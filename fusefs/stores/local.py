@@ -3,6 +3,9 @@
 Only regular files and directories of it are shown. Symbolic links that lie in it are neither shown nor
 followed nor replaced, and nor are pipes and devices: whoever can write into the store must not be
 able to lead its daemon, which may be root, elsewhere. (Links made through a mount are manifests.)
+
+Files that are written here bear the permissions that their file has to a user of the mount, but for
+those to write: who may not read a file through a mount cannot read it here either.
 """
 
 import errno
@@ -11,13 +14,16 @@ import stat as stat_bits
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from typing_extensions import override
 
 from fusefs.mapped import mapped
-from fusefs.stores.beneath import Beneath
+from fusefs.stores.beneath import Beneath, syncfs, umask
+from fusefs.stores.held import never_changes
 from fusefs.stores.protocol import (
+    RESERVED,
     TEMPORARY,
     Before,
     Entry,
@@ -28,12 +34,16 @@ from fusefs.stores.protocol import (
     name_of,
     parent_of,
 )
+from fusefs.stores.settling import Settling
 from omniload.base.errors import UnavailableError
 
 __all__ = ["LocalStore"]
 
 _OUTAGE = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EAGAIN})
 """What a kernel file system says when what is behind it does not answer."""
+_PRIVATE = 0o600
+_TO_READ, _TO_SEARCH = 0o044, 0o055
+"""What others may be given of a file and of a directory: to write here is the daemon's alone."""
 
 
 class LocalStore(Store):
@@ -49,11 +59,18 @@ class LocalStore(Store):
 
     def __init__(self, root: str | Path, *, walks: bool | None = None) -> None:
         self._at = Beneath(root, walks=walks)
+        self._settling: Settling | None = None
+        self._usual_mode = 0o644 & ~umask()
 
     @property
     @override
     def location(self) -> str:
         return self._at.path.as_uri()
+
+    @property
+    @override
+    def keeps_modes(self) -> bool:
+        return True
 
     @override
     def stat(self, path: str) -> Entry:
@@ -114,32 +131,65 @@ class LocalStore(Store):
             return _LocalWriter(self._open_new(path), self._at, path)
 
     @override
-    def publish(self, path: str, data: bytes, before: Before | None = None) -> None:
+    def publish(
+        self, path: str, data: bytes, before: Before | None = None, mode: int | None = None
+    ) -> Entry | None:
         temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
+        with _errors(path):
+            file = self._open_new(temporary)
         try:
             with _errors(path):
-                writer = _LocalWriter(self._open_new(temporary), self._at, temporary)
-                writer.write(data)
-                writer.close()
-                self._make_parents(path)
+                _write(file, data)
+                if self._settling is None:
+                    os.fsync(file)
+                    self._make_parents(path)
+            there = None
+            if before is not None or self._settling is not None:
+                there = self._entry_or_none(path)
             if before is not None:
-                before(self._entry_or_none(path))
+                before(there)
             with _errors(path):
-                self._move(temporary, path)
-                _sync_directory(self._at, parent_of(path))
+                if self._settling is not None and there is not None:
+                    # What takes the place of something is durable before it does: else a power
+                    # failure could leave nothing of both.
+                    self._settling.carry_out(lambda: os.fsync(file))
+                os.fchmod(file, self._mode_of_file(mode))
+                self._move_in(temporary, path)
+                return _entry(path, os.fstat(file))
         except BaseException:
             with suppress(OSError):
                 self._unlink(temporary)
             raise
+        finally:
+            os.close(file)
+
+    def _move_in(self, temporary: str, path: str) -> None:
+        try:
+            self._move(temporary, path)
+        except FileNotFoundError:
+            self._make_parents(path)
+            self._move(temporary, path)
+        if self._settling is None:
+            _sync_directory(self._at, parent_of(path))
+        else:
+            self._settling.changed()
 
     @override
     def rename(self, source: str, target: str) -> None:
         with _errors(source):
             self._make_parents(target)
+            if self._settling is None:
+                self._move(source, target)
+                for above in {parent_of(target), parent_of(source)}:
+                    _sync_directory(self._at, above)
+                return
+            moved, there = self.stat(source), self._entry_or_none(target)
+            if there is not None and not moved.is_directory:
+                self._sync_path(source)  # as in ``publish``
             self._move(source, target)
-            _sync_directory(self._at, parent_of(target))
-            if parent_of(source) != parent_of(target):
-                _sync_directory(self._at, parent_of(source))
+            if moved.is_directory:
+                self._settling.directory_named(target)
+            self._settling.changed()
 
     def _move(self, source: str, target: str) -> None:
         with self._at.parent(source) as (old, name), self._at.parent(target) as (new, new_name):
@@ -163,7 +213,10 @@ class LocalStore(Store):
     def _mkdir(self, path: str) -> None:
         with self._at.parent(path) as (above, name):
             os.mkdir(name, dir_fd=above)
-        _sync_directory(self._at, parent_of(path))
+        if self._settling is None or path.startswith(RESERVED):
+            _sync_directory(self._at, parent_of(path))
+        else:
+            self._settling.directory_named(path)
 
     @override
     def remove_directory(self, path: str) -> None:
@@ -177,8 +230,45 @@ class LocalStore(Store):
         return Usage(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
     @override
+    def set_mode(self, path: str, mode: int | None) -> None:
+        if not path:
+            return  # the root belongs to who made the store
+        with self._reading(path) as file:
+            found = os.fstat(file)
+            wanted = self._mode_of_file(mode)
+            if stat_bits.S_ISDIR(found.st_mode):
+                wanted = 0o700 | (0o755 if mode is None else mode) & _TO_SEARCH
+            # Else also what belongs to another user, and needs no change, would be refused.
+            if stat_bits.S_IMODE(found.st_mode) != wanted:
+                os.fchmod(file, wanted)
+
+    def _mode_of_file(self, mode: int | None) -> int:
+        return self._usual_mode if mode is None else _PRIVATE | mode & _TO_READ
+
+    @override
+    def delay_syncs(self) -> None:
+        self._settling = Settling(partial(_sync_all, self._at))
+
+    @override
+    def sync(self, path: str = "") -> None:
+        if self._settling is None:
+            return
+        if not path or not self._settling.is_reached(path):
+            self._settling.settle()
+            return
+        self._sync_path(path)
+        self._sync_path(parent_of(path))
+
+    def _sync_path(self, path: str) -> None:
+        assert self._settling is not None
+        with self._reading(path) as file:
+            self._settling.carry_out(lambda: os.fsync(file))
+
+    @override
     def close(self) -> None:
-        """Do nothing: the directory is let go with this object, when no call is under way any more."""
+        # The directory is let go with this object, when no call is under way any more.
+        if self._settling is not None:
+            self._settling.close()
 
     def _entry_or_none(self, path: str) -> Entry | None:
         try:
@@ -188,11 +278,14 @@ class LocalStore(Store):
 
     def _open_new(self, path: str) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        # What mode it shall have is known when it is published.
+        is_private = never_changes(path) or path.startswith(TEMPORARY)
+        mode = _PRIVATE if is_private else 0o644
         try:
-            return self._at.open(path, flags, 0o644)
+            return self._at.open(path, flags, mode)
         except FileNotFoundError:
             self._make_parents(path)
-            return self._at.open(path, flags, 0o644)
+            return self._at.open(path, flags, mode)
 
     def _make_parents(self, path: str) -> None:
         """Make missing parents, each of them durable."""
@@ -214,9 +307,7 @@ class _LocalWriter(ObjectWriter):
     @override
     def write(self, data: bytes | bytearray | memoryview) -> None:
         with _errors(self._path):
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self._file, view) :]
+            _write(self._file, data)
 
     @override
     def close(self) -> None:
@@ -235,6 +326,12 @@ class _LocalWriter(ObjectWriter):
                 os.close(self._file)
             with self._at.parent(self._path) as (above, name):
                 os.unlink(name, dir_fd=above)
+
+
+def _write(file: int, data: bytes | bytearray | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
 
 
 def _is_shown(found: os.stat_result) -> bool:
@@ -265,6 +362,14 @@ def _sync_directory(at: Beneath, path: str) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _sync_all(at: Beneath) -> None:
+    root = at.open("", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        syncfs(root)
+    finally:
+        os.close(root)
 
 
 @contextmanager

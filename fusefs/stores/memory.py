@@ -69,7 +69,9 @@ class MemoryStore(Store):
         return _MemoryWriter(self, path)
 
     @override
-    def publish(self, path: str, data: bytes, before: Before | None = None) -> None:
+    def publish(
+        self, path: str, data: bytes, before: Before | None = None, mode: int | None = None
+    ) -> Entry | None:
         if before is not None:
             with self._lock:
                 there = self.stat(path) if path in self._nodes else None
@@ -79,6 +81,7 @@ class MemoryStore(Store):
                 raise IsADirectoryError(errno.EISDIR, "a directory is there", path)
             self._make_parents(path)
             self._put(path, data)
+            return Entry(name_of(path), False, len(data), self._mtimes_ns[path])
 
     @override
     def rename(self, source: str, target: str) -> None:

@@ -145,6 +145,11 @@ class Store(Protocol):
         """Calls of the store's client that hang, and that nobody waits for any more."""
         return Abandoned()
 
+    @property
+    def keeps_modes(self) -> bool:
+        """Whether files here have permissions that keep other users of the store from reading them."""
+        return False
+
     def stat(self, path: str) -> Entry:
         """Describe ``path``."""
         ...
@@ -173,7 +178,9 @@ class Store(Protocol):
         """
         ...
 
-    def publish(self, path: str, data: bytes, before: Before | None = None) -> None:
+    def publish(
+        self, path: str, data: bytes, before: Before | None = None, mode: int | None = None
+    ) -> Entry | None:
         """Put a small file at ``path`` durably and atomically, over one that may be there.
 
         Whoever reads the path meanwhile gets the old bytes or the new, and after a
@@ -184,6 +191,10 @@ class Store(Protocol):
             data: Its bytes.
             before: What must be done before the file shows. Stores that can do much of the
                 work ahead of it, so that whatever it waits for goes on meanwhile.
+            mode: Permission bits of the file, where the store keeps them; those of any file if not given.
+
+        Returns:
+            What it is to ``stat`` now, where that is known without asking.
 
         Raises:
             IsADirectoryError: A directory is there.
@@ -221,6 +232,30 @@ class Store(Protocol):
             OSError: ``ENOTEMPTY``.
         """
         ...
+
+    def set_mode(self, path: str, mode: int | None) -> None:
+        """Let others read, or search, what is at a path as the mode of its file says; where ``keeps_modes``.
+
+        Args:
+            path: A file, an object or a directory.
+            mode: Permission bits; those of any file or directory if not given.
+        """
+        del path, mode
+
+    def delay_syncs(self) -> None:
+        """Let names and what is published be durable two seconds later, or with ``sync``, where that is dear.
+
+        What takes the place of a file stays durable before it does, and objects are when they are closed.
+        """
+        return
+
+    def sync(self, path: str = "") -> None:
+        """Return when a path, or everything for the empty one, is durable with the names above it.
+
+        Raises:
+            IntegrityError: What was closed lately was lost.
+        """
+        del path
 
     def usage(self) -> Usage | None:
         """Return the space of the store where it can tell."""

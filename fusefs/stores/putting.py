@@ -60,13 +60,16 @@ class PuttingStore(BackendStore):
         return self._backend.is_file(path)
 
     @override
-    def publish(self, path: str, data: bytes, before: Before | None = None) -> None:
+    def publish(
+        self, path: str, data: bytes, before: Before | None = None, mode: int | None = None
+    ) -> Entry | None:
         found = self._find(path)
         if found is not None and found.is_directory:
             raise IsADirectoryError(21, "a directory is there", path)
         if before is not None:
             before(found)
         self._write(path, data)
+        return None
 
     @override
     def _write(self, path: str, data: bytes) -> None:

@@ -72,7 +72,9 @@ class RenamingStore(BackendStore):
         return self._backend.find(path)
 
     @override
-    def publish(self, path: str, data: bytes, before: Before | None = None) -> None:
+    def publish(
+        self, path: str, data: bytes, before: Before | None = None, mode: int | None = None
+    ) -> Entry | None:
         temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
         self._write(temporary, data)
         try:
@@ -93,6 +95,7 @@ class RenamingStore(BackendStore):
                 if self._intended_source(path) != temporary:
                     self._backend.remove(temporary)
             raise
+        return None
 
     @override
     def _take_place(self, source: str, target: str, there: Entry | None) -> None:

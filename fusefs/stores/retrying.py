@@ -127,10 +127,11 @@ class RetryingStore(Store):
         return _PatientWriter(stream, self._give_up_after_s)
 
     @override
-    def publish(self, path: str, data: bytes, before: Before | None = None) -> None:
+    def publish(
+        self, path: str, data: bytes, before: Before | None = None, mode: int | None = None
+    ) -> Entry | None:
         if before is None:
-            self._patiently("publish", lambda: self._store.publish(path, data))
-            return
+            return self._patiently("publish", lambda: self._store.publish(path, data, None, mode))
 
         def guarded(there: Entry | None) -> None:
             # What the caller waits for has had its own patience: it fails once, here too.
@@ -141,7 +142,9 @@ class RetryingStore(Store):
                 raise _RefusedError(error) from error
 
         try:
-            self._patiently("publish", lambda: self._store.publish(path, data, guarded))
+            return self._patiently(
+                "publish", lambda: self._store.publish(path, data, guarded, mode)
+            )
         except _RefusedError as refused:
             raise refused.reason from None
 
@@ -184,6 +187,24 @@ class RetryingStore(Store):
     @override
     def remove_directory(self, path: str) -> None:
         self._repeatable_removal("remove_directory", path, self._store.remove_directory)
+
+    @property
+    @override
+    def keeps_modes(self) -> bool:
+        return self._store.keeps_modes
+
+    @override
+    def set_mode(self, path: str, mode: int | None) -> None:
+        self._patiently("set_mode", lambda: self._store.set_mode(path, mode))
+
+    @override
+    def delay_syncs(self) -> None:
+        self._store.delay_syncs()
+
+    @override
+    def sync(self, path: str = "") -> None:
+        # Once: what could not be written a kernel forgets, and says that all is well the next time.
+        self._store.sync(path)
 
     @override
     def usage(self) -> Usage | None:

@@ -340,3 +340,16 @@ def _(at, _there):
     refused(errno.EPERM, os.rename, at, at.parent / ".omnifs")
     refused(errno.EPERM, os.mkdir, at.parent / ".omnifs/x")
     assert os.listdir(at.parent / ".omnifs") == ["stats.json"]
+
+
+@row("symbolic links, pipes and devices that lie in a local store itself")
+def _(at, _there):
+    store = at.parents[1] / "store" / at.name
+    (store / "link").symlink_to("/etc")
+    os.mkfifo(store / "pipe")
+    assert os.listdir(at) == []
+    refused(errno.ELOOP, os.stat, at / "link")
+    refused(errno.ELOOP, os.listdir, at / "link/ssl")
+    refused(errno.EPERM, os.stat, at / "pipe")
+    (store / "link").unlink()
+    (store / "pipe").unlink()

@@ -190,7 +190,7 @@ class DyingStore(LocalStore):
         self._change()
         super().remove(path)
 
-    def publish(self, path, data, before=None):
+    def publish(self, path, data, before=None, mode=None):
         self._change()
         super().publish(path, data, before)
 

@@ -8,6 +8,8 @@ import pytest
 from fusefs.bridge.protocol import ROOT_INODE, Change
 from fusefs.bridge.waiting import run_blocking
 from fusefs.reading import FileReader
+from fusefs.stores.memory import MemoryStore
+from fusefs.stores.retrying import RetryingStore
 from omniload.base.errors import UnavailableError
 from tests.support.fusefs_bridge_mount import DATA, Mount, held
 
@@ -332,6 +334,7 @@ def test_attributes_that_are_set_while_the_last_handle_is_let_go_are_kept(mount)
         note(changes)
 
     body.set_attributes = after_the_release
+    mount.shown._set_now = lambda *_: False  # its content is in use
     change = Change(mode=0o600, mtime_ns=10**9)
 
     entry = run_blocking(mount.shown.setattr(inode, change, None))
@@ -450,3 +453,70 @@ def test_what_changes_while_a_listing_is_asked_for_is_not_believed_from_it(mount
 
     assert listed_for_s(mount, run_blocking(listing)) == {b"f": 0}
     assert mount.shown._listed_at == {}
+
+
+def created(mount, name, flags=os.O_EXCL):
+    return run_blocking(mount.shown.create(ROOT_INODE, name, 0o644, flags))[0]
+
+
+def test_a_file_that_was_made_while_it_was_looked_up_in_vain_is_there_for_who_wants_it_new(mount):
+    with pytest.raises(FileNotFoundError):
+        mount.lookup(b"new")
+    late = mount.shown.lookup(ROOT_INODE, b"new")
+    with held(mount.files, "stat", late):
+        opened = created(mount, b"new")
+    with pytest.raises(FileNotFoundError):
+        run_blocking(late)
+
+    with pytest.raises(FileExistsError):
+        created(mount, b"new")
+    mount.release(opened)
+
+
+@pytest.mark.parametrize("make", ["mkdir", "symlink", "rename"])
+def test_what_was_made_since_a_look_up_found_nothing_is_there_for_who_wants_it_new(mount, make):
+    with pytest.raises(FileNotFoundError):
+        mount.lookup(b"new")
+    made = {
+        "mkdir": lambda: mount.shown.mkdir(ROOT_INODE, b"new", 0o755),
+        "symlink": lambda: mount.shown.symlink(ROOT_INODE, b"new", b"f"),
+        "rename": lambda: mount.shown.rename(ROOT_INODE, b"f", ROOT_INODE, b"new", 0),
+    }[make]
+    run_blocking(made())
+
+    with pytest.raises(FileExistsError):
+        created(mount, b"new")
+
+
+def test_of_two_who_looked_a_file_up_in_vain_one_makes_it(mount):
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            mount.lookup(b"new")
+    opened = created(mount, b"new")
+
+    with pytest.raises(FileExistsError):
+        created(mount, b"new")
+    mount.release(opened)
+
+
+def test_a_small_file_is_made_by_one_look_and_one_publication():
+    store = RetryingStore(MemoryStore())
+    mount = Mount(store)
+    with pytest.raises(FileNotFoundError):
+        mount.lookup(b"warm")
+    run_blocking(mount.shown.getattr(ROOT_INODE))
+    before = store.counts()[0]
+
+    with pytest.raises(FileNotFoundError):
+        mount.lookup(b"new")
+    opened = created(mount, b"new")
+    run_blocking(mount.shown.write(opened.handle, 0, b"small"))
+    inode = next(iter(mount.shown._handles.values())).node.number
+    run_blocking(mount.shown.setattr(inode, Change(mtime_ns=10**9), opened.handle))
+    run_blocking(mount.shown.flush(opened.handle))
+    mount.release(opened)
+
+    after = store.counts()[0]
+    asked = {name: after[name] - before.get(name, 0) for name in after}
+    assert {name: count for name, count in asked.items() if count} == {"stat": 1, "publish": 1}
+    mount.close()

@@ -38,7 +38,7 @@ class SlowToClose(MemoryStore):
         writer.close = closed
         return writer
 
-    def publish(self, path, data, before=None):
+    def publish(self, path, data, before=None, mode=None):
         def then(there):
             self.awaited.set()
             if before is not None:
@@ -149,7 +149,7 @@ def test_a_publication_repeated_after_its_answer_was_lost_still_removes_what_it_
         class Repeating(MemoryStore):
             """Carries every publication out twice, as one does whose answer was lost."""
 
-            def publish(self, path, data, before=None):
+            def publish(self, path, data, before=None, mode=None):
                 objects.publish(path, data, before)
                 objects.publish(path, data, before)
 
@@ -190,7 +190,7 @@ def test_what_another_mount_has_published_since_keeps_the_objects_it_shares():
         body.write(96, DATA[96:])
         publish = store.publish
 
-        def then_the_other(path, data, before=None):
+        def then_the_other(path, data, before=None, mode=None):
             publish(path, data, before)
             if path == "f" and before is not None:
                 store.publish = publish
@@ -265,8 +265,8 @@ def test_a_plain_file_waits_for_nothing_and_is_new_only_once():
     with tiny_files() as files:
         publisher = files._publisher
 
-        assert publisher.publish("f", b"1", Attributes())
-        assert not publisher.publish("f", b"22", Attributes())
+        assert publisher.publish("f", b"1", Attributes()).is_new
+        assert not publisher.publish("f", b"22", Attributes()).is_new
         assert contents(files, "f") == b"22"
 
 
@@ -277,7 +277,7 @@ class Replaced(MemoryStore):
         super().__init__()
         self.meanwhile = []
 
-    def publish(self, path, data, before=None):
+    def publish(self, path, data, before=None, mode=None):
         if self.meanwhile:
             self.meanwhile.pop()()
         super().publish(path, data, before)

@@ -75,6 +75,7 @@ class Requests:
             Opcode.READDIR: self._readdir,
             Opcode.READDIRPLUS: self._readdirplus,
             Opcode.RELEASEDIR: self._releasedir,
+            Opcode.FSYNCDIR: self._fsyncdir,
         }
         # The kernel asks once what is not answered here, and never again. What a process before this one
         # has opened it still releases.
@@ -228,6 +229,10 @@ class Requests:
 
     async def _releasedir(self, _: int, body: memoryview) -> Data:
         await self._filesystem.releasedir(*_HANDLE.unpack_from(body))
+        return b""
+
+    async def _fsyncdir(self, _: int, body: memoryview) -> Data:
+        await self._filesystem.fsyncdir(*_HANDLE.unpack_from(body))
         return b""
 
     # Attributes

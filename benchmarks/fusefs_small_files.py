@@ -1,0 +1,165 @@
+"""Small files on a local store: creations a second, an archive unpacked, a repository cloned; beside disk and memory.
+
+python -m benchmarks.fusefs_small_files --help
+"""
+
+import io
+import os
+import random
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import click
+
+from benchmarks.report import Table, print_table, write_report
+from fusefs.mounting import mount
+
+__all__ = ["main"]
+
+_FOLDERS = 50
+_TASKS = ("creations a second", "tar x, s", "git clone, s")
+
+
+def archive(path: Path, num_files: int) -> None:
+    """Write an archive of small files of 100 to 8,100 bytes, with modes and times of their own."""
+    rng = random.Random(1)
+    with tarfile.open(path, "w") as made:
+        for number in range(num_files):
+            if number < _FOLDERS:
+                folder = tarfile.TarInfo(f"d{number}")
+                folder.type, folder.mode, folder.mtime = tarfile.DIRTYPE, 0o755, 1_700_000_000
+                made.addfile(folder)
+        for number in range(num_files):
+            file = tarfile.TarInfo(f"d{number % _FOLDERS}/f{number}")
+            file.size, file.mode = 100 + rng.randrange(8000), 0o644
+            file.mtime = 1_700_000_000 + number
+            made.addfile(file, io.BytesIO(rng.randbytes(file.size)))
+
+
+def repository(path: Path, num_files: int) -> None:
+    """Commit as many small files of text."""
+    path.mkdir()
+    for number in range(num_files):
+        file = path / f"d{number % _FOLDERS}/f{number}.txt"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"line {number}\n" * (number % 200 + 1))
+    who = ["-c", "user.name=bench", "-c", "user.email=bench@localhost"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "files"]):
+        subprocess.run(["git", "-C", path, *words], check=True, capture_output=True)
+
+
+def creations(folder: Path, num_files: int) -> float:
+    """Create, write and close files one after the other; return how many a second."""
+    folder.mkdir()
+    begin = time.perf_counter()
+    for number in range(num_files):
+        file = os.open(folder / f"f{number}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        os.write(file, b"x" * 1000)
+        os.close(file)
+    return num_files / (time.perf_counter() - begin)
+
+
+def seconds(*command: str | Path) -> float:
+    """Run a program; return how long it took."""
+    begin = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - begin
+
+
+def measured(root: Path, base: Path, turn: int, num_files: int) -> tuple[float, float, float]:
+    """Measure the three tasks below a directory."""
+    folder = root / f"turn-{turn}"
+    folder.mkdir()
+    (folder / "tar").mkdir()
+    found = (
+        creations(folder / "made", num_files),
+        seconds("tar", "xf", base / "files.tar", "-C", folder / "tar"),
+        seconds("git", "clone", "-q", "--no-hardlinks", base / "repository", folder / "git"),
+    )
+    shutil.rmtree(folder)
+    return found
+
+
+@contextmanager
+def _place(base: Path, what: str, settings: dict[str, str]) -> Iterator[Path]:
+    if not settings:
+        (base / what).mkdir(exist_ok=True)
+        yield base / what
+        return
+    store, root = base / f"{what}-store", base / what
+    store.mkdir(exist_ok=True)
+    root.mkdir(exist_ok=True)
+    with mount(str(store), root, settings):
+        yield root
+
+
+_PLACES: dict[str, dict[str, str]] = {
+    "disk": {},
+    "memory": {},
+    "device": {"bridge": "device"},
+    "pyfuse3": {"bridge": "pyfuse3"},
+    "device, durable_at=close": {"bridge": "device", "durable_at": "close"},
+}
+
+
+@click.command()
+@click.option("--files", "num_files", default=5000, show_default=True)
+@click.option("--turns", default=3, show_default=True, help="Of each; medians are shown.")
+@click.option("--report", is_flag=True, help="Write a report.")
+def main(num_files: int, turns: int, *, report: bool) -> None:
+    """Measure small files on the disk, in memory, and on mounts of a store on that disk."""
+    base = Path(tempfile.mkdtemp(prefix="small-files-"))
+    memory = Path(tempfile.mkdtemp(prefix="small-files-", dir="/dev/shm"))
+    loads: list[float] = []
+    try:
+        archive(base / "files.tar", num_files)
+        repository(base / "repository", num_files // 5)
+        found: dict[str, list[tuple[float, float, float]]] = {what: [] for what in _PLACES}
+        for turn in range(turns):
+            for what, settings in _PLACES.items():
+                with _place(memory if what == "memory" else base, what, settings) as root:
+                    loads.append(os.getloadavg()[0])
+                    found[what].append(measured(root, base, turn, num_files))
+        rows = tuple(
+            (what, *(_shown(task, [turn[task] for turn in each]) for task in range(3)))
+            for what, each in found.items()
+        )
+        table = Table(columns=("where", *_TASKS), rows=rows)
+        print_table(table)
+        if report:
+            _write(table, num_files, turns, loads)
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+        shutil.rmtree(memory, ignore_errors=True)
+
+
+def _shown(task: int, turns: list[float]) -> str:
+    form: Callable[[float], str] = (lambda n: f"{n:,.0f}") if task == 0 else (lambda n: f"{n:.2f}")
+    return f"{form(median(turns))} ({form(min(turns))} to {form(max(turns))})"
+
+
+def _write(table: Table, num_files: int, turns: int, loads: list[float]) -> None:
+    reading = (
+        f"{num_files} files of 1,000 bytes created one after the other; an archive of as many of 100 to 8,100 bytes; a "
+        f"repository of {num_files // 5}. Medians of {turns} turns, all places in each turn; in brackets the least and "
+        f"the most. The load of the machine, which others used, was {min(loads):.1f} to {max(loads):.1f} on two cores. "
+        "Disk and memory are without a mount, and without fsync of their own."
+    )
+    command = (
+        f"python -m benchmarks.fusefs_small_files --files {num_files} --turns {turns} --report"
+    )
+    path = write_report(
+        "fusefs_small_files", "Small files on a local store", command, [table], reading
+    )
+    click.echo(path)
+
+
+if __name__ == "__main__":
+    main()

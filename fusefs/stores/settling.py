@@ -1,0 +1,115 @@
+"""When names and small files of a local store become durable, where that may come after the call that made them.
+
+A local disk does not make a file durable when it is closed, and a mount that did so at each close
+would unpack an archive at the speed of its flushes. So a store may leave that to fsync, and to one
+``syncfs`` for all that was written within two seconds.
+"""
+
+import threading
+from collections.abc import Callable
+
+from fusefs.stores.protocol import parent_of
+from omniload.base.errors import IntegrityError
+from omniload.base.log import get_logger
+
+__all__ = ["SETTLES_WITHIN_S", "Settling"]
+
+_LOG = get_logger(__name__)
+SETTLES_WITHIN_S = 2.0
+
+
+class Settling:
+    """What a power failure might still take of one store. Safe in threads.
+
+    Args:
+        sync_all: Makes everything durable that was done before it is called.
+        within_s: Seconds after the first change in which it is called.
+    """
+
+    def __init__(self, sync_all: Callable[[], None], within_s: float | None = None) -> None:
+        self._sync_all = sync_all
+        self._within_s = SETTLES_WITHIN_S if within_s is None else within_s
+        self._lock = threading.Lock()
+        self._syncing = threading.Lock()
+        """Held while ``sync_all`` runs: who needs what it covers waits for it."""
+        self._waiting: threading.Timer | None = None
+        self._names_in: set[str] = set()
+        """Directories in which directories have names that are not durable."""
+        self._names_on_their_way: set[str] = set()
+        self._knows_all = False
+        """Not of a process that had the store before, until all was made durable once."""
+        self._failed: OSError | None = None
+        self._closed = False
+
+    def changed(self) -> None:
+        """Note that something was changed that is not durable."""
+        with self._lock:
+            if self._waiting is None and not self._closed:
+                self._waiting = threading.Timer(self._within_s, self._settle_in_time)
+                self._waiting.name, self._waiting.daemon = "fusefs-settle", True
+                self._waiting.start()
+
+    def directory_named(self, path: str) -> None:
+        """Note that a directory was made, or got this name."""
+        with self._lock:
+            self._names_in.add(parent_of(path))
+        self.changed()
+
+    def is_reached(self, path: str) -> bool:
+        """Tell whether the names of all directories above a path are durable."""
+        with self._lock:
+            loose = self._names_in | self._names_on_their_way
+            knows_all = self._knows_all
+        above = parent_of(path)
+        while above and knows_all and parent_of(above) not in loose:
+            above = parent_of(above)
+        return knows_all and not above
+
+    def settle(self) -> None:
+        """Make everything durable.
+
+        Raises:
+            IntegrityError: As ``carry_out``.
+        """
+        with self._syncing:
+            with self._lock:
+                if self._waiting is not None:
+                    self._waiting.cancel()
+                    self._waiting = None
+                self._names_on_their_way, self._names_in = self._names_in, set()
+            self.carry_out(self._sync_all)
+            with self._lock:
+                self._names_on_their_way = set()
+                self._knows_all = True
+
+    def carry_out(self, sync: Callable[[], None]) -> None:
+        """Make something durable.
+
+        Raises:
+            IntegrityError: It cannot be, or something could not since this store was opened: what a
+                kernel failed to write once it forgets, and calls the next attempt a success.
+        """
+        if self._failed is None:
+            try:
+                sync()
+            except OSError as error:
+                self._failed = error
+        if self._failed is not None:
+            raise IntegrityError(
+                f"what was closed lately could not be written to the disk ({self._failed}) and may be "
+                "lost; fsync fails from now on: write it again, and mount anew once the disk is sound"
+            )
+
+    def close(self) -> None:
+        """Make durable what is not yet, and log what cannot be."""
+        with self._lock:
+            self._closed = True
+            is_due = self._waiting is not None
+        if is_due:
+            self._settle_in_time()
+
+    def _settle_in_time(self) -> None:
+        try:
+            self.settle()
+        except IntegrityError as error:
+            _LOG.error("%s", error)
