@@ -23,7 +23,7 @@ LOCK_NAME = ".plane.lock"
 _LOG = get_logger(__name__)
 _JOIN = (
     "one process opens the plane and the others get their ranks' handles of it "
-    "(its address, and handle_in); or give another run_dir"
+    "(omniload.open does both), or give another run_dir"
 )
 
 
