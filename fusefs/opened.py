@@ -65,8 +65,6 @@ class OpenedFile:
         # Bytes at hand may have been replaced by as many before the store was asked.
         self.is_known = (manifest is not None or self.reads_path) and _is_known(info.entry)
         """Whether the store's word for it, ``info.entry``, is that of no other version."""
-        self.comes_whole = False
-        """Whether its bytes came with it, and while it is not known are what tells it from another."""
 
     @property
     def path(self) -> str:
@@ -183,7 +181,7 @@ class Opener:
         if brings and believed is not None and self.comes_whole(believed):
             file = self._plain(path, believed)
             if self._bring(file):
-                return file
+                return self._kept(file)
             file.close()
         for _ in range(MOST_VERSIONS):
             info, manifest = self._catalog.current(path)
@@ -192,9 +190,10 @@ class Opener:
             if manifest is not None:
                 return self._striped(path, info, manifest)
             file = self._plain(path, info)
-            lacks_bytes = self.comes_whole(info) and not file.reader.is_at_hand()
-            if not (brings and lacks_bytes) or self._bring(file):
+            if not (brings and self.comes_whole(info)):
                 return file
+            if file.reader.is_at_hand() or self._bring(file):
+                return self._kept(file)
             file.close()
         raise OSError(errno.ESTALE, f"replaced {MOST_VERSIONS} times meanwhile; try again", path)
 
@@ -242,17 +241,25 @@ class Opener:
         reader = FileReader(
             self._engine, pieces, when_missing=stale_version, when_read=place.check, copy=copy
         )
-        made = OpenedFile(
+        return OpenedFile(
             self._keeper, info=info, manifest=None, reader=reader, place=place, copy=copy
         )
-        made.comes_whole = self.comes_whole(info)
-        return made
 
     def _at_hand(self, path: str, info: FileInfo, data: bytes) -> OpenedFile:
         """Return a plain version whose bytes are known, at a path where they likely are."""
         reader = FileReader(self._engine, [Piece.of_bytes(data, 0)])
         place = Place(self._engine.store, path)
         return OpenedFile(self._keeper, info=info, manifest=None, reader=reader, place=place)
+
+    def _kept(self, file: OpenedFile) -> OpenedFile:
+        """Return a plain version that was opened with its bytes; they stay where nothing else tells it from another."""
+        size_bytes = file.reader.size_bytes
+        data = None if file.is_known else file.reader.try_read(0, size_bytes)
+        if data is None or len(data) != size_bytes:
+            return file
+        file.close()
+        file.reader.forget()
+        return self._at_hand(file.path, file.info, bytes(data))
 
     def _bring(self, file: OpenedFile) -> bool:
         """Have the bytes of a plain file at hand; False where another version is at its path by now.

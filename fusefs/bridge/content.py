@@ -20,11 +20,6 @@ from omniload.base.errors import OmniloadError
 __all__ = ["ContentRequests"]
 
 
-def _may_leave(version: OpenedFile) -> bool:
-    """Tell whether bytes that the kernel took need not stay: not where they alone tell a version from another."""
-    return version.is_known or not version.comes_whole
-
-
 class ContentRequests(Opening):
     """Requests about content: open, read, write, flush, fsync, close."""
 
@@ -113,7 +108,7 @@ class ContentRequests(Opening):
             if data is None and version is not None:
                 data = await self._read_when_here(version, offset, size_bytes, handle)
             if data is not None:
-                if version is not None and opened.kept and _may_leave(version):
+                if version is not None and opened.kept:
                     version.reader.served(offset, len(data))
                 return data
         return await self._wait(body.read, offset, size_bytes, handle)

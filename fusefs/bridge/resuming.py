@@ -105,7 +105,7 @@ class Resuming(Opening):
 
     def _opened_again(self, path: str) -> OpenedFile:
         opened = self._files.open(path, brings=False)
-        if opened.comes_whole and not opened.is_known:
+        if opened.reads_path and not opened.is_known and self._files.comes_whole(opened.info):
             opened.close()  # a version so young is told from another by its bytes alone
             opened = self._files.open(path)
         return opened

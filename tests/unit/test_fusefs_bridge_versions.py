@@ -236,8 +236,9 @@ def test_a_version_renamed_here_keeps_its_inode_on_a_store_that_copies():
     made.close()
 
 
-def test_a_version_that_was_replaced_is_not_followed_by_a_rename(mount, elsewhere):
+def test_a_version_that_was_replaced_is_not_followed_by_a_rename(mount, elsewhere, store):
     elsewhere.write_file("f", PLAIN)
+    store._mtimes_ns["f"] -= 10**10  # so old that its bytes may leave memory
     old = looked_up_anew(mount)
     reader = mount.open(old)
     mount.files.cache.drop(list(mount.files.cache._blocks))
@@ -326,6 +327,26 @@ def test_opens_of_a_young_version_share_the_page_cache_while_one_is_open(mount, 
 
     assert mount.read(first) == PLAIN
     assert mount.open(inode).keep_cache
+
+
+@pytest.mark.parametrize("age_ns", [0, 10**10])
+def test_bytes_of_a_version_that_its_time_stamp_does_not_tell_from_another_stay_while_it_is_open(
+    mount, elsewhere, store, age_ns
+):
+    elsewhere.write_file("f", PLAIN)
+    store._mtimes_ns["f"] -= age_ns
+    stamp_ns = store._mtimes_ns["f"]
+    inode = looked_up_anew(mount)
+    reader = mount.open(inode)
+    mount.files.cache.drop(list(mount.files.cache._blocks))
+    elsewhere.write_file("f", PLAIN[::-1])
+
+    if age_ns:
+        assert stale(mount.shown.read, reader.handle, 0, 10)
+    else:
+        store._mtimes_ns["f"] = stamp_ns  # in the same tick of a coarse clock
+        assert mount.read(reader) == PLAIN
+        assert looked_up_anew(mount) != inode
 
 
 def test_an_inode_has_its_number_again_when_the_kernel_forgot_it(mount):
