@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Protocol, Self
+
+from typing_extensions import override
 
 from omniload.base.errors import StateError
 from omniload.base.state import Json, JsonObject
@@ -18,6 +21,26 @@ class OpenClient(Protocol):
     def __call__(self, stack: ExitStack, state: Mapping[str, Json] | None) -> Client:
         """Return this rank's client, continuing from ``state``; what is to be closed goes on ``stack``."""
         ...
+
+
+def _as_state(state: object) -> JsonObject | None:
+    """Return a state to continue from; ``None`` for none and for an empty one, as torch's trainers hand over.
+
+    Raises:
+        StateError: It is no mapping.
+    """
+    if state is None:
+        return None
+    if isinstance(state, str | Path):
+        raise StateError(
+            f"the state is {str(state)!r:.80}, a {type(state).__name__}; read it first, as by json.load, and hand over "
+            "what state_dict() returned"
+        )
+    if not isinstance(state, Mapping):
+        raise StateError(
+            f"the state is of type {type(state).__name__}; hand over what state_dict() returned"
+        )
+    return dict(state) or None
 
 
 class Loader:
@@ -36,7 +59,7 @@ class Loader:
         names: Sequence[str] = (),
         vocab_size: int | None = None,
     ) -> None:
-        self._open_client, self._form, self._state = open_client, form, state
+        self._open_client, self._form, self._state = open_client, form, _as_state(state)
         self.source_names = tuple(names)
         """Names of the sources; ``source_ids`` are places here."""
         self.vocab_size = vocab_size
@@ -83,16 +106,13 @@ class Loader:
         Raises:
             StateError: It is no state. Whether it fits the mix and the data is said with the next batch.
         """
-        if not isinstance(state, Mapping):
-            raise StateError(
-                f"the state is of type {type(state).__name__}; hand over what state_dict() returned"
-            )
+        wanted = _as_state(state)
         if self._closed:
             raise StateError("the loader is closed; load the state into one that is open")
-        if not state:
+        if wanted is None:
             return
         self._end_plane()
-        self._state = dict(state)
+        self._state = wanted
 
     def close(self) -> None:
         """End the plane, or leave it where another rank brought it up. Once is enough; more do nothing."""
@@ -115,6 +135,16 @@ class Loader:
     def __iter__(self) -> Iterator[TrainingBatch]:
         while (batch := self.next_batch()) is not None:
             yield batch
+
+    @override
+    def __repr__(self) -> str:
+        if self._closed:
+            progress = "closed"
+        else:
+            progress = (
+                "not opened" if self._client is None else f"next_step={self._client.next_step}"
+            )
+        return f"Loader(sources={list(self.source_names)}, {progress})"
 
     def __enter__(self) -> Self:
         return self

@@ -1,9 +1,11 @@
 """``omniload.open``: a mix in, batches of this rank out, in one process or many."""
 
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
+from numbers import Integral
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -73,11 +75,13 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
     """
     refuse_namesake()
     _check_choices(runtime=runtime, labels=labels, arrays=arrays)
+    num_steps = _steps_of(steps)
+    _check_timeout(timeout)
     launch = launch_of(os.environ, rank=rank, world_size=world_size)
     place = place_of(launch, mesh)
     spec = _spec_of(mix, settings, runtime, place)
-    spec = replace(spec, run_dir=None if run_dir is None else Path(run_dir), num_steps=steps)
-    form = BatchForm(arrays=_arrays(arrays), labels=_labels_for(place, labels), device=device)
+    spec = replace(spec, run_dir=None if run_dir is None else Path(run_dir), num_steps=num_steps)
+    form = _form_of(arrays, _labels_for(place, labels), device)
     if launch.world_size == 1:
         loader = _loader_of(Alone(spec), form, spec, state)
         loader.start()
@@ -153,6 +157,31 @@ def _check_choices(**choices: str) -> None:
     for name, choice in choices.items():
         if choice not in allowed[name]:
             raise ConfigError(f"{name} is {choice!r}; choose among {list(allowed[name])}")
+
+
+def _steps_of(steps: object) -> int | None:
+    if steps is None:
+        return None
+    if isinstance(steps, bool) or not isinstance(steps, Integral) or int(steps) < 1:
+        raise ConfigError(
+            f"steps is {steps!r}; give the step to end before as a whole number of at least 1, or None for the "
+            "end of the data"
+        )
+    return int(steps)
+
+
+def _check_timeout(timeout: object) -> None:
+    if not (isinstance(timeout, int | float) and 0 < timeout <= threading.TIMEOUT_MAX):
+        raise ConfigError(
+            f"timeout is {timeout!r}; give the seconds that ranks wait for each other, more than 0"
+        )
+
+
+def _form_of(arrays: str, labels: Labels, device: object) -> BatchForm:
+    form = BatchForm(arrays=_arrays(arrays), labels=labels, device=device)
+    if device is not None:
+        form.arrays.check(device)
+    return form
 
 
 def _arrays(kind: str) -> Arrays:

@@ -30,6 +30,14 @@ class Arrays(Protocol):
         """Return ``array`` as a tensor that may be written to."""
         ...
 
+    def check(self, device: object) -> None:
+        """Refuse a device that ``to`` cannot put tensors on.
+
+        Raises:
+            ConfigError: There is no such device here.
+        """
+        ...
+
     def to(self, tensor: Any, device: object) -> Any:  # noqa: ANN401
         """Return a tensor on a device."""
         ...
@@ -43,10 +51,15 @@ class NumpyArrays(Arrays):
         return array
 
     @override
-    def to(self, tensor: NDArray[Any], device: object) -> NDArray[Any]:
+    def check(self, device: object) -> None:
         raise ConfigError(
             f"numpy arrays have no device {device!r}; install torch, or copy them by your own library"
         )
+
+    @override
+    def to(self, tensor: NDArray[Any], device: object) -> NDArray[Any]:
+        self.check(device)
+        return tensor
 
 
 class PackedRows:
@@ -116,7 +129,18 @@ class PackedRows:
 
     def to(self, device: object) -> "PackedRows":
         """Return the same rows on a device."""
+        self._arrays.check(device)
         return PackedRows(self._part, self._arrays, self._labels, device)
+
+    @override
+    def __repr__(self) -> str:
+        return f"PackedRows({self._described()})"
+
+    def _described(self) -> str:
+        shape = list(_rows_of(self._part, "tokens").shape)
+        if isinstance(self._part, CpSlice):
+            return f"tokens={shape}"
+        return f"tokens={shape}, documents={np.count_nonzero(_starts_RT(self._part))}"
 
     def _tensor(self, array: NDArray[Any], dtype: type[np.generic]) -> Any:  # noqa: ANN401
         # A copy even where the type is right: what the plane hands over is shared and read-only.
@@ -161,16 +185,13 @@ class TrainingBatch(PackedRows):
 
     @override
     def to(self, device: object) -> "TrainingBatch":
+        self._arrays.check(device)
         return TrainingBatch(self._batch, self._arrays, self._labels, device)
 
     @override
     def __repr__(self) -> str:
-        rows = _rows_of(self._part, "tokens")
-        documents = max(0, len(self._part.cu_seqlens) - 1)
-        return (
-            f"TrainingBatch(step={self.step}, tokens={list(rows.shape)}, documents={documents}, "
-            f"microbatches={len(self._batch.microbatches)})"
-        )
+        microbatches = len(self._batch.microbatches)
+        return f"TrainingBatch(step={self.step}, {self._described()}, microbatches={microbatches})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +212,12 @@ def _rows_of(part: Microbatch | CpSlice, column: str) -> NDArray[Any]:
     suffix = "RC" if isinstance(part, CpSlice) else "RT"
     rows: NDArray[Any] = getattr(part, f"{column}_{suffix}")
     return rows
+
+
+def _starts_RT(part: Microbatch) -> NDArray[np.bool_]:
+    """Return where a document, or what goes on of one, begins in a row; padding is none."""
+    begins: NDArray[np.bool_] = (part.positions_RT == 0) & (part.source_ids_RT >= 0)
+    return begins
 
 
 def _unshifted(labels_RT: NDArray[Any]) -> NDArray[Any]:

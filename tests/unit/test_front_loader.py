@@ -121,6 +121,33 @@ def test_what_is_no_state_is_refused_with_its_type(make):
         make().load_state_dict([1])
 
 
+def test_a_path_in_place_of_a_state_is_told_to_be_read(make, tmp_path):
+    for state in (tmp_path / "state.json", "state.json"):
+        with pytest.raises(StateError, match=r"state\.json.*; read it first"):
+            make(state)
+
+
+def test_an_empty_state_opens_at_the_start(make):
+    assert steps_of(make({})) == [0, 1, 2, 3]
+
+
+def test_a_loader_shows_where_it_stands():
+    def open_client(stack, state):
+        return FakeClient(state)
+
+    loader = Loader(open_client, BatchForm(arrays=NumpyArrays()), names=["ids", "web"])
+    shown = [repr(loader)]
+    loader.next_batch()
+    shown.append(repr(loader))
+    loader.close()
+
+    assert [*shown, repr(loader)] == [
+        "Loader(sources=['ids', 'web'], not opened)",
+        "Loader(sources=['ids', 'web'], next_step=1)",
+        "Loader(sources=['ids', 'web'], closed)",
+    ]
+
+
 def test_a_closed_loader_says_so_and_closes_once(make, clients):
     with make() as loader:
         loader.start()

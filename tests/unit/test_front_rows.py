@@ -138,8 +138,15 @@ def test_a_batch_moves_to_a_device_with_its_microbatches():
 
 
 def test_numpy_arrays_have_no_device():
-    with pytest.raises(ConfigError, match="have no device 'cuda'"):
-        rows_of(FIRST).to("cuda").tokens  # noqa: B018 -- made when asked for
+    for movable in (rows_of(FIRST), a_batch(FIRST)):
+        with pytest.raises(ConfigError, match="have no device 'cuda'"):
+            movable.to("cuda")
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:-1", 1.5, "cuda:99", torch.device("cuda", 99)])
+def test_a_device_that_is_not_there_is_refused_before_anything_moves(device):
+    with pytest.raises(ConfigError, match=r"device .*; name"):
+        a_batch(FIRST, arrays=TorchArrays()).to(device)
 
 
 def test_slices_of_cp_peers_are_joined_and_carry_no_sources():
@@ -163,5 +170,14 @@ def test_slices_of_cp_peers_are_joined_and_carry_no_sources():
 def test_a_batch_shows_its_shape():
     assert (
         repr(a_batch(FIRST, SECOND))
-        == "TrainingBatch(step=5, tokens=[3, 6], documents=8, microbatches=2)"
+        == "TrainingBatch(step=5, tokens=[3, 6], documents=5, microbatches=2)"
     )
+
+
+def test_rows_show_their_documents_without_the_padding():
+    sliced = PackedRows(
+        slice_for_cp(a_microbatch([[[1, 2, 3, 4]]], length=4), 0, 2), NumpyArrays(), "shifted"
+    )
+
+    assert repr(rows_of(FIRST)) == "PackedRows(tokens=[2, 6], documents=3)"
+    assert repr(sliced) == "PackedRows(tokens=[1, 2])"

@@ -26,6 +26,24 @@ class TorchArrays(Arrays):
         return torch.from_numpy(array)
 
     @override
+    def check(self, device: object) -> None:
+        try:
+            place = torch.device(device)  # type: ignore[call-overload]
+            part = None if place.type in {"cpu", "meta"} else torch.get_device_module(place)
+        except (RuntimeError, TypeError) as error:
+            raise ConfigError(
+                f"device {device!r} is none that torch knows; name one such as 'cpu', 'cuda' or 'cuda:1'"
+            ) from error
+        if part is None:
+            return
+        count = part.device_count() if part.is_available() else 0
+        if (place.index or 0) >= count:
+            raise ConfigError(
+                f"device {device!r} is not here: torch {torch.__version__} sees {count} of type {place.type}; "
+                "name another, or leave device= out"
+            )
+
+    @override
     def to(self, tensor: torch.Tensor, device: object) -> torch.Tensor:
         place = torch.device(device)  # type: ignore[call-overload]
         if place.type == "cuda":

@@ -1,0 +1,51 @@
+"""``omniload.open``: what is refused before a source is touched."""
+
+import numpy as np
+import pytest
+
+import omniload
+from omniload.base.errors import ConfigError, StateError
+
+MIX = {
+    "version": 1,
+    "seed": 1,
+    "tokenizer": {"type": "bytes"},
+    "sources": {"web": {"type": "text", "path": "*.txt"}},
+    "mix": {"stages": [{"from_step": 0, "weights": {"web": 1}}]},
+    "pack": {"length": 8},
+    "batch": {"tokens": 16, "micro_tokens": 8},
+}
+
+
+@pytest.mark.parametrize("steps", [0, -1, 3.0, "3", True])
+def test_steps_that_are_no_number_of_steps_are_refused(steps):
+    with pytest.raises(ConfigError, match=r"^steps is .*; give the step to end before"):
+        omniload.open(MIX, steps=steps)
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), float("inf"), "60", None])
+def test_a_timeout_that_is_no_time_is_refused(timeout):
+    with pytest.raises(ConfigError, match=r"^timeout is .*; give the seconds"):
+        omniload.open(MIX, timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    "keywords", [{"arrays": "numpy", "device": "cpu"}, {"arrays": "torch", "device": "gpu"}]
+)
+def test_a_device_that_cannot_be_used_is_refused(keywords):
+    with pytest.raises(ConfigError, match=r"device 'cpu'|device 'gpu'"):
+        omniload.open(MIX, **keywords)
+
+
+def test_a_state_that_is_none_is_refused_before_the_sources_are_looked_for(tmp_path):
+    for state in ("state.json", tmp_path / "state.json", [1]):
+        with pytest.raises(StateError, match=r"state is .*hand over what state_dict"):
+            omniload.open(MIX, state=state)
+
+
+def test_steps_may_be_a_number_of_numpy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("text of a document", encoding="utf-8")
+
+    with omniload.open(MIX, steps=np.int64(2), arrays="numpy") as loader:
+        assert [batch.step for batch in loader] == [0, 1]
