@@ -1,18 +1,25 @@
 """The loader that ``omniload.open`` returns: batches of one rank, and the state to resume from."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol, Self
+from typing import NoReturn, Protocol, Self
 
 from typing_extensions import override
 
-from omniload.base.errors import StateError
+from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import Json, JsonObject
 from omniload.client import Client
 from omniload.front.rows import BatchForm, TrainingBatch
 
 __all__ = ["Loader", "OpenClient"]
+
+
+_ELSEWHERE = (
+    "the loader of a mix was handed to another process, such as a worker of torch's DataLoader; every worker would "
+    "hand out the same batches: iterate it directly, it prefetches by itself"
+)
 
 
 class OpenClient(Protocol):
@@ -67,6 +74,7 @@ class Loader:
         self._client: Client | None = None
         self._stack = ExitStack()
         self._closed = False
+        self._pid = os.getpid()
 
     @property
     def next_step(self) -> int:
@@ -120,6 +128,8 @@ class Loader:
         self._end_plane()
 
     def _opened(self) -> Client:
+        if self._pid != os.getpid():
+            raise ConfigError(_ELSEWHERE)
         if self._closed:
             raise StateError("the loader is closed; open the mix again")
         if self._client is None:
@@ -145,6 +155,11 @@ class Loader:
                 "not opened" if self._client is None else f"next_step={self._client.next_step}"
             )
         return f"Loader(sources={list(self.source_names)}, {progress})"
+
+    @override
+    def __getstate__(self) -> NoReturn:
+        """Stay in this process: a copy would hand out the same batches again."""
+        raise ConfigError(_ELSEWHERE)
 
     def __enter__(self) -> Self:
         return self

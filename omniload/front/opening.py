@@ -1,6 +1,7 @@
 """``omniload.open``: a mix in, batches of this rank out, in one process or many."""
 
 import os
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -74,6 +75,7 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
         UnavailableError: A rank has not joined in time.
     """
     refuse_namesake()
+    _refuse_workers()
     _check_choices(runtime=runtime, labels=labels, arrays=arrays)
     num_steps = _steps_of(steps)
     _check_timeout(timeout)
@@ -88,6 +90,17 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
         return loader
     folder = None if address is None else Path(address)
     return _loader_of(Together(spec, place, launch, folder, timeout), form, spec, state)
+
+
+def _refuse_workers() -> None:
+    """Refuse a worker of torch's DataLoader; without torch loaded there is none."""
+    torch_data = sys.modules.get("torch.utils.data")
+    worker = None if torch_data is None else torch_data.get_worker_info()
+    if worker is not None:
+        raise ConfigError(
+            f"the mix is opened in worker {worker.id} of {worker.num_workers} of torch's DataLoader; every worker "
+            "would hand out the same batches: open it in the trainer's process, it prefetches by itself"
+        )
 
 
 def _spec_of(

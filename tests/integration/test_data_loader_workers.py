@@ -1,0 +1,265 @@
+"""The drop-in DataLoader with worker processes: places, errors, hung workers, no orphans."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import IterableDataset, get_worker_info
+
+import omniload
+from omniload.base.errors import StateError
+from tests.support.loaders import (
+    Numbers,
+    Stream,
+    StreamWithState,
+    plain,
+    resumed_equals_unbroken,
+)
+from trainer_integration import DataLoader
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+@pytest.mark.parametrize(("saved", "resumed"), [(2, 0), (0, 2), (1, 3), (3, 1)])
+@pytest.mark.parametrize("keywords", [{"batch_size": 3}, {"batch_size": None}], ids=str)
+def test_a_map_dataset_resumes_at_another_worker_count(saved, resumed, keywords):
+    for position in (0, 1, 4):
+        resumed_equals_unbroken(
+            lambda: TorchLoader(Numbers(13), shuffle=True, num_workers=saved, **keywords),
+            lambda: DataLoader(Numbers(13), shuffle=True, num_workers=saved, **keywords),
+            lambda: DataLoader(Numbers(13), shuffle=True, num_workers=resumed, **keywords),
+            epoch=1,
+            position=position,
+        )
+
+
+@pytest.mark.parametrize("position", [0, 2, 5])
+def test_kept_workers_resume(position):
+    def made(kind):
+        return kind(Numbers(10), 2, shuffle=True, num_workers=2, persistent_workers=True)
+
+    resumed_equals_unbroken(
+        lambda: made(TorchLoader),
+        lambda: made(DataLoader),
+        lambda: made(DataLoader),
+        epoch=1,
+        position=position,
+    )
+
+
+@pytest.mark.parametrize("kind", [Stream, StreamWithState])
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("position", [0, 1, 3, 5])
+def test_an_iterable_dataset_resumes_each_worker_in_turn(kind, kept, position):
+    def made(loader):
+        return loader(kind(11), 2, num_workers=3, persistent_workers=kept)
+
+    epoch = 1 if kind is StreamWithState and kept else 0
+    resumed_equals_unbroken(
+        lambda: made(TorchLoader),
+        lambda: made(DataLoader),
+        lambda: made(DataLoader),
+        epoch=epoch,
+        position=position,
+    )
+
+
+def test_an_iterable_dataset_keeps_its_worker_count():
+    loader = DataLoader(StreamWithState(9), num_workers=2)
+    batches = iter(loader)
+    next(batches)
+
+    with pytest.raises(StateError, match=r"2 workers, each with its own place .* num_workers=2"):
+        DataLoader(StreamWithState(9), num_workers=1).load_state_dict(loader.state_dict())
+
+
+class SlowFirst(Numbers):
+    def __getitem__(self, index):
+        if index == 0:
+            time.sleep(1)
+        return index
+
+
+def test_batches_that_overtook_each_other_are_each_handed_out_once():
+    def made():
+        return DataLoader(SlowFirst(12), num_workers=2, in_order=False)
+
+    loader = made()
+    batches = iter(loader)
+    before = [next(batches) for _ in range(4)]
+    state = loader.state_dict()
+    again = made()
+    again.load_state_dict(state)
+
+    assert 0 in state["late"]
+    assert sorted(plain(before) + plain(again)) == [[n] for n in range(12)]
+
+
+def test_overtaking_over_a_dataset_without_state_has_no_place():
+    loader = DataLoader(Stream(9), num_workers=2, in_order=False)
+    batches = iter(loader)
+    next(batches)
+
+    with pytest.raises(StateError, match="in_order=False over an iterable dataset"):
+        loader.state_dict()
+
+
+def test_a_state_loaded_after_iter_moves_running_workers():
+    loader = DataLoader(Numbers(8), num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    plain([next(batches), next(batches)])
+
+    loader.load_state_dict(state)
+
+    assert plain(batches) == [[n] for n in range(1, 8)]
+    assert plain(loader) == [[n] for n in range(8)]
+
+
+class Seeds(Numbers):
+    def __getitem__(self, index):
+        info = get_worker_info()
+        return info.id, info.num_workers, info.seed, torch.initial_seed()
+
+
+class StreamInfo(Stream):
+    start = 0
+
+    def __iter__(self):
+        assert get_worker_info().dataset is self
+        yield self.start
+
+
+def set_start(worker):
+    get_worker_info().dataset.start = worker + 10
+
+
+def test_workers_are_seeded_and_told_what_torch_tells_them():
+    got = []
+    for kind in (TorchLoader, DataLoader):
+        torch.manual_seed(1)
+        got.append(list(kind(Seeds(4), batch_size=None, num_workers=2)))
+
+    assert got[0] == got[1]
+
+
+def test_worker_init_fn_finds_the_users_dataset():
+    loader = DataLoader(StreamInfo(4), num_workers=2, worker_init_fn=set_start)
+
+    assert plain(loader) == [[10], [11]]
+
+
+def fail(worker):
+    raise LookupError(f"worker {worker} has no map")
+
+
+class Failing(Numbers):
+    def __getitem__(self, index):
+        if index == 2:
+            raise LookupError("sample 2 is torn")
+        return index
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DataLoader(Failing(4), num_workers=1), "sample 2 is torn"),
+        (lambda: DataLoader(Stream(4), num_workers=1, worker_init_fn=fail), "worker 0 has no map"),
+    ],
+)
+def test_errors_arrive_with_the_workers_traceback(make, message):
+    with pytest.raises(LookupError, match=message) as caught:
+        list(make())
+
+    assert "Caught LookupError in DataLoader worker process 0" in str(caught.value)
+    assert "Traceback (most recent call last)" in str(caught.value)
+
+
+class Hanging(Numbers):
+    def __getitem__(self, index):
+        if index == 5:
+            threading.Event().wait()
+        return index
+
+
+def test_a_hung_worker_is_shown_with_its_batch_and_stack():
+    batches = iter(DataLoader(Hanging(8), batch_size=2, num_workers=1, timeout=5))
+    plain([next(batches), next(batches)])
+
+    with pytest.raises(RuntimeError, match="DataLoader timed out after 5 seconds") as caught:
+        next(batches)
+
+    said = str(caught.value)
+    assert "has not given the batch of indices [4, 5]" in said
+    assert "test_data_loader_workers.py" in said
+    assert " in __getitem__" in said
+    assert "resource_sharer" not in said
+
+
+def ended(pids, limit_s=30):
+    """Whether all processes end within the limit."""
+    living = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    return psutil.wait_procs(living, timeout=limit_s)[1] == []
+
+
+def test_workers_end_when_the_loop_is_left_early():
+    loader = DataLoader(Numbers(100), num_workers=2)
+    for _ in loader:
+        pids = [child.pid for child in psutil.Process().children()]
+        break
+
+    assert len(pids) >= 2
+    assert ended(loader_pids(pids))
+    assert loader.state_dict()["batches"] == 1
+
+
+def loader_pids(pids):
+    return [
+        pid for pid in pids if psutil.pid_exists(pid) and "resource_tracker" not in name_of(pid)
+    ]
+
+
+def name_of(pid):
+    try:
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return "resource_tracker"
+
+
+def test_workers_end_when_the_trainer_is_killed():
+    script = textwrap.dedent("""
+        import time
+        from tests.support.loaders import Numbers
+        from trainer_integration import DataLoader
+        batches = iter(DataLoader(Numbers(100), num_workers=2))
+        next(batches)
+        print(*(worker.pid for worker in batches._workers), flush=True)
+        time.sleep(600)
+    """)
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+        pids = [int(word) for word in trainer.stdout.readline().split()]
+        os.kill(trainer.pid, signal.SIGKILL)
+
+    assert len(pids) == 2
+    assert ended(pids)
+
+
+class OpensTheMix(IterableDataset):
+    def __iter__(self):
+        yield from omniload.open("mix.yaml")
+
+
+@pytest.mark.parametrize("kind", [TorchLoader, DataLoader])
+def test_a_mix_opened_in_a_worker_is_refused_by_name(kind):
+    with pytest.raises(Exception, match="the mix is opened in worker 0 of 2 of torch's DataLoader"):
+        list(kind(OpensTheMix(), num_workers=2))

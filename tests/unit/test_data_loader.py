@@ -1,0 +1,383 @@
+"""The drop-in DataLoader without workers: torch's arguments, and a state that is checked."""
+
+import copy
+import inspect
+import json
+import os
+import pickle
+import random
+
+import pytest
+import torch
+import torch.utils.data as torch_data
+from torch.utils.data import IterableDataset, Sampler
+
+import trainer_integration
+from omniload.base.errors import ConfigError, StateError
+from omniload.front.loader import Loader
+from omniload.front.rows import BatchForm, NumpyArrays
+from tests.support.loaders import Numbers, Stream, StreamWithState, plain
+from trainer_integration import DataLoader
+
+
+def taken(loader, batches):
+    """Return the state after some batches."""
+    iterator = iter(loader)
+    for _ in range(batches):
+        next(iterator)
+    return loader.state_dict()
+
+
+def test_what_the_package_offers():
+    assert trainer_integration.__all__ == ["DataLoader"]
+    assert dir(trainer_integration) == ["DataLoader"]
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        trainer_integration.Nothing  # noqa: B018
+
+
+def test_the_signature_is_torchs_and_so_is_the_class():
+    assert inspect.signature(DataLoader) == inspect.signature(torch_data.DataLoader)
+    assert isinstance(DataLoader(Numbers(1)), torch_data.DataLoader)
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"num_workers": -1},
+        {"timeout": -1},
+        {"prefetch_factor": 2},
+        {"persistent_workers": True},
+        {"shuffle": True, "sampler": [0]},
+        {"batch_sampler": [[0]], "batch_size": 2},
+        {"batch_size": None, "drop_last": True},
+        {"batch_size": 0},
+        {"multiprocessing_context": "fork"},
+        {"nonsense": 1},
+    ],
+    ids=str,
+)
+def test_arguments_are_refused_as_torch_refuses_them(keywords):
+    with pytest.raises((ValueError, TypeError)) as theirs:
+        torch_data.DataLoader(Numbers(3), **keywords)
+    with pytest.raises(type(theirs.value)) as ours:
+        DataLoader(Numbers(3), **keywords)
+
+    assert str(ours.value) == str(theirs.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
+)
+def test_attributes_are_read_only(name):
+    with pytest.raises(ValueError, match=f"{name} attribute should not be set after DataLoader"):
+        setattr(DataLoader(Numbers(3)), name, 1)
+
+
+def test_the_global_generator_ends_where_torch_leaves_it():
+    ends = []
+    for kind in (torch_data.DataLoader, DataLoader):
+        torch.manual_seed(7)
+        list(kind(Numbers(9), shuffle=True))
+        ends.append(torch.get_rng_state())
+
+    assert torch.equal(*ends)
+
+
+def test_a_resumed_epoch_leaves_every_global_generator_alone():
+    state = taken(DataLoader(Numbers(9), shuffle=True), 4)
+    loader = DataLoader(Numbers(9), shuffle=True)
+    loader.load_state_dict(state)
+    before = torch.get_rng_state(), random.getstate()
+
+    list(loader)
+
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+
+
+def test_no_sample_is_loaded_to_get_to_a_place():
+    state = taken(DataLoader(Numbers(1000), shuffle=True), 900)
+    loader = DataLoader(Numbers(1000), shuffle=True)
+    loader.load_state_dict(state)
+
+    next(iter(loader))
+
+    assert len(loader.dataset.loaded) == 1
+
+
+def test_a_state_is_json_and_bears_another_key():
+    state = json.loads(json.dumps(taken(DataLoader(Numbers(9), shuffle=True), 4)))
+    loader = DataLoader(Numbers(9), shuffle=True)
+    loader.load_state_dict(state | {"_iterator_finished": False})
+
+    assert len(list(loader)) == 5
+    assert not any(key.startswith("_") for key in state)
+
+
+def test_an_empty_state_changes_nothing():
+    loader = DataLoader(Numbers(3))
+    loader.load_state_dict({})
+
+    assert plain(loader) == [[0], [1], [2]]
+
+
+def test_a_state_loaded_after_iter_moves_the_iterator_in_use():
+    state = taken(DataLoader(Numbers(5)), 3)
+    loader = DataLoader(Numbers(5))
+    batches = iter(loader)
+    next(batches)
+
+    loader.load_state_dict(state)
+
+    assert loader.state_dict() == state
+    assert plain(batches) == [[3], [4]]
+    assert plain(loader) == [[0], [1], [2], [3], [4]]
+
+
+def test_two_iterators_go_their_own_ways_and_the_state_is_of_the_last():
+    loader = DataLoader(Numbers(4))
+    first, second = iter(loader), iter(loader)
+    plain([next(first), next(first), next(second)])
+
+    assert loader.state_dict()["batches"] == 1
+    assert plain(first) == [[2], [3]]
+
+
+def test_an_epoch_that_ended_is_followed_by_a_whole_one():
+    loader = DataLoader(Numbers(3))
+    list(loader)
+    again = DataLoader(Numbers(3))
+    again.load_state_dict(loader.state_dict())
+
+    assert loader.state_dict()["stage"] == "finished"
+    assert plain(again) == [[0], [1], [2]]
+
+
+def test_set_epoch_of_the_run_that_saved_holds_for_the_rest_of_the_epoch():
+    def made():
+        sampler = torch_data.DistributedSampler(range(20), num_replicas=2, rank=0)
+        return DataLoader(Numbers(20), sampler=sampler)
+
+    loader = made()
+    loader.sampler.set_epoch(3)
+    expected, state = plain(loader), taken(loader, 4)
+    again = made()
+    again.load_state_dict(state)
+
+    assert plain(again) == expected[4:]
+    assert again.sampler.epoch == 3
+
+
+class Counting(Sampler):
+    """Counts up from its own state."""
+
+    def __init__(self):
+        self.at, self.asked = 0, 0
+
+    def __iter__(self):
+        self.asked += 1
+        while self.at < 12:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def __len__(self):
+        return 12
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+def test_a_sampler_with_a_state_of_its_own_is_set_and_not_replayed():
+    loader = DataLoader(Numbers(12), sampler=Counting(), batch_size=2)
+    state = taken(loader, 3)
+    again = DataLoader(Numbers(12), sampler=Counting(), batch_size=2)
+    again.load_state_dict(state)
+
+    assert state["sampler"] == {"at": 6}
+    assert plain(again) == [[6, 7], [8, 9], [10, 11]]
+    assert again.sampler.asked == 1
+
+
+class Wandering(Sampler):
+    """Gives another order each time, from nothing that a state can hold."""
+
+    def __iter__(self):
+        return iter(random.SystemRandom().sample(range(1000), 1000))
+
+    def __len__(self):
+        return 1000
+
+
+def test_an_order_that_is_not_found_again_is_refused():
+    loader = DataLoader(Numbers(1000), sampler=Wandering())
+    state = taken(loader, 5)
+    loader.load_state_dict(state)
+
+    with pytest.raises(
+        StateError, match="Wandering gives other indices than in the run that saved"
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"batch_size": 3}, "batch_size was 2 in the run that saved and is 3 here"),
+        ({"drop_last": True}, "drop_last was False in the run that saved and is True here"),
+        ({"shuffle": True}, "samplers was .* in the run that saved and is .*RandomSampler"),
+        ({"dataset": Numbers(8)}, "samples was 9 in the run that saved and is 8 here"),
+        ({"dataset": Stream(9)}, "kind 'map', this one is 'iterable'"),
+    ],
+    ids=str,
+)
+def test_a_state_of_other_batches_is_refused(keywords, message):
+    state = taken(DataLoader(Numbers(9), batch_size=2), 2)
+    loader = DataLoader(**({"dataset": Numbers(9), "batch_size": 2} | keywords))
+
+    with pytest.raises(StateError, match=message):
+        loader.load_state_dict(state)
+
+
+def order_changed(state):
+    state["order"]["drawn"]["torch"] = "AAAA"
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda s: s.update(version=2), "version 2, this code reads 1"),
+        (lambda s: s.pop("batches") and s.pop("order"), "has no 'order'"),
+        (lambda s: s.update(batches=-1), "-1 is not a whole number"),
+        (lambda s: s.update(late=[7]), "7 is not a whole number"),
+        (lambda s: s.update(stage="lost"), "stage is 'lost'"),
+        (lambda s: s.update(seed="x"), "'x' is not a whole number"),
+        (lambda s: s.update(late=3), "damaged"),
+        (order_changed, "is damaged"),
+    ],
+)
+def test_a_damaged_state_is_refused_when_it_is_loaded(harm, message):
+    loader = DataLoader(Numbers(9), shuffle=True)
+    state = copy.deepcopy(taken(loader, 2))
+    harm(state)
+
+    with pytest.raises(StateError, match=message):
+        loader.load_state_dict(state)
+
+
+def test_what_is_no_state_is_refused():
+    with pytest.raises(StateError, match="of type list"):
+        DataLoader(Numbers(3)).load_state_dict([1])
+
+
+def test_a_place_beyond_the_samplers_end_is_refused():
+    class Odd(Counting):
+        state_dict = None
+
+    state = taken(DataLoader(Numbers(12), sampler=Odd()), 5) | {"batches": 50}
+    loader = DataLoader(Numbers(12), sampler=Odd())
+    loader.load_state_dict(state)
+
+    with pytest.raises(StateError, match="ends after 12 batches, the state is of batch 50"):
+        next(iter(loader))
+
+
+def test_an_iterable_dataset_with_a_state_is_not_read_again():
+    class Once(StreamWithState):
+        given = 0
+
+        def __iter__(self):
+            for sample in super().__iter__():
+                self.given += 1
+                yield sample
+
+    state = taken(DataLoader(Once(10)), 6)
+    loader = DataLoader(Once(10))
+    loader.load_state_dict(state)
+
+    assert plain(loader) == [[6], [7], [8], [9]]
+    assert loader.dataset.given == 4
+
+
+def test_a_longer_iterable_dataset_than_it_said_is_warned_of():
+    class Short(Stream):
+        def __len__(self):
+            return 2
+
+    loader = DataLoader(Short(3))
+    assert len(loader) == 2
+    with pytest.warns(
+        UserWarning, match="Length of IterableDataset .*Short.* was reported to be 2"
+    ):
+        list(loader)
+
+
+def test_a_data_pipe_has_no_place():
+    loader = DataLoader(torch_data.datapipes.iter.IterableWrapper(range(3)))
+
+    assert plain(loader) == [[0], [1], [2]]
+    with pytest.raises(StateError, match="DataPipe's place cannot be saved"):
+        loader.state_dict()
+
+
+def test_a_loader_is_copied_and_pickled_without_its_iterators():
+    loader = DataLoader(Numbers(3))
+    batches = iter(loader)
+    next(batches)
+
+    for other in (copy.copy(loader), pickle.loads(pickle.dumps(loader))):
+        assert plain(other) == [[0], [1], [2]]
+        assert other.state_dict()["stage"] == "finished"
+
+
+@pytest.mark.parametrize("name", ["share", "cost_fn", "workers", "on_hang"])
+def test_what_is_not_there_yet_is_refused_by_name(name):
+    with pytest.raises(ConfigError, match=rf"{name}=True is not there yet"):
+        DataLoader(Numbers(3), **{name: True})
+
+
+def mix_loader():
+    return Loader(lambda stack, state: None, BatchForm(arrays=NumpyArrays()))
+
+
+@pytest.mark.parametrize("made", [mix_loader, lambda: DataLoader(Numbers(3))])
+def test_a_loader_is_no_dataset(made):
+    with pytest.raises(ConfigError, match="makes batches already; every worker would hand out"):
+        DataLoader(made(), num_workers=2)
+
+
+def test_the_loader_of_a_mix_goes_to_no_other_process(monkeypatch):
+    loader = mix_loader()
+    with pytest.raises(ConfigError, match="handed to another process"):
+        pickle.dumps(loader)
+    here = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: here + 1)
+    with pytest.raises(ConfigError, match="handed to another process"):
+        loader.next_batch()
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [{"batch_size": 4}, {"shuffle": True}, {"num_workers": 2}, {"collate_fn": list}],
+    ids=str,
+)
+def test_a_mix_refuses_what_belongs_to_single_samples(keywords):
+    (name,) = keywords
+    with pytest.raises(ConfigError, match=f"{name}=.* does not go with a mix: "):
+        DataLoader("mix.yaml", **keywords)
+
+
+def test_a_mapping_of_samples_is_a_map_dataset():
+    assert plain(DataLoader({0: 5, 1: 6})) == [[5], [6]]
+
+
+def test_an_endless_dataset_has_no_length():
+    class Endless(IterableDataset):
+        def __iter__(self):
+            yield from iter(int, 1)
+
+    with pytest.raises(TypeError):
+        len(DataLoader(Endless()))

@@ -1,0 +1,147 @@
+"""``DataLoader``: torch's own, with a state."""
+
+import inspect
+import weakref
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch.utils.data
+from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
+from typing_extensions import override
+
+from omniload.base.errors import StateError
+from trainer_integration.loader.iterators import ManyProcesses, OneProcess
+from trainer_integration.loader.loader_state import LoaderState
+from trainer_integration.loader.mix_client import (
+    MixBatches,
+    as_it_is,
+    is_mix,
+    open_batches,
+    refuse_loader,
+    refuse_unbuilt,
+)
+from trainer_integration.loader.progress import Progress
+from trainer_integration.loader.samplers import Anatomy, shape_of
+
+__all__ = ["DataLoader"]
+
+
+class DataLoader(torch.utils.data.DataLoader[Any]):
+    """``torch.utils.data.DataLoader`` with ``state_dict`` and ``load_state_dict``.
+
+    Arguments, batches, seeding and errors are torch's. The state is of the batches handed out,
+    whatever the workers have prefetched; for a map dataset it resumes without loading a sample,
+    on any number of workers. In place of a dataset it takes a mix, and the keywords of
+    ``omniload.open`` with it.
+    """
+
+    _pending: Mapping[str, Any] | None = None
+    """A state that the next iterator begins with."""
+    _progress: Progress | None = None
+    """Of the last iterator made."""
+    _live: "weakref.ref[OneProcess | ManyProcesses] | None" = None
+
+    def __init__(self, dataset: Any, *args: Any, **keywords: Any) -> None:
+        """Make a loader of torch's arguments, or of a mix and those of ``omniload.open``.
+
+        Raises:
+            ConfigError: The dataset is a loader, or a keyword does not go with a mix.
+        """
+        refuse_unbuilt(keywords)
+        refuse_loader(dataset)
+        self._batches: MixBatches | None = None
+        if is_mix(dataset):
+            self._batches = open_batches(dataset, args, keywords)
+            super().__init__(self._batches, batch_size=None, collate_fn=as_it_is)
+            return
+        super().__init__(dataset, *args, **keywords)
+
+    # Frameworks read the arguments from the signature.
+    __init__.__signature__ = inspect.signature(torch.utils.data.DataLoader.__init__)  # type: ignore[attr-defined]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the last iterator after the batches it has handed out.
+
+        It is plain JSON but for what datasets and samplers put into states of their own.
+
+        Raises:
+            StateError: The place cannot be given exactly; the message says what would help.
+        """
+        if self._batches is not None:
+            return self._batches.loader.state_dict()
+        if self._pending is not None:
+            return dict(self._pending)
+        return (self._progress or Progress(self, None)).state()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue where a state was taken: with the next ``iter``, or in the iterator that is in use.
+
+        An empty state changes nothing, as torch's trainers expect.
+
+        Raises:
+            StateError: It is no state, or of other samples, batches, samplers or workers.
+        """
+        if self._batches is not None:
+            self._batches.loader.load_state_dict(state_dict)
+            return
+        if not isinstance(state_dict, Mapping):
+            raise StateError(
+                f"the state is of type {type(state_dict).__name__}; hand over what state_dict() returned"
+            )
+        if not state_dict:
+            return
+        kind = "iterable" if self._dataset_kind == _DatasetKind.Iterable else "map"
+        shape = shape_of(self, Anatomy(self._index_sampler, self.generator))
+        LoaderState.of(state_dict).check(kind, shape, self.num_workers)
+        self._pending = dict(state_dict)
+        live = None if self._live is None else self._live()
+        if live is not None:
+            live._moved = self
+
+    def close(self) -> None:
+        """End the workers that are kept between epochs, or the data plane of a mix."""
+        if self._batches is not None:
+            self._batches.loader.close()
+        self._end_kept_workers()
+
+    def _end_kept_workers(self) -> None:
+        if isinstance(self._iterator, ManyProcesses):
+            self._iterator._shutdown_workers()
+        self._iterator = None
+
+    def _begin(self) -> Progress:
+        """Return the progress of an iterator that begins now."""
+        state = None if self._pending is None else LoaderState.of(self._pending)
+        self._progress = Progress(self, state)
+        self._pending = None
+        return self._progress
+
+    @override
+    def __iter__(self) -> Any:
+        if self._pending is not None:
+            # Kept workers stand at a place of their own.
+            self._end_kept_workers()
+        return super().__iter__()
+
+    @override
+    def _get_iterator(self) -> Any:
+        if self._batches is not None:
+            return _SingleProcessDataLoaderIter(self)
+        if self.num_workers == 0:
+            made: OneProcess | ManyProcesses = OneProcess(self)
+        else:
+            self.check_worker_number_rationality()
+            made = ManyProcesses(self)
+        self._live = weakref.ref(made)
+        return made
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to this process's iterators."""
+        return {**vars(self), "_live": None, "_progress": None}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,71 @@
+"""The Python stack of a worker that does not answer."""
+
+import faulthandler
+import os
+import signal
+from multiprocessing.connection import Connection
+from typing import Any
+
+__all__ = ["StackPipes", "show_stack_on_signal"]
+
+_SIGNAL = signal.SIGRTMIN + 7
+"""Neither Slurm, torchrun nor the interpreter sends it."""
+_READY = b"ready\n"
+_PATIENCE_S = 2.0
+_QUIET_S = 0.2
+_MOST_BYTES = 1 << 14
+
+
+def show_stack_on_signal(pipe: Connection) -> None:
+    """Have this process write its threads' stacks into ``pipe`` when asked; works while it is stuck in C code."""
+    faulthandler.register(_SIGNAL, file=pipe.fileno(), all_threads=True)
+    os.write(pipe.fileno(), _READY)
+
+
+class StackPipes:
+    """One pipe per worker, to ask a worker for its stacks."""
+
+    def __init__(self, context: Any, workers: int) -> None:
+        """Make the pipes with a multiprocessing ``context``."""
+        pairs = [context.Pipe(duplex=False) for _ in range(workers)]
+        self._readers: list[Connection] = [reader for reader, _ in pairs]
+        self.writers: list[Connection] = [writer for _, writer in pairs]
+        self._ready: set[int] = set()
+
+    def close_writers(self) -> None:
+        """Leave the writing ends to the workers, which have started."""
+        for writer in self.writers:
+            writer.close()
+
+    def stack_of(self, worker: int, pid: int) -> str:
+        """Return the stacks of a worker, or why there are none."""
+        reader = self._readers[worker]
+        if worker not in self._ready and _read(reader, len(_READY), 0) != _READY:
+            return "it has not come to its first batch: it is still starting"
+        self._ready.add(worker)
+        try:
+            os.kill(pid, _SIGNAL)
+        except ProcessLookupError:
+            return "it has ended"
+        stacks = _read(reader, _MOST_BYTES, _PATIENCE_S).decode(errors="replace")
+        return _of_loop(stacks.strip()) or f"it did not write its stack within {_PATIENCE_S:g} s"
+
+
+def _of_loop(stacks: str) -> str:
+    """Return the frames of the thread that makes batches, up to torch's loop."""
+    for thread in stacks.split("\n\n"):
+        frames, loop, _ = thread.partition(" in _worker_loop")
+        if loop:
+            return "\n".join(frames.splitlines()[1:-1])
+    return stacks
+
+
+def _read(reader: Connection, most: int, patience_s: float) -> bytes:
+    """Return what comes, until nothing came for a moment."""
+    data = b""
+    while len(data) < most and reader.poll(patience_s if not data else _QUIET_S):
+        piece = os.read(reader.fileno(), most - len(data))
+        if not piece:
+            break
+        data += piece
+    return data

@@ -1,0 +1,206 @@
+"""torch's iterators, noting what they hand out. Workers, queues, pinning and errors are torch's own."""
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import get_worker_info
+from torch.utils.data.dataloader import (
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
+from typing_extensions import override
+
+from omniload.base.errors import UnavailableError
+from trainer_integration.loader.hung_workers import StackPipes, show_stack_on_signal
+from trainer_integration.loader.progress import Progress
+from trainer_integration.loader.samples import Carried, CarryingCollate
+
+if TYPE_CHECKING:
+    from trainer_integration.loader.data_loader import DataLoader
+
+__all__ = ["ManyProcesses", "OneProcess", "WorkerTimeoutError"]
+
+
+class WorkerTimeoutError(UnavailableError, RuntimeError):
+    """A worker did not give its batch within ``timeout=``."""
+
+
+class _Settings:
+    """A loader's settings as torch's iterators read them, some replaced."""
+
+    def __init__(self, loader: Any, replaced: dict[str, Any]) -> None:
+        self._loader = loader
+        vars(self).update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class _WorkerStart:
+    """A worker's ``worker_init_fn``: what is ours first, then the user's."""
+
+    def __init__(self, user: Any, progress: Progress, pipes: StackPipes | None) -> None:
+        self._user, self._samples = user, progress.samples
+        self._writers = None if pipes is None else pipes.writers
+
+    def __call__(self, worker: int) -> None:
+        if self._samples is not None:
+            # get_worker_info() shows the user's dataset, not what it is wrapped in.
+            object.__setattr__(get_worker_info(), "dataset", self._samples.dataset)
+        if self._writers is not None:
+            show_stack_on_signal(self._writers[worker])
+        if self._user is not None:
+            self._user(worker)
+
+
+class _Noting:
+    """What both iterators do beside torch's."""
+
+    _progress: Progress
+    _moved: "DataLoader | None" = None
+    """A loader that was given a state after this iterator was made."""
+
+    def _replaced(self, loader: Any) -> dict[str, Any]:
+        """Begin, and return what torch's iterator is to read in place of the loader's own settings."""
+        self._progress = progress = loader._begin()
+        replaced: dict[str, Any] = {"_index_sampler": progress.order}
+        if progress.samples is not None:
+            replaced["dataset"] = progress.samples
+        if progress.seed is not None:
+            # The base seed was drawn in the run that saved: no generator of the user's is touched.
+            replaced["generator"] = torch.Generator()
+        return replaced
+
+    @property
+    def _base_seed(self) -> int:
+        return self._seed
+
+    @_base_seed.setter
+    def _base_seed(self, drawn: int) -> None:
+        self._seed = drawn if self._progress.seed is None else self._progress.seed
+        self._progress.began(self._seed)
+
+    def _here(self) -> None:
+        """Go to the place of a state that the loader was given meanwhile."""
+        loader, self._moved = self._moved, None
+        if loader is not None and loader._pending is not None:
+            self._begin_again(loader)
+
+    def _begin_again(self, loader: Any) -> None:
+        raise NotImplementedError
+
+
+class OneProcess(_Noting, _SingleProcessDataLoaderIter):  # type: ignore[misc]
+    """Batches made in this process."""
+
+    def __init__(self, loader: Any) -> None:
+        """Begin an epoch, or go on in the one that ``loader`` was given a state of."""
+        super().__init__(_Settings(loader, self._replaced(loader)))
+        self._num_yielded = self._progress.batches_before
+
+    @override
+    def __next__(self) -> Any:
+        if self._moved is not None:
+            self._here()
+        try:
+            batch = super().__next__()
+        except StopIteration:
+            self._progress.finished()
+            raise
+        self._progress.gave(self._progress.order.epoch.tasks)
+        return batch
+
+    @override
+    def _begin_again(self, loader: Any) -> None:
+        self.__init__(loader)  # type: ignore[misc]
+
+
+class ManyProcesses(_Noting, _MultiProcessingDataLoaderIter):  # type: ignore[misc]
+    """Batches made by torch's workers."""
+
+    _shutdown = True
+    """Until there are workers, there are none to end."""
+
+    def __init__(self, loader: Any) -> None:
+        """Start the workers, and begin or go on as ``OneProcess`` does."""
+        replaced = self._replaced(loader)
+        progress, self._pipes = self._progress, None
+        if progress.samples is not None:
+            replaced["collate_fn"] = CarryingCollate(loader.collate_fn, progress.samples)
+        if loader.timeout > 0:
+            context = loader.multiprocessing_context or torch.multiprocessing
+            self._pipes = StackPipes(context, loader.num_workers)
+        if progress.samples is not None or self._pipes is not None:
+            replaced["worker_init_fn"] = _WorkerStart(loader.worker_init_fn, progress, self._pipes)
+        super().__init__(_Settings(loader, replaced))
+        if self._pipes is not None:
+            self._pipes.close_writers()
+
+    @property  # type: ignore[override, explicit-override]
+    def _worker_queue_idx_cycle(self) -> Iterator[int]:
+        return self._turns
+
+    @_worker_queue_idx_cycle.setter
+    def _worker_queue_idx_cycle(self, turns: Iterator[int]) -> None:
+        # Torch begins an epoch at worker 0; a resumed one goes on with the worker whose turn it is.
+        self._turns = itertools.islice(turns, self._progress.take_first_worker(), None)
+
+    @override
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if not first_iter:
+            self._progress.next_epoch()
+            loader._progress = self._progress
+        super()._reset(loader, first_iter)
+        self._num_yielded = self._progress.batches_before
+
+    @override
+    def __next__(self) -> Any:
+        if self._moved is not None:
+            self._here()
+        try:
+            batch = super().__next__()
+        except StopIteration:
+            self._progress.finished()
+            raise
+        if self._in_order:
+            self._progress.gave(self._rcvd_idx)
+        else:
+            self._progress.gave_any(self._task_info)
+        return batch
+
+    @override
+    def _process_data(self, data: Any, worker_idx: int) -> Any:
+        batch = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
+        if isinstance(batch, Carried):
+            self._progress.carried(worker_idx, batch.state)
+            return batch.batch
+        self._progress.carried(worker_idx, None)
+        return batch
+
+    @override
+    def _get_data(self) -> Any:
+        try:
+            return super()._get_data()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if self._timeout > 0 and str(error).startswith("DataLoader timed out"):
+                raise WorkerTimeoutError(f"{error}: {self._awaited()}") from None
+            raise
+
+    def _awaited(self) -> str:
+        task = self._rcvd_idx
+        worker = self._task_info[task][0]
+        index = (
+            ""
+            if self._progress.samples
+            else f" of indices {self._progress.order.epoch.index_of(task)!r:.400}"
+        )
+        pid = self._workers[worker].pid
+        stacks = "" if self._pipes is None else self._pipes.stack_of(worker, pid)
+        return f"worker {worker} (pid {pid}) has not given the batch{index}. Where it is:\n{stacks}"
+
+    @override
+    def _begin_again(self, loader: Any) -> None:
+        self._shutdown_workers()
+        self.__init__(loader)  # type: ignore[misc]

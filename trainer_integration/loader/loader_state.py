@@ -1,0 +1,167 @@
+"""The state of a loader as plain JSON: versioned, its large part sealed, its small part checked."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, cast
+
+from omniload.base.errors import StateError
+from omniload.base.state import JsonObject, require_version, sealed, unsealed, whole_number
+from trainer_integration.loader.order import Place
+from trainer_integration.loader.samples import Start
+
+__all__ = ["LoaderState", "Stage", "sealed_order"]
+
+T = TypeVar("T")
+Stage = Literal["fresh", "running", "finished"]
+_VERSION = 1
+_MOST = 1 << 62
+_REMEDY = "resume from an earlier checkpoint"
+
+
+def sealed_order(place: Place) -> JsonObject:
+    """Return what stays the same through an epoch, with a digest of itself."""
+    return sealed({"epochs": place.epochs, "begun": place.begun, "drawn": place.drawn})
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderState:
+    """What ``DataLoader.state_dict`` holds."""
+
+    kind: Literal["map", "iterable"]
+    stage: Stage
+    shape: JsonObject
+    """What must be the same for the state to mean the same batches."""
+    seed: int | None = None
+    """Base seed of the epoch's workers; ``None`` for the next iterator to draw it."""
+    place: Place = field(default_factory=Place)
+    workers: int = 0
+    """Worker processes; an iterable dataset resumes with as many."""
+    next_worker: int = 0
+    starts: list[Start] = field(default_factory=list)
+    """Where each worker of an iterable dataset goes on."""
+
+    def as_dict(self, order: JsonObject) -> dict[str, Any]:
+        """Return the state; ``order`` is ``sealed_order`` of its place."""
+        made: dict[str, Any] = {
+            "version": _VERSION,
+            "kind": self.kind,
+            "stage": self.stage,
+            "seed": self.seed,
+            "shape": dict(self.shape),
+            "order": order,
+            "generators": self.place.now,
+        }
+        if self.place.kept is not None:
+            made["sampler"] = self.place.kept
+        if self.kind == "map":
+            late, digest = list(self.place.late), self.place.digest
+            return made | {"batches": self.place.batches, "late": late, "digest": digest}
+        starts = [vars(start).copy() for start in self.starts]
+        return made | {"workers": self.workers, "next_worker": self.next_worker, "starts": starts}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> "LoaderState":
+        """Return the state that ``as_dict`` wrote; keys that are not ours are left alone.
+
+        Raises:
+            StateError: It is none, of another version, damaged, or out of range.
+        """
+        require_version(state, _VERSION, of="loader")
+        try:
+            return cls._read(state)
+        except KeyError as error:
+            raise StateError(f"the loader's state has no {error}; {_REMEDY}") from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise StateError(f"the loader's state is damaged: {error}; {_REMEDY}") from error
+
+    @classmethod
+    def _read(cls, state: Mapping[str, Any]) -> "LoaderState":
+        order = unsealed(_typed(state, "order", dict), of="the order in the loader's state")
+        kind = _choice(state, "kind", ("map", "iterable"))
+        stage = _choice(state, "stage", ("fresh", "running", "finished"))
+        seed = state["seed"]
+        epochs: list[Any] = _typed(order, "epochs", list)
+        batches = whole_number(state.get("batches", 0), below=_MOST)
+        place = Place(
+            batches=batches,
+            late=tuple(whole_number(each, below=batches) for each in state.get("late", ())),
+            digest=whole_number(state.get("digest", 0), below=1 << 32),
+            kept=state.get("sampler"),
+            epochs=[whole_number(each, below=_MOST) for each in epochs],
+            begun=_generators(order["begun"]),
+            drawn=_generators(order["drawn"]),
+            now=_generators(state["generators"]),
+        )
+        if stage == "running" and place.drawn is None and place.now is None:
+            raise ValueError("it names no generators")
+        return cls(
+            kind=cast("Any", kind),
+            stage=cast("Any", stage),
+            shape=_typed(state, "shape", dict),
+            seed=None if seed is None else whole_number(seed, below=1 << 64, least=-(1 << 63)),
+            place=place,
+            workers=whole_number(state.get("workers", 0), below=1 << 16),
+            next_worker=whole_number(state.get("next_worker", 0), below=1 << 16),
+            starts=[_start(each) for each in state.get("starts", ())],
+        )
+
+    def check(self, kind: str, shape: JsonObject, workers: int) -> None:
+        """Refuse a loader whose batches are not those that the state is of.
+
+        Raises:
+            StateError: The dataset's kind or length, the batch size, the samplers or the number of
+                ranks differ; or the workers of an iterable dataset.
+        """
+        if self.kind != kind:
+            raise StateError(
+                f"the state is of a dataset of kind {self.kind!r}, this one is {kind!r}; "
+                "resume with the dataset that saved"
+            )
+        placed = any(start.state is not None for start in self.starts)
+        if kind == "iterable" and (placed or self.stage == "running") and self.workers != workers:
+            raise StateError(
+                f"the state is of {self.workers} workers, each with its own place in the iterable dataset; "
+                f"this loader has {workers}: use num_workers={self.workers}"
+            )
+        if self.stage != "running":
+            return
+        for name, saved in self.shape.items():
+            if name in shape and shape[name] != saved:
+                raise StateError(
+                    f"{name} was {saved!r} in the run that saved and is {shape[name]!r} here; the place in the epoch "
+                    "would be of other samples: resume with the same, or finish the epoch first"
+                )
+        if kind == "iterable" and len(self.starts) != max(1, workers):
+            raise StateError(
+                f"the loader's state holds the places of {len(self.starts)} workers, not of "
+                f"{max(1, workers)}; {_REMEDY}"
+            )
+
+
+def _typed(state: Mapping[str, Any], key: str, kind: Callable[..., T]) -> T:
+    value = state[key]
+    if type(value) is not kind:
+        raise ValueError(f"{key} is {value!r:.60}")
+    return cast("T", value)
+
+
+def _choice(state: Mapping[str, Any], key: str, among: tuple[str, ...]) -> str:
+    if state[key] not in among:
+        raise ValueError(f"{key} is {state[key]!r:.60}, not one of {list(among)}")
+    return cast("str", state[key])
+
+
+def _generators(taken: Any) -> JsonObject | None:
+    if taken is not None and not (isinstance(taken, dict) and "generators" in taken):
+        raise ValueError(f"generators are {taken!r:.60}")
+    return cast("JsonObject | None", taken)
+
+
+def _start(fields: Mapping[str, Any]) -> Start:
+    return Start(
+        batches=whole_number(fields["batches"], below=_MOST),
+        state=fields["state"],
+        over=fields["over"] is True,
+        begun=_generators(fields["begun"]),
+        drawn=_generators(fields["drawn"]),
+    )

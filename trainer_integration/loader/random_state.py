@@ -1,0 +1,88 @@
+"""States of random generators as plain JSON: what an order of samples was drawn from."""
+
+import base64
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+
+from omniload.base.errors import StateError
+from omniload.base.state import Json, JsonObject
+
+__all__ = ["Ambient", "ambient_kept", "capture", "generator_states", "restore"]
+
+Ambient = Literal["none", "torch", "all"]
+"""Which global generators an order may draw from: none, torch's, or also Python's and numpy's."""
+
+
+def generator_states(generators: Sequence[torch.Generator]) -> list[Json]:
+    """Return the state of each generator, ``[G]``."""
+    return [_text(generator.get_state()) for generator in generators]
+
+
+def capture(generators: Sequence[torch.Generator], ambient: Ambient) -> JsonObject:
+    """Return the states of ``generators`` and of the global ones as they are now."""
+    taken: JsonObject = {"generators": generator_states(generators)}
+    if ambient != "none":
+        taken["torch"] = _text(torch.get_rng_state())
+    if ambient == "all":
+        version, words, gauss = random.getstate()
+        taken["python"] = [version, list(words), gauss]
+        kind, keys, *rest = cast("tuple[Any, ...]", np.random.get_state())
+        taken["numpy"] = [kind, keys.tolist(), *rest]
+    return taken
+
+
+def restore(taken: JsonObject, generators: Sequence[torch.Generator]) -> None:
+    """Set generators to what ``capture`` returned; the global ones only where it holds them.
+
+    Raises:
+        StateError: It holds another number of generators, or a state that a generator refuses.
+    """
+    states = cast("list[str]", taken.get("generators"))
+    if not isinstance(states, list) or len(states) != len(generators):
+        found = len(states) if isinstance(states, list) else states
+        raise StateError(
+            f"the state holds {found!r} generators, the loader and its samplers have {len(generators)}; "
+            "make the loader with the generators of the run that saved"
+        )
+    try:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(_tensor(state))
+        if "torch" in taken:
+            torch.set_rng_state(_tensor(taken["torch"]))
+        if "python" in taken:
+            version, words, gauss = cast("list[Any]", taken["python"])
+            random.setstate((version, tuple(words), gauss))
+        if "numpy" in taken:
+            kind, keys, *rest = cast("list[Any]", taken["numpy"])
+            np.random.set_state((kind, np.array(keys, np.uint32), *rest))
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+        raise StateError(
+            f"a generator refuses the state saved for it ({error}); resume from an earlier checkpoint"
+        ) from error
+
+
+@contextmanager
+def ambient_kept() -> Iterator[None]:
+    """Leave torch's, Python's and numpy's global generators as they were found."""
+    ours, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(ours)
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def _text(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode("ascii")
+
+
+def _tensor(text: Json) -> torch.Tensor:
+    if not isinstance(text, str):
+        raise TypeError(f"{text!r:.40} is no text")
+    return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)

@@ -1,0 +1,135 @@
+"""An iterable dataset under a loader: its state travels with the batches that were made after it."""
+
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.pin_memory import pin_memory
+from typing_extensions import override
+
+from omniload.base.state import JsonObject
+from trainer_integration.loader.random_state import ambient_kept, capture, restore
+from trainer_integration.loader.samplers import is_stateful
+
+__all__ = ["Carried", "CarryingCollate", "Samples", "Start"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Where a worker's part of an iterable dataset goes on."""
+
+    batches: int = 0
+    """Batches that the worker has handed out in this epoch."""
+    state: dict[str, Any] | None = None
+    """States of ``dataset`` and ``iterator`` after them, where they have one."""
+    over: bool = False
+    """Whether the epoch has ended, so that the next one begins."""
+    begun: JsonObject | None = None
+    """Without workers: generators before ``iter(dataset)``, and before the first sample."""
+    drawn: JsonObject | None = None
+
+
+class Carried(NamedTuple):
+    """A batch and the state of the worker's dataset after it."""
+
+    batch: Any
+    state: bytes
+
+    def pin_memory(self) -> "Carried":
+        """Return the batch in pinned memory, as torch's thread asks for it."""
+        return Carried(pin_memory(self.batch), self.state)  # type: ignore[no-untyped-call]
+
+
+class Samples(IterableDataset[Any]):
+    """The dataset as a worker iterates it: from its start, or from where a state was taken."""
+
+    def __init__(self, dataset: Any, starts: list[Start], batch_samples: int) -> None:
+        """Wrap ``dataset`` for one worker per start; a batch is of ``batch_samples``."""
+        self.dataset = dataset
+        self.begun: JsonObject | None = None
+        self.drawn: JsonObject | None = None
+        self._starts, self._batch_samples = starts, batch_samples
+        self._iterator: Any = None
+
+    @override
+    def __repr__(self) -> str:
+        return repr(self.dataset)
+
+    @override
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        place = 0 if worker is None else worker.id
+        start, self._starts = self._starts[place], [Start()] * len(self._starts)
+        if worker is None and start.drawn is not None and start.state is None:
+            self.begun, self.drawn = start.begun, start.drawn
+            with ambient_kept():
+                restore(start.begun or {"generators": []}, [])
+                self._iterator = iter(self.dataset)
+                restore(start.drawn, [])
+                return self._after(start)
+        if worker is None:
+            self.begun, self.drawn = capture([], "all"), None
+        samples = self._from(start)
+        return chain.from_iterable(self._noting(samples)) if worker is None else samples
+
+    def state(self) -> dict[str, Any] | None:
+        """Return the states of dataset and iterator, where they have one."""
+        parts = {"dataset": self.dataset, "iterator": self._iterator}
+        if parts["iterator"] is parts["dataset"]:
+            del parts["iterator"]
+        return {name: p.state_dict() for name, p in parts.items() if is_stateful(p)} or None
+
+    def _noting(self, samples: Iterator[Any]) -> Iterator[Iterator[Any]]:
+        self.drawn = capture([], "all")
+        yield samples
+
+    def _from(self, start: Start) -> Iterator[Any]:
+        state = start.state
+        if state is None:
+            self._iterator = iter(self.dataset)
+            return self._after(start)
+        if "dataset" in state:
+            self.dataset.load_state_dict(state["dataset"])
+        self._iterator = iter(self.dataset)
+        if "iterator" in state:
+            self._iterator.load_state_dict(state["iterator"])
+        return self._next_epoch() if start.over else iter(self._iterator)
+
+    def _after(self, start: Start) -> Iterator[Any]:
+        """Pass over what was handed out before: a dataset without a state is read again."""
+        if not start.over and start.batches:
+            samples = start.batches * self._batch_samples
+            next(islice(self._iterator, samples, samples), None)
+        return iter(self._iterator)
+
+    def _next_epoch(self) -> Iterator[Any]:
+        """Return the epoch after one that has ended.
+
+        A dataset at its end gives no more than a dropped tail and ends: asked again, it begins
+        anew. One that went back to its beginning gives the first samples at once.
+        """
+        tail: list[Any] = []
+        for _ in range(self._batch_samples):
+            sample = next(self._iterator, self)
+            if sample is self:
+                self._iterator = iter(self.dataset)
+                return iter(self._iterator)
+            tail.append(sample)
+        return chain(tail, self._iterator)
+
+
+class CarryingCollate:
+    """A worker's ``collate_fn``: makes the batch, and adds the dataset's state after it."""
+
+    def __init__(self, collate: Callable[[Any], Any], samples: Samples) -> None:
+        """Follow ``collate``, which the user gave or torch chose."""
+        self._collate, self._samples = collate, samples
+
+    def __call__(self, batch: Any) -> Any:
+        """Return the batch, with the state of a dataset that has one."""
+        made, state = self._collate(batch), self._samples.state()
+        # Pickled at once: the queue would do it later, when the dataset has gone on.
+        return made if state is None else Carried(made, pickle.dumps(state))
