@@ -60,7 +60,9 @@ def save_striped(
         usage = files.usage()
         return None if usage is None else usage.free_bytes
 
-    where, need = location_of(files, folder), sum(tensor.nbytes for tensor in tensors.values())
+    where = location_of(files, folder)
+    # What is no tensor takes no room: the writer refuses it by name.
+    need = sum(tensor.nbytes for tensor in tensors.values() if isinstance(tensor, Tensor))
     require_room(where, need, room, group)
     with own_errors(where, "nothing was saved", need=need, room=room):
         dcp_save(

@@ -142,7 +142,11 @@ def test_what_a_body_has_published_is_at_hand_whatever_lies_at_its_path(store, f
         body.close()
 
 
-@pytest.mark.parametrize("data", [b"from elsewhere", b"from here"[::-1], b"long" * 5000])
+@pytest.mark.parametrize(
+    "data",
+    [b"from elsewhere", b"from here"[::-1], b"long" * 5000],
+    ids=["other", "of one size", "striped"],
+)
 def test_what_another_mount_publishes_in_the_same_moment_is_not_taken_for_the_own(
     store, files, data
 ):
@@ -150,9 +154,10 @@ def test_what_another_mount_publishes_in_the_same_moment_is_not_taken_for_the_ow
     publish = files.publish
 
     def published_over(*arguments, **named):
-        publish(*arguments, **named)
+        published = publish(*arguments, **named)
         with some_files(store) as others:
             others.write_file("f", data)
+        return published
 
     files.publish = published_over
     for written in (b"from here", b"striped" * 2000):
