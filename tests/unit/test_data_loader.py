@@ -381,3 +381,22 @@ def test_an_endless_dataset_has_no_length():
 
     with pytest.raises(TypeError):
         len(DataLoader(Endless()))
+
+
+def test_a_batch_that_failed_is_the_next_until_another_is_handed_out():
+    class Torn(Numbers):
+        def __getitem__(self, index):
+            if index == 1:
+                raise LookupError("torn")
+            return index
+
+    loader = DataLoader(Torn(4))
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(LookupError, match="torn"):
+        next(batches)
+    places = [loader.state_dict()["batches"]]
+    next(batches)
+    places.append(loader.state_dict()["batches"])
+
+    assert places == [1, 3]
