@@ -6,7 +6,9 @@ It never joins a cluster that happens to run here, and leaves nothing behind.
 import os
 import secrets
 import shutil
+import signal
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -120,26 +122,36 @@ def _said(error: Exception) -> str:
 
 def _init_whole(folder: str, namespace: str, workers: int, object_store_bytes: int) -> str:
     """Start Ray as its documentation says; return the address."""
-    context: Any = ray.init(
+    context = _init(
         address="local",
         namespace=namespace,
         num_cpus=workers,
         object_store_memory=object_store_bytes,
         include_dashboard=False,
-        configure_logging=False,
-        log_to_driver=False,
         _temp_dir=folder,
-        _node_ip_address=_NODE_ADDRESS,
     )
     return str(context.address_info["gcs_address"])
 
 
 def connect(address: str, namespace: str) -> None:
     """Join a job's cluster from another process of it."""
-    ray.init(
-        address=address,
-        namespace=namespace,
-        configure_logging=False,
-        log_to_driver=False,
-        _node_ip_address=_NODE_ADDRESS,
-    )
+    _init(address=address, namespace=namespace)
+
+
+def _init(**options: Any) -> Any:  # noqa: ANN401 -- what Ray takes and returns
+    """Connect to Ray, and keep this process's own answer to SIGTERM.
+
+    Ray puts a trace and an abort in its place: a training script that saves a checkpoint when it
+    is asked to end would die instead. Python lets the main thread alone put it back.
+    """
+    answer = signal.getsignal(signal.SIGTERM)
+    try:
+        return ray.init(
+            configure_logging=False,
+            log_to_driver=False,
+            _node_ip_address=_NODE_ADDRESS,
+            **options,
+        )
+    finally:
+        if answer is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, answer)

@@ -128,6 +128,17 @@ def test_a_state_loaded_in_mid_run_takes_all_ranks_back(mix, alone):
     assert [len(twice[step]) // len(alone[step]) for step in range(4)] == [1, 1, 2, 2]
 
 
+def test_a_script_that_is_asked_to_end_answers_itself_on_every_rank(mix, alone, tmp_path):
+    """Ray would abort the process; scripts save a checkpoint when they are preempted."""
+    variables = [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
+    keywords = [{"steps": 4, "address": str(tmp_path / "meet"), "plan": "asked to end"}] * 2
+
+    found = ranks(mix, variables, keywords)
+
+    assert [result["asked"] for result in found] == [1, 1]
+    assert samples(found) == alone
+
+
 def test_a_rank_that_never_joins_is_named(mix):
     keywords = {"steps": 4, "timeout": 4}
     present, _ = two(free_port())

@@ -5,6 +5,7 @@ front_rank.py MIX KEYWORDS      keywords as JSON; "plan" says what the rank does
 
 import json
 import os
+import signal
 import sys
 
 PLAN = json.loads(sys.argv[2]).pop("plan", "")
@@ -16,6 +17,10 @@ if "group first" in PLAN:
     dist.init_process_group("gloo")
 if f"rank {os.environ.get('RANK')} stays away" in PLAN:
     sys.exit(0)
+
+ASKED_TO_END = []
+if "asked to end" in PLAN:
+    signal.signal(signal.SIGTERM, lambda number, _: ASKED_TO_END.append(number))
 
 import omniload  # noqa: E402 -- the order of imports is what is tested
 
@@ -33,6 +38,8 @@ def main():
         with omniload.open(sys.argv[1], **KEYWORDS) as loader:
             for batch in loader:
                 seen.append([batch.step, batch.tokens.tolist()])
+                if "asked to end" in PLAN and batch.step == 1:
+                    os.kill(os.getpid(), signal.SIGTERM)
                 if "back once" in PLAN and batch.step == 1:
                     state = loader.state_dict()
                 if "back once" in PLAN and len(seen) == 4:
@@ -44,7 +51,7 @@ def main():
         dist.init_process_group("gloo")
         dist.barrier()
         dist.destroy_process_group()
-    told({"rank": int(os.environ.get("RANK", "0")), "seen": seen})
+    told({"rank": int(os.environ.get("RANK", "0")), "seen": seen, "asked": len(ASKED_TO_END)})
     return 0
 
 
