@@ -1,13 +1,14 @@
-"""Small files that a user names: read whole, within a limit, and never waited for."""
+"""Files of others, opened and never waited for; small ones that a user names are read whole, within a limit."""
 
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
-from omniload.base.errors import ConfigError
+from omniload.base.errors import ConfigError, StateError
 from omniload.base.units import format_bytes
 
-__all__ = ["kind_of", "read_small_file"]
+__all__ = ["kind_of", "open_file", "read_small_file"]
 
 _STRIDE_BYTES = 1 << 20
 _KINDS = (
@@ -23,6 +24,22 @@ _KINDS = (
 def kind_of(mode: int) -> str:
     """Return what lies at a path, from its mode: ``a file``, ``a folder``, ``a pipe``, ..."""
     return next((kind for holds, kind in _KINDS if holds(mode)), "something else")
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a file that this project keeps; whatever else lies there is refused, not waited for.
+
+    Raises:
+        StateError: A pipe, a device or a folder lies there.
+        OSError: It cannot be opened.
+    """
+    # Without O_NONBLOCK, opening a pipe waits for whoever writes into it.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise StateError(f"{path}: is {kind_of(mode)}, not a file of ours; move it away")
+    return os.fdopen(descriptor, "rb")
 
 
 def read_small_file(path: Path, *, most_bytes: int, what: str) -> bytes:

@@ -107,6 +107,8 @@ class Planner:
     _checked_to_S: list[int] = field(init=False)
     """Last position that ``_resumed`` says anything of."""
     _demand: _Demand | None = field(default=None, init=False)
+    _starved: int | None = field(default=None, init=False)
+    """Source that the last draw ran out of: a need is a guess, most of all with weights by samples."""
     _ended: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -165,7 +167,7 @@ class Planner:
             return Waits(text=f"has planned every step before {step}, where the data ends")
         slowest = self.slowest_step
         if step < slowest + self.mix.runtime.prefetch_steps:
-            short = tuple(s for s in sorted(self._demanded().short) if self._is_asked(s))
+            short = tuple(s for s in self._lacking() if self._is_asked(s))
             names = ", ".join(self.mix.names[s] for s in short[:_NAMES_SHOWN])
             return Waits(text=f"waits for samples of {len(short)} sources ({names})", sources=short)
         late = [rank for rank, wanted in self._wanted.items() if wanted == slowest]
@@ -174,6 +176,11 @@ class Planner:
             text=f"is {step - slowest} steps ahead of {len(late)} ranks that have not taken step {slowest}",
             ranks=tuple(rank_name(*rank, cp_size) for rank in late),
         )
+
+    def _lacking(self) -> list[int]:
+        """Return the sources without which the next step cannot be planned, as far as that is known."""
+        short = self._demanded().short
+        return [self._starved] if not short and self._starved is not None else sorted(short)
 
     def state_at(self, step: int) -> JsonObject:
         """Return the state before ``step`` as plain JSON: resuming from it, ``step`` comes next.
@@ -213,12 +220,14 @@ class Planner:
             membership = membership_of(self.mix, self.state, tables, self.positions_per_epoch_S)
             if isinstance(membership, Starved):
                 source = membership.source
+                self._starved = source
                 commands += self._read(source, self._queues[source].tokens + demand.needs_S[source])
                 break
             if isinstance(membership, Exhausted):
                 self._ended = True
                 commands.append(EndOfData(step=self.state.step))
                 break
+            self._starved = None
             commands += self._publish(membership)
             changed = range(len(self._queues))
         if not self._ended:

@@ -8,6 +8,7 @@ import orjson
 import xxhash
 
 from omniload.base.errors import IntegrityError, StateError
+from omniload.base.reading import open_file
 from omniload.base.state import JsonObject, require_version
 
 __all__ = ["JOURNAL_VERSION", "JournalLine", "base_of", "line_of", "sound_lines"]
@@ -64,7 +65,7 @@ def sound_lines(path: Path) -> Iterator[JournalLine]:
         IntegrityError: A line is damaged, or missing, or where it does not belong.
     """
     try:
-        file = path.open("rb")
+        file = open_file(path)
     except FileNotFoundError:
         raise StateError(f"{path}: no journal; give the folder of a run") from None
     due, before = -1, b""

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from omniload.base.config import parse_yaml, read_text
 from omniload.base.errors import StateError, system_refusals
+from omniload.base.reading import open_file
 from omniload.base.state import require_version, whole_number
 from omniload.mix.config import BalanceConfig, MixConfig
 
@@ -157,7 +158,8 @@ def read_run_record(run_dir: Path) -> RunRecord:
     """
     path = run_dir / RUN_RECORD_NAME
     try:
-        content = orjson.loads(path.read_bytes())
+        with open_file(path) as file:
+            content = orjson.loads(file.read())
         require_version(content, RUN_RECORD_VERSION, of="run")
         lives = tuple(_from_json(life, run_dir) for life in content["lives"])
     except FileNotFoundError:

@@ -156,9 +156,13 @@ class MixState:
         Whether the values are possible in this mix is checked by ``require_possible``.
 
         Raises:
-            StateError: Another version, a damaged state, or a mix or data other than the state's; the
+            StateError: No object, another version, a damaged state, or a mix or data other than the state's; the
                 message names every part that differs.
         """
+        if not isinstance(state, Mapping):
+            raise StateError(
+                f"the mix state is {state!r:.60}, no object; give what state_dict returned"
+            )
         require_version(state, STATE_VERSION, of="mix")
         content = unsealed(state, of="the mix state")
         _require_same(content.get("fingerprint"), fingerprint)

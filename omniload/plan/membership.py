@@ -134,11 +134,12 @@ class _Units:
 
     def known(self, end: int) -> Known:
         """Return what is known of the source, whose first epoch ends before position ``end``."""
-        samples = int(np.searchsorted(self.table.positions_N, end))
         return Known(
             lengths_U=self.stops_U - self.starts_U,
             firsts_U=self.first_U,
-            left=int(np.searchsorted(self.samples_U, samples)),
+            samples_U=self.samples_U,
+            positions_N=self.table.positions_N,
+            end=end,
             is_whole=self.table.stop >= end,
         )
 

@@ -38,10 +38,20 @@ class Known:
     """Tokens of each."""
     firsts_U: NDArray[np.bool_]
     """Whether each is the first of its sample: what weights by samples count."""
-    left: int
-    """How many of them are of the first epoch."""
+    samples_U: NDArray[np.integer[Any]]
+    """Sample of each, by its place in the next column."""
+    positions_N: NDArray[np.int64]
+    """Raw position of each sample."""
+    end: int
+    """Raw position that the first epoch ends before."""
     is_whole: bool
     """Whether all that is left of the first epoch is known."""
+
+    @property
+    def left(self) -> int:
+        """How many of the units are of the first epoch; looked up only when asked, there may be hundreds of sources."""
+        samples = np.searchsorted(self.positions_N, self.end)
+        return int(np.searchsorted(self.samples_U, samples))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

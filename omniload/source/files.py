@@ -20,7 +20,13 @@ import fsspec
 import pyarrow as pa
 from fsspec.core import url_to_fs
 
-from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, UnavailableError
+from omniload.base.errors import (
+    ConfigError,
+    IntegrityError,
+    OmniloadError,
+    UnavailableError,
+    system_refusal,
+)
 from omniload.base.log import get_logger
 from omniload.base.reading import kind_of
 from omniload.base.under_way import under_way
@@ -31,7 +37,7 @@ __all__ = ["ShardFile", "digest_of", "digest_of_texts", "find_files", "reading"]
 _TAG_KEYS = ("ETag", "etag")
 _STAMP_KEYS = (*_TAG_KEYS, "mtime", "LastModified", "last_modified", "updated", "created")
 _LISTING_S = 300.0
-"""How long a store may take to list a pattern: some millions of names."""
+"""How long a store or a file system may take to list a pattern: some millions of names."""
 _NAMED = 8
 """Names that a message lists."""
 _LOG = get_logger(__name__)
@@ -57,8 +63,11 @@ class ShardFile:
         """Open the file for reading.
 
         Local files are read, not mapped: a mapped file that is cut short kills the
-        process, and mapping was not faster (0 to 3 % of decoding Parquet).
+        process, and mapping was not faster (0 to 3 % of decoding Parquet). What says that
+        it is empty is not read at all: files of the kernel, such as ``/proc/kmsg``, say so and wait.
         """
+        if self.size_bytes == 0:
+            return pa.BufferReader(b"")
         if self.remote is None:
             return pa.OSFile(self.path, "rb")
         return pa.PythonFile(self.remote.open(self.path, "rb"), mode="r")
@@ -151,8 +160,11 @@ def _is_outage(error: Exception) -> bool:
 
 def _said(error: Exception) -> str:
     """Return one line of what a client of a store says, which may be a page."""
-    line = str(error).strip().partition("\n")[0] or type(error).__name__
-    return line if len(line) <= 300 else f"{line[:299]}…"
+    return _shortened(str(error).strip().partition("\n")[0] or type(error).__name__)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 300 else f"{text[:299]}…"
 
 
 def find_files(
@@ -184,12 +196,11 @@ def find_files(
         return [_listed(pattern, base_dir, source) for pattern in patterns]
 
     # One thread for all of them: fsspec makes a client of a store for each thread that asks.
-    remote = any(map(_is_url, patterns))
-    what = f"sources.{source}.path, a listing"
-    lists = within(_LISTING_S, listed, what=what) if remote else listed()
+    # Local folders have the limit too: they may be mounts that do not answer, and ``/**`` is endless.
+    lists = within(_LISTING_S, listed, what=f"sources.{source}.path, a listing")
     found: dict[str, ShardFile] = {}
     for pattern, taken in zip(patterns, lists, strict=True):
-        where = f"sources.{source}.path: {pattern!r}"
+        where = f"sources.{source}.path: {_shortened(pattern)!r}"
         files = _usable(taken, pattern, base_dir, where, known)
         if not files:
             raise ConfigError(
@@ -206,7 +217,7 @@ def _is_url(pattern: str) -> bool:
 
 
 def _listed(pattern: str, base_dir: Path, source: str) -> list[ShardFile]:
-    where = f"sources.{source}.path: {pattern!r}"
+    where = f"sources.{source}.path: {_shortened(pattern)!r}"
     try:
         with under_way(f"lists {pattern}"):
             if _is_url(pattern):
@@ -222,6 +233,14 @@ def _listed(pattern: str, base_dir: Path, source: str) -> list[ShardFile]:
             raise ConfigError(f"{where} cannot be opened: {_said(error)}") from error
         if not _is_outage(error):
             raise
+        # Of the error without the name that it carries: the pattern says it, and it may be long.
+        refusal = (
+            system_refusal(OSError(error.errno, error.strerror))
+            if isinstance(error, OSError)
+            else None
+        )
+        if isinstance(refusal, ConfigError):  # such as a name too long, which no second try mends
+            raise ConfigError(f"{where} cannot be listed: {refusal}") from error
         raise UnavailableError(f"{where} cannot be listed: {_said(error)}; try again") from error
 
 
@@ -325,8 +344,10 @@ def _local(path: str) -> ShardFile:
 
 def _remote(store: fsspec.AbstractFileSystem, path: str) -> ShardFile:
     entry = store.info(path)
-    if not _is_file(entry):
+    if entry["type"] == "directory":
         raise ValueError(f"it is a folder; write a pattern such as {path}/*")
+    if not _is_file(entry):
+        raise ValueError("it is no file, and can be read once or has no end; write it to a file")
     stamp = next((str(entry[key]) for key in _STAMP_KEYS if entry.get(key)), "")
     mark = next((str(entry[key]) for key in _TAG_KEYS if entry.get(key)), "")
     return ShardFile(path=path, size_bytes=entry["size"], stamp=stamp, mark=mark, remote=store)

@@ -22,7 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from omniload.base.errors import StateError
 from omniload.base.log import get_logger
+from omniload.base.reading import open_file
 from omniload.base.threads import DaemonPool
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import UnitTable
@@ -117,7 +119,7 @@ def _joined(columns: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
 def _load(path: Path) -> dict[_Key, FileUnits]:
     """Read the index; one that is missing, of another version or damaged counts as empty."""
     try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as stored:
+        with open_file(path) as opened, np.load(opened, allow_pickle=False) as stored:
             if int(stored["version"]) != INDEX_VERSION:
                 return {}
             names = zip(
@@ -139,7 +141,7 @@ def _load(path: Path) -> dict[_Key, FileUnits]:
             }
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (StateError, OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         _log.warning("%s: index cannot be read (%s); building it anew", path, error)
         return {}
 

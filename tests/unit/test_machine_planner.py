@@ -398,3 +398,19 @@ def test_it_says_that_the_data_ends():
 
     assert "where the data ends" in planner.waits().text
     assert (planner.waits().ranks, planner.waits().sources) == ((), ())
+
+
+def test_a_source_that_a_draw_ran_out_of_holds_up_the_next_plan():
+    """Weights by samples: how many tokens a step needs of a source is not known before it is drawn."""
+    mix = a_mix(
+        rows=2, length=10, micro_rows=1, mix={"level": "sample"}, pack={"lookahead_rows": 0}
+    )
+    planner = a_planner(mix)
+    planner.handle(Started())
+    planner.handle(report([1] * 40))
+
+    commands = planner.handle(report([1], source=1, stop=1))
+
+    assert [command.source for command in of_kind(commands, ReadAhead)] == [1]
+    assert planner.waits().sources == (1,)
+    assert planner.waits().text == f"waits for samples of 1 sources ({mix.names[1]})"

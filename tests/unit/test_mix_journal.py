@@ -527,3 +527,14 @@ def test_an_empty_carry_goes_through_a_record():
     record = StepRecord.between(found[0], replace(found[1], carried=PieceTable.empty()), "d")
 
     assert len(StepRecord.from_json(record.to_json(NAMES), NAMES).carried) == 0
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_no_journal_and_not_waited_for(tmp_path, make):
+    make(tmp_path / "journal")
+
+    with pytest.raises(StateError, match=r"journal: is a (pipe|folder), not a file of ours"):
+        read_journal(tmp_path / "journal")
+    opened(tmp_path / "journal", states(1)[0]).close()
+    assert (tmp_path / "journal.aside-1").exists()

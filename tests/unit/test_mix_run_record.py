@@ -1,5 +1,7 @@
 """The record of a run's starts: what was asked for, by whom a step was planned, what is refused."""
 
+import os
+
 import orjson
 import pytest
 import yaml
@@ -197,3 +199,11 @@ def test_a_record_written_by_the_first_release_is_read(tmp_path):
 
     assert record.last.mix() == a_mix()
     assert record.last.mix_path == (tmp_path / "mix.yaml").resolve()
+
+
+@pytest.mark.timeout(30)
+def test_a_pipe_is_no_record_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / RUN_RECORD_NAME)
+
+    with pytest.raises(StateError, match="is a pipe, not a file"):
+        read_run_record(tmp_path)

@@ -146,3 +146,9 @@ def test_pieces_are_taken_and_joined_by_column():
 
     assert joined.rows() == [[0, 3, 0, 2, 4, 8], [0, 1, 0, 0, 5, 5]]
     assert joined.lengths_P.tolist() == [2, 5]
+
+
+@pytest.mark.parametrize("state", [[], "state", b"{}", 3, [None]])
+def test_what_is_no_object_is_no_state(state):
+    with pytest.raises(StateError, match="no object; give what state_dict returned"):
+        MixState.from_json(state, ("web",), {})

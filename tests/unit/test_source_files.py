@@ -332,3 +332,40 @@ def test_a_store_that_does_not_answer_is_given_up(tmp_path, memory, monkeypatch)
     with pytest.raises(UnavailableError, match=r"a listing: no answer within 0\.05 s"):
         found(tmp_path, "memory://d/a.txt")
     release.set()
+
+
+@pytest.mark.parametrize("pattern", ["x" * 5_000, "a/" * 3_000 + "*", "a.txt/b", "loop", "loop/b"])
+def test_a_path_that_cannot_be_is_no_outage_and_told_shortly(tmp_path, pattern):
+    written(tmp_path, "a.txt")
+    (tmp_path / "loop").symlink_to("loop")
+
+    with pytest.raises(ConfigError) as caught:
+        found(tmp_path, pattern)
+    assert len(str(caught.value)) < 600
+
+
+def test_a_local_listing_that_does_not_end_is_given_up(tmp_path, monkeypatch):
+    release = threading.Event()
+    monkeypatch.setattr(files.glob, "glob", lambda *_, **__: release.wait(60))
+    monkeypatch.setattr(files, "_LISTING_S", 0.05)
+
+    with pytest.raises(UnavailableError, match=r"a listing: no answer within 0\.05 s"):
+        found(tmp_path, "**/*.txt")
+    release.set()
+
+
+def test_a_pipe_behind_a_store_s_client_is_told_as_none(tmp_path):
+    os.mkfifo(tmp_path / "x")
+
+    with pytest.raises(ConfigError, match="it is no file, and can be read once"):
+        found(tmp_path, f"local://{tmp_path}/x")
+
+
+def test_what_says_that_it_is_empty_is_not_read(tmp_path, monkeypatch):
+    """As the kernel's log in ``/proc`` does, and waits for whoever reads it."""
+    (tmp_path / "log").touch()
+    (file,) = find_files(["log"], tmp_path, source="web")
+    monkeypatch.setattr(files.pa, "OSFile", lambda *_: pytest.fail("it was opened"))
+
+    with reading(file), file.open() as opened:
+        assert opened.read() == b""

@@ -183,3 +183,14 @@ def test_indexes_lie_in_the_users_cache_a_folder_for_every_mix_file(tmp_path, mo
 
     assert one.parent == other.parent == tmp_path / "cache" / "omniload" / "index"
     assert one != other
+
+
+@pytest.mark.timeout(30)
+def test_a_pipe_in_place_of_an_index_is_not_waited_for(indexed, folder):
+    indexed()
+    (kept,) = (folder / "cache").iterdir()
+    kept.unlink()
+    os.mkfifo(kept)
+
+    assert indexed()[1] == ["a.x", "b.x", "c.x"]
+    assert indexed()[1] == []
