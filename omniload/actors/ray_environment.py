@@ -17,8 +17,11 @@ if "ray" not in sys.modules:  # else the program's own settings hold until ``use
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Silences a warning about a default that will change; the data plane asks for no GPUs.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-# How long Ray's head may take to say its port; its own 30 s are too few where cores are scarce.
+# How long the parts of a node may wait for each other at the start; Ray's own 30 s are too few
+# where cores are scarce, and its raylet then ends itself.
 os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
+os.environ.setdefault("RAY_agent_register_timeout_ms", "120000")
 
 import ray
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]

@@ -6,7 +6,9 @@ start on a small machine. Ray has no option against them, so this starts Ray's o
 as Ray's ``cluster_utils`` does, without them.
 """
 
+import socket
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, Protocol
 
 from typing_extensions import override
@@ -21,6 +23,8 @@ _LOG = get_logger(__name__)
 _REGISTERED_WITHIN_S = 120.0
 """Ray itself waits another 30 s then; without this, those 30 s are all, too few where cores are scarce."""
 _LOOK_AGAIN_S = 0.02
+_NO_SERVICE = -1
+"""What Ray's own agent says of a service that its installation lacks."""
 
 
 class RayNode(Protocol):
@@ -69,6 +73,7 @@ def start_node(
 
             @override
             def start_ray_processes(self) -> None:
+                _leave_out_services(self)
                 super().start_ray_processes()  # type: ignore[no-untyped-call]
                 _look_often(self)
 
@@ -78,6 +83,7 @@ def start_node(
             temp_dir=folder,
             object_store_memory=object_store_bytes,
             gcs_server_port=0,
+            runtime_env_agent_port=_free_port(address),
             include_dashboard=False,
             include_log_monitor=False,  # type: ignore[arg-type]  # annotated as text, used as a flag
             no_monitor=True,
@@ -92,6 +98,28 @@ def start_node(
         _end(begun)
         raise
     return node
+
+
+def _leave_out_services(node: Any) -> None:  # noqa: ANN401 -- Ray is untyped
+    """Say that the services of the node's agents that nobody asks are not there.
+
+    The raylet waits 15 s for its agents to say their ports and then ends itself; no option
+    changes that, and a loaded machine starts no Python process so fast. The port of the one
+    service that is asked is chosen before.
+    """
+    raylet: Any = import_module("ray._raylet")
+    for name in (
+        raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME,
+        raylet.METRICS_AGENT_PORT_NAME,
+        raylet.METRICS_EXPORT_PORT_NAME,
+    ):
+        raylet.persist_port(node._session_dir, node._node_id, name, _NO_SERVICE)
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
 
 
 def _end(begun: Sequence[RayNode]) -> None:

@@ -12,6 +12,7 @@ from omniload.base.state import JsonObject
 
 __all__ = ["SILENT_S", "Progress", "Task", "rank_name", "reason_of"]
 
+_RANK = "rank dp="
 SILENT_S = 5.0
 """A role whose last heartbeat is older is stopped, or its machine too busy to run it; they come once a second."""
 
@@ -57,7 +58,7 @@ class Progress:
 
 def rank_name(dp_rank: int, cp_rank: int, cp_size: int) -> str:
     """Return the name of a rank as a role."""
-    return f"rank dp={dp_rank}" + (f" cp={cp_rank}" if cp_size > 1 else "")
+    return f"{_RANK}{dp_rank}" + (f" cp={cp_rank}" if cp_size > 1 else "")
 
 
 def reason_of(name: str, roles: Mapping[str, Progress], now_s: float) -> str:
@@ -88,7 +89,8 @@ def reason_of(name: str, roles: Mapping[str, Progress], now_s: float) -> str:
 
 def _said_of(name: str, role: Progress | None, now_s: float) -> str:
     if role is None:
-        return f"{name} has never been heard of: it was not started, or has not asked for a batch"
+        why = "has no handle" if name.startswith(_RANK) else "has not started yet"
+        return f"{name} {why}: no heartbeat of it was ever seen"
     beat = f"process {role.pid}, last heartbeat {now_s - role.beat_s:.0f} s ago"
     if _is_silent(role, now_s):
         return f"{name} ({beat}) is stopped, or its machine is too busy to run it"

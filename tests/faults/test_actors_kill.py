@@ -2,12 +2,13 @@
 
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -53,28 +54,49 @@ def left_of(mark):
     return [process for process in psutil.process_iter() if mark in marks_of(process)]
 
 
-def places():
-    """Return what lies where Ray keeps its files."""
-    folders = (Path(tempfile.gettempdir()), Path("/dev/shm"))
-    return {path for folder in folders for path in folder.iterdir() if "ray" in path.name.lower()}
+def shared_memory_of(mark):
+    """Return the files of shared memory that processes of a mark have mapped and that have a name."""
+    maps = [Path(f"/proc/{p.pid}/maps").read_text(errors="replace") for p in left_of(mark)]
+    words = {line.split(maxsplit=5)[-1] for text in maps for line in text.splitlines()}
+    return [Path(word) for word in words if word.startswith("/dev/shm/") and "deleted" not in word]
+
+
+class Opener:
+    """A process that opens a plane, with a mark and a folder for temporary files of its own."""
+
+    def __init__(self, folder, kind, stage):
+        write_mix(folder / "mix.yaml", a_corpus(folder))
+        self.mark = f"test-{secrets.token_hex(8)}"
+        # Not below the test's folder: the paths of Ray's sockets must be short.
+        self.temporary = Path(tempfile.mkdtemp(prefix="ok-"))
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _OPENER, str(folder / "mix.yaml"), kind, stage],
+            env={**os.environ, MARKS: self.mark, "TMPDIR": str(self.temporary)},
+            stdout=subprocess.PIPE,
+        )
+        assert self.process.stdout.readline() == b"there\n"
+        self.memory = shared_memory_of(self.mark)
+
+    def seconds_until_gone(self):
+        return seconds_until(
+            lambda: (
+                not left_of(self.mark)
+                and not any(self.temporary.iterdir())
+                and not any(map(Path.exists, self.memory))
+            )
+        )
 
 
 @contextmanager
 def an_opener(folder, kind, stage="open"):
-    write_mix(folder / "mix.yaml", a_corpus(folder))
-    mark = f"test-{secrets.token_hex(8)}"
-    process = subprocess.Popen(
-        [sys.executable, "-c", _OPENER, str(folder / "mix.yaml"), kind, stage],
-        env={**os.environ, MARKS: mark},
-        stdout=subprocess.PIPE,
-    )
+    opener = Opener(folder, kind, stage)
     try:
-        assert process.stdout.readline() == b"there\n"
-        yield process, mark
+        yield opener
     finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+        opener.process.kill()
+        opener.process.wait()
+        opener.process.stdout.close()
+        shutil.rmtree(opener.temporary)
 
 
 def seconds_until(done):
@@ -88,12 +110,11 @@ def seconds_until(done):
 
 @pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.ray)])
 def test_nothing_stays_after_the_opener_is_killed(tmp_path, kind):
-    before = places()
-    with an_opener(tmp_path, kind) as (process, mark):
-        found = len(left_of(mark))
-        process.kill()
+    with an_opener(tmp_path, kind) as opener:
+        found = len(left_of(opener.mark))
+        opener.process.kill()
 
-        took_s = seconds_until(lambda: not left_of(mark) and places() <= before)
+        took_s = opener.seconds_until_gone()
 
     assert (found > 5) == (kind == "ray")
     assert took_s < _LIMIT_S
@@ -102,30 +123,33 @@ def test_nothing_stays_after_the_opener_is_killed(tmp_path, kind):
 @pytest.mark.ray
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_stays_of_a_start_that_is_broken_off(tmp_path, number):
-    before = places()
-    with an_opener(tmp_path, "ray", "starting") as (process, mark):
-        process.send_signal(number)
+    with an_opener(tmp_path, "ray", "starting") as opener:
+        opener.process.send_signal(number)
 
-        took_s = seconds_until(lambda: not left_of(mark) and places() <= before)
-        assert process.wait(_LONG_S) != 0
+        took_s = opener.seconds_until_gone()
+        assert opener.process.wait(_LONG_S) != 0
 
     assert took_s < _LIMIT_S
 
 
 @pytest.mark.ray
 def test_nothing_stays_although_the_guard_is_killed_before_the_opener(tmp_path):
-    before = places()
-    with an_opener(tmp_path, "ray") as (process, mark):
-        opener = psutil.Process(process.pid)
-        (guard,) = guards_of(opener)
+    with an_opener(tmp_path, "ray") as opener:
+        process = psutil.Process(opener.process.pid)
+        (guard,) = guards_of(process)
         guard.kill()
-        seconds_until(lambda: [g for g in guards_of(opener) if g != guard])
-        process.kill()
+        seconds_until(lambda: [g for g in guards_of(process) if g != guard])
+        opener.process.kill()
 
-        took_s = seconds_until(lambda: not left_of(mark) and places() <= before)
+        took_s = opener.seconds_until_gone()
 
     assert took_s < _LIMIT_S
 
 
 def guards_of(opener):
-    return [p for p in opener.children() if any(w.endswith("guard.py") for w in p.cmdline())]
+    found = []
+    for process in opener.children():
+        with suppress(psutil.Error):  # it is ending
+            if any(word.endswith("guard.py") for word in process.cmdline()):
+                found.append(process)
+    return found

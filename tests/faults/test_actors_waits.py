@@ -98,7 +98,7 @@ def take_on(clients, timeout):
 
 def test_a_rank_that_never_asks_is_named_to_the_others(tmp_path):
     with LocalPlane(a_spec(tmp_path, dp=2)) as plane, Client(plane.handle(0)) as client:
-        with pytest.raises(UnavailableError, match=r"ahead of 1 ranks .* rank dp=1 has never"):
+        with pytest.raises(UnavailableError, match=r"ahead of 1 ranks .* rank dp=1 has no handle"):
             take_on([client], 0.5)
         with Client(plane.handle(1)) as late:
             late.next_batch()

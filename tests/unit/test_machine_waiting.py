@@ -64,7 +64,7 @@ def test_a_rank_that_never_asked_is_named_before_one_that_is_late():
     never = reason_of("constructor-0", roles_of(IDLE, planner, late), NOW_S)
     both = reason_of("constructor-0", roles_of(IDLE, planner, late, a_role("rank dp=2")), NOW_S)
 
-    assert "rank dp=2 has never been heard of" in never
+    assert "rank dp=2 has no handle" in never
     assert both.endswith("has step 3 and has not asked for the next for 20 s")
 
 
