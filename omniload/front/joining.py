@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import os
 import socket
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from typing_extensions import override
 from omniload.actors.local import LocalPlane
 from omniload.actors.opening import open_ray_plane
 from omniload.actors.plane import PlaneSpec
-from omniload.base.errors import ConfigError, UnavailableError
+from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.extras import missing_extra
 from omniload.base.state import Json
 from omniload.client import Client
@@ -68,6 +69,7 @@ class Together(OpenClient):
 
     @override
     def __call__(self, stack: ExitStack, state: Mapping[str, Json] | None) -> Client:
+        _take_turn(stack)
         board = self._board()
         prefix = f"omniload/{self.launch.attempt}/{next(_OPENED)}"
         if self.launch.rank == 0:
@@ -161,6 +163,24 @@ class Together(OpenClient):
             return FileBoard(self.folder / "omniload")
         torch_board = torch_part("board_of")
         return torch_board(self.launch, self.timeout_s)  # type: ignore[no-any-return]
+
+
+_TURN = threading.Lock()
+"""Held while this process has a plane of several ranks: it is connected to one Ray at a time."""
+
+
+def _take_turn(stack: ExitStack) -> None:
+    """Refuse a second plane of several ranks in this process, before any rank waits for it.
+
+    Raises:
+        StateError: One is open; what to do instead.
+    """
+    if not _TURN.acquire(blocking=False):
+        raise StateError(
+            "this process has a loader over several ranks open already; close it before another is opened, or give "
+            "rank=0 and world_size=1 for a loader of this process alone, as for evaluation"
+        )
+    stack.callback(_TURN.release)
 
 
 def _wait_until_left(board: Board, keys: list[str]) -> None:

@@ -139,6 +139,13 @@ def test_a_script_that_is_asked_to_end_answers_itself_on_every_rank(mix, alone, 
     assert samples(found) == alone
 
 
+def test_a_second_loader_over_all_ranks_is_refused_and_one_of_a_rank_alone_is_not(mix):
+    found = ranks(mix, two(free_port()), [{"steps": 4, "plan": "evaluates too"}] * 2)
+
+    assert [result["error"] for result in found] == ["StateError"] * 2
+    assert all("rank=0 and world_size=1" in result["message"] for result in found)
+
+
 def test_a_rank_that_never_joins_is_named(mix):
     keywords = {"steps": 4, "timeout": 4}
     present, _ = two(free_port())

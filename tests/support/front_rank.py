@@ -36,6 +36,11 @@ def main():
     seen = []
     try:
         with omniload.open(sys.argv[1], **KEYWORDS) as loader:
+            if "evaluates too" in PLAN:
+                loader.start()
+                with omniload.open(sys.argv[1], rank=0, world_size=1, steps=1) as alone:
+                    alone.next_batch()
+                omniload.open(sys.argv[1], **KEYWORDS).start()
             for batch in loader:
                 seen.append([batch.step, batch.tokens.tolist()])
                 if "asked to end" in PLAN and batch.step == 1:
