@@ -329,7 +329,7 @@ def test_a_run_that_another_launcher_holds_is_refused_and_left_as_it_is(job_fold
         main(["train", "run", str(config), "--resume", "latest"])
 
     assert ended.value.code == 4
-    assert f"process id {os.getpid()}" in capsys.readouterr().err
+    assert f"process {os.getpid()} on" in capsys.readouterr().err
     assert (job_folder / "run" / "log.jsonl").read_bytes() == before
 
 
