@@ -9,13 +9,16 @@
                                   --ReleaseSteps--> data constructor
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.state import JsonObject
+from omniload.mix.journal import StepRecord
 from omniload.mix.samples import SampleTable
+from omniload.mix.state import MixState
 from omniload.plan.records import StepPlan
 
 __all__ = [
@@ -73,9 +76,21 @@ class ReadAhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendJournal:
-    """Make this record durable before anything that follows it."""
+    """Make the record of a step durable before anything that follows it.
 
-    record: JsonObject
+    The record is made when it is asked for: a run without a journal pays for none.
+    """
+
+    before: MixState
+    plan: StepPlan
+    after: MixState
+    names: Sequence[str]
+
+    @property
+    def record(self) -> JsonObject:
+        """What the journal keeps."""
+        made = StepRecord.between(self.before, self.after, self.plan.membership_digest())
+        return made.to_json(self.names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,6 @@ from omniload.machine.queue import SampleQueue
 from omniload.machine.strategy import place
 from omniload.mix.config import MixConfig
 from omniload.mix.deficit import WEIGHT_ONE
-from omniload.mix.journal import StepRecord
 from omniload.mix.possible import require_samples
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
@@ -319,10 +318,10 @@ class Planner:
         for s, count in enumerate(membership.finished_S.tolist()):
             self._queues[s].draw(count)
             self.overlong_S[s] += int(membership.lost_S[s])
-        record = StepRecord.between(self.state, membership.after, plan.membership_digest())
-        self.state = membership.after
+        before, self.state = self.state, membership.after
         self._states[self.state.step] = self.state
-        return [AppendJournal(record=record.to_json(self.mix.names)), PublishPlan(plan=plan)]
+        journaled = AppendJournal(before=before, plan=plan, after=self.state, names=self.mix.names)
+        return [journaled, PublishPlan(plan=plan)]
 
     def _release(self) -> list[PlannerCommand]:
         """Let go of what no rank can ask for again."""

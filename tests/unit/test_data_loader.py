@@ -232,7 +232,7 @@ def test_an_order_that_is_not_found_again_is_refused():
         ({"dataset": Numbers(8)}, "samples was 9 in the run that saved and is 8 here"),
         ({"dataset": Stream(9)}, "kind 'map', this one is 'iterable'"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "+".join(value),
 )
 def test_a_state_of_other_batches_is_refused(keywords, message):
     state = taken(DataLoader(Numbers(9), batch_size=2), 2)
