@@ -1,14 +1,14 @@
-"""Files of others, opened and never waited for; small ones that a user names are read whole, within a limit."""
+"""Files of others and files that were kept: opened and never waited for, small ones read whole within a limit."""
 
 import os
 import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from omniload.base.errors import ConfigError, StateError
+from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.units import format_bytes
 
-__all__ = ["kind_of", "open_file", "read_small_file"]
+__all__ = ["kind_of", "open_file", "read_kept_file", "read_small_file"]
 
 _STRIDE_BYTES = 1 << 20
 _KINDS = (
@@ -67,14 +67,7 @@ def read_small_file(path: Path, *, most_bytes: int, what: str) -> bytes:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"{path}: is {kind_of(status.st_mode)}; give the path of {what}")
-        held = bytearray()
-        # What grows, or has no size of its own, is held to the limit while it is read.
-        while (
-            status.st_size <= most_bytes
-            and len(held) <= most_bytes
-            and (part := os.read(descriptor, _STRIDE_BYTES))
-        ):
-            held += part
+        held = _held(descriptor, status.st_size, most_bytes)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     finally:
@@ -84,3 +77,44 @@ def read_small_file(path: Path, *, most_bytes: int, what: str) -> bytes:
             f"{path}: holds {format_bytes(size)}, more than {format_bytes(most_bytes)}; is it {what}?"
         )
     return bytes(held)
+
+
+def read_kept_file(path: Path, *, most_bytes: int, what: str) -> bytes:
+    """Read a file that a program of ours wrote, as far as it can be what that wrote.
+
+    Args:
+        path: The file.
+        most_bytes: Largest size; a larger file is refused before it is read.
+        what: What it holds, such as ``a trace``, for messages.
+
+    Raises:
+        FileNotFoundError: Nothing is there.
+        IntegrityError: It is larger, or no file.
+        OSError: It cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise IntegrityError(f"{path}: is {kind_of(status.st_mode)}, not {what}; remove it")
+        held = _held(descriptor, status.st_size, most_bytes)
+    finally:
+        os.close(descriptor)
+    if (size := max(status.st_size, len(held))) > most_bytes:
+        raise IntegrityError(
+            f"{path}: holds {size} bytes, and {what} at most {most_bytes}; remove it"
+        )
+    return bytes(held)
+
+
+def _held(descriptor: int, size_bytes: int, most_bytes: int) -> bytearray:
+    """Return what an open file holds; of a larger one nothing, of one that grows a little over the limit."""
+    held = bytearray()
+    # What grows, or has no size of its own, is held to the limit while it is read.
+    while (
+        size_bytes <= most_bytes
+        and len(held) <= most_bytes
+        and (part := os.read(descriptor, _STRIDE_BYTES))
+    ):
+        held += part
+    return held

@@ -22,11 +22,13 @@ from snapshot.env.checking import Limits
 from snapshot.env.environment import Environment, active_environment
 from snapshot.env.interpreter import environment_of
 from snapshot.env.keys import Installation
-from snapshot.env.node_cache import CACHE_VARIABLE, NodeCache, TreeHead
+from snapshot.env.node_cache import CACHE_VARIABLE, NodeCache
 from snapshot.env.opening import StoreMissingError, opened
 from snapshot.env.progress import shown_progress
 from snapshot.env.prune_cli import prune_command
+from snapshot.env.rechecking import recheck_later
 from snapshot.env.restoring import Restored, Restorer, Wish
+from snapshot.env.tree_head import TreeHead
 from snapshot.startup_events import spawning, stage
 
 __all__ = ["command"]
@@ -197,9 +199,10 @@ def restore_command(
 ) -> None:
     """Bring a snapshot into the environment; without one, run COMMAND and record it.
 
-    Links and copies are of files on this node, of which each restore reads a sample (20 ms)
-    again; 'env verify --node' reads them all. Linked files are the node's own: what changes
-    or damages one, changes it for every environment.
+    Before linking or copying, a sample (20 ms) of the node's files is read again; a mount reads
+    none. Linked files are the node's own: what damages one, does so for every environment. Once
+    a day a background process reads them all (64 MiB/s, log: recheck.log in the node cache) and
+    removes damaged trees, unless OMNILOAD_ENV_NO_RECHECK=1; 'env verify --node' does it now.
 
     \b
     Example:
@@ -207,10 +210,7 @@ def restore_command(
       omniload env restore 3f9a01c2 -o /mnt/envs --form link
     """  # noqa: D301 -- click's own marker
     restored = _restored(given, url, words, auto=auto, form=form)
-    if as_json:
-        click.echo(json.dumps(_shown(restored)))
-        return
-    click.echo(_told(restored))
+    click.echo(json.dumps(_shown(restored)) if as_json else _told(restored))
 
 
 @command.command("run")
@@ -243,9 +243,8 @@ def run_command(
         installing = shlex.split(install)
     except ValueError as error:
         raise ConfigError(f"--install {install!r}: {error}; close it") from error
-    restored = _restored(
-        given, url, (*key, *installing), auto=auto, form=form, where="in --install"
-    )
+    wanted = (*key, *installing)
+    restored = _restored(given, url, wanted, auto=auto, form=form, where="in --install")
     click.echo(_told(restored), err=True)
     click.echo(f"environment: {time.monotonic() - begin:.3f} s", err=True)
     variables = environment_of(given.environment.interpreter, os.environ) | spawning()
@@ -291,6 +290,8 @@ def _restored(
         if found is None:
             found = restorer.restore_or_install(given.installation(installing), given.image, form)
         tally.add("store", found.stored_bytes)
+        if found.form != "command":
+            recheck_later(restorer.cache, found.key)
         if not found.stored_bytes:
             tally.add("disk", found.raw_bytes)
         tally.note("packages", found.key)

@@ -22,9 +22,10 @@ from snapshot.env.keys import (
 )
 from snapshot.env.locks import exclusively
 from snapshot.env.mounting import mount_source, mounts_at, umount
-from snapshot.env.node_cache import TreeHead, default_cache
+from snapshot.env.node_cache import default_cache
 from snapshot.env.records import Record, Records
 from snapshot.env.scanning import targets_of
+from snapshot.env.tree_head import TreeHead
 
 __all__ = ["Environment", "active_environment"]
 

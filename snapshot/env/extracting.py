@@ -17,11 +17,12 @@ from snapshot.env.entries import Entry, Kind, Target
 from snapshot.env.keys import key_of
 from snapshot.env.locks import exclusively
 from snapshot.env.manifest import Manifest, decode_manifest
-from snapshot.env.node_cache import NodeCache, Tree, TreeHead, discard
+from snapshot.env.node_cache import NodeCache, Tree, discard
 from snapshot.env.packs import ReadUnit, inflate, read_units
 from snapshot.env.progress import Progress
 from snapshot.env.repository import ROOT, Repository
 from snapshot.env.sources import file_digest
+from snapshot.env.tree_head import TreeHead
 
 __all__ = ["extract", "provide"]
 

@@ -8,8 +8,10 @@
     <cache>/trees/<key>/head.json           the little of it that a mount needs
     <cache>/trees/<key>/listing.json        what links and copies need
     <cache>/trees/<key>/boot                start of the kernel under which it was written; empty: to be compared
+    <cache>/trees/<key>/checked.json        when all its files were last compared with their digests
     <cache>/trees/<key>/linked, mounted     whether environments share its inodes, or show it
     <cache>/partial/<key>/                  the same, being made
+    <cache>/recheck.log                     what checks in the background found
     <cache>/shared                          if its owner made it: other users may read all this
     <cache>/locks/<key>                     held while it is made; shared while it is used
 
@@ -18,7 +20,7 @@ cost more than all the rest), so after a crash of the machine, which shows in an
 boot id, every file is compared with its digest before the tree is used again.
 """
 
-import json
+import errno
 import os
 import random
 import shutil
@@ -27,13 +29,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.log import get_logger
-from snapshot.env.entries import Kind
+from omniload.base.reading import read_kept_file
+from snapshot.env.entries import Entry, Kind
+from snapshot.env.last_check import note_check
 from snapshot.env.listing import Listing, changed_in, decode_listing, encode_listing, listing_of
 from snapshot.env.sources import file_digest
+from snapshot.env.tree_head import TreeHead, decode_head, encode_head
 
 if TYPE_CHECKING:
     from snapshot.env.manifest import Manifest
@@ -43,7 +48,6 @@ __all__ = [
     "CACHE_VARIABLE",
     "NodeCache",
     "Tree",
-    "TreeHead",
     "boot_id",
     "default_cache",
     "discard",
@@ -51,6 +55,10 @@ __all__ = [
 
 _LOG = get_logger(__name__)
 CACHE_VARIABLE = "OMNILOAD_ENV_CACHE"
+_LARGEST_BYTES = 2 << 30
+"""Of one file beside a tree, which holds at most the tables of a manifest."""
+_UNREADABLE = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
+"""What a disk or a file system says of bytes that it has lost."""
 SHARED = "shared"
 """A file of this name in a node cache says that other users may read what lies there."""
 
@@ -105,31 +113,6 @@ def discard(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-class TreeHead(NamedTuple):
-    """The part of a manifest that is read at every restore."""
-
-    key: str
-    document: dict[str, Any]
-    """What the key is made of."""
-    targets: list[str]
-    """Names of the targets."""
-    used: list[int]
-    """Numbers of the targets that hold an entry."""
-    raw_bytes: int
-    """Bytes of all files."""
-
-    @classmethod
-    def of(cls, manifest: "Manifest") -> Self:
-        """Return the head of a manifest."""
-        return cls(
-            manifest.head.key,
-            manifest.head.document,
-            [target.name for target in manifest.head.targets],
-            sorted({entry.target for entry in manifest.entries}),
-            manifest.raw_bytes,
-        )
-
-
 class Tree:
     """One extracted snapshot."""
 
@@ -140,10 +123,12 @@ class Tree:
 
     @property
     def head(self) -> TreeHead:
-        """What a mount needs to know; tables of tens of thousands of entries stay unread."""
+        """What a mount needs to know; tables of tens of thousands of entries stay unread while it is whole."""
         if self._head is None:
-            fields = json.loads((self.folder / "head.json").read_bytes())
-            self._head = TreeHead(**fields)
+            try:
+                self._head = decode_head(self._kept("head.json"))
+            except (FileNotFoundError, IntegrityError, StateError):
+                self._head = TreeHead.of(self.manifest)
         return self._head
 
     @property
@@ -153,23 +138,28 @@ class Tree:
             # Imported here: a mount is there before the decoder would be loaded.
             from snapshot.env.manifest import decode_manifest  # noqa: PLC0415
 
-            path = self.folder / "manifest"
-            self._manifest = decode_manifest(path.read_bytes(), name=str(path))
+            name = str(self.folder / "manifest")
+            self._manifest = decode_manifest(self._kept("manifest"), name=name)
         return self._manifest
 
     @property
     def listing(self) -> Listing:
         """What it holds, folder by folder; made from the manifest where it was not kept."""
         try:
-            return decode_listing((self.folder / "listing.json").read_bytes())
-        except (FileNotFoundError, StateError):
+            return decode_listing(self._kept("listing.json"))
+        except (FileNotFoundError, IntegrityError, StateError):
             return listing_of(self.manifest.entries, self._manifest_digest())
 
     def keep(self, manifest: "Manifest") -> None:
         """Write beside the manifest what is read of it at every restore."""
         listing = listing_of(manifest.entries, self._manifest_digest())
-        (self.folder / "head.json").write_text(json.dumps(TreeHead.of(manifest)._asdict()))
+        (self.folder / "head.json").write_text(encode_head(TreeHead.of(manifest)))
         (self.folder / "listing.json").write_text(encode_listing(listing))
+
+    def _kept(self, name: str) -> bytes:
+        return read_kept_file(
+            self.folder / name, most_bytes=_LARGEST_BYTES, what=f"the {name} of a tree"
+        )
 
     def _manifest_digest(self) -> str:
         return file_digest(self.folder / "manifest").hex()
@@ -238,7 +228,7 @@ class Tree:
         random.shuffle(files)
         until_s = time.monotonic() + within_s
         for entry in files:
-            if file_digest(self.layer(entry.target) / entry.path) != entry.digest:
+            if not self._has_digest(entry):
                 return entry.path
             if time.monotonic() >= until_s:
                 break
@@ -266,9 +256,17 @@ class Tree:
         return [
             entry.path
             for entry in self.manifest.entries
-            if entry.kind is Kind.FILE
-            and file_digest(self.layer(entry.target) / entry.path) != entry.digest
+            if entry.kind is Kind.FILE and not self._has_digest(entry)
         ]
+
+    def _has_digest(self, entry: Entry) -> bool:
+        """Tell whether a file is what it was; what the disk cannot read is not."""
+        try:
+            return file_digest(self.layer(entry.target) / entry.path) == entry.digest
+        except OSError as error:
+            if error.errno not in _UNREADABLE:
+                raise
+            return False
 
 
 class NodeCache:
@@ -329,6 +327,7 @@ class NodeCache:
                 return False
             with suppress(PermissionError):
                 (tree.folder / "boot").write_text(boot_id(), encoding="ascii")
+                note_check(tree.folder, time.time())
             return True
         shared = (tree.folder / "linked").exists()
         return not shared or not tree.changed_files(digests=False)
@@ -352,6 +351,7 @@ class NodeCache:
         (tree.folder / "manifest").write_bytes(data)
         tree.keep(manifest)
         (tree.folder / "boot").write_text(boot_id(), encoding="ascii")
+        note_check(tree.folder, time.time())
         final = self.folder / "trees" / key
         tree.folder.rename(final)
         return Tree(final)

@@ -1,13 +1,15 @@
 """Every file of a node's trees compared with its digest; a tree that is damaged goes."""
 
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from omniload.base.errors import OmniloadError
+from snapshot.env.last_check import note_check
 from snapshot.env.locks import exclusively
 from snapshot.env.node_cache import NodeCache, Tree
 
-__all__ = ["Verified", "verify_node"]
+__all__ = ["Verified", "verify_node", "verify_tree"]
 
 
 class Verified(NamedTuple):
@@ -21,21 +23,28 @@ class Verified(NamedTuple):
 
 
 def verify_node(cache: NodeCache) -> Iterator[Verified]:
-    """Compare the trees one after another; remove those that are damaged, so that they are fetched again.
-
-    A tree is locked while it is compared: restores of the same snapshot wait for it.
-    """
+    """Compare the trees one after another; remove those that are damaged, so that they are fetched again."""
     for folder in sorted((cache.folder / "trees").iterdir()):
-        key = folder.name
-        with exclusively(cache.lock(key)):
-            tree = Tree(folder)
-            linked = (folder / "linked").exists()
-            try:
-                faults = tree.changed_files(digests=True)
-            except FileNotFoundError:
-                continue  # pruned since
-            except OmniloadError as error:
-                faults = [str(error)]
-            if faults:
-                cache.drop(key)
-        yield Verified(key, faults, linked)
+        if (verified := verify_tree(cache, folder.name)) is not None:
+            yield verified
+
+
+def verify_tree(cache: NodeCache, key: str) -> Verified | None:
+    """Compare one tree; remove it where it is damaged. Return ``None`` where it was pruned since.
+
+    The tree is locked while it is compared: restores of the same snapshot wait for it.
+    """
+    folder = cache.folder / "trees" / key
+    with exclusively(cache.lock(key)):
+        linked = (folder / "linked").exists()
+        try:
+            faults = Tree(folder).changed_files(digests=True)
+        except FileNotFoundError:
+            return None
+        except OmniloadError as error:
+            faults = [str(error)]
+        if faults:
+            cache.drop(key)
+        else:
+            note_check(folder, time.time())
+    return Verified(key, faults, linked)

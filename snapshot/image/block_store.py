@@ -14,6 +14,7 @@ on disk is a miss and nothing worse; that is why none of them needs a sync.
 import errno
 import fcntl
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -30,6 +31,7 @@ _log = get_logger(__name__)
 
 _VERSION = "omniload block store 1\n"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_COUNTER_DIGITS = 20
 _EVICT_TO = 0.9
 """Share of the capacity left by an eviction: a scan of the folder is paid for by many writes."""
 
@@ -213,8 +215,9 @@ class BlockStore:
 
 
 def _counter(lock: int) -> int | None:
-    text = os.pread(lock, 32, 0)
-    return int(text) if text.isdigit() else None
+    """Return the bytes in use as last written; none where the lock file holds anything else."""
+    text = os.pread(lock, _COUNTER_DIGITS + 1, 0)
+    return int(text) if re.fullmatch(rb"[0-9]{%d}" % _COUNTER_DIGITS, text) else None
 
 
 def _holds(path: Path, data: bytes | memoryview) -> bool:
@@ -226,4 +229,4 @@ def _holds(path: Path, data: bytes | memoryview) -> bool:
 
 
 def _set_counter(lock: int, used: int) -> None:
-    os.pwrite(lock, b"%020d" % used, 0)
+    os.ftruncate(lock, os.pwrite(lock, b"%0*d" % (_COUNTER_DIGITS, used), 0))

@@ -23,15 +23,18 @@ import orjson
 import zstandard
 
 from omniload.base.errors import IntegrityError, StateError
+from omniload.base.reading import read_kept_file
 from snapshot.image.entries import Entry, Extent
 from snapshot.image.layer_index import BLOCK, LayerIndex
 from snapshot.oci.digest import check_digest
 from snapshot.private_folder import is_own_folder, private_folder
 
-__all__ = ["VERSION", "IndexCache", "decode_index", "encode_index"]
+__all__ = ["MAX_INDEX_BYTES", "VERSION", "IndexCache", "decode_index", "encode_index"]
 
 VERSION = 1
 _KEY = "omniload_layer_index"
+MAX_INDEX_BYTES = 2 << 30
+"""Largest file of an index, kept here or shared beside an image."""
 _MAX_ENTRIES_BYTES = 1 << 31
 _FORMATS = {"tar", "gzip", "zstd:chunked", "estargz"}
 
@@ -167,7 +170,9 @@ class IndexCache:
         if not is_own_folder(self._folder):
             return None  # what another user put there is nothing to believe
         try:
-            index = decode_index(path.read_bytes(), name=str(path))
+            index = decode_index(
+                read_kept_file(path, most_bytes=MAX_INDEX_BYTES, what="an index"), name=str(path)
+            )
         except (OSError, IntegrityError, StateError):
             return None
         return index if index.blob_digest == blob_digest else None

@@ -14,7 +14,7 @@ from pathlib import Path
 from omniload.base.errors import ConfigError, IntegrityError, OmniloadError
 from omniload.base.log import get_logger
 from snapshot.image.index_checking import check_index
-from snapshot.image.index_file import VERSION, decode_index, encode_index
+from snapshot.image.index_file import MAX_INDEX_BYTES, VERSION, decode_index, encode_index
 from snapshot.image.layer_index import LayerIndex
 from snapshot.oci.artifacts import push_artifact
 from snapshot.oci.manifest import Descriptor, Manifest, parse_manifest
@@ -26,7 +26,6 @@ _log = get_logger(__name__)
 
 INDEX_TYPE = f"application/vnd.omniload.layer-index.v{VERSION}"
 """Media type of an index beside an image."""
-MAX_INDEX_BYTES = 2 << 30
 _LAYER = "io.omniload.index.layer"
 _SIGNATURE = "io.omniload.index.signature"
 _MAX_REFERRERS = 1000

@@ -14,8 +14,8 @@ from fusefs.bridge.daemons import run_daemon, start_daemon
 from fusefs.bridge.options import BridgeOptions
 from omniload.base.clock import SystemClock
 from omniload.base.config import StrictModel
-from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
+from omniload.base.reading import read_small_file
 from omniload.base.units import Bytes, Seconds
 from snapshot.image.block_store import BlockStore
 from snapshot.image.erofs_serving import Through, chosen
@@ -28,7 +28,7 @@ from snapshot.image.loader import BlockLoader, RegistryTier
 from snapshot.image.peer_node import PeerNode, PeerSettings
 from snapshot.image.prefetching import Outstanding, want_blocks
 from snapshot.image.recording import Recording
-from snapshot.image.trace import Trace, block_refs, decode_trace, hot_blocks
+from snapshot.image.trace import MAX_TRACE_BYTES, Trace, block_refs, decode_trace, hot_blocks
 from snapshot.image.trace_store import TraceStore, find_any_trace, find_trace, merge_into
 from snapshot.image.tree import Tree, merge
 from snapshot.image.view import ImageFileSystem, ImageView, Recorder
@@ -329,10 +329,8 @@ def _kept_trace(path: str, image: str) -> Trace | None:
     Raises:
         ConfigError: Nothing is there.
     """
-    try:
-        trace = decode_trace(Path(path).read_bytes(), name=path)
-    except OSError as error:
-        raise ConfigError(f"trace {path!r} cannot be read: {error}") from error
+    held = read_small_file(Path(path), most_bytes=MAX_TRACE_BYTES, what="a trace")
+    trace = decode_trace(held, name=path)
     if trace.image != image:
         _log.warning(
             "trace %s is of image %s, this is %s; its files may differ", path, trace.image, image

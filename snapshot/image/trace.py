@@ -25,6 +25,7 @@ from snapshot.image.tree import Node, Tree
 from snapshot.oci.digest import check_digest
 
 __all__ = [
+    "MAX_TRACE_BYTES",
     "VERSION",
     "Touch",
     "Trace",
@@ -41,6 +42,8 @@ __all__ = [
 VERSION = 1
 _KEY = "omniload_trace"
 _MAX_LINES = 4_000_000
+MAX_TRACE_BYTES = 1 << 30
+"""Largest file of a trace: its most lines at the usual length of a path."""
 _MAX_OFFSET = 1 << 44
 _MAX_PARTS, _MAX_PART = 4096, 71
 

@@ -18,7 +18,9 @@ from pathlib import Path
 
 from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
+from omniload.base.reading import read_kept_file
 from snapshot.image.trace import (
+    MAX_TRACE_BYTES,
     Trace,
     decode_trace,
     encode_trace,
@@ -77,7 +79,7 @@ def merge_into(path: Path, new: Trace) -> Trace:
     with _locked(path.parent):
         merged = new
         try:
-            old = decode_trace(path.read_bytes(), name=str(path))
+            old = decode_trace(_bytes_of(path), name=str(path))
         except FileNotFoundError:
             old = None
         except OmniloadError as error:  # a broken trace must not cost the new one
@@ -104,7 +106,7 @@ def push_new(store: ImageStore, path: Path) -> str | None:
     place = hashlib.sha256(store.location.encode()).hexdigest()[:12]
     before = path.with_name(f"{path.name}.{place}.pushed")
     with _locked(path.parent, f".{path.name}.pushing"):
-        whole = decode_trace(path.read_bytes(), name=str(path))
+        whole = decode_trace(_bytes_of(path), name=str(path))
         pushed = _read(before)
         new = whole if pushed is None else trace_since(whole, pushed)
         if new is None:
@@ -161,12 +163,16 @@ def find_any_trace(
 
 def _read(path: Path) -> Trace | None:
     try:
-        return decode_trace(path.read_bytes(), name=str(path))
+        return decode_trace(_bytes_of(path), name=str(path))
     except FileNotFoundError:
         return None
     except (OmniloadError, OSError) as error:
         _log.warning("%s; it is passed over", error)
         return None
+
+
+def _bytes_of(path: Path) -> bytes:
+    return read_kept_file(path, most_bytes=MAX_TRACE_BYTES, what="a trace")
 
 
 def _write(path: Path, trace: Trace) -> None:

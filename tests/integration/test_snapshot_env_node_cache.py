@@ -17,10 +17,10 @@ from snapshot.env.node_cache import (
     CACHE_VARIABLE,
     NodeCache,
     Tree,
-    TreeHead,
     boot_id,
     default_cache,
 )
+from snapshot.env.tree_head import TreeHead
 from tests.support.snapshot_env_builders import a_restorer, contents, remake, saved
 
 
@@ -188,6 +188,37 @@ def a_rotted_file(restorer, key):
     path = tree.layer(entry.target) / entry.path
     rot(path)
     return path
+
+
+def test_auto_samples_what_it_links_where_a_mount_cannot_be_had(tmp_path, monkeypatch):
+    environment, manifest, held = saved(tmp_path)
+    restorer = a_restorer(environment, tmp_path)
+    key = manifest.head.key
+    restorer.restore(key, "link")
+    remake(environment, tmp_path)
+    a_rotted_file(restorer, key)
+    monkeypatch.setattr("snapshot.env.restoring.os.geteuid", lambda: 0)
+
+    def refused(*_):
+        raise UnavailableError("no overlay")
+
+    monkeypatch.setattr("snapshot.env.restoring.mount_overlay", refused)
+
+    restored = restorer.restore(key, "auto")
+
+    assert (restored.form, restored.stored_bytes > 0) == ("link", True)
+    assert contents(environment) == held
+
+
+def test_a_damaged_head_is_made_again_from_the_manifest(tmp_path):
+    environment, manifest, _ = saved(tmp_path)
+    restorer = a_restorer(environment, tmp_path)
+    restorer.restore(manifest.head.key, "copy")
+    tree = restorer.cache.tree(manifest.head.key)
+    head = tree.head
+    (tree.folder / "head.json").write_text('{"key": 1, "used": [99]}')
+
+    assert Tree(tree.folder).head == head
 
 
 @pytest.mark.parametrize("form", ["link", "copy"])

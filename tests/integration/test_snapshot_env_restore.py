@@ -16,8 +16,9 @@ from snapshot.env.interpreter import environment_of, find_python, probe
 from snapshot.env.keys import key_of
 from snapshot.env.manifest import encode_manifest
 from snapshot.env.mounting import mounts_at, umount
-from snapshot.env.node_cache import NodeCache, TreeHead
+from snapshot.env.node_cache import NodeCache
 from snapshot.env.repository import ROOT
+from snapshot.env.tree_head import TreeHead
 from snapshot.env.verifying import faults_of
 from tests.support.snapshot_env_builders import (
     INSTALL,

@@ -222,7 +222,7 @@ def test_an_image_cannot_be_written(place, tmp_path):
     [
         ("{address}/a/none:v", (), "no such image"),
         ("{address}/a/lazy:v", ("-o", "speed=9"), "there is no such option"),
-        ("{address}/a/lazy:v", ("-o", "trace=/nowhere"), "cannot be read"),
+        ("{address}/a/lazy:v", ("-o", "trace=/nowhere"), "no such file"),
     ],
 )
 def test_a_mount_that_cannot_be_says_why(place, tmp_path, image, options, message):

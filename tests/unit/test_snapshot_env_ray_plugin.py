@@ -2,7 +2,7 @@
 
 import pytest
 
-from snapshot.env.node_cache import TreeHead
+from snapshot.env.tree_head import TreeHead
 from tests.support.snapshot_env_builders import an_environment
 
 pytest.importorskip("ray")

@@ -135,3 +135,14 @@ def test_another_folder_or_version_is_refused(tmp_path, store):
 def test_a_digest_cannot_leave_the_folder(store):
     with pytest.raises(ValueError, match="digest"):
         store.get("sha256:../../../../etc/passwd")
+
+
+@pytest.mark.parametrize("text", [b"9" * 32, b"9" * 20 + b"x", b"12", b"\xd9\xa1" * 10, b" " * 20])
+def test_a_counter_that_was_not_written_so_is_counted_anew(tmp_path, store, text):
+    assert keep(store, 1)
+    (tmp_path / "blocks" / "lock").write_bytes(text)
+
+    assert keep(store, 2)
+
+    assert held(store, [1, 2]) == [1, 2]
+    assert (tmp_path / "blocks" / "lock").read_bytes() == b"%020d" % 200

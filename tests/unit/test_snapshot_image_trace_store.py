@@ -1,6 +1,7 @@
 """Traces are found by image and command, here or beside the image, and never keep a start from starting."""
 
 import logging
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -316,3 +317,18 @@ def test_a_registry_that_fails_costs_an_unknown_command_its_hot_blocks_alone(
         assert find_any_trace(kept, Failing(), image, OWN) is None
 
     assert "no trace from a registry" in caplog.text
+
+
+def test_a_trace_over_the_limit_or_a_pipe_is_passed_over_and_replaced(
+    kept, image, monkeypatch, caplog
+):
+    path = kept.path(image, RUN)
+    kept.add(a_trace(image))
+    monkeypatch.setattr("snapshot.image.trace_store.MAX_TRACE_BYTES", path.stat().st_size - 1)
+
+    assert kept.get(image, RUN) is None
+    assert "and a trace at most" in caplog.text
+    assert kept.add(a_trace(image)).runs == 1
+    path.unlink()
+    os.mkfifo(path)
+    assert kept.get(image, RUN) is None
