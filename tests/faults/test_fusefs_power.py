@@ -9,16 +9,16 @@ import os
 import shutil
 import struct
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from fusefs.body import Body, SpoolPlace
-from fusefs.stores import settling
 from fusefs.stores.local import LocalStore
+from tests.support.fusefs_before_the_failure import BIG
 from tests.support.fusefs_builders import contents, tiny_files
 
 _SHUTDOWN, _WITHOUT_THE_LOG = 0x8004587D, 2
-BIG = bytes(range(256)) * 64
 
 
 class Disk:
@@ -50,10 +50,9 @@ class Disk:
 
 
 @pytest.fixture
-def disk(tmp_path, monkeypatch):
+def disk(tmp_path):
     if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None:
         pytest.skip("NOT TESTED: needs root and mkfs.ext4")
-    monkeypatch.setattr(settling, "SETTLES_WITHIN_S", 3600.0)  # what is delayed is lost
     disk = Disk(tmp_path)
     yield disk
     # A test that failed may hold its store.
@@ -61,35 +60,22 @@ def disk(tmp_path, monkeypatch):
 
 
 def before_the_failure(disk, work):
-    """Do something in a process of its own, which ends without closing anything."""
-    child = os.fork()
-    if child == 0:
-        number = 1
-        try:
-            store = LocalStore(disk.root)
-            store.delay_syncs()
-            with tiny_files(store) as files:
-                files.write_file("warm", b"")
-                store.sync()
-                work(files)
-                os._exit(0)
-        finally:
-            os._exit(number)
-    assert os.waitpid(child, 0)[1] == 0
+    """Do something in a process of its own, which ends without closing anything; then lose the power."""
+    words = [sys.executable, "-m", "tests.support.fusefs_before_the_failure", disk.root, work]
+    done = subprocess.run(
+        words,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
     disk.lose_power()
 
 
 def test_what_was_fsynced_is_whole_and_reachable_after_a_power_failure(disk):
-    def work(files):
-        files.make_directory("a")
-        files.make_directory("a/b")
-        body = Body(files, SpoolPlace(), "a/b/f", None)
-        body.write(0, b"small")
-        body.flush(last=False)
-        files.store.sync("a/b/f")
-        files.write_file("a/b/big", BIG)
-
-    before_the_failure(disk, work)
+    before_the_failure(disk, "fsync")
 
     with tiny_files(LocalStore(disk.root)) as files:
         assert contents(files, "a/b/f") == b"small"
@@ -97,16 +83,7 @@ def test_what_was_fsynced_is_whole_and_reachable_after_a_power_failure(disk):
 
 
 def test_what_takes_the_place_of_a_file_leaves_the_old_one_or_the_new_after_a_power_failure(disk):
-    def work(files):
-        for name in ("closed", "renamed", "striped"):
-            files.write_file(name, BIG if name == "striped" else b"old")
-        files.store.sync()
-        files.write_file("closed", b"new")
-        files.write_file("beside", b"new")
-        files.rename("beside", "renamed")
-        files.write_file("striped", b"new")
-
-    before_the_failure(disk, work)
+    before_the_failure(disk, "replace")
 
     with tiny_files(LocalStore(disk.root)) as files:
         assert contents(files, "closed") in {b"old", b"new"}
@@ -115,7 +92,7 @@ def test_what_takes_the_place_of_a_file_leaves_the_old_one_or_the_new_after_a_po
 
 
 def test_a_small_file_that_was_only_closed_is_gone_or_empty_or_whole(disk):
-    before_the_failure(disk, lambda files: files.write_file("f", b"small"))
+    before_the_failure(disk, "close")
 
     with tiny_files(LocalStore(disk.root)) as files:
         names = [info.name for info in files.listing("")]
