@@ -33,6 +33,8 @@ from omniload.client import Client
 from omniload.mix.config import load_mix
 from omniload.plan.place_tree import ClientPlaceTree
 
+# A shell has what it starts in the background ignore Ctrl-C, and all below it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 kind, stage = sys.argv[2:]
 mix, base_dir = load_mix(Path(sys.argv[1]))
 mix = mix.model_copy(update={"runtime": mix.runtime.model_copy(update={"kind": kind})})
@@ -96,7 +98,7 @@ def an_opener(folder, kind, stage="open"):
         opener.process.kill()
         opener.process.wait()
         opener.process.stdout.close()
-        shutil.rmtree(opener.temporary)
+        shutil.rmtree(opener.temporary, ignore_errors=True)
 
 
 def seconds_until(done):

@@ -3,7 +3,7 @@
 import json
 
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
@@ -89,6 +89,7 @@ def test_a_map_dataset_resumes_at_every_place_under_every_sampler(place, epoch, 
 @given(
     st.sampled_from(sorted(SAMPLERS)), st.integers(2, 30), st.lists(st.integers(0, 4), max_size=5)
 )
+@example("shuffle by generator", 3, [0, 0])
 @settings(max_examples=60, deadline=None)
 def test_a_state_of_a_resumed_epoch_resumes_again(name, length, steps):
     def made(kind):

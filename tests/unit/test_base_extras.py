@@ -57,7 +57,7 @@ def test_no_page_installs_the_other_project():
         (page.name, line)
         for page in pages
         for line in page.read_text(encoding="utf-8").splitlines()
-        if re.search(r"pip install[^#`\"]*\bomniload\b(?!-)", line)
+        if re.search(r"pip install[^#`\"]*(?<!\./)\bomniload\b(?!-)", line)
     ]
 
     assert found == []

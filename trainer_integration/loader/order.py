@@ -125,8 +125,14 @@ class Epoch:
             epochs=self.epochs,
             begun=self.begun,
             drawn=self.drawn,
-            now=None if found_again else {"generators": generator_states(self._anatomy.generators)},
+            now=None if found_again else self._generators_now(),
         )
+
+    def _generators_now(self) -> JsonObject:
+        # A resumed epoch sets its generators with its first index: until then the state's are its own.
+        if self.tasks == 0 and self.start.now is not None:
+            return self.start.now
+        return {"generators": generator_states(self._anatomy.generators)}
 
     def _ordinal(self, task: int) -> int:
         late = self.start.late
