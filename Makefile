@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # What the demo needs alone: no compiler, no test tools, no root.
 DEMO_STAMP := $(VENV)/.installed-demo
-# Two lanes of tests; tests/conftest.py says which may run side by side.
-LANES := -n 2 --dist loadgroup
+# Two lanes of tests, and a worker for what only computes; tests/conftest.py says which may run side by side.
+LANES := -n 3 --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help setup system demo test test-fast check format bench soak clean
