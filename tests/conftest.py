@@ -11,6 +11,8 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+from omniload.base import secrets
+
 # Read when gRPC is loaded: as snapshot.engines has it, also where a test loads gRPC first.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # A restore starts no process that outlives it; tests of that process take this away.
@@ -61,6 +63,12 @@ def unit_tests_only_compute(request, monkeypatch):
     yield
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         pytest.fail("a unit test left Ray running")
+
+
+@pytest.fixture(autouse=True)
+def secrets_of_one_test_alone(monkeypatch):
+    """Forget what other tests noted: a password like ``secret`` would be taken out of this one's messages."""
+    monkeypatch.setattr(secrets, "_noted", {})
 
 
 @pytest.fixture
