@@ -97,6 +97,7 @@ def test_two_restores_at_once_have_one_check(place):
 def test_the_process_is_of_nobody_idle_and_holds_nothing_of_the_job(place):
     restorer, key, _ = place
     manifest = restorer.cache.folder / "trees" / key / "manifest"
+    children = psutil.Process().children()
     # The process waits at its first lock until it was looked at.
     read, write = os.pipe()
     os.set_inheritable(write, True)
@@ -118,7 +119,7 @@ def test_the_process_is_of_nobody_idle_and_holds_nothing_of_the_job(place):
 
     assert found
     assert end_of_file == b""
-    assert psutil.Process().children() == []
+    assert set(psutil.Process().children()) <= set(children)
 
 
 @pytest.mark.parametrize("reason", ["variable", "young", "held", "gone", "first process"])

@@ -175,7 +175,8 @@ def test_a_block_altered_in_the_cache_is_fetched_again(place, tmp_path):
     with Mounted(image, tmp_path) as root:
         assert (root / "data/random2").read_bytes() == wanted
     for path in (tmp_path / "cache/blocks").glob("??/*"):
-        path.write_bytes(b"x" + path.read_bytes()[1:])
+        block = path.read_bytes()
+        path.write_bytes(bytes([block[0] ^ 1]) + block[1:])
 
     again = Mounted(image, tmp_path)
     with again as root:
