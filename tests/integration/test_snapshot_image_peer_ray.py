@@ -31,7 +31,7 @@ def index(tmp_path):
 @pytest.fixture
 def cluster(monkeypatch):
     cluster = PrivateCluster(object_store_bytes=80 << 20, workers=1)
-    monkeypatch.setenv("RAY_ADDRESS", cluster.address.address)
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     yield cluster
     cluster.close()
 
