@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from omniload.actors.guarding import Guard, marked
-from omniload.actors.ray_environment import ray
+from omniload.actors.ray_environment import own_token, ray
 from omniload.actors.ray_node import RayNode, start_node
 from omniload.base.errors import OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
@@ -40,6 +40,7 @@ class PrivateCluster:
                 "this process is connected to a Ray cluster already; close it (ray.shutdown()) "
                 "or set runtime.kind to local"
             )
+        own_token()
         self._object_store_bytes, self._workers = object_store_bytes, workers
         try:
             self._start()

@@ -27,13 +27,25 @@ import ray
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-__all__ = ["RayActorError", "RayError", "RayTaskError", "ray", "token", "use_token"]
+__all__ = ["RayActorError", "RayError", "RayTaskError", "own_token", "ray", "token", "use_token"]
 
 
 def token() -> str:
     """Return the secret that processes of this job need to join its Ray; empty where Ray asks for none."""
     asked = os.environ.get("RAY_AUTH_MODE") == "token"
     return os.environ.get("RAY_AUTH_TOKEN", "") if asked else ""
+
+
+def own_token() -> None:
+    """Have the Ray that this process starts ask for a secret, also where Ray was imported before.
+
+    A mode that the program has set itself stays.
+
+    Raises:
+        StateError: As for ``use_token``.
+    """
+    if "RAY_AUTH_MODE" not in os.environ:
+        use_token(secrets.token_hex(32))
 
 
 def use_token(secret: str) -> None:

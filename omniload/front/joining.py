@@ -101,7 +101,7 @@ class Together(OpenClient):
         if not board.post(f"{prefix}/plane", invitation.model_dump_json()):
             raise ConfigError(
                 "another process has brought up the plane as rank 0 of this job already; give each process its rank "
-                f"({self.launch.found_in})"
+                f"({self.launch.found_in}), and each start of the job a folder of its own where address= names one"
             )
         others = range(1, self.launch.world_size)
         wait_for_ranks(board, [(r, f"{prefix}/joined/{r}") for r in others], self.timeout_s)

@@ -113,7 +113,7 @@ def test_a_file_far_too_large_for_a_note_is_not_read(tmp_path):
         board.read("plane", LONG_S)
 
 
-@pytest.mark.parametrize("port", ["", "x", "0", "70000"])
+@pytest.mark.parametrize("port", ["", "x", "0", "70000", "²"])
 def test_ranks_without_a_meeting_place_are_told_how_to_have_one(monkeypatch, port):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", port)

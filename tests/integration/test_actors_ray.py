@@ -6,6 +6,8 @@ Each test starts a Ray of its own, which takes seconds: they are few and each as
 import json
 import os
 import signal
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 
@@ -194,3 +196,47 @@ def test_no_process_is_started_that_no_data_plane_asks(tmp_path):
 
     assert any("gcs_server" in line for line in started)
     assert not [line for line in started if "dashboard.py" in line or "monitor.py" in line]
+
+
+EARLY = """
+import os
+import ray
+from omniload.actors.ray_cluster import PrivateCluster
+
+cluster = PrivateCluster(object_store_bytes=100 << 20, workers=1)
+print(cluster.address, flush=True)
+input()
+cluster.close()
+"""
+OUTSIDER = """
+import ray, sys
+ray.init(address=sys.argv[1], configure_logging=False, log_to_driver=False, _node_ip_address="127.0.0.2")
+print("joined")
+"""
+
+
+def test_a_ray_of_a_program_that_had_imported_ray_lets_no_outsider_in():
+    outside = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    opener = subprocess.Popen(
+        [sys.executable, "-c", EARLY],
+        env=outside,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        address = opener.stdout.readline().strip()
+        outsider = subprocess.run(
+            [sys.executable, "-c", OUTSIDER, address],
+            env=outside,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+    finally:
+        opener.communicate("\n", timeout=60)
+
+    assert address.startswith("127.0.0.2:")
+    assert outsider.returncode != 0
+    assert "joined" not in outsider.stdout

@@ -88,7 +88,7 @@ def board_of(launch: Launch, timeout_s: float) -> StoreBoard:
     if dist.is_initialized():
         return StoreBoard(dist.distributed_c10d._get_default_store())
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
-    if not host or not port.isdigit() or not 0 < int(port) < 65_536:
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65_536:
         raise ConfigError(
             f"rank {launch.rank} of {launch.world_size} has no process group, and MASTER_ADDR is {host!r}, MASTER_PORT "
             f"{port!r}; start by torchrun, call init_process_group first, or name a folder by address="
