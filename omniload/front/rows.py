@@ -104,6 +104,18 @@ class PackedRows:
         return int(np.diff(self._part.cu_seqlens).max(initial=0))
 
     @cached_property
+    def padding_mask(self) -> Any:  # noqa: ANN401
+        """True where a row holds a token ``[R, T]``, bool; the mask of models that take unpacked rows.
+
+        Such a model sees the documents of a packed row as one: use ``pack: {method: none}``.
+        """
+        if isinstance(self._part, CpSlice):
+            raise ConfigError(
+                "a slice of cp peers carries no padding_mask; its labels are -100 there"
+            )
+        return self._tensor(self._part.source_ids_RT >= 0, np.bool_)
+
+    @cached_property
     def attention_mask(self) -> Any:  # noqa: ANN401
         """For attention without varlen: bool ``[R, 1, T, T]``, true where a token may look.
 

@@ -260,9 +260,9 @@ class Planner:
     def _needs(self) -> list[int]:
         """Return the tokens of each source that the next step is likely to draw; at least 1 where it draws any."""
         weights = weights_at(self.mix.mix.stages, self.mix.names, self.state.step)
-        if self.mix.mix.level == "sample":
+        if self.mix.mix.level == "sample" or self.mix.pack.method == "none":
             return [1 if weight > 0 else 0 for weight in weights]
-        budget = (self.mix.rows_per_step + self.mix.pack.lookahead_rows) * self.mix.pack.length
+        budget = (self.mix.rows_per_step + self.mix.pack.rows_ahead) * self.mix.pack.length
         return [
             max(1, int(weight * budget + credit / WEIGHT_ONE)) if weight > 0 else 0
             for weight, credit in zip(weights, self.state.credits_S, strict=True)

@@ -221,12 +221,18 @@ class PackConfig(StrictModel):
 
     length: Count = Field(ge=2, le=LARGEST_ROW)
     """Tokens in a row."""
-    method: Literal["best_fit", "concat_and_split"] = "best_fit"
-    """``best_fit`` keeps documents whole; ``concat_and_split`` fills rows to the last token and cuts documents."""
+    method: Literal["best_fit", "concat_and_split", "none"] = "best_fit"
+    """``best_fit`` keeps documents whole; ``concat_and_split`` fills rows to the last token and cuts documents;
+    ``none`` gives every document a row of its own, padded on the right."""
     overlong: Literal["split", "truncate", "drop"] = "split"
     """A document longer than a row: cut into pieces, cut off, or left out (and counted)."""
     lookahead_rows: int = Field(default=1, ge=0, le=MOST_ROWS)
     """Best fit chooses among documents for this many rows more than it fills; the rest waits for the next step."""
+
+    @property
+    def rows_ahead(self) -> int:
+        """Rows' worth of documents that a step draws beyond its own rows."""
+        return self.lookahead_rows if self.method == "best_fit" else 0
 
 
 class BatchConfig(StrictModel):

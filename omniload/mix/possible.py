@@ -159,6 +159,8 @@ def _faults_of_pieces(state: MixState, mix: MixConfig) -> Iterator[str]:
     carried = state.carried
     if not len(carried):
         return
+    if mix.pack.method == "none":
+        yield f"{len(carried)} pieces are carried, and without packing a step leaves none"
     longest = int(carried.lengths_P.max())
     if mix.pack.method == "best_fit" and longest > mix.pack.length:
         yield f"a piece of {longest} tokens is carried, longer than pack.length {mix.pack.length}"

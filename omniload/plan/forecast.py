@@ -226,7 +226,7 @@ def warnings_of(
     waste = 1 - sum(step.tokens for step in steps) / sum(step.capacity for step in steps)
     if waste > _WORTH_A_WARNING:
         warnings.append(
-            f"{waste:.1%} of the rows is padding; raise pack.lookahead_rows, or pack by concat_and_split"
+            f"{waste:.1%} of the rows is padding; pack by best_fit with more lookahead_rows, or by concat_and_split"
         )
     return warnings
 
@@ -238,12 +238,12 @@ def warnings_of_a_step(mix: MixConfig, sizes: SourceSizes) -> list[str]:
         mix: The declared mix.
         sizes: What its sources hold, estimated; no step has been planned.
     """
+    per_step = float(mix.batch.tokens)
+    if mix.pack.method == "none":
+        per_step = min(per_step, mix.rows_per_step * float(sizes.tokens_per_sample_S.max()))
     most_S = np.zeros(len(mix.names))
     for step in boundaries(mix):
-        drawn = [
-            tokens_by_step(mix, sizes, k, tokens_per_step=mix.batch.tokens)
-            for k in (step, step + 1)
-        ]
+        drawn = [tokens_by_step(mix, sizes, k, tokens_per_step=per_step) for k in (step, step + 1)]
         most_S = np.maximum(most_S, (drawn[1] - drawn[0]) / _epoch_tokens(sizes))
     warnings = [
         f"a single step goes through {name} {epochs:,.1f} times: it holds {sizes.samples_S[s]:,.0f} records of "

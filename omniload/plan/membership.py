@@ -79,10 +79,8 @@ def membership_of(
     units = [
         _units_of(mix, cursor, table) for cursor, table in zip(state.cursors_S, ahead, strict=True)
     ]
-    lookahead = mix.pack.lookahead_rows if mix.pack.method == "best_fit" else 0
-    budget = (mix.rows_per_step + lookahead) * mix.pack.length - int(state.carried.lengths_P.sum())
     known_S = [u.known(end) for u, end in zip(units, ends_S, strict=True)]
-    found = draw_step(mix, state, state.live_weights(weights_S), known_S, budget)
+    found = draw_step(mix, state, state.live_weights(weights_S), known_S, _budget(mix, state))
     if isinstance(found, Starved):
         return found
     drawn = found.drawn
@@ -162,6 +160,14 @@ class _Units:
         sample, stop = int(self.samples_U[count - 1]), int(self.stops_U[count - 1])
         position, sub = int(self.table.positions_N[sample]), int(self.table.subs_N[sample])
         return (position, sub + 1, 0) if stop == self.kept_N[sample] else (position, sub, stop)
+
+
+def _budget(mix: MixConfig, state: MixState) -> int:
+    """Return what a step draws, as ``draw_step`` counts it: tokens, or rows where each unit has one to itself."""
+    if mix.pack.method == "none":
+        return mix.rows_per_step
+    rows = mix.rows_per_step + mix.pack.rows_ahead
+    return rows * mix.pack.length - int(state.carried.lengths_P.sum())
 
 
 def _ends(mix: MixConfig, epochs_S: Sequence[int] | None) -> Sequence[int]:
@@ -271,6 +277,8 @@ def _pack(
         rows_P = best_fit(
             pool.lengths_P.tolist(), num_first=len(carried), num_rows=num_rows, capacity=capacity
         )
+    elif mix.pack.method == "none":
+        rows_P = np.arange(len(pool), dtype=np.int32)
     else:
         piece, starts, stops, rows = fill_in_order(
             pool.lengths_P, num_rows=num_rows, capacity=capacity
@@ -288,7 +296,7 @@ def _pack(
     if is_last:
         num_rows = (
             int(rows_P.max()) + 1
-        )  # both methods begin a row only when those before it are full
+        )  # every method begins a row only when those before it are full
     order = np.argsort(rows_P, kind="stable")
     num_carried = int((rows_P == CARRIED).sum())
     row_offsets = np.searchsorted(rows_P[order[num_carried:]], np.arange(num_rows + 1)).astype(

@@ -77,7 +77,7 @@ def draw_step(
         state: State before the step.
         weights_S: Integer weights of the step.
         known_S: What is known of each source.
-        budget: Tokens to draw where the run does not end.
+        budget: What to draw where the run does not end: tokens, or rows where ``pack.method`` is ``none``.
 
     Returns:
         The draw; or the source of which more must be known, be it that it is due or that nobody
@@ -86,11 +86,12 @@ def draw_step(
     lengths = [known.lengths_U for known in known_S]
     by_sample = mix.mix.level == "sample"
     counted = [known.firsts_U.astype(np.int64) for known in known_S] if by_sample else lengths
+    sizes = lengths if mix.pack.method != "none" else [np.ones(len(c), np.int64) for c in lengths]
     skipped = [s for s, k in enumerate(known_S) if k.is_whole and mix.mix.stop == "each_once"]
 
-    def drawing(tokens: int) -> Drawn:
-        sizes = lengths if by_sample else None
-        return draw(counted, weights_S, state.credits_S, budget=tokens, sizes=sizes, ended=skipped)
+    def drawing(size: int) -> Drawn:
+        other = None if sizes is counted else sizes
+        return draw(counted, weights_S, state.credits_S, budget=size, sizes=other, ended=skipped)
 
     drawn = drawing(budget)
     if mix.mix.stop == "never":
@@ -101,7 +102,7 @@ def draw_step(
         if counts[s] == len(lengths[s]) and not known_S[s].is_whole:
             return Starved(s)
     if mix.mix.stop == "each_once":
-        return _unless_starved(drawn, is_last=_tokens_of(lengths, counts) < budget)
+        return _unless_starved(drawn, is_last=_size_of(sizes, counts) < budget)
     if mix.mix.stop == "all_exhausted" and drawn.starved is not None:
         return Starved(drawn.starved)
     over = [s for s in ending_S if counts[s] >= known_S[s].left]
@@ -110,7 +111,7 @@ def draw_step(
     ends = [_place_of_last(drawn, s, known_S[s].left) for s in over]
     stop = 1 + (min(ends) if mix.mix.stop == "first_exhausted" else max(ends))
     head = np.bincount(drawn.sources_N[:stop], minlength=len(known_S)).tolist()
-    return StepDraw(drawn=drawing(_tokens_of(lengths, head)), is_last=True)
+    return StepDraw(drawn=drawing(_size_of(sizes, head)), is_last=True)
 
 
 def _unless_starved(drawn: Drawn, *, is_last: bool) -> StepDraw | Starved:
@@ -141,8 +142,7 @@ def _place_of_last(drawn: Drawn, source: int, left: int) -> int:
     return int(np.flatnonzero(drawn.sources_N == source)[left - 1]) if left else -1
 
 
-def _tokens_of(lengths: Sequence[NDArray[Any]], counts: Sequence[int]) -> int:
+def _size_of(sizes: Sequence[NDArray[Any]], counts: Sequence[int]) -> int:
     return sum(
-        int(column[:count].sum(dtype=np.int64))
-        for column, count in zip(lengths, counts, strict=True)
+        int(column[:count].sum(dtype=np.int64)) for column, count in zip(sizes, counts, strict=True)
     )

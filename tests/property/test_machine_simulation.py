@@ -26,7 +26,7 @@ epochs = st.lists(records, max_size=12).map(lambda rows: [[9], *rows])
 def mixes(draw):
     names = ("web", "code", "books")[: draw(st.integers(1, 3))]
     pack = {
-        "method": draw(st.sampled_from(["best_fit", "concat_and_split"])),
+        "method": draw(st.sampled_from(["best_fit", "concat_and_split", "none"])),
         "overlong": draw(st.sampled_from(["split", "truncate", "drop"])),
         "lookahead_rows": draw(st.integers(0, 2)),
     }

@@ -76,7 +76,7 @@ def corpora(draw):
         length=draw(st.sampled_from([8, 16])),
         micro_rows=1,
         pack={
-            "method": draw(st.sampled_from(["best_fit", "concat_and_split"])),
+            "method": draw(st.sampled_from(["best_fit", "concat_and_split", "none"])),
             "overlong": draw(st.sampled_from(["split", "truncate", "drop"])),
             "lookahead_rows": draw(st.integers(0, 2)),
         },
@@ -155,6 +155,8 @@ def test_rows_hold_no_more_than_their_length_and_concatenation_fills_them(corpus
         assert held.max() <= mix.pack.length
         if mix.pack.method == "concat_and_split":
             assert held.min() == mix.pack.length
+        if mix.pack.method == "none":
+            assert np.diff(found.row_offsets).tolist() == [1] * mix.rows_per_step
 
 
 def tokens_in(table):

@@ -57,7 +57,7 @@ def mixes(draw, stop=None):
         length=LENGTH,
         micro_rows=draw(st.sampled_from([1, 2, 8])),
         pack={
-            "method": draw(st.sampled_from(["best_fit", "concat_and_split"])),
+            "method": draw(st.sampled_from(["best_fit", "concat_and_split", "none"])),
             "lookahead_rows": draw(st.integers(0, 2)),
             "overlong": draw(st.sampled_from(["split", "truncate"])),
         },

@@ -129,6 +129,12 @@ def test_the_mask_lets_a_token_see_its_document_and_nothing_later():
             assert np.flatnonzero(mask[row, 0, i]).tolist() == seen
 
 
+def test_the_padding_mask_is_true_where_a_row_holds_a_token():
+    rows = rows_of([[[1, 2, 3, 4]], [[5]]])
+
+    assert rows.padding_mask.tolist() == [[True] * 4 + [False] * 2, [True] + [False] * 5]
+
+
 def test_a_batch_moves_to_a_device_with_its_microbatches():
     batch = a_batch(FIRST, SECOND, arrays=TorchArrays()).to("meta")
 
@@ -165,6 +171,8 @@ def test_slices_of_cp_peers_are_joined_and_carry_no_sources():
         rows.source_ids  # noqa: B018
     with pytest.raises(ConfigError, match="use cu_seqlens"):
         rows.attention_mask  # noqa: B018
+    with pytest.raises(ConfigError, match="carries no padding_mask"):
+        rows.padding_mask  # noqa: B018
 
 
 def test_a_batch_shows_its_shape():

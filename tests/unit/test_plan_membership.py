@@ -135,6 +135,19 @@ def test_concatenation_wastes_no_token_and_carries_the_rest():
     assert carried_of(membership) == [(2, 6, 9)]
 
 
+def test_without_packing_every_document_has_a_row_and_none_waits():
+    membership = of(one({"method": "none"}), [[7, 3, 9]])
+
+    assert rows_of(membership) == [[(0, 0, 0, 7)], [(0, 1, 0, 3)]]
+    assert carried_of(membership) == []
+
+
+def test_without_packing_a_document_longer_than_a_row_has_a_row_for_each_part():
+    membership = of(one({"method": "none"}), [[13, 3, 9]])
+
+    assert rows_of(membership) == [[(0, 0, 0, 10)], [(0, 0, 10, 13)]]
+
+
 def test_a_piece_that_was_cut_knows_the_size_of_its_document():
     membership = of(one({"method": "concat_and_split"}), [[7, 7, 9]])
 
