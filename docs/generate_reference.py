@@ -55,7 +55,7 @@ _QUANTITIES = """## Quantities
 
 | kind | written as | suffixes |
 | --- | --- | --- |
-| count | `16384`, `512k`, `1.5T` | `k`, `M`, `G` or `B`, `T`: powers of 1000, in either case |
+| count | `16384`, `16Ki`, `512k`, `1.5T` | `Ki` to `Ti`: powers of 1024; `k`, `M`, `G` or `B`, `T`: of 1000 |
 | size | `4MiB`, `64MB` | `KiB` to `TiB`: powers of 1024; `kB` to `TB`: powers of 1000 |
 | duration | `30s`, `250ms` | `ms`, `s`, `m` or `min`, `h`, `d`; a bare number is seconds |
 
@@ -92,8 +92,8 @@ runtime: {kind: auto, prefetch_steps: 4}
 
 Rules that span keys:
 
-- `batch.tokens` and `batch.micro_tokens` are multiples of `pack.length`. A suffix counts in thousands: `16k` is 16,000,
-  which is no multiple of 1,024.
+- `batch.tokens` and `batch.micro_tokens` are multiples of `pack.length`. `16Ki` is 16,384;
+  `16k` is 16,000, which is no multiple of 1,024.
 - Every weight names a declared source, and every source has a weight above 0 in some stage.
 - The first stage starts at step 0 without a ramp; a later one starts after the ramp of the stage before it has ended.
 - Text needs a `tokenizer`; a mix of token columns alone needs none.

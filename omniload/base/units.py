@@ -19,7 +19,15 @@ __all__ = [
 
 _NUMBER = re.compile(r"^\s*([0-9][0-9_]{0,29}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*$")
 
-_COUNT_OF_SUFFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
+_COUNT_OF_SUFFIX = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "b": 10**9,
+    "t": 10**12,
+    **{unit: 1 << (10 * i) for i, unit in enumerate(("ki", "mi", "gi", "ti"), start=1)},
+}
 _BYTES_OF_SUFFIX = {
     "": 1,
     "b": 1,
@@ -55,7 +63,7 @@ def _whole(text: str, scale_of: dict[str, int]) -> int:
 
 
 def parse_count(value: object) -> object:
-    """Read a count such as ``512k`` or ``1.5T`` (powers of 1000); leave numbers alone.
+    """Read a count such as ``512k`` (powers of 1000) or ``16Ki`` (of 1024); leave numbers alone.
 
     Raises:
         ValueError: The text is not a number with a known suffix.
@@ -108,7 +116,7 @@ def _short(value: float) -> str:
 
 
 Count = Annotated[int, BeforeValidator(parse_count), Field(ge=0, le=1 << 53)]
-"""A count in a configuration file; accepts ``512k``. At most what a double tells apart."""
+"""A count in a configuration file; accepts ``512k`` and ``16Ki``. At most what a double tells apart."""
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0, le=1 << 60)]
 """A size in a configuration file; accepts ``4MiB``. At most 1 EiB: offsets are 64-bit numbers."""
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(ge=0, le=2e9, allow_inf_nan=False)]

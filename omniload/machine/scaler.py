@@ -84,7 +84,7 @@ def estimated_costs(mix: MixConfig) -> list[SourceCost]:
     ends = [weights_at(stages, mix.names, stage.from_step + stage.ramp_steps) for stage in stages]
     costs = []
     for s, source in enumerate(mix.sources.values()):
-        kind = "tokens" if source.type == "parquet" and source.tokens is not None else "text"
+        kind = "text" if source.holds_text else "tokens"
         share = max(weights[s] for weights in ends)
         costs.append(
             SourceCost(

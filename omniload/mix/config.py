@@ -10,8 +10,17 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from omniload.base.config import StrictModel, fault_at, load_yaml
-from omniload.base.units import Bytes, Count
+from omniload.base.units import Count
 from omniload.mix.runtime import RuntimeConfig
+from omniload.mix.sources import (
+    JsonlSource,
+    Name,
+    OnError,
+    ParquetSource,
+    ShuffleConfig,
+    SourceConfig,
+    TextSource,
+)
 
 __all__ = [
     "BalanceConfig",
@@ -40,97 +49,18 @@ LARGEST_BATCH = 1 << 32
 """Tokens of a step at most: 16 GiB of token ids, a hundred times the largest batches in use."""
 MOST_ROWS = 1 << 20
 """Rows of a step, or of what waits for one, at most: the planner keeps a record of each."""
-LARGEST_UNIT_BYTES = 1 << 30
-"""Bytes of a unit at most, which is decoded in memory at once."""
 _SHOWN = 12
 """Names of sources that a message lists."""
 _LARGEST_NUMBER = 1e12
 """Largest weight or cost; sums of those of all sources and rows are exact enough in a double."""
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$", max_length=128)]
-
-
-class OnError(StrictModel):
-    """What happens to a record that cannot be decoded."""
-
-    policy: Literal["raise", "skip"] = "raise"
-    """``raise`` stops the run at the first one; ``skip`` counts it and goes on."""
-    limit: int = Field(default=100, ge=0, le=10**12)
-    """With ``skip``: more than this many bad records in a source stop the run."""
-
-
-class ShuffleConfig(StrictModel):
-    """How far the order of a source departs from the order of its files."""
-
-    method: Literal["none", "shards", "block"] = "block"
-    """``none``: as stored. ``shards``: shards permuted. ``block``: shards permuted, then rows inside a block."""
-    block_units: int = Field(default=4, ge=1, le=4096)
-    """Units (row groups, file ranges) whose rows are permuted together; they are held in memory decoded."""
-
-
-class _SourceBase(StrictModel):
-    path: str | tuple[str, ...]
-    """Files: paths, globs or URLs that fsspec opens; relative ones start at the mix file."""
-    tags: dict[Name, str] = Field(default_factory=dict)
-    """Labels that travel with the source into reports."""
-    shuffle: ShuffleConfig = ShuffleConfig()
-    """Order of the records."""
-    on_error: OnError = OnError()
-    """What to do with a record that cannot be decoded."""
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The patterns as a tuple, however they were written."""
-        return (self.path,) if isinstance(self.path, str) else self.path
-
-
-class ParquetSource(_SourceBase):
-    """Parquet shards; one row is one record."""
-
-    type: Literal["parquet"]
-    text: str | None = None
-    """Column of text, to be tokenised."""
-    tokens: str | None = None
-    """Column of token ids (a list of integers), used as they are."""
-
-    @model_validator(mode="after")
-    def _one_column(self) -> Self:
-        if (self.text is None) == (self.tokens is None):
-            raise fault_at(
-                f"text is {self.text!r} and tokens is {self.tokens!r}; name exactly one column",
-                *(() if self.text is None else ("tokens",)),
-            )
-        return self
-
-
-class JsonlSource(_SourceBase):
-    """Lines of JSON objects, plain or compressed (``.zst``, ``.gz``); one line is one record."""
-
-    type: Literal["jsonl"]
-    text: str = "text"
-    """Key of the text."""
-    unit: Bytes = Field(default=4 << 20, ge=1, le=LARGEST_UNIT_BYTES)
-    """A plain shard is cut into ranges of about this size for random access; compressed ones are one range."""
-
-
-class TextSource(_SourceBase):
-    """Plain text; one file is one record."""
-
-    type: Literal["text"]
-    files_per_unit: int = Field(default=64, ge=1, le=65_536)
-    """Files read together."""
-
-
-# A closed list. The file names a format, never a class to import.
-SourceConfig = Annotated[ParquetSource | JsonlSource | TextSource, Field(discriminator="type")]
-
 
 class BpeTokenizer(StrictModel):
-    """A ``tokenizer.json`` of the Hugging Face tokenizers library."""
+    """A ``tokenizer.json`` of the Hugging Face tokenizers library, or the folder of a model that holds one."""
 
     type: Literal["bpe"]
     path: str
-    """The file; a relative path starts at the mix file."""
+    """The file, or its folder; a relative path starts at the mix file."""
     end_of_document: str | None = None
     """Special token put after every document; it must be in the vocabulary."""
 
@@ -147,13 +77,13 @@ TokenizerConfig = Annotated[BpeTokenizer | ByteTokenizer, Field(discriminator="t
 class Stage(StrictModel):
     """Source weights from one step onward."""
 
-    from_step: int = Field(ge=0, le=LARGEST_STEP)
+    from_step: Count = Field(ge=0, le=LARGEST_STEP)
     """First step at which these weights hold (a ramp starts here)."""
     weights: dict[str, Annotated[float, Field(ge=0, le=_LARGEST_NUMBER, allow_inf_nan=False)]] = (
         Field(min_length=1)
     )
     """Relative weight of each source; they need not sum to one, and a source not named has weight 0."""
-    ramp_steps: int = Field(default=0, ge=0, le=LARGEST_STEP)
+    ramp_steps: Count = Field(default=0, ge=0, le=LARGEST_STEP)
     """Steps over which the weights move linearly from the stage before; 0 changes at once."""
 
     @model_validator(mode="after")
@@ -226,7 +156,7 @@ class PackConfig(StrictModel):
     ``none`` gives every document a row of its own, padded on the right."""
     overlong: Literal["split", "truncate", "drop"] = "split"
     """A document longer than a row: cut into pieces, cut off, or left out (and counted)."""
-    lookahead_rows: int = Field(default=1, ge=0, le=MOST_ROWS)
+    lookahead_rows: Count = Field(default=1, ge=0, le=MOST_ROWS)
     """Best fit chooses among documents for this many rows more than it fills; the rest waits for the next step."""
 
     @property
@@ -355,7 +285,7 @@ class MixConfig(StrictModel):
     def _text_has_a_tokenizer(self) -> Self:
         if self.tokenizer is None:
             for name, source in self.sources.items():
-                if source.type != "parquet" or source.text is not None:
+                if source.holds_text:
                     raise fault_at(
                         f"sources.{name} holds text and there is no tokenizer; add a tokenizer",
                         *("sources", name),

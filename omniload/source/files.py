@@ -1,46 +1,43 @@
-"""Files of a source: patterns to shards, and guarded reading of them.
+"""Files of a source: what one was when the source was opened, and guarded reading of it."""
 
-Patterns are paths, globs or URLs that fsspec opens. Shards keep the order of the
-patterns and, within one, the natural order of their paths, so that every machine
-numbers them alike whatever order its file system lists them in.
-"""
-
-import glob
 import hashlib
 import os
-import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import fsspec
+import orjson
 import pyarrow as pa
-from fsspec.core import url_to_fs
 
-from omniload.base.errors import (
-    ConfigError,
-    IntegrityError,
-    OmniloadError,
-    UnavailableError,
-    system_refusal,
-)
-from omniload.base.log import get_logger
+from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
 from omniload.base.reading import kind_of
 from omniload.base.under_way import under_way
-from omniload.base.waiting import within
+from omniload.base.units import format_bytes
 
-__all__ = ["ShardFile", "digest_of", "digest_of_texts", "find_files", "reading"]
+__all__ = [
+    "ShardFile",
+    "beside",
+    "digest_of",
+    "digest_of_texts",
+    "is_file",
+    "is_outage",
+    "local_file",
+    "read_json",
+    "reading",
+    "remote_file",
+    "said",
+    "shortened",
+]
 
 _TAG_KEYS = ("ETag", "etag")
 _STAMP_KEYS = (*_TAG_KEYS, "mtime", "LastModified", "last_modified", "updated", "created")
-_LISTING_S = 300.0
-"""How long a store or a file system may take to list a pattern: some millions of names."""
-_NAMED = 8
-"""Names that a message lists."""
-_LOG = get_logger(__name__)
+_LARGEST_JSON = 256 << 20
+"""Bytes of a file that lists shards at most: a million of them."""
+_LARGEST_NAME = 1_024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +55,8 @@ class ShardFile:
     empty where a store has none."""
     remote: fsspec.AbstractFileSystem | None = None
     """The store that holds it; ``None`` for a local file."""
+    beside: tuple["ShardFile", ...] = ()
+    """Files that it cannot be read without, such as the index that lies beside it."""
 
     def open(self) -> pa.NativeFile:
         """Open the file for reading.
@@ -87,8 +86,23 @@ class ShardFile:
         )
         return found
 
+    def read_range(self, start: int, stop: int) -> bytes:
+        """Return the bytes from ``start`` to ``stop``, all of them.
+
+        Raises:
+            IntegrityError: The file ends before.
+            OSError: The file cannot be read.
+        """
+        (data,) = self.read_ranges([(start, stop)])
+        if len(data) != stop - start:
+            raise IntegrityError(
+                f"{self.path}: gave {len(data)} bytes from {start} on where {stop - start} were wanted of "
+                f"{self.size_bytes}; the file is cut short, replace it"
+            )
+        return data
+
     def require_unchanged(self) -> None:
-        """Refuse a file that is not the one the source was opened with.
+        """Refuse a file that is not the one the source was opened with, or stands beside another than then.
 
         A remote store may answer from a listing it keeps; then a change shows later.
 
@@ -96,17 +110,23 @@ class ShardFile:
             IntegrityError: Its size or modification time differs, or it is gone.
             UnavailableError: The file system did not answer.
         """
+        for other in self.beside:
+            other.require_unchanged()
         try:
-            now = _local(self.path) if self.remote is None else _remote(self.remote, self.path)
+            now = (
+                local_file(self.path)
+                if self.remote is None
+                else remote_file(self.remote, self.path)
+            )
         except FileNotFoundError:
             raise IntegrityError(
                 f"{self.path}: gone since the source was opened; put it back, or start anew without it"
             ) from None
         except Exception as error:
-            if not _is_outage(error):
+            if not is_outage(error):
                 raise
             raise UnavailableError(
-                f"{self.path}: cannot be looked at: {_said(error)}; try again"
+                f"{self.path}: cannot be looked at: {said(error)}; try again"
             ) from error
         if (now.size_bytes, now.stamp) != (self.size_bytes, self.stamp):
             raise IntegrityError(
@@ -138,7 +158,7 @@ def _guarded(file: ShardFile, where: str) -> Iterator[None]:
         raise
     except Exception as error:
         decoding = isinstance(error, OSError | EOFError | pa.ArrowException)
-        if not decoding and not _is_outage(error):
+        if not decoding and not is_outage(error):
             raise
         file.require_unchanged()
         # Decoders raise OSError without a number; the operating system gives one.
@@ -146,159 +166,36 @@ def _guarded(file: ShardFile, where: str) -> Iterator[None]:
             error, "errno", None
         )
         if of_system or not decoding:
-            raise UnavailableError(f"{where}: cannot be read: {_said(error)}; try again") from error
+            raise UnavailableError(f"{where}: cannot be read: {said(error)}; try again") from error
         raise IntegrityError(
             f"{where}: cannot be decoded: {error}; the file is cut short or corrupt, replace it"
         ) from error
     file.require_unchanged()
 
 
-def _is_outage(error: Exception) -> bool:
+def is_outage(error: Exception) -> bool:
     """Whether the system or a client of a store failed; a builtin such as ``KeyError`` is a fault of code."""
     return isinstance(error, OSError) or type(error).__module__ != "builtins"
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
     """Return one line of what a client of a store says, which may be a page."""
-    return _shortened(str(error).strip().partition("\n")[0] or type(error).__name__)
+    return shortened(str(error).strip().partition("\n")[0] or type(error).__name__)
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
+    """Cut a text off that is too long for a message."""
     return text if len(text) <= 300 else f"{text[:299]}…"
-
-
-def find_files(
-    patterns: Sequence[str],
-    base_dir: Path,
-    *,
-    source: str,
-    known: Callable[[str], bool] | None = None,
-) -> tuple[ShardFile, ...]:
-    """Expand patterns to files, each once, in an order that does not depend on the machine.
-
-    What a glob matches by a name that starts with ``_`` or ``.`` is passed over, and said: that
-    is how writers mark what is no data, such as ``_SUCCESS`` and ``.x.crc``.
-
-    Args:
-        patterns: Paths, globs (``*``, ``?``, ``[]``, ``**``) or URLs.
-        base_dir: Folder that relative paths start at.
-        source: Name of the source, for messages.
-        known: Says whether the format reads files of a name; asked of what a glob matches that
-            does not end in a suffix itself.
-
-    Raises:
-        ConfigError: A pattern names nothing, what is no file, a file that the format does not
-            know, or a store that cannot be opened.
-        UnavailableError: A store did not answer.
-    """
-
-    def listed() -> list[list[ShardFile]]:
-        return [_listed(pattern, base_dir, source) for pattern in patterns]
-
-    # One thread for all of them: fsspec makes a client of a store for each thread that asks.
-    # Local folders have the limit too: they may be mounts that do not answer, and ``/**`` is endless.
-    lists = within(_LISTING_S, listed, what=f"sources.{source}.path, a listing")
-    found: dict[str, ShardFile] = {}
-    for pattern, taken in zip(patterns, lists, strict=True):
-        where = f"sources.{source}.path: {_shortened(pattern)!r}"
-        files = _usable(taken, pattern, base_dir, where, known)
-        if not files:
-            raise ConfigError(
-                f"{where} matches no file under {base_dir}; "
-                "correct the pattern, relative paths start at the mix file"
-            )
-        for file in sorted(files, key=_natural):
-            found.setdefault(file.path, file)
-    return tuple(found.values())
-
-
-def _is_url(pattern: str) -> bool:
-    return "://" in pattern and not pattern.startswith("file://")
-
-
-def _listed(pattern: str, base_dir: Path, source: str) -> list[ShardFile]:
-    where = f"sources.{source}.path: {_shortened(pattern)!r}"
-    try:
-        with under_way(f"lists {pattern}"):
-            if _is_url(pattern):
-                return _expand_url(pattern)
-            return _expand(pattern.removeprefix("file://"), base_dir)
-    except FileNotFoundError:
-        return []
-    except OmniloadError:
-        raise
-    except Exception as error:
-        # The first three come from opening a store, whose clients raise them for wrong settings.
-        if isinstance(error, ImportError | PermissionError | ValueError):
-            raise ConfigError(f"{where} cannot be opened: {_said(error)}") from error
-        if not _is_outage(error):
-            raise
-        # Of the error without the name that it carries: the pattern says it, and it may be long.
-        refusal = (
-            system_refusal(OSError(error.errno, error.strerror))
-            if isinstance(error, OSError)
-            else None
-        )
-        if isinstance(refusal, ConfigError):  # such as a name too long, which no second try mends
-            raise ConfigError(f"{where} cannot be listed: {refusal}") from error
-        raise UnavailableError(f"{where} cannot be listed: {_said(error)}; try again") from error
-
-
-def _usable(
-    files: list[ShardFile],
-    pattern: str,
-    base_dir: Path,
-    where: str,
-    known: Callable[[str], bool] | None,
-) -> list[ShardFile]:
-    """Leave out what a glob took that is no data; refuse what the format does not know."""
-    if not glob.has_magic(pattern):
-        return files
-    marked = {file.path: file for file in files if _is_marked(file.path, pattern, base_dir)}
-    if marked:
-        names = _names(list(marked.values()))
-        _LOG.info("%s: names that start with _ or . are passed over: %s", where, names)
-    rest = [file for file in files if file.path not in marked]
-    suffix = PurePosixPath(pattern).suffix
-    if known is None or (suffix and not glob.has_magic(suffix)):
-        return rest
-    if strange := [file for file in rest if not known(PurePosixPath(file.path).name)]:
-        raise ConfigError(
-            f"{where} takes {_names(strange)}, which this type does not read; end the pattern in a suffix, "
-            "such as *.jsonl or *.parquet, or remove them"
-        )
-    return rest
-
-
-def _is_marked(path: str, pattern: str, base_dir: Path) -> bool:
-    """Whether a part of ``path`` that a glob matched starts with ``_`` or ``.``, and no part of the glob does."""
-    if "://" in pattern:
-        parts, fixed = _parts(pattern.partition("::")[0]), 0
-    else:
-        parts = _parts(str(base_dir / pattern))
-        # A bracket in the folder's own name is not a pattern.
-        fixed = 0 if pattern.startswith("/") else len(_parts(str(base_dir)))
-    while fixed < len(parts) and not glob.has_magic(parts[fixed]):
-        fixed += 1
-    if any(part[0] in "_." for part in parts[fixed:]):
-        return False
-    return any(part[0] in "_." for part in _parts(path)[fixed:])
-
-
-def _parts(path: str) -> list[str]:
-    scheme, given, rest = path.partition("://")
-    return [part for part in (rest if given else scheme).split("/") if part]
-
-
-def _names(files: Sequence[ShardFile]) -> str:
-    names = sorted(PurePosixPath(file.path).name for file in files)
-    shown = ", ".join(ascii(name)[1:-1] for name in names[:_NAMED])
-    return f"{shown} and {len(names) - _NAMED} more" if len(names) > _NAMED else shown
 
 
 def digest_of(files: Sequence[ShardFile]) -> str:
     """Return a digest of names and sizes: the same wherever the files lie and whenever they were copied."""
-    return digest_of_texts(f"{file.size_bytes} {file.path.rpartition('/')[2]}" for file in files)
+    return digest_of_texts(
+        " ".join(
+            f"{each.size_bytes} {each.path.rpartition('/')[2]}" for each in (file, *file.beside)
+        )
+        for file in files
+    )
 
 
 def digest_of_texts(texts: Iterable[str]) -> str:
@@ -307,26 +204,72 @@ def digest_of_texts(texts: Iterable[str]) -> str:
     return hashlib.blake2b(lines, digest_size=8).hexdigest()
 
 
-def _expand_url(pattern: str) -> list[ShardFile]:
-    store, path = url_to_fs(pattern)
-    if not glob.has_magic(path):
-        return [_remote(store, path)]
-    # Listings and single answers of one store may write the same time differently, so the
-    # stamp comes from a single answer; stores that keep listings give it without a request.
-    names = [name for name, entry in store.glob(path, detail=True).items() if _is_file(entry)]
-    return [_remote(store, name) for name in names]
+def beside(file: ShardFile, name: str) -> ShardFile:
+    """Return a file that another one names, in its folder or under it.
+
+    Args:
+        file: The file that names it.
+        name: A relative path, as read from there.
+
+    Raises:
+        IntegrityError: The name leads elsewhere, or there is no such file.
+        UnavailableError: The store did not answer.
+    """
+    parts = name.split("/")
+    if (
+        not 0 < len(name) <= _LARGEST_NAME
+        or not name.isprintable()
+        or "\\" in name
+        or any(part in {"", ".", ".."} for part in parts)
+    ):
+        raise IntegrityError(
+            f"{file.path}: names the file {shortened(ascii(name))}; a name stays in the folder: write the list anew"
+        )
+    path = f"{file.path.rpartition('/')[0]}/{name}"
+    try:
+        return local_file(path) if file.remote is None else remote_file(file.remote, path)
+    except (FileNotFoundError, ValueError) as error:
+        raise IntegrityError(
+            f"{file.path}: names {name}, which is not there ({said(error)}); copy the whole folder"
+        ) from None
+    except Exception as error:
+        if not is_outage(error):
+            raise
+        raise UnavailableError(f"{path}: cannot be looked at: {said(error)}; try again") from error
 
 
-def _expand(pattern: str, base_dir: Path) -> list[ShardFile]:
-    path = str(base_dir / pattern)
-    if not glob.has_magic(path) or Path(path).exists():
-        return [_local(path)]
-    # Matching starts inside the folder: a bracket in the folder's own name is not a pattern.
-    names = glob.glob(pattern, root_dir=base_dir, recursive=True)  # noqa: PTH207
-    return [_local(str(base_dir / name)) for name in names if (base_dir / name).is_file()]
+def read_json(file: ShardFile) -> dict[str, Any]:
+    """Read a file that lists shards: one JSON object.
+
+    Raises:
+        IntegrityError: It is too large, or no JSON object.
+        UnavailableError: The file system did not answer.
+    """
+    if file.size_bytes > _LARGEST_JSON:
+        raise IntegrityError(
+            f"{file.path}: holds {format_bytes(file.size_bytes)}, more than the {format_bytes(_LARGEST_JSON)} "
+            "of a list of shards; is it one?"
+        )
+    with reading(file):
+        data = file.read_range(0, file.size_bytes) if file.size_bytes else b""
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise IntegrityError(f"{file.path}: is not JSON: {error}; replace it") from error
+    if not isinstance(value, dict):
+        raise IntegrityError(
+            f"{file.path}: is a JSON {type(value).__name__}, not an object; replace it"
+        )
+    return value
 
 
-def _local(path: str) -> ShardFile:
+def local_file(path: str) -> ShardFile:
+    """Look at a local file.
+
+    Raises:
+        OSError: It cannot be looked at.
+        ValueError: It is no file; the message says what it is.
+    """
     status = Path(path).stat()
     if stat.S_ISDIR(status.st_mode):
         raise ValueError(f"it is a folder; write a pattern such as {path}/*")
@@ -342,22 +285,18 @@ def _local(path: str) -> ShardFile:
     )
 
 
-def _remote(store: fsspec.AbstractFileSystem, path: str) -> ShardFile:
+def remote_file(store: fsspec.AbstractFileSystem, path: str) -> ShardFile:
+    """Look at a file of a store; raises as ``local_file`` does, or what the store's client raises."""
     entry = store.info(path)
     if entry["type"] == "directory":
         raise ValueError(f"it is a folder; write a pattern such as {path}/*")
-    if not _is_file(entry):
+    if not is_file(entry):
         raise ValueError("it is no file, and can be read once or has no end; write it to a file")
     stamp = next((str(entry[key]) for key in _STAMP_KEYS if entry.get(key)), "")
     mark = next((str(entry[key]) for key in _TAG_KEYS if entry.get(key)), "")
     return ShardFile(path=path, size_bytes=entry["size"], stamp=stamp, mark=mark, remote=store)
 
 
-def _is_file(entry: dict[str, Any]) -> bool:
+def is_file(entry: dict[str, Any]) -> bool:
+    """Whether what a store says of a path is of a file."""
     return bool(entry["type"] == "file")
-
-
-def _natural(file: ShardFile) -> tuple[list[str | int], str]:
-    """Order ``part-2`` before ``part-10``: texts and numbers alternate, so they compare in kind."""
-    parts = re.split(r"([0-9]+)", file.path)
-    return [int(part) if i % 2 else part for i, part in enumerate(parts)], file.path

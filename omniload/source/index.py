@@ -109,7 +109,13 @@ _Key = tuple[str, str, str, int]
 
 
 def _key(file: ShardFile) -> _Key:
-    return file.path, file.stamp, file.mark, file.size_bytes
+    every = (file, *file.beside)
+    return (
+        file.path,
+        "|".join(each.stamp for each in every),
+        "|".join(each.mark for each in every),
+        sum(each.size_bytes for each in every),
+    )
 
 
 def _joined(columns: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
@@ -168,17 +174,18 @@ def _require_units(
 def _save(path: Path, files: Sequence[ShardFile], units: Sequence[FileUnits]) -> None:
     """Write the index whole or not at all; a run does not fail for want of it."""
     unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.unfinished")
+    keys = [_key(file) for file in files]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as out:
             np.savez(
                 out,
                 version=np.int64(INDEX_VERSION),
-                paths=np.array([file.path for file in files]),
-                stamps=np.array([file.stamp for file in files]),
-                marks=np.array([file.mark for file in files]),
+                paths=np.array([path for path, _, _, _ in keys]),
+                stamps=np.array([stamp for _, stamp, _, _ in keys]),
+                marks=np.array([mark for _, _, mark, _ in keys]),
                 contents=np.array([unit.content for unit in units]),
-                sizes=np.array([file.size_bytes for file in files], np.int64),
+                sizes=np.array([size for _, _, _, size in keys], np.int64),
                 counts=np.array([len(unit.rows) for unit in units], np.int64),
                 rows=_joined([unit.rows for unit in units]),
                 starts=_joined([unit.starts for unit in units]),

@@ -147,14 +147,19 @@ def _library(path: Path, _mtime_ns: int) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(read_tokenizer(path).decode())
 
 
+def _file_of(path: Path) -> Path:
+    """Return the file in the folder of a model, as hubs lay it out, or the file itself."""
+    return path / "tokenizer.json" if path.is_dir() else path
+
+
 def read_tokenizer(path: Path) -> bytes:
-    """Return the bytes of a ``tokenizer.json``.
+    """Return the bytes of a ``tokenizer.json``, or of the one in a folder.
 
     Raises:
         ConfigError: There is no such file, or it is larger than any vocabulary.
     """
     try:
-        return read_small_file(path, most_bytes=_LARGEST_BYTES, what="a tokenizer.json")
+        return read_small_file(_file_of(path), most_bytes=_LARGEST_BYTES, what="a tokenizer.json")
     except ConfigError as error:
         raise ConfigError(f"tokenizer.path: {error}; relative ones start at the mix file") from None
 
@@ -163,12 +168,12 @@ def _open_bpe(config: BpeTokenizer, base_dir: Path) -> BpeEncoder:
     # The library starts a thread per core in every process that encodes; loaders are many, and
     # each already has a core of its own. Whoever sets the variable is obeyed.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    path = base_dir / config.path
+    path = _file_of(base_dir / config.path)
     try:
         library = _library(path, path.stat().st_mtime_ns)
     except FileNotFoundError:
         raise ConfigError(
-            f"tokenizer.path: {path}: no such file; give the path of a tokenizer.json, "
+            f"tokenizer.path: {path}: no such file; give the path of a tokenizer.json or of its folder, "
             "relative ones start at the mix file"
         ) from None
     except ConfigError:

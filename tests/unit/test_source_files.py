@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 import threading
-from functools import partial
 from pathlib import Path
 
 import fsspec
@@ -12,9 +11,10 @@ import pyarrow as pa
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
-from omniload.source import files
-from omniload.source.files import digest_of, find_files, reading
-from omniload.source.formats.opening import _knows
+from omniload.source import files, patterns
+from omniload.source.files import digest_of, reading
+from omniload.source.formats.opening import spec_of
+from omniload.source.patterns import find_files
 
 
 @pytest.fixture
@@ -266,18 +266,18 @@ def test_what_is_passed_over_is_said(tmp_path, caplog, monkeypatch):
 )
 def test_a_glob_without_a_suffix_takes_what_its_type_knows(tmp_path, kind, name, is_known):
     written(tmp_path, name)
-    known = partial(_knows, kind)
+    names = spec_of(kind).names
 
-    assert [file.path for file in find_files([name], tmp_path, source="web", known=known)]
+    assert [file.path for file in find_files([name], tmp_path, source="web", names=names)]
     if is_known:
-        assert find_files(["*"], tmp_path, source="web", known=known)
+        assert find_files(["*"], tmp_path, source="web", names=names)
         return
     with pytest.raises(
         ConfigError, match=r"takes .*, which this type does not read; end the pattern"
     ):
-        find_files(["*"], tmp_path, source="web", known=known)
+        find_files(["*"], tmp_path, source="web", names=names)
     suffix = Path(name).suffix
-    assert find_files([f"*{suffix}"], tmp_path, source="web", known=known)
+    assert find_files([f"*{suffix}"], tmp_path, source="web", names=names)
 
 
 @pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a pipe"), (os.mkdir, "a folder")])
@@ -327,7 +327,7 @@ def test_an_error_of_a_store_s_client_while_reading_is_an_outage(file):
 def test_a_store_that_does_not_answer_is_given_up(tmp_path, memory, monkeypatch):
     release = threading.Event()
     monkeypatch.setattr(type(memory), "info", lambda *_, **__: release.wait(60))
-    monkeypatch.setattr(files, "_LISTING_S", 0.05)
+    monkeypatch.setattr(patterns, "_LISTING_S", 0.05)
 
     with pytest.raises(UnavailableError, match=r"a listing: no answer within 0\.05 s"):
         found(tmp_path, "memory://d/a.txt")
@@ -346,8 +346,8 @@ def test_a_path_that_cannot_be_is_no_outage_and_told_shortly(tmp_path, pattern):
 
 def test_a_local_listing_that_does_not_end_is_given_up(tmp_path, monkeypatch):
     release = threading.Event()
-    monkeypatch.setattr(files.glob, "glob", lambda *_, **__: release.wait(60))
-    monkeypatch.setattr(files, "_LISTING_S", 0.05)
+    monkeypatch.setattr(patterns.glob, "glob", lambda *_, **__: release.wait(60))
+    monkeypatch.setattr(patterns, "_LISTING_S", 0.05)
 
     with pytest.raises(UnavailableError, match=r"a listing: no answer within 0\.05 s"):
         found(tmp_path, "**/*.txt")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from omniload.base.errors import ConfigError
-from omniload.source.files import find_files
 from omniload.source.index import FileUnits, IndexCache, index_folder, index_of
+from omniload.source.patterns import find_files
 
 
 class Builder:

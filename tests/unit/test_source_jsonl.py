@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.base.errors import ConfigError, IntegrityError
-from omniload.source.files import find_files
 from omniload.source.formats import jsonl
 from omniload.source.formats.jsonl import JsonlFormat
+from omniload.source.patterns import find_files
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError
-from omniload.source.files import find_files
 from omniload.source.formats.parquet import ParquetFormat
 from omniload.source.index import IndexCache
+from omniload.source.patterns import find_files
 
 
 @pytest.fixture

@@ -3,9 +3,10 @@
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError
-from omniload.source.files import ShardFile, find_files
+from omniload.source.files import ShardFile
 from omniload.source.formats import text
 from omniload.source.formats.text import TextFormat
+from omniload.source.patterns import find_files
 
 
 @pytest.fixture

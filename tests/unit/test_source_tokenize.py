@@ -47,6 +47,20 @@ def a_bpe(tmp_path):
     return open_bpe
 
 
+def test_a_folder_stands_for_the_tokenizer_in_it(a_bpe, tmp_path):
+    by_file = a_bpe()
+
+    by_folder = open_tokenizer(BpeTokenizer(type="bpe", path="."), tmp_path)
+
+    assert by_folder.encode(CORPUS).values_V.tolist() == [
+        token
+        for token in by_file.encode(CORPUS).values_V.tolist()
+        if token != by_file.end_of_document_id
+    ]
+    with pytest.raises(ConfigError, match=r"gone: no such file; .* or of its folder"):
+        open_tokenizer(BpeTokenizer(type="bpe", path="gone"), tmp_path)
+
+
 def sequences(column):
     return [column[i].tolist() for i in range(len(column))]
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged
-from omniload.mix.config import LARGEST_UNIT_BYTES
+from omniload.mix.sources import LARGEST_UNIT_BYTES
 from omniload.source.columns import text_bytes
 
 __all__ = ["FIRST_BYTES", "MAX_UNIT_BYTES", "Format", "Records", "UnitTable"]

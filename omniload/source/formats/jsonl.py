@@ -18,13 +18,16 @@ from typing_extensions import override
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.base.units import format_bytes
+from omniload.mix.sources import JsonlSource
 from omniload.source.content import digested
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import FIRST_BYTES, MAX_UNIT_BYTES, Format, Records, UnitTable
 from omniload.source.formats.lines import BadLineError, text_of
+from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.patterns import FileNames
 
-__all__ = ["JsonlFormat"]
+__all__ = ["FORMAT", "JsonlFormat"]
 
 _SCAN_BYTES = 8 << 20
 _NEWLINE = 10
@@ -207,3 +210,16 @@ def _records(
     np.cumsum(lengths, out=offsets[1:])
     column = Ragged(values_V=np.frombuffer(texts, np.uint8), offsets=offsets)
     return Records(column=column, bad_B=bad, reason=reason)
+
+
+def _opened(config: JsonlSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
+    return JsonlFormat(files, key=config.text, unit_bytes=config.unit, cache=cache)
+
+
+FORMAT = FormatSpec(
+    what="a file of JSON lines",
+    names=FileNames(
+        suffixes=frozenset({".jsonl", ".json", ".ndjson", ".jsonlines"}), compressed=True
+    ),
+    open=_opened,
+)

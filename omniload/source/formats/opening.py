@@ -1,34 +1,26 @@
-"""From what a mix file says of a source to the format that reads it."""
+"""From what a mix file says of a source to the format that reads it.
 
-import re
+The table of formats is the closed list of types in ``omniload.mix.sources``; the module of a type
+has its name, and is imported when a source of that type is opened: a loader of JSON lines does not
+pay for the others.
+"""
+
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path, PurePosixPath
+from importlib import import_module
+from pathlib import Path
 
-from omniload.mix.config import JsonlSource, ParquetSource, SourceConfig
-from omniload.source.files import ShardFile, find_files
+from omniload.base.errors import ConfigError
+from omniload.mix.sources import SOURCE_TYPES, SourceConfig
+from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import Format
-from omniload.source.formats.jsonl import JsonlFormat
-from omniload.source.formats.parquet import ParquetFormat
-from omniload.source.formats.text import TextFormat
+from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import IndexCache
+from omniload.source.patterns import find_files
 
-__all__ = ["OpenFormat", "open_format"]
+__all__ = ["OpenFormat", "open_format", "spec_of"]
 
-_COMPRESSED = frozenset({".gz", ".zst"})
-_SUFFIXES = {
-    "parquet": frozenset({".parquet", ".parq", ".pq"}),
-    "jsonl": frozenset({".jsonl", ".json", ".ndjson", ".jsonlines"}),
-}
-"""What the files of a type are called; text may be called anything but the names below."""
-_NO_TEXT = frozenset(
-    {
-        *(".tmp", ".temp", ".partial", ".part", ".crc", ".lock", ".swp", ".bak", ".index"),
-        *(".tar", ".tgz", ".gz", ".zst", ".bz2", ".xz", ".zip", ".7z", ".parquet", ".arrow"),
-        *(".bin", ".npy", ".npz", ".pt", ".safetensors", ".so", ".pyc", ".png", ".jpg", ".pdf"),
-    }
-)
-_NUMBER = re.compile(r"\.[0-9][0-9A-Za-z_-]*")
+_HEAD_BYTES = 512
+"""Bytes that show what a file is: a tar archive says so at byte 257."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,39 +31,45 @@ class OpenFormat:
     files: tuple[ShardFile, ...]
 
 
+def spec_of(kind: str) -> FormatSpec:
+    """Return the format of a type, which is one of ``SOURCE_TYPES``."""
+    assert kind in SOURCE_TYPES, f"{kind} is no type of a source"
+    spec = import_module(f"omniload.source.formats.{kind}").FORMAT
+    assert isinstance(spec, FormatSpec), f"the module of {kind} holds no FORMAT"
+    return spec
+
+
 def open_format(
     name: str, config: SourceConfig, *, base_dir: Path, cache: IndexCache | None = None
 ) -> OpenFormat:
     """Find the files of a source and index their units.
 
     Raises:
-        ConfigError: Files or columns are missing.
+        ConfigError: Files or columns are missing, or the files are of another format.
         IntegrityError: A shard is cut short or corrupt.
         UnavailableError: A store did not answer.
     """
-    known = partial(_knows, config.type)
-    files = find_files(config.paths, base_dir, source=name, known=known)
-    return OpenFormat(format=_format_of(config, files, cache), files=files)
+    spec = spec_of(config.type)
+    found = find_files(config.paths, base_dir, source=name, names=spec.names)
+    files = spec.shards(found)
+    for file in next(((each, *each.beside) for each in files if each.size_bytes), ()):
+        if other := _other_type(spec, file):
+            raise ConfigError(
+                f"sources.{name}: {file.path} is {spec_of(other).what}; set type: {other}, "
+                f"or name files of type {config.type}"
+            )
+    return OpenFormat(format=spec.open(config, files, cache), files=files)
 
 
-def _knows(kind: str, name: str) -> bool:
-    """Whether a type reads files of this name; a name without a suffix, or numbered, says nothing."""
-    path = PurePosixPath(name)
-    suffix = path.suffix.lower()
-    if kind == "jsonl" and suffix in _COMPRESSED:
-        suffix = PurePosixPath(path.stem).suffix.lower()
-    if not suffix or _NUMBER.fullmatch(suffix):
-        return True
-    return suffix not in _NO_TEXT if kind == "text" else suffix in _SUFFIXES[kind]
+def _other_type(spec: FormatSpec, file: ShardFile) -> str | None:
+    """Return the type that a file shows to be, where that is another one.
 
-
-def _format_of(
-    config: SourceConfig, files: tuple[ShardFile, ...], cache: IndexCache | None
-) -> Format:
-    if isinstance(config, ParquetSource):
-        column = config.text if config.tokens is None else config.tokens
-        assert column is not None, "the mix file names exactly one column"
-        return ParquetFormat(files, column=column, holds_text=config.tokens is None, cache=cache)
-    if isinstance(config, JsonlSource):
-        return JsonlFormat(files, key=config.text, unit_bytes=config.unit, cache=cache)
-    return TextFormat(files, files_per_unit=config.files_per_unit, cache=cache)
+    Text that is none is a bad record, with a reason of its own; so only bytes that no text holds are looked at.
+    """
+    if spec.names.never or not file.size_bytes:
+        return None
+    with reading(file, "its first bytes"):
+        head = file.read_range(0, min(_HEAD_BYTES, file.size_bytes))
+    if spec.matches(head) or not any(byte < 9 or byte > 0xF7 for byte in head):
+        return None
+    return next((kind for kind in SOURCE_TYPES if spec_of(kind).matches(head)), None)

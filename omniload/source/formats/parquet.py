@@ -14,13 +14,16 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
+from omniload.mix.sources import ParquetSource
 from omniload.source.columns import drained, text_bytes
 from omniload.source.content import digest_of_ranges, parquet_ranges
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import Format, Records, UnitTable
+from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.patterns import FileNames
 
-__all__ = ["ParquetFormat"]
+__all__ = ["FORMAT", "ParquetFormat"]
 
 _FIRST_ROWS = 64
 _INT32_MAX = np.iinfo(np.int32).max
@@ -194,3 +197,15 @@ def _ragged(lists: pa.Array, where: str) -> Ragged:
             f"{where}: holds token id {worst}; a token id is from 0 to {_INT32_MAX}, write the shard anew"
         )
     return Ragged(values_V=ids.astype(np.int32, copy=False), offsets=offsets)
+
+
+def _opened(config: ParquetSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
+    return ParquetFormat(files, column=config.column, holds_text=config.holds_text, cache=cache)
+
+
+FORMAT = FormatSpec(
+    what="a Parquet file",
+    names=FileNames(suffixes=frozenset({".parquet", ".parq", ".pq"})),
+    open=_opened,
+    magic=(((0, b"PAR1"),),),
+)

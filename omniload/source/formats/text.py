@@ -8,12 +8,24 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.units import format_bytes
+from omniload.mix.sources import TextSource
 from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import FIRST_BYTES, MAX_UNIT_BYTES, Format, Records, UnitTable
+from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.patterns import FileNames
 
-__all__ = ["TextFormat"]
+__all__ = ["FORMAT", "TextFormat"]
+
+_NO_TEXT = frozenset(
+    {
+        *(".tmp", ".temp", ".partial", ".part", ".crc", ".lock", ".swp", ".bak", ".index"),
+        *(".tar", ".tgz", ".gz", ".zst", ".bz2", ".xz", ".zip", ".7z", ".parquet", ".arrow"),
+        *(".bin", ".npy", ".npz", ".pt", ".safetensors", ".so", ".pyc", ".png", ".jpg", ".pdf"),
+    }
+)
+"""Suffixes of files that are no text; any other may be."""
 
 _BEGINNINGS = (
     (b"PAR1", "a Parquet file"),
@@ -124,3 +136,14 @@ def _bytes_of(file: ShardFile) -> bytes:
             f"{file.path}: gave {len(data)} bytes of {file.size_bytes}; replace the file"
         )
     return data
+
+
+def _opened(config: TextSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
+    return TextFormat(files, files_per_unit=config.files_per_unit, cache=cache)
+
+
+FORMAT = FormatSpec(
+    what="a text file",
+    names=FileNames(suffixes=frozenset({".txt", ".text", ".md", ".rst"}), never=_NO_TEXT),
+    open=_opened,
+)

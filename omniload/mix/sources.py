@@ -1,0 +1,136 @@
+"""What a mix file says of a source: one model a format, in one closed table.
+
+To add a format: its keys here, with a line in ``SourceConfig``; its reader in a module of
+``omniload.source.formats`` that is named after its type; its kind in the contract suite of sources
+(``tests/contract/test_source_formats.py``); its section in ``docs/how-to-data.md``. Nothing else
+knows formats one by one.
+"""
+
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import Field, model_validator
+from typing_extensions import override
+
+from omniload.base.config import StrictModel, fault_at
+from omniload.base.units import Bytes, Count
+
+__all__ = [
+    "LARGEST_UNIT_BYTES",
+    "SOURCE_TYPES",
+    "JsonlSource",
+    "Name",
+    "OnError",
+    "ParquetSource",
+    "ShuffleConfig",
+    "SourceBase",
+    "SourceConfig",
+    "TextSource",
+]
+
+LARGEST_UNIT_BYTES = 1 << 30
+"""Bytes of a unit at most, which is decoded in memory at once."""
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$", max_length=128)]
+UnitBytes = Annotated[Bytes, Field(ge=1, le=LARGEST_UNIT_BYTES)]
+
+
+class OnError(StrictModel):
+    """What happens to a record that cannot be decoded."""
+
+    policy: Literal["raise", "skip"] = "raise"
+    """``raise`` stops the run at the first one; ``skip`` counts it and goes on."""
+    limit: Count = Field(default=100, ge=0, le=10**12)
+    """With ``skip``: more than this many bad records in a source stop the run."""
+
+
+class ShuffleConfig(StrictModel):
+    """How far the order of a source departs from the order of its files."""
+
+    method: Literal["none", "shards", "block"] = "block"
+    """``none``: as stored. ``shards``: shards permuted. ``block``: shards permuted, then rows inside a block."""
+    block_units: int = Field(default=4, ge=1, le=4096)
+    """Units (row groups, file ranges) whose rows are permuted together; they are held in memory decoded."""
+
+
+class SourceBase(StrictModel):
+    """The keys that a source of any type has."""
+
+    path: str | tuple[str, ...]
+    """Files: paths, folders, globs with ``{0..9}`` and ``{a,b}``, or URLs that fsspec opens; relative ones start at the
+    mix file. Of a folder, the files of the type are taken."""
+    tags: dict[Name, str] = Field(default_factory=dict)
+    """Labels that travel with the source into reports."""
+    shuffle: ShuffleConfig = ShuffleConfig()
+    """Order of the records."""
+    on_error: OnError = OnError()
+    """What to do with a record that cannot be decoded."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The patterns as a tuple, however they were written."""
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+    @property
+    def holds_text(self) -> bool:
+        """Whether its records are text, to be tokenised, and not token ids."""
+        return True
+
+
+class _TextOrTokens(SourceBase):
+    text: str | None = None
+    """Column of text, to be tokenised."""
+    tokens: str | None = None
+    """Column of token ids (a list of integers), used as they are."""
+
+    @model_validator(mode="after")
+    def _one_column(self) -> Self:
+        if (self.text is None) == (self.tokens is None):
+            raise fault_at(
+                f"text is {self.text!r} and tokens is {self.tokens!r}; name exactly one column",
+                *(() if self.text is None else ("tokens",)),
+            )
+        return self
+
+    @property
+    @override
+    def holds_text(self) -> bool:
+        return self.tokens is None
+
+    @property
+    def column(self) -> str:
+        """The column that is read."""
+        return str(self.text if self.tokens is None else self.tokens)
+
+
+class ParquetSource(_TextOrTokens):
+    """Parquet shards; one row is one record."""
+
+    type: Literal["parquet"]
+
+
+class JsonlSource(SourceBase):
+    """Lines of JSON objects, plain or compressed (``.zst``, ``.gz``); one line is one record."""
+
+    type: Literal["jsonl"]
+    text: str = "text"
+    """Key of the text."""
+    unit: UnitBytes = 4 << 20
+    """A plain shard is cut into ranges of about this size for random access; compressed ones are one range."""
+
+
+class TextSource(SourceBase):
+    """Plain text; one file is one record."""
+
+    type: Literal["text"]
+    files_per_unit: int = Field(default=64, ge=1, le=65_536)
+    """Files read together."""
+
+
+# A closed list. The file names a format, never a class to import.
+SourceConfig = Annotated[ParquetSource | JsonlSource | TextSource, Field(discriminator="type")]
+
+SOURCE_TYPES: tuple[str, ...] = tuple(
+    str(get_args(model.model_fields["type"].annotation)[0])
+    for model in get_args(get_args(SourceConfig)[0])
+)
+"""Types of sources, as a mix file writes them."""

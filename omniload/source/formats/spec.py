@@ -1,0 +1,41 @@
+"""What a module of a format hands over: one value that says what its files are called and who reads them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omniload.source.files import ShardFile
+from omniload.source.formats.format import Format
+from omniload.source.index import IndexCache
+from omniload.source.patterns import FileNames
+
+__all__ = ["FormatSpec", "Magic"]
+
+Magic = tuple[tuple[int, bytes], ...]
+"""Where a file of a format holds which bytes; all of them together show what it is."""
+
+
+def _as_found(files: Sequence[ShardFile]) -> tuple[ShardFile, ...]:
+    return tuple(files)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatSpec:
+    """A format, as the registry holds it."""
+
+    what: str
+    """What a file of it is, such as ``a Parquet file``, for messages."""
+    names: FileNames
+    """What its files are called."""
+    open: Callable[[Any, Sequence[ShardFile], IndexCache | None], Format]
+    """Opens the shards of a source of this type: what the mix file says, the shards, where their index is kept."""
+    magic: tuple[Magic, ...] = ()
+    """Bytes that a file of it holds, one of these; none where it may begin with anything."""
+    shards: Callable[[Sequence[ShardFile]], tuple[ShardFile, ...]] = _as_found
+    """From the files that the patterns name to the shards, where a file lists others or needs one beside it."""
+
+    def matches(self, head: bytes) -> bool:
+        """Whether a file that begins with ``head`` shows that it is of this format."""
+        return any(
+            all(head[at : at + len(mark)] == mark for at, mark in marks) for marks in self.magic
+        )

@@ -1,0 +1,273 @@
+"""From patterns to files: paths, folders, globs, braces and URLs.
+
+Shards keep the order of the patterns and, within one, the natural order of their paths, so
+that every machine numbers them alike whatever order its file system lists them in.
+"""
+
+import glob
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from fsspec.core import url_to_fs
+
+from omniload.base.errors import ConfigError, OmniloadError, UnavailableError, system_refusal
+from omniload.base.log import get_logger
+from omniload.base.under_way import under_way
+from omniload.base.waiting import within
+from omniload.source.braces import expanded
+from omniload.source.files import (
+    ShardFile,
+    is_file,
+    is_outage,
+    local_file,
+    remote_file,
+    said,
+    shortened,
+)
+
+__all__ = ["FileNames", "find_files"]
+
+_LISTING_S = 300.0
+"""How long a store or a file system may take to list a pattern: some millions of names."""
+_NAMED = 8
+"""Names that a message lists."""
+_COMPRESSED = frozenset({".gz", ".zst"})
+_NUMBER = re.compile(r"\.[0-9][0-9A-Za-z_-]*")
+_LOG = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileNames:
+    """What the files of a format are called."""
+
+    suffixes: frozenset[str]
+    """Suffixes, in small letters, of the files that are taken from a folder."""
+    compressed: bool = False
+    """Whether ``.gz`` or ``.zst`` may follow the suffix."""
+    never: frozenset[str] = frozenset()
+    """Where a file may have any other name: the suffixes that no file of the format has."""
+    manifest: str = ""
+    """Name of a file that lists the shards of its folder, where the format has one."""
+
+    def known(self, name: str) -> bool:
+        """Whether a glob may take this name; one without a suffix, or numbered, says nothing."""
+        suffix = PurePosixPath(name).suffix.lower()
+        if not suffix or _NUMBER.fullmatch(suffix):
+            return True
+        return suffix not in self.never if self.never else self.taken(name)
+
+    def taken(self, name: str) -> bool:
+        """Whether a file of this name in a folder is a shard."""
+        path = PurePosixPath(name)
+        suffix = path.suffix.lower()
+        if self.compressed and suffix in _COMPRESSED:
+            suffix = PurePosixPath(path.stem).suffix.lower()
+        return suffix in self.suffixes or bool(self.manifest and name == self.manifest)
+
+
+def find_files(
+    patterns: Sequence[str], base_dir: Path, *, source: str, names: FileNames | None = None
+) -> tuple[ShardFile, ...]:
+    """Expand patterns to files, each once, in an order that does not depend on the machine.
+
+    What a glob or a folder gives by a name that starts with ``_`` or ``.`` is passed over, and
+    said: that is how writers mark what is no data, such as ``_SUCCESS`` and ``.x.crc``.
+
+    Args:
+        patterns: Paths, folders, globs (``*``, ``?``, ``[]``, ``**``), braces or URLs.
+        base_dir: Folder that relative paths start at.
+        source: Name of the source, for messages.
+        names: What files of the format are called; asked of what a glob matches that does not end
+            in a suffix itself, and of what lies in a folder. Without it folders are refused.
+
+    Raises:
+        ConfigError: A pattern names nothing, what is no file, a file that the format does not
+            know, or a store that cannot be opened.
+        UnavailableError: A store did not answer.
+    """
+    every = [each for pattern in patterns for each in _braces(pattern, base_dir, source)]
+
+    def listed() -> list[list[ShardFile]]:
+        return [_listed(pattern, base_dir, source, names) for pattern in every]
+
+    # One thread for all of them: fsspec makes a client of a store for each thread that asks.
+    # Local folders have the limit too: they may be mounts that do not answer, and ``/**`` is endless.
+    lists = within(_LISTING_S, listed, what=f"sources.{source}.path, a listing")
+    found: dict[str, ShardFile] = {}
+    for pattern, taken in zip(every, lists, strict=True):
+        where = _where(pattern, source)
+        files = _usable(taken, pattern, base_dir, where, names)
+        if not files:
+            raise ConfigError(
+                f"{where} matches no file under {base_dir}; "
+                "correct the pattern, relative paths start at the mix file"
+            )
+        for file in sorted(files, key=_natural):
+            found.setdefault(file.path, file)
+    return tuple(found.values())
+
+
+def _where(pattern: str, source: str) -> str:
+    return f"sources.{source}.path: {shortened(pattern)!r}"
+
+
+def _braces(pattern: str, base_dir: Path, source: str) -> list[str]:
+    """Write out the braces of a pattern, unless a file is called so."""
+    if "{" not in pattern or (not _is_url(pattern) and os.path.lexists(base_dir / pattern)):
+        return [pattern]
+    try:
+        return expanded(pattern)
+    except ValueError as error:
+        raise ConfigError(f"{_where(pattern, source)}: {error}") from None
+
+
+def _is_url(pattern: str) -> bool:
+    return "://" in pattern and not pattern.startswith("file://")
+
+
+def _listed(pattern: str, base_dir: Path, source: str, names: FileNames | None) -> list[ShardFile]:
+    where = _where(pattern, source)
+    try:
+        with under_way(f"lists {pattern}"):
+            if _is_url(pattern):
+                return _expand_url(pattern, names)
+            return _expand(pattern.removeprefix("file://"), base_dir, names)
+    except FileNotFoundError:
+        return []
+    except OmniloadError:
+        raise
+    except Exception as error:
+        # The first three come from opening a store, whose clients raise them for wrong settings.
+        if isinstance(error, ImportError | PermissionError | ValueError):
+            raise ConfigError(f"{where} cannot be opened: {said(error)}") from error
+        if not is_outage(error):
+            raise
+        # Of the error without the name that it carries: the pattern says it, and it may be long.
+        refusal = (
+            system_refusal(OSError(error.errno, error.strerror))
+            if isinstance(error, OSError)
+            else None
+        )
+        if isinstance(refusal, ConfigError):  # such as a name too long, which no second try mends
+            raise ConfigError(f"{where} cannot be listed: {refusal}") from error
+        raise UnavailableError(f"{where} cannot be listed: {said(error)}; try again") from error
+
+
+def _usable(
+    files: list[ShardFile],
+    pattern: str,
+    base_dir: Path,
+    where: str,
+    names: FileNames | None,
+) -> list[ShardFile]:
+    """Leave out what a glob took that is no data; refuse what the format does not know."""
+    if not glob.has_magic(pattern):
+        return files
+    marked = {file.path: file for file in files if _is_marked(file.path, pattern, base_dir)}
+    if marked:
+        passed = _names(marked)
+        _LOG.info("%s: names that start with _ or . are passed over: %s", where, passed)
+    rest = [file for file in files if file.path not in marked]
+    suffix = PurePosixPath(pattern).suffix
+    if names is None or (suffix and not glob.has_magic(suffix)):
+        return rest
+    strange = [file.path for file in rest if not names.known(PurePosixPath(file.path).name)]
+    if strange:
+        raise ConfigError(
+            f"{where} takes {_names(strange)}, which this type does not read; end the pattern in a suffix, "
+            "such as *.jsonl or *.parquet, or remove them"
+        )
+    return rest
+
+
+def _is_marked(path: str, pattern: str, base_dir: Path) -> bool:
+    """Whether a part of ``path`` that a glob matched starts with ``_`` or ``.``, and no part of the glob does."""
+    if "://" in pattern:
+        parts, fixed = _parts(pattern.partition("::")[0]), 0
+    else:
+        parts = _parts(str(base_dir / pattern))
+        # A bracket in the folder's own name is not a pattern.
+        fixed = 0 if pattern.startswith("/") else len(_parts(str(base_dir)))
+    while fixed < len(parts) and not glob.has_magic(parts[fixed]):
+        fixed += 1
+    if any(part[0] in "_." for part in parts[fixed:]):
+        return False
+    return any(part[0] in "_." for part in _parts(path)[fixed:])
+
+
+def _parts(path: str) -> list[str]:
+    scheme, given, rest = path.partition("://")
+    return [part for part in (rest if given else scheme).split("/") if part]
+
+
+def _names(paths: Sequence[str] | dict[str, ShardFile]) -> str:
+    names = sorted(PurePosixPath(path).name for path in paths)
+    shown = ", ".join(ascii(name)[1:-1] for name in names[:_NAMED])
+    return f"{shown} and {len(names) - _NAMED} more" if len(names) > _NAMED else shown
+
+
+def _expand_url(pattern: str, names: FileNames | None) -> list[ShardFile]:
+    store, path = url_to_fs(pattern)
+    if not glob.has_magic(path):
+        if names is not None and store.isdir(path):
+            return [remote_file(store, each) for each in _of_folder(store.find(path), path, names)]
+        return [remote_file(store, path)]
+    # Listings and single answers of one store may write the same time differently, so the
+    # stamp comes from a single answer; stores that keep listings give it without a request.
+    found = [name for name, entry in store.glob(path, detail=True).items() if is_file(entry)]
+    return [remote_file(store, name) for name in found]
+
+
+def _expand(pattern: str, base_dir: Path, names: FileNames | None) -> list[ShardFile]:
+    path = str(base_dir / pattern)
+    if names is not None and Path(path).is_dir():
+        held = [f"{folder}/{name}" for folder, _, inside in os.walk(path) for name in inside]
+        return [local_file(each) for each in _of_folder(held, path, names)]
+    if not glob.has_magic(path) or Path(path).exists():
+        return [local_file(path)]
+    # Matching starts inside the folder: a bracket in the folder's own name is not a pattern.
+    found = glob.glob(pattern, root_dir=base_dir, recursive=True)  # noqa: PTH207
+    return [local_file(str(base_dir / name)) for name in found if (base_dir / name).is_file()]
+
+
+def _of_folder(held: Sequence[str], folder: str, names: FileNames) -> list[str]:
+    """Choose the shards among the files under a folder; its manifest stands for all of them.
+
+    Raises:
+        ConfigError: None of them is a shard, or several data sets lie there.
+    """
+    root = folder.rstrip("/")
+    lists = [path for path in held if PurePosixPath(path).name == names.manifest]
+    for path in lists:
+        if PurePosixPath(path).parent == PurePosixPath(root):
+            return [path]
+    if lists:
+        sets = sorted(str(PurePosixPath(path).parent.relative_to(root)) for path in lists)
+        raise ConfigError(
+            f"{folder} holds {len(sets)} data sets, each with a {names.manifest}: {', '.join(sets[:_NAMED])}; "
+            f"name those that are wanted, such as {folder}/{sets[0]}"
+        )
+    taken: list[str] = []
+    left: list[str] = []
+    for path in held:
+        inside = PurePosixPath(path).relative_to(root)
+        marked = any(part[0] in "_." for part in inside.parts)
+        (taken if not marked and names.taken(inside.name) else left).append(path)
+    if not taken:
+        wanted = ", ".join(sorted(names.suffixes | {names.manifest} - {""}))
+        raise ConfigError(
+            f"{folder} is a folder without a file of this type ({wanted}); "
+            f"it holds {_names(left) or 'no file'}: name the files, or another type"
+        )
+    if left:
+        _LOG.info("%s: of this folder not taken: %s", folder, _names(left))
+    return taken
+
+
+def _natural(file: ShardFile) -> tuple[list[str | int], str]:
+    """Order ``part-2`` before ``part-10``: texts and numbers alternate, so they compare in kind."""
+    parts = re.split(r"([0-9]+)", file.path)
+    return [int(part) if i % 2 else part for i, part in enumerate(parts)], file.path

@@ -1,0 +1,179 @@
+"""Folders, braces, and files that lie beside others."""
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.mix.config import JsonlSource, ParquetSource
+from omniload.mix.sources import SOURCE_TYPES
+from omniload.source.files import beside, local_file, read_json
+from omniload.source.formats.opening import open_format, spec_of
+from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.patterns import FileNames, find_files
+
+LINES = FileNames(suffixes=frozenset({".jsonl"}), compressed=True)
+LISTED = FileNames(suffixes=frozenset({".x"}), manifest="list.json")
+
+
+@pytest.fixture
+def memory():
+    store = fsspec.filesystem("memory")
+    yield store
+    store.store.clear()
+    store.pseudo_dirs[:] = [""]
+
+
+def written(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+
+
+def found(folder, *patterns, names=LINES):
+    files = find_files(patterns, folder, source="web", names=names)
+    return [file.path.removeprefix(f"{folder}/") for file in files]
+
+
+HELD = (
+    *("d/b-10.jsonl", "d/b-2.jsonl", "d/sub/c.jsonl.gz", "d/_SUCCESS", "d/x.tmp"),
+    *("d/.b-2.jsonl.crc", "d/_temporary/0/b-3.jsonl", "d/README.md"),
+)
+TAKEN = ["d/b-2.jsonl", "d/b-10.jsonl", "d/sub/c.jsonl.gz"]
+
+
+@pytest.mark.parametrize("name", ["d", "d/"])
+def test_of_a_folder_the_files_of_the_type_are_taken(tmp_path, name):
+    written(tmp_path, *HELD)
+
+    assert found(tmp_path, name) == TAKEN
+
+
+def test_of_a_folder_of_a_store_the_files_of_the_type_are_taken(tmp_path, memory):
+    memory.pipe({f"/{name}": b"1" for name in HELD})
+
+    assert found(tmp_path, "memory://d") == [f"/{name}" for name in TAKEN]
+
+
+def test_a_folder_without_a_file_of_the_type_says_what_it_holds(tmp_path):
+    written(tmp_path, "d/a.csv", "d/_SUCCESS")
+
+    with pytest.raises(
+        ConfigError, match=r"without a file of this type \(\.jsonl\); it holds _SUCCESS, a\.csv"
+    ):
+        found(tmp_path, "d")
+
+
+def test_a_list_of_shards_stands_for_its_folder(tmp_path):
+    written(tmp_path, "d/a.x", "d/list.json", "d/deep/list.json")
+
+    assert found(tmp_path, "d", names=LISTED) == ["d/list.json"]
+
+
+def test_a_folder_of_several_data_sets_names_them(tmp_path):
+    written(tmp_path, "d/train/list.json", "d/test/list.json")
+
+    with pytest.raises(ConfigError, match=r"holds 2 data sets.*: test, train; name those"):
+        found(tmp_path, "d", names=LISTED)
+
+
+def test_braces_name_every_file_and_a_missing_one_is_told(tmp_path, memory):
+    written(tmp_path, "a-08.jsonl", "a-09.jsonl", "a-10.jsonl", "odd-{1,2}.jsonl")
+    memory.pipe({"/d/a-0.jsonl": b"1", "/d/a-1.jsonl": b"1"})
+
+    assert found(tmp_path, "a-{08..10}.jsonl") == ["a-08.jsonl", "a-09.jsonl", "a-10.jsonl"]
+    assert found(tmp_path, "memory://d/a-{0..1}.jsonl") == ["/d/a-0.jsonl", "/d/a-1.jsonl"]
+    assert found(tmp_path, "odd-{1,2}.jsonl") == ["odd-{1,2}.jsonl"]
+    with pytest.raises(ConfigError, match=r"'a-11\.jsonl' matches no file"):
+        found(tmp_path, "a-{08..11}.jsonl")
+    with pytest.raises(ConfigError, match=r"sources\.web\.path: .* more than 200,000 names"):
+        found(tmp_path, "a-{0..99999999}.jsonl")
+
+
+@pytest.mark.parametrize(
+    "name", ["../a", "/etc/passwd", "a/../../b", "", "a\\b", "a\nb", "./a", "x" * 2_000, "a\0b"]
+)
+def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path, name):
+    written(tmp_path, "list.json")
+
+    with pytest.raises(IntegrityError, match=r"list\.json: names the file .*stays in the folder"):
+        beside(local_file(str(tmp_path / "list.json")), name)
+
+
+def test_a_file_that_is_named_and_not_there_is_told(tmp_path):
+    written(tmp_path, "list.json", "sub/a")
+    listing = local_file(str(tmp_path / "list.json"))
+
+    assert beside(listing, "sub/a").path == f"{tmp_path}/sub/a"
+    with pytest.raises(IntegrityError, match=r"names gone, which is not there"):
+        beside(listing, "gone")
+    with pytest.raises(IntegrityError, match=r"names sub, which is not there"):
+        beside(listing, "sub")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "3"])
+def test_a_list_that_is_no_object_is_refused(tmp_path, content):
+    (tmp_path / "list.json").write_text(content)
+
+    with pytest.raises(IntegrityError, match=r"list\.json: is"):
+        read_json(local_file(str(tmp_path / "list.json")))
+
+
+def test_a_change_of_a_file_beside_is_a_change(tmp_path):
+    written(tmp_path, "a.x", "a.idx")
+    builds = []
+
+    def indexed():
+        file = local_file(str(tmp_path / "a.x"))
+        (shard,) = (type(file)(**{**fields(file), "beside": (local_file(f"{tmp_path}/a.idx"),)}),)
+
+        def build(each):
+            builds.append(each.path)
+            one = np.ones(1, np.int64)
+            return FileUnits(rows=one, starts=one - 1, stops=one, content="c")
+
+        cache = IndexCache(folder=tmp_path / "cache", source="web")
+        index_of([shard], build, kind="k", cache=cache)
+        return shard
+
+    shard = indexed()
+    indexed()
+    assert len(builds) == 1, "the index was kept"
+    (tmp_path / "a.idx").write_text("longer than before")
+
+    with pytest.raises(IntegrityError, match=r"a\.idx: changed since"):
+        shard.require_unchanged()
+    indexed()
+    assert len(builds) == 2
+
+
+def fields(file):
+    return {name: getattr(file, name) for name in type(file).__slots__}
+
+
+@pytest.mark.parametrize("kind", SOURCE_TYPES)
+def test_every_type_has_a_module_that_says_what_it_reads(kind):
+    spec = spec_of(kind)
+
+    assert spec.what
+    assert spec.names.suffixes or spec.names.manifest
+
+
+def test_a_file_of_another_format_says_which(tmp_path):
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "a.jsonl")
+    config = JsonlSource(type="jsonl", path="a.jsonl")
+
+    with pytest.raises(
+        ConfigError, match=r"sources\.web: .*a\.jsonl is a Parquet file; set type: parquet"
+    ):
+        open_format("web", config, base_dir=tmp_path)
+
+
+def test_a_broken_file_is_not_told_to_be_of_another_format(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"\0" * 100)
+    config = ParquetSource(type="parquet", path="a.parquet", text="text")
+
+    with pytest.raises(IntegrityError, match=r"a\.parquet: footer: cannot be decoded"):
+        open_format("web", config, base_dir=tmp_path)
