@@ -27,7 +27,6 @@ if [ "$purpose" = tests ]; then
     need dbench command -v dbench
     need stress-ng command -v stress-ng
     need pigz command -v pigz
-    need erofs-utils command -v fsck.erofs
     for package in docker-registry skopeo umoci containerd runc crun podman; do need $package command -v $package; done
 fi
 # As udev sets it, where no udev runs (containers): without it no user but root mounts anything.

@@ -124,8 +124,6 @@ def mount_command(
     behind), bandwidth (of that), slots, allow_other, trusted;
     index_key_file (indexes signed with it spare reading gzip layers whole), trust_indexes
     (so do all that lie beside the image);
-    through=auto (with allow_other the kernel's EROFS where all of it is whole here, else fuse),
-    fuse, erofs (also where it is not whole: filled while it is read; any user may look in);
     peers=HOST:PORT,... (share blocks with these nodes), serve=HOST:PORT (as one of them),
     peer_name (which, if not serve), peer_token_file.
 

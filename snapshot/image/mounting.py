@@ -3,7 +3,7 @@
 import gc
 import subprocess
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,8 +18,7 @@ from omniload.base.log import get_logger
 from omniload.base.reading import read_small_file
 from omniload.base.units import Bytes, Seconds
 from snapshot.image.block_store import BlockStore
-from snapshot.image.erofs_serving import Through, chosen
-from snapshot.image.fetcher import BlockRef, FetchSettings, Priority
+from snapshot.image.fetcher import FetchSettings, Priority
 from snapshot.image.forked import ForkedProcess, can_fork, start_forked
 from snapshot.image.index_file import IndexCache
 from snapshot.image.index_sharing import SharedIndexes, key_of
@@ -86,8 +85,6 @@ class ImageMount(StrictModel):
     """Fetch all that is left, too, behind everything else."""
     bandwidth: Bytes = 32_000_000
     """Cap of those cold blocks, in bytes per second; 0 for none."""
-    through: Through = "auto"
-    """What shows it: ``fuse``, ``erofs``, or ``auto``: the kernel alone where all of it is whole here."""
     index_key_file: str | None = None
     """Indexes beside the image that are signed with this key spare reading layers whole."""
     trust_indexes: bool = False
@@ -175,30 +172,11 @@ class _Serving:
             ),
             memory_bytes=settings.memory,
             clock=clock,
-            on_settled=self._settled,
+            on_settled=self._hot.settled,
         )
-        self._erofs = chosen(
-            settings.through, self._tree, self._indexes, cache, in_the_way=self._in_the_way()
-        )
-        if self._erofs is not None:
-            self._erofs.fill_from(self._loader, slots=settings.slots)
-        records = settings.record and self._erofs is None
-        recorder = Recorder(clock.now_s, settings.window) if records else None
+        recorder = Recorder(clock.now_s, settings.window) if settings.record else None
         self._recording = None if recorder is None else self._recorded(recorder, self._tree)
         self._shown = ImageFileSystem(ImageView(self._tree, self._indexes, self._loader, recorder))
-
-    def _in_the_way(self) -> str | None:
-        """Return what was asked for that the kernel alone cannot do, if anything."""
-        settings = self._settings
-        # A start that has a trace records to learn more; where the kernel can alone, it need not.
-        if settings.record not in {None, AUTO} or (settings.record and not self._trace):
-            return "'record' needs FUSE"
-        if settings.sharing.serve:
-            return "'serve' needs FUSE"
-        if settings.through == "auto" and not settings.bridge.allow_other:
-            # Nobody chose it, so it must not show more than FUSE would.
-            return "without 'allow_other' only its owner may look in, which the kernel cannot do"
-        return None
 
     def run(self, ready: Callable[[], None], tally: Tally, begun: ExitStack) -> None:
         """Prefetch, mount, answer until unmounted, and tidy up."""
@@ -213,9 +191,6 @@ class _Serving:
                 ready()
                 watcher.start()
 
-            if self._erofs is not None:
-                self._erofs.serve(settings.mountpoint, settings.bridge, ready=usable)
-                return
             name = "omniload-image"
             serving.serve(
                 self._shown, settings.mountpoint, settings.bridge, name=name, ready=usable
@@ -226,30 +201,16 @@ class _Serving:
                 watcher.join()
             self._close()
 
-    def _settled(self, digest: str, came: bool) -> None:
-        self._hot.settled(digest, came)
-        if self._erofs is not None:
-            self._erofs.settled(digest, came)
-
     def _prefetch(self) -> None:
-        if self._erofs is not None and self._erofs.is_complete:
-            return
         if self._trace is not None:
             refs = hot_blocks(self._trace, self._tree, self._indexes)
             self._hot.expect(ref.digest for ref in refs)
             absent = want_blocks(self._loader, self._indexes, refs, Priority.HOT)
             self._hot.keep_only(ref.digest for ref in absent)
-            self._note_here(refs, absent)
         if self._settings.stream:
             for index in self._indexes:
                 refs = tuple(block_refs(index, range(len(index.blocks_B))))
-                absent_cold = self._loader.prefetch(index, refs, Priority.COLD)
-                self._note_here(refs, absent_cold)
-
-    def _note_here(self, refs: Iterable[BlockRef], absent: Iterable[BlockRef]) -> None:
-        if self._erofs is not None:
-            away = {ref.digest for ref in absent}
-            self._erofs.at_hand(ref.digest for ref in refs if ref.digest not in away)
+                self._loader.prefetch(index, refs, Priority.COLD)
 
     def _end_stage(self, tally: Tally, begun: ExitStack) -> None:
         self._hot.wait()

@@ -246,7 +246,7 @@ def test_another_overlay_fits_on_a_folder_of_the_image(place, tmp_path):
     (tmp_path / "laid/laid").write_text("")
     software = (sys.base_prefix, LIBRARIES)
     words = [sys.executable, "-c", MAIN, "image", "run", f"127.0.0.1:{place[1]}/job/lazy:v"]
-    words += ["--option", f"cache={tmp_path / 'cache'}", "--option", "through=fuse"]
+    words += ["--option", f"cache={tmp_path / 'cache'}"]
     words += [word for each in software for word in ("--bind", f"{each}:{each}:ro")]
     words += ["--bind", f"{tmp_path / 'laid'}:/laid", "--", f"{sys.base_prefix}/bin/python3"]
 

@@ -3,23 +3,35 @@
 import os
 import stat
 
+import numpy as np
 import pytest
 
 from omniload.base.errors import ConfigError
 from snapshot.engines.layer_store_uses import LayerUses
 from snapshot.env.node_cache import SHARED, NodeCache
 from snapshot.image.block_store import BlockStore
-from snapshot.image.erofs_cache import BlobCache
+from snapshot.image.entries import Entry
 from snapshot.image.index_file import IndexCache
+from snapshot.image.layer_index import BLOCK, LayerIndex
 from snapshot.image.trace import Touch, trace_of
 from snapshot.image.trace_store import TraceStore
 from snapshot.oci.digest import digest_of
 from snapshot.oci.reference import Reference
 from snapshot.private_folder import is_own_folder, private_folder
-from tests.support.erofs_builders import a_directory, an_index
 
 NOBODY = 65534
-INDEX = an_index([a_directory()], b"stream")
+INDEX = LayerIndex(
+    blob_digest=digest_of(b"stream"),
+    blob_bytes=6,
+    format="tar",
+    stream_bytes=6,
+    diff_id=digest_of(b"stream"),
+    blocks_B=np.array(
+        [(0, 6, 6, 0, -1, 0, b"", bytes.fromhex(digest_of(b"stream").removeprefix("sha256:")))],
+        BLOCK,
+    ),
+    entries=(Entry(path="", kind="directory", mode=0o755),),
+)
 TRACE = trace_of(digest_of(b"image"), ("sh",), [Touch(1, "f", 0, 10)])
 
 
@@ -31,7 +43,6 @@ KEPT = {
     "blocks": lambda folder: BlockStore(folder / "blocks", 1 << 20).put(digest_of(b"x"), b"x"),
     "indexes": lambda folder: IndexCache(folder / "indexes").put(INDEX),
     "traces": lambda folder: TraceStore(folder / "traces").add(TRACE),
-    "erofs": BlobCache,
     "layer-uses": lambda folder: LayerUses(folder / "layer-uses", "/m").add(
         Reference.parse("r.example/a:v"), digest_of(b"l"), digest_of(b"i")
     ),
