@@ -14,9 +14,7 @@ from omniload.base.errors import ConfigError
 from snapshot.image.block_store import BlockStore
 from snapshot.image.layer_index import LayerIndex
 from snapshot.image.loader import BlockTier
-from snapshot.image.peer_directory import group_of
 from snapshot.image.peer_flights import HeldBlocks, SharedTier
-from snapshot.image.peer_joining import JoinedPeers, check_ray
 from snapshot.image.peer_server import PeerServer
 from snapshot.image.peer_share import BlockShare
 from snapshot.image.peer_tier import PeerTier
@@ -25,15 +23,13 @@ __all__ = ["PeerNode", "PeerSettings"]
 
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})\Z")
 _MAX_TOKEN_BYTES = 4096
-_ANY = ("0.0.0.0", "::")  # noqa: S104 -- what nobody can be reached at
 
 
 class PeerSettings(StrictModel):
     """Who shares blocks with whom."""
 
     peers: tuple[str, ...] = ()
-    """``HOST:PORT`` of every node that serves, the same list on all, in any order; or ``ray``, or
-    ``ray://HOST:PORT``: whoever joins the directory of that cluster."""
+    """``HOST:PORT`` of every node that serves, the same list on all, in any order."""
     serve: str | None = None
     """Where this node listens; it serves nobody if there is none."""
     peer_name: str | None = None
@@ -44,8 +40,6 @@ class PeerSettings(StrictModel):
     @field_validator("peers")
     @classmethod
     def _peers_are_addresses(cls, peers: tuple[str, ...]) -> tuple[str, ...]:
-        if _directory(peers):
-            return peers
         for peer in peers:
             _address(peer)
         if repeated := sorted({peer for peer in peers if peers.count(peer) > 1}):
@@ -63,25 +57,13 @@ class PeerSettings(StrictModel):
                 "the same on all nodes",
                 "serve",
             )
-        if self.directory:
-            name, port = _address(self.name)
-            if port == 0 or name in _ANY:
-                raise fault_at(
-                    f"others cannot reach {self.name}; say where with peer_name=HOST:PORT",
-                    "serve" if self.peer_name is None else "peer_name",
-                )
-        elif self.peers and self.name not in self.peers:
+        if self.peers and self.name not in self.peers:
             raise fault_at(
                 f"this node is {self.name}, not among peers {list(self.peers)[:5]}; add it, or "
                 "say which it is with peer_name=HOST:PORT",
                 "serve" if self.peer_name is None else "peer_name",
             )
         return self
-
-    @property
-    def directory(self) -> str:
-        """Address of the cluster whose directory names the peers; empty where a list does."""
-        return _directory(self.peers)
 
     @property
     def name(self) -> str:
@@ -100,7 +82,7 @@ class PeerNode:
         clock: For the patience with peers.
 
     Raises:
-        ConfigError: The token file cannot be read, or holds no token; or Ray is not installed.
+        ConfigError: The token file cannot be read, or holds no token.
         StateError: The address cannot be listened at.
     """
 
@@ -112,7 +94,6 @@ class PeerNode:
         indexes: Sequence[LayerIndex],
         clock: Clock | None = None,
     ) -> None:
-        self._settings = settings
         self.tiers: dict[str, BlockTier] = {"registry": registry}
         """By name, in the order in which they are to be asked."""
         self._peers: PeerTier | None = None
@@ -120,13 +101,10 @@ class PeerNode:
         self._server: PeerServer | None = None
         token = _token(settings.peer_token_file) if settings.peer_token_file else ""
         held = HeldBlocks(disk)
-        self._joined: JoinedPeers | None = None
-        if settings.directory:
-            check_ray()
         if others := bool(set(settings.peers) - {settings.name}):
             # The name of a node that serves nobody only has to differ from others'.
             self._peers = PeerTier(
-                self._members, settings.name or f"{id(self)}", token=token, clock=clock
+                settings.peers, settings.name or f"{id(self)}", token=token, clock=clock
             )
             self.tiers = {"peer": SharedTier(self._peers, held, by_region=True), **self.tiers}
         if others or settings.serve is not None:
@@ -135,13 +113,6 @@ class PeerNode:
             self._share = BlockShare(held, self.tiers, indexes)
             host, port = _address(settings.serve)
             self._server = PeerServer(self._share, host, port, token=token)
-        if settings.directory:
-            blobs = [index.blob_digest for index in indexes]
-            self._joined = JoinedPeers(settings.directory, settings.name, group_of(token), blobs)
-            self._joined.wait()
-
-    def _members(self) -> tuple[str, ...]:
-        return self._settings.peers if self._joined is None else self._joined.members()
 
     def numbers(self) -> dict[str, int]:
         """Return bytes: handed to peers, moved for them by tier, and received by peer."""
@@ -155,23 +126,12 @@ class PeerNode:
 
     def close(self) -> None:
         """Stop serving and asking."""
-        if self._joined is not None:
-            self._joined.close()
         if self._server is not None:
             self._server.close()
         if self._share is not None:
             self._share.close()
         if self._peers is not None:
             self._peers.close()
-
-
-def _directory(peers: Sequence[str]) -> str:
-    if len(peers) != 1 or not (peers[0] == "ray" or peers[0].startswith("ray://")):
-        return ""
-    if peers[0] == "ray":
-        return "auto"
-    _address(peers[0].removeprefix("ray://"))
-    return peers[0]
 
 
 def _address(text: str) -> tuple[str, int]:

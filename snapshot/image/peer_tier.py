@@ -1,7 +1,7 @@
 """Blocks from peers: carries requests to whom ``peer_choice`` names. Believes nothing it receives."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -66,8 +66,7 @@ class PeerTier(BlockTier):
     """The other nodes of a start.
 
     Args:
-        members: Gives ``HOST:PORT`` of every node that serves, this one too if it does; asked anew
-            for each region, since nodes may come and go.
+        members: ``HOST:PORT`` of every node that serves, this one too if it does.
         me: This node's own name among them, or any other name if it serves nobody.
         token: Shown to every peer; none if empty.
         patience: How long they are waited for.
@@ -77,7 +76,7 @@ class PeerTier(BlockTier):
 
     def __init__(
         self,
-        members: Callable[[], Sequence[str]],
+        members: Sequence[str],
         me: str,
         *,
         token: str = "",
@@ -123,7 +122,7 @@ class PeerTier(BlockTier):
         found: dict[str, bytes] = {}
         moved = 0
         until_s = self._clock.now_s() + self._patience.total_s
-        for peer, waits in self._candidates(ranking(self._members(), region), region):
+        for peer, waits in self._candidates(ranking(self._members, region), region):
             absent = [ref for ref in refs if ref.digest not in found]
             if not absent or self._closed or self._clock.now_s() >= until_s:
                 break

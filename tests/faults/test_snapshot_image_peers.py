@@ -44,7 +44,7 @@ def tier_of():
 
     def build(*members, me="nobody", **changes):
         patience = PeerPatience(silent_s=changes.pop("silent_s", 5.0), **changes)
-        made.append(PeerTier(lambda: members, me, patience=patience))
+        made.append(PeerTier(members, me, patience=patience))
         return made[-1]
 
     yield build

@@ -165,7 +165,7 @@ def test_a_blob_goes_on_from_the_next_store_where_a_mirror_breaks_off(tmp_path):
 def test_a_peer_whose_headers_trickle_is_left_for_the_next_tier():
     ref = BlockRef(blob_of(DATA).digest, blob_of(b"layer").digest, 0, 0, 10)
     with trickling() as (address, seen):
-        tier = PeerTier(lambda: [address], "me", patience=PeerPatience(silent_s=0.4, total_s=1.0))
+        tier = PeerTier([address], "me", patience=PeerPatience(silent_s=0.4, total_s=1.0))
         index = type("Index", (), {"blob_digest": blob_of(b"layer").digest})()
 
         found, moved = tier._region(index, "r", [ref])

@@ -36,8 +36,6 @@ def test_a_node_that_serves_nobody_asks_its_peers_first():
     [
         {"peers": (HERE, "[::1]:80"), "serve": HERE},
         {"serve": "localhost:0"},
-        {"peers": ("ray",), "serve": HERE},
-        {"peers": ("ray://head:10001",), "serve": HERE},
         {"serve": "[::1]:7070"},
         {"peers": (THERE,), "serve": "0.0.0.0:7070", "peer_name": THERE, "peer_token_file": "t"},
     ],
@@ -57,8 +55,6 @@ def test_what_can_be_meant_is_taken(fields):
         ({"peers": (HERE, HERE)}, "more than once"),
         ({"peers": ("ray", THERE)}, "is not HOST:PORT"),
         ({"peers": ("ray://head",)}, "is not HOST:PORT"),
-        ({"peers": ("ray",), "serve": "127.0.0.1:0"}, "others cannot reach 127.0.0.1:0"),
-        ({"peers": ("ray",), "serve": "0.0.0.0:7", "peer_token_file": "t"}, "others cannot reach"),
         ({"serve": "7070"}, "is not HOST:PORT"),
         ({"serve": "0.0.0.0:7070"}, "peer_token_file"),
         ({"serve": "10.1.2.3:7070"}, "peer_token_file"),
@@ -98,14 +94,3 @@ def test_peers_are_a_list_parted_by_commas_among_other_options():
 def test_options_of_peers_that_cannot_be_meant_are_refused(option):
     with pytest.raises(ConfigError, match=r"-o"):
         mount_settings("r.example/a:v", "/mnt", (option,))
-
-
-def test_a_directory_is_named_by_the_option_and_needs_ray(monkeypatch):
-    assert mount_settings("oci:x", "/m", ("peers=ray",)).sharing.directory == "auto"
-    found = mount_settings("oci:x", "/m", (f"peers=ray://head:10001,serve={HERE}",)).sharing
-    assert (found.directory, found.name) == ("ray://head:10001", HERE)
-    assert PeerSettings(peers=(HERE, THERE)).directory == ""
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-
-    with pytest.raises(ConfigError, match="needs the package ray"):
-        PeerNode(found, HandTier(), None, ())
