@@ -1,4 +1,4 @@
-"""Images under other programs' containers: Podman, containerd, runc and crun."""
+"""Images under other programs' containers: Podman and containerd."""
 
 import os
 

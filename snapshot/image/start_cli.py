@@ -14,8 +14,6 @@ import click
 
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.units import format_bytes
-from snapshot.engines.bundle import RUNTIMES
-from snapshot.engines.runtime import entry_by
 from snapshot.image.binding import bind_of, log_of
 from snapshot.image.block_store import BlockStore
 from snapshot.image.index_file import IndexCache
@@ -49,7 +47,6 @@ class _Given:
     binds: tuple[str, ...]
     scratch: str | None
     log: str | None
-    runtime: str | None
 
 
 def _start_options(function: _Command) -> _Command:
@@ -71,9 +68,6 @@ def _start_options(function: _Command) -> _Command:
         help="Folder for what the command writes; removed.",
     )
     @click.option("--log", type=click.Path(dir_okay=False), help="Where the mount logs.")
-    @click.option(
-        "--runtime", type=click.Choice(RUNTIMES), help="Run a container by this; default: none."
-    )
     @functools.wraps(function)
     def command_of(  # noqa: PLR0913, PLR0917 -- one for each option
         image: str,
@@ -83,10 +77,9 @@ def _start_options(function: _Command) -> _Command:
         binds: tuple[str, ...],
         scratch: str | None,
         log: str | None,
-        runtime: str | None,
         **rest: Any,  # noqa: ANN401
     ) -> None:
-        function(_Given(image, words, options, variables, binds, scratch, log, runtime), **rest)
+        function(_Given(image, words, options, variables, binds, scratch, log), **rest)
 
     return command_of
 
@@ -189,7 +182,6 @@ def _started(given: _Given, window: str, changed: dict[str, Any]) -> tuple[Image
     """Run the command; return the settings of the mount, and its exit code."""
     check_machine()
     log = given.log or os.devnull
-    enter = None if given.runtime is None else entry_by(given.runtime)
     settings = mount_settings(given.image, "", (*given.options, f"window={window}"))
     with ExitStack() as starting:
         starting.enter_context(
@@ -209,7 +201,6 @@ def _started(given: _Given, window: str, changed: dict[str, Any]) -> tuple[Image
             log_path=log,
             image=image,
             entered=starting.close,
-            enter=enter,
         )
     return settings, code
 

@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TypeAlias
 
 from fusefs.bridge.daemons import umount
 from omniload.base.errors import ConfigError, StateError
@@ -29,7 +28,7 @@ from snapshot.image.mounting import ImageMount, mount_resolved
 from snapshot.oci.manifest import Process
 from snapshot.oci.opening import Image
 
-__all__ = ["Enter", "Start", "check_machine", "forwarding", "ids_of", "run_in", "start_of"]
+__all__ = ["Start", "check_machine", "ids_of", "run_in", "start_of"]
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TOOLS = ("fusermount3",)
@@ -47,10 +46,6 @@ class Start:
     """As the image says it: ``NAME``, ``NUMBER``, ``USER:GROUP``; empty for root."""
     binds: tuple[Bind, ...] = ()
     """What of this machine it sees, beside the image."""
-
-
-Enter: TypeAlias = Callable[[Path, Start, tuple[int, int], Callable[[], None]], int]
-"""Runs a start, as user and group, in a folder with ``image``, ``upper``, ``work`` and ``root``; returns its code."""
 
 
 def start_of(process: Process | None, words: Sequence[str], variables: Sequence[str]) -> Start:
@@ -130,7 +125,7 @@ def check_machine() -> None:
         raise ConfigError(f"{', '.join(missing)} not found; install fuse3")
 
 
-def run_in(  # noqa: PLR0913 -- two say who else knows of the start
+def run_in(
     settings: ImageMount,
     start: Start,
     *,
@@ -138,7 +133,6 @@ def run_in(  # noqa: PLR0913 -- two say who else knows of the start
     log_path: str,
     image: Image | None = None,
     entered: Callable[[], None] = lambda: None,
-    enter: Enter | None = None,
 ) -> int:
     """Mount an image, run a command in it, unmount; return its exit code, 128 + N for signal N.
 
@@ -149,7 +143,6 @@ def run_in(  # noqa: PLR0913 -- two say who else knows of the start
         log_path: Where the daemon of the mount logs.
         image: What ``settings`` names, where it was resolved before.
         entered: Called when the command is started.
-        enter: Runs it; as the root directory of a process of ours if not given.
 
     Raises:
         ConfigError: The image is not there, or a bind cannot lie where it is to.
@@ -164,7 +157,7 @@ def run_in(  # noqa: PLR0913 -- two say who else knows of the start
             _prepare(place / "image", place / "upper")
             make_mount_points(start.binds, place / "image", place / "upper")
             ids = ids_of(start.user, *(_text(place / "image", f) for f in ("passwd", "group")))
-            return (enter or _run)(place, start, ids, entered)
+            return _run(place, start, ids, entered)
 
 
 @contextmanager
@@ -241,7 +234,7 @@ def _run(place: Path, start: Start, ids: tuple[int, int], entered: Callable[[], 
             f"{why or f'exit code {code}'}; give --scratch a folder on a disk or tmpfs, not on an overlay"
         )
     entered()
-    with forwarding(int(said[0])):
+    with _forwarding(int(said[0])):
         return process.wait()
 
 
@@ -265,7 +258,7 @@ def _entered(
 
 
 @contextmanager
-def forwarding(command: int) -> Iterator[None]:
+def _forwarding(command: int) -> Iterator[None]:
     """Pass signals on to the command. Process 1 is deaf to those it does not handle; the second one kills it."""
     seen = 0
 

@@ -71,7 +71,7 @@ def test_the_consoles_of_a_page_run_one_after_the_other(path, shell):
         pytest.skip("MOUNT NOT TESTED: no /dev/fuse")
     if "image run" in script and os.geteuid() != 0:
         pytest.skip("STARTS IN AN IMAGE NOT TESTED: needs root")
-    for program in ("fusermount3", "umoci", "runc"):
+    for program in ("fusermount3", "umoci"):
         if shutil.which(program) is None:
             pytest.skip(f"NOT TESTED: {program} is not installed; run scripts/system_packages.sh")
     assert count
