@@ -17,8 +17,11 @@ from omniload.base.units import Bytes, Count
 __all__ = [
     "LARGEST_UNIT_BYTES",
     "SOURCE_TYPES",
+    "ArrowSource",
     "JsonlSource",
+    "MegatronSource",
     "Name",
+    "NumpySource",
     "OnError",
     "ParquetSource",
     "ShuffleConfig",
@@ -126,8 +129,60 @@ class TextSource(SourceBase):
     """Files read together."""
 
 
+class ArrowSource(_TextOrTokens):
+    """Arrow IPC files and streams, and folders of Hugging Face ``save_to_disk``; one row is one record."""
+
+    type: Literal["arrow"]
+
+
+class MegatronSource(SourceBase):
+    """Megatron's ``.bin`` and ``.idx``; one document of token ids is one record. The path may leave the suffix out."""
+
+    type: Literal["megatron"]
+    unit: UnitBytes = 4 << 20
+    """Documents of about this size are read together."""
+
+    @property
+    @override
+    def holds_text(self) -> bool:
+        return False
+
+
+class NumpySource(SourceBase):
+    """Token ids in ``.npy`` files, or in flat files of a stated type; a document, or a row, is one record."""
+
+    type: Literal["numpy"]
+    dtype: Literal["uint8", "uint16", "uint32", "uint64", "int32", "int64"] | None = None
+    """Type of the ids of a flat file, in the machine's order of bytes; ``.npy`` files say their own."""
+    header: Bytes = Field(default=0, le=1 << 20)
+    """Bytes before the ids of a flat file."""
+    end_of_document: int | None = Field(default=None, ge=0, lt=1 << 31)
+    """Token that ends every document; it stays its last token. What follows the last one is a document too."""
+    row_tokens: Annotated[Count, Field(ge=1, le=1 << 28)] | None = None
+    """Tokens of a row, where there are no documents; the last row of a file may be shorter."""
+    unit: UnitBytes = 4 << 20
+    """Records of about this size are read together."""
+
+    @model_validator(mode="after")
+    def _one_way_to_cut(self) -> Self:
+        if self.end_of_document is not None and self.row_tokens is not None:
+            raise fault_at(
+                f"end_of_document is {self.end_of_document} and row_tokens is {self.row_tokens}; name one of them",
+                "row_tokens",
+            )
+        return self
+
+    @property
+    @override
+    def holds_text(self) -> bool:
+        return False
+
+
 # A closed list. The file names a format, never a class to import.
-SourceConfig = Annotated[ParquetSource | JsonlSource | TextSource, Field(discriminator="type")]
+SourceConfig = Annotated[
+    ParquetSource | JsonlSource | TextSource | ArrowSource | MegatronSource | NumpySource,
+    Field(discriminator="type"),
+]
 
 SOURCE_TYPES: tuple[str, ...] = tuple(
     str(get_args(model.model_fields["type"].annotation)[0])

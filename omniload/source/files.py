@@ -157,7 +157,7 @@ def _guarded(file: ShardFile, where: str) -> Iterator[None]:
     except OmniloadError:
         raise
     except Exception as error:
-        decoding = isinstance(error, OSError | EOFError | pa.ArrowException)
+        decoding = isinstance(error, OSError | EOFError | UnicodeDecodeError | pa.ArrowException)
         if not decoding and not is_outage(error):
             raise
         file.require_unchanged()

@@ -51,6 +51,8 @@ class FileNames:
     """Where a file may have any other name: the suffixes that no file of the format has."""
     manifest: str = ""
     """Name of a file that lists the shards of its folder, where the format has one."""
+    implied: str = ""
+    """Suffix that a path may leave out."""
 
     def known(self, name: str) -> bool:
         """Whether a glob may take this name; one without a suffix, or numbered, says nothing."""
@@ -214,6 +216,8 @@ def _expand_url(pattern: str, names: FileNames | None) -> list[ShardFile]:
     if not glob.has_magic(path):
         if names is not None and store.isdir(path):
             return [remote_file(store, each) for each in _of_folder(store.find(path), path, names)]
+        if names is not None and names.implied and not store.exists(path):
+            path += names.implied
         return [remote_file(store, path)]
     # Listings and single answers of one store may write the same time differently, so the
     # stamp comes from a single answer; stores that keep listings give it without a request.
@@ -226,6 +230,8 @@ def _expand(pattern: str, base_dir: Path, names: FileNames | None) -> list[Shard
     if names is not None and Path(path).is_dir():
         held = [f"{folder}/{name}" for folder, _, inside in os.walk(path) for name in inside]
         return [local_file(each) for each in _of_folder(held, path, names)]
+    if names is not None and names.implied and Path(path + names.implied).exists():
+        path += names.implied
     if not glob.has_magic(path) or Path(path).exists():
         return [local_file(path)]
     # Matching starts inside the folder: a bracket in the folder's own name is not a pattern.

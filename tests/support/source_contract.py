@@ -1,4 +1,4 @@
-"""What every source promises; a format adds a fixture named ``kind`` that writes its shards.
+"""What every source promises; ``tests/support/source_kinds.py`` holds the kinds of shards.
 
 A kind holds::
 
@@ -8,15 +8,29 @@ A kind holds::
     tokenizer            of the mix, or None
     corrupt(path)        makes a shard undecodable without changing its size
     truncate(path)       cuts a shard short
+
+and where it differs from the usual::
+
+    shards(folder)       a file of each shard
+    everything(folder)   all files of all shards
+    empty_records        False where no record can be empty
+    without_files        what is said when all of ``everything`` is gone
 """
 
 import os
+import re
 
+import fsspec
 import numpy as np
 import pytest
 
-from omniload.base.errors import ConfigError, IntegrityError
+from omniload.actors.local import LocalPlane
+from omniload.actors.plane import PlaneSpec
+from omniload.base.errors import IntegrityError, OmniloadError
+from omniload.client import Client
+from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.source import open_source
+from tests.support.builders import a_mix
 
 SHARDS = 3
 TEXTS_PER_SHARD = 40
@@ -43,15 +57,23 @@ class SourceContract:
 
     @pytest.fixture
     def opened(self, folder, kind):
-        def open_again(name="web", seed=11, **changes):
+        def open_again(name="web", seed=11, cache_dir=None, **changes):
             config = kind.config(folder).model_copy(update=changes)
-            return open_source(name, config, seed=seed, tokenizer=kind.tokenizer, base_dir=folder)
+            return open_source(
+                name,
+                config,
+                seed=seed,
+                tokenizer=kind.tokenizer,
+                base_dir=folder,
+                cache_dir=cache_dir,
+            )
 
         return open_again
 
     @pytest.fixture
     def shards(self, folder, kind):
-        return sorted(folder.glob(f"part-*{kind.suffix}"))
+        found = getattr(kind, "shards", lambda folder: sorted(folder.glob(f"part-*{kind.suffix}")))
+        return found(folder)
 
     def test_an_epoch_holds_every_record_exactly_once(self, opened):
         source = opened()
@@ -146,6 +168,8 @@ class SourceContract:
         assert len(block.tokens) == SHARDS * TEXTS_PER_SHARD
 
     def test_a_record_of_empty_text_gives_no_sample(self, opened, folder, kind):
+        if not getattr(kind, "empty_records", True):
+            pytest.skip("no record of this kind can be empty")
         kind.write(folder / f"part-9{kind.suffix}", ["", "one", ""])
         source = opened()
 
@@ -156,12 +180,15 @@ class SourceContract:
         assert len(set(block.table.positions_N.tolist())) == len(block.tokens)
         assert block.skipped == 0
 
-    def test_a_source_without_files_is_refused(self, opened, shards):
-        for shard in shards:
+    def test_a_source_without_files_is_refused(self, opened, folder, shards, kind):
+        for shard in getattr(kind, "everything", lambda _: shards)(folder):
             shard.unlink()
 
-        with pytest.raises(ConfigError, match="matches no file"):
+        with pytest.raises(OmniloadError) as caught:
             opened()
+
+        said = f"{type(caught.value).__name__}: {caught.value}"
+        assert re.match(getattr(kind, "without_files", "ConfigError: .*matches no file"), said)
 
     def test_a_corrupt_shard_is_named(self, opened, shards, kind):
         kind.corrupt(shards[1])
@@ -189,3 +216,63 @@ class SourceContract:
 
         with pytest.raises(IntegrityError, match=r"part-1.*gone since the source was opened"):
             source.read(0, source.positions_per_epoch)
+
+    def test_a_store_gives_the_samples_of_a_folder(self, opened, folder, kind):
+        config = kind.config(folder)
+        store = fsspec.filesystem("memory")
+        store.put(f"{folder}/", "/contract/", recursive=True)
+        expected = samples(opened().read(0, 150))
+
+        try:
+            source = opened(path=f"memory://contract/{config.path}")
+            assert samples(source.read(0, 150)) == expected
+        finally:
+            store.store.clear()
+            store.pseudo_dirs[:] = [""]
+
+    def test_a_shard_replaced_by_one_of_its_size_and_time_holds_other_content(
+        self, opened, folder, kind, shards
+    ):
+        before = opened(cache_dir=folder / "index")
+        path = folder / f"part-1{kind.suffix}"
+        times = {each: each.stat() for each in folder.iterdir() if each.is_file()}
+
+        kind.write(path, [text.swapcase() for text in texts_of_shard(1)])
+        for each, status in times.items():
+            os.utime(each, ns=(status.st_atime_ns, status.st_mtime_ns))
+        after = opened(cache_dir=folder / "index")
+
+        assert after.fingerprint == before.fingerprint
+        assert after.content_digest != before.content_digest
+
+    def test_a_kept_index_gives_the_same_source(self, opened, folder):
+        first = opened(cache_dir=folder / "index")
+        again = opened(cache_dir=folder / "index")
+
+        assert list((folder / "index").glob("web.*.index.npz"))
+        assert again.content_digest == first.content_digest
+        assert samples(again.read(3, 90)) == samples(first.read(3, 90))
+
+    def test_a_run_resumes_exactly_on_another_number_of_ranks(self, folder, kind):
+        config = kind.config(folder).model_dump(mode="json")
+        mix = a_mix(sources={"web": config}, tokenizer=kind.tokenizer)
+
+        def steps(ranks, state=None, stop=6):
+            tree = ClientPlaceTree.of(dp=ranks)
+            spec = PlaneSpec(mix=mix, base_dir=folder, tree=tree, state=state, num_steps=stop)
+            with LocalPlane(spec) as plane:
+                clients = [Client(plane.handle(rank)) for rank in range(ranks)]
+                batches = zip(*clients, strict=True)
+                rows = [sorted(row for batch in each for row in rows_of(batch)) for each in batches]
+                return rows, clients[0].state_dict()
+
+        whole, _ = steps(1)
+        _, saved = steps(2, stop=3)
+        rest, _ = steps(2, saved)
+
+        assert len(whole) == 6
+        assert rest == whole[3:]
+
+
+def rows_of(batch):
+    return [tuple(row) for each in batch.microbatches for row in each.tokens_RT.tolist()]

@@ -1,0 +1,211 @@
+"""Arrow IPC streams and files, and the folders that Hugging Face ``save_to_disk`` writes.
+
+A batch is a unit. It is read by its range, together with the schema and the dictionaries that come
+before it: a unit is decoded as a stream of one batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from typing_extensions import override
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.units import format_bytes
+from omniload.mix.sources import ArrowSource
+from omniload.source.content import digest_of_ranges, even_ranges
+from omniload.source.files import ShardFile, beside, read_json, reading
+from omniload.source.formats.arrow_columns import records_of, require_column
+from omniload.source.formats.arrow_messages import END_OF_STREAM, FILE_MAGIC, messages_of
+from omniload.source.formats.format import MAX_UNIT_BYTES, Format, Records, UnitTable
+from omniload.source.formats.spec import FormatSpec
+from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.patterns import FileNames
+
+__all__ = ["FORMAT", "ArrowFormat"]
+
+_FIRST_ROWS = 64
+_STATE = "state.json"
+_FILE_HEAD = 8
+_INDICES = ("_indices_files", "_indices_data_files")
+
+
+class ArrowFormat(Format):
+    """Reads a column of text or of lists of integers, one batch at a time."""
+
+    def __init__(
+        self,
+        files: Sequence[ShardFile],
+        *,
+        column: str,
+        holds_text: bool,
+        cache: IndexCache | None = None,
+    ) -> None:
+        self.holds_text = holds_text
+        self._files, self._column = files, column
+        kind = f"arrow/{'text' if holds_text else 'tokens'}/{column}"
+        self._units = index_of(files, self._index, kind=kind, cache=cache)
+        # Consecutive units mostly follow the same schema, which is read once.
+        self._before: tuple[int, list[tuple[int, int]], bytes] = -1, [], b""
+
+    @override
+    def units(self) -> UnitTable:
+        return self._units
+
+    @override
+    def read_unit(self, unit: int) -> Records:
+        file, where = self._place(unit)
+        return records_of(
+            self._column_of(unit), f"{file.path}: {where}", holds_text=self.holds_text
+        )
+
+    @override
+    def first_records(self) -> Records:
+        filled = np.flatnonzero(self._units.rows_U)
+        if not len(filled):
+            return Records.of_texts([])
+        unit = int(filled[0])
+        file, where = self._place(unit)
+        column = self._column_of(unit).slice(0, _FIRST_ROWS)
+        return records_of(column, f"{file.path}: {where}", holds_text=self.holds_text)
+
+    def _place(self, unit: int) -> tuple[ShardFile, str]:
+        shard = int(self._units.shards_U[unit])
+        first = int(np.searchsorted(self._units.shards_U, shard))
+        return self._files[shard], f"batch {unit - first}"
+
+    def _column_of(self, unit: int) -> pa.ChunkedArray:
+        units = self._units
+        file, where = self._place(unit)
+        start, stop = int(units.starts_U[unit]), int(units.stops_U[unit])
+        with reading(file, where):
+            data = self._stream_head(unit) + file.read_range(start, stop) + END_OF_STREAM
+            column = _read_column(pa.py_buffer(data), self._column)
+            _require_sound(column)
+        if len(column) != units.rows_U[unit]:
+            raise IntegrityError(
+                f"{file.path}: {where}: holds {len(column)} rows of the {units.rows_U[unit]} in its head; replace it"
+            )
+        return column
+
+    def _stream_head(self, unit: int) -> bytes:
+        """Return what comes before a batch in its stream and is no batch: the schema, and dictionaries."""
+        units = self._units
+        shard = int(units.shards_U[unit])
+        first = int(np.searchsorted(units.shards_U, shard))
+        stops = [0, *units.stops_U[first:unit].tolist()]
+        gaps = [
+            (stop, start)
+            for stop, start in zip(stops, units.starts_U[first : unit + 1].tolist(), strict=True)
+            if stop < start
+        ]
+        if self._before[:2] != (shard, gaps):
+            head = b"".join(self._files[shard].read_ranges(gaps))
+            head = head[_FILE_HEAD:] if head.startswith(FILE_MAGIC) else head
+            self._before = shard, gaps, head
+        return self._before[2]
+
+    def _index(self, file: ShardFile) -> FileUnits:
+        digest = xxhash.xxh3_128()
+        rows, starts, stops = [], [], []
+        schema_stop = 0
+        with reading(file, "messages"):
+            if not file.size_bytes:
+                raise IntegrityError(f"{file.path}: is empty, without a schema; replace it")
+            for message in messages_of(file):
+                digest.update(message.metadata)
+                schema_stop = schema_stop or message.stop
+                if message.kind == "batch":
+                    rows.append(message.rows)
+                    starts.append(message.start)
+                    stops.append(message.stop)
+            head = file.read_range(0, schema_stop)
+            head = head[_FILE_HEAD:] if head.startswith(FILE_MAGIC) else head
+            schema = pa.ipc.open_stream(head + END_OF_STREAM).schema
+            sampled = digest_of_ranges(file, even_ranges(file.size_bytes))
+        require_column(schema, self._column, file.path, holds_text=self.holds_text)
+        largest = max((stop - start for start, stop in zip(starts, stops, strict=True)), default=0)
+        if largest > MAX_UNIT_BYTES:
+            raise ConfigError(
+                f"{file.path}: a batch holds {format_bytes(largest)}, more than {format_bytes(MAX_UNIT_BYTES)}; "
+                "write it in smaller batches"
+            )
+        return FileUnits(
+            rows=np.array(rows, np.int64),
+            starts=np.array(starts, np.int64),
+            stops=np.array(stops, np.int64),
+            content=f"{digest.hexdigest()}{sampled}",
+        )
+
+
+def _read_column(data: pa.Buffer, column: str) -> pa.ChunkedArray:
+    schema = pa.ipc.open_stream(data).schema
+    options = pa.ipc.IpcReadOptions(
+        included_fields=[schema.get_field_index(column)], use_threads=False
+    )
+    with pa.ipc.open_stream(data, options=options) as reader:
+        return reader.read_all().column(0)
+
+
+def _require_sound(column: pa.ChunkedArray) -> None:
+    """Refuse offsets and indices that lead out of the batch: whatever reads them would follow.
+
+    Text that is not UTF-8 is no fault here; that is told row by row.
+
+    Raises:
+        pa.ArrowInvalid: Says what is wrong.
+    """
+    raw = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+    for chunk in column.chunks:
+        kind = raw.get(chunk.type)
+        (chunk if kind is None else chunk.view(kind)).validate(full=True)
+
+
+def _shards(files: Sequence[ShardFile]) -> tuple[ShardFile, ...]:
+    """Put the shards that a ``state.json`` lists in its place."""
+    found: list[ShardFile] = []
+    for file in files:
+        found.extend(_listed(file) if file.path.rpartition("/")[2] == _STATE else [file])
+    return tuple(found)
+
+
+def _listed(state: ShardFile) -> list[ShardFile]:
+    value = read_json(state)
+    if held := next((key for key in _INDICES if value.get(key)), None):
+        raise ConfigError(
+            f"{state.path}: {held} is {_short(value[held])}: rows are chosen by an index beside the data; "
+            "save the data set again after flatten_indices()"
+        )
+    listed = value.get("_data_files")
+    if not isinstance(listed, list):
+        listed = []
+    names = [
+        each["filename"]
+        for each in listed
+        if isinstance(each, dict) and isinstance(each.get("filename"), str)
+    ]
+    if not names or len(names) != len(listed):
+        raise IntegrityError(
+            f"{state.path}: _data_files is {_short(value.get('_data_files'))}, not a list of file names; "
+            "save the data set again"
+        )
+    return [replace(beside(state, name), beside=(state,)) for name in names]
+
+
+def _short(value: object) -> str:
+    return f"{value!r:.80}"
+
+
+def _opened(config: ArrowSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
+    return ArrowFormat(files, column=config.column, holds_text=config.holds_text, cache=cache)
+
+
+FORMAT = FormatSpec(
+    what="an Arrow IPC file or stream",
+    names=FileNames(suffixes=frozenset({".arrow", ".arrows", ".feather", ".ipc"}), manifest=_STATE),
+    open=_opened,
+    magic=(((0, FILE_MAGIC),), ((0, b"\xff\xff\xff\xff"), (6, b"\0\0"))),
+    shards=_shards,
+)

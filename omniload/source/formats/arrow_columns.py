@@ -1,0 +1,143 @@
+"""Columns of Arrow tables as records: texts and lists of token ids, whatever file they came from.
+
+Shape suffixes:
+    B  rows of a unit        V  values of all sequences together
+"""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.ragged import Ragged
+from omniload.source.columns import drained, text_bytes
+from omniload.source.formats.format import Records
+
+__all__ = ["records_of", "require_column", "token_ids"]
+
+_INT32_MAX = np.iinfo(np.int32).max
+
+
+def require_column(schema: pa.Schema, column: str, path: str, *, holds_text: bool) -> None:
+    """Refuse a shard without the column, or with another type of it.
+
+    Raises:
+        ConfigError: With what the shard has.
+    """
+    if schema.names.count(column) != 1:
+        has = "more than one column" if column in schema.names else "no column"
+        raise ConfigError(f"{path}: has {has} {column!r}; it has {', '.join(schema.names)}")
+    found = schema.field(column).type
+    if not (_is_text(found) if holds_text else _is_tokens(found)):
+        wanted = "text (string)" if holds_text else "token ids (a list of integers)"
+        raise ConfigError(
+            f"{path}: column {column!r} is {found}, not {wanted}; "
+            f"name another column or use the key {'tokens' if holds_text else 'text'}"
+        )
+
+
+def records_of(column: pa.ChunkedArray, where: str, *, holds_text: bool) -> Records:
+    """Show a column as records; ``require_column`` has seen its type.
+
+    Raises:
+        IntegrityError: A token id is null, negative or too large.
+    """
+    return (_texts if holds_text else _tokens)(column, where)
+
+
+def token_ids(ids_V: NDArray[Any], where: str) -> NDArray[np.int32]:
+    """Show integers as token ids; int32 is not copied.
+
+    Raises:
+        IntegrityError: One is negative or larger than a token id.
+    """
+    # Types that fit need no look at their values.
+    small = np.can_cast(ids_V.dtype, np.int32) and ids_V.dtype.kind == "u"
+    if not small and len(ids_V):
+        low, high = int(ids_V.min()), int(ids_V.max())
+        if low < 0 or high > _INT32_MAX:
+            raise IntegrityError(
+                f"{where}: holds token id {low if low < 0 else high}; a token id is from 0 to {_INT32_MAX}, "
+                "write the shard anew"
+            )
+    return ids_V.astype(np.int32, copy=False)
+
+
+def _is_text(found: pa.DataType) -> bool:
+    if pa.types.is_dictionary(found):
+        return _is_text(found.value_type)
+    return found in {pa.string(), pa.large_string(), pa.string_view()}
+
+
+def _is_list(found: pa.DataType) -> bool:
+    kinds = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
+    return isinstance(found, kinds)
+
+
+def _is_tokens(found: pa.DataType) -> bool:
+    return _is_list(found) and bool(pa.types.is_integer(found.value_type))
+
+
+def _null_reason(column: pa.ChunkedArray, bad_B: NDArray[np.bool_], where: str) -> str:
+    return f"{where}: row {bad_B.argmax()}: is null" if column.null_count else ""
+
+
+def _nulls(column: pa.ChunkedArray) -> NDArray[np.bool_]:
+    if not column.null_count:
+        return np.zeros(len(column), np.bool_)
+    return np.asarray(column.is_null().to_numpy(), np.bool_)
+
+
+def _texts(column: pa.ChunkedArray, where: str) -> Records:
+    bad = _nulls(column)
+    chunks = [chunk.cast(pa.large_string()) for chunk in column.chunks]
+    try:
+        for chunk in chunks:
+            chunk.validate(full=True)
+    except pa.ArrowInvalid:
+        return _checked(column, where)
+    return Records(
+        column=drained([text_bytes(chunk) for chunk in chunks], np.dtype(np.uint8)),
+        bad_B=bad,
+        reason=_null_reason(column, bad, where),
+    )
+
+
+def _checked(column: pa.ChunkedArray, where: str) -> Records:
+    """Decode text row by row, to find the rows that are not UTF-8."""
+    texts: list[str | None] = []
+    reason = ""
+    for row, value in enumerate(column.cast(pa.large_binary()).to_pylist()):
+        try:
+            texts.append(None if value is None else value.decode())
+            fault = "" if value is not None else "is null"
+        except UnicodeDecodeError as error:
+            texts.append(None)
+            fault = f"is not UTF-8: {error}"
+        reason = reason or (fault and f"{where}: row {row}: {fault}")
+    return Records.of_texts(texts, reason)
+
+
+def _tokens(column: pa.ChunkedArray, where: str) -> Records:
+    bad = _nulls(column)
+    return Records(
+        column=drained([_ragged(chunk, where) for chunk in column.chunks], np.dtype(np.int32)),
+        bad_B=bad,
+        reason=_null_reason(column, bad, where),
+    )
+
+
+def _ragged(lists: pa.Array, where: str) -> Ragged:
+    """Show a list array as token ids; int32 is not copied."""
+    values = lists.flatten()
+    if pa.types.is_fixed_size_list(lists.type) or lists.null_count:
+        lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
+    else:
+        stored = lists.offsets.to_numpy()
+        offsets = stored.astype(np.int64) - int(stored[0])
+    if values.null_count:
+        raise IntegrityError(f"{where}: {values.null_count} token ids are null; write integers")
+    return Ragged(values_V=token_ids(values.to_numpy(), where), offsets=offsets)

@@ -1,0 +1,49 @@
+"""Cuts the records of a shard into units of about one size.
+
+Shape suffixes:
+    N  records of a shard        U  units of a shard
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.base.errors import ConfigError
+from omniload.base.units import format_bytes
+from omniload.source.files import ShardFile
+from omniload.source.formats.format import MAX_UNIT_BYTES
+
+__all__ = ["cuts", "require_sizes"]
+
+
+def cuts(ends_N: NDArray[np.int64], unit_bytes: int) -> NDArray[np.int64]:
+    """Return the number of the record that each unit starts with, and at last the number of records.
+
+    A unit ends with the record that brings it to ``unit_bytes``.
+
+    Args:
+        ends_N: Byte after each record, from the first byte of the first; never falling.
+        unit_bytes: Size of a unit.
+
+    Returns:
+        Numbers of records ``[U + 1]``, rising from 0; 0 alone where there is no record.
+    """
+    found = [0]
+    start = 0
+    while found[-1] < len(ends_N):
+        cut = int(np.searchsorted(ends_N, start + unit_bytes)) + 1
+        found.append(min(max(cut, found[-1] + 1), len(ends_N)))
+        start = int(ends_N[found[-1] - 1])
+    return np.array(found, np.int64)
+
+
+def require_sizes(file: ShardFile, sizes_U: NDArray[np.int64]) -> None:
+    """Refuse a unit that is too large to be decoded at once.
+
+    Raises:
+        ConfigError: A single record makes such a unit, or ``unit`` is set so.
+    """
+    if (largest := int(sizes_U.max(initial=0))) > MAX_UNIT_BYTES:
+        raise ConfigError(
+            f"{file.path}: a record makes a unit of {format_bytes(largest)}, more than "
+            f"{format_bytes(MAX_UNIT_BYTES)}; lower unit, or split the record"
+        )

@@ -1,0 +1,283 @@
+r"""Megatron's indexed datasets: token ids end to end in ``.bin``, and where documents lie in ``.idx``.
+
+The ``.idx`` of version 1, all numbers little-endian::
+
+    0   "MMIDIDX\0\0"                9 bytes
+    9   version, 1                   uint64
+    17  code of the type of the ids  uint8
+    18  sequences, S                 uint64
+    26  boundaries of documents, D   uint64
+    34  length of each sequence      int32[S]
+        first byte of each           int64[S]
+        first sequence of each document, and S at last   int64[D]
+
+A document is a range of sequences, and so a range of bytes, for sequences lie end to end.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.ragged import Ragged
+from omniload.mix.sources import MegatronSource
+from omniload.source.content import digest_of_ranges, even_ranges
+from omniload.source.files import ShardFile, beside, reading
+from omniload.source.formats.arrow_columns import token_ids
+from omniload.source.formats.cutting import cuts, require_sizes
+from omniload.source.formats.format import FIRST_BYTES, Format, Records, UnitTable
+from omniload.source.formats.spec import FormatSpec
+from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.patterns import FileNames
+
+__all__ = ["FORMAT", "MegatronFormat"]
+
+_MAGIC = b"MMIDIDX\0\0"
+_HEAD = 34
+_DTYPES: dict[int, np.dtype[Any]] = {
+    1: np.dtype("u1"),
+    2: np.dtype("i1"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<i4"),
+    5: np.dtype("<i8"),
+    8: np.dtype("<u2"),
+}
+_NO_IDS = {6: "float64", 7: "float32"}
+_FIRST_RECORDS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Head:
+    """What the head of an index says; sizes agree with the file's."""
+
+    dtype: np.dtype[Any]
+    sequences: int
+    boundaries: int
+
+    @property
+    def pointers_at(self) -> int:
+        return _HEAD + 4 * self.sequences
+
+    @property
+    def documents_at(self) -> int:
+        return self.pointers_at + 8 * self.sequences
+
+
+class MegatronFormat(Format):
+    """Reads documents of token ids; a unit is a range of them, numbered within their shard."""
+
+    holds_text = False
+
+    def __init__(
+        self, files: Sequence[ShardFile], *, unit_bytes: int, cache: IndexCache | None = None
+    ) -> None:
+        self._files, self._unit_bytes = files, unit_bytes
+        self._units = index_of(files, self._index, kind=f"megatron/{unit_bytes}", cache=cache)
+
+    @override
+    def units(self) -> UnitTable:
+        return self._units
+
+    @override
+    def read_unit(self, unit: int) -> Records:
+        units = self._units
+        return self._read(
+            int(units.shards_U[unit]), int(units.starts_U[unit]), int(units.stops_U[unit])
+        )
+
+    @override
+    def first_records(self) -> Records:
+        filled = np.flatnonzero(self._units.rows_U)
+        if not len(filled):
+            return _records(Ragged.of([]))
+        shard, start = int(self._units.shards_U[filled[0]]), int(self._units.starts_U[filled[0]])
+        stop = min(int(self._units.stops_U[filled[0]]), start + _FIRST_RECORDS)
+        file = self._files[shard]
+        with reading(file, "its first documents"):
+            places = _places(file, start, stop)
+        inside = int(np.searchsorted(places.bytes_N, places.bytes_N[0] + FIRST_BYTES, "right")) - 1
+        return self._read(shard, start, start + inside) if inside else _records(Ragged.of([]))
+
+    def _read(self, shard: int, start: int, stop: int) -> Records:
+        file = self._files[shard]
+        where = f"documents {start} to {stop}"
+        with reading(file, where):
+            places = _places(file, start, stop)
+            first, last = int(places.bytes_N[0]), int(places.bytes_N[-1])
+            data = file.read_range(first, last) if last > first else b""
+        ids = token_ids(np.frombuffer(data, places.dtype), f"{file.path}: {where}")
+        offsets = (places.bytes_N - first) // places.dtype.itemsize
+        return _records(Ragged(values_V=ids, offsets=offsets))
+
+    def _index(self, file: ShardFile) -> FileUnits:
+        (index,) = file.beside
+        with reading(file, "its index"):
+            head = _head(index)
+            ends = _document_ends(file, index, head)
+            content = digest_of_ranges(index, even_ranges(index.size_bytes))
+            if file.size_bytes:
+                content += digest_of_ranges(file, even_ranges(file.size_bytes))
+        found = cuts(ends, self._unit_bytes)
+        require_sizes(file, np.diff(np.concatenate(([0], ends[found[1:] - 1]))))
+        return FileUnits(rows=np.diff(found), starts=found[:-1], stops=found[1:], content=content)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Places:
+    """Where documents lie in the ``.bin``."""
+
+    dtype: np.dtype[Any]
+    bytes_N: NDArray[np.int64]
+    """First byte of each, and the byte after the last."""
+
+
+def _records(column: Ragged) -> Records:
+    return Records(column=column, bad_B=np.zeros(len(column), np.bool_))
+
+
+def _head(index: ShardFile) -> _Head:
+    """Read the head of an index and compare what it says with the size of the file.
+
+    Raises:
+        ConfigError: It is of a version or a type of ids that is not read.
+        IntegrityError: It is no index, or not as long as it says.
+    """
+    size = index.size_bytes
+    head = index.read_range(0, min(_HEAD, size))
+    if head[: len(_MAGIC)] != _MAGIC or len(head) < _HEAD:
+        raise IntegrityError(
+            f"{index.path}: begins with {head[:9]!r}, not {_MAGIC!r}: it is no index of Megatron's, or of the "
+            "oldest kind (TNTIDX); write it anew"
+        )
+    version, code = int.from_bytes(head[9:17], "little"), head[17]
+    sequences = int.from_bytes(head[18:26], "little")
+    boundaries = int.from_bytes(head[26:34], "little")
+    if version != 1:
+        raise ConfigError(
+            f"{index.path}: is of version {version}; version 1 is read, write it anew"
+        )
+    if code not in _DTYPES:
+        kind = _NO_IDS.get(code, "unknown")
+        raise ConfigError(
+            f"{index.path}: says that ids are of type {code} ({kind}); integers are read: types "
+            f"{', '.join(map(str, _DTYPES))}"
+        )
+    wanted = _HEAD + 12 * sequences + 8 * boundaries
+    if size == wanted + sequences and sequences:
+        raise ConfigError(
+            f"{index.path}: has a mode for each of its {sequences} sequences: it is multimodal, which is not read"
+        )
+    if size != wanted or boundaries < 1:
+        raise IntegrityError(
+            f"{index.path}: says {sequences} sequences and {boundaries} boundaries of documents, which make {wanted} "
+            f"bytes; it has {size}: it is cut short or corrupt, replace it"
+        )
+    return _Head(dtype=_DTYPES[code], sequences=sequences, boundaries=boundaries)
+
+
+def _array(index: ShardFile, at: int, count: int, dtype: str) -> NDArray[np.int64]:
+    size = count * np.dtype(dtype).itemsize
+    data = index.read_range(at, at + size) if count else b""
+    return np.frombuffer(data, dtype).astype(np.int64)
+
+
+def _document_ends(file: ShardFile, index: ShardFile, head: _Head) -> NDArray[np.int64]:
+    """Return the byte after each document, all of the index having been checked.
+
+    Raises:
+        IntegrityError: A number leads elsewhere than into the ``.bin``, or is not where the one before ends.
+    """
+    lengths = _array(index, _HEAD, head.sequences, "<i4")
+    _refuse(index, lengths < 0, lengths, "sequence {} has the length {}")
+    starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))) * head.dtype.itemsize
+    pointers = _array(index, head.pointers_at, head.sequences, "<i8")
+    _refuse(
+        index,
+        pointers != starts[:-1],
+        pointers,
+        "sequence {} starts at byte {}, not where the one before ends",
+    )
+    if starts[-1] != file.size_bytes:
+        raise IntegrityError(
+            f"{file.path}: holds {file.size_bytes} bytes; its index {index.path} tells of {starts[-1]}: one of them is "
+            "cut short or of another data set, replace them"
+        )
+    documents = _array(index, head.documents_at, head.boundaries, "<i8")
+    outside = (documents < 0) | (documents > head.sequences)
+    _refuse(index, outside, documents, f"document {{}} starts at sequence {{}} of {head.sequences}")
+    _refuse(
+        index,
+        np.diff(documents, prepend=0) < 0,
+        documents,
+        "document {} starts at sequence {}, before the one before",
+    )
+    if documents[0] != 0 or documents[-1] != head.sequences:
+        raise IntegrityError(
+            f"{index.path}: documents reach from sequence {documents[0]} to {documents[-1]} of {head.sequences}; "
+            "replace the index"
+        )
+    return starts[documents[1:]]
+
+
+def _refuse(
+    index: ShardFile, wrong: NDArray[np.bool_], values: NDArray[np.int64], what: str
+) -> None:
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise IntegrityError(f"{index.path}: {what.format(at, values[at])}; replace the index")
+
+
+def _places(file: ShardFile, start: int, stop: int) -> _Places:
+    """Look up a range of documents in the index, which was checked when the source was opened."""
+    (index,) = file.beside
+    head = _head(index)
+    documents = _array(index, head.documents_at + 8 * start, stop - start + 1, "<i8")
+    first, last = int(documents[0]), int(documents[-1])
+    if not 0 <= first <= last <= head.sequences or (np.diff(documents) < 0).any():
+        raise IntegrityError(
+            f"{index.path}: documents {start} to {stop} lie in sequences {first} to {last} of {head.sequences}; "
+            "the file is not the one that was indexed, start anew"
+        )
+    lengths = _array(index, _HEAD + 4 * first, last - first, "<i4") * head.dtype.itemsize
+    (begin,) = _array(index, head.pointers_at + 8 * first, 1, "<i8") if last > first else (0,)
+    ends = begin + np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+    if lengths.min(initial=0) < 0 or begin < 0 or ends[-1] > file.size_bytes:
+        raise IntegrityError(
+            f"{index.path}: documents {start} to {stop} lie in bytes {begin} to {ends[-1]} of {file.size_bytes}; "
+            "the file is not the one that was indexed, start anew"
+        )
+    return _Places(dtype=head.dtype, bytes_N=ends[documents - first])
+
+
+def _shards(files: Sequence[ShardFile]) -> tuple[ShardFile, ...]:
+    """Pair every ``.bin`` with its ``.idx``, whichever of them was named."""
+    found: dict[str, ShardFile] = {}
+    for file in files:
+        folder, _, name = file.path.rpartition("/")
+        stem, dot, suffix = name.rpartition(".")
+        if suffix not in {"bin", "idx"} or not dot:
+            raise ConfigError(
+                f"{file.path}: is neither .bin nor .idx; name the .bin files, or the prefix of both"
+            )
+        path = f"{folder}/{stem}.bin"
+        if path not in found:
+            data = file if suffix == "bin" else beside(file, f"{stem}.bin")
+            found[path] = replace(data, beside=(beside(file, f"{stem}.idx"),))
+    return tuple(found.values())
+
+
+def _opened(config: MegatronSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
+    return MegatronFormat(files, unit_bytes=config.unit, cache=cache)
+
+
+FORMAT = FormatSpec(
+    what="an index of Megatron's",
+    names=FileNames(suffixes=frozenset({".bin"}), implied=".bin"),
+    open=_opened,
+    magic=(((0, _MAGIC),),),
+    shards=_shards,
+)

@@ -1,0 +1,245 @@
+"""Token ids in ``.npy`` files and in flat files, as nanoGPT and OLMo keep them.
+
+A file is one run of ids. Documents end with a token of their own, or there are rows of one length:
+those of a matrix, those that ``row_tokens`` cuts, or else the whole file. Units are ranges of bytes.
+
+Shape suffixes:
+    V  ids of a unit
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from math import prod
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.ragged import Ragged
+from omniload.mix.sources import NumpySource
+from omniload.source.content import digest_of_ranges, even_ranges
+from omniload.source.files import ShardFile, reading
+from omniload.source.formats.arrow_columns import token_ids
+from omniload.source.formats.cutting import cuts, require_sizes
+from omniload.source.formats.format import FIRST_BYTES, Format, Records, UnitTable
+from omniload.source.formats.spec import FormatSpec
+from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.patterns import FileNames
+
+__all__ = ["FORMAT", "NumpyFormat"]
+
+_MAGIC = b"\x93NUMPY"
+_LARGEST_HEADER = 64 << 10
+_SCAN_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """How the ids of a file lie."""
+
+    start: int
+    """First byte of the ids."""
+    dtype: np.dtype[Any]
+    row: int
+    """Ids of a row; 0 where a token ends documents."""
+
+
+class NumpyFormat(Format):
+    """Reads documents or rows of token ids."""
+
+    holds_text = False
+
+    def __init__(
+        self, files: Sequence[ShardFile], config: NumpySource, cache: IndexCache | None = None
+    ) -> None:
+        self._files, self._config = files, config
+        cut = (config.dtype, config.header, config.end_of_document, config.row_tokens, config.unit)
+        kind = f"numpy/{'/'.join(map(str, cut))}"
+        self._units = index_of(files, self._index, kind=kind, cache=cache)
+        self._layout: tuple[int, _Layout] | None = None
+
+    @override
+    def units(self) -> UnitTable:
+        return self._units
+
+    @override
+    def read_unit(self, unit: int) -> Records:
+        shard, rows = int(self._units.shards_U[unit]), int(self._units.rows_U[unit])
+        start, stop = int(self._units.starts_U[unit]), int(self._units.stops_U[unit])
+        file, where = self._files[shard], f"bytes {start} to {stop}"
+        with reading(file, where):
+            layout = self._layout_of(shard)
+            data = file.read_range(start, stop)
+        ids = np.frombuffer(data, layout.dtype)
+        offsets = self._offsets(ids, layout)
+        if len(offsets) != rows + 1:
+            raise IntegrityError(
+                f"{file.path}: {where} hold {len(offsets) - 1} records, {rows} in the index; "
+                "the file is not the one that was indexed, start anew"
+            )
+        return _records(token_ids(ids, f"{file.path}: {where}"), offsets)
+
+    @override
+    def first_records(self) -> Records:
+        shard = next((i for i, file in enumerate(self._files) if file.size_bytes), None)
+        if shard is None or not self._units.rows_U.any():
+            return _records(np.empty(0, np.int32), np.zeros(1, np.int64))
+        file = self._files[shard]
+        with reading(file, "its first ids"):
+            layout = self._layout_of(shard)
+            size = min(file.size_bytes - layout.start, FIRST_BYTES) // layout.dtype.itemsize
+            data = file.read_range(layout.start, layout.start + size * layout.dtype.itemsize)
+        ids = np.frombuffer(data, layout.dtype)
+        offsets = self._offsets(ids, layout)
+        if layout.start + len(data) < file.size_bytes:
+            offsets = offsets[:-1]  # the last may be cut off
+        return _records(token_ids(ids[: offsets[-1]], f"{file.path}: its first ids"), offsets)
+
+    def _layout_of(self, shard: int) -> _Layout:
+        if self._layout is None or self._layout[0] != shard:
+            self._layout = shard, _layout(self._files[shard], self._config)
+        return self._layout[1]
+
+    def _offsets(self, ids_V: NDArray[Any], layout: _Layout) -> NDArray[np.int64]:
+        """Return where records start among the ids of a unit, and where the last stops."""
+        if layout.row:
+            stops = np.arange(layout.row, len(ids_V), layout.row)
+        else:
+            stops = np.flatnonzero(ids_V == self._config.end_of_document) + 1
+            stops = stops[stops < len(ids_V)]
+        return np.concatenate(([0], stops, [len(ids_V)] if len(ids_V) else [])).astype(np.int64)
+
+    def _index(self, file: ShardFile) -> FileUnits:
+        digest = xxhash.xxh3_128()
+        with reading(file, "ids"):
+            layout = _layout(file, self._config)
+            if layout.row:
+                ends = _row_ends(file, layout)
+                digest.update(digest_of_ranges(file, even_ranges(file.size_bytes)).encode())
+            else:
+                ends = _document_ends(file, layout, self._config.end_of_document, digest)
+        found = cuts(ends, self._config.unit)
+        stops = layout.start + ends[found[1:] - 1]
+        starts = np.concatenate(([layout.start], stops))[:-1] if len(stops) else stops
+        require_sizes(file, stops - starts)
+        return FileUnits(
+            rows=np.diff(found), starts=starts, stops=stops, content=digest.hexdigest()
+        )
+
+
+def _records(ids_V: NDArray[np.int32], offsets: NDArray[np.int64]) -> Records:
+    column = Ragged(values_V=ids_V, offsets=offsets)
+    return Records(column=column, bad_B=np.zeros(len(column), np.bool_))
+
+
+def _row_ends(file: ShardFile, layout: _Layout) -> NDArray[np.int64]:
+    size = file.size_bytes - layout.start
+    row = layout.row * layout.dtype.itemsize
+    return (
+        np.minimum(np.arange(1, -(-size // row) + 1) * row, size) if size else np.empty(0, np.int64)
+    )
+
+
+def _document_ends(
+    file: ShardFile, layout: _Layout, end: int | None, digest: xxhash.xxh3_128
+) -> NDArray[np.int64]:
+    """Return the byte after each document, from the first id; every byte is fed to ``digest``."""
+    size = layout.dtype.itemsize
+    found = [np.empty(0, np.int64)]
+    for at, data in _chunks(file, layout.start):
+        digest.update(data)
+        ids = np.frombuffer(data, layout.dtype)
+        found.append(at - layout.start + (np.flatnonzero(ids == end) + 1) * size)
+    ends = np.concatenate(found)
+    total = file.size_bytes - layout.start
+    return ends if not total or (len(ends) and ends[-1] == total) else np.append(ends, total)
+
+
+def _chunks(file: ShardFile, at: int) -> Iterator[tuple[int, bytes]]:
+    for start in range(at, file.size_bytes, _SCAN_BYTES):
+        yield start, file.read_range(start, min(start + _SCAN_BYTES, file.size_bytes))
+
+
+def _layout(file: ShardFile, config: NumpySource) -> _Layout:
+    """Read how a file lies, and compare it with the file's size.
+
+    Raises:
+        ConfigError: The file says nothing of its type and neither does the mix file, or it holds no ids.
+        IntegrityError: Its size does not fit what it says.
+    """
+    head = file.read_range(0, min(_LARGEST_HEADER, file.size_bytes)) if file.size_bytes else b""
+    is_npy = head.startswith(_MAGIC)
+    if not is_npy and file.path.lower().endswith(".npy") and config.dtype is None:
+        raise IntegrityError(
+            f"{file.path}: begins with {head[:6]!r}, not {_MAGIC!r}; replace it, or state dtype if it is flat"
+        )
+    if is_npy:
+        start, dtype, shape = _npy_header(file, head)
+    elif config.dtype is None:
+        raise ConfigError(
+            f"{file.path}: is a flat file; state dtype, such as uint16, and header if it has one"
+        )
+    else:
+        start, dtype = config.header, np.dtype(config.dtype)
+        shape = ((file.size_bytes - start) // dtype.itemsize,)
+    stop = start + prod(shape) * dtype.itemsize
+    if stop != file.size_bytes:
+        raise IntegrityError(
+            f"{file.path}: {' x '.join(map(str, shape))} ids of {dtype} from byte {start} on end at byte {stop}, "
+            f"and it has {file.size_bytes}: it is cut short or corrupt, replace it, or correct dtype and header"
+        )
+    row = shape[1] if len(shape) == 2 else config.row_tokens or 0
+    if len(shape) == 2 and (config.row_tokens or config.end_of_document is not None):
+        raise ConfigError(
+            f"{file.path}: is a matrix of {shape[0]} x {shape[1]}, whose rows are the records; remove "
+            f"{'row_tokens' if config.row_tokens else 'end_of_document'}"
+        )
+    if not row and config.end_of_document is None:
+        raise ConfigError(
+            f"{file.path}: is one run of {shape[0]} ids; set end_of_document to the token that ends "
+            "documents, or row_tokens"
+        )
+    return _Layout(start=start, dtype=dtype, row=row)
+
+
+def _npy_header(file: ShardFile, head: bytes) -> tuple[int, np.dtype[Any], tuple[int, ...]]:
+    """Return where the array starts, its type and its shape."""
+    read = np.lib.format
+    opened = BytesIO(head)
+    try:
+        version = read.read_magic(opened)
+        by_version = {
+            (1, 0): read.read_array_header_1_0,
+            (2, 0): read.read_array_header_2_0,
+        }
+        shape, fortran, dtype = by_version[version](opened, max_header_size=_LARGEST_HEADER)
+    except (ValueError, KeyError, EOFError, SyntaxError, RecursionError, MemoryError) as error:
+        raise IntegrityError(
+            f"{file.path}: its header cannot be read: {error!r:.120}; the file is corrupt, replace it"
+        ) from error
+    if dtype.kind not in "iu" or len(shape) not in {1, 2} or (fortran and len(shape) == 2):
+        raise ConfigError(
+            f"{file.path}: is an array of {dtype} with {len(shape)} dimensions{' in Fortran order' * fortran}; "
+            "token ids are integers in one run, or in rows in C order"
+        )
+    if any(length < 0 for length in shape) or (len(shape) == 2 and shape[1] == 0 < shape[0]):
+        raise IntegrityError(
+            f"{file.path}: says that its shape is {shape}; the file is corrupt, replace it"
+        )
+    return opened.tell(), dtype, shape
+
+
+def _opened(config: NumpySource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
+    return NumpyFormat(files, config, cache)
+
+
+FORMAT = FormatSpec(
+    what="a file of numpy's",
+    names=FileNames(suffixes=frozenset({".npy", ".bin"})),
+    open=_opened,
+    magic=(((0, _MAGIC),),),
+)

@@ -1,0 +1,82 @@
+"""Data sets as other people's libraries write them, kept as they came out of each.
+
+``tests/support/written_by_others.json`` holds twelve documents, each as a text and as ids, written by the
+libraries that it names: files by path, deflated, in base64.
+"""
+
+import base64
+import zlib
+from pathlib import Path
+
+import orjson
+import pytest
+
+from omniload.base.errors import ConfigError
+from omniload.mix.config import ByteTokenizer
+from omniload.mix.sources import ArrowSource, MegatronSource, ShuffleConfig
+from omniload.source.source import open_source
+from tests.support.source_contract import expected_tokens, samples
+
+WRITTEN = orjson.loads(
+    Path(__file__).parents[1].joinpath("support/written_by_others.json").read_bytes()
+)
+TEXTS = [f'document {i} {"é" * i} "quoted"\nline two' for i in range(12)]
+IDS = [[(i * 37 + j) % 500 for j in range(3 + i)] for i in range(12)]
+PLAIN = ShuffleConfig(method="none")
+
+TEXT_SOURCES = {
+    "datasets": ArrowSource(type="arrow", path="saved", text="text", shuffle=PLAIN),
+    "datasets by glob": ArrowSource(type="arrow", path="saved/*.arrow", text="text", shuffle=PLAIN),
+}
+ID_SOURCES = {
+    "datasets": ArrowSource(type="arrow", path="saved", tokens="tokens", shuffle=PLAIN),
+    "megatron uint16": MegatronSource(type="megatron", path="u16", shuffle=PLAIN),
+    "megatron int32": MegatronSource(type="megatron", path="i32.idx", shuffle=PLAIN),
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def unpacked(writer):
+        for name, content in WRITTEN[writer.partition(" ")[0]]["files"].items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(zlib.decompress(base64.b64decode(content)))
+        return tmp_path
+
+    return unpacked
+
+
+def read(config, folder, tokenizer=None):
+    source = open_source("web", config, seed=1, tokenizer=tokenizer, base_dir=folder)
+    assert source.positions_per_epoch == 12
+    return samples(source.read(0, 12))
+
+
+@pytest.mark.parametrize("writer", TEXT_SOURCES)
+def test_texts_come_as_they_were_written(writer, folder):
+    tokens = read(TEXT_SOURCES[writer], folder(writer), ByteTokenizer(type="bytes"))
+
+    assert tokens == [expected_tokens(text) for text in TEXTS]
+
+
+@pytest.mark.parametrize("writer", ID_SOURCES)
+def test_ids_come_as_they_were_written(writer, folder):
+    assert read(ID_SOURCES[writer], folder(writer)) == [tuple(ids) for ids in IDS]
+
+
+def test_a_folder_of_several_splits_names_them(folder):
+    config = ArrowSource(type="arrow", path="dict", text="text")
+
+    with pytest.raises(ConfigError, match=r"2 data sets, each with a state\.json: test, train"):
+        read(config, folder("datasets"))
+
+
+@pytest.mark.parametrize("key", ["_indices_files", "_indices_data_files"])
+def test_rows_that_are_chosen_by_an_index_are_refused_by_name(folder, key):
+    state = folder("datasets") / "saved/state.json"
+    saved = orjson.loads(state.read_bytes()) | {key: [{"filename": "indices.arrow"}]}
+    state.write_bytes(orjson.dumps(saved))
+
+    with pytest.raises(ConfigError, match=rf"state\.json: {key} is .*flatten_indices"):
+        read(TEXT_SOURCES["datasets"], state.parents[1], ByteTokenizer(type="bytes"))
