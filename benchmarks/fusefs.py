@@ -33,11 +33,11 @@ from pathlib import Path
 from typing_extensions import override
 
 from fusefs.config import FilesConfig, Striping
-from fusefs.mounting import MountConfig, mount, start, umount
-from fusefs.namespace import StripedFiles
-from fusefs.stores.local import LocalStore
-from fusefs.stores.opening import open_store
+from fusefs.mounts.lifecycle import MountConfig, mount, start, umount
+from fusefs.stores.local.store import LocalStore
 from fusefs.stores.protocol import ObjectWriter, Store
+from fusefs.stores.url import open_store
+from fusefs.tree.namespace import StripedFiles
 from tests.support.hdfs.cluster import hdfs_cluster
 
 MiB = 1 << 20

@@ -36,10 +36,10 @@ from torch.distributed.tensor import DTensor, Shard
 
 from benchmarks.report import Table, print_table, write_report
 from fusefs.config import FilesConfig
-from fusefs.mounting import mount
-from fusefs.namespace import StripedFiles
-from fusefs.stores.opening import open_store
-from fusefs.stores.retrying import RetryingStore
+from fusefs.mounts.lifecycle import mount
+from fusefs.stores.retry import RetryingStore
+from fusefs.stores.url import open_store
+from fusefs.tree.namespace import StripedFiles
 from tests.support.hdfs.cluster import Cluster, hdfs_cluster
 from trainer_integration.striped_storage import load_striped, save_striped
 from trainer_integration.striped_storage_place import open_striped

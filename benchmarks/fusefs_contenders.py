@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fusefs.mounting import MountConfig, start
+from fusefs.mounts.lifecycle import MountConfig, start
 
 __all__ = [
     "CACHE",

@@ -32,7 +32,7 @@ from benchmarks.fusefs_contenders import (
     s3_server,
 )
 from benchmarks.report import Table, print_table, write_report
-from fusefs.stores.opening import open_store
+from fusefs.stores.url import open_store
 from tests.support.hdfs.cluster import hdfs_cluster
 
 __all__ = ["main", "scattered", "table_of"]

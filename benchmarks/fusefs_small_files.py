@@ -19,7 +19,7 @@ from statistics import median
 import click
 
 from benchmarks.report import Table, print_table, write_report
-from fusefs.mounting import mount
+from fusefs.mounts.lifecycle import mount
 
 __all__ = ["main"]
 

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from benchmarks.report import Table, print_table, write_report
-from fusefs.mounting import mount
+from fusefs.mounts.lifecycle import mount
 from tests.support.fusefs_model import fast_directory
 from tests.support.fusefs_versions import NAMES, race_over_mounts, wrong_in
 

@@ -7,7 +7,7 @@ through fsspec (``omnifs://``). ``docs/design/0010-fusefs-format.md`` gives the 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fusefs.mounting import mount
+    from fusefs.mounts.lifecycle import mount
 
 __all__ = ["mount"]
 
@@ -15,7 +15,7 @@ __all__ = ["mount"]
 def __getattr__(name: str) -> object:
     """Load what is offered when it is asked for: whoever needs a store alone mounts nothing."""
     if name == "mount":
-        from fusefs.mounting import mount  # noqa: PLC0415
+        from fusefs.mounts.lifecycle import mount  # noqa: PLC0415
 
         return mount
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,14 @@ from typing import Any
 import click
 
 from fusefs.config import FilesConfig
-from fusefs.export import (
+from fusefs.mounts.lifecycle import is_watched, start
+from fusefs.mounts.lifecycle import umount as unmount
+from fusefs.mounts.options import mount_config, without_log, without_watch
+from fusefs.stores.protocol import checked_path
+from fusefs.stores.retry import RetryingStore
+from fusefs.stores.url import check_root, open_store
+from fusefs.tools.display import progress, show_kept, show_report, waiting_line
+from fusefs.tools.export import (
     copies_of,
     export_file,
     parted,
@@ -21,12 +28,8 @@ from fusefs.export import (
     require_free,
     require_no_mount,
 )
-from fusefs.fsck import verify
-from fusefs.mount_options import mount_config, without_log, without_watch
-from fusefs.mounting import is_watched, start
-from fusefs.mounting import umount as unmount
-from fusefs.namespace import StripedFiles
-from fusefs.prefetching import (
+from fusefs.tools.fsck import verify
+from fusefs.tools.prefetch import (
     LAYOUT_XATTR,
     drop_from_mount,
     mounted_files,
@@ -35,11 +38,8 @@ from fusefs.prefetching import (
     store_files,
     with_disk_cache,
 )
-from fusefs.showing import progress, show_kept, show_report, waiting_line
-from fusefs.statistics import layout_of
-from fusefs.stores.opening import check_root, open_store
-from fusefs.stores.protocol import checked_path
-from fusefs.stores.retrying import RetryingStore
+from fusefs.tools.statistics import layout_of
+from fusefs.tree.namespace import StripedFiles
 from omniload.base.config import load_yaml
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.secrets import without_secrets

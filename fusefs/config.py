@@ -4,7 +4,7 @@ from pathlib import PurePosixPath
 
 from pydantic import Field
 
-from fusefs.layout import StripeLayout
+from fusefs.format.layout import StripeLayout
 from fusefs.stores.protocol import Preferred
 from omniload.base.config import StrictModel
 from omniload.base.units import Bytes

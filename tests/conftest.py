@@ -24,6 +24,7 @@ COMPUTING = (UNIT, TESTS / "house", TESTS / "property")
 """Folders whose tests touch the machine only where a marker says so."""
 
 MOUNTING = ("test_fusefs", "test_snapshot", "test_docs", "test_trainer_striped_hdfs")
+MOUNTING_FOLDERS = {"fusefs", "snapshot"}
 NOT_MOUNTING = {
     "test_fusefs_hdfs_stores.py",
     "test_fusefs_native_hdfs.py",
@@ -100,7 +101,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         marked = any(item.get_closest_marker(name) for name in ("ray", "fuse", "slow"))
         if marked or not any(item.path.is_relative_to(folder) for folder in COMPUTING):
-            item.add_marker(pytest.mark.xdist_group("files" if _mounts(item.path.name) else "jobs"))
+            item.add_marker(pytest.mark.xdist_group("files" if _mounts(item.path) else "jobs"))
 
 
 def pytest_collection_finish(session):
@@ -115,9 +116,11 @@ def pytest_collection_finish(session):
             )
 
 
-def _mounts(name):
+def _mounts(path):
     """Whether the tests of a module may mount: what is mounted is the same for all processes."""
-    return name.startswith(MOUNTING) and name not in NOT_MOUNTING
+    if not MOUNTING_FOLDERS.isdisjoint(path.relative_to(TESTS).parts[:-1]):
+        return True
+    return path.name.startswith(MOUNTING) and path.name not in NOT_MOUNTING
 
 
 @pytest.hookimpl(wrapper=True)

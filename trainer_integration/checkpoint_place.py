@@ -8,8 +8,8 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from fusefs.namespace import StripedFiles
 from fusefs.stores.protocol import name_of
+from fusefs.tree.namespace import StripedFiles
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.state import JsonObject
 from trainer_integration import checkpoint_folder

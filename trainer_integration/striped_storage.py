@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from fusefs.namespace import StripedFiles
+from fusefs.tree.namespace import StripedFiles
 from omniload.base.state import Json
 from trainer_integration.save_errors import own_errors, require_room
 from trainer_integration.striped_storage_place import location_of, read_index

@@ -4,9 +4,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from fusefs.namespace import StripedFiles
-from fusefs.omnifs import OmniFileSystem
+from fusefs.fsspec_filesystem import OmniFileSystem
 from fusefs.stores.protocol import checked_path
+from fusefs.tree.namespace import StripedFiles
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from trainer_integration.striped_storage_index import INDEX, MAX_INDEX_BYTES, Index
 

@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future as TorchFuture
 from typing_extensions import override
 
-from fusefs.namespace import OpenedFile, StripedFiles
+from fusefs.base.serial_executor import settle
 from fusefs.stores.protocol import checked_path
-from fusefs.strands import settle
+from fusefs.tree.namespace import OpenedFile, StripedFiles
 from omniload.base.errors import IntegrityError, OmniloadError
 from trainer_integration.striped_storage_boxes import Box, Slab
 from trainer_integration.striped_storage_index import Chunk, Index

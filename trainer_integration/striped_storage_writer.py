@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 from typing_extensions import override
 
-from fusefs.namespace import StripedFiles
 from fusefs.stores.protocol import checked_path
+from fusefs.tree.namespace import StripedFiles
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import Json
 from trainer_integration.striped_storage_index import (

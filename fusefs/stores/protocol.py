@@ -167,7 +167,7 @@ class Store(Protocol):
         ...
 
     def read_large(self, path: str, offset: int, size_bytes: int) -> bytes | memoryview:
-        """As ``read``, into ``fusefs.mapped`` memory where the client can fill memory that is there."""
+        """As ``read``, into ``fusefs.base.huge_pages`` memory where the client can fill memory that is there."""
         return self.read(path, offset, size_bytes)
 
     def create(self, path: str) -> ObjectWriter:

@@ -25,9 +25,9 @@ from typing import Any, BinaryIO, ClassVar, Protocol
 
 from typing_extensions import override
 
-from fusefs.bridge.blocking import BlockingFileSystem
-from fusefs.bridge.protocol import ROOT_INODE, Data, Entry, Named, Opened, Space
-from fusefs.bridge.waiting import in_thread
+from fusefs.bridge.api.blocking import BlockingFileSystem
+from fusefs.bridge.api.protocol import ROOT_INODE, Data, Entry, Named, Opened, Space
+from fusefs.bridge.api.waiting import in_thread
 from omniload.base.log import get_logger
 from snapshot.engines.layer_store_images import ServedImage, ServedImages
 from snapshot.engines.layer_store_names import FILES, digest_of_name, info_of, reference_of

@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from fusefs.bridge import serving
-from fusefs.bridge.daemons import run_daemon, start_daemon
-from fusefs.bridge.options import BridgeOptions
+from fusefs.bridge import server
+from fusefs.bridge.api.options import BridgeOptions
+from fusefs.bridge.process.launch import run_daemon, start_daemon
 from omniload.base.clock import SystemClock
 from omniload.base.config import StrictModel, parse_yaml
 from omniload.base.errors import ConfigError
@@ -126,7 +126,7 @@ def serve(settings: LayerStoreMount, ready: Callable[[], None]) -> None:
         parts = _Parts(settings)
         opened.callback(parts.close)
         options, name = settings.bridge, "omniload-layers"
-        serving.serve(parts.shown, settings.mountpoint, options, name=name, ready=ready)
+        server.serve(parts.shown, settings.mountpoint, options, name=name, ready=ready)
 
 
 class _Parts:

@@ -7,7 +7,7 @@ one, disturbs no container.
 import base64
 from collections.abc import Callable
 
-from fusefs.bridge.daemons import run_daemon
+from fusefs.bridge.process.launch import run_daemon
 from omniload.base.config import StrictModel
 from snapshot.engines.snapshotter_store import KeptImage
 from snapshot.image import mounting

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from fusefs.bridge.daemons import start_daemon, umount
-from fusefs.bridge.tuning import mount_table
+from fusefs.bridge.process.launch import start_daemon, umount
+from fusefs.bridge.process.tuning import mount_table
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger
 from snapshot.engines import snapshotter_daemon

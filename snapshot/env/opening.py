@@ -29,8 +29,8 @@ def opened(url: str) -> "Iterator[Repository]":
         UnavailableError: The store does not answer.
     """
     # Imported here: clients of stores take longer to load than a warm restore takes altogether.
-    from fusefs.stores.opening import open_store  # noqa: PLC0415
-    from fusefs.stores.retrying import RetryingStore  # noqa: PLC0415
+    from fusefs.stores.retry import RetryingStore  # noqa: PLC0415
+    from fusefs.stores.url import open_store  # noqa: PLC0415
     from snapshot.env.repository import Repository  # noqa: PLC0415
 
     _check_there(url)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fusefs.bridge.daemons import umount
+from fusefs.bridge.process.launch import umount
 from omniload.base.errors import ConfigError
 from omniload.base.units import format_bytes
 from snapshot.engines.containerd_cli import export_command, serve_command

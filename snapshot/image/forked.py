@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from fusefs.bridge.daemons import clear_dead_mount, failure_of, tell_failure
+from fusefs.bridge.process.launch import clear_dead_mount, failure_of, tell_failure
 from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger, set_up_logging
 

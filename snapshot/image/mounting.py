@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from fusefs.bridge import serving
-from fusefs.bridge.daemons import run_daemon, start_daemon
-from fusefs.bridge.options import BridgeOptions
+from fusefs.bridge import server
+from fusefs.bridge.api.options import BridgeOptions
+from fusefs.bridge.process.launch import run_daemon, start_daemon
 from omniload.base.clock import SystemClock
 from omniload.base.config import StrictModel
 from omniload.base.log import get_logger
@@ -192,9 +192,7 @@ class _Serving:
                 watcher.start()
 
             name = "omniload-image"
-            serving.serve(
-                self._shown, settings.mountpoint, settings.bridge, name=name, ready=usable
-            )
+            server.serve(self._shown, settings.mountpoint, settings.bridge, name=name, ready=usable)
         finally:
             self._hot.close()
             if watcher.ident is not None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from fusefs.bridge.options import BridgeOptions
+from fusefs.bridge.api.options import BridgeOptions
 from omniload.base.config import StrictModel, parse_yaml
 from omniload.base.errors import ConfigError
 from snapshot.image.mounting import AUTO, READ_AHEAD_BYTES, ImageMount

@@ -19,7 +19,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import FrameType
 
-from fusefs.bridge.daemons import umount
+from fusefs.bridge.process.launch import umount
 from omniload.base.errors import ConfigError, StateError
 from snapshot.image import entering
 from snapshot.image.binding import Bind, make_mount_points

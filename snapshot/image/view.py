@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from fusefs.bridge.blocking import BlockingFileSystem, Threaded
-from fusefs.bridge.protocol import Data, Entry, Named, Opened, Space
+from fusefs.bridge.api.blocking import BlockingFileSystem, Threaded
+from fusefs.bridge.api.protocol import Data, Entry, Named, Opened, Space
 from snapshot.image.layer_index import LayerIndex
 from snapshot.image.loader import BlockLoader
 from snapshot.image.trace import Touch

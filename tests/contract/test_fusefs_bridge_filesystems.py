@@ -2,12 +2,12 @@
 
 import pytest
 
-from fusefs.body import SpoolPlace
-from fusefs.bridge.blocking import Threaded
-from fusefs.bridge.operations import StoreFileSystem
+from fusefs.bridge.api.blocking import Threaded
 from fusefs.config import FilesConfig, Striping
-from fusefs.namespace import StripedFiles
 from fusefs.stores.memory import MemoryStore
+from fusefs.tree.namespace import StripedFiles
+from fusefs.vfs.open_file import SpoolPlace
+from fusefs.vfs.store_filesystem import StoreFileSystem
 from tests.support import fusefs_bridge_example as example
 from tests.support.fusefs_bridge_contract import FileSystemContract
 

@@ -5,13 +5,13 @@ import uuid
 import pytest
 from pyarrow import fs as pafs
 
-from fusefs.stores.arrow import store_on
-from fusefs.stores.fsspec_store import fsspec_store
-from fusefs.stores.local import LocalStore
+from fusefs.stores.local.store import LocalStore
 from fusefs.stores.memory import MemoryStore
-from fusefs.stores.opening import open_store
 from fusefs.stores.protocol import checked_path
-from fusefs.stores.retrying import RetryingStore
+from fusefs.stores.remote.arrow import store_on
+from fusefs.stores.remote.fsspec_store import fsspec_store
+from fusefs.stores.retry import RetryingStore
+from fusefs.stores.url import open_store
 from omniload.base.errors import ConfigError
 from tests.support.fusefs_store_contract import StoreContract
 

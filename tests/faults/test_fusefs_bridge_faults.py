@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fusefs.bridge.device.handover import take
-from fusefs.mounting import MountConfig, start, umount
-from fusefs.namespace import StripedFiles
-from fusefs.stores.opening import open_store
+from fusefs.bridge.process.handover import take
+from fusefs.mounts.lifecycle import MountConfig, start, umount
+from fusefs.stores.url import open_store
+from fusefs.tree.namespace import StripedFiles
 from omniload.base.errors import ConfigError, StateError
 from tests.support.fusefs_model import TINY, fast_directory
 
@@ -171,7 +171,7 @@ def test_one_who_asks_for_a_mount_and_changes_its_mind_leaves_it_where_it_was(pl
 
 TAKE_AND_WAIT = """
 import sys
-from fusefs.bridge.device.handover import take
+from fusefs.bridge.process.handover import take
 taken = take(sys.argv[1])
 print(taken.state["request_bytes"], flush=True)
 sys.stdin.read()
@@ -362,7 +362,7 @@ def test_the_daemon_needs_neither_pyfuse3_nor_trio(place, tmp_path):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not installed')\n")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
     code = (
-        "import sys; from fusefs.mounting import MountConfig, start, umount\n"
+        "import sys; from fusefs.mounts.lifecycle import MountConfig, start, umount\n"
         "config = MountConfig(store=sys.argv[1], mountpoint=sys.argv[2], bridge='device')\n"
         "process = start(config); umount(sys.argv[2]); sys.exit(process.wait())\n"
     )

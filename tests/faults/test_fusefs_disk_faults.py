@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.cache.disk_directory import CopyFiles, DiskDirectory
 from fusefs.config import DiskCacheConfig
-from fusefs.disk_directory import CopyFiles, DiskDirectory
-from fusefs.stores.local import LocalStore
+from fusefs.stores.local.store import LocalStore
 from fusefs.stores.memory import MemoryStore
 from omniload.base.errors import UnavailableError
 from tests.support.fusefs_builders import contents, some_files
@@ -262,7 +262,7 @@ FILLER = """
 import sys
 from tests.support.fusefs_builders import contents, some_files
 from tests.faults.test_fusefs_disk_faults import cached
-from fusefs.stores.local import LocalStore
+from fusefs.stores.local.store import LocalStore
 with cached(LocalStore(sys.argv[1]), sys.argv[2], capacity=4 << 20) as files:
     print("open", flush=True)
     while True:

@@ -5,7 +5,7 @@ import random
 import threading
 from pathlib import Path
 
-from fusefs.disk_format import footprint
+from fusefs.cache.disk_format import footprint
 from tests.support.fusefs_disk import (
     UNIT,
     a_cache,

@@ -7,10 +7,10 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from fusefs.mounting import mount
-from fusefs.namespace import StripedFiles
-from fusefs.stores.local import LocalStore
-from fusefs.stores.opening import open_store
+from fusefs.mounts.lifecycle import mount
+from fusefs.stores.local.store import LocalStore
+from fusefs.stores.url import open_store
+from fusefs.tree.namespace import StripedFiles
 from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT
 from tests.support.swapped_folder import Outside, may_fail
 

@@ -3,15 +3,15 @@
 import subprocess
 import sys
 
-from fusefs.export import export_file
-from fusefs.stores.local import LocalStore
+from fusefs.stores.local.store import LocalStore
+from fusefs.tools.export import export_file
 from tests.support.fusefs_builders import some_files
 
 BIG = bytes(range(256)) * 100
 EXPORT = """
 import signal, sys
 from fusefs.cli import command
-from fusefs.stores.local import LocalStore
+from fusefs.stores.local.store import LocalStore
 def pause(*_):
     print("paused", flush=True)
     signal.sigwait({signal.SIGUSR1})

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from fusefs.manifest import encode_manifest
+from fusefs.format.manifest import encode_manifest
 from fusefs.stores.memory import MemoryStore
 from omniload.base.errors import IntegrityError, UnavailableError
 from tests.support.fusefs_builders import contents, object_paths, some_files, tiny_files

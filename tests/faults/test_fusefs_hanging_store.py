@@ -13,9 +13,9 @@ import uuid
 import psutil
 import pytest
 
-from fusefs.mounting import MountConfig, start, umount
-from fusefs.stores.opening import open_store
-from fusefs.stores.retrying import RetryingStore
+from fusefs.mounts.lifecycle import MountConfig, start, umount
+from fusefs.stores.retry import RetryingStore
+from fusefs.stores.url import open_store
 from omniload.base.errors import UnavailableError
 from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT
 from tests.support.fusefs_s3 import s3_server
@@ -121,7 +121,7 @@ def test_who_takes_connections_and_never_answers_is_waited_for_no_longer_than_th
 ):
     if kind in NEEDS and importlib.util.find_spec(NEEDS[kind]) is None:
         pytest.skip(f"{NEEDS[kind]} is not installed")
-    monkeypatch.setattr("fusefs.stores.opening.GIVE_UP_AFTER_S", LIMIT_S)
+    monkeypatch.setattr("fusefs.stores.url.GIVE_UP_AFTER_S", LIMIT_S)
     with silence() as port:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")

@@ -10,10 +10,10 @@ import threading
 
 import pytest
 
-from fusefs.fsck import verify
-from fusefs.mounting import MountConfig, start
-from fusefs.namespace import StripedFiles
-from fusefs.stores.local import LocalStore
+from fusefs.mounts.lifecycle import MountConfig, start
+from fusefs.stores.local.store import LocalStore
+from fusefs.tools.fsck import verify
+from fusefs.tree.namespace import StripedFiles
 from tests.support.fusefs_builders import contents
 from tests.support.fusefs_model import TINY, fast_directory
 

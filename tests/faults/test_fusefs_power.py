@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.stores.local import LocalStore
+from fusefs.stores.local.store import LocalStore
 from tests.support.fusefs_before_the_failure import BIG
 from tests.support.fusefs_builders import contents, tiny_files
 

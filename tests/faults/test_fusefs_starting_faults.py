@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from fusefs import watching
-from fusefs.bridge import daemons
-from fusefs.bridge.daemons import run_daemon, start_daemon
-from fusefs.mounting import MountConfig
-from fusefs.watching import watch
+from fusefs.bridge.process import launch
+from fusefs.bridge.process.launch import run_daemon, start_daemon
+from fusefs.mounts import supervisor
+from fusefs.mounts.lifecycle import MountConfig
+from fusefs.mounts.supervisor import watch
 from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT
 
 DAEMON = "tests.support.fusefs_interrupting_daemon"
@@ -39,7 +39,7 @@ def is_alive(process):
 def test_a_daemon_whose_start_is_interrupted_is_told_to_end_and_gone(
     signals, tmp_path, monkeypatch, stubborn
 ):
-    monkeypatch.setattr(daemons, "_GIVEN_UP_WITHIN_S", 0.2 if stubborn else 60.0)
+    monkeypatch.setattr(launch, "_GIVEN_UP_WITHIN_S", 0.2 if stubborn else 60.0)
     said = tmp_path / "said"
 
     with pytest.raises(KeyboardInterrupt):
@@ -61,8 +61,8 @@ def test_a_daemon_that_is_ready_when_its_starter_has_gone_ends_as_by_a_signal(si
 
     monkeypatch.setattr(sys, "argv", ["daemon", str(told)])
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO()))
-    monkeypatch.setattr(daemons.gc, "freeze", lambda: None)
-    monkeypatch.setattr(daemons, "set_up_logging", lambda *_, **__: None)
+    monkeypatch.setattr(launch.gc, "freeze", lambda: None)
+    monkeypatch.setattr(launch, "set_up_logging", lambda *_, **__: None)
     run_daemon(serve, role="test")
 
     assert ended == [signal.SIGTERM]
@@ -75,7 +75,7 @@ def test_a_watch_that_is_told_to_end_while_its_daemon_starts_ends(signals, monke
         os.kill(os.getpid(), signal.SIGTERM)
         pytest.fail("the signal ended nothing")
 
-    monkeypatch.setattr(watching, "start", start)
+    monkeypatch.setattr(supervisor, "start", start)
 
     with pytest.raises(SystemExit) as ended:
         watch(MountConfig(store="mem:", mountpoint=str(tmp_path)), lambda: None)
@@ -85,8 +85,8 @@ def test_a_watch_that_is_told_to_end_while_its_daemon_starts_ends(signals, monke
 
 STARTER = """
 import os, sys
-from fusefs.bridge import daemons
-from fusefs.mounting import MountConfig, start
+from fusefs.bridge.process import launch
+from fusefs.mounts.lifecycle import MountConfig, start
 
 
 class Killed:

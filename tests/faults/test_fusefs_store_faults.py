@@ -3,13 +3,13 @@
 import pytest
 from pyarrow import fs as pafs
 
-from fusefs.stores.arrow import ArrowBackend, store_on
-from fusefs.stores.intents import INTENTS
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.protocol import RenameBegunError
-from fusefs.stores.putting import PuttingStore
-from fusefs.stores.renaming import RenamingStore
-from fusefs.stores.retrying import RetryingStore
+from fusefs.stores.remote.arrow import ArrowBackend, store_on
+from fusefs.stores.remote.object_store import PuttingStore
+from fusefs.stores.remote.rename_intents import INTENTS
+from fusefs.stores.remote.rename_store import RenamingStore
+from fusefs.stores.retry import RetryingStore
 from omniload.base.errors import IntegrityError, UnavailableError
 from tests.support.fusefs_faulty_store import FaultyStore, Outage
 

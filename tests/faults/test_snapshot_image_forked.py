@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.bridge.daemons import failure_of, start_daemon
+from fusefs.bridge.process.launch import failure_of, start_daemon
 from omniload.base.errors import (
     ConfigError,
     DefectError,
@@ -177,7 +177,7 @@ def test_a_system_error_of_a_daemon_is_told_in_one_line(tmp_path):
 
 BROKEN = """
 import sys
-from fusefs.bridge.daemons import run_daemon
+from fusefs.bridge.process.launch import run_daemon
 
 def serve(settings, ready):
     raise KeyError("defect")

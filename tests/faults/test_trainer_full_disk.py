@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
-from fusefs.stores.local import LocalStore
+from fusefs.stores.local.store import LocalStore
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.protocol import Usage
 from omniload.base.errors import StateError, UnavailableError

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fusefs.fsck import verify
+from fusefs.tools.fsck import verify
 from omniload.base.errors import IntegrityError, StateError
 from tests.support.striped_rank import PATIENCE_S, STRIPING, Job, empty, full, ranks, run
 from trainer_integration.checkpoint_place import place_of

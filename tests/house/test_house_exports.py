@@ -9,10 +9,10 @@ from tests.house.modules import imported, source_files, tree_of
 MODULES = [path for path in source_files() if path.name != "__init__.py"]
 
 INTERNAL = {
-    "fusefs/daemon.py": {"serve"},
-    "fusefs/manifest.py": {"object_path"},
-    "fusefs/stores/arrow.py": {"ArrowBackend", "store_on"},
-    "fusefs/stores/fsspec_store.py": {"FsspecBackend"},
+    "fusefs/mounts/daemon.py": {"serve"},
+    "fusefs/format/manifest.py": {"object_path"},
+    "fusefs/stores/remote/arrow.py": {"ArrowBackend", "store_on"},
+    "fusefs/stores/remote/fsspec_store.py": {"FsspecBackend"},
     "omniload/base/cli.py": {"Nouns"},
 }
 """Names that lack an underscore and are not offered; the list may only grow shorter."""

@@ -14,10 +14,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from fusefs.fsck import verify
-from fusefs.mounting import MountConfig, start
-from fusefs.namespace import StripedFiles
-from fusefs.stores.local import LocalStore
+from fusefs.mounts.lifecycle import MountConfig, start
+from fusefs.stores.local.store import LocalStore
+from fusefs.tools.fsck import verify
+from fusefs.tree.namespace import StripedFiles
 from tests.support.fusefs_model import fast_directory
 from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT, ProvenMount, proven_mount, without
 
@@ -291,7 +291,7 @@ NOBODY = AS_NOBODY if os.getuid() == 0 else []
 UNPRIVILEGED = """
 import os, sys
 from pathlib import Path
-from fusefs.mounting import mount
+from fusefs.mounts.lifecycle import mount
 base = Path(sys.argv[1])
 with mount(str(base / "store"), base / "mnt") as root:
     (root / "d").mkdir()

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.bridge.tuning import device_of_mount
-from fusefs.mounting import MountConfig, start
+from fusefs.bridge.process.tuning import device_of_mount
+from fusefs.mounts.lifecycle import MountConfig, start
 from tests.support.fusefs_model import fast_directory
 from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT, proven_mount
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from fusefs.bridge.daemons import start_daemon
 from fusefs.bridge.device.wire import STRUCTS
-from fusefs.mounting import umount
+from fusefs.bridge.process.launch import start_daemon
+from fusefs.mounts.lifecycle import umount
 from omniload.base.errors import ConfigError
 from tests.support import fusefs_bridge_example as example
 from tests.support.fusefs_model import fast_directory
@@ -204,9 +204,9 @@ def test_passed_through_reads_never_reach_the_daemon(tmp_path):
 
 AS_A_USER = """
 import os, signal, sys, threading
-from fusefs.bridge import serving
-from fusefs.bridge.blocking import Threaded
-from fusefs.bridge.options import BridgeOptions
+from fusefs.bridge import server
+from fusefs.bridge.api.blocking import Threaded
+from fusefs.bridge.api.options import BridgeOptions
 from tests.support.fusefs_bridge_example import Example
 
 if os.getuid() == 0:

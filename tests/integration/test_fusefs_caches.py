@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fusefs.cli import command
-from fusefs.mounting import MountConfig, mount, start
+from fusefs.mounts.lifecycle import MountConfig, mount, start
 from omniload.base.errors import StateError
 from tests.support.fusefs_model import TINY, fast_directory
 

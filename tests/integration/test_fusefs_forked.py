@@ -8,7 +8,7 @@ import pytest
 FORKING = """
 import os, sys
 import fsspec
-from fusefs.omnifs import OmniFileSystem
+from fusefs.fsspec_filesystem import OmniFileSystem
 from omniload.base.errors import StateError
 
 data = bytes(range(256)) * 20_000

@@ -10,10 +10,10 @@ import uuid
 
 import pytest
 
-from fusefs.fsck import verify
-from fusefs.mounting import mount
-from fusefs.namespace import StripedFiles
-from fusefs.stores.arrow import arrow_store
+from fusefs.mounts.lifecycle import mount
+from fusefs.stores.remote.arrow import arrow_store
+from fusefs.tools.fsck import verify
+from fusefs.tree.namespace import StripedFiles
 from tests.support.fusefs_builders import contents
 from tests.support.fusefs_model import TINY, Pair, run
 from tests.support.hdfs.cluster import hdfs_cluster, why_not

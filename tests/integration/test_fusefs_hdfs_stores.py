@@ -12,8 +12,8 @@ import uuid
 import pytest
 from typing_extensions import override
 
-from fusefs.stores.arrow import arrow_store
-from fusefs.stores.fsspec_store import fsspec_store
+from fusefs.stores.remote.arrow import arrow_store
+from fusefs.stores.remote.fsspec_store import fsspec_store
 from omniload.base.errors import UnavailableError
 from tests.support.fusefs_store_contract import StoreContract
 from tests.support.hdfs.cluster import hdfs_cluster, why_not
@@ -55,7 +55,7 @@ class TestHdfsThroughPyarrow(StoreContract):
     @pytest.mark.parametrize(("query", "copies"), [("", 2), ("?replication=1", 1)])
     def test_a_block_has_as_many_copies_as_the_site_or_the_url_says(self, cluster, query, copies):
         root = uuid.uuid4().hex
-        text = "import sys; from fusefs.stores.arrow import arrow_store as s; s(sys.argv[1]).publish('a', b'1')"
+        text = "import sys; from fusefs.stores.remote.arrow import arrow_store as s; s(sys.argv[1]).publish('a', b'1')"
         # A process of its own: a Java machine keeps the site that was its first.
         subprocess.run(
             [sys.executable, "-c", text, f"{cluster.url}/{root}{query}"],

@@ -9,8 +9,8 @@ import time
 import orjson
 import pytest
 
-from fusefs.bridge.daemons import start_daemon
-from fusefs.mounting import umount
+from fusefs.bridge.process.launch import start_daemon
+from fusefs.mounts.lifecycle import umount
 from tests.support.fusefs_herd import DATA, NAME
 
 pytestmark = [

@@ -18,8 +18,8 @@ import orjson
 import pytest
 
 from fusefs.cli import command
-from fusefs.mount_options import mount_config
-from fusefs.mounting import MountConfig, mount, start, umount
+from fusefs.mounts.lifecycle import MountConfig, mount, start, umount
+from fusefs.mounts.options import mount_config
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from tests.support.fusefs_model import TINY, Pair, fast_directory, mounted_pair, run
 

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fusefs.stores.native_hdfs import native_hdfs_store
-from fusefs.stores.opening import open_store
 from fusefs.stores.protocol import RESERVED
+from fusefs.stores.remote.native_hdfs import native_hdfs_store
+from fusefs.stores.url import open_store
 from omniload.base.errors import UnavailableError
 from tests.support.fusefs_store_contract import StoreContract
 from tests.support.hdfs.cluster import hdfs_cluster, why_not
@@ -216,7 +216,7 @@ def test_a_dead_name_node_is_unavailable_and_after_its_return_all_is_there(clust
 def test_a_mount_needs_no_java(url, tmp_path):
     """In a process of its own, which could not start a Java machine if it would."""
     text = (
-        "import sys; from fusefs.stores.opening import open_store\n"
+        "import sys; from fusefs.stores.url import open_store\n"
         "store = open_store(sys.argv[1]); store.publish('a', b'1'); print(store.read('a', 0, 1))\n"
         "assert 'pyarrow' not in sys.modules"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.mounting import mount
+from fusefs.mounts.lifecycle import mount
 from tests.support.fusefs_model import TINY, fast_directory
 from tests.support.fusefs_posix import CASES, EXCHANGE, answer, furnish, opened, renameat2
 from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT

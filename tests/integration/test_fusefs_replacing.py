@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fusefs.mounting import mount
+from fusefs.mounts.lifecycle import mount
 from tests.support.fusefs_model import fast_directory
 from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT
 

@@ -12,10 +12,10 @@ import uuid
 import pytest
 from pyarrow import fs as pafs
 
-from fusefs import known
-from fusefs.attributes import Attributes
-from fusefs.stores.arrow import arrow_store, store_on
-from fusefs.stores.opening import check_root
+from fusefs.format.attributes import Attributes
+from fusefs.stores.remote.arrow import arrow_store, store_on
+from fusefs.stores.url import check_root
+from fusefs.tree import manifest_cache
 from omniload.base.errors import ConfigError, UnavailableError
 from tests.support.fusefs_builders import contents, some_files
 from tests.support.fusefs_s3 import s3_server
@@ -35,7 +35,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def bucket(server, monkeypatch):
-    monkeypatch.setattr(known, "SETTLED_NS", -(10**18))
+    monkeypatch.setattr(manifest_cache, "SETTLED_NS", -(10**18))
     name = uuid.uuid4().hex
     server.client.create_dir(name)
     return name

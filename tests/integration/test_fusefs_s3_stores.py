@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from fusefs.stores.arrow import store_on
+from fusefs.stores.remote.arrow import store_on
 from omniload.base.errors import IntegrityError
 from tests.support.fusefs_builders import contents, object_paths, some_files
 from tests.support.fusefs_s3 import s3_server

@@ -8,12 +8,12 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from fusefs.bridge.tuning import mount_table
+from fusefs.bridge.process.tuning import mount_table
 from fusefs.cli import command
-from fusefs.export import place_on_mount
-from fusefs.mounting import MountConfig, start, umount
-from fusefs.stores.opening import open_store
-from fusefs.stores.retrying import RetryingStore
+from fusefs.mounts.lifecycle import MountConfig, start, umount
+from fusefs.stores.retry import RetryingStore
+from fusefs.stores.url import open_store
+from fusefs.tools.export import place_on_mount
 from omniload.base.errors import OmniloadError, StateError
 from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT
 from tests.support.fusefs_s3 import s3_server

@@ -11,12 +11,12 @@ import threading
 import orjson
 import pytest
 
-from fusefs.bridge.daemons import start_daemon
-from fusefs.bridge.device.handover import take
-from fusefs.fsck import verify
-from fusefs.mounting import MountConfig, start, umount
-from fusefs.namespace import StripedFiles
-from fusefs.stores.local import LocalStore
+from fusefs.bridge.process.handover import take
+from fusefs.bridge.process.launch import start_daemon
+from fusefs.mounts.lifecycle import MountConfig, start, umount
+from fusefs.stores.local.store import LocalStore
+from fusefs.tools.fsck import verify
+from fusefs.tree.namespace import StripedFiles
 from omniload.base.errors import StateError
 from tests.support import fusefs_bridge_example as example
 from tests.support.fusefs_model import TINY, Pair, fast_directory, run
@@ -210,7 +210,7 @@ NOBODY = [*AS_NOBODY, *READS_ALL] if os.getuid() == 0 else []
 UNPRIVILEGED = """
 import os, subprocess, sys
 from pathlib import Path
-from fusefs.bridge.farewell import Waiter
+from fusefs.bridge.process.unmount_notice import Waiter
 
 base = Path(sys.argv[1])
 root, data = base / "mount", os.urandom(3 << 20)

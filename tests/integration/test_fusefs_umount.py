@@ -18,12 +18,11 @@ import click.testing
 import psutil
 import pytest
 
-from fusefs.bridge import daemons
-from fusefs.bridge.device import handover
-from fusefs.bridge.farewell import Farewell, Waiter, _address
-from fusefs.bridge.farewell import umount as unmount
+from fusefs.bridge.process import handover, launch
+from fusefs.bridge.process.unmount_notice import Farewell, Waiter, _address
+from fusefs.bridge.process.unmount_notice import umount as unmount
 from fusefs.cli import command
-from fusefs.mounting import MountConfig, is_watched, start, umount
+from fusefs.mounts.lifecycle import MountConfig, is_watched, start, umount
 from omniload.base.errors import (
     ConfigError,
     IntegrityError,
@@ -232,7 +231,7 @@ class Daemon:
         self.folder = str(folder)
         self.unmounted = threading.Event()
         self.farewell = Farewell(self.folder, bridge="device", watched=True)
-        monkeypatch.setattr(daemons, "umount", lambda _: self.unmounted.set())
+        monkeypatch.setattr(launch, "umount", lambda _: self.unmounted.set())
 
     def dies(self):
         for peer in self.farewell._waiting:
@@ -424,7 +423,7 @@ def test_an_unmount_that_cannot_ask_its_daemon_says_so_and_does_not_end_with_0(
     if os.getuid() != 0 and holder != "silent":
         pytest.skip("OTHER USER NOT TESTED: needs root")
     daemon.once_unmounted(lambda: None)
-    monkeypatch.setattr("fusefs.bridge.farewell._ANSWER_WITHIN_S", 0.2)
+    monkeypatch.setattr("fusefs.bridge.process.unmount_notice._ANSWER_WITHIN_S", 0.2)
     address = _address(os.path.realpath(daemon.folder), os.getuid())
     with contextlib.ExitStack() as held:
         if holder == "another user":

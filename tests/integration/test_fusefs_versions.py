@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from fusefs.mounting import mount
+from fusefs.mounts.lifecycle import mount
 from tests.support.fusefs_model import fast_directory
 from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT
 from tests.support.fusefs_versions import race_over_mounts, wrong_in

@@ -154,7 +154,7 @@ root, home, *words = sys.argv[1:]
 sys.path.insert(0, root)
 import difflib, encodings.ascii, encodings.utf_8_sig, encodings.latin_1
 import fusefs.stores, snapshot.env
-import fusefs.stores.opening, fusefs.stores.retrying, concurrent.futures.thread, subprocess
+import fusefs.stores.url, fusefs.stores.retry, concurrent.futures.thread, subprocess
 from omniload.base import cli, units
 for package in (snapshot.env,):
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fusefs.stores.local import LocalStore
+from fusefs.stores.local.store import LocalStore
 from omniload.base.errors import ConfigError, OmniloadError, StateError
 from snapshot.env.cli import command
 from snapshot.env.entries import Kind

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.stores.arrow import store_on
-from fusefs.stores.retrying import RetryingStore
+from fusefs.stores.remote.arrow import store_on
+from fusefs.stores.retry import RetryingStore
 from snapshot.env.node_cache import CACHE_VARIABLE
 from snapshot.env.repository import Repository
 from tests.support.fusefs_s3 import s3_server

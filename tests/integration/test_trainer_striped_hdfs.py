@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from safetensors import safe_open
 
 from fusefs.cli import command
-from fusefs.fsck import verify
-from fusefs.mounting import mount
-from fusefs.stores.opening import open_store
+from fusefs.mounts.lifecycle import mount
+from fusefs.stores.url import open_store
+from fusefs.tools.fsck import verify
 from omniload.base.errors import IntegrityError, StateError
 from tests.support.fusefs_builders import contents
 from tests.support.hdfs.cluster import hdfs_cluster, why_not

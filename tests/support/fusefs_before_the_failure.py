@@ -6,9 +6,9 @@ The process ends at once when the work is done: nothing is closed, and nothing b
 import os
 import sys
 
-from fusefs.body import Body, SpoolPlace
-from fusefs.stores import settling
-from fusefs.stores.local import LocalStore
+from fusefs.stores.local import durability
+from fusefs.stores.local.store import LocalStore
+from fusefs.vfs.open_file import Body, SpoolPlace
 from tests.support.fusefs_builders import tiny_files
 
 BIG = bytes(range(256)) * 64
@@ -42,7 +42,7 @@ WORKS = {"fsync": fsync, "replace": replace, "close": close}
 
 
 def main(root, work):
-    settling.SETTLES_WITHIN_S = 3600.0
+    durability.SETTLES_WITHIN_S = 3600.0
     store = LocalStore(root)
     store.delay_syncs()
     with tiny_files(store) as files:

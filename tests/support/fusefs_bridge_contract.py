@@ -6,8 +6,8 @@ import stat
 
 import pytest
 
-from fusefs.bridge.protocol import ROOT_INODE, Change
-from fusefs.bridge.waiting import run_blocking
+from fusefs.bridge.api.protocol import ROOT_INODE, Change
+from fusefs.bridge.api.waiting import run_blocking
 
 
 class FileSystemContract:

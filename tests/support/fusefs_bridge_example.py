@@ -12,11 +12,11 @@ from typing import ClassVar
 import orjson
 from typing_extensions import override
 
-from fusefs.bridge import serving
-from fusefs.bridge.blocking import BlockingFileSystem, Threaded
-from fusefs.bridge.daemons import run_daemon
-from fusefs.bridge.options import BridgeOptions
-from fusefs.bridge.protocol import Entry, Named, Opened, Space
+from fusefs.bridge import server
+from fusefs.bridge.api.blocking import BlockingFileSystem, Threaded
+from fusefs.bridge.api.options import BridgeOptions
+from fusefs.bridge.api.protocol import Entry, Named, Opened, Space
+from fusefs.bridge.process.launch import run_daemon
 
 BLOB = bytes(range(256)) * 4096 * 3
 DEVICE = os.makedev(10, 229)
@@ -145,7 +145,7 @@ def serve(settings, ready):
     shown = Threaded(Example(passed_through=told.pop("passed_through", False)))
     mountpoint = told.pop("mountpoint")
     try:
-        serving.serve(shown, mountpoint, BridgeOptions(**told), name="example", ready=ready)
+        server.serve(shown, mountpoint, BridgeOptions(**told), name="example", ready=ready)
     finally:
         shown.close()
 

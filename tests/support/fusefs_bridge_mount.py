@@ -4,13 +4,13 @@ import contextlib
 import os
 import threading
 
-from fusefs.body import SpoolPlace
-from fusefs.bridge.operations import StoreFileSystem
-from fusefs.bridge.protocol import ROOT_INODE
-from fusefs.bridge.waiting import run_blocking
+from fusefs.bridge.api.protocol import ROOT_INODE
+from fusefs.bridge.api.waiting import run_blocking
 from fusefs.config import FilesConfig, Striping
-from fusefs.namespace import StripedFiles
 from fusefs.stores.memory import MemoryStore
+from fusefs.tree.namespace import StripedFiles
+from fusefs.vfs.open_file import SpoolPlace
+from fusefs.vfs.store_filesystem import StoreFileSystem
 
 DATA = bytes(range(256)) * 64
 CONFIG = FilesConfig(striping=Striping(unit=4096, count=2), plain_limit=4096)

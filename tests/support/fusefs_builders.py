@@ -3,9 +3,9 @@
 import contextlib
 
 from fusefs.config import FilesConfig, Striping
-from fusefs.layout import StripeLayout
-from fusefs.namespace import StripedFiles
+from fusefs.format.layout import StripeLayout
 from fusefs.stores.memory import MemoryStore
+from fusefs.tree.namespace import StripedFiles
 
 MiB = 1 << 20
 

@@ -4,9 +4,9 @@ import contextlib
 import os
 import random
 
-from fusefs.disk_cache import DiskCache
-from fusefs.disk_format import CopyVersion
-from fusefs.disk_state import Span
+from fusefs.cache.copy_state import Span
+from fusefs.cache.disk_cache import DiskCache
+from fusefs.cache.disk_format import CopyVersion
 
 UNIT = 4096
 

@@ -9,14 +9,14 @@ from collections import Counter
 import orjson
 from typing_extensions import override
 
-from fusefs.body import SpoolPlace
-from fusefs.bridge import serving
-from fusefs.bridge.daemons import run_daemon
-from fusefs.bridge.operations import StoreFileSystem
-from fusefs.bridge.options import BridgeOptions
+from fusefs.bridge import server
+from fusefs.bridge.api.options import BridgeOptions
+from fusefs.bridge.process.launch import run_daemon
 from fusefs.config import FilesConfig, Striping
-from fusefs.namespace import StripedFiles
 from fusefs.stores.memory import MemoryStore
+from fusefs.tree.namespace import StripedFiles
+from fusefs.vfs.open_file import SpoolPlace
+from fusefs.vfs.store_filesystem import StoreFileSystem
 
 NAME = "f"
 DATA = bytes(range(256)) * 1024
@@ -86,7 +86,7 @@ def serve(settings, ready):
     store.age()
     shown = Herd(files, store, size)
     try:
-        serving.serve(shown, mountpoint, BridgeOptions(**told), name="herd", ready=ready)
+        server.serve(shown, mountpoint, BridgeOptions(**told), name="herd", ready=ready)
     finally:
         shown.close()
         files.close()

@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from fusefs.bridge.daemons import run_daemon
+from fusefs.bridge.process.launch import run_daemon
 
 
 def serve(settings, ready):

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fusefs.mounting import mount
+from fusefs.mounts.lifecycle import mount
 
 NAMES = ["a", "b", "d/a", "d/b", "d/e/a", "f", "d", "d/e", "f/a"]
 BLOB = random.Random(7).randbytes(1 << 16)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import orjson
 
-from fusefs.fsck import verify
-from fusefs.mounting import MountConfig, start
-from fusefs.namespace import StripedFiles
-from fusefs.stores.opening import open_store
+from fusefs.mounts.lifecycle import MountConfig, start
+from fusefs.stores.url import open_store
+from fusefs.tools.fsck import verify
+from fusefs.tree.namespace import StripedFiles
 from tests.support.fusefs_model import fast_directory
 
 NO_MOUNT = not os.access("/dev/fuse", os.R_OK | os.W_OK) or shutil.which("fusermount3") is None

@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from fusefs.bridge.daemons import umount
+from fusefs.bridge.process.launch import umount
 from omniload.base.errors import StateError
 from snapshot.engines.layer_store_mounting import layer_store_settings, mount
 from tests.docs.snippets import ROOT, blocks_of

@@ -7,7 +7,7 @@ import sys
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from fusefs.stores.local import LocalStore
+from fusefs.stores.local.store import LocalStore
 from snapshot.env.entries import Entry, Kind, Target
 from snapshot.env.environment import Environment
 from snapshot.env.interpreter import Interpreter

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from fusefs.stores.local import LocalStore
+from fusefs.stores.local.store import LocalStore
 from tests.support.moe_builders import (
     a_batch,
     a_config,

@@ -8,8 +8,8 @@ import stat
 
 import pytest
 
-from fusefs.bridge.protocol import ROOT_INODE
-from fusefs.bridge.waiting import run_blocking
+from fusefs.bridge.api.protocol import ROOT_INODE
+from fusefs.bridge.api.waiting import run_blocking
 from omniload.base.clock import FakeClock
 from omniload.base.errors import UnavailableError
 from snapshot.engines.layer_store import LayerStore, LayerStoreFileSystem

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from fusefs.stores.local import LocalStore
+from fusefs.stores.local.store import LocalStore
 from omniload.base.errors import UnavailableError
 from snapshot.env.opening import opened
 from snapshot.env.repository import Repository
@@ -15,7 +15,7 @@ def test_what_a_client_writes_past_python_goes_to_standard_error(tmp_path, monke
         os.write(1, b"WARN a Java machine\n")
         return LocalStore(url)
 
-    monkeypatch.setattr("fusefs.stores.opening.open_store", a_client_that_logs)
+    monkeypatch.setattr("fusefs.stores.url.open_store", a_client_that_logs)
 
     with opened(str(tmp_path)) as repository:
         os.write(1, b"the key\n")
@@ -30,7 +30,7 @@ def test_standard_output_is_back_where_a_store_cannot_be_opened(monkeypatch, cap
     def unreachable(_):
         raise UnavailableError("no answer")
 
-    monkeypatch.setattr("fusefs.stores.opening.open_store", unreachable)
+    monkeypatch.setattr("fusefs.stores.url.open_store", unreachable)
 
     with pytest.raises(UnavailableError), opened("hdfs://nowhere:1/"):
         pass

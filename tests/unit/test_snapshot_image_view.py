@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 
-from fusefs.bridge.waiting import run_blocking
+from fusefs.bridge.api.waiting import run_blocking
 from snapshot.image.index_file import IndexCache
 from snapshot.image.layers import index_layer
 from snapshot.image.loader import BlockLoader, RegistryTier

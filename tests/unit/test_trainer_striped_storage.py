@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from fusefs.config import Striping
 from fusefs.stores.memory import MemoryStore
-from fusefs.stores.retrying import RetryingStore
+from fusefs.stores.retry import RetryingStore
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 from tests.support.fusefs_builders import contents, object_paths, some_files
 from tests.support.fusefs_faulty_store import FaultyStore, Outage

@@ -9,17 +9,17 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from fusefs.bridge.device.attaching import attach, detach
-from fusefs.bridge.device.handover import FINISH_WITHIN_S, Door, handed_over, listen, take
+from fusefs.bridge.api.options import BridgeOptions
+from fusefs.bridge.api.protocol import FileSystem
+from fusefs.bridge.api.waiting import run_blocking
+from fusefs.bridge.device.attachment import attach, detach
 from fusefs.bridge.device.loop import REQUEST_BYTES, Loop
 from fusefs.bridge.device.negotiation import agreement
 from fusefs.bridge.device.passthrough import Passthrough
 from fusefs.bridge.device.requests import Requests
 from fusefs.bridge.device.wire import IN_HEADER, OUT_HEADER, Init, Opcode
-from fusefs.bridge.options import BridgeOptions
-from fusefs.bridge.protocol import FileSystem
-from fusefs.bridge.tuning import device_of_mount, mount_table, tune_kernel
-from fusefs.bridge.waiting import run_blocking
+from fusefs.bridge.process.handover import FINISH_WITHIN_S, Door, handed_over, listen, take
+from fusefs.bridge.process.tuning import device_of_mount, mount_table, tune_kernel
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger
 
@@ -37,7 +37,7 @@ def serve(
     name: str,
     ready: Callable[[], None],
 ) -> None:
-    """Mount, answer until unmounted or told to end, unmount; as ``fusefs.bridge.serving.serve``.
+    """Mount, answer until unmounted or told to end, unmount; as ``fusefs.bridge.server.serve``.
 
     With ``take_over``, go on with the mount another process has there instead of mounting.
     """

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fusefs.bridge.answering import errno_answered
+from fusefs.bridge.api.errno_answers import errno_answered
+from fusefs.bridge.api.protocol import Data, FileSystem
 from fusefs.bridge.device.replies import Replies
 from fusefs.bridge.device.requests import Answering, Requests
 from fusefs.bridge.device.wire import ENTRY_BYTES, IN_HEADER, Opcode, batch_forgets
-from fusefs.bridge.protocol import Data, FileSystem
 
 __all__ = ["REQUEST_BYTES", "Loop"]
 

@@ -13,8 +13,8 @@ import select
 import threading
 import time
 
+from fusefs.bridge.api.protocol import Data
 from fusefs.bridge.device.wire import OUT_HEADER
-from fusefs.bridge.protocol import Data
 from omniload.base.log import get_logger
 
 __all__ = ["Replies"]

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from fusefs.bridge.api.protocol import Change, Data, FileSystem, Opened
+from fusefs.bridge.api.waiting import Handling
 from fusefs.bridge.device.passthrough import Passthrough
 from fusefs.bridge.device.wire import (
     Opcode,
@@ -25,8 +27,6 @@ from fusefs.bridge.device.wire import (
     open_reply,
     space_reply,
 )
-from fusefs.bridge.protocol import Change, Data, FileSystem, Opened
-from fusefs.bridge.waiting import Handling
 
 __all__ = ["Answering", "Requests"]
 

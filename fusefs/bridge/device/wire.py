@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from enum import IntEnum, IntFlag
 
-from fusefs.bridge.protocol import Change, Entry, Space
+from fusefs.bridge.api.protocol import Change, Entry, Space
 
 __all__ = [
     "ENTRY_BYTES",

@@ -1,0 +1,1 @@
+"""What a file system is to a binding, and what a handler may wait for."""

@@ -1,0 +1,151 @@
+"""A file system whose calls simply block, as the bindings want it.
+
+What waits for nothing (a tree in memory) is named in ``inline`` and costs no thread; reads
+are first tried in place. All else runs in worker threads.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from typing_extensions import override
+
+from fusefs.bridge.api.protocol import Data, Entry, FileSystem, Kernel, Named, Opened, Space
+from fusefs.bridge.api.waiting import in_thread
+
+__all__ = ["BlockingFileSystem", "Threaded"]
+
+Result = TypeVar("Result")
+
+
+class BlockingFileSystem(Protocol):
+    """A read-only tree of files with ordinary calls. Calls not ``inline`` come from several threads at once.
+
+    Errors are those of ``FileSystem``.
+    """
+
+    inline: ClassVar[frozenset[str]] = frozenset()
+    """Names of calls that never wait: they run on the mount's own thread."""
+    never_changes: ClassVar[bool] = False
+    """Whether names and bytes stay what they are, so that the kernel may keep listings and pages."""
+    unasked: frozenset[str] = frozenset()
+    """As that of ``FileSystem``."""
+
+    def lookup(self, parent: int, name: bytes) -> Entry:
+        """Find a name in a directory; an ``Entry`` of inode 0 lets the kernel remember that it is not there."""
+
+    def getattr(self, inode: int) -> Entry:
+        """Describe an inode."""
+
+    def listing(self, inode: int) -> Sequence[Named]:
+        """Describe what is directly in a directory."""
+
+    def readlink(self, inode: int) -> bytes:
+        """Return where a symbolic link points."""
+
+    def open(self, inode: int, flags: int) -> Opened:
+        """Open a file."""
+
+    def try_read(self, handle: int, offset: int, size_bytes: int) -> Data | None:
+        """Return a range that is at hand; None where ``read`` would wait. Never waits itself."""
+
+    def read(self, handle: int, offset: int, size_bytes: int) -> Data:
+        """Return a range, cut at the end of the file and nowhere else."""
+
+    def release(self, handle: int) -> None:
+        """Close a file."""
+
+    def getxattr(self, inode: int, name: bytes) -> bytes:
+        """Return an extended attribute; ``OSError`` of ``ENODATA`` where there is none."""
+
+    def listxattr(self, inode: int) -> Sequence[bytes]:
+        """Name the extended attributes."""
+
+    def statfs(self) -> Space:
+        """Describe the room."""
+
+
+class Threaded(FileSystem):
+    """Runs a ``BlockingFileSystem`` for the bindings.
+
+    Args:
+        blocking: The tree.
+        workers: Calls that may wait at a time.
+    """
+
+    def __init__(self, blocking: BlockingFileSystem, workers: int = 16) -> None:
+        self._blocking = blocking
+        self.unasked = blocking.unasked
+        self._pool = ThreadPoolExecutor(workers, "bridge")
+        self._listings: dict[int, Sequence[Named]] = {}
+        self._next_listing = 1
+        self.kernel: Kernel | None = None
+
+    def close(self) -> None:
+        """End the worker threads."""
+        self._pool.shutdown(cancel_futures=True)
+
+    @override
+    def connected(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+
+    async def _call(self, call: Callable[..., Result], *arguments: Any) -> Result:  # noqa: ANN401 -- any call's
+        if call.__name__ in self._blocking.inline:
+            return call(*arguments)
+        return await in_thread(self._pool, call, *arguments)
+
+    @override
+    async def lookup(self, parent: int, name: bytes) -> Entry:
+        return await self._call(self._blocking.lookup, parent, name)
+
+    @override
+    async def getattr(self, inode: int) -> Entry:
+        return await self._call(self._blocking.getattr, inode)
+
+    @override
+    async def readlink(self, inode: int) -> bytes:
+        return await self._call(self._blocking.readlink, inode)
+
+    @override
+    async def opendir(self, inode: int) -> Opened:
+        listing = await self._call(self._blocking.listing, inode)
+        self._next_listing += 1
+        self._listings[self._next_listing] = listing
+        return Opened(self._next_listing, keep_cache=self._blocking.never_changes)
+
+    @override
+    def readdir(self, handle: int, start: int) -> Iterable[Named]:
+        listing = self._listings[handle]
+        return (listing[line] for line in range(start, len(listing)))
+
+    @override
+    async def releasedir(self, handle: int) -> None:
+        self._listings.pop(handle, None)
+
+    @override
+    async def open(self, inode: int, flags: int) -> Opened:
+        opened = await self._call(self._blocking.open, inode, flags)
+        return opened._replace(keep_cache=True) if self._blocking.never_changes else opened
+
+    @override
+    async def read(self, handle: int, offset: int, size_bytes: int) -> Data:
+        data = self._blocking.try_read(handle, offset, size_bytes)
+        if data is not None:
+            return data
+        return await self._call(self._blocking.read, handle, offset, size_bytes)
+
+    @override
+    async def release(self, handle: int) -> None:
+        await self._call(self._blocking.release, handle)
+
+    @override
+    async def getxattr(self, inode: int, name: bytes) -> bytes:
+        return await self._call(self._blocking.getxattr, inode, name)
+
+    @override
+    async def listxattr(self, inode: int) -> Sequence[bytes]:
+        return await self._call(self._blocking.listxattr, inode)
+
+    @override
+    async def statfs(self) -> Space:
+        return await self._call(self._blocking.statfs)

@@ -1,0 +1,295 @@
+"""What a file system is to the kernel bindings: the seam between handlers and FUSE.
+
+A file system is a class with the calls below. It knows neither pyfuse3 nor /dev/fuse nor
+an event loop; ``fusefs.bridge.server.serve`` shows it at a mount point through either
+binding. Numbers of inodes and handles are its own: 1 is the root, every other number is
+whatever it likes above that.
+
+*Who may wait.* Calls without ``async`` answer at once. The others may await
+``waiting.result_of(future)``, ``waiting.all_done(futures)`` and ``waiting.in_thread(...)``,
+nothing else: that is all a binding can wait for. A call that awaits nothing costs no task.
+A file system whose calls simply block is adapted by ``blocking.Threaded``.
+
+*Errors.* An ``OSError`` reaches the caller with its errno; ``OmniloadError`` and
+``ValueError`` by the table of ``fusefs.base.errnos``; anything else is logged as a defect and
+becomes ``EIO``. None ends the mount.
+
+*One at a time.* All calls of one mount run on one thread; another call may run wherever one awaits.
+"""
+
+# ruff: noqa: ARG002 -- the signatures are the point
+import errno
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from omniload.base.errors import StateError
+
+__all__ = [
+    "ROOT_INODE",
+    "Change",
+    "Data",
+    "Entry",
+    "FileSystem",
+    "Kernel",
+    "Named",
+    "Opened",
+    "Space",
+]
+
+ROOT_INODE = 1
+Data = bytes | memoryview
+
+
+class Entry(NamedTuple):
+    """An inode as the kernel is told of it.
+
+    ``inode`` 0 as the answer of ``lookup`` says that the name is not there and that the
+    kernel may believe so for ``entry_timeout_s``; ``FileNotFoundError`` says it for now only.
+    """
+
+    inode: int
+    mode: int = 0
+    """Kind and permission bits, as in ``st_mode``."""
+    size_bytes: int = 0
+    nlink: int = 1
+    uid: int = 0
+    gid: int = 0
+    rdev: int = 0
+    """Of a device node, as ``os.makedev`` makes it."""
+    mtime_ns: int = 0
+    atime_ns: int | None = None
+    """None: as ``mtime_ns``."""
+    ctime_ns: int | None = None
+    """None: as ``mtime_ns``."""
+    block_bytes: int = 4096
+    """What ``st_blksize`` recommends to readers."""
+    entry_timeout_s: float = 1.0
+    """How long the kernel may believe that the name leads to this inode."""
+    attr_timeout_s: float = 1.0
+    """How long the kernel may believe the attributes."""
+    generation: int = 0
+
+
+class Opened(NamedTuple):
+    """An open file or directory."""
+
+    handle: int
+    """Of no other file or directory that is open."""
+    keep_cache: bool = False
+    """Whether what the kernel's page cache holds of the inode is still right."""
+    direct_io: bool = False
+    """Whether every read shall come here, past the page cache."""
+    local_fd: int | None = None
+    """An open descriptor of a local file with exactly these bytes, for a read-only open.
+
+    A kernel that can reads it without asking here again. The binding owns it from now on.
+    """
+
+
+class Named(NamedTuple):
+    """One line of a directory."""
+
+    name: bytes
+    entry: Entry
+
+
+class Change(NamedTuple):
+    """What ``setattr`` shall change; None leaves a field as it is."""
+
+    size_bytes: int | None = None
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    atime_ns: int | None = None
+    mtime_ns: int | None = None
+
+
+class Space(NamedTuple):
+    """Room of a file system, as ``statvfs`` tells it."""
+
+    block_bytes: int = 4096
+    blocks: int = 0
+    free_blocks: int = 0
+    inodes: int = 0
+    free_inodes: int = 0
+    name_max: int = 255
+
+
+class Kernel(Protocol):
+    """What a binding tells its file system."""
+
+    @property
+    def can_pass_through(self) -> bool:
+        """Whether a ``local_fd`` is of use: the kernel reads such files by itself."""
+
+    def passes_through(self, inode: int) -> bool:
+        """Whether the kernel reads an open inode from its local copy now.
+
+        Every further open of it is answered from the same copy until the last is closed.
+        """
+
+    def outdated(self, inode: int) -> None:
+        """Have the kernel ask for the attributes of an inode again when it next needs them."""
+
+
+class FileSystem(Protocol):
+    """A tree of files. Inherit to get the defaults: read-only, no links, no attributes."""
+
+    hands_over_copies: bool = False
+    """Whether the kernel may be given local copies to read by itself. It then lets one overlay less be
+    stacked on the mount."""
+
+    unasked: frozenset[str] = frozenset()
+    """What the kernel need not ask, as far as the binding can tell it: ``open``, where an inode is the handle
+    of its file, nothing is kept of an open one, and the kernel's cache of it stays right; ``getxattr``, where
+    nothing has an attribute."""
+
+    def connected(self, kernel: Kernel) -> None:
+        """Learn what the binding can do; called once before the first request."""
+
+    # Names
+
+    async def lookup(self, parent: int, name: bytes) -> Entry:
+        """Find a name in a directory; an answer counts as one lookup of its inode."""
+        raise NotImplementedError
+
+    def told(self, inode: int) -> None:
+        """Count a lookup: the kernel was given this inode as part of a listing."""
+
+    def forget(self, inode: int, lookups: int) -> None:
+        """Give up lookups; at none the kernel never mentions the inode again before a new lookup."""
+
+    async def opendir(self, inode: int) -> Opened:
+        """Open a directory. ``keep_cache``: the kernel may keep the listing."""
+        raise NotImplementedError
+
+    def readdir(self, handle: int, start: int) -> Iterable[Named]:
+        """Yield an open directory from line ``start`` on, without ``.`` and ``..``."""
+        raise NotImplementedError
+
+    async def releasedir(self, handle: int) -> None:
+        """Close a directory."""
+
+    async def readlink(self, inode: int) -> bytes:
+        """Return where a symbolic link points."""
+        raise OSError(errno.EINVAL, "not a symbolic link")
+
+    async def mkdir(self, parent: int, name: bytes, mode: int) -> Entry:
+        """Make a directory."""
+        raise _read_only()
+
+    async def mknod(self, parent: int, name: bytes, mode: int, rdev: int) -> Entry:
+        """Make a file, pipe, socket or device node."""
+        raise _read_only()
+
+    async def symlink(self, parent: int, name: bytes, target: bytes) -> Entry:
+        """Make a symbolic link."""
+        raise _read_only()
+
+    async def link(self, inode: int, parent: int, name: bytes) -> Entry:
+        """Give an inode another name."""
+        raise _read_only()
+
+    async def unlink(self, parent: int, name: bytes) -> None:
+        """Remove a name that is no directory's."""
+        raise _read_only()
+
+    async def rmdir(self, parent: int, name: bytes) -> None:
+        """Remove an empty directory."""
+        raise _read_only()
+
+    async def rename(
+        self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
+    ) -> None:
+        """Rename; ``flags`` as of ``renameat2``."""
+        raise _read_only()
+
+    # Attributes
+
+    async def getattr(self, inode: int) -> Entry:
+        """Describe an inode."""
+        raise NotImplementedError
+
+    async def setattr(self, inode: int, change: Change, handle: int | None) -> Entry:
+        """Change attributes; ``handle`` is set where a handle was used for it."""
+        raise _read_only()
+
+    async def getxattr(self, inode: int, name: bytes) -> bytes:
+        """Return an extended attribute."""
+        raise OSError(errno.ENODATA, "no such attribute")
+
+    async def listxattr(self, inode: int) -> Sequence[bytes]:
+        """Name the extended attributes."""
+        return ()
+
+    async def setxattr(self, inode: int, name: bytes, value: bytes) -> None:
+        """Set an extended attribute."""
+        raise _read_only()
+
+    async def removexattr(self, inode: int, name: bytes) -> None:
+        """Remove an extended attribute."""
+        raise _read_only()
+
+    async def statfs(self) -> Space:
+        """Describe the room."""
+        return Space()
+
+    # Content
+
+    async def open(self, inode: int, flags: int) -> Opened:
+        """Open a file; ``flags`` as of ``open``, ``O_TRUNC`` included."""
+        raise NotImplementedError
+
+    async def create(self, parent: int, name: bytes, mode: int, flags: int) -> tuple[Opened, Entry]:
+        """Make and open a file; counts as a lookup of its inode."""
+        raise _read_only()
+
+    async def read(self, handle: int, offset: int, size_bytes: int) -> Data:
+        """Return a range, cut at the end of the file and nowhere else.
+
+        The buffer is written to the kernel as it is: a view of cached memory is not copied.
+        It must keep its bytes until the call's answer is out.
+        """
+        raise NotImplementedError
+
+    async def write(self, handle: int, offset: int, data: Data) -> int:
+        """Write and return how many bytes were taken.
+
+        ``data`` lies in the binding's buffer: who awaits, or keeps it, copies it first.
+        """
+        raise _read_only()
+
+    async def flush(self, handle: int) -> None:
+        """A descriptor of the handle is closed; an error is that of ``close``."""
+
+    async def fsync(self, handle: int) -> None:
+        """Make durable what is written."""
+
+    async def fsyncdir(self, handle: int) -> None:
+        """Make durable the names in an open directory; nothing to do for who changes none."""
+        del handle
+
+    async def release(self, handle: int) -> None:
+        """The last descriptor of the handle is gone."""
+
+    # Hand-over to another process
+
+    async def handed_over(self) -> dict[str, Any]:
+        """Return all that another process needs to answer for the open inodes and handles, as JSON values.
+
+        Raises:
+            StateError: It cannot be handed over now; the mount goes on here.
+        """
+        raise StateError(f"{type(self).__name__} cannot be handed over; unmount and mount it anew")
+
+    async def taken_over(self, state: dict[str, Any]) -> None:
+        """Continue from what another process handed over.
+
+        Raises:
+            StateError: The state is of another version or does not fit.
+        """
+        raise StateError(f"{type(self).__name__} cannot be taken over; unmount and mount it anew")
+
+
+def _read_only() -> OSError:
+    return OSError(errno.EROFS, "this file system does not change")

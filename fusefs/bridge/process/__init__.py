@@ -1,0 +1,1 @@
+"""A mount's process: started, tuned, handed over, unmounted."""

@@ -1,0 +1,338 @@
+"""One mount from one process to the next, without unmounting: the kernel notices nothing.
+
+The daemon of every mount listens on an abstract socket named for the mount point, whichever
+binding it serves by; a process of the same user may ask for the mount, and serves it over
+``/dev/fuse``::
+
+    new      "take over 1"
+    old      takes no more requests (they wait in the kernel), finishes those under way
+    old      length, state as JSON, and with them the descriptor of /dev/fuse
+    new      opens what was open, then "ready"
+    old      "yours", and ends without unmounting
+    new      anything else, or nothing: the old one serves on as if nothing had been
+
+JSON and a length, no pickle: the state holds numbers and names. A socket in the abstract
+namespace leaves no file behind that could outlive its daemon.
+"""
+
+import errno
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, Self
+
+import orjson
+
+from fusefs.bridge.process.sockets import address_of, credentials_of, who
+from fusefs.bridge.process.unmount_notice import Waiter
+from omniload.base.errors import OmniloadError, StateError
+from omniload.base.log import get_logger
+
+__all__ = ["FINISH_WITHIN_S", "Door", "Taken", "admitted", "handed_over", "listen", "take"]
+
+_LOG = get_logger(__name__)
+_HELLO = b"take over 1"
+_READY, _YOURS = b"ready", b"yours"
+_LENGTH = struct.Struct("<Q")
+_NOTHING = _LENGTH.pack(0)
+ANSWER_WITHIN_S = 60.0
+"""For the other side's next word: it may have to finish requests, or open files."""
+FINISH_WITHIN_S = 30.0
+"""For requests under way; a mount whose store does not answer stays where it is."""
+_HELLO_WITHIN_S = 5.0
+_REST_S = 0.1
+_MOST_STATE_BYTES = 1 << 30
+
+
+def _address(target: str) -> bytes:
+    return address_of("mount", target, os.getuid())
+
+
+def listen(target: str) -> socket.socket | None:
+    """Return the socket at which the mount at ``target`` may be asked for; None where another has it."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(_address(target))
+        listener.listen(1)
+    except OSError as error:
+        listener.close()
+        _LOG.info("%s cannot be handed over later: %s", target, error)
+        return None
+    return listener
+
+
+def admitted(listener: socket.socket) -> socket.socket | None:
+    """Wait for the next who connects, and return the connection if it asks for the mount.
+
+    Blocks, and so belongs into a thread beside the service: whoever connects may stay silent.
+
+    Raises:
+        OSError: The listener is closed.
+    """
+    try:
+        peer, _ = listener.accept()
+    except OSError as error:
+        if error.errno in {errno.EINVAL, errno.EBADF}:
+            raise
+        # Out of descriptors, say. Who asks stays in the queue, which would be asked without rest.
+        _LOG.warning("the mount is asked for, and nobody can be answered: %s", error)
+        time.sleep(_REST_S)
+        return None
+    try:
+        peer.settimeout(_HELLO_WITHIN_S)
+        if _is_ours(peer) and peer.recv(64) == _HELLO:
+            return peer
+    except OSError as error:
+        _LOG.debug("who connected does not ask for the mount: %s", error)
+    peer.close()
+    return None
+
+
+class Door:
+    """Hears in a thread of its own who asks for a mount; the loop that serves the mount is rung up.
+
+    Args:
+        listener: Where they ask; closed with this.
+    """
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._asking: SimpleQueue[socket.socket] = SimpleQueue()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._hear, name="fusefs-door", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while somebody asks."""
+        return self._bell
+
+    def next(self) -> socket.socket:
+        """Return the connection of the next who asks; the descriptor was readable."""
+        os.eventfd_read(self._bell)
+        return self._asking.get_nowait()
+
+    def close(self) -> None:
+        """Free the address, and hang up on all who still ask."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            os.close(self._bell)
+        with suppress(OSError):
+            self._listener.shutdown(
+                socket.SHUT_RDWR
+            )  # wakes the thread, which else keeps the address
+        self._thread.join(_REST_S)
+        self._listener.close()
+        while not self._asking.empty():
+            self._asking.get_nowait().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                peer = admitted(self._listener)
+            except OSError:
+                return
+            if peer is None:
+                continue
+            with self._lock:
+                if self._closed:
+                    peer.close()
+                    return
+                self._asking.put(peer)
+                os.eventfd_write(self._bell, 1)
+
+
+def handed_over(
+    peer: socket.socket,
+    listener: "Door | socket.socket",
+    device: int,
+    state: Callable[[], dict[str, Any]],
+) -> bool:
+    """Answer one who asks for the mount; return whether it is theirs now.
+
+    Args:
+        peer: Who asks (``admitted``).
+        listener: Closed when the mount is theirs.
+        device: /dev/fuse.
+        state: Stops the service and returns what the next process needs; may raise StateError.
+    """
+    with peer:
+        try:
+            peer.settimeout(ANSWER_WITHIN_S)
+            data = orjson.dumps({"version": 1, **state()})
+            socket.send_fds(peer, [_LENGTH.pack(len(data))], [device])
+            peer.sendall(data)
+            _await_ready(peer)
+            peer.sendall(_YOURS)
+            listener.close()  # the new process listens there once this connection has ended
+        except (OSError, OmniloadError) as error:
+            _LOG.warning("the mount stays with this process: %s", error)
+            _tell(peer, str(error))
+            return False
+        except Exception as error:  # noqa: BLE001 -- the mount must outlive a defect in its hand-over
+            _LOG.error("the mount stays with this process", exc_info=error)
+            _tell(peer, f"a defect: {error!r}; see its log")
+            return False
+    return True
+
+
+def _await_ready(peer: socket.socket) -> None:
+    if peer.recv(64) != _READY:
+        raise StateError("who asked for it did not get ready")
+
+
+def _is_ours(peer: socket.socket) -> bool:
+    return credentials_of(peer)[1] in {0, os.getuid()}
+
+
+def _tell(peer: socket.socket, message: str) -> None:
+    """Say why not: a length of zero, then the reason."""
+    try:
+        peer.sendall(_NOTHING + message.encode(errors="backslashreplace"))
+    except OSError as error:
+        _LOG.debug("nobody hears why: %s", error)
+
+
+class Taken:
+    """A mount that another process is about to let go.
+
+    Attributes:
+        device: /dev/fuse; ours to close.
+        state: What the other process told.
+    """
+
+    def __init__(self, peer: socket.socket, device: int, state: dict[str, Any]) -> None:
+        self._peer = peer
+        self.device = device
+        self.state = state
+
+    def confirm(self) -> None:
+        """Have the other process end; it has served its last request when this returns.
+
+        Raises:
+            StateError: It went on by itself, or ended.
+        """
+        with self._peer:
+            try:
+                self._peer.sendall(_READY)
+                answer = self._peer.recv(4096)
+                ended = "it ended"
+            except OSError as error:
+                answer, ended = b"", str(error)
+            if answer == _YOURS:
+                with suppress(OSError):
+                    self._peer.recv(1)  # nothing: it has let go of the address, too
+                return
+        os.close(self.device)
+        if not answer:
+            raise StateError(f"the other process did not let the mount go: {ended}; try again")
+        reason = answer.removeprefix(_NOTHING).decode(errors="replace")
+        raise StateError(f"the other process kept the mount: {reason}; try again")
+
+    def decline(self) -> None:
+        """Leave the mount with the other process."""
+        self._peer.close()
+        os.close(self.device)
+
+
+def take(target: str) -> Taken:
+    """Ask the process behind the mount at ``target`` for it.
+
+    Raises:
+        StateError: Nobody answers for it, or who does refuses.
+    """
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    peer.settimeout(ANSWER_WITHIN_S)
+    try:
+        _connect(peer, target)
+        peer.sendall(_HELLO)
+        return _received(peer, target)
+    except BaseException as error:
+        peer.close()
+        if not isinstance(error, OSError | struct.error):
+            raise
+        raise StateError(
+            f"{target!r} cannot be taken over: {_why_nobody(target, error)}"
+        ) from error
+
+
+def _connect(peer: socket.socket, target: str) -> None:
+    peer.connect(_address(target))
+    if not _is_ours(peer):  # anybody may take an abstract name
+        raise PermissionError(f"{who(peer)}, another user, answers")
+
+
+def _why_nobody(target: str, error: BaseException) -> str:
+    """Return why no process hands a mount over, and what to do."""
+    try:
+        waiter = Waiter.of(target)
+    except StateError as foreign:
+        return f"{error}; {foreign}"
+    if waiter is None:
+        return (
+            f"no mount of ours answers there ({error}); unmount what is there, if anything, and "
+            "mount it without --take-over"
+        )
+    waiter.close()
+    if isinstance(error, TimeoutError):
+        return (
+            f"process {waiter.about['process']}, which serves it, has not answered within "
+            f"{ANSWER_WITHIN_S:g} s and keeps it: the store may be slow, or much is still to be "
+            "published; try again"
+        )
+    return (
+        f"process {waiter.about['process']} serves it with bridge={waiter.about['bridge']} and hands "
+        f"nothing over ({error}): it is of an older release, or about to end; unmount it, and mount it anew"
+    )
+
+
+def _received(peer: socket.socket, target: str) -> Taken:
+    head, descriptors, _, _ = socket.recv_fds(peer, _LENGTH.size, 1)
+    (size,) = _LENGTH.unpack(head)
+    if not descriptors or not 0 < size <= _MOST_STATE_BYTES:
+        raise StateError(f"{target!r} is not handed over: {_rest(peer)}")
+    try:
+        os.set_inheritable(descriptors[0], False)
+        state = _state(_exactly(peer, size), target)
+    except BaseException:
+        # Else it would keep the connection from ending when the other process does.
+        os.close(descriptors[0])
+        raise
+    return Taken(peer, descriptors[0], state)
+
+
+def _state(data: bytes, target: str) -> dict[str, Any]:
+    state: dict[str, Any] = orjson.loads(data)
+    if state.get("version") != 1:
+        raise StateError(f"{target!r} comes with a state of version {state.get('version')}, not 1")
+    return state
+
+
+def _exactly(peer: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = peer.recv(min(1 << 20, size - len(data)))
+        if not part:
+            raise StateError(
+                f"the other process ended after {len(data)} of {size} bytes of its state"
+            )
+        data += part
+    return bytes(data)
+
+
+def _rest(peer: socket.socket) -> str:
+    return peer.recv(4096).decode(errors="replace") or "it gives no reason"

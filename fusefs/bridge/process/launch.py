@@ -1,0 +1,269 @@
+"""A process of its own per mount: started, ready when ``start_daemon`` returns, told apart when dead.
+
+Both ends of one pipe: ``start_daemon`` in the parent and ``run_daemon`` in the process
+agree that the daemon writes ``ready`` to the descriptor it is given, or what is wrong.
+"""
+
+# ruff: noqa: S603 -- our own interpreter and fusermount3, no shell
+import errno
+import gc
+import os
+import shutil
+import signal
+import stat as stat_bits
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from fusefs.bridge.api.options import BridgeOptions
+from fusefs.bridge.process.tuning import line_of_mount, mount_table
+from omniload.base.errors import (
+    ConfigError,
+    DefectError,
+    OmniloadError,
+    StateError,
+    UnavailableError,
+    project_error,
+)
+from omniload.base.log import get_logger, set_up_logging
+
+__all__ = [
+    "clear_dead_mount",
+    "failure_of",
+    "run_daemon",
+    "start_daemon",
+    "tell_failure",
+    "umount",
+    "why_not",
+]
+
+_CODES = {1: DefectError, 2: ConfigError, 3: UnavailableError, 4: StateError}
+_READY = b"ready"
+_MOST_DEAD = 8
+"""Dead mounts at one place, one upon the other."""
+_GIVEN_UP_WITHIN_S = 10.0
+"""How long a daemon may take to end while it starts."""
+_LOG = get_logger(__name__)
+
+
+def start_daemon(
+    module: str,
+    settings: bytes,
+    mountpoint: str,
+    *,
+    log_path: str | None = None,
+    words: Sequence[str] = (),
+) -> "subprocess.Popen[bytes]":
+    """Start ``python -m MODULE READY_FD WORDS...`` and return when its mount is usable.
+
+    A dead mount in its place is taken away first.
+
+    Args:
+        module: Module whose ``main`` calls ``run_daemon``.
+        settings: Given to it on standard input.
+        mountpoint: Where it will mount.
+        log_path: Where it logs; standard error if not given.
+        words: Further arguments.
+
+    Raises:
+        ConfigError: The mount point is no directory, or what the daemon reports.
+        UnavailableError: As the daemon reports.
+        StateError: As the daemon reports, or it ended without a word; the mount point cannot be used.
+    """
+    clear_dead_mount(mountpoint)
+    ready, told = os.pipe()
+    try:
+        log = open(log_path, "ab") if log_path else None  # noqa: SIM115, PTH123 -- closed below
+    except OSError as error:
+        os.close(ready)
+        os.close(told)
+        raise ConfigError(f"log {log_path!r} cannot be written: {error.strerror}") from error
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(told), *words],
+            stdin=subprocess.PIPE,
+            # A pipe that the caller reads would not end while the daemon holds it.
+            stdout=log,
+            stderr=log,
+            pass_fds=[told],
+            start_new_session=True,
+        )
+    finally:
+        os.close(told)
+        if log is not None:
+            log.close()
+    with os.fdopen(ready, "rb") as pipe:
+        try:
+            assert process.stdin is not None
+            process.stdin.write(settings)
+            process.stdin.close()
+            answer = pipe.read()
+        except BaseException:  # Ctrl-C above all: nobody would know of the mount
+            _take_back(process, mountpoint)
+            raise
+    if answer != _READY:
+        code = process.wait()
+        raise failure_of(answer, code, log_path)
+    return process
+
+
+def failure_of(answer: bytes, code: int, log_path: str | None) -> OmniloadError:
+    """Return why a daemon never came up.
+
+    Args:
+        answer: What it wrote instead of being ready; empty where it could not.
+        code: It ended with; below zero the signal that ended it.
+        log_path: Where it logged; a log is named only where there is one.
+    """
+    if answer:
+        return _CODES.get(code, StateError)(answer.decode(errors="replace"))
+    how = f"ended with {code}"
+    if code < 0:
+        with suppress(ValueError):  # a number without a name
+            how = f"was ended by {signal.Signals(-code).name}"
+    kept = log_path not in {None, os.devnull}
+    where = f"; its log is {log_path}" if kept else "; start it with --log FILE to see more"
+    return StateError(f"the daemon {how} before its mount was usable{where}")
+
+
+def tell_failure(error: Exception, role: str, told: int | None) -> int:
+    """Log why a daemon ends and tell who started it, in one line; return its exit code.
+
+    Args:
+        error: What ended it.
+        role: Name of the daemon.
+        told: Where to tell it; ``None`` where nobody waits any more.
+    """
+    fault = project_error(error, f"the {role} daemon")
+    _LOG.error("%s", fault, exc_info=error if isinstance(fault, DefectError) else None)
+    if told is not None:
+        line = " ".join(str(fault).split())
+        try:
+            os.write(told, line.encode(errors="backslashreplace"))
+        except OSError:
+            _LOG.debug("the parent has gone")
+    return fault.exit_code
+
+
+def _take_back(process: "subprocess.Popen[bytes]", mountpoint: str) -> None:
+    """End a daemon whose start is given up; told to end, it unmounts by itself."""
+    process.terminate()
+    try:
+        process.wait(_GIVEN_UP_WITHIN_S)
+    except subprocess.TimeoutExpired:  # in a call of the store's client that no signal ends
+        process.kill()
+        process.wait()
+        with suppress(OmniloadError):
+            clear_dead_mount(mountpoint)
+
+
+def run_daemon(serve: Callable[[bytes, Callable[[], None]], None], *, role: str) -> None:
+    """Be the process that ``start_daemon`` starts: the body of its module's ``main``.
+
+    Args:
+        serve: Called with the settings and with what to call once the mount is usable.
+        role: Name of the process in its log.
+    """
+    told = int(sys.argv[1])
+    os.set_inheritable(told, False)
+    set_up_logging("INFO", role=role)
+
+    is_ready = False
+
+    def ready() -> None:
+        nonlocal is_ready
+        gc.freeze()  # what is there by now stays, and need not be looked through again and again
+        is_ready = True
+        try:
+            os.write(told, _READY)
+        except BrokenPipeError:
+            _LOG.error("who started this mount has gone before it was ready; unmounting")
+            # Either binding, and a watch, end by it as they always do.
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os.close(told)
+
+    try:
+        serve(sys.stdin.buffer.read(), ready)
+    except Exception as error:  # noqa: BLE001 -- told to who started it, whatever it is
+        # Once it was ready the number may be another file's.
+        sys.exit(tell_failure(error, role, None if is_ready else told))
+
+
+def umount(mountpoint: str) -> None:
+    """Unmount; the daemon ends by itself.
+
+    Raises:
+        StateError: It is not a mount, or it is in use.
+    """
+    done = subprocess.run(
+        [*_unmounting(lazily=False), mountpoint], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        if line_of_mount(os.path.realpath(mountpoint), mount_table()) is None:
+            raise StateError(f"{mountpoint!r} is not mounted through FUSE; give a mount point")
+        busy = "; close what is open there: fuser -vm names who has it"
+        remedy = busy if "busy" in done.stderr else ""
+        raise StateError(f"{mountpoint!r} stays mounted: {done.stderr.strip()}{remedy}")
+
+
+def _unmounting(*, lazily: bool) -> list[str]:
+    """Return the command that unmounts; root needs none of FUSE's own.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if (tool := shutil.which("fusermount3")) is not None:
+        return [tool, "-uz" if lazily else "-u"]
+    if os.geteuid() == 0 and (tool := shutil.which("umount")) is not None:
+        return [tool, *(["-l"] if lazily else [])]
+    raise ConfigError("fusermount3 is not installed; install fuse3")
+
+
+def why_not(target: str, options: BridgeOptions, fuse_conf: str = "/etc/fuse.conf") -> str | None:
+    """Return why a user may not mount, as far as it can be told beforehand: libfuse does not say."""
+    if os.geteuid() == 0:
+        return None
+    if shutil.which("fusermount3") is None:
+        return "fusermount3 is not installed; install fuse3"
+    if not os.access(target, os.W_OK):
+        return "the directory is not yours to write; mount on one that is"
+    if options.allow_other:
+        try:
+            lines = Path(fuse_conf).read_text(encoding="utf-8").splitlines()
+        except OSError:
+            lines = []
+        if "user_allow_other" not in [line.strip() for line in lines]:
+            return f"allow_other needs the line user_allow_other in {fuse_conf}"
+    return None
+
+
+def clear_dead_mount(mountpoint: str) -> None:
+    """Take a mount away whose daemon is gone ("Transport endpoint is not connected").
+
+    Raises:
+        ConfigError: The mount point is not there, or is no directory.
+    """
+    for _ in range(_MOST_DEAD):
+        try:
+            os.statvfs(
+                mountpoint
+            )  # the kernel may know what stat says without asking a dead daemon
+            found = os.stat(mountpoint)  # noqa: PTH116 -- the errno is what is asked for
+        except FileNotFoundError:
+            raise ConfigError(f"mount point {mountpoint!r} is not there; make it first") from None
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                raise StateError(f"mount point {mountpoint!r} cannot be used: {error}") from error
+            subprocess.run(
+                [*_unmounting(lazily=True), mountpoint], check=False, capture_output=True
+            )
+        else:
+            if not stat_bits.S_ISDIR(found.st_mode):
+                raise ConfigError(f"mount point {mountpoint!r} is a file; give an empty directory")
+            return
+    raise StateError(
+        f"a dead mount at {mountpoint!r} cannot be taken away; unmount it as who made it"
+    )

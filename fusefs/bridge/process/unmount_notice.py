@@ -1,0 +1,292 @@
+"""How a mount ends, told to those who wait for it: the daemon's side, and an unmount that waits.
+
+The kernel lets an unmount return while the daemon behind it still publishes. So each daemon
+listens on an abstract socket named for its mount point, and tells whoever connects, one
+line of JSON each::
+
+    at once      {"version": 1, "process": 123, "bridge": "device", "watched": false}
+    at its end   {"ended": true, "lost": ["path of a file that could not be published"]}
+
+and closes the connection by ending. A connection that closes without the second line is a
+daemon that was killed. The kernel frees the name with the process.
+"""
+
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from typing import Any
+
+import orjson
+
+from fusefs.bridge.process import launch
+from fusefs.bridge.process.sockets import address_of, credentials_of, is_taken, who
+from fusefs.bridge.process.tuning import line_of_mount, mount_table
+from omniload.base.errors import IntegrityError, StateError, UnavailableError
+from omniload.base.log import get_logger
+
+__all__ = ["Farewell", "Waiter", "umount"]
+
+_LOG = get_logger(__name__)
+_ANSWER_WITHIN_S = 10.0
+"""For the first line, which a thread of its own sends."""
+_LOOK_EVERY_S = 1.0
+_REST_S = 0.1
+_ASK_AGAIN_AFTER_S = (0.1, 0.2, 0.4)
+_MOST_BYTES = 16 << 20
+
+
+def _address(target: str, uid: int) -> bytes:
+    return address_of("farewell", target, uid)
+
+
+class Farewell:
+    """The daemon's side.
+
+    Made before the mount is: from then on the daemon must not ask for its own mount point.
+
+    Args:
+        mountpoint: The mount.
+        about: What is told at once, beside version and process.
+    """
+
+    def __init__(self, mountpoint: str, **about: Any) -> None:  # noqa: ANN401 -- JSON values
+        self._target = os.path.realpath(mountpoint)
+        self._about = {"version": 1, "process": os.getpid(), **about}
+        self._lock = threading.Lock()
+        self._waiting: list[socket.socket] = []
+
+    def listen(self) -> None:
+        """Answer from now on, in a thread.
+
+        Raises:
+            StateError: Another process answers for that mount point.
+        """
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(_address(self._target, os.getuid()))
+            listener.listen(16)
+        except OSError as error:
+            listener.close()
+            raise StateError(
+                f"the end of {self._target!r} cannot be told, so umount will not wait for it: {error}; "
+                f"{_who_answers(_address(self._target, os.getuid()))} has the name"
+            ) from error
+        threading.Thread(
+            target=self._answer, args=(listener,), name="fusefs-farewell", daemon=True
+        ).start()
+
+    def tell(self, lost: Sequence[str]) -> None:
+        """Say that all is done that will be done, and which files could not be published."""
+        line = orjson.dumps({"ended": True, "lost": list(lost)}) + b"\n"
+        with self._lock:
+            for peer in self._waiting:
+                with suppress(OSError):  # it waits no more
+                    peer.sendall(line)
+
+    def _answer(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError as error:
+                # Out of descriptors, say. Who asks stays in the queue, and this thread must not end.
+                _LOG.warning("who waits for the end of the mount cannot be answered: %s", error)
+                time.sleep(_REST_S)
+                continue
+            peer.settimeout(_ANSWER_WITHIN_S)  # who does not read must not keep us from ending
+            try:
+                if credentials_of(peer)[1] not in {0, os.getuid()}:
+                    raise PermissionError("asked by another user")
+                with self._lock:
+                    peer.sendall(orjson.dumps(self._about) + b"\n")
+                    self._waiting.append(peer)
+            except OSError as error:
+                _LOG.debug("nobody waits: %s", error)
+                peer.close()
+
+
+class Waiter:
+    """One who wants to know how a mount ends.
+
+    Attributes:
+        about: What its daemon told of itself: ``process``, ``bridge``, ``watched``.
+    """
+
+    def __init__(self, peer: socket.socket) -> None:
+        self._peer = peer
+        self._rest = b""
+        self.about: Mapping[str, Any] = {}
+
+    @classmethod
+    def of(cls, mountpoint: str) -> "Waiter | None":
+        """Ask the daemon behind a mount; None where none answers (another host's, an image's, an older release's).
+
+        Raises:
+            StateError: Somebody has the daemon's name, and is of another user or does not answer.
+        """
+        target = os.path.realpath(mountpoint)
+        owner = _owner(target)
+        address = _address(target, owner)
+        for wait_s in (*_ASK_AGAIN_AFTER_S, None):
+            try:
+                return cls._connected(address, owner)
+            except (OSError, orjson.JSONDecodeError) as error:
+                _LOG.debug("nobody tells how %s ends: %s", target, error)
+                if not is_taken(address):
+                    return None
+                if wait_s is None or not isinstance(error, ConnectionError):
+                    raise StateError(
+                        f"a process has the name at which that of {target!r} would answer, and does "
+                        f"not answer ({error}); look for it: grep {address[1:].decode()} /proc/net/unix"
+                    ) from error
+                time.sleep(wait_s)  # it is about to listen, or goes and another comes
+        raise AssertionError("the last attempt returns or raises")
+
+    @classmethod
+    def _connected(cls, address: bytes, owner: int) -> "Waiter | None":
+        """Connect and hear what is told at once; None where it is of another release."""
+        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        waiter = cls(peer)
+        try:
+            peer.settimeout(_ANSWER_WITHIN_S)
+            peer.connect(address)
+            _check_owner(peer, owner)
+            about = orjson.loads(waiter._line() or b"null")
+        except BaseException:
+            peer.close()
+            raise
+        if not isinstance(about, dict) or about.get("version") != 1:
+            peer.close()
+            return None
+        waiter.about = about
+        return waiter
+
+    def close(self) -> None:
+        """Wait no more."""
+        self._peer.close()
+
+    def wait(self, within_s: float, tell: Callable[[float], None]) -> Sequence[str] | None:
+        """Wait until the daemon is gone.
+
+        Args:
+            within_s: Most seconds.
+            tell: Called about once a second with how long it has been.
+
+        Returns:
+            Paths of files that could not be published; None where it ended without a word.
+
+        Raises:
+            TimeoutError: It is still there.
+        """
+        begin, lost = time.monotonic(), None
+        while True:
+            waited = time.monotonic() - begin
+            if waited >= within_s:
+                raise TimeoutError
+            self._peer.settimeout(min(_LOOK_EVERY_S, within_s - waited))
+            try:
+                line = self._line()
+            except TimeoutError:
+                tell(time.monotonic() - begin)
+                continue
+            except ConnectionError:
+                line = b""
+            if not line:
+                return lost
+            lost = list(map(str, orjson.loads(line).get("lost", ())))
+
+    def _line(self) -> bytes:
+        """Return the next line; nothing at the end."""
+        while b"\n" not in self._rest:
+            part = self._peer.recv(1 << 16)
+            if not part or len(self._rest) > _MOST_BYTES:
+                return b""
+            self._rest += part
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+
+def _check_owner(peer: socket.socket, owner: int) -> None:
+    """Check who answers: anybody may take an abstract name.
+
+    Raises:
+        StateError: It is another user's process.
+    """
+    if credentials_of(peer)[1] not in {0, owner}:
+        raise StateError(
+            f"{who(peer)} has the name at which the process behind the mount would answer, "
+            f"and user {owner} mounted it; end that process"
+        )
+
+
+def _who_answers(address: bytes) -> str:
+    """Return who answers at a name, in words."""
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as peer:
+        try:
+            peer.settimeout(_LOOK_EVERY_S)
+            peer.connect(address)
+            return who(peer)
+        except OSError:
+            return "a process that does not answer"
+
+
+def _owner(target: str) -> int:
+    """Return the user who mounted: root unmounts for others, too."""
+    found = re.search(r"\buser_id=(\d+)", line_of_mount(target, mount_table()) or "")
+    return int(found[1]) if found is not None else os.getuid()
+
+
+def _tell_nobody(_: float) -> None:
+    """Wait in silence."""
+
+
+def umount(
+    mountpoint: str, *, within_s: float = 300.0, tell: Callable[[float], None] = _tell_nobody
+) -> None:
+    """Unmount, and wait until the daemon behind it is gone and everything is published.
+
+    Args:
+        mountpoint: The mount.
+        within_s: Most seconds to wait for the daemon.
+        tell: Called about once a second while it waits.
+
+    Raises:
+        StateError: It is not a mount, or it is in use; or the daemon ended without a word, or cannot
+            be asked, since another process has its name.
+        UnavailableError: The daemon is still there.
+        IntegrityError: Files could not be published: what was written last is lost.
+    """
+    try:
+        waiter = Waiter.of(mountpoint)
+    except StateError as error:
+        launch.umount(mountpoint)
+        raise StateError(
+            f"{mountpoint!r} is unmounted, but whether everything is published is not known: {error}, "
+            "then read the mount's log, and run omniload fs verify"
+        ) from error
+    if waiter is None:
+        launch.umount(mountpoint)
+        return
+    with closing(waiter):
+        launch.umount(mountpoint)
+        process = waiter.about["process"]
+        try:
+            lost = waiter.wait(within_s, tell)
+        except TimeoutError:
+            raise UnavailableError(
+                f"{mountpoint!r} is unmounted, but its process {process} still works after "
+                f"{within_s:g} s and goes on by itself; wait for it to end, and read its log"
+            ) from None
+    if lost is None:
+        raise StateError(
+            f"{mountpoint!r} is unmounted, but its process {process} ended before it said that "
+            "everything is published; read its log, and run omniload fs verify"
+        )
+    if lost:
+        raise IntegrityError(
+            f"{mountpoint!r} is unmounted, and what was written last to {len(lost)} files is lost: "
+            f"{', '.join(lost[:5])}{', ...' if len(lost) > 5 else ''}; its log says why"
+        )

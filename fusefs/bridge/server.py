@@ -1,0 +1,70 @@
+"""Shows any ``FileSystem`` at a mount point, through the binding that the options name."""
+
+import importlib.util
+import os
+from collections.abc import Callable
+
+from fusefs.bridge.api.options import BridgeOptions
+from fusefs.bridge.api.protocol import FileSystem
+from fusefs.bridge.device import binding as device_binding
+from fusefs.bridge.process.tuning import device_of_mount, mount_table
+from omniload.base.errors import StateError
+
+__all__ = ["chosen", "serve"]
+
+
+def _nobody_waits() -> None:
+    """Tell nobody that the mount is there."""
+
+
+def serve(
+    filesystem: FileSystem,
+    mountpoint: str,
+    options: BridgeOptions | None = None,
+    *,
+    name: str = "omnifs",
+    ready: Callable[[], None] = _nobody_waits,
+) -> None:
+    """Mount, answer until unmounted or told to end by SIGTERM, SIGINT or SIGHUP, unmount.
+
+    For the main thread of a process of its own, which must not touch the mount itself: it
+    would wait for its own answer.
+
+    Args:
+        filesystem: What is shown.
+        mountpoint: An empty directory.
+        options: The kernel's side.
+        name: What ``mount`` and ``df`` call it.
+        ready: Called once, when the mount is usable.
+
+    Raises:
+        ConfigError: The binding that was asked for is not installed.
+        StateError: The mount point cannot be mounted on.
+    """
+    options = options or BridgeOptions()
+    target = os.path.realpath(mountpoint)
+    if not options.take_over and device_of_mount(target, mount_table()) is not None:
+        raise StateError(
+            f"{mountpoint!r} is a mount already; unmount it, or go on with it: --take-over"
+        )
+    if chosen(options) == "device":
+        device_binding.serve(filesystem, mountpoint, options, name=name, ready=ready)
+        return
+    # Here and not above: pyfuse3 and trio are an extra, which the other binding does without.
+    from fusefs.bridge.libfuse import binding  # noqa: PLC0415
+
+    binding.serve(filesystem, mountpoint, options, name=name, ready=ready)
+
+
+def chosen(options: BridgeOptions) -> str:
+    """Return the binding that serves.
+
+    For ``auto`` our own for root, or where libfuse's is not installed. A mount that is taken over is
+    always served by our own, whatever began it: libfuse begins with INIT, which was long ago.
+    """
+    if options.take_over:
+        return "device"
+    if options.bridge != "auto":
+        return options.bridge
+    has_pyfuse3 = all(importlib.util.find_spec(name) for name in ("pyfuse3", "trio"))
+    return "device" if os.geteuid() == 0 or not has_pyfuse3 else "pyfuse3"

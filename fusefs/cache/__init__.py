@@ -1,0 +1,1 @@
+"""Bytes kept near: blocks in memory, copies of files on a disk, and what the kernel holds."""

@@ -1,0 +1,173 @@
+"""Blocks of objects in memory, under a hard cap, each fetched once however many ask."""
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from fusefs.cache.page_cache_estimate import PageCacheBelief
+from fusefs.metrics.counters import Traffic
+
+__all__ = ["Block", "BlockCache", "Data"]
+
+Data = bytes | memoryview
+"""Bytes of a block; a view where a read brought several blocks."""
+_MOST_BELIEVED = 1 << 16
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """One stripe unit: on its way, or here."""
+
+    size_bytes: int
+    data: Future[Data] = field(default_factory=Future)
+    memory: "_Memory | None" = None
+    """Where it lies, once it is here."""
+    unserved_bytes: int = 0
+    """Of those that are here, how many went nowhere yet where they are kept."""
+
+
+@dataclass(slots=True, eq=False)
+class _Memory:
+    """What one read brought: blocks that come and go together, since they are views of the same memory."""
+
+    keys: tuple[Hashable, ...]
+    unserved_bytes: float
+    """Of all its blocks; infinite where they stay here whoever takes them."""
+
+
+class BlockCache:
+    """Least recently used blocks go first; a block on its way is never dropped.
+
+    What the kernel has taken into its page cache, all of it, goes at once: it need not lie in
+    memory twice, and what is read next finds memory that is warm. Where the kernel is known
+    not to keep what it takes, since it asked for it a second time, blocks stay like any other.
+
+    Keys name bytes that never change (a unit of a write-once object), so a block is
+    never stale; plain files alone have names that a store may break, hence ``drop``.
+    """
+
+    def __init__(self, capacity_bytes: int, traffic: Traffic | None = None) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._traffic = traffic or Traffic()
+        self._lock = threading.Lock()
+        self._blocks: OrderedDict[Hashable, Block] = OrderedDict()
+        self._used_bytes = 0
+        self._kernel = PageCacheBelief(_MOST_BELIEVED)
+
+    @property
+    def num_doubts(self) -> int:
+        """How often it turned out that the kernel does not have what ``is_served`` said it has."""
+        return self._kernel.num_doubts
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all blocks, those on their way included; never above the capacity."""
+        return self._used_bytes
+
+    def get(self, key: Hashable) -> Data | None:
+        """Return a block that is here, or None."""
+        with self._lock:
+            block = self._blocks.get(key)
+            if block is None or not block.data.done():
+                return None
+            self._blocks.move_to_end(key)
+            return block.data.result()
+
+    def claim(self, key: Hashable, size_bytes: int) -> tuple[Block | None, bool]:
+        """Return the block of ``key`` and whether the caller must now fetch it.
+
+        Returns:
+            ``(block, True)`` to the one caller that has to ``fill`` or ``fail`` it,
+            ``(block, False)`` to all others, ``(None, False)`` where blocks on their way
+            leave no room: fetch without the cache, or not at all.
+        """
+        with self._lock:
+            block = self._blocks.get(key)
+            if block is not None:
+                self._blocks.move_to_end(key)
+                return block, False
+            self._kernel.asked(key)
+            if not self._make_room(size_bytes):
+                return None, False
+            block = self._blocks[key] = Block(size_bytes)
+            self._used_bytes += size_bytes
+            return block, True
+
+    def fill(self, filled: Mapping[Hashable, Data]) -> None:
+        """Hand the bytes of claimed blocks to everyone who waits for them.
+
+        Blocks filled together may be views of the same memory: they are dropped together
+        too, so that no view keeps memory that is no longer counted.
+        """
+        with self._lock:
+            keys, size_bytes = tuple(filled), sum(map(len, filled.values()))
+            memory = _Memory(keys, size_bytes if self._kernel.will_keep(keys) else math.inf)
+            for key, data in filled.items():
+                block = self._blocks[key]
+                block.memory, block.unserved_bytes = memory, len(data)
+                block.data.set_result(data)
+
+    def served(self, parts: Iterable[tuple[Hashable, int]]) -> None:
+        """Note that so many bytes of blocks went to where they are kept: to the page cache."""
+        with self._lock:
+            for key, size_bytes in parts:
+                block = self._blocks.get(key)
+                if block is None or block.memory is None:
+                    continue
+                # A block that is read twice says nothing of those beside it.
+                new_bytes = min(size_bytes, block.unserved_bytes)
+                block.unserved_bytes -= new_bytes
+                block.memory.unserved_bytes -= new_bytes
+                if block.memory.unserved_bytes <= 0:
+                    self._kernel.took(block.memory.keys)
+                    self._drop_with_siblings(key)
+
+    def is_served(self, key: Hashable) -> bool:
+        """Tell whether a block is not here because it lies where it was served to, as far as is known."""
+        with self._lock:
+            return self._kernel.has(key)
+
+    def fail(self, key: Hashable, error: BaseException) -> None:
+        """Give up a claimed block: those who wait get ``error``, the next to ask tries again."""
+        with self._lock:
+            block = self._blocks.pop(key)
+            self._used_bytes -= block.size_bytes
+        block.data.set_exception(error)
+
+    def holds(self, key: Hashable) -> bool:
+        """Tell whether a block is here; unlike ``get`` no sign of use."""
+        with self._lock:
+            block = self._blocks.get(key)
+            return block is not None and block.data.done()
+
+    def drop(self, keys: Iterable[Hashable]) -> int:
+        """Forget blocks that are here, with those that share their memory; return their bytes.
+
+        Blocks on their way stay: somebody waits for them.
+        """
+        dropped = 0
+        with self._lock:
+            for key in keys:
+                block = self._blocks.get(key)
+                if block is not None and block.data.done():
+                    dropped += self._drop_with_siblings(key)[1]
+        return dropped
+
+    def _make_room(self, size_bytes: int) -> bool:
+        while self._used_bytes + size_bytes > self.capacity_bytes:
+            # Blocks on their way are few and recent, so the first that is here is found at once.
+            oldest = next((k for k, block in self._blocks.items() if block.data.done()), None)
+            if oldest is None:
+                return False
+            self._traffic.evicted("memory", self._drop_with_siblings(oldest)[0])
+        return True
+
+    def _drop_with_siblings(self, key: Hashable) -> tuple[int, int]:
+        memory = self._blocks[key].memory
+        assert memory is not None
+        size_bytes = sum(self._blocks.pop(sibling).size_bytes for sibling in memory.keys)
+        self._used_bytes -= size_bytes
+        return len(memory.keys), size_bytes

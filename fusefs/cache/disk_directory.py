@@ -1,0 +1,241 @@
+"""The directory of a disk cache: locked by one process, its copies' files made, found and removed."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from fusefs.cache.disk_format import (
+    COPIES,
+    HEADER_BYTES,
+    LEAVING,
+    MARKER,
+    CopyVersion,
+    check_marker,
+    encode_marker,
+    entry_bytes,
+    entry_of,
+    footprint,
+    header_of,
+    map_bytes,
+    num_units_of,
+    size_in_map,
+)
+from omniload.base.errors import ConfigError, StateError
+
+__all__ = ["CopyFiles", "DiskDirectory", "Stamp"]
+
+Stamp = tuple[int, int, int]
+
+
+class CopyFiles:
+    """Open descriptors of one copy; the last user closes them once they are let go.
+
+    Not safe in threads by itself: its cache counts users under a lock.
+    """
+
+    def __init__(self, data: int, table: int) -> None:
+        self._data = data
+        self._table = table
+        self._users = 0
+        self._let_go = False
+
+    def borrow(self) -> None:
+        """Count a user."""
+        self._users += 1
+
+    def give_back(self) -> None:
+        """Count a user less."""
+        self._users -= 1
+        self._close_if_unused()
+
+    def let_go(self) -> None:
+        """Close as soon as nobody uses the descriptors."""
+        self._let_go = True
+        self._close_if_unused()
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        """Return bytes of the copy, fewer at its end."""
+        data = os.pread(self._data, size_bytes, offset)
+        # The kernel caps one read at 2 GiB and may return less near that.
+        while data and len(data) < size_bytes:
+            more = os.pread(self._data, size_bytes - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Write bytes of the copy."""
+        view = memoryview(data)
+        while view:
+            done = os.pwrite(self._data, view, offset)
+            view, offset = view[done:], offset + done
+
+    def mark(self, unit: int, checksum: int) -> None:
+        """Note in the map that a unit is here; 0 says that it is not."""
+        os.pwrite(self._table, entry_bytes(checksum), entry_of(unit))
+
+    def reopened(self) -> int:
+        """Open the data for reading only, as a description of its own."""
+        return os.open(f"/proc/self/fd/{self._data}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def stamp(self) -> Stamp:
+        """Return what changes when anybody writes to the copy's data."""
+        found = os.fstat(self._data)
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def _close_if_unused(self) -> None:
+        if self._let_go and not self._users:
+            os.close(self._data)
+            os.close(self._table)
+
+
+class DiskDirectory:
+    """One directory, one process: a second is refused, since both would keep an account of their own.
+
+    The lock is the kernel's (``flock``), so a killed process leaves none behind.
+
+    Raises:
+        ConfigError: The directory cannot be made or written, or holds something else.
+        StateError: Another process uses it, or it is of another version.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._root = Path(path)
+        try:
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not (self._root / MARKER).exists() and any(self._root.iterdir()):
+                raise ConfigError(
+                    f"disk cache {path!r} holds something else; give an empty or new directory"
+                )
+            self._marker = os.open(self._root / MARKER, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ConfigError(f"disk cache {path!r}: {error.strerror or error}") from error
+        try:
+            self._take(path)
+        except BaseException:
+            os.close(self._marker)
+            raise
+
+    def _take(self, path: str) -> None:
+        try:
+            fcntl.flock(self._marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in {errno.EAGAIN, errno.EACCES}:
+                raise ConfigError(f"disk cache {path!r} takes no lock: {error}") from error
+            raise StateError(
+                f"disk cache {path!r} is used by another process; "
+                "give each mount and each process a directory of its own"
+            ) from None
+        found = os.pread(self._marker, 4096, 0)
+        try:
+            if found:
+                check_marker(found, path)
+            else:
+                # New, or its maker was killed here: nothing else was made yet.
+                os.pwrite(self._marker, encode_marker(), 0)
+            shutil.rmtree(self._root / LEAVING, ignore_errors=True)
+            for folder in (COPIES, LEAVING):
+                (self._root / folder).mkdir(exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"disk cache {path!r}: {error.strerror or error}") from error
+
+    def close(self) -> None:
+        """Let the next process in."""
+        os.close(self._marker)
+
+    def data_path(self, name: str) -> Path:
+        """Return where the bytes of a copy lie."""
+        return self._root / COPIES / name[:2] / f"{name}.data"
+
+    def map_path(self, name: str) -> Path:
+        """Return where the map of a copy lies."""
+        return self._root / COPIES / name[:2] / f"{name}.map"
+
+    def found(self) -> Iterator[tuple[str, int]]:
+        """Yield the copies that lie here, least recently used first, and their bytes on the disk.
+
+        What is no whole pair of files, of whatever a crash left, is removed.
+        """
+        whole = []
+        for folder in (self._root / COPIES).iterdir():
+            for name in sorted({path.stem for path in folder.iterdir()}):
+                data_path, map_path = self.data_path(name), self.map_path(name)
+                if self._is_pair(name):
+                    whole.append((map_path.stat().st_mtime_ns, name))
+                else:
+                    data_path.unlink(missing_ok=True)
+                    map_path.unlink(missing_ok=True)
+        for _, name in sorted(whole):
+            num_units = num_units_of(self.map_path(name).stat().st_size)
+            yield name, self.data_path(name).stat().st_blocks * 512 + footprint(num_units)
+
+    def _is_pair(self, name: str) -> bool:
+        if not self.data_path(name).exists() or not self.map_path(name).exists():
+            return False
+        with self.map_path(name).open("rb") as table:
+            head, table_bytes = table.read(HEADER_BYTES), os.fstat(table.fileno()).st_size
+        size_bytes = size_in_map(head, table_bytes, name)
+        return size_bytes == self.data_path(name).stat().st_size
+
+    def make(self, version: CopyVersion) -> CopyFiles:
+        """Make the files of a copy that holds nothing yet.
+
+        Raises:
+            OSError: The disk is full, or worse; nothing is left behind.
+        """
+        name = version.name
+        data_path, map_path = self.data_path(name), self.map_path(name)
+        data_path.parent.mkdir(exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        descriptors: list[int] = []
+        try:
+            for path, size in (
+                (data_path, version.size_bytes),
+                (map_path, map_bytes(version.num_units)),
+            ):
+                # A new file, never one that somebody may still hold: cutting that would cut it for them.
+                path.unlink(missing_ok=True)
+                descriptors.append(os.open(path, flags, 0o600))
+                os.ftruncate(descriptors[-1], size)
+            os.pwrite(descriptors[1], header_of(version), 0)
+        except OSError:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            data_path.unlink(missing_ok=True)
+            map_path.unlink(missing_ok=True)
+            raise
+        return CopyFiles(descriptors[0], descriptors[1])
+
+    def open(self, version: CopyVersion) -> tuple[CopyFiles, bytes] | None:
+        """Open the files of a copy and return its map; None where there is none of this size."""
+        name = version.name
+        with contextlib.ExitStack() as opened:
+            descriptors = []
+            for path in (self.data_path(name), self.map_path(name)):
+                try:
+                    descriptors.append(os.open(path, os.O_RDWR))
+                except OSError:
+                    return None
+                opened.callback(os.close, descriptors[-1])
+            if os.fstat(descriptors[0]).st_size != version.size_bytes:
+                return None
+            found = os.pread(descriptors[1], map_bytes(version.num_units) + 1, 0)
+            os.utime(descriptors[1])  # when it was last used, for the next process
+            opened.pop_all()
+        return CopyFiles(descriptors[0], descriptors[1]), found
+
+    def set_aside(self, name: str) -> list[Path]:
+        """Take the files of a copy from their place at once; return what is still to be removed."""
+        aside = []
+        for path in (self.map_path(name), self.data_path(name)):
+            target = self._root / LEAVING / uuid.uuid4().hex
+            with contextlib.suppress(OSError):
+                path.rename(target)
+                aside.append(target)
+        return aside

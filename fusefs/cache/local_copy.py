@@ -1,0 +1,138 @@
+"""How the units of a file's pieces lie in its local copy."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from fusefs.cache.copy_state import Span
+from fusefs.cache.disk_cache import DiskCopy
+from fusefs.cache.disk_format import CopyVersion
+from fusefs.format.file_segments import Piece
+
+__all__ = ["LocalCopy", "runs_of", "version_of"]
+
+_VERIFIED_AT_ONCE_BYTES = 8 << 20
+
+
+def version_of(pieces: Sequence[Piece], prefix: str = "") -> CopyVersion | None:
+    """Return the version that ``pieces`` make up; None where some bytes need no copy, or there are none.
+
+    Args:
+        pieces: The whole file, in order.
+        prefix: What makes the keys of the pieces unique where they are not by themselves.
+    """
+    if not pieces or any(piece.data is not None for piece in pieces):
+        return None
+    lines = [prefix]
+    for piece in pieces:
+        numbers = (piece.before_bytes, piece.size_bytes, piece.layout.unit_bytes)
+        lines.append(f"{piece.key}\0{numbers}")
+    size_bytes = sum(piece.size_bytes for piece in pieces)
+    return CopyVersion("\n".join(lines), size_bytes, sum(len(piece.units) for piece in pieces))
+
+
+class LocalCopy:
+    """A copy, spoken to by piece and unit.
+
+    A unit of which the file shows a part only is kept as that part: enough for the whole
+    copy, and read from the store by whoever wants the unit.
+
+    Args:
+        copy: Where it lies.
+        version: What it is a copy of.
+        pieces: The whole file, in order.
+    """
+
+    def __init__(
+        self,
+        copy: DiskCopy,
+        version: CopyVersion,
+        pieces: Iterable[Piece],
+    ) -> None:
+        self.copy = copy
+        self.version = version
+        self._first_of: dict[int, int] = {}
+        self._pieces = list(pieces)
+        first = 0
+        for piece in self._pieces:
+            self._first_of[id(piece)] = first
+            first += len(piece.units)
+
+    def span(self, piece: Piece, unit: int) -> tuple[Span, int]:
+        """Return the place of what the file shows of a unit, and where in the unit that begins."""
+        unit_bytes = piece.layout.unit_bytes
+        begin = max(unit * unit_bytes, piece.before_bytes)
+        end = min((unit + 1) * unit_bytes, piece.before_bytes + piece.size_bytes)
+        number = self._first_of[id(piece)] + unit - piece.units.start
+        at = piece.start + begin - piece.before_bytes
+        return Span(number, at, end - begin), begin - unit * unit_bytes
+
+    def has_whole(self, piece: Piece, unit: int) -> bool:
+        """Tell whether all bytes of a unit are here. Never waits."""
+        span, _ = self.span(piece, unit)
+        whole = piece.layout.unit_size(unit, piece.stored_bytes)
+        return span.size_bytes == whole and self.copy.has(span.unit)
+
+    def read(self, piece: Piece, units: Sequence[int]) -> dict[int, memoryview]:
+        """Return those of whole units that follow each other that are here undamaged."""
+        spans = [self.span(piece, unit)[0] for unit in units]
+        found = self.copy.read(spans)
+        return {
+            unit: found[span.unit]
+            for unit, span in zip(units, spans, strict=True)
+            if span.unit in found
+        }
+
+    def store(self, piece: Piece, unit: int, data: bytes | memoryview) -> bool:
+        """Keep what the file shows of a unit; return whether it is here now."""
+        span, start = self.span(piece, unit)
+        if self.copy.has(span.unit):
+            return True
+        return self.copy.store(span, memoryview(data)[start : start + span.size_bytes])
+
+    def keep(self, piece: Piece, parts: Mapping[int, bytes | memoryview]) -> None:
+        """Keep what was just read of units."""
+        for unit, data in parts.items():
+            self.store(piece, unit, data)
+
+    def is_sound(self, piece: Piece, unit: int) -> bool:
+        """Tell whether what the file shows of a unit is here and matches its checksum."""
+        span, _ = self.span(piece, unit)
+        if self.copy.has(span.unit) and not self.copy.is_verified(span.unit):
+            self.copy.read([span])
+        return self.copy.has(span.unit)
+
+    def spans(self) -> Iterator[Span]:
+        """Yield the places of all units, in the order of the file."""
+        for piece in self._pieces:
+            for unit in piece.units:
+                yield self.span(piece, unit)[0]
+
+    def held_bytes(self) -> int:
+        """Return the bytes of the file that are here."""
+        return sum(span.size_bytes for span in self.spans() if self.copy.has(span.unit))
+
+    def verify(self) -> None:
+        """Compare all units that this process has neither written nor compared; drop damaged ones."""
+        batch: list[Span] = []
+        for span in self.spans():
+            wanted = self.copy.has(span.unit) and not self.copy.is_verified(span.unit)
+            size = sum(known.size_bytes for known in batch)
+            if batch and (not wanted or size + span.size_bytes > _VERIFIED_AT_ONCE_BYTES):
+                self.copy.read(batch)
+                batch = []
+            if wanted:
+                batch.append(span)
+        if batch:
+            self.copy.read(batch)
+
+
+def runs_of(units: Iterable[int], unit_bytes: int, longest_bytes: int) -> Iterator[list[int]]:
+    """Group rising units into runs that follow each other, none longer than ``longest_bytes``."""
+    most = max(1, longest_bytes // unit_bytes)
+    run: list[int] = []
+    for unit in units:
+        if run and (unit != run[-1] + 1 or len(run) == most):
+            yield run
+            run = []
+        run.append(unit)
+    if run:
+        yield run

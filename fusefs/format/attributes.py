@@ -1,0 +1,73 @@
+"""What a file has beside its bytes, and the manifest that carries both."""
+
+import errno
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fusefs.format.content import Content
+from fusefs.format.manifest import Manifest, encode_manifest
+from fusefs.format.manifest_header import check_xattrs_fit
+
+__all__ = ["PLAIN_MODE", "Attributes", "checked_xattrs", "encoded", "manifest_for"]
+
+PLAIN_MODE = 0o644
+"""Of a file that was given none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attributes:
+    """What a file has beside its bytes; defaults need no manifest."""
+
+    mode: int | None = None
+    mtime_ns: int | None = None
+    """None: the time of writing."""
+    xattrs: Mapping[str, bytes] | None = None
+
+    @property
+    def are_default(self) -> bool:
+        """Tell whether a plain file can carry them."""
+        return self.mode is None and self.mtime_ns is None and not self.xattrs
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What is not None, by name: what changes of a manifest, or of other attributes."""
+        named = {"mode": self.mode, "mtime_ns": self.mtime_ns, "xattrs": self.xattrs}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def manifest_for(content: Content, attributes: Attributes) -> Manifest:
+    """Return the manifest of durable content with attributes."""
+    return Manifest(
+        mtime_ns=attributes.mtime_ns if attributes.mtime_ns is not None else time.time_ns(),
+        mode=attributes.mode if attributes.mode is not None else PLAIN_MODE,
+        xattrs=dict(attributes.xattrs or {}),
+        segments=() if isinstance(content, bytes) else content,
+        inline=content if isinstance(content, bytes) else b"",
+    )
+
+
+def encoded(manifest: Manifest, path: str) -> bytes:
+    """Return the bytes of a manifest.
+
+    Raises:
+        OSError: ``ENOSPC`` where the attributes do not fit its header.
+    """
+    try:
+        return encode_manifest(manifest)
+    except ValueError as error:
+        raise OSError(errno.ENOSPC, str(error), path) from error
+
+
+def checked_xattrs(xattrs: Mapping[str, bytes], path: str | None) -> Mapping[str, bytes]:
+    """Return extended attributes that will fit whenever the file is published.
+
+    Raises:
+        OSError: ``ENOSPC`` where they do not: now, and not at a close that would lose the content.
+    """
+    try:
+        check_xattrs_fit(xattrs)
+    except ValueError as error:
+        raise OSError(errno.ENOSPC, str(error), path) from error
+    return xattrs

@@ -1,0 +1,109 @@
+"""What a file is made of: ranges of striped segments, a plain file, or bytes at hand."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusefs.format.layout import MAX_UNIT_BYTES, StripeLayout
+from fusefs.format.manifest import Manifest, Segment, unit_checksum
+from fusefs.format.manifest_header import MAGIC
+from omniload.base.errors import IntegrityError
+
+__all__ = ["Piece", "check_unit", "pieces_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A range of a file: one segment, or a whole plain file."""
+
+    start: int
+    """First byte within the file."""
+    size_bytes: int
+    """Bytes of the file that lie here."""
+    layout: StripeLayout
+    key: str
+    """Names the bytes for the cache: other bytes, other key."""
+    path_of: Callable[[int], str]
+    """Path of an object by its number."""
+    checksums_U: NDArray[np.uint64] | None = None
+    """One per unit from ``before_bytes`` on; None for a plain file."""
+    before_bytes: int = 0
+    """Bytes of the objects ahead of the range that the file shows."""
+    after_bytes: int = 0
+    """Bytes of the objects behind it."""
+    data: bytes | None = None
+    """The bytes themselves, for a file that lies in its manifest."""
+
+    @classmethod
+    def of_segment(cls, segment: Segment, start: int) -> "Piece":
+        """Return the piece of a file that a segment is."""
+        return cls(
+            start=start,
+            size_bytes=segment.size_bytes,
+            layout=segment.layout,
+            key=segment.segment_id,
+            path_of=segment.object_path,
+            checksums_U=segment.checksums_U,
+            before_bytes=segment.before_bytes,
+            after_bytes=segment.after_bytes,
+        )
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all its objects together, by which units lie."""
+        return self.before_bytes + self.size_bytes + self.after_bytes
+
+    @classmethod
+    def of_bytes(cls, data: bytes, start: int) -> "Piece":
+        """Return the piece of a file whose bytes are at hand."""
+        layout = StripeLayout(MAX_UNIT_BYTES, 1)
+        return cls(start=start, size_bytes=len(data), layout=layout, key="", path_of=str, data=data)
+
+    @property
+    def units(self) -> range:
+        """Numbers of the units of which the file shows at least a byte."""
+        first = self.before_bytes // self.layout.unit_bytes
+        return range(first, self.layout.num_units(self.before_bytes + self.size_bytes))
+
+    def unit_at_hand(self, unit: int) -> bytes | None:
+        """Return a unit that needs no fetching."""
+        if self.data is None:
+            return None
+        unit_bytes = self.layout.unit_bytes
+        return self.data[unit * unit_bytes : (unit + 1) * unit_bytes]
+
+
+def pieces_of(manifest: Manifest) -> list[Piece]:
+    """Return the pieces of a striped file, in order; one empty piece for an empty file."""
+    pieces, at = [], 0
+    for segment in manifest.segments:
+        pieces.append(Piece.of_segment(segment, at))
+        at += segment.size_bytes
+    if manifest.inline or not pieces:
+        pieces.append(Piece.of_bytes(manifest.inline, at))
+    return pieces
+
+
+def check_unit(piece: Piece, unit: int, data: bytes | memoryview) -> None:
+    """Compare a whole unit with its checksum.
+
+    Raises:
+        IntegrityError: It does not match, or a plain file begins like a manifest that was cut short.
+    """
+    if piece.checksums_U is None:
+        if unit == 0 and data[: len(MAGIC)] == MAGIC:
+            raise IntegrityError(
+                f"{piece.path_of(0)!r} begins like a manifest and has {piece.size_bytes} bytes, "
+                "which no manifest has: it was cut short; restore it from another copy"
+            )
+        return
+    first = piece.before_bytes // piece.layout.unit_bytes
+    found, wanted = unit_checksum(data), int(piece.checksums_U[unit - first])
+    if found != wanted:
+        object_number, at = piece.layout.place(unit)
+        raise IntegrityError(
+            f"object {piece.path_of(object_number)!r}: {len(data)} bytes at {at} have checksum "
+            f"{found:016x}, the manifest says {wanted:016x}; restore the file from another copy"
+        )

@@ -1,0 +1,1 @@
+"""Counters of one view of a store, and their export to Prometheus."""

@@ -1,0 +1,1 @@
+"""Mounts of a store: a process each, its supervisor, its options, and fstab."""

@@ -1,0 +1,181 @@
+"""The process behind one mount: ``python -m fusefs.mounts.daemon READY_FD``, configuration on standard input."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from fusefs.bridge import server
+from fusefs.bridge.process.launch import run_daemon
+from fusefs.bridge.process.unmount_notice import Farewell
+from fusefs.mounts.lifecycle import WATCHED, MountConfig
+from fusefs.stores.deadlines import hanging_calls
+from fusefs.stores.retry import RetryingStore
+from fusefs.stores.url import check_root, open_store
+from fusefs.tree.namespace import StripedFiles
+from fusefs.vfs.open_file import SpoolPlace
+from fusefs.vfs.store_filesystem import StoreFileSystem
+from omniload.base import metrics
+from omniload.base.errors import ConfigError, IntegrityError, StateError
+from omniload.base.log import get_logger
+from omniload.base.retry import backoff_s
+
+__all__ = ["main"]
+
+_LOG = get_logger(__name__)
+
+
+def _waits_s(give_up_after_s: float) -> list[float]:
+    """Return waits between attempts that together last about as long as an outage may."""
+    waits: list[float] = []
+    for wait in backoff_s(first_s=0.1, longest_s=5.0, attempts=1000):
+        if sum(waits) + wait > give_up_after_s:
+            break
+        waits.append(wait)
+    return waits
+
+
+def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = False) -> None:
+    """Open the store and show it until unmounted or told to end.
+
+    Raises:
+        IntegrityError: At its end, files could not be published.
+    """
+    mounted = _ended_once()
+    _check_spool(config.spool_directory)
+    store = RetryingStore(
+        open_store(
+            config.store, config.store_options or None, give_up_after_s=config.give_up_after
+        ),
+        waits_s=_waits_s(config.give_up_after),
+        give_up_after_s=config.give_up_after,
+    )
+    if config.durable_at == "fsync" and not config.read_only:
+        store.delay_syncs()
+    # Better said now than by the first call on the mount.
+    check_root(store, begin=not config.read_only)
+    # The process that has the mount has the directory of its disk cache, too.
+    taken = config.files.model_copy(update={"disk_cache": None}) if config.take_over else None
+    files = StripedFiles(store, taken or config.files)
+    shown = StoreFileSystem(files, SpoolPlace(config.spool_directory, config.spool_limit))
+    stops: list[Callable[[], None]] = []
+    farewell = Farewell(config.mountpoint, bridge=server.chosen(config), watched=watched)
+
+    def claim() -> None:
+        _claimed(farewell.listen)
+        _claimed(lambda: stops.append(_answer_scrapes(config.metrics_port)))
+        if (disk := config.files.disk_cache) is not None:
+            _claimed(lambda: files.use_disk_cache(disk))
+
+    def started() -> None:
+        mounted.set()
+        if config.take_over:
+            threading.Thread(target=claim, name="fusefs-claim", daemon=True).start()
+        else:
+            _listen(farewell)
+        ready()
+
+    try:
+        if not config.take_over:
+            stops.append(_answer_scrapes(config.metrics_port))
+        server.serve(shown, config.mountpoint, config, ready=started)
+    finally:
+        for stop in stops:
+            stop()
+        lost = shown.close()
+        files.close()
+        farewell.tell(lost)
+    if lost:
+        raise IntegrityError(f"what was written last to {len(lost)} files is lost: {lost}")
+
+
+def _ended_once() -> threading.Event:
+    """Let a signal end this process only until the event is set.
+
+    From then on the bindings take the first one; a second (SIGHUP behind SIGTERM, an impatient
+    user) would kill us while what is open is published.
+    """
+    mounted = threading.Event()
+
+    def end(number: int, _: object) -> None:
+        if not mounted.is_set():
+            sys.exit(128 + number)
+        _LOG.info("signal %s: ending already, as soon as what is open is published", number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, end)
+    return mounted
+
+
+def _check_spool(directory: str | None) -> None:
+    """Check that random writes will have a place: said now, not to the first program that needs it."""
+    if directory is not None and not os.access(directory, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"spool_directory {directory!r} is not there or not writable; make it, or give another"
+        )
+
+
+def _listen(farewell: Farewell) -> None:
+    """Answer who waits for the end; a process that had the mount before may be publishing yet."""
+    try:
+        farewell.listen()
+    except StateError:
+        threading.Thread(
+            target=_claimed, args=(farewell.listen,), name="fusefs-claim", daemon=True
+        ).start()
+
+
+def _claimed(claim: Callable[[], None]) -> None:
+    """Take what the process that had the mount lets go as it ends: a port, a directory."""
+    for wait_s in (*backoff_s(first_s=0.02, longest_s=1.0, attempts=15), 0.0):
+        try:
+            claim()
+        except (StateError, ConfigError) as error:
+            if not wait_s:
+                _LOG.error("this mount goes on without: %s", error)
+            time.sleep(wait_s)
+        else:
+            return
+
+
+def _answer_scrapes(port: int | None) -> Callable[[], None]:
+    if port is None:
+        return lambda: None
+    try:
+        return metrics.serve(port)
+    except OSError as error:
+        raise StateError(
+            f"metrics_port {port} cannot be bound on 127.0.0.1: {error.strerror}; give another"
+        ) from error
+
+
+def main() -> None:
+    """Run the daemon and tell the parent how its start went."""
+    watched = WATCHED in sys.argv[2:]
+    try:
+        run_daemon(
+            lambda settings, ready: serve(
+                MountConfig.model_validate_json(settings), ready, watched=watched
+            ),
+            role="fs",
+        )
+    except SystemExit as ended:
+        _leave(ended.code if isinstance(ended.code, int) else 1)
+        raise
+    _leave(0)
+
+
+def _leave(code: int) -> None:
+    """End now where calls of a client hang: Java, and libraries at their end, would wait for them."""
+    hung = hanging_calls()
+    if hung:
+        _LOG.warning("this process ends beside %d calls that hang: %s", len(hung), ", ".join(hung))
+        logging.shutdown()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

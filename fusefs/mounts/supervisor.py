@@ -1,0 +1,199 @@
+"""A mount that comes back: ``omniload fs mount --watch``.
+
+A small process starts the mount's daemon, sleeps until it ends, and mounts again if it ended
+in any other way than by an unmount: killed, out of memory, a defect. The dead mount is taken
+away first. What was open there is lost with its daemon; everything opened later works.
+"""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import assert_never
+
+from fusefs.bridge.process.launch import run_daemon
+from fusefs.mounts.lifecycle import WATCHED, MountConfig, start
+from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, StateError
+from omniload.base.log import get_logger
+
+__all__ = [
+    "DaemonEnded",
+    "Finish",
+    "GiveUp",
+    "Lost",
+    "StartAgain",
+    "StartFailed",
+    "Watch",
+    "main",
+    "watch",
+]
+
+_LOG = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonEnded:
+    """The daemon is gone."""
+
+    code: int
+    """As ``subprocess`` tells it: minus the signal that killed it."""
+    ran_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """The daemon did not come up."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartAgain:
+    """Clear the dead mount and start the daemon."""
+
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """It was unmounted: there is nothing to watch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """It was unmounted, and files could not be published: there is nothing to watch, and that to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Mounting again does not help."""
+
+    message: str
+
+
+Event = DaemonEnded | StartFailed
+Command = StartAgain | Finish | Lost | GiveUp
+
+
+@dataclass(slots=True, kw_only=True)
+class Watch:
+    """Decides when a mount whose daemon ended is mounted again."""
+
+    most_attempts: int = 8
+    """Starts without a good run between them, after which it gives up."""
+    longest_wait_s: float = 30.0
+    good_run_s: float = 60.0
+    """A daemon that ran so long was well: the count of attempts begins anew."""
+    attempts: int = 0
+
+    def handle(self, event: Event) -> Command:
+        """Apply what happened and return what must now be done.
+
+        The waits double from nothing over half a second to ``longest_wait_s``.
+        """
+        match event:
+            case DaemonEnded(code=0):
+                return Finish()
+            case DaemonEnded(code=IntegrityError.exit_code):
+                return Lost()
+            case DaemonEnded(code=code, ran_s=ran_s):
+                if ran_s >= self.good_run_s:
+                    self.attempts = 0
+                how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
+                return self._again(f"the daemon {how} after {ran_s:.1f} s")
+            case StartFailed(message=message):
+                return self._again(message)
+            case _:
+                assert_never(event)
+
+    def _again(self, reason: str) -> Command:
+        if self.attempts >= self.most_attempts:
+            return GiveUp(
+                f"{self.attempts} starts in a row did not last; the last time {reason}; "
+                "see the log, then mount it anew"
+            )
+        wait_s = 0.0 if self.attempts == 0 else 0.25 * 2**self.attempts
+        self.attempts += 1
+        _LOG.warning("%s; mounting again (%d of %d)", reason, self.attempts, self.most_attempts)
+        return StartAgain(after_s=min(wait_s, self.longest_wait_s))
+
+
+def watch(config: MountConfig, ready: Callable[[], None], machine: Watch | None = None) -> None:
+    """Mount and keep mounted until it is unmounted or a signal ends it. For the main thread.
+
+    Args:
+        config: The mount.
+        ready: Called once, when it is mounted for the first time.
+        machine: Decides when to go on.
+
+    Raises:
+        ConfigError, UnavailableError, StateError: The first start failed, or the watch gave up.
+        IntegrityError: It ended, and files could not be published.
+    """
+    machine = machine or Watch()
+    told = threading.Event()
+    _on_signals(_end_at_once)  # and with us the daemon that starts
+    process = start(config, words=(WATCHED,))
+    # Only the first daemon takes a living mount over; the next ones find a dead one.
+    config = config.model_copy(update={"take_over": False})
+
+    def end(number: int, _: object) -> None:
+        told.set()
+        process.send_signal(number)
+
+    _on_signals(end)
+    ready()
+    while True:
+        begin = time.monotonic()
+        code = process.wait()
+        command = machine.handle(DaemonEnded(code, time.monotonic() - begin))
+        while isinstance(command, StartAgain):
+            if told.wait(command.after_s):
+                return
+            started = _started(config)
+            if isinstance(started, subprocess.Popen):
+                process = started
+                if told.is_set():  # the signal came while there was no process to send it to
+                    process.terminate()
+                break
+            command = machine.handle(started)
+        else:
+            if isinstance(command, Lost):
+                raise IntegrityError(f"{config.mountpoint!r}: files are lost; see the log")
+            if isinstance(command, GiveUp):
+                raise StateError(f"{config.mountpoint!r}: {command.message}")
+            return
+
+
+def _on_signals(handler: Callable[[int, FrameType | None], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, handler)
+
+
+def _end_at_once(number: int, _: object) -> None:
+    sys.exit(128 + number)
+
+
+def _started(config: MountConfig) -> "subprocess.Popen[bytes] | StartFailed":
+    try:
+        return start(config, words=(WATCHED,))
+    except ConfigError:
+        raise  # it will not get better
+    except (OmniloadError, OSError) as error:
+        return StartFailed(str(error))
+
+
+def main() -> None:
+    """Be the process that watches: ``python -m fusefs.mounts.supervisor READY_FD``."""
+    run_daemon(
+        lambda settings, ready: watch(MountConfig.model_validate_json(settings), ready),
+        role="watch",
+    )
+
+
+if __name__ == "__main__":
+    main()

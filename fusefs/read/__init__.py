@@ -1,0 +1,1 @@
+"""Reading: units fetched and verified, read-ahead, and a budget for speculation."""

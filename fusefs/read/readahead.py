@@ -1,0 +1,254 @@
+"""What to fetch before it is asked for: offset streams found by process and place, not by file handle.
+
+Four ranks read their slices through one file, a loader's threads fault in tensors of one
+mapping side by side, and the kernel sends the parts of one read out of order. So a stream is
+a process and a place: a read near where a stream of its process stands continues it and lets
+its window grow; any other begins a new stream and fetches nothing ahead until it is
+continued. Windows of streams that are read at the same time share one allowance, since what
+is fetched ahead of one must not push out what was fetched ahead of another.
+
+Where a request is dear, what begins with a long read is fetched in whole blocks of the file,
+so that readers here and there never leave parts of a block behind that cost one more each.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import NamedTuple, assert_never
+
+from fusefs.read.speculation import Guesses
+
+__all__ = ["Closed", "Doubted", "Fetch", "Read", "ReadAhead"]
+
+
+class Read(NamedTuple):
+    """A process read a range of the file. A tuple, since one is made for every read that memory answers."""
+
+    process: int
+    """Whoever reads: a process, a handle, anything that tells readers apart."""
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A process reads the file no more."""
+
+    process: int
+
+
+@dataclass(frozen=True, slots=True)
+class Doubted:
+    """What was fetched ahead may not be here: parts were passed over as the kernel's, and it has lost them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Fetch bytes ``start`` to ``stop`` of the file; it may have fewer."""
+
+    start: int
+    stop: int
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    process: int
+    next_offset: int
+    first_read_bytes: int
+    run_bytes: int
+    """Bytes read in this stream; more than the first read once it is known for one."""
+    window_bytes: int
+    fetched_to: int
+    read_at: int
+    """Number of the last read that continued it."""
+    grows_behind: int
+    """End of what was fetched with its first read; the window grows once it is read further."""
+    in_blocks: bool
+    """Whether it is fetched in whole blocks."""
+
+
+class ReadAhead:
+    """The streams of one version of a file: a machine without I/O. Not safe in threads.
+
+    Args:
+        first_bytes: Window of a stream once it is known for one.
+        largest_bytes: Largest window; 0 turns read-ahead off.
+        all_bytes: Most bytes of the windows of streams read at the same time; where that is not
+            ``first_bytes`` for each, nothing is fetched ahead. None sets no limit.
+        most_streams: Streams remembered; the least recently used is forgotten.
+        block_bytes: A first read of ``first_bytes`` or more is nearly always a part of a longer
+            one, which the kernel cut and sends in any order; it brings in all of its block, so
+            that the other parts wait for the same request. 0: nothing.
+        guesses: Says when a block brings in its neighbours too, of the same block size; never,
+            if not given.
+    """
+
+    def __init__(
+        self,
+        *,
+        first_bytes: int = 1 << 20,
+        largest_bytes: int,
+        all_bytes: int | None = None,
+        most_streams: int = 128,
+        block_bytes: int = 0,
+        guesses: Guesses | None = None,
+    ) -> None:
+        self._first_bytes = min(first_bytes, largest_bytes)
+        self._largest_bytes = largest_bytes
+        self._all_bytes = all_bytes
+        # The kernel's own read-ahead sends requests of a stream out of order, this far apart.
+        self._slack_bytes = 4 * self._first_bytes
+        self._most_streams = most_streams
+        self._block_bytes = block_bytes
+        self._guesses = guesses
+        self._streams: OrderedDict[int, _Stream] = OrderedDict()
+        self._of_process: dict[int, list[_Stream]] = {}
+        self._standing_at: dict[tuple[int, int], _Stream] = {}
+        self._num_reads = 0
+
+    def handle(self, event: Read | Closed | Doubted) -> tuple[Fetch, ...]:
+        """Apply one event and return what to fetch now.
+
+        Ranges fetched for one stream never overlap, unless there was a doubt between them, and
+        never reach further than its window past the furthest byte it has read.
+        """
+        match event:
+            case Read(process=process, offset=offset, size_bytes=size_bytes):
+                if not self._largest_bytes or not size_bytes:
+                    return ()
+                self._num_reads += 1
+                if self._guesses is not None and size_bytes >= self._first_bytes:
+                    self._guesses.read(offset, offset + size_bytes)
+                return self._observe(process, offset, size_bytes)
+            case Closed(process=process):
+                for stream in list(self._of_process.get(process, ())):
+                    self._forget(stream)
+                return ()
+            case Doubted():
+                for stream in self._streams.values():
+                    stream.fetched_to = min(stream.fetched_to, stream.next_offset)
+                return ()
+            case _:
+                assert_never(event)
+
+    def _observe(self, process: int, offset: int, size_bytes: int) -> tuple[Fetch, ...]:
+        end = offset + size_bytes
+        stream = self._stream_at(process, offset)
+        if stream is None:
+            return self._begin(process, offset, size_bytes)
+        self._streams.move_to_end(id(stream))
+        stream.read_at = self._num_reads
+        stream.run_bytes += size_bytes
+        if end <= stream.next_offset:
+            return ()
+        self._standing_at.pop((process, stream.next_offset), None)
+        stream.next_offset = end
+        self._standing_at[process, end] = stream
+        if end <= stream.grows_behind:
+            return ()
+        if stream.grows_behind and stream.run_bytes <= self._block_bytes:
+            # As yet one long read that began inside a block: it may end soon.
+            return self._whole_blocks(stream, offset)
+        # Doubled, but never far beyond what was read: a short run must not cost a large window.
+        grown = min(2 * stream.window_bytes, 4 * stream.run_bytes)
+        stream.window_bytes = min(self._largest_bytes, max(self._first_bytes, grown))
+        return self._advance(stream, offset)
+
+    def _begin(self, process: int, offset: int, size_bytes: int) -> tuple[Fetch, ...]:
+        # A read from the start of a file is nearly always the first of a stream.
+        window = self._first_bytes if offset == 0 else 0
+        in_blocks = bool(self._block_bytes) and size_bytes >= self._first_bytes
+        stream = _Stream(
+            process=process,
+            next_offset=offset + size_bytes,
+            first_read_bytes=size_bytes,
+            run_bytes=size_bytes,
+            window_bytes=window,
+            fetched_to=0 if in_blocks else offset + size_bytes,
+            read_at=self._num_reads,
+            grows_behind=0,
+            in_blocks=in_blocks,
+        )
+        self._remember(stream)
+        if in_blocks:
+            return self._whole_blocks(stream, offset)
+        return self._advance(stream, offset)
+
+    def _whole_blocks(self, stream: _Stream, offset: int) -> tuple[Fetch, ...]:
+        """Fetch the blocks of the read from ``offset`` on that has just moved its stream, itself included."""
+        end, block = stream.next_offset, self._block_bytes
+        if not (share := self._share_bytes()):
+            return ()
+        start, stop = offset - offset % block, end + -end % block
+        if self._guesses is not None and share >= self._guesses.wide_bytes:
+            start, stop = self._guesses.widened(start, stop)
+        start, stop = max(stream.fetched_to, start), min(stop, end + share)
+        stream.fetched_to = max(stream.fetched_to, stop)
+        stream.window_bytes = max(stream.window_bytes, stop - start)
+        stream.grows_behind = stop if offset else 0
+        return (Fetch(start, stop),) if start < offset or stop > end else ()
+
+    def _stream_at(self, process: int, offset: int) -> _Stream | None:
+        exact = self._standing_at.get((process, offset))
+        if exact is not None:
+            return exact
+        best, distance = None, self._slack_bytes + 1
+        for stream in self._of_process.get(process, ()):
+            away = abs(offset - stream.next_offset)
+            if away < distance:
+                best, distance = stream, away
+        return best
+
+    def _share_bytes(self) -> int:
+        """Return the largest window of one stream beside those that are read at the same time."""
+        if self._all_bytes is None:
+            return self._largest_bytes
+        since = self._num_reads - 2 * self._most_streams
+        active = sum(
+            s.run_bytes > s.first_read_bytes
+            and s.next_offset > s.grows_behind
+            and s.read_at >= since
+            for s in self._streams.values()
+        )
+        share = self._all_bytes // max(1, active)
+        # So many streams that what is fetched for one pushes out another's: better nothing.
+        return min(self._largest_bytes, share) if share >= self._first_bytes else 0
+
+    def _remember(self, stream: _Stream) -> None:
+        self._streams[id(stream)] = stream
+        self._of_process.setdefault(stream.process, []).append(stream)
+        self._standing_at[stream.process, stream.next_offset] = stream
+        while len(self._streams) > self._most_streams:
+            self._forget(next(iter(self._streams.values())))
+
+    def _forget(self, stream: _Stream) -> None:
+        del self._streams[id(stream)]
+        place = (stream.process, stream.next_offset)
+        if self._standing_at.get(place) is stream:
+            del self._standing_at[place]
+        streams = self._of_process[stream.process]
+        streams.remove(stream)
+        if not streams:
+            del self._of_process[stream.process]
+
+    def _advance(self, stream: _Stream, offset: int) -> tuple[Fetch, ...]:
+        start = max(stream.fetched_to, stream.next_offset)
+        ahead, window = start - stream.next_offset, stream.window_bytes
+        if _is_enough(ahead, window):
+            return ()
+        # Counted only here: the other streams cost nothing while enough is on its way.
+        stream.window_bytes = window = min(window, self._share_bytes())
+        if _is_enough(ahead, window):
+            return ()
+        stop = stream.next_offset + window
+        if stream.in_blocks:
+            # Whole blocks: what is left of one would cost a request of its own.
+            whole = stop - stop % self._block_bytes
+            stop = whole if whole > start else stop
+            start = max(stream.fetched_to, offset - offset % self._block_bytes)
+        stream.fetched_to = stop
+        return (Fetch(start, stop),)
+
+
+def _is_enough(ahead_bytes: int, window_bytes: int) -> bool:
+    """Tell whether to wait: half a window at a time is one batch of ranged reads, not one per read."""
+    return window_bytes - ahead_bytes < max(1, window_bytes // 2)

@@ -1,0 +1,393 @@
+"""A local directory, or anything the kernel mounts: NFS, Lustre, a disk.
+
+Only regular files and directories of it are shown. Symbolic links that lie in it are neither shown nor
+followed nor replaced, and nor are pipes and devices: whoever can write into the store must not be
+able to lead its daemon, which may be root, elsewhere. (Links made through a mount are manifests.)
+
+Files that are written here bear the permissions that their file has to a user of the mount, but for
+those to write: who may not read a file through a mount cannot read it here either.
+"""
+
+import errno
+import os
+import stat as stat_bits
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from typing_extensions import override
+
+from fusefs.base.huge_pages import mapped
+from fusefs.stores.handle_cache import never_changes
+from fusefs.stores.local.beneath import Beneath, syncfs, umask
+from fusefs.stores.local.durability import Settling
+from fusefs.stores.protocol import (
+    RESERVED,
+    TEMPORARY,
+    Before,
+    Entry,
+    ObjectWriter,
+    Store,
+    Usage,
+    check_whole,
+    name_of,
+    parent_of,
+)
+from omniload.base.errors import UnavailableError
+
+__all__ = ["LocalStore"]
+
+_OUTAGE = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EAGAIN})
+"""What a kernel file system says when what is behind it does not answer."""
+_PRIVATE = 0o600
+_TO_READ, _TO_SEARCH = 0o044, 0o055
+"""What others may be given of a file and of a directory: to write here is the daemon's alone."""
+
+
+class LocalStore(Store):
+    """A directory, held open by its descriptor.
+
+    Args:
+        root: The directory.
+        walks: As for ``Beneath``.
+
+    Raises:
+        ConfigError: ``root`` is not a directory.
+    """
+
+    def __init__(self, root: str | Path, *, walks: bool | None = None) -> None:
+        self._at = Beneath(root, walks=walks)
+        self._settling: Settling | None = None
+        self._usual_mode = 0o644 & ~umask()
+
+    @property
+    @override
+    def location(self) -> str:
+        return self._at.path.as_uri()
+
+    @property
+    @override
+    def keeps_modes(self) -> bool:
+        return True
+
+    @override
+    def stat(self, path: str) -> Entry:
+        with _errors(path):
+            return _entry(path, self._at.stat(path))
+
+    @override
+    def listing(self, path: str) -> list[Entry]:
+        entries = []
+        with _errors(path):
+            directory = self._at.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                with os.scandir(directory) as found:
+                    for item in found:
+                        # Removed between scan and stat: it is gone, which is what a listing should say.
+                        with suppress(FileNotFoundError):
+                            said = item.stat(follow_symlinks=False)
+                            if _is_shown(said):
+                                entries.append(_entry(item.name, said))
+            finally:
+                os.close(directory)
+        return entries
+
+    @override
+    def read(self, path: str, offset: int, size_bytes: int) -> bytes:
+        with self._reading(path) as file:
+            data = os.pread(file, size_bytes, offset)
+            # The kernel caps one read at 2 GiB and may return less near that.
+            while data and len(data) < size_bytes:
+                more = os.pread(file, size_bytes - len(data), offset + len(data))
+                if not more:
+                    break
+                data += more
+        return check_whole(data, path, offset, size_bytes)
+
+    @override
+    def read_large(self, path: str, offset: int, size_bytes: int) -> memoryview:
+        memory, filled = mapped(size_bytes), 0
+        with self._reading(path) as file:
+            while more := os.preadv(file, [memory[filled:]], offset + filled):
+                filled += more
+        return check_whole(memory[:filled], path, offset, size_bytes)
+
+    @contextmanager
+    def _reading(self, path: str) -> Iterator[int]:
+        with _errors(path):
+            # Nobody writes to a pipe that was put in a file's place: its opening must not wait.
+            file = self._at.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+            try:
+                _check_shown(path, os.fstat(file))
+                yield file
+            finally:
+                os.close(file)
+
+    @override
+    def create(self, path: str) -> ObjectWriter:
+        with _errors(path):
+            return _LocalWriter(self._open_new(path), self._at, path)
+
+    @override
+    def publish(
+        self, path: str, data: bytes, before: Before | None = None, mode: int | None = None
+    ) -> Entry | None:
+        temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
+        with _errors(path):
+            file = self._open_new(temporary)
+        try:
+            with _errors(path):
+                _write(file, data)
+                if self._settling is None:
+                    os.fsync(file)
+                    self._make_parents(path)
+            there = None
+            if before is not None or self._settling is not None:
+                there = self._entry_or_none(path)
+            if before is not None:
+                before(there)
+            with _errors(path):
+                if self._settling is not None and there is not None:
+                    # What takes the place of something is durable before it does: else a power
+                    # failure could leave nothing of both.
+                    self._settling.carry_out(lambda: os.fsync(file))
+                os.fchmod(file, self._mode_of_file(mode))
+                self._move_in(temporary, path)
+                return _entry(path, os.fstat(file))
+        except BaseException:
+            with suppress(OSError):
+                self._unlink(temporary)
+            raise
+        finally:
+            os.close(file)
+
+    def _move_in(self, temporary: str, path: str) -> None:
+        try:
+            self._move(temporary, path)
+        except FileNotFoundError:
+            self._make_parents(path)
+            self._move(temporary, path)
+        if self._settling is None:
+            _sync_directory(self._at, parent_of(path))
+        else:
+            self._settling.changed()
+
+    @override
+    def rename(self, source: str, target: str) -> None:
+        with _errors(source):
+            self._make_parents(target)
+            if self._settling is None:
+                self._move(source, target)
+                for above in {parent_of(target), parent_of(source)}:
+                    _sync_directory(self._at, above)
+                return
+            moved, there = self.stat(source), self._entry_or_none(target)
+            if there is not None and not moved.is_directory:
+                self._sync_path(source)  # as in ``publish``
+            self._move(source, target)
+            if moved.is_directory:
+                self._settling.directory_named(target)
+            self._settling.changed()
+
+    def _move(self, source: str, target: str) -> None:
+        with self._at.parent(source) as (old, name), self._at.parent(target) as (new, new_name):
+            os.rename(name, new_name, src_dir_fd=old, dst_dir_fd=new)
+
+    @override
+    def remove(self, path: str) -> None:
+        with _errors(path):
+            self._unlink(path)
+
+    def _unlink(self, path: str) -> None:
+        with self._at.parent(path) as (above, name):
+            os.unlink(name, dir_fd=above)
+
+    @override
+    def make_directory(self, path: str) -> None:
+        with _errors(path):
+            self._make_parents(path)
+            self._mkdir(path)
+
+    def _mkdir(self, path: str) -> None:
+        with self._at.parent(path) as (above, name):
+            os.mkdir(name, dir_fd=above)
+        if self._settling is None or path.startswith(RESERVED):
+            _sync_directory(self._at, parent_of(path))
+        else:
+            self._settling.directory_named(path)
+
+    @override
+    def remove_directory(self, path: str) -> None:
+        with _errors(path), self._at.parent(path) as (above, name):
+            os.rmdir(name, dir_fd=above)
+
+    @override
+    def usage(self) -> Usage | None:
+        with _errors(""):
+            found = self._at.space()
+        return Usage(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+
+    @override
+    def set_mode(self, path: str, mode: int | None) -> None:
+        if not path:
+            return  # the root belongs to who made the store
+        with self._reading(path) as file:
+            found = os.fstat(file)
+            wanted = self._mode_of_file(mode)
+            if stat_bits.S_ISDIR(found.st_mode):
+                wanted = 0o700 | (0o755 if mode is None else mode) & _TO_SEARCH
+            # Else also what belongs to another user, and needs no change, would be refused.
+            if stat_bits.S_IMODE(found.st_mode) != wanted:
+                os.fchmod(file, wanted)
+
+    def _mode_of_file(self, mode: int | None) -> int:
+        return self._usual_mode if mode is None else _PRIVATE | mode & _TO_READ
+
+    @override
+    def delay_syncs(self) -> None:
+        self._settling = Settling(partial(_sync_all, self._at))
+
+    @override
+    def sync(self, path: str = "") -> None:
+        if self._settling is None:
+            return
+        if not path or not self._settling.is_reached(path):
+            self._settling.settle()
+            return
+        self._sync_path(path)
+        self._sync_path(parent_of(path))
+
+    def _sync_path(self, path: str) -> None:
+        assert self._settling is not None
+        with self._reading(path) as file:
+            self._settling.carry_out(lambda: os.fsync(file))
+
+    @override
+    def close(self) -> None:
+        # The directory is let go with this object, when no call is under way any more.
+        if self._settling is not None:
+            self._settling.close()
+
+    def _entry_or_none(self, path: str) -> Entry | None:
+        try:
+            return self.stat(path)
+        except FileNotFoundError:
+            return None
+
+    def _open_new(self, path: str) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        # What mode it shall have is known when it is published.
+        is_private = never_changes(path) or path.startswith(TEMPORARY)
+        mode = _PRIVATE if is_private else 0o644
+        try:
+            return self._at.open(path, flags, mode)
+        except FileNotFoundError:
+            self._make_parents(path)
+            return self._at.open(path, flags, mode)
+
+    def _make_parents(self, path: str) -> None:
+        """Make missing parents, each of them durable."""
+        above = parent_of(path)
+        if not above:
+            return
+        try:
+            os.close(self._at.open(above, os.O_PATH | os.O_DIRECTORY))
+        except FileNotFoundError:
+            self._make_parents(above)
+            with suppress(FileExistsError):
+                self._mkdir(above)
+
+
+class _LocalWriter(ObjectWriter):
+    def __init__(self, file: int, at: Beneath, path: str) -> None:
+        self._file, self._at, self._path = file, at, path
+
+    @override
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        with _errors(self._path):
+            _write(self._file, data)
+
+    @override
+    def close(self) -> None:
+        file, self._file = self._file, -1
+        with _errors(self._path):
+            try:
+                os.fsync(file)
+            finally:
+                os.close(file)
+            _sync_directory(self._at, parent_of(self._path))
+
+    @override
+    def abort(self) -> None:
+        with suppress(OSError):
+            if self._file >= 0:
+                os.close(self._file)
+            with self._at.parent(self._path) as (above, name):
+                os.unlink(name, dir_fd=above)
+
+
+def _write(file: int, data: bytes | bytearray | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def _is_shown(found: os.stat_result) -> bool:
+    return stat_bits.S_ISREG(found.st_mode) or stat_bits.S_ISDIR(found.st_mode)
+
+
+def _check_shown(path: str, found: os.stat_result) -> None:
+    if stat_bits.S_ISLNK(found.st_mode):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    if not _is_shown(found):
+        raise PermissionError(
+            errno.EPERM, "is neither file nor directory; remove it from the store itself", path
+        )
+
+
+def _entry(path: str, found: os.stat_result) -> Entry:
+    _check_shown(path, found)
+    is_directory = stat_bits.S_ISDIR(found.st_mode)
+    size = 0 if is_directory else found.st_size
+    mode = stat_bits.S_IMODE(found.st_mode)
+    return Entry(name_of(path), is_directory, size, found.st_mtime_ns, mode)
+
+
+def _sync_directory(at: Beneath, path: str) -> None:
+    """Make names in a directory durable: a rename is not until its directory is."""
+    directory = at.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _sync_all(at: Beneath) -> None:
+    root = at.open("", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        syncfs(root)
+    finally:
+        os.close(root)
+
+
+@contextmanager
+def _errors(path: str) -> Iterator[None]:
+    """Have errors of the kernel be those of the protocol, with the path of the store in them."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _OUTAGE:
+            raise UnavailableError(f"{path!r}: the file system below answers: {error}") from error
+        if error.errno == errno.ELOOP:
+            raise OSError(
+                errno.ELOOP,
+                "a symbolic link of the store itself stands there or above, and is never followed; "
+                "mount --bind shows a directory in two places",
+                path,
+            ) from error
+        if error.errno is not None and error.filename != path:
+            # Else it names the last component, or none.
+            raise OSError(error.errno, error.strerror, path) from error
+        raise

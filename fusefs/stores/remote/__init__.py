@@ -1,0 +1,1 @@
+"""Stores behind a client library: its calls under deadlines, its errors translated, its files replaced."""

@@ -1,0 +1,211 @@
+"""What stores built from a client's few calls share: ``BackendStore``.
+
+A client library (pyarrow, fsspec) becomes a ``Backend``; which store stands on it
+depends on how a file takes another's place: by a rename to a name that must be free (HDFS
+through Java, sftp), by a rename that replaces in one go (HDFS itself; both in ``renaming``), or by
+a put (S3, GCS, Azure; in ``putting``).
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+from typing_extensions import override
+
+from fusefs.stores.handle_cache import RecentNames
+from fusefs.stores.protocol import (
+    RESERVED,
+    Abandoned,
+    Data,
+    Entry,
+    ObjectWriter,
+    Store,
+    Usage,
+    check_rename,
+    check_whole,
+    name_of,
+    not_empty,
+    parent_of,
+    stored_name,
+)
+from fusefs.stores.remote.bounded_client import BoundedBackend
+from fusefs.stores.remote.client import Backend
+from omniload.base.errors import IntegrityError, UnavailableError
+from omniload.base.log import get_logger
+
+__all__ = ["BackendStore"]
+
+_LOG = get_logger(__name__)
+_MOST_COMPLAINED = 1000
+
+
+class BackendStore(Store):
+    """What all of them share; subclasses say how a file replaces another."""
+
+    def __init__(self, backend: Backend, *, sends_at_close: bool = False) -> None:
+        self._backend = BoundedBackend(backend, sends_at_close=sends_at_close)
+        self._complained = RecentNames(_MOST_COMPLAINED)
+        """Directories of which it was logged that something in them cannot be shown."""
+
+    @property
+    @override
+    def location(self) -> str:
+        return self._backend.location
+
+    @property
+    @override
+    def abandoned(self) -> Abandoned:
+        callers = self._backend.callers
+        return Abandoned(callers.num_abandoned, callers.total_abandoned)
+
+    def _find(self, path: str) -> Entry | None:
+        return self._backend.find(path)
+
+    @override
+    def stat(self, path: str) -> Entry:
+        found = self._find(path)
+        if found is None:
+            above = parent_of(path)
+            # The store's own directories are never files: whoever looks below them asks once.
+            if above and not _is_own(path) and self._is_file(above):
+                raise NotADirectoryError(20, "a parent is a file", path)
+            raise FileNotFoundError(2, "nothing there", path)
+        return found
+
+    def _is_file(self, path: str) -> bool:
+        found = self._find(path)
+        return found is not None and not found.is_directory
+
+    @override
+    def listing(self, path: str) -> list[Entry]:
+        return self._named(self._listed(path), path)
+
+    def _listed(self, path: str) -> list[Entry]:
+        # Asked for first: a listing that holds something says by itself that a directory is there.
+        try:
+            found = self._backend.listing(path)
+        except FileNotFoundError:
+            if _is_own(path):
+                raise
+            self._check_directory(path)
+            return self._backend.listing(path)  # made, or put in its place, since
+        except (OSError, UnavailableError):
+            self._check_directory(path)
+            raise
+        if not found or _may_be_itself(found, path):
+            self._check_directory(path)
+        return found
+
+    def _named(self, found: list[Entry], path: str) -> list[Entry]:
+        """Return what has a name of its own; keys such as ``a//b`` or ``a/../b`` of an object store have none."""
+        named = []
+        for entry in found:
+            where = f"a name in the listing of {path!r}"
+            try:
+                stored_name(entry.name, where=where)
+            except IntegrityError as error:
+                if path not in self._complained:
+                    self._complained.add(path)
+                    _LOG.warning("%s: %s; it is not shown", self.location, error)
+            else:
+                named.append(entry)
+        return named
+
+    def _check_directory(self, path: str) -> None:
+        if not self.stat(path).is_directory:
+            raise NotADirectoryError(20, "not a directory", path)
+
+    @override
+    def read(self, path: str, offset: int, size_bytes: int) -> bytes:
+        return self._read(self._backend.read, path, offset, size_bytes) if size_bytes else b""
+
+    @override
+    def read_large(self, path: str, offset: int, size_bytes: int) -> bytes | memoryview:
+        return self._read(self._backend.read_large, path, offset, size_bytes)
+
+    def _read(
+        self, read: Callable[[str, int, int], Data], path: str, offset: int, size_bytes: int
+    ) -> Data:
+        try:
+            return check_whole(read(path, offset, size_bytes), path, offset, size_bytes)
+        except (FileNotFoundError, UnavailableError, IntegrityError):
+            # Clients call a directory not found, broken or empty; and a file that is being
+            # replaced is not found until stat has finished the replacement.
+            if self.stat(path).is_directory:
+                raise IsADirectoryError(21, "is a directory", path) from None
+        return check_whole(read(path, offset, size_bytes), path, offset, size_bytes)
+
+    @override
+    def create(self, path: str) -> ObjectWriter:
+        if self._backend.find(path) is not None:
+            raise FileExistsError(17, "objects are written once", path)
+        return self._backend.open_new(path)
+
+    @override
+    def remove(self, path: str) -> None:
+        if self.stat(path).is_directory:
+            raise IsADirectoryError(21, "is a directory", path)
+        self._backend.remove(path)
+
+    @override
+    def make_directory(self, path: str) -> None:
+        if self._find(path) is not None:
+            raise FileExistsError(17, "something is there", path)
+        self._backend.make_directory(path)
+
+    @override
+    def remove_directory(self, path: str) -> None:
+        # What has no name to be shown by is there nevertheless: some clients remove all below.
+        if self._listed(path):
+            raise not_empty(path)
+        self._backend.remove_directory(path)
+
+    @override
+    def usage(self) -> Usage | None:
+        return None
+
+    @override
+    def close(self) -> None:
+        self._backend.close()
+
+    @override
+    def rename(self, source: str, target: str) -> None:
+        if source == target:
+            self.stat(source)
+            return
+        there = self._check_rename(source, target)
+        if there is not None and there.is_directory:
+            self._backend.remove_directory(target)
+            there = None
+        self._take_place(source, target, there)
+
+    @abstractmethod
+    def _take_place(self, source: str, target: str, there: Entry | None) -> None:
+        """Rename to a target that the rules allow, where a file may stand and no directory does."""
+
+    def _check_rename(self, source: str, target: str) -> Entry | None:
+        """Apply the rules of rename; return what stands at the target."""
+        if target.startswith(f"{source}/"):
+            raise OSError(22, "a directory cannot go into itself", target)
+        moved, there = self.stat(source), self._find(target)
+        held = self._backend.listing(target) if there is not None and there.is_directory else []
+        check_rename(moved, there, held, target)
+        return there
+
+    def _write(self, path: str, data: bytes) -> None:
+        writer = self._backend.open_new(path)
+        try:
+            writer.write(data)
+            writer.close()
+        except BaseException:
+            writer.abort()
+            raise
+
+
+def _is_own(path: str) -> bool:
+    return path == RESERVED or path.startswith(f"{RESERVED}/")
+
+
+def _may_be_itself(found: list[Entry], path: str) -> bool:
+    """Tell whether a listing can be that of a file, which some clients list as its only content."""
+    alone = len(found) == 1 and not found[0].is_directory
+    return alone and (not path or found[0].name == name_of(path))

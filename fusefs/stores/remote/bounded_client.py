@@ -1,0 +1,118 @@
+"""A client whose every call ends within the limit of what is under way (``fusefs.stores.deadlines``)."""
+
+from functools import partial
+
+from typing_extensions import override
+
+from fusefs.stores.deadlines import Callers, allowing
+from fusefs.stores.protocol import Entry, ObjectWriter
+from fusefs.stores.remote.client import Backend, ReplacingBackend
+
+__all__ = ["BoundedBackend", "BoundedReplacingBackend"]
+
+
+class BoundedBackend(Backend):
+    """Another client, its calls made in threads that can be abandoned.
+
+    Args:
+        inner: The client.
+        sends_at_close: Whether closing a stream may have to send all that was written.
+    """
+
+    def __init__(self, inner: Backend, *, sends_at_close: bool = False) -> None:
+        self.inner = inner
+        self.callers = Callers(type(inner).__name__.strip("_").removesuffix("Backend"))
+        self._sends_at_close = sends_at_close
+
+    @property
+    @override
+    def location(self) -> str:
+        return self.inner.location
+
+    @override
+    def find(self, path: str) -> Entry | None:
+        return self.callers.call("find", path, partial(self.inner.find, path))
+
+    @override
+    def glimpse(self, path: str) -> Entry | None:
+        return self.callers.call("find", path, partial(self.inner.glimpse, path))
+
+    @override
+    def is_file(self, path: str) -> bool:
+        return self.callers.call("find", path, partial(self.inner.is_file, path))
+
+    @override
+    def listing(self, path: str) -> list[Entry]:
+        return self.callers.call("listing", path, partial(self.inner.listing, path))
+
+    @override
+    def read(self, path: str, offset: int, size_bytes: int) -> bytes:
+        call = partial(self.inner.read, path, offset, size_bytes)
+        return self.callers.call("read", path, call)
+
+    @override
+    def read_large(self, path: str, offset: int, size_bytes: int) -> bytes | memoryview:
+        call = partial(self.inner.read_large, path, offset, size_bytes)
+        return self.callers.call("read", path, call)
+
+    @override
+    def open_new(self, path: str) -> ObjectWriter:
+        # One that comes after nobody waits for it is given up: closed by whoever finds it, half a file is whole.
+        call = partial(self.inner.open_new, path)
+        stream = self.callers.call("create", path, call, lambda late: late.abort())
+        return _BoundedWriter(stream, self.callers, path, sends_at_close=self._sends_at_close)
+
+    @override
+    def move(self, source: str, target: str) -> None:
+        self.callers.call("move", source, partial(self.inner.move, source, target))
+
+    @override
+    def remove(self, path: str) -> None:
+        self.callers.call("remove", path, partial(self.inner.remove, path))
+
+    @override
+    def make_directory(self, path: str) -> None:
+        self.callers.call("make_directory", path, partial(self.inner.make_directory, path))
+
+    @override
+    def remove_directory(self, path: str) -> None:
+        self.callers.call("remove_directory", path, partial(self.inner.remove_directory, path))
+
+    @override
+    def close(self) -> None:
+        self.callers.give_up("close", "", self.inner.close)
+
+
+class BoundedReplacingBackend(BoundedBackend, ReplacingBackend):
+    """As ``BoundedBackend``, of a client whose rename can replace a file."""
+
+    def __init__(self, inner: ReplacingBackend) -> None:
+        super().__init__(inner)
+        self._replacing = inner
+
+    @override
+    def replace(self, source: str, target: str) -> None:
+        self.callers.call("replace", source, partial(self._replacing.replace, source, target))
+
+
+class _BoundedWriter(ObjectWriter):
+    def __init__(
+        self, stream: ObjectWriter, callers: Callers, path: str, *, sends_at_close: bool
+    ) -> None:
+        self._stream, self._callers, self._path = stream, callers, path
+        self._sends_at_close = sends_at_close
+        self._written_bytes = 0
+
+    @override
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._written_bytes += len(data)
+        self._callers.call("write", self._path, partial(self._stream.write, data))
+
+    @override
+    def close(self) -> None:
+        with allowing(self._written_bytes if self._sends_at_close else 0):
+            self._callers.call("close", self._path, self._stream.close)
+
+    @override
+    def abort(self) -> None:
+        self._callers.give_up("abort", self._path, self._stream.abort)

@@ -1,0 +1,144 @@
+"""What a store needs of a client library: a few calls, which pyarrow, fsspec and others are adapted to.
+
+``Backend`` says which; ``RootedBackend`` and ``ClientWriter`` are what all adapters share.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from typing_extensions import override
+
+from fusefs.stores.protocol import Entry, ObjectWriter
+
+__all__ = ["Backend", "ClientWriter", "ReplacingBackend", "RootedBackend"]
+
+
+class Backend(Protocol):
+    """The calls of a client library, with errors as ``fusefs.stores.protocol`` wants them."""
+
+    @property
+    def location(self) -> str:
+        """URL for people."""
+        ...
+
+    def find(self, path: str) -> Entry | None:
+        """Describe ``path``; ``None`` only where the store positively says nothing is there."""
+        ...
+
+    def glimpse(self, path: str) -> Entry | None:
+        """As ``find``, for clients that ask less for this; ``None`` may stand for an outage, too."""
+        return self.find(path)
+
+    def is_file(self, path: str) -> bool:
+        """Tell whether a file is there; for clients that ask less for this than for ``find``."""
+        found = self.find(path)
+        return found is not None and not found.is_directory
+
+    def listing(self, path: str) -> list[Entry]:
+        """Return what lies directly in a directory.
+
+        Of a file: the file itself, nothing or an error, as the client does.
+
+        Raises:
+            FileNotFoundError: The store positively says that no directory is there.
+        """
+        ...
+
+    def read(self, path: str, offset: int, size_bytes: int) -> bytes:
+        """Return up to ``size_bytes`` bytes."""
+        ...
+
+    def read_large(self, path: str, offset: int, size_bytes: int) -> bytes | memoryview:
+        """As ``read``, into ``fusefs.base.huge_pages`` memory; for clients that can fill memory that is there."""
+        return self.read(path, offset, size_bytes)
+
+    def open_new(self, path: str) -> ObjectWriter:
+        """Open a file for writing; the caller knows that it does not exist."""
+        ...
+
+    def move(self, source: str, target: str) -> None:
+        """Rename a file or directory to a name that is free, or copy and remove it."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        ...
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory and its parents."""
+        ...
+
+    def remove_directory(self, path: str) -> None:
+        """Remove a directory that the caller knows to be empty."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections."""
+        ...
+
+
+class ReplacingBackend(Backend, Protocol):
+    """A client whose rename can replace a file."""
+
+    def replace(self, source: str, target: str) -> None:
+        """Rename a file over another: at any moment one of them is at the target."""
+        ...
+
+
+class RootedBackend(Backend):
+    """A client whose paths begin at a root.
+
+    Args:
+        root: In the client's words; empty for the client's own root.
+        url: For people.
+    """
+
+    def __init__(self, root: str, url: str) -> None:
+        self._root = root.rstrip("/")
+        self._url = url
+
+    @property
+    @override
+    def location(self) -> str:
+        return self._url
+
+    def _at(self, path: str) -> str:
+        """Return a path as the client wants it."""
+        return f"{self._root}/{path}" if path else self._root or "/"
+
+
+class ClientWriter(ObjectWriter):
+    """An object written by a client's stream; how one is given up, each client says.
+
+    Args:
+        stream: Has ``write`` and ``close``.
+        backend: That opened it.
+        path: Of the object.
+        translating: Has the client's errors be those of ``fusefs.stores.protocol``.
+    """
+
+    def __init__(
+        self,
+        stream: Any,  # noqa: ANN401 -- of any client
+        backend: Backend,
+        path: str,
+        translating: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        self._stream, self._backend, self._path = stream, backend, path
+        self._translating = translating
+
+    @override
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        with self._translating(self._path):
+            self._stream.write(data)
+
+    @override
+    def close(self) -> None:
+        with self._translating(self._path):
+            self._stream.close()
+
+    @override
+    @abstractmethod
+    def abort(self) -> None: ...

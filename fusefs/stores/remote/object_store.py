@@ -1,0 +1,125 @@
+"""Stores where a put takes a file's place in one go: S3, GCS, Azure."""
+
+import uuid
+from contextlib import suppress
+
+from typing_extensions import override
+
+from fusefs.stores.deadlines import allowing, renew
+from fusefs.stores.protocol import (
+    TEMPORARY,
+    Before,
+    Entry,
+    Preferred,
+    RenameBegunError,
+    stored_name,
+)
+from fusefs.stores.remote.backend import BackendStore
+from fusefs.stores.remote.client import Backend
+from omniload.base.errors import OmniloadError, UnavailableError
+
+__all__ = ["PuttingStore"]
+
+MiB = 1 << 20
+# A request costs such a store some milliseconds (and money) whatever its length, and one
+# object is read and uploaded in as many parts at once as several are.
+_OF_OBJECT_STORES = Preferred(
+    stripe_count=1, longest_read=16 * MiB, read_ahead=64 * MiB, read_block=4 * MiB
+)
+_MOST_PUT_BYTES = 4 * MiB
+"""Clients send so much by one request, when a stream is closed."""
+
+
+class PuttingStore(BackendStore):
+    """Over an object store: a put is atomic; a rename is a copy, of a directory file by file."""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend, sends_at_close=True)
+        self._root: Entry | None = None
+        """What was found there, if it can never look otherwise."""
+
+    @property
+    @override
+    def preferred(self) -> Preferred:
+        return _OF_OBJECT_STORES
+
+    @override
+    def _find(self, path: str) -> Entry | None:
+        if path:
+            return self._backend.find(path)
+        # A mount's kernel asks for the root each second. What a bucket says of it is always the
+        # same where it bears no time; whether the bucket still answers, any other call tells.
+        if (found := self._root) is None:
+            found = self._backend.find(path)
+            if found is not None and found.is_directory and not found.mtime_ns:
+                self._root = found
+        return found
+
+    @override
+    def _is_file(self, path: str) -> bool:
+        return self._backend.is_file(path)
+
+    @override
+    def publish(
+        self, path: str, data: bytes, before: Before | None = None, mode: int | None = None
+    ) -> Entry | None:
+        found = self._find(path)
+        if found is not None and found.is_directory:
+            raise IsADirectoryError(21, "a directory is there", path)
+        if before is not None:
+            before(found)
+        self._write(path, data)
+        return None
+
+    @override
+    def _write(self, path: str, data: bytes) -> None:
+        if len(data) > _MOST_PUT_BYTES:
+            self._put_apart(path, data)
+            return
+        writer = self._backend.open_new(path)
+        writer.write(data)
+        # Not given up where it fails: that removes what is at the path, which is still the file
+        # this was to replace, or is this one, put though nobody heard of it.
+        writer.close()
+
+    def _put_apart(self, path: str, data: bytes) -> None:
+        """Put what goes in parts elsewhere first: of an upload that broke, closing puts what it has."""
+        temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
+        super()._write(temporary, data)
+        try:
+            with allowing(len(data)):
+                self._backend.move(temporary, path)
+        except BaseException:
+            with suppress(OSError, OmniloadError):
+                self._backend.remove(temporary)
+            raise
+
+    @override
+    def _take_place(self, source: str, target: str, there: Entry | None) -> None:
+        self._move_all(source, target)
+
+    @override
+    def go_on_renaming(self, source: str, target: str) -> None:
+        # Else it was carried out to the end, though nobody heard of it.
+        if self._find(source) is not None or self._find(target) is None:
+            self._move_all(source, target)
+
+    def _move_all(self, source: str, target: str) -> None:
+        try:
+            self._move(source, target)
+        except UnavailableError as error:
+            raise RenameBegunError(str(error)) from error
+
+    def _move(self, source: str, target: str) -> None:
+        moved = self.stat(source)
+        if not moved.is_directory:
+            with allowing(moved.size_bytes):
+                self._backend.move(source, target)
+            renew()  # one of many, perhaps
+            return
+        found = self._backend.listing(source)
+        names = [stored_name(e.name, where=f"a name in the listing of {source!r}") for e in found]
+        self._backend.make_directory(target)
+        for name in names:
+            self._move(f"{source}/{name}", f"{target}/{name}")
+        self._backend.remove_directory(source)

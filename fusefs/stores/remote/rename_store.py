@@ -1,0 +1,178 @@
+"""Stores where a rename takes a file's place: by a name that must be free first, or in one go."""
+
+import uuid
+from contextlib import suppress
+
+from typing_extensions import override
+
+from fusefs.stores.handle_cache import RecentNames
+from fusefs.stores.protocol import (
+    RESERVED,
+    TEMPORARY,
+    Before,
+    Entry,
+    parent_of,
+)
+from fusefs.stores.remote.backend import BackendStore
+from fusefs.stores.remote.bounded_client import BoundedReplacingBackend
+from fusefs.stores.remote.client import Backend, ReplacingBackend
+from fusefs.stores.remote.rename_intents import (
+    MAX_INTENT_BYTES,
+    Intent,
+    decode_intent,
+    encode_intent,
+    intent_path,
+)
+from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
+from omniload.base.log import get_logger
+
+__all__ = ["RenamingStore", "ReplacingStore"]
+
+_LOG = get_logger(__name__)
+_MOST_DISTRUSTED = 1000
+
+
+class RenamingStore(BackendStore):
+    """Over a client whose rename does not replace in one go: an intent closes the gap.
+
+    Before the target is removed, the intent to put the source there is written down.
+    Whoever finds the target missing looks for its intent and finishes the rename, so
+    that nobody sees the gap, and a crash inside it loses nothing.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        self._distrusted = RecentNames(_MOST_DISTRUSTED)
+        """Intents that were logged as no intents."""
+
+    @override
+    def _find(self, path: str) -> Entry | None:
+        if not path or path.startswith(RESERVED):
+            return self._backend.find(path)
+        # A glimpse is enough ahead of the intent, after which the store is asked for sure.
+        if (seen := self._backend.glimpse(path)) is not None:
+            return seen
+        source = self._intended_source(path)
+        found = self._backend.find(path)
+        if found is None and source is not None:
+            if self._backend.find(source) is not None:
+                return self._finish(source, path)
+            return self._backend.find(path)
+        return found
+
+    def _finish(self, source: str, path: str) -> Entry | None:
+        try:
+            self._backend.move(source, path)
+        except (OSError, UnavailableError):
+            # Another may have finished it first: then the source is gone and the target is there.
+            found = self._backend.find(path)
+            if found is None and self._backend.find(source) is not None:
+                raise
+            return found
+        return self._backend.find(path)
+
+    @override
+    def publish(
+        self, path: str, data: bytes, before: Before | None = None, mode: int | None = None
+    ) -> Entry | None:
+        temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
+        self._write(temporary, data)
+        try:
+            there = self._find(path)
+            if there is not None and there.is_directory:
+                raise IsADirectoryError(21, "a directory is there", path)
+            if there is None:
+                self._make_parent(path)
+            if before is not None:
+                before(there)
+            if there is not None:
+                self._replace(temporary, path)
+            else:
+                self._place(temporary, path)
+        except (OSError, OmniloadError):
+            with suppress(OSError, OmniloadError):
+                # An intent that names it makes it the only copy.
+                if self._intended_source(path) != temporary:
+                    self._backend.remove(temporary)
+            raise
+        return None
+
+    @override
+    def _take_place(self, source: str, target: str, there: Entry | None) -> None:
+        if there is not None:
+            self._replace(source, target)
+        else:
+            self._make_parent(target)
+            self._place(source, target)
+
+    @override
+    def remove(self, path: str) -> None:
+        # Else the intent of a writer that died would bring the file back later.
+        self._forget_intent(path)
+        super().remove(path)
+
+    def _make_parent(self, path: str) -> None:
+        # Asked for, not found out by moving: WebHDFS says nothing of a move that failed.
+        if (above := parent_of(path)) and self._backend.find(above) is None:
+            self._backend.make_directory(above)
+
+    def _place(self, source: str, target: str) -> None:
+        """Move to a name at which nothing stood a moment ago."""
+        self._backend.move(source, target)
+
+    def _replace(self, source: str, target: str) -> None:
+        self._forget_intent(target)
+        self._write(intent_path(target), encode_intent(Intent(source, target)))
+        try:
+            self._backend.remove(target)
+        except (OSError, UnavailableError):
+            # Another writer is at it, or has removed it since.
+            if self._backend.find(target) is not None:
+                raise
+        try:
+            self._backend.move(source, target)
+        except (OSError, UnavailableError):
+            finished = self._backend.find(source) is None and self._backend.find(target) is not None
+            if not finished:
+                raise
+        self._forget_intent(target)
+
+    def _intended_source(self, path: str) -> str | None:
+        where = intent_path(path)
+        # Asked for first: libhdfs prints a page of Java's stack for each file that it cannot open.
+        if not self._backend.is_file(where):
+            return None
+        try:
+            return decode_intent(self._backend.read(where, 0, MAX_INTENT_BYTES), path=where).source
+        except FileNotFoundError:
+            return None  # gone since
+        except IntegrityError as error:
+            # Half written by a writer that has not removed the target yet, or forged.
+            if where not in self._distrusted:
+                self._distrusted.add(where)
+                _LOG.warning("%s; it promises nothing", error)
+            return None
+
+    def _forget_intent(self, path: str) -> None:
+        if self._backend.is_file(intent_path(path)):
+            with suppress(FileNotFoundError):
+                self._backend.remove(intent_path(path))
+
+
+class ReplacingStore(RenamingStore):
+    """Over a client whose rename replaces in one go: it leaves no intents, but finishes those of others."""
+
+    def __init__(self, backend: ReplacingBackend) -> None:
+        super().__init__(backend)
+        self._backend = self._replacing = BoundedReplacingBackend(backend)
+
+    @override
+    def _place(self, source: str, target: str) -> None:
+        # Another may have come first: the last to come is the one that stays, as everywhere.
+        self._replacing.replace(source, target)
+
+    @override
+    def _replace(self, source: str, target: str) -> None:
+        # Else it would be finished later, and bring back what its writer wrote.
+        self._forget_intent(target)
+        self._replacing.replace(source, target)

@@ -1,0 +1,116 @@
+"""From a URL to a store."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from fusefs.stores.deadlines import GIVE_UP_AFTER_S, within
+from fusefs.stores.local.store import LocalStore
+from fusefs.stores.protocol import Store
+from omniload.base.errors import ConfigError
+from omniload.base.secrets import note_secrets_of
+
+__all__ = ["check_root", "open_store"]
+
+_ARROW = frozenset({"hdfs", "viewfs", "s3", "gs", "gcs", "abfs", "abfss"})
+
+_LOCAL = frozenset({"", "file", "local", "fsspec+file", "fsspec+local"})
+
+_BUCKETS = frozenset({"s3", "gs", "gcs"})
+"""Where a directory is there as soon as something lies below it."""
+
+
+def open_store(
+    url: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    give_up_after_s: float = GIVE_UP_AFTER_S,
+) -> Store:
+    """Open the store at ``url``.
+
+    Args:
+        url: A path or ``file://`` for a directory; ``mem:`` for memory; ``hdfs``, ``s3``, ``gs``,
+            ``abfs`` for pyarrow; ``hdfs+native`` for HDFS without Java; ``fsspec+SCHEME://...``
+            or any other scheme for fsspec.
+        options: Handed to fsspec.
+        give_up_after_s: Limit of opening, and of every call later: clients get time limits of
+            their own for one request by it, where they have any and the user set none.
+
+    Raises:
+        ConfigError: The URL names nothing that can be opened.
+        UnavailableError: The store does not answer.
+    """
+    note_secrets_of(url, options)
+    # A Java machine takes some seconds to start, however well the store answers.
+    with within(max(give_up_after_s, GIVE_UP_AFTER_S)):
+        return _opened(url, options, give_up_after_s)
+
+
+def _opened(url: str, options: Mapping[str, Any] | None, give_up_after_s: float) -> Store:
+    # Imported here: pyarrow takes longer to load than many a command on a directory runs.
+    parts = urlsplit(url)
+    # However it is written: fsspec's client of a directory would follow links out of it.
+    if parts.scheme in _LOCAL:
+        return LocalStore(parts.path if parts.scheme else url)
+    if parts.scheme == "mem":
+        from fusefs.stores.memory import MemoryStore  # noqa: PLC0415
+
+        return MemoryStore()
+    if parts.scheme in _ARROW and not options:
+        from fusefs.stores.remote.arrow import arrow_store  # noqa: PLC0415
+
+        return arrow_store(url, give_up_after_s)
+    if parts.scheme == "hdfs+native":
+        from fusefs.stores.remote.native_hdfs import native_hdfs_store  # noqa: PLC0415
+
+        return native_hdfs_store(url)
+    from fusefs.stores.remote.fsspec_store import fsspec_store  # noqa: PLC0415
+
+    return fsspec_store(url.removeprefix("fsspec+"), options, give_up_after_s)
+
+
+def check_root(store: Store, *, begin: bool = False) -> None:
+    """Ask a store once for the directory that it was opened at.
+
+    Args:
+        store: The store.
+        begin: Make a prefix that nobody has written to, in a bucket that is there: nobody can do
+            so beforehand but by writing.
+
+    Raises:
+        ConfigError: Nothing is there, or a file is.
+        UnavailableError: The store does not answer.
+    """
+    try:
+        found = store.stat("")
+    except FileNotFoundError as error:
+        if urlsplit(store.location).scheme not in _BUCKETS:
+            raise ConfigError(
+                f"store {store.location!r} is not there; make the directory"
+            ) from error
+        _check_bucket(store.location)
+        if not begin:
+            raise ConfigError(
+                f"store {store.location!r} holds nothing yet; its first mount begins it"
+            ) from error
+        with suppress(FileExistsError):  # somebody was faster
+            store.make_directory("")
+        return
+    if not found.is_directory:
+        raise ConfigError(f"store {store.location!r} is a file; name a directory")
+
+
+def _check_bucket(location: str) -> None:
+    """Check that the bucket is there: without one, to make a prefix looks like an outage."""
+    bucket = open_store(urlsplit(location)._replace(path="").geturl())
+    try:
+        with within(GIVE_UP_AFTER_S):
+            bucket.stat("")
+    except FileNotFoundError as error:
+        name = urlsplit(location).netloc.rpartition("@")[2]
+        raise ConfigError(
+            f"store {location!r}: there is no bucket {name!r}; make it, or name another"
+        ) from error
+    finally:
+        bucket.close()

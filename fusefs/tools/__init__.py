@@ -1,0 +1,1 @@
+"""What works on a store without a mount: fsck, export, prefetch, statistics."""

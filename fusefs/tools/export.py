@@ -1,0 +1,242 @@
+"""Striped files as plain ones, anywhere: for whoever knows nothing of stripes.
+
+Ranges are read side by side, every unit is verified, and the target appears under its name
+when it is whole: a copy that is interrupted leaves at most ``.NAME.<8 digits>.partial``.
+"""
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import orjson
+import xxhash
+
+from fusefs.base.serial_executor import settle
+from fusefs.read.file_reader import FileReader
+from fusefs.stores.protocol import RESERVED, ObjectWriter, Store, checked_path, name_of, parent_of
+from fusefs.tree.namespace import StripedFiles
+from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, StateError
+from omniload.base.secrets import HIDDEN
+
+__all__ = [
+    "Copy",
+    "Exported",
+    "copies_of",
+    "export_file",
+    "parted",
+    "place_on_mount",
+    "require_free",
+    "require_no_mount",
+]
+
+_WINDOW_BYTES = 32 << 20
+"""Bytes read side by side while as many are written: two windows are held in memory."""
+_MOST_STATISTICS_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """A file to copy."""
+
+    source: str
+    """Path in the namespace."""
+    target: str
+    """Path in the store it goes to."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What was copied."""
+
+    size_bytes: int
+    xxh3: str
+    """xxh3-128 of the content, 32 hexadecimal digits."""
+
+
+def parted(target: str) -> tuple[str, str]:
+    """Part a path or URL into the store that is its folder, and its name there.
+
+    Of a local path whose folders are not all there yet, the store is the lowest one that
+    is, and the missing ones belong to the name: they are made with the copy, as on any
+    other store.
+
+    Raises:
+        StateError: There is no name at its end, or a file stands where a folder has to be.
+    """
+    folder, slash, name = target.rstrip("/").rpartition("/")
+    if not name or (urlsplit(target).scheme and folder.endswith(":/")):
+        raise StateError(f"target {target!r} ends with no name; give the name of the copy")
+    folder = folder if folder or not slash else "/"
+    if urlsplit(target).scheme:
+        return folder, name
+    while folder and folder != "/" and not os.path.isdir(folder):  # noqa: PTH112 -- text in, text out
+        if os.path.lexists(folder):
+            raise StateError(f"target {target!r} leads through {folder!r}, which is no folder")
+        above, _, missing = folder.rpartition("/")
+        name = f"{missing}/{name}"
+        folder = above or ("/" if folder.startswith("/") else "")
+    return folder or ".", name
+
+
+def place_on_mount(file: Path) -> tuple[str, str]:
+    """Return the store behind a file on a mount, and the file's path in it.
+
+    Raises:
+        StateError: It lies on no mount of ours, or the mount's URL has secrets.
+    """
+    path = Path(os.path.abspath(file))  # noqa: PTH100 -- resolve() would follow links of the mount
+    for root in (path, *path.parents):
+        if (store := _store_told_at(root)) is not None:
+            if f"{HIDDEN}@" in store or f"={HIDDEN}" in store:
+                raise StateError(
+                    f"{str(root)!r} is a mount of {store}, and does not tell the secrets of that URL; "
+                    "give --store and the path in it"
+                )
+            return store, "" if path == root else str(path.relative_to(root))
+    raise StateError(f"{str(file)!r} lies on no mount of ours; give --store and the path in it")
+
+
+def _store_told_at(root: Path) -> str | None:
+    """Return the store that the mount at ``root`` shows; None where no mount of ours is."""
+    try:
+        with (root / RESERVED / "stats.json").open("rb") as view:
+            numbers = orjson.loads(view.read(_MOST_STATISTICS_BYTES))
+    except (OSError, orjson.JSONDecodeError):
+        return None
+    store = numbers.get("store") if isinstance(numbers, dict) else None
+    return store if isinstance(store, str) else None
+
+
+def require_no_mount(store: str) -> None:
+    """Refuse a mount where the store behind it is meant.
+
+    Raises:
+        StateError: It is one.
+    """
+    if urlsplit(store).scheme:
+        return
+    with suppress(StateError):
+        url, path = place_on_mount(Path(store))
+        below = f"/{path}" if path else ""
+        raise ConfigError(f"{store!r} is a mount of {url}{below}; give that store")
+
+
+def copies_of(files: StripedFiles, path: str, target: str) -> Iterator[Copy]:
+    """Yield what there is to copy: the file at ``path``, or all files below a directory.
+
+    Symbolic links below a directory are left out: few stores know them.
+
+    Raises:
+        FileNotFoundError: Nothing is there.
+        StateError: ``path`` itself is a symbolic link.
+    """
+    info = files.stat(path)
+    if info.kind == "symlink":
+        raise StateError(f"{path!r} is a link to {files.read_link(path)!r}; export that")
+    if info.kind == "directory":
+        for inner in files.listing(path):
+            if inner.kind != "symlink":
+                below = f"{path}/{inner.name}" if path else inner.name
+                yield from copies_of(files, below, f"{target}/{inner.name}")
+    else:
+        yield Copy(source=path, target=target, size_bytes=info.size_bytes)
+
+
+def require_free(store: Store, copies: list[Copy]) -> None:
+    """Refuse targets that are there already, before anything is copied.
+
+    Raises:
+        StateError: Some are.
+    """
+    taken = [copy.target for copy in copies if _exists(store, copy.target)]
+    if taken:
+        raise StateError(
+            f"{store.location} holds {taken[0]!r} already, and {len(taken) - 1} more of the "
+            f"{len(copies)} targets; give --force to replace them"
+        )
+
+
+def export_file(
+    files: StripedFiles, source: str, store: Store, target: str, tell: Callable[[int], None]
+) -> Exported:
+    """Copy one file; what was at the target is replaced when the copy is whole.
+
+    Args:
+        files: The namespace.
+        source: Path in it.
+        store: Where the copy goes.
+        target: Path there.
+        tell: Called with the bytes just written.
+
+    Raises:
+        IntegrityError: A unit is not what was written, or the store kept another size.
+        UnavailableError: A store does not answer.
+    """
+    target = checked_path(target)
+    folder, name = parent_of(target), name_of(target)
+    partial = f".{name}.{uuid.uuid4().hex[:8]}.partial"
+    partial = f"{folder}/{partial}" if folder else partial
+    out = store.create(partial)
+    try:
+        with files.open(source) as file:
+            exported = _copied(file.reader, out, tell)
+        out.close()
+        _require_size(store, partial, exported.size_bytes)
+        store.rename(partial, target)
+    except BaseException:
+        out.abort()
+        with suppress(OSError, OmniloadError):
+            store.remove(partial)
+        raise
+    return exported
+
+
+def _copied(reader: FileReader, out: ObjectWriter, tell: Callable[[int], None]) -> Exported:
+    """Write all bytes in order, one window ahead being read."""
+    size, digest = reader.size_bytes, xxhash.xxh3_128()
+    window = min(_WINDOW_BYTES, size)
+    views = (memoryview(bytearray(window)), memoryview(bytearray(window)))
+    reads: dict[int, list[Future[None]]] = {}
+
+    def start(number: int) -> None:
+        at = number * window
+        if at < size:
+            reads[number] = reader.start_into([(at, views[number % 2][: size - at])])
+
+    try:
+        start(0)
+        for number in range(-(-size // window) if size else 0):
+            start(number + 1)
+            settle(reads.pop(number))
+            view = views[number % 2][: size - number * window]
+            out.write(view)
+            digest.update(view)
+            tell(len(view))
+    finally:
+        for futures in reads.values():
+            for future in futures:
+                future.cancel()
+            with suppress(OSError, OmniloadError):
+                settle(futures)
+    return Exported(size_bytes=size, xxh3=digest.hexdigest())
+
+
+def _require_size(store: Store, path: str, size_bytes: int) -> None:
+    if (found := store.stat(path).size_bytes) != size_bytes:
+        raise IntegrityError(
+            f"{store.location} kept {found} of the {size_bytes} bytes of {path!r}; export it again"
+        )
+
+
+def _exists(store: Store, path: str) -> bool:
+    try:
+        store.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True

@@ -1,0 +1,318 @@
+"""Checking a store: every manifest readable, every object it names there and whole, nothing left over.
+
+Repair removes only what it can prove nobody names: an object is listed before two walks
+over all manifests that found the same tree, is named in neither, and is older than a
+grace that outlasts any write under way. A single manifest that cannot be read stops the
+removal of objects, since it may name any of them; one that was cut short has the size of a
+plain file, so where objects are named by nothing the heads of plain files are read, too.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fusefs.format.manifest import Manifest
+from fusefs.format.manifest_header import has_manifest_size
+from fusefs.stores.protocol import RESERVED, TEMPORARY, Entry, Store, name_of, parent_of
+from fusefs.stores.remote.rename_intents import (
+    INTENTS,
+    MAX_INTENT_BYTES,
+    Intent,
+    decode_intent,
+    intent_path,
+)
+from fusefs.tools.truncated_manifests import cut_manifests
+from fusefs.tree.directory_attributes import (
+    MARKERS,
+    is_attributes,
+    mark,
+    marker_of,
+    read_attributes,
+)
+from fusefs.tree.namespace import StripedFiles
+from omniload.base.errors import IntegrityError, OmniloadError, StateError
+
+__all__ = ["Fault", "Report", "verify"]
+
+FaultKind = Literal[
+    "unreadable",
+    "missing",
+    "wrong size",
+    "corrupt",
+    "orphan",
+    "left over",
+    "interrupted",
+    "unmarked",
+]
+HARMFUL: frozenset[FaultKind] = frozenset({"unreadable", "missing", "wrong size", "corrupt"})
+"""What costs data or attributes; the rest costs space, or is hidden for now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is not as it should be."""
+
+    kind: FaultKind
+    path: str
+    detail: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What a check found."""
+
+    files: int = 0
+    manifests: int = 0
+    objects: int = 0
+    bytes_verified: int = 0
+    faults: list[Fault] = field(default_factory=list)
+    repaired: list[str] = field(default_factory=list)
+    """Paths that were removed or finished."""
+
+    @property
+    def harmful(self) -> list[Fault]:
+        """Faults that cost data."""
+        return [fault for fault in self.faults if fault.kind in HARMFUL]
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    named: frozenset[str]
+    tree: frozenset[tuple[str, int, int]]
+    unreadable: list[str]
+    """Files that are manifests and cannot be read."""
+    plain: list[tuple[str, int]]
+    """Path and size of those that are no manifest by their size alone."""
+    directories: list[str]
+    """Where attributes of directories lie."""
+
+
+def verify(
+    files: StripedFiles,
+    *,
+    read_data: bool = False,
+    repair: bool = False,
+    grace_s: float = 3600.0,
+) -> Report:
+    """Check a store and, if asked, repair what costs no data.
+
+    Args:
+        files: The store's files.
+        read_data: Read every unit and compare its checksum, instead of sizes alone; and the head
+            of every plain file, which otherwise is read only where an object is named by nothing.
+        repair: Finish or drop interrupted replacements; remove orphans and left-overs.
+        grace_s: Age from which an object that no manifest names is an orphan rather than
+            part of a write under way. By the local clock against the store's time stamps.
+
+    Raises:
+        StateError: Orphans stay: a manifest cannot be read, or the tree changed meanwhile.
+    """
+    report = Report()
+    objects = dict(_objects(files.store))
+    report.objects = len(objects)
+    walk = _walk(files, objects, report, read_data=read_data)
+    if read_data or not walk.named.issuperset(objects):
+        _find_cut(files, walk, report)
+    before_ns = time.time_ns() - int(grace_s * 1e9)
+    orphans = sorted(
+        path
+        for path, entry in objects.items()
+        if path not in walk.named and entry.mtime_ns <= before_ns
+    )
+    unmarked = _check_directories(files.store, walk.directories, report)
+    report.faults += [Fault("orphan", path, "no manifest names it") for path in orphans]
+    left_over = sorted(p for p, e in _below(files.store, TEMPORARY) if e.mtime_ns <= before_ns)
+    report.faults += [Fault("left over", path, "its writer is gone") for path in left_over]
+    intents, no_intents = _intents(files.store, before_ns)
+    report.faults += [Fault("interrupted", i.target, "replacement not ended") for i in intents]
+    report.faults += [Fault("left over", path, why) for path, why in no_intents.items()]
+    if repair:
+        for path in unmarked:
+            mark(files.store, path)
+            report.repaired.append(path)
+        _finish_intents(files.store, intents, report)
+        _remove(files.store, sorted(no_intents), report)
+        _remove(
+            files.store,
+            [p for p in left_over if _found(files.store, p) and not _promised(p, files.store)],
+            report,
+        )
+        _remove_orphans(files, orphans, walk, report)
+    return report
+
+
+def _remove_orphans(files: StripedFiles, orphans: list[str], walk: _Walk, report: Report) -> None:
+    if not orphans:
+        return
+    if walk.unreadable:
+        some = ", ".join(map(repr, walk.unreadable[:3]))
+        raise StateError(
+            f"{len(orphans)} orphans stay: {len(walk.unreadable)} manifests cannot be read and "
+            f"may name them ({some}); restore or remove them first"
+        )
+    again = _walk(files, None, Report(), read_data=False)
+    if again.tree != walk.tree:
+        raise StateError(
+            f"{len(orphans)} orphans stay: the tree changed while it was walked; "
+            "repair when nobody writes or renames"
+        )
+    _remove(files.store, [path for path in orphans if path not in again.named], report)
+
+
+def _find_cut(files: StripedFiles, walk: _Walk, report: Report) -> None:
+    """Report plain files that are manifests cut short, and have them stop the removal of objects."""
+    for path, wrong in cut_manifests(files.store, walk.plain, streams=files.config.read_streams):
+        report.faults.append(Fault("unreadable", path, wrong))
+        walk.unreadable.append(path)
+
+
+def _walk(
+    files: StripedFiles, objects: dict[str, Entry] | None, report: Report, *, read_data: bool
+) -> _Walk:
+    """Walk over all manifests; without ``objects`` only to learn what they name."""
+    named: set[str] = set()
+    tree: set[tuple[str, int, int]] = set()
+    directories: list[str] = []
+    unreadable: list[str] = []
+    plain: list[tuple[str, int]] = []
+    for path, entry in _below(files.store, ""):
+        if is_attributes(path):
+            directories.append(path)
+            continue
+        report.files += 1
+        tree.add((path, entry.size_bytes, entry.mtime_ns))
+        try:
+            manifest = files.manifest(path)
+        except FileNotFoundError:
+            continue  # moved on: the second walk notices
+        except (IntegrityError, StateError) as error:
+            unreadable.append(path)
+            report.faults.append(Fault("unreadable", path, str(error)))
+            continue
+        if manifest is None:
+            if not has_manifest_size(entry.size_bytes):
+                plain.append((path, entry.size_bytes))
+            continue
+        report.manifests += 1
+        named.update(manifest.object_paths())
+        if objects is not None:
+            faults = _faults_of(path, manifest, objects, files.store)
+            report.faults += faults
+            if read_data and not faults:
+                _read_all(files, path, report)
+    return _Walk(frozenset(named), frozenset(tree), unreadable, plain, directories)
+
+
+def _check_directories(store: Store, places: list[str], report: Report) -> list[str]:
+    """Check that attributes of directories can be read; return directories nobody would look at."""
+    marked = {entry.name for _, entry in _below(store, MARKERS)}
+    unmarked = []
+    for place in places:
+        path = parent_of(place)
+        try:
+            read_attributes(store, path)
+        except (IntegrityError, StateError) as error:
+            report.faults.append(Fault("unreadable", place, str(error)))
+        if name_of(marker_of(path)) not in marked:
+            unmarked.append(path)
+            report.faults.append(Fault("unmarked", path, "its attributes are not shown"))
+    return unmarked
+
+
+def _faults_of(
+    path: str, manifest: Manifest, objects: dict[str, Entry], store: Store
+) -> list[Fault]:
+    faults = []
+    for segment in manifest.distinct_segments():
+        for number, object_path in enumerate(segment.object_paths()):
+            entry = objects.get(object_path) or _found(store, object_path)
+            wanted = segment.layout.object_size(number, segment.stored_bytes)
+            if entry is None:
+                faults.append(Fault("missing", object_path, f"manifest {path!r} names it"))
+            elif entry.size_bytes != wanted:
+                detail = f"has {entry.size_bytes} bytes, manifest {path!r} says {wanted}"
+                faults.append(Fault("wrong size", object_path, detail))
+    return faults
+
+
+def _read_all(files: StripedFiles, path: str, report: Report) -> None:
+    step = files.longest_read * 4
+    with files.open(path) as file:
+        for at in range(0, file.reader.size_bytes, step):
+            try:
+                report.bytes_verified += len(file.reader.read(at, step))
+            except IntegrityError as error:
+                report.faults.append(Fault("corrupt", path, str(error)))
+
+
+def _below(store: Store, path: str) -> Iterator[tuple[str, Entry]]:
+    """Yield every file below a directory; what vanishes meanwhile is left out."""
+    try:
+        entries = store.listing(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        child = f"{path}/{entry.name}" if path else entry.name
+        if child == RESERVED:
+            continue
+        if entry.is_directory:
+            yield from _below(store, child)
+        else:
+            yield child, entry
+
+
+def _objects(store: Store) -> Iterator[tuple[str, Entry]]:
+    yield from _below(store, f"{RESERVED}/objects")
+
+
+def _found(store: Store, path: str) -> Entry | None:
+    try:
+        return store.stat(path)
+    except FileNotFoundError:
+        return None
+
+
+def _intents(store: Store, before_ns: int) -> tuple[list[Intent], dict[str, str]]:
+    """Return the intents of writers that are gone; and the paths of what is none, with why."""
+    found, wrong = [], {}
+    for path, entry in _below(store, INTENTS):
+        if entry.mtime_ns > before_ns:
+            continue
+        try:
+            data = store.read(path, 0, min(entry.size_bytes, MAX_INTENT_BYTES))
+            found.append(decode_intent(data, path=path))
+        except FileNotFoundError:
+            continue
+        except IntegrityError as error:
+            wrong[path] = str(error)
+    return found, wrong
+
+
+def _promised(path: str, store: Store) -> bool:
+    return any(intent.source == path for intent in _intents(store, time.time_ns())[0])
+
+
+def _finish_intents(store: Store, intents: list[Intent], report: Report) -> None:
+    """Finish what was interrupted: the store does when its target is asked for; then drop the intent."""
+    for intent in intents:
+        there = _found(store, intent.target) is not None
+        if not there and _found(store, intent.source) is not None:
+            detail = (
+                f"its content still lies at {intent.source!r}; make its directory and repair again"
+            )
+            report.faults.append(Fault("missing", intent.target, detail))
+        else:
+            _remove(store, [intent_path(intent.target)], report)
+
+
+def _remove(store: Store, paths: list[str], report: Report) -> None:
+    for path in paths:
+        try:
+            store.remove(path)
+        except FileNotFoundError:
+            continue
+        except OmniloadError as error:
+            error.add_note(f"repair stopped at {path!r}, after {len(report.repaired)} repairs")
+            raise
+        report.repaired.append(path)

@@ -1,0 +1,126 @@
+"""What a mount tells about itself: ``/.omnifs/stats.json`` and the layout of a file."""
+
+import time
+from typing import Any
+
+import orjson
+
+from fusefs.metrics.counters import LATENCY_BOUNDS_S, Numbers
+from fusefs.tree.namespace import StripedFiles
+from omniload.base.secrets import without_secrets
+
+__all__ = ["Statistics", "drop_json", "layout_json", "layout_of"]
+
+_VIEW_BYTES = 8192
+_XATTR_BYTES = 60 << 10
+"""The kernel passes on 64 KiB of an extended attribute."""
+
+
+class Statistics:
+    """Counts of a mount, taken when they are asked for."""
+
+    def __init__(self, files: StripedFiles) -> None:
+        self._files = files
+        self._started_s = time.monotonic()
+        self.open_views: dict[int, bytes] = {}
+        """The text each open handle reads, fixed when it was opened."""
+
+    def as_json(self) -> bytes:
+        """Return the numbers as JSON, padded to one size so that a stat before a read fits."""
+        files = self._files
+        found = files.numbers()
+        memory, disk = found.tiers["memory"], files.disk
+        numbers = {
+            "version": 1,
+            "store": without_secrets(files.store.location),
+            "uptime_s": round(time.monotonic() - self._started_s, 3),
+            "requests": found.requests,
+            "cache": {
+                "capacity_bytes": files.config.cache,
+                "used_bytes": found.cache_bytes["memory"],
+                "hits": memory.hits,
+                "misses": memory.misses,
+            },
+            "disk_cache": None
+            if disk is None
+            else {
+                "capacity_bytes": disk.capacity_bytes,
+                "used_bytes": found.cache_bytes["disk"],
+                "writable": disk.is_writable,
+            },
+            "write_window": {
+                "capacity_bytes": files.config.write_window,
+                "used_bytes": found.window_bytes,
+            },
+            "tiers": found.tiers,
+            "store_calls": found.store_calls,
+            "retries": found.retries,
+            "abandoned_calls": {"total": found.abandoned, "hanging": found.hanging},
+            "store_reads": _latencies(found),
+        }
+        text = orjson.dumps(numbers, option=orjson.OPT_INDENT_2)
+        return text.ljust(_VIEW_BYTES - 1) + b"\n"
+
+
+def _latencies(numbers: Numbers) -> dict[str, Any]:
+    """Return how many store reads took up to each bound, as stated, and how long all took together."""
+    bounds = [str(bound) for bound in LATENCY_BOUNDS_S] + ["more"]
+    return {
+        "total_s": round(numbers.store_read_s, 6),
+        "by_seconds": dict(zip(bounds, numbers.store_reads_by_latency, strict=True)),
+    }
+
+
+def layout_of(files: StripedFiles, path: str) -> dict[str, Any]:
+    """Return how a file is stored."""
+    info = files.stat(path)
+    found: dict[str, Any] = {
+        "path": path,
+        "kind": info.kind,
+        "size_bytes": info.size_bytes,
+        "mode": f"{info.mode:04o}",
+        "mtime_ns": info.mtime_ns,
+        "stored": info.stored,
+    }
+    manifest = files.manifest(path) if info.stored == "manifest" else None
+    if manifest is not None:
+        found["inline_bytes"] = len(manifest.inline)
+        found["segments"] = [
+            {
+                "id": segment.segment_id,
+                "size_bytes": segment.size_bytes,
+                "unit_bytes": segment.layout.unit_bytes,
+                "stripe_count": segment.layout.stripe_count,
+                "objects": segment.object_paths(),
+            }
+            for segment in manifest.segments
+        ]
+    return found
+
+
+def layout_json(files: StripedFiles, path: str) -> bytes:
+    """Return ``layout_of``, and what is cached of the file, as JSON."""
+    found = layout_of(files, path)
+    if found["kind"] == "file":
+        with files.open(path, brings=False) as file:
+            memory, disk = file.reader.held_bytes()
+        found["cached"] = {"memory_bytes": memory, "disk_bytes": disk}
+    text = orjson.dumps(found)
+    if len(text) > _XATTR_BYTES and "segments" in found:
+        # An attribute holds no more: of a long file only the first segments are named.
+        found["num_segments"], segments = len(found["segments"]), found["segments"]
+        found["segments"] = []
+        left = _XATTR_BYTES - len(orjson.dumps(found))
+        for segment in segments:
+            left -= len(orjson.dumps(segment)) + 1
+            if left < 0:
+                break
+            found["segments"].append(segment)
+        text = orjson.dumps(found)
+    return text
+
+
+def drop_json(files: StripedFiles, path: str) -> bytes:
+    """Forget what is cached of a path, and return what that was as JSON."""
+    memory, disk = files.forget(path)
+    return orjson.dumps({"memory_bytes": memory, "disk_bytes": disk})

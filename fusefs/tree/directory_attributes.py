@@ -1,0 +1,248 @@
+"""Mode, time and extended attributes of directories, each kept in the directory itself.
+
+A directory that was given any holds ``.omnifs-directory``, a manifest of kind ``directory``
+that is shown to nobody. So one rename of the store takes it along with its directory, and
+no store needs to know attributes.
+
+A directory without any costs no request: ``.omnifs/directories`` holds a marker for the
+first two digits of the xxh3-64 of the *name* of every directory that may have some. A
+marker outlives renames above, is never removed, and there are 256 at most: one short
+listing a second tells which directories are worth a look. (One without attributes whose
+name shares the digits of another's costs a look that finds nothing.)
+"""
+
+import errno
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+import orjson
+import xxhash
+
+from fusefs.format.attributes import Attributes, encoded
+from fusefs.format.manifest import Manifest, decode_manifest
+from fusefs.format.manifest_header import HEADER_BYTES
+from fusefs.stores.protocol import RESERVED, Entry, Store, name_of
+from omniload.base.errors import IntegrityError, OmniloadError, StateError, UnavailableError
+from omniload.base.log import get_logger
+
+__all__ = [
+    "ATTRIBUTES_NAME",
+    "MARKERS",
+    "NOT_KEPT",
+    "DirectoryAttributes",
+    "attributes_path",
+    "is_attributes",
+    "mark",
+    "marker_of",
+    "read_attributes",
+]
+
+_LOG = get_logger(__name__)
+ATTRIBUTES_NAME = ".omnifs-directory"
+"""Hidden in every directory, and refused in paths."""
+MARKERS = f"{RESERVED}/directories"
+NOT_KEPT = -(2**63)
+"""As ``mtime_ns`` of a directory: it has the store's own."""
+_SIZE_BYTES = HEADER_BYTES + 1365
+"""Of every such manifest: it has no body."""
+_BELIEVED_S = 1.0
+"""As long as a mount believes attributes: what another mount changed shows then."""
+_MOST_KNOWN = 100_000
+_PLAIN_MODE = 0o755
+
+
+def attributes_path(path: str) -> str:
+    """Return where the attributes of a directory lie."""
+    return f"{path}/{ATTRIBUTES_NAME}" if path else ATTRIBUTES_NAME
+
+
+def is_attributes(path: str) -> bool:
+    """Tell whether a path of the store holds the attributes of the directory above it."""
+    return name_of(path) == ATTRIBUTES_NAME
+
+
+def marker_of(path: str) -> str:
+    """Return the marker that says that directories of this name may have attributes."""
+    return f"{MARKERS}/{_digits(path)}"
+
+
+def mark(store: Store, path: str) -> None:
+    """Have everybody look for attributes of directories of this name."""
+    store.publish(marker_of(path), orjson.dumps({"version": 1}))
+
+
+def read_attributes(store: Store, path: str) -> Manifest | None:
+    """Read what is kept of a directory; None for nothing.
+
+    Raises:
+        IntegrityError: It is cut short or altered, or something else lies there.
+        StateError: Another version wrote it.
+    """
+    where = attributes_path(path)
+    try:
+        store.stat(where)  # libhdfs prints a page of Java's stack for each file that it cannot open
+        found = decode_manifest(store.read(where, 0, _SIZE_BYTES), name=where)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if found.kind != "directory":
+        raise IntegrityError(f"{where!r} is the manifest of a {found.kind}; remove it")
+    return found
+
+
+def _digits(path: str) -> str:
+    return xxhash.xxh3_64_hexdigest(name_of(path).encode("utf-8", "surrogateescape"))[:2]
+
+
+class DirectoryAttributes:
+    """Attributes of the directories of one store. Blocking and safe in threads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._asking = threading.Lock()
+        """One at a time asks for the markers; the others wait for its answer."""
+        self._marked: frozenset[str] = frozenset()
+        self._marked_until = 0.0
+        self._unanswered: tuple[float, str] | None = None
+        """When the store last failed to tell the markers, and how."""
+        self._known: OrderedDict[str, tuple[float, Manifest | None]] = OrderedDict()
+        self._num_changes = 0
+        """So that what was read before a change is not remembered after it."""
+
+    def of(self, path: str) -> Manifest | None:
+        """Return what is kept of a directory; None for nothing, which costs no request.
+
+        Attributes that cannot be read are logged and count as none: they must not hide
+        what lies below.
+        """
+        if _digits(path) not in self._markers():
+            return None
+        with self._lock:
+            known = self._known.get(path)
+            if known is not None and known[0] > time.monotonic():
+                return known[1]
+            before = self._num_changes
+        found = self._read(path)
+        with self._lock:
+            if self._num_changes == before:
+                self._known[path] = (time.monotonic() + _BELIEVED_S, found)
+                self._known.move_to_end(path)
+                while len(self._known) > _MOST_KNOWN:
+                    self._known.popitem(last=False)
+        return found
+
+    def set(self, path: str, changes: Attributes, entry: Entry) -> None:
+        """Change what is not None of a directory's attributes.
+
+        Args:
+            path: The directory.
+            changes: ``mtime_ns`` may be ``NOT_KEPT``.
+            entry: What the store says of it: what is not set yet stays as it shows.
+
+        Raises:
+            OSError: ``ENOSPC`` where they do not fit a header.
+        """
+        kept = self._read(path) if _digits(path) in self._markers() else None
+        if kept is None:
+            mode = entry.mode if entry.mode is not None else _PLAIN_MODE
+            kept = Manifest(kind="directory", mtime_ns=entry.mtime_ns or NOT_KEPT, mode=mode)
+        if changes.mode is not None and self._store.keeps_modes:
+            self._store.set_mode(path, changes.mode)
+        self._put(path, replace(kept, **changes.given))
+
+    def names_changed(self, path: str) -> None:
+        """Let the time of a directory move: a name in it was made, removed or renamed."""
+        try:
+            kept = self.of(path)
+            if kept is None or kept.mtime_ns == NOT_KEPT:
+                return
+            # Read anew: another mount may have removed the directory, which a publish would bring back.
+            kept = self._read(path)
+            if kept is not None and kept.mtime_ns != NOT_KEPT:
+                self._put(path, replace(kept, mtime_ns=NOT_KEPT))
+        except (OSError, OmniloadError) as error:
+            # The change itself is done, and must not be called failed for the sake of a time.
+            _LOG.warning("the time of directory %r stays what it was: %s", path, error)
+
+    def before_rename(self, source: str, target: str) -> None:
+        """Have the new name looked at where a directory with attributes is about to get one."""
+        if _digits(source) != _digits(target) and self.of(source) is not None:
+            self._mark(target)
+
+    def forget(self, path: str) -> None:
+        """Read the attributes of a directory, and of all below it, anew."""
+        below = f"{path}/" if path else ""
+        with self._lock:
+            self._num_changes += 1
+            for known in [p for p in self._known if p == path or p.startswith(below)]:
+                del self._known[known]
+
+    def as_empty(self, path: str, call: Callable[[], None]) -> None:
+        """Do what needs a directory to be empty, where its attributes are all it may hold."""
+        try:
+            call()
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY or not self._holds_attributes_alone(path):
+                raise
+            self._call_without(path, call)
+
+    def _holds_attributes_alone(self, path: str) -> bool:
+        return [entry.name for entry in self._store.listing(path)] == [ATTRIBUTES_NAME]
+
+    def _call_without(self, path: str, call: Callable[[], None]) -> None:
+        kept = self._read(path)
+        with suppress(FileNotFoundError):  # another mount removes it, too
+            self._store.remove(attributes_path(path))
+        self.forget(path)
+        try:
+            call()
+        except OSError as error:
+            if error.errno == errno.ENOTEMPTY and kept is not None:
+                self._put(path, kept)  # another mount made something there: the directory stays
+            raise
+
+    def _put(self, path: str, manifest: Manifest) -> None:
+        data = encoded(manifest, path)
+        self._mark(path)
+        self._store.publish(attributes_path(path), data)
+        with self._lock:
+            self._num_changes += 1
+            self._known.pop(path, None)
+
+    def _read(self, path: str) -> Manifest | None:
+        try:
+            return read_attributes(self._store, path)
+        except (IntegrityError, StateError) as error:
+            _LOG.warning("%s; the directory is shown without", error)
+            return None
+
+    def _markers(self) -> frozenset[str]:
+        since = time.monotonic()
+        with self._asking:
+            if time.monotonic() < self._marked_until:
+                return self._marked
+            if self._unanswered is not None and self._unanswered[0] >= since:
+                # It was asked while this thread waited, and each would wait as long.
+                raise UnavailableError(self._unanswered[1])
+            try:
+                found = frozenset(entry.name for entry in self._store.listing(MARKERS))
+            except (FileNotFoundError, NotADirectoryError):
+                found = frozenset()
+            except UnavailableError as error:
+                self._unanswered = time.monotonic(), str(error)
+                raise
+            # What was marked here stays: a store may list it late.
+            self._marked |= found
+            self._marked_until = time.monotonic() + _BELIEVED_S
+            return self._marked
+
+    def _mark(self, path: str) -> None:
+        if _digits(path) in self._markers():
+            return
+        mark(self._store, path)
+        with self._asking:
+            self._marked |= {_digits(path)}

@@ -1,0 +1,100 @@
+"""Whether an open version of a file is still what its path shows."""
+
+import errno
+from enum import Enum, auto
+
+from fusefs.format.attributes import Attributes
+from fusefs.tree.namespace import OpenedFile, StripedFiles
+from fusefs.tree.version_identity import content_name, ids_of
+from omniload.base.errors import IntegrityError, StateError
+
+__all__ = ["Shown", "names_segments", "shown_at", "with_attributes"]
+
+
+class Shown(Enum):
+    """What a path shows, seen from a version that is open."""
+
+    SAME = auto()
+    """Just this version, though perhaps with other attributes."""
+    ANOTHER = auto()
+    NOTHING = auto()
+    """No file."""
+
+
+def shown_at(files: StripedFiles, path: str, version: OpenedFile) -> Shown:
+    """Compare a version that is open with what is at a path now. May wait for the store.
+
+    The store's word, size and time stamp, settles it where it is that of no other version; else
+    what both hold is compared. A version found to be there takes over its attributes.
+
+    Raises:
+        UnavailableError: The store does not answer.
+    """
+    try:
+        info = files.stat(path)
+        if info.kind != "file":
+            return Shown.NOTHING
+        if info.entry != version.info.entry or not version.is_known:
+            with files.open(path, believed=info) as now:
+                if not _is_same(files, version, now):
+                    return Shown.ANOTHER
+                version.found_as(now.info, now.manifest)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return Shown.NOTHING
+    except (IntegrityError, StateError):
+        return Shown.ANOTHER  # opening that one says what is wrong with it
+    except OSError as error:
+        if error.errno == errno.ESTALE:
+            return Shown.ANOTHER  # replaced over and over
+        raise
+    else:
+        return Shown.SAME
+
+
+def names_segments(files: StripedFiles, path: str, segment_ids: set[str]) -> bool:
+    """Tell whether what is at a path now shows all of these segments.
+
+    A mount that replaces a file removes its objects; no manifest may name them then.
+    """
+    try:
+        there = files.manifest(path)
+    except FileNotFoundError:
+        return False
+    return there is not None and segment_ids <= ids_of(there.segments)
+
+
+def with_attributes(
+    files: StripedFiles, path: str, version: OpenedFile, attributes: Attributes
+) -> OpenedFile | None:
+    """Give an open version attributes at its path, and open it anew; None where another one is there."""
+    if shown_at(files, path, version) is not Shown.SAME:
+        return None
+    files.set_attributes(path, attributes)
+    now = files.open(path, brings=False)
+    if (made := now.manifest) is not None:
+        known = version.manifest
+        # A plain file has got a manifest now, with its bytes in it or in objects.
+        is_it = (
+            made.size_bytes == version.reader.size_bytes
+            if known is None
+            else content_name(made) == content_name(known)
+        )
+        if is_it:
+            return now
+    now.close()
+    return None
+
+
+def _is_same(files: StripedFiles, version: OpenedFile, now: OpenedFile) -> bool:
+    if version.manifest is not None and now.manifest is not None:
+        return content_name(version.manifest) == content_name(now.manifest)
+    if version.manifest is not None or now.manifest is not None:
+        return False
+    size_bytes = now.reader.size_bytes
+    if size_bytes != version.reader.size_bytes:
+        return False
+    if not files.comes_whole(now.info):
+        return now.info.entry == version.info.entry
+    # What is no longer at hand would be read where ``now`` lies, and so would be like it.
+    mine, found = (file.reader.try_read(0, size_bytes) for file in (version, now))
+    return mine is not None and found is not None and mine == found

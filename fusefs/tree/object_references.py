@@ -1,0 +1,63 @@
+"""Objects of versions that are gone from their path: removed when nobody here reads them."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterable
+
+from fusefs.format.manifest import Manifest
+from fusefs.stores.protocol import Store
+from omniload.base.errors import OmniloadError
+from omniload.base.log import get_logger
+
+__all__ = ["ObjectKeeper"]
+
+_LOG = get_logger(__name__)
+
+
+class ObjectKeeper:
+    """Counts who reads which segment in this process. Safe in threads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._pins: Counter[str] = Counter()
+        self._condemned: dict[str, list[str]] = {}
+
+    def pin(self, manifest: Manifest) -> None:
+        """Keep the objects of a version until ``unpin``."""
+        with self._lock:
+            self._pins.update(segment.segment_id for segment in manifest.segments)
+
+    def unpin(self, manifest: Manifest) -> None:
+        """Let a version go, and with the last reader the objects that were condemned meanwhile."""
+        doomed: list[str] = []
+        with self._lock:
+            for segment in manifest.segments:
+                self._pins[segment.segment_id] -= 1
+                if not self._pins[segment.segment_id]:
+                    del self._pins[segment.segment_id]
+                    doomed += self._condemned.pop(segment.segment_id, [])
+        self._remove(doomed)
+
+    def condemn(self, replaced: Manifest | None, kept: Iterable[str] = ()) -> None:
+        """Remove the objects of a replaced version that are not ``kept``, now or at the last ``unpin``."""
+        if replaced is None:
+            return
+        still = set(kept)
+        doomed = []
+        with self._lock:
+            for segment in replaced.distinct_segments():
+                paths = [path for path in segment.object_paths() if path not in still]
+                if self._pins.get(segment.segment_id):
+                    self._condemned[segment.segment_id] = paths
+                else:
+                    doomed += paths
+        self._remove(doomed)
+
+    def _remove(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            try:
+                self._store.remove(path)
+            except (OSError, OmniloadError) as error:
+                # An orphan costs space, not data: fsck finds it.
+                _LOG.info("object %s stays an orphan: %s", path, error)

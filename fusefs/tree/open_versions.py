@@ -1,0 +1,343 @@
+"""Versions of files held open, and how each is read: its pieces, its local copy, what a missing object means."""
+
+import errno
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import replace
+from typing import Self
+
+from fusefs.cache.disk_cache import DiskCache
+from fusefs.cache.local_copy import LocalCopy, version_of
+from fusefs.format.content import Content
+from fusefs.format.file_segments import Piece, pieces_of
+from fusefs.format.layout import StripeLayout
+from fusefs.format.manifest import Manifest
+from fusefs.read.file_reader import FileReader
+from fusefs.read.unit_fetcher import ReadEngine
+from fusefs.stores.protocol import Entry, name_of
+from fusefs.tree.catalog import Catalog, FileInfo
+from fusefs.tree.manifest_cache import is_settled
+from fusefs.tree.object_references import ObjectKeeper
+from fusefs.tree.publish import Published
+from fusefs.tree.version_identity import content_digest, is_content, segments_of
+from fusefs.tree.version_location import Place, stale_suppressed, stale_version
+from omniload.base.errors import IntegrityError, OmniloadError, StateError
+
+__all__ = ["MOST_VERSIONS", "OpenedFile", "Opener"]
+
+MOST_VERSIONS = 100
+"""Of a file that others replace meanwhile, one of so many is opened, or gets attributes."""
+_PLAIN_BLOCK = 1 << 20
+
+
+class OpenedFile:
+    """A version of a file, held open: its objects stay until it is closed, on this process's part.
+
+    Args:
+        keeper: Keeps its objects.
+        info: What it is.
+        manifest: None for a plain file.
+        reader: Reads it.
+        place: Where it lies.
+        copy: Its local copy.
+    """
+
+    def __init__(
+        self,
+        keeper: ObjectKeeper,
+        *,
+        info: FileInfo,
+        manifest: Manifest | None,
+        reader: FileReader,
+        place: Place,
+        copy: LocalCopy | None = None,
+    ) -> None:
+        self._keeper = keeper
+        self._open = True
+        self.mark = object()
+        """Of this opening of it, and of no other."""
+        self.info = info
+        self.manifest = manifest
+        self.reader = reader
+        self._place = place
+        self._copy = copy
+        # Bytes at hand may have been replaced by as many before the store was asked.
+        self.is_known = (manifest is not None or self.reads_path) and _is_known(info.entry)
+        """Whether the store's word for it, ``info.entry``, is that of no other version."""
+
+    @property
+    def path(self) -> str:
+        """Where it lies by now, as far as this process moved it."""
+        return self._place.path
+
+    @property
+    def reads_path(self) -> bool:
+        """Whether its bytes are read at its path itself, and depend on its staying there."""
+        return self._place.entry is not None
+
+    def identity(self) -> str:
+        """Return what tells this version from any other of its path, for another process."""
+        if self.manifest is not None:
+            return f"striped {content_digest(self.manifest)}"
+        entry = self.info.entry
+        return f"plain {entry.size_bytes} {entry.mtime_ns} {entry.version}"
+
+    def moved(self, path: str, *, was_there: bool = False) -> None:
+        """Follow a rename in this process: a plain version is read where it lies now. May ask the store.
+
+        Args:
+            path: Where it lies now.
+            was_there: Whether it was not gone just before: what the store says of it now is taken over.
+        """
+        if (entry := self._place.moved(path, was_there=was_there)) is not None:
+            self.info = replace(self.info, entry=entry)
+
+    def found_as(self, info: FileInfo, manifest: Manifest | None) -> None:
+        """Take over how the store describes this version by now: its attributes may be others."""
+        self.info = info
+        if manifest is not None and self.manifest is not None:
+            self.manifest = manifest
+        elif self._place.entry is not None:
+            self._place.entry = info.entry
+        self.is_known = _is_known(info.entry)
+
+    def local_copy(self) -> int | None:
+        """Open a complete, verified copy of this version on the local disk; None where there is none.
+
+        Never waits for the store, nor for the disk: a copy that this process has not compared
+        with its checksums yet is compared in the background, for those who ask later. The caller
+        closes the descriptor; it stays readable though the copy is dropped meanwhile. Keep this
+        version open for as long as the descriptor is used, so that its bytes stay counted.
+
+        Returns:
+            A descriptor to read from only: byte ``i`` of the file is byte ``i`` of the copy.
+        """
+        if self._copy is None or not self._copy.copy.is_whole:
+            return None
+        descriptor = self._copy.copy.descriptor()
+        if descriptor is None:
+            self.reader.verify_copy()
+        return descriptor
+
+    @property
+    def closes_now(self) -> bool:
+        """Whether closing asks no store and no disk for anything."""
+        has_objects = self.manifest is not None and bool(self.manifest.segments)
+        return self._copy is None and not has_objects
+
+    def is_gone(self) -> bool:
+        """Tell whether a plain version is no more where it is read."""
+        is_there = False
+        with stale_suppressed():
+            self._place.check()
+            is_there = True
+        return not is_there
+
+    def close(self) -> None:
+        """Let the version go."""
+        if self._open:
+            self._open = False
+            if self._copy is not None:
+                self._copy.copy.close()
+            if self.manifest is not None:
+                self._keeper.unpin(self.manifest)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Opener:
+    """Opens versions that the catalog described.
+
+    Args:
+        engine: Reads them.
+        catalog: Says what is at a path.
+        keeper: Keeps the objects of striped ones.
+        disk: Local copies, where they are configured.
+        most_brought: A plain file of up to so many bytes comes with them.
+    """
+
+    def __init__(
+        self,
+        engine: ReadEngine,
+        catalog: Catalog,
+        keeper: ObjectKeeper,
+        disk: DiskCache | None,
+        *,
+        most_brought: int,
+    ) -> None:
+        self._engine = engine
+        self._catalog = catalog
+        self._keeper = keeper
+        self._disk = disk
+        self._most_brought = most_brought
+
+    def open(self, path: str, *, believed: FileInfo | None, brings: bool) -> OpenedFile:
+        """Open what is at a path now; see ``StripedFiles.open``."""
+        if brings and believed is not None and self.comes_whole(believed):
+            file = self._plain(path, believed)
+            if self._bring(file):
+                return self._kept(file)
+            file.close()
+        for _ in range(MOST_VERSIONS):
+            info, manifest = self._catalog.current(path)
+            if info.kind == "directory":
+                raise IsADirectoryError(errno.EISDIR, "is a directory", path)
+            if manifest is not None:
+                return self._striped(path, info, manifest)
+            file = self._plain(path, info)
+            if not (brings and self.comes_whole(info)):
+                return file
+            if file.reader.is_at_hand() or self._bring(file):
+                return self._kept(file)
+            file.close()
+        raise OSError(errno.ESTALE, f"replaced {MOST_VERSIONS} times meanwhile; try again", path)
+
+    def open_published(self, path: str, content: Content, published: Published) -> OpenedFile:
+        """Open what this process has just published; see ``StripedFiles.open_published``."""
+        if published.info is not None:  # the store said what it took
+            if published.manifest is not None:
+                return self._striped(path, published.info, published.manifest)
+            if isinstance(content, bytes):
+                return self._at_hand(path, published.info, content)
+        with suppress(FileNotFoundError, NotADirectoryError, IntegrityError, StateError):
+            info, manifest = self._catalog.current(path)
+            if manifest is not None and is_content(manifest, content):
+                return self._striped(path, info, manifest)
+            is_plain = manifest is None and info.kind == "file"
+            if is_plain and isinstance(content, bytes) and info.size_bytes == len(content):
+                return self._at_hand(path, info, content)
+        # Another mount was as fast. What is held is the version from here: nothing at its path is like it.
+        now_ns = time.time_ns()
+        inline = content if isinstance(content, bytes) else b""
+        made = Manifest(mtime_ns=now_ns, segments=segments_of(content), inline=inline)
+        info = FileInfo(
+            name=name_of(path),
+            kind="file",
+            size_bytes=made.size_bytes,
+            mtime_ns=now_ns,
+            mode=made.mode,
+            stored="manifest",
+            entry=Entry(name_of(path), False, 0, 0, version=uuid.uuid4().hex),
+        )
+        return self._striped(path, info, made)
+
+    def comes_whole(self, info: FileInfo) -> bool:
+        """Tell whether a file is opened with its bytes."""
+        return info.stored == "plain" and info.size_bytes <= self._most_brought
+
+    def _plain(self, path: str, info: FileInfo) -> OpenedFile:
+        place = Place(self._engine.store, path, info.entry)
+        pieces = [_plain_piece(place, info.entry)]
+        # Seconds on the clock tell versions apart for minutes, not for the life of a disk.
+        copied = info.entry.version or (
+            is_settled(info.entry, time.time_ns()) and info.entry.mtime_ns % 10**9
+        )
+        copy = self._copy_of(pieces, self._engine.store.location) if copied else None
+        reader = FileReader(
+            self._engine, pieces, when_missing=stale_version, when_read=place.check, copy=copy
+        )
+        return OpenedFile(
+            self._keeper, info=info, manifest=None, reader=reader, place=place, copy=copy
+        )
+
+    def _at_hand(self, path: str, info: FileInfo, data: bytes) -> OpenedFile:
+        """Return a plain version whose bytes are known, at a path where they likely are."""
+        reader = FileReader(self._engine, [Piece.of_bytes(data, 0)])
+        place = Place(self._engine.store, path)
+        return OpenedFile(self._keeper, info=info, manifest=None, reader=reader, place=place)
+
+    def _kept(self, file: OpenedFile) -> OpenedFile:
+        """Return a plain version that was opened with its bytes; they stay where nothing else tells it from another."""
+        size_bytes = file.reader.size_bytes
+        data = None if file.is_known else file.reader.try_read(0, size_bytes)
+        if data is None or len(data) != size_bytes:
+            return file
+        file.close()
+        file.reader.forget()
+        return self._at_hand(file.path, file.info, bytes(data))
+
+    def _bring(self, file: OpenedFile) -> bool:
+        """Have the bytes of a plain file at hand; False where another version is at its path by now.
+
+        A store reads whatever lies at a path. Only between two looks that found the same it is one version.
+        """
+        is_there = False
+        # What fails though this version is there fails again when it is read, and says so then.
+        try:
+            with stale_suppressed():
+                if not file.reader.is_at_hand():
+                    file.reader.read(0, file.reader.size_bytes)
+                    is_there = True
+                else:
+                    is_there = not file.is_gone()
+        except (OSError, OmniloadError):
+            is_there = True
+        if not is_there:
+            file.reader.forget()
+        return is_there
+
+    def _striped(self, path: str, info: FileInfo, manifest: Manifest) -> OpenedFile:
+        self._keeper.pin(manifest)
+
+        def when_missing(object_path: str) -> Exception:
+            # What is known of the path may be of a version that is gone, too.
+            self._catalog.doubt(path)
+            named = self._catalog.manifest_or_none(path)
+            if named is not None and object_path in named.object_paths():
+                return IntegrityError(
+                    f"object {object_path!r} is missing though manifest {path!r} names it; "
+                    "restore the file from another copy"
+                )
+            return stale_version(path)
+
+        pieces = pieces_of(manifest)
+        copy = self._copy_of(pieces, "")
+        reader = FileReader(self._engine, pieces, when_missing=when_missing, copy=copy)
+        return OpenedFile(
+            self._keeper,
+            info=info,
+            manifest=manifest,
+            reader=reader,
+            place=Place(self._engine.store, path),
+            copy=copy,
+        )
+
+    def drop(self, file: OpenedFile) -> tuple[int, int]:
+        """Forget what is cached of a version; return the bytes that were in memory and on the disk."""
+        copy = file._copy
+        on_disk = 0
+        if copy is not None and self._disk is not None:
+            on_disk = self._disk.drop(copy.version)
+        return file.reader.forget(), on_disk
+
+    def _copy_of(self, pieces: list[Piece], prefix: str) -> LocalCopy | None:
+        version = version_of(pieces, prefix) if self._disk is not None else None
+        if version is None or self._disk is None or not version.size_bytes:
+            return None
+        return LocalCopy(self._disk.open(version), version, pieces)
+
+
+def _is_known(entry: Entry) -> bool:
+    return entry.version is not None or is_settled(entry, time.time_ns())
+
+
+def _plain_piece(place: Place, entry: Entry) -> Piece:
+    """Return a plain file as one piece, cached across opens only where its version has a name."""
+    if entry.version is not None:
+        version = f"{entry.version}-{entry.size_bytes}"
+    elif is_settled(entry, time.time_ns()):
+        version = f"{entry.mtime_ns}-{entry.size_bytes}"
+    else:
+        version = uuid.uuid4().hex
+    return Piece(
+        start=0,
+        size_bytes=entry.size_bytes,
+        layout=StripeLayout(_PLAIN_BLOCK, 1),
+        key=f"{place.path}\0{version}",
+        path_of=lambda _: place.path,
+    )

@@ -1,0 +1,181 @@
+"""Putting content at a path: what it replaces is found, and its manifest written, while its objects close."""
+
+import errno
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from fusefs.format.attributes import PLAIN_MODE, Attributes, encoded, manifest_for
+from fusefs.format.content import Content, may_be_plain
+from fusefs.format.manifest import Manifest
+from fusefs.stores.protocol import Entry, Store
+from fusefs.tree.catalog import Catalog, FileInfo, described
+from fusefs.tree.object_references import ObjectKeeper
+from omniload.base.errors import IntegrityError, OmniloadError
+from omniload.base.log import get_logger
+
+__all__ = ["Published", "Publisher"]
+
+_LOG = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What came to a path."""
+
+    is_new: bool
+    """Whether nothing was there."""
+    info: FileInfo | None
+    """None where the store does not say what it took."""
+    manifest: Manifest | None
+
+
+class Publisher:
+    """Publishes files of one store. Blocking and safe in threads.
+
+    Args:
+        store: Where to.
+        catalog: Reads what is replaced.
+        keeper: Removes the objects of what is replaced.
+    """
+
+    def __init__(self, store: Store, catalog: Catalog, keeper: ObjectKeeper) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._keeper = keeper
+
+    def publish(
+        self,
+        path: str,
+        content: Content,
+        attributes: Attributes,
+        *,
+        ready: Callable[[], None] = lambda: None,
+    ) -> Published:
+        """Put content at a path, whole, and remove what it replaces.
+
+        Args:
+            path: Where.
+            content: Its objects need not be durable yet.
+            attributes: Beside it.
+            ready: Returns when they are, just before the file shows; if it raises, nothing
+                changes. May be called again.
+
+        Returns:
+            What is there now.
+        """
+        found: list[Entry | None] = []
+        replaced: list[Manifest | None] = []
+
+        def before(there: Entry | None) -> None:
+            # A call that is repeated may find what the one before it has published.
+            found.append(there)
+            replaced.append(self._manifest_of(path, there))
+            ready()
+            if manifest is not None:
+                self._let_read(path, manifest, replaced[-1])
+
+        manifest = _needed_manifest(content, attributes)
+        data = content if isinstance(content, bytes) else b""
+        data = data if manifest is None else encoded(manifest, path)
+        entry = self._store.publish(path, data, before, _kept_mode(attributes.mode))
+        self._catalog.doubt(path)
+        gone = [known for known in replaced if known is not None and known.segments]
+        if gone or (manifest is not None and manifest.segments):
+            # Objects are durable by now. A path that names them is before others are removed for it.
+            self._store.sync(path)
+        self.remove_replaced(path, gone, manifest.object_paths() if manifest is not None else ())
+        info = described(entry, manifest) if entry is not None else None
+        return Published(found[0] is None, info, manifest)
+
+    def replace(
+        self, path: str, manifest: Manifest, over: Entry, *, was: Manifest | None = None
+    ) -> bool:
+        """Put a manifest in the place of one version; False where another is there by now, and stays.
+
+        Args:
+            path: Where.
+            manifest: What.
+            over: Of that version.
+            was: Its manifest, if it has one.
+        """
+
+        def check(there: Entry | None) -> None:
+            if there != over:
+                raise _ReplacedError(path)
+            self._let_read(path, manifest, was)
+
+        try:
+            self._store.publish(path, encoded(manifest, path), check, _kept_mode(manifest.mode))
+        except _ReplacedError:
+            return False
+        finally:
+            self._catalog.doubt(path)
+        return True
+
+    def remove_replaced(
+        self, path: str, replaced: list[Manifest], kept: Iterable[str] = ()
+    ) -> None:
+        """Remove the objects of replaced versions, but for those that the path needs.
+
+        Another mount may have built on a version in the moment before this one replaced it,
+        and published over this one since.
+
+        Args:
+            path: Where they were.
+            replaced: What each of them was.
+            kept: Paths of objects that are needed, as is known without asking.
+        """
+        kept = set(kept)
+        if all(kept.issuperset(manifest.object_paths()) for manifest in replaced):
+            return
+        try:
+            now = self._catalog.version(path, self._store.stat(path))[1]
+        except FileNotFoundError:
+            now = None
+        except (OSError, OmniloadError) as error:
+            _LOG.info(
+                "what %s replaced stays, since what it is now cannot be told: %s", path, error
+            )
+            return
+        if now is not None:
+            kept.update(now.object_paths())
+        for manifest in replaced:
+            self._keeper.condemn(manifest, kept)
+
+    def _let_read(self, path: str, manifest: Manifest, known: Manifest | None) -> None:
+        """Give the objects of a file its mode, but for those that have it from the version before."""
+        if not self._store.keeps_modes or not manifest.segments:
+            return
+        same = known is not None and known.mode == manifest.mode
+        done = set(known.object_paths()) if known is not None and same else set()
+        for object_path in manifest.object_paths():
+            if object_path not in done:
+                try:
+                    self._store.set_mode(object_path, _kept_mode(manifest.mode))
+                except FileNotFoundError as error:
+                    raise OSError(errno.ESTALE, "what it builds on was removed", path) from error
+
+    def _manifest_of(self, path: str, there: Entry | None) -> Manifest | None:
+        """Return the manifest about to be replaced; a broken one names nothing we could remove."""
+        if there is None:
+            return None
+        try:
+            return self._catalog.version(path, there)[1]
+        except (FileNotFoundError, IntegrityError, NotADirectoryError):
+            return None
+
+
+def _needed_manifest(content: Content, attributes: Attributes) -> Manifest | None:
+    """Return the manifest of some content; None where it is stored as it is."""
+    if isinstance(content, bytes) and attributes.are_default and may_be_plain([bytearray(content)]):
+        return None
+    return manifest_for(content, attributes)
+
+
+def _kept_mode(mode: int | None) -> int | None:
+    """Return a mode as stores want it: None for that of any file."""
+    return None if mode == PLAIN_MODE else mode
+
+
+class _ReplacedError(OSError):
+    """Another version is at the path, or none."""

@@ -1,0 +1,52 @@
+"""Telling versions of a file apart by what they hold: a store's time stamps may be too coarse for it."""
+
+import hashlib
+from collections.abc import Hashable, Iterable, Sequence
+
+from fusefs.format.content import Content
+from fusefs.format.manifest import Manifest, Segment
+
+__all__ = [
+    "content_digest",
+    "content_name",
+    "ids_of",
+    "is_content",
+    "segments_of",
+    "spliceable",
+]
+
+
+def content_name(manifest: Manifest) -> Hashable:
+    """Return what names the content of a manifest for ever: segments never change, and are never named again."""
+    return _named(manifest.segments), manifest.inline, manifest.target
+
+
+def content_digest(manifest: Manifest) -> str:
+    """Return ``content_name`` as one short word."""
+    return hashlib.blake2b(repr(content_name(manifest)).encode(), digest_size=16).hexdigest()
+
+
+def is_content(manifest: Manifest, content: Content) -> bool:
+    """Tell whether a manifest holds just this content."""
+    if isinstance(content, bytes):
+        return not manifest.segments and manifest.inline == content and manifest.target is None
+    return _named(manifest.segments) == _named(content) and not manifest.inline
+
+
+def segments_of(content: Content) -> tuple[Segment, ...]:
+    """Return the segments of content; bytes have none."""
+    return () if isinstance(content, bytes) else content
+
+
+def ids_of(segments: Iterable[Segment]) -> set[str]:
+    """Return which segments these are ranges of."""
+    return {segment.segment_id for segment in segments}
+
+
+def spliceable(manifest: Manifest | None) -> tuple[Segment, ...]:
+    """Return the segments of a version that another one can share; bytes in a manifest are none."""
+    return manifest.segments if manifest is not None and not manifest.inline else ()
+
+
+def _named(segments: Sequence[Segment]) -> tuple[tuple[str, int, int], ...]:
+    return tuple((s.segment_id, s.before_bytes, s.size_bytes) for s in segments)

@@ -1,0 +1,221 @@
+"""Inodes: numbers the kernel holds for paths, and what is open behind them.
+
+A file that is created is known here alone until its first flush, so that nobody else
+sees half of it; lookups and listings of this mount add it. A path belongs to the chain
+of nodes above, so renaming a directory renames everything below it at once.
+
+Numbers come from the names that lead to an inode when it is first told of. So a file that
+the kernel has forgotten has its old number again when it is found again, in this process or
+the next, unless it was renamed or an inode that is still in use has that number.
+"""
+
+import errno
+import hashlib
+import os
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fusefs.vfs.open_file import Body
+
+__all__ = ["ROOT", "Node", "Tree", "as_text", "from_text"]
+
+ROOT = 1
+SEVERAL = -1
+_NUMBERS = 1 << 52
+"""Every number below it fits the fraction of a double, which is all that some languages count with."""
+
+
+def as_text(name: str) -> str:
+    """Return a name as text that JSON can hold, whatever bytes it has: one character each."""
+    return os.fsencode(name).decode("latin-1")
+
+
+def from_text(text: str) -> str:
+    """Return the name that ``as_text`` wrote."""
+    return os.fsdecode(text.encode("latin-1"))
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One inode."""
+
+    number: int
+    parent: "Node | None"
+    """None for the root and for what was unlinked."""
+    name: str
+    children: "dict[str, Node]" = field(default_factory=dict)
+    """What the kernel was told of below, and what is open there."""
+    lookups: int = 0
+    """How often the kernel was told of it."""
+    body: Body | None = None
+    """Set while it is open."""
+    opens: int = 0
+    readers: int = 0
+    """Of the opens, those that may read."""
+    kind: str | None = None
+    """File, directory or link, as far as it is known: an inode is never of two kinds."""
+    num_moves: int = 0
+    """How often it was renamed while it was open."""
+    cached_version: Hashable | None = None
+    """Names the version whose bytes the kernel's page cache holds, if it can be told."""
+    told_bytes: int | None = None
+    """Size that the kernel was told since it last had to ask; ``SEVERAL`` where there were more than one."""
+    changed_at: int = 0
+    """How many changes the mount had seen when this file was published last, or given attributes."""
+
+    def tell(self, size_bytes: int) -> None:
+        """Note that the kernel is told a size.
+
+        Of answers on their way at once it may believe the older and drop the newer one.
+        """
+        self.told_bytes = size_bytes if self.told_bytes in {None, size_bytes} else SEVERAL
+
+    def written(self) -> None:
+        """Note that the kernel has others write it: it knows the size then, and holds what no version may ever be."""
+        self.cached_version = self.told_bytes = None
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether it still has a path."""
+        return self.number == ROOT or self.parent is not None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it is a file that the store does not show yet."""
+        return self.body is not None and not self.body.published and self.is_attached
+
+
+class Tree:
+    """The nodes of one mount. Used from the mount's loop only, so it needs no lock."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, Node] = {ROOT: Node(ROOT, None, "", lookups=1)}
+
+    def node(self, number: int) -> Node:
+        """Return an inode.
+
+        Raises:
+            OSError: ``ESTALE`` when the kernel was never told of it or forgot it.
+        """
+        try:
+            return self._nodes[number]
+        except KeyError:
+            raise OSError(errno.ESTALE, f"inode {number} is not known") from None
+
+    def path(self, node: Node) -> str:
+        """Return the path of a node.
+
+        Raises:
+            FileNotFoundError: It was unlinked.
+        """
+        parts: list[str] = []
+        while node.number != ROOT:
+            if node.parent is None:
+                raise FileNotFoundError(errno.ENOENT, "unlinked", node.name)
+            parts.append(node.name)
+            node = node.parent
+        return "/".join(reversed(parts))
+
+    def child_path(self, parent: Node, name: str) -> str:
+        """Return the path of a name in a directory."""
+        above = self.path(parent)
+        return f"{above}/{name}" if above else name
+
+    def child(self, parent: Node, name: str) -> Node:
+        """Return the node of a name, made if there is none yet."""
+        node = parent.children.get(name)
+        if node is None:
+            node = Node(self._new_number(parent, name), parent, name)
+            parent.children[name] = node
+            self._nodes[node.number] = node
+        return node
+
+    def pending_below(self, node: Node) -> Iterator[Node]:
+        """Yield files directly in a directory that the store does not show yet."""
+        return (child for child in node.children.values() if child.is_pending)
+
+    def open_below(self, node: Node) -> Iterator[Node]:
+        """Yield a node and all below it that are open."""
+        if node.body is not None:
+            yield node
+        for child in list(node.children.values()):
+            yield from self.open_below(child)
+
+    def detach(self, parent: Node, name: str) -> Node | None:
+        """Take a name away: the node stays for those who have it open, without a path."""
+        node = parent.children.pop(name, None)
+        if node is not None:
+            node.parent = None
+            self._drop_if_unused(node)
+        return node
+
+    def move(self, parent: Node, name: str, new_parent: Node, new_name: str) -> None:
+        """Give a name's node another name, and all below it another path."""
+        self.detach(new_parent, new_name)
+        node = parent.children.pop(name, None)
+        if node is None:
+            return
+        node.parent, node.name = new_parent, new_name
+        new_parent.children[new_name] = node
+
+    def forget(self, number: int, lookups: int) -> None:
+        """Note that the kernel gave up some of its references."""
+        node = self._nodes.get(number)
+        if node is not None and node.number != ROOT:
+            node.lookups -= lookups
+            self._drop_if_unused(node)
+
+    def closed(self, node: Node, *, reads: bool) -> None:
+        """Note that a handle was closed."""
+        node.opens -= 1
+        node.readers -= reads
+        if node.opens == 0:
+            node.body = None
+            self._drop_if_unused(node)
+
+    def state(self) -> list[list[Any]]:
+        """Return all nodes as JSON values: number, number of the parent or 0, name, lookups."""
+        return [
+            [
+                node.number,
+                node.parent.number if node.parent else 0,
+                as_text(node.name),
+                node.lookups,
+            ]
+            for node in self._nodes.values()
+        ]
+
+    @classmethod
+    def resumed(cls, state: Iterable[Sequence[Any]]) -> "Tree":
+        """Return the tree that ``state`` told of; nothing is open in it."""
+        tree = cls()
+        lines = list(state)
+        for number, _, name, lookups in lines:
+            tree._nodes[number] = Node(number, None, from_text(name), lookups=lookups)
+        for number, above, _, _ in lines:
+            if above:
+                node, parent = tree._nodes[number], tree._nodes[above]
+                node.parent = parent
+                parent.children[node.name] = node
+        return tree
+
+    def _new_number(self, parent: Node, name: str) -> int:
+        """Return a number for a name that no other inode has."""
+        key, attempt = f"{parent.number}/".encode() + os.fsencode(name), 0
+        while True:
+            digest = hashlib.blake2b(key, digest_size=8, salt=attempt.to_bytes(8, "little"))
+            number = int.from_bytes(digest.digest(), "little") % _NUMBERS
+            if number > ROOT and number not in self._nodes:
+                return number
+            attempt += 1
+
+    def _drop_if_unused(self, node: Node) -> None:
+        if node.lookups > 0 or node.opens > 0 or node.children or node.number == ROOT:
+            return
+        self._nodes.pop(node.number, None)
+        above = node.parent
+        if above is not None and above.children.get(node.name) is node:
+            del above.children[node.name]
+            # A directory the kernel forgot before its children goes with the last of them.
+            self._drop_if_unused(above)

@@ -1,0 +1,66 @@
+"""Renaming and removing what somebody here has open, so that no flush lands at a path it lost.
+
+A flush holds its body's lock while it publishes. So whoever takes a path away holds the
+lock of every body concerned from before the store's call until the body knows.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+
+from fusefs.stores.protocol import parent_of
+from fusefs.tree.namespace import StripedFiles
+from fusefs.vfs.open_file import Body
+
+__all__ = ["remove_open", "rename_open"]
+
+
+def remove_open(files: StripedFiles, path: str, body: Body | None) -> None:
+    """Remove a file that may be open, or that the store does not show yet."""
+    with ExitStack() as locks:
+        pending = False
+        if body is not None:
+            locks.enter_context(body.lock)
+            body.keep_content()
+            pending = not body.published
+        try:
+            files.remove(path)
+        except FileNotFoundError:
+            if not pending:
+                raise
+            files.directories.names_changed(parent_of(path))
+        if body is not None:
+            body.path = None
+
+
+def rename_open(
+    files: StripedFiles, source: str, target: str, moving: Sequence[Body], replaced: Body | None
+) -> None:
+    """Rename a file or directory with open bodies below it, over a file that may be open.
+
+    A source that the store does not show yet is renamed here alone: its flush will
+    replace the target.
+    """
+    bodies = sorted({*moving, *([replaced] if replaced is not None else [])}, key=id)
+    with ExitStack() as locks:
+        for body in bodies:
+            locks.enter_context(body.lock)
+        if source == target:
+            return
+        if replaced is not None:
+            replaced.keep_content()
+        pending = any(body.path == source and not body.published for body in moving)
+        if pending:
+            # It may have been renamed over a file before, which its path must not bring back.
+            with suppress(FileNotFoundError):
+                files.remove(source)
+            for above in {parent_of(source), parent_of(target)}:
+                files.directories.names_changed(above)
+        else:
+            for body in moving:
+                body.check_place()
+            files.rename(source, target)
+        if replaced is not None:
+            replaced.path = None
+        for body in moving:
+            if body.path is not None:
+                body.moved(target + body.path[len(source) :])

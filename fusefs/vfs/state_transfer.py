@@ -1,0 +1,140 @@
+"""A mount handed to another process: its inodes, handles and listings as JSON values, and back.
+
+What was written is published first, so the next process finds every open file in the store
+at its path. A file that is open and has no path any more, or whose path shows a newer
+version, lives in the old process alone: the hand-over is refused, and says which file.
+"""
+
+import os
+from typing import Any
+
+from typing_extensions import override
+
+from fusefs.bridge.api.protocol import Entry
+from fusefs.tree.freshness import Shown, shown_at
+from fusefs.tree.namespace import OpenedFile
+from fusefs.vfs.inode_table import Node, Tree, as_text, from_text
+from fusefs.vfs.open_file import Body
+from fusefs.vfs.opening import Opening
+from fusefs.vfs.session import Handle
+from omniload.base.errors import OmniloadError, StateError
+
+__all__ = ["Resuming"]
+
+_VERSION = 1
+
+
+class Resuming(Opening):
+    """Both sides of a hand-over."""
+
+    @override
+    async def handed_over(self) -> dict[str, Any]:
+        for node in {handle.node.number: handle.node for handle in self._handles.values()}.values():
+            await self._wait(_publish, node)
+            await self._wait(self._check_reopens, node)
+        return {
+            "version": _VERSION,
+            "store": as_text(self._files.store.location),
+            "owner": list(self._owner),
+            "nodes": self._tree.state(),
+            "next_handle": self._next_handle,
+            "handles": [[n, h.node.number, h.appends] for n, h in self._handles.items()],
+            "write_only": [n for n, h in self._handles.items() if not h.reads],
+            "versions": [
+                [node.number, node.body.version.identity()]
+                for node in {h.node.number: h.node for h in self._handles.values()}.values()
+                if node.body is not None and node.body.version is not None
+            ],
+            "listings": [
+                [
+                    number,
+                    [
+                        [as_text(name), list(entry), node.number if node else 0]
+                        for name, entry, node in listed
+                    ],
+                ]
+                for number, listed in self._listings.items()
+            ],
+            "views": [[n, view.decode()] for n, view in self.statistics.open_views.items()],
+        }
+
+    @override
+    async def taken_over(self, state: dict[str, Any]) -> None:
+        if state.get("version") != _VERSION:
+            raise StateError(
+                f"the mount comes with a state of version {state.get('version')}, this release reads "
+                f"{_VERSION}; unmount and mount it anew"
+            )
+        mine = self._files.store.location
+        told = from_text(state.get("store", as_text(mine)))  # older releases did not say
+        if told != mine:
+            raise StateError(f"the mount shows {told!r}, not {mine!r}; give the same store")
+        self._owner = (state["owner"][0], state["owner"][1])
+        self._tree = Tree.resumed(state["nodes"])
+        self._next_handle = state["next_handle"]
+        # Older releases told neither; they showed all opens of a path one version.
+        write_only, versions = set(state.get("write_only", ())), dict(state.get("versions", ()))
+        for number, inode, appends in state["handles"]:
+            node = self._tree.node(inode)
+            if node.body is None:
+                path = self._tree.path(node)
+                try:
+                    # Its bytes come when they are read: the whole mount waits for this.
+                    opened = await self._wait(self._opened_again, path)
+                except OSError as error:
+                    raise StateError(
+                        f"{path!r} is open and cannot be opened again: {error}"
+                    ) from error
+                if versions.get(inode, opened.identity()) != opened.identity():
+                    opened.close()
+                    raise StateError(
+                        f"{path!r} is open and was replaced meanwhile; have it closed, then take over"
+                    )
+                node.body = Body(self._files, self._place, path, opened)
+            reads = number not in write_only
+            node.opens += 1
+            node.readers += reads
+            # How it was opened is not told: what is read through it stays in memory as well.
+            self._handles[number] = Handle(node, node.body, appends, reads, kept=False)
+        for number, lines in state["listings"]:
+            self._listings[number] = [
+                (from_text(name), Entry(*entry), self._tree.node(inode) if inode else None)
+                for name, entry, inode in lines
+            ]
+        self.statistics.open_views = {number: view.encode() for number, view in state["views"]}
+
+    def _opened_again(self, path: str) -> OpenedFile:
+        opened = self._files.open(path, brings=False)
+        if opened.reads_path and not opened.is_known and self._files.comes_whole(opened.info):
+            opened.close()  # a version so young is told from another by its bytes alone
+            opened = self._files.open(path)
+        return opened
+
+    def _check_reopens(self, node: Node) -> None:
+        """Check that who opens the path finds the version that is open here.
+
+        Raises:
+            StateError: It has no path, or another version is there.
+        """
+        body = node.body
+        assert body is not None, "it is open"
+        if body.path is None or not node.is_attached:
+            raise StateError(
+                f"{node.name!r} is open and was removed or replaced; have it closed, then take over"
+            )
+        version = body.version
+        if version is not None and shown_at(self._files, body.path, version) is not Shown.SAME:
+            raise StateError(
+                f"{os.fspath(body.path)!r} is open and was replaced since; have it closed, then take over"
+            )
+
+
+def _publish(node: Node) -> None:
+    body = node.body
+    assert body is not None, "it is open"
+    try:
+        body.flush(last=False)
+    except (OSError, OmniloadError) as error:
+        raise StateError(
+            f"{body.path!r} is being written and cannot be published: {error}"
+        ) from error

@@ -1,0 +1,167 @@
+"""Writing one segment: units dealt to objects, each object a stream of its own."""
+
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from fusefs.base.serial_executor import ByteBudget, Strand
+from fusefs.format.layout import StripeLayout
+from fusefs.format.manifest import Segment, object_path, unit_checksum
+from fusefs.stores.protocol import ObjectWriter, Store
+from omniload.base.errors import OmniloadError
+
+__all__ = ["SegmentWriter", "WriteEngine"]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteEngine:
+    """What all writers of a process share."""
+
+    store: Store
+    pool: ThreadPoolExecutor
+    budget: ByteBudget
+    """Full units on their way to the store."""
+
+
+class SegmentWriter:
+    """Takes the units of a segment in order. Used by one thread at a time.
+
+    A write that failed is raised by the next call; nothing is published then, so what
+    was written is an orphan and never part of a file.
+    """
+
+    def __init__(self, engine: WriteEngine, layout: StripeLayout) -> None:
+        self._engine = engine
+        self._layout = layout
+        self._id = uuid.uuid4().hex
+        self._streams: list[_ObjectStream] = []
+        self._sums: list[int] = []
+        self._size_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes taken so far."""
+        return self._size_bytes
+
+    def append(self, unit: bytes | bytearray | memoryview) -> None:
+        """Take the next unit; the caller must not change it afterwards.
+
+        Waits while the window of bytes in flight is full.
+
+        Raises:
+            OmniloadError, OSError: An earlier write of the segment failed.
+        """
+        number = len(self._sums)
+        self._raise_error()
+        if number < self._layout.stripe_count:
+            path = object_path(self._id, number)
+            self._streams.append(_ObjectStream(self._engine, path))
+        self._engine.budget.take(len(unit))
+        self._sums.append(unit_checksum(unit))
+        self._size_bytes += len(unit)
+        self._streams[number % self._layout.stripe_count].append(unit)
+
+    def finish(self) -> Segment:
+        """Return the segment when all its objects are whole and durable.
+
+        Raises:
+            OmniloadError, OSError: As ``settle``.
+        """
+        segment = self.seal()
+        self.settle()
+        return segment
+
+    def seal(self) -> Segment:
+        """Begin to make all objects whole and durable; nothing more is appended.
+
+        Returns:
+            The segment as it will be once ``settle`` has returned.
+        """
+        for stream in self._streams:
+            stream.close()
+        return Segment(
+            segment_id=self._id,
+            layout=self._layout,
+            size_bytes=self._size_bytes,
+            checksums_U=np.array(self._sums, np.uint64),
+        )
+
+    def settle(self) -> None:
+        """Wait until what ``seal`` began is done.
+
+        Raises:
+            OmniloadError, OSError: An object could not be written; the segment is abandoned.
+        """
+        for stream in self._streams:
+            stream.join()
+        try:
+            self._raise_error()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Remove what was written. Never raises: what cannot be removed is an orphan for fsck."""
+        for stream in self._streams:
+            stream.abandon()
+        for stream in self._streams:
+            stream.join()
+
+    def _raise_error(self) -> None:
+        for stream in self._streams:
+            if stream.error is not None:
+                raise stream.error
+
+
+class _ObjectStream:
+    """One object, written in order by pool threads."""
+
+    def __init__(self, engine: WriteEngine, path: str) -> None:
+        self._engine = engine
+        self._path = path
+        self._strand = Strand(engine.pool)
+        self._writer: ObjectWriter | None = None
+        self._closed = False
+        self.error: Exception | None = None
+
+    def append(self, unit: bytes | bytearray | memoryview) -> None:
+        def write() -> None:
+            try:
+                if self.error is None:
+                    if self._writer is None:
+                        self._writer = self._engine.store.create(self._path)
+                    self._writer.write(unit)
+            except (OSError, OmniloadError) as error:
+                self.error = error
+            finally:
+                self._engine.budget.give_back(len(unit))
+
+        self._strand.submit(write)
+
+    def close(self) -> None:
+        def close() -> None:
+            try:
+                if self.error is None and self._writer is not None and not self._closed:
+                    self._writer.close()
+                    self._closed = True
+            except (OSError, OmniloadError) as error:
+                self.error = error
+
+        self._strand.submit(close)
+
+    def abandon(self) -> None:
+        def abandon() -> None:
+            if self._closed:
+                try:
+                    self._engine.store.remove(self._path)
+                except (OSError, OmniloadError) as error:
+                    self.error = error
+            elif self._writer is not None:
+                self._writer.abort()
+
+        self._strand.submit(abandon)
+
+    def join(self) -> None:
+        self._strand.join()

@@ -1,0 +1,168 @@
+"""The block cache under any order of asking, answering, failing, serving and dropping, beside a model of it."""
+
+import itertools
+import weakref
+from collections import OrderedDict
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fusefs.cache.block_cache import BlockCache
+from fusefs.cache.page_cache_estimate import PageCacheBelief
+
+CAPACITY = 12
+KEYS = range(9)
+keys = st.sampled_from(KEYS)
+
+
+def size_of(key):
+    return 2 + key % 3
+
+
+class Memory(bytearray):
+    """What one read brought; told from others, and seen to go."""
+
+
+class Fill:
+    """What the model knows of it."""
+
+    def __init__(self, keys, *, kept):
+        self.unserved = {key: size_of(key) for key in keys}
+        self.kept = kept
+        """Whether it goes once all of it was served."""
+        self.memory = Memory(itertools.chain.from_iterable([key] * size_of(key) for key in keys))
+        self.is_there = weakref.ref(self.memory)
+
+    def views(self):
+        """Cut the memory into blocks; nobody else holds it from now on."""
+        memory, at = memoryview(self.memory), 0
+        del self.memory
+        for key in self.unserved:
+            yield key, memory[at : at + size_of(key)]
+            at += size_of(key)
+
+
+class BlockCacheBesideModel(RuleBasedStateMachine):
+    """Blocks of the model: None while they are on their way, else the fill that brought them."""
+
+    def __init__(self):
+        super().__init__()
+        self.cache = BlockCache(CAPACITY)
+        self.blocks = OrderedDict()
+        self.waiting = {}
+        self.belief = PageCacheBelief(1 << 16)
+        self.fills = []
+
+    def used(self):
+        return sum(map(size_of, self.blocks))
+
+    def let_go(self, fill):
+        for key in fill.unserved:
+            assert self.blocks.pop(key) is fill
+
+    def make_room(self, size):
+        while self.used() + size > CAPACITY:
+            oldest = next((fill for fill in self.blocks.values() if fill is not None), None)
+            if oldest is None:
+                return False
+            self.let_go(oldest)
+        return True
+
+    @rule(key=keys)
+    def claim(self, key):
+        block, is_mine = self.cache.claim(key, size_of(key))
+
+        if key in self.blocks:
+            self.blocks.move_to_end(key)
+            assert not is_mine
+            assert block.data.done() == (self.blocks[key] is not None)
+            assert block is self.waiting.get(key, block)
+            return
+        self.belief.asked(key)
+        has_room = self.make_room(size_of(key))
+        assert (block is not None, is_mine) == (has_room, has_room)
+        if has_room:
+            self.blocks[key] = None
+            self.waiting[key] = block
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def fill(self, data):
+        together = data.draw(
+            st.lists(st.sampled_from(sorted(self.waiting)), min_size=1, unique=True)
+        )
+        fill = Fill(together, kept=self.belief.will_keep(together))
+        self.fills.append(fill)
+        self.cache.fill(dict(fill.views()))
+
+        for key in together:
+            self.blocks[key] = fill
+            assert bytes(self.waiting.pop(key).data.result()) == bytes([key] * size_of(key))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def fail(self, data):
+        key = data.draw(st.sampled_from(sorted(self.waiting)))
+        self.cache.fail(key, OSError("gone"))
+
+        del self.blocks[key]
+        with pytest.raises(OSError, match="gone"):
+            self.waiting.pop(key).data.result()
+
+    @rule(parts=st.lists(st.tuples(keys, st.integers(0, 4)), max_size=4))
+    def served(self, parts):
+        self.cache.served(parts)
+
+        for key, size in parts:
+            fill = self.blocks.get(key)
+            if fill is None:
+                continue
+            fill.unserved[key] = max(0, fill.unserved[key] - size)
+            if fill.kept and not any(fill.unserved.values()):
+                self.belief.took(tuple(fill.unserved))
+                self.let_go(fill)
+
+    @rule(wanted=st.lists(keys, max_size=3))
+    def drop(self, wanted):
+        before = self.used()
+        dropped = self.cache.drop(wanted)
+
+        for key in wanted:
+            if (fill := self.blocks.get(key)) is not None:
+                self.let_go(fill)
+        assert dropped == before - self.used()
+
+    @rule(key=keys)
+    def get(self, key):
+        found = self.cache.get(key)
+
+        if self.blocks.get(key) is None:
+            assert found is None
+        else:
+            assert bytes(found) == bytes([key] * size_of(key))
+            self.blocks.move_to_end(key)
+
+    @invariant()
+    def all_that_is_there_is_counted_and_nothing_else(self):
+        assert self.cache.used_bytes == self.used() <= CAPACITY
+        there = {key for key, fill in self.blocks.items() if fill is not None}
+        assert {key for key in KEYS if self.cache.holds(key)} == there
+
+    @invariant()
+    def what_the_kernel_has_lies_nowhere_else(self):
+        served = {key for key in KEYS if self.cache.is_served(key)}
+        assert served == {key for key in KEYS if self.belief.has(key)}
+        assert not served & self.blocks.keys()
+        assert self.cache.num_doubts == self.belief.num_doubts
+
+    @invariant()
+    def memory_goes_with_the_last_of_its_blocks(self):
+        held = [fill for fill in self.fills if fill in self.blocks.values()]
+        assert all((fill.is_there() is not None) == (fill in held) for fill in self.fills)
+        self.fills = held
+
+
+TestBlockCache = BlockCacheBesideModel.TestCase
+TestBlockCache.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

@@ -1,0 +1,115 @@
+"""Who may read a file's bytes in a local store itself: whom its mode lets, on a mount as there."""
+
+import os
+import stat
+
+import pytest
+
+from fusefs.format.attributes import Attributes
+from fusefs.stores.local.store import LocalStore
+from fusefs.vfs.open_file import Body, SpoolPlace
+from tests.support.fusefs_builders import contents, tiny_files
+
+BIG = bytes(range(256)) * 64
+
+
+@pytest.fixture
+def root(tmp_path):
+    before = os.umask(0o022)
+    yield tmp_path
+    os.umask(before)
+
+
+def modes_below(root):
+    """Return the modes of all files of a store."""
+    return {stat.S_IMODE(p.stat().st_mode) for p in root.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("data", [b"small", BIG], ids=["plain", "striped"])
+def test_what_has_the_mode_of_any_file_is_readable_as_any_file(root, data):
+    with tiny_files(LocalStore(root)) as files:
+        files.write_file("f", data)
+
+    assert modes_below(root) == {0o644}
+
+
+@pytest.mark.parametrize("data", [b"small", BIG], ids=["plain", "striped"])
+def test_chmod_takes_the_bytes_from_other_users_of_the_store_and_gives_them_back(root, data):
+    with tiny_files(LocalStore(root)) as files:
+        files.write_file("f", data)
+
+        files.set_attributes("f", Attributes(mode=0o600))
+        assert modes_below(root) == {0o600}
+        files.set_attributes("f", Attributes(mtime_ns=10**9))
+        assert modes_below(root) == {0o600}
+        files.set_attributes("f", Attributes(mode=0o754))
+        assert modes_below(root) == {0o644}
+        assert (contents(files, "f"), files.stat("f").mode) == (data, 0o754)
+
+
+@pytest.mark.parametrize("data", [b"small", BIG], ids=["plain", "striped"])
+def test_a_file_that_is_made_private_never_lies_open(root, data, monkeypatch):
+    seen, rename = set(), os.rename
+
+    def looked_at(*arguments, **named):
+        seen.update(modes_below(root))
+        rename(*arguments, **named)
+
+    monkeypatch.setattr(os, "rename", looked_at)
+    with tiny_files(LocalStore(root)) as files:
+        body = Body(files, SpoolPlace(), "f", None)
+        body.set_attributes(Attributes(mode=0o600))
+        body.write(0, data)
+        body.flush(last=False)
+        body.write(7, b"in the middle")
+        body.flush()
+        body.close()
+
+    assert seen | modes_below(root) == {0o600}
+
+
+def test_objects_are_private_until_their_file_shows(root):
+    with tiny_files(LocalStore(root)) as files:
+        writer = files.writer("f")
+        writer.write(BIG)
+        content = writer.finish()
+
+        assert modes_below(root) == {0o600}
+        files.publish("f", content)
+        assert modes_below(root) == {0o644}
+
+
+def test_what_is_appended_to_a_private_file_is_private(root):
+    with tiny_files(LocalStore(root)) as files:
+        files.write_file("f", BIG, Attributes(mode=0o640))
+        body = Body(files, SpoolPlace(), "f", files.open("f"))
+        body.append(BIG)
+        body.flush()
+        body.close()
+
+        assert contents(files, "f") == BIG + BIG
+    assert modes_below(root) == {0o640}
+
+
+def test_nobody_else_may_write_what_the_store_holds(root):
+    with tiny_files(LocalStore(root)) as files:
+        files.write_file("f", BIG, Attributes(mode=0o666))
+        files.make_directory("d", 0o777)
+
+        assert files.stat("f").mode == 0o666
+    assert modes_below(root) == {0o644}
+    assert stat.S_IMODE((root / "d").stat().st_mode) == 0o755
+
+
+def test_a_directory_has_its_mode_in_the_store_and_needs_no_attributes_for_it(root):
+    with tiny_files(LocalStore(root)) as files:
+        files.make_directory("d", 0o700)
+
+        assert stat.S_IMODE((root / "d").stat().st_mode) == 0o700
+        assert files.stat("d").mode == 0o700
+        assert list((root / "d").iterdir()) == []
+        files.set_attributes("d", Attributes(mode=0o2775))
+        assert stat.S_IMODE((root / "d").stat().st_mode) == 0o755
+        assert files.stat("d").mode == 0o2775
+        files.set_attributes("", Attributes(mode=0o777))
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700, "of who made the store"

@@ -1,0 +1,87 @@
+"""Files left open when the mount ends: kept as they are, within a bounded time."""
+
+import threading
+
+import pytest
+
+from fusefs.tools.fsck import verify
+from fusefs.vfs.flush_all import publish_left_open
+from fusefs.vfs.open_file import Body, SpoolPlace
+from tests.support.fusefs_builders import contents, some_files
+from tests.support.fusefs_faulty_store import FaultyStore, Outage
+
+DATA = bytes(range(250)) * 100
+
+
+@pytest.fixture
+def files():
+    with some_files() as built:
+        yield built
+
+
+def a_file_under_way(files, path):
+    body = Body(files, SpoolPlace(), path, None)
+    body.write(0, DATA)
+    return body
+
+
+def test_what_was_written_is_published_whether_appended_or_spooled(files):
+    files.write_file("db", DATA)
+    appended = a_file_under_way(files, "log")
+    changed = Body(files, SpoolPlace(), "db", files.open("db"))
+    changed.write(3, b"XYZ")
+
+    assert publish_left_open([appended, changed, appended], within_s=60) == []
+
+    assert contents(files, "log") == DATA
+    assert contents(files, "db") == DATA[:3] + b"XYZ" + DATA[6:]
+    assert verify(files, read_data=True, grace_s=0).faults == []
+
+
+def test_removed_and_unchanged_files_are_left_alone(files):
+    removed = a_file_under_way(files, "gone")
+    removed.path = None
+    files.write_file("f", DATA)
+    clean = Body(files, SpoolPlace(), "f", files.open("f"))
+    before = files.stat("f").entry
+
+    assert publish_left_open([removed, clean], within_s=60) == []
+
+    assert files.stat("f").entry == before
+    assert [info.name for info in files.listing("")] == ["f"]
+
+
+def test_one_that_cannot_be_published_is_named_and_stops_no_other(files, caplog):
+    faulty = FaultyStore(files.store, {("publish", 1): Outage})
+    with some_files(faulty) as failing:
+        bodies = [a_file_under_way(failing, f"f{i}") for i in range(3)]
+
+        (lost,) = publish_left_open(bodies, within_s=60)
+
+        assert sorted(info.name for info in failing.listing("")) == sorted(
+            {"f0", "f1", "f2"} - {lost}
+        )
+        assert f"{lost}: what was written last is lost" in caplog.text
+    faulty.assert_all_faults_fired()
+
+
+def test_a_store_that_hangs_is_given_up(files, caplog):
+    body, go_on = a_file_under_way(files, "f"), threading.Event()
+    held = threading.Event()
+
+    def hold():
+        with body.lock:
+            held.set()
+            go_on.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+
+    assert publish_left_open([body], within_s=0.05) == ["f"]
+
+    go_on.set()
+    thread.join()
+    for late in [t for t in threading.enumerate() if t.name == "fusefs-parting"]:
+        late.join()  # it goes on, and must not find the files closed
+    assert "gave up" in caplog.text
