@@ -18,7 +18,9 @@ __all__ = [
     "LARGEST_UNIT_BYTES",
     "SOURCE_TYPES",
     "ArrowSource",
+    "CsvSource",
     "JsonlSource",
+    "MdsSource",
     "MegatronSource",
     "Name",
     "NumpySource",
@@ -28,12 +30,16 @@ __all__ = [
     "SourceBase",
     "SourceConfig",
     "TextSource",
+    "TokenType",
+    "UnitBytes",
+    "WebDatasetSource",
 ]
 
 LARGEST_UNIT_BYTES = 1 << 30
 """Bytes of a unit at most, which is decoded in memory at once."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$", max_length=128)]
+TokenType = Literal["uint8", "uint16", "uint32", "uint64", "int32", "int64"]
 UnitBytes = Annotated[Bytes, Field(ge=1, le=LARGEST_UNIT_BYTES)]
 
 
@@ -152,7 +158,7 @@ class NumpySource(SourceBase):
     """Token ids in ``.npy`` files, or in flat files of a stated type; a document, or a row, is one record."""
 
     type: Literal["numpy"]
-    dtype: Literal["uint8", "uint16", "uint32", "uint64", "int32", "int64"] | None = None
+    dtype: TokenType | None = None
     """Type of the ids of a flat file, in the machine's order of bytes; ``.npy`` files say their own."""
     header: Bytes = Field(default=0, le=1 << 20)
     """Bytes before the ids of a flat file."""
@@ -178,9 +184,53 @@ class NumpySource(SourceBase):
         return False
 
 
+class WebDatasetSource(SourceBase):
+    """WebDataset's tar archives, plain or compressed; one sample, the members of one key, is one record."""
+
+    type: Literal["webdataset"]
+    text: Annotated[str, Field(pattern=r"^[^/.][^/]{0,63}$")] = "txt"
+    """Extension of the member that holds the text, in small letters; one that ends in ``json`` is a JSON object."""
+    key: str = "text"
+    """Key of the text in a JSON object."""
+    unit: UnitBytes = 4 << 20
+    """A plain archive is cut into ranges of about this size for random access; compressed ones are one range."""
+
+
+class MdsSource(_TextOrTokens):
+    """Mosaic's MDS: a folder with ``index.json``, its shards plain or compressed by zstd; one sample is one record."""
+
+    type: Literal["mds"]
+    dtype: TokenType | None = None
+    """Type of the ids in a column of ``bytes``; columns of ``ndarray`` say their own."""
+    unit: UnitBytes = 4 << 20
+    """A plain shard is cut into ranges of about this size for random access; compressed ones are one range."""
+
+
+class CsvSource(SourceBase):
+    """Comma-separated values with a header, plain or compressed (``.zst``, ``.gz``); one row is one record."""
+
+    type: Literal["csv"]
+    text: str = "text"
+    """Column of the text."""
+    delimiter: Annotated[str, Field(pattern=r"^[\x09\x20-\x21\x23-\x7e]$")] = ","
+    """What stands between fields: one character, such as a tab."""
+    quoted: bool = True
+    """Whether fields may be quoted (``"``) and then hold newlines; where not, a quote is a letter like others."""
+    unit: UnitBytes = 4 << 20
+    """A plain shard is cut into ranges of about this size for random access; compressed ones are one range."""
+
+
 # A closed list. The file names a format, never a class to import.
 SourceConfig = Annotated[
-    ParquetSource | JsonlSource | TextSource | ArrowSource | MegatronSource | NumpySource,
+    ParquetSource
+    | JsonlSource
+    | TextSource
+    | CsvSource
+    | ArrowSource
+    | MdsSource
+    | WebDatasetSource
+    | MegatronSource
+    | NumpySource,
     Field(discriminator="type"),
 ]
 

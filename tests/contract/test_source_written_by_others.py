@@ -13,7 +13,13 @@ import pytest
 
 from omniload.base.errors import ConfigError
 from omniload.mix.config import ByteTokenizer
-from omniload.mix.sources import ArrowSource, MegatronSource, ShuffleConfig
+from omniload.mix.sources import (
+    ArrowSource,
+    MdsSource,
+    MegatronSource,
+    ShuffleConfig,
+    WebDatasetSource,
+)
 from omniload.source.source import open_source
 from tests.support.source_contract import expected_tokens, samples
 
@@ -27,9 +33,22 @@ PLAIN = ShuffleConfig(method="none")
 TEXT_SOURCES = {
     "datasets": ArrowSource(type="arrow", path="saved", text="text", shuffle=PLAIN),
     "datasets by glob": ArrowSource(type="arrow", path="saved/*.arrow", text="text", shuffle=PLAIN),
+    "mds plain": MdsSource(type="mds", path="raw", text="text", shuffle=PLAIN),
+    "mds zstd": MdsSource(type="mds", path="zstd/index.json", text="text", shuffle=PLAIN),
+    "webdataset text": WebDatasetSource(
+        type="webdataset", path="shard-{000..001}.tar", shuffle=PLAIN
+    ),
+    "webdataset json": WebDatasetSource(
+        type="webdataset", path="*.tar", text="json", shuffle=PLAIN
+    ),
 }
 ID_SOURCES = {
     "datasets": ArrowSource(type="arrow", path="saved", tokens="tokens", shuffle=PLAIN),
+    "mds of one dtype": MdsSource(type="mds", path="raw", tokens="tokens", shuffle=PLAIN),
+    "mds of any dtype": MdsSource(type="mds", path="zstd", tokens="any", shuffle=PLAIN),
+    "mds of bytes": MdsSource(
+        type="mds", path="raw", tokens="packed", dtype="uint16", shuffle=PLAIN
+    ),
     "megatron uint16": MegatronSource(type="megatron", path="u16", shuffle=PLAIN),
     "megatron int32": MegatronSource(type="megatron", path="i32.idx", shuffle=PLAIN),
 }
@@ -63,6 +82,12 @@ def test_texts_come_as_they_were_written(writer, folder):
 @pytest.mark.parametrize("writer", ID_SOURCES)
 def test_ids_come_as_they_were_written(writer, folder):
     assert read(ID_SOURCES[writer], folder(writer)) == [tuple(ids) for ids in IDS]
+
+
+def test_arrays_of_one_shape_come_as_they_were_written(folder):
+    config = MdsSource(type="mds", path="zstd", tokens="fixed", shuffle=PLAIN)
+
+    assert read(config, folder("mds")) == [tuple(range(i, i + 4)) for i in range(12)]
 
 
 def test_a_folder_of_several_splits_names_them(folder):

@@ -4,9 +4,12 @@ A kind holds what ``tests/support/source_contract.py`` says. A new format adds i
 they run through the contract, the store, the damage and the replacement of shards.
 """
 
+import csv
 import gzip
+import io
 import json
 import struct
+import tarfile
 
 import numpy as np
 import orjson
@@ -17,12 +20,15 @@ import zstandard
 from omniload.mix.config import ByteTokenizer
 from omniload.mix.sources import (
     ArrowSource,
+    CsvSource,
     JsonlSource,
+    MdsSource,
     MegatronSource,
     NumpySource,
     ParquetSource,
     ShuffleConfig,
     TextSource,
+    WebDatasetSource,
 )
 from tests.support.source_contract import expected_tokens
 
@@ -322,6 +328,214 @@ class FlatDocuments(NumpyDocuments):
         path.write_bytes(data)
 
 
+class CsvRows:
+    """Every field quoted, newlines inside, and a column before and after."""
+
+    suffix = ".csv"
+    tokenizer = ByteTokenizer(type="bytes")
+
+    def rows(self, texts):
+        out = io.StringIO(newline="")
+        writer = csv.writer(out, quoting=csv.QUOTE_ALL)
+        writer.writerow(["id", "text", "note"])
+        writer.writerows([i, text, 'a "quote"\nand a line'] for i, text in enumerate(texts))
+        return out.getvalue().encode()
+
+    def write(self, path, texts):
+        path.write_bytes(self.rows(texts))
+
+    def config(self, folder):
+        return CsvSource(type="csv", path=f"*{self.suffix}", unit=900, shuffle=SHUFFLE)
+
+    def corrupt(self, path):
+        """Put a quote into the middle of a field."""
+        data = bytearray(path.read_bytes())
+        data[data.index(b"record 20") + 2] = ord('"')
+        path.write_bytes(data)
+
+    def truncate(self, path):
+        cut_end(path)
+
+
+class TabbedRows(CsvRows):
+    """Plain fields between tabs, compressed."""
+
+    suffix = ".tsv.gz"
+
+    def write(self, path, texts):
+        lines = "".join(f"{text}\t{i}\r\n" for i, text in enumerate(texts))
+        path.write_bytes(gzip.compress(f"words\tid\r\n{lines}".encode()))
+
+    def config(self, folder):
+        return CsvSource(
+            type="csv",
+            path="*.tsv.gz",
+            text="words",
+            shuffle=SHUFFLE,
+            delimiter="\t",
+            quoted=False,
+        )
+
+    def corrupt(self, path):
+        overwrite_middle(path)
+
+
+class MdsTexts:
+    """By the layout that Mosaic documents: columns in the order of their names, an index beside them."""
+
+    suffix = ".mds"
+    tokenizer = ByteTokenizer(type="bytes")
+    columns = (("id", "int", 8), ("text", "str", None), ("z", "bytes", None))
+    without_files = r"IntegrityError: .*index.json: names part-0.mds, which is not there"
+
+    def sample(self, i, text):
+        columns = struct.pack("<q", i), text.encode(), b"z" * (i % 5)
+        return struct.pack("<2I", *map(len, columns[1:])) + b"".join(columns)
+
+    def shard(self, samples):
+        described = json.dumps({"column_names": [name for name, _, _ in self.columns]}).encode()
+        first = 4 + 4 * (len(samples) + 1) + len(described)
+        offsets = first + np.cumsum([0, *map(len, samples)])
+        head = struct.pack("<I", len(samples)) + offsets.astype("<u4").tobytes()
+        return head + described + b"".join(samples)
+
+    def write(self, path, texts):
+        data = self.shard([self.sample(i, text) for i, text in enumerate(texts)])
+        entry = {
+            "format": "mds",
+            "version": 2,
+            "samples": len(texts),
+            "hashes": [],
+            "raw_data": {"basename": path.name, "bytes": len(data), "hashes": {}},
+            "column_names": [name for name, _, _ in self.columns],
+            "column_encodings": [encoding for _, encoding, _ in self.columns],
+            "column_sizes": [size for _, _, size in self.columns],
+            **self.stored(path, data),
+        }
+        index = path.parent / "index.json"
+        listed = json.loads(index.read_text())["shards"] if index.exists() else []
+        others = [each for each in listed if each["raw_data"]["basename"] != path.name]
+        shards = sorted([*others, entry], key=lambda each: each["raw_data"]["basename"])
+        index.write_text(json.dumps({"version": 2, "shards": shards}))
+
+    def stored(self, path, data):
+        path.write_bytes(data)
+        return {"compression": None, "zip_data": None}
+
+    def config(self, folder):
+        return MdsSource(type="mds", path="", text="text", unit=600, shuffle=SHUFFLE)
+
+    def corrupt(self, path):
+        """Lead the offset of a sample out of the shard."""
+        data = bytearray(path.read_bytes())
+        struct.pack_into("<I", data, 4 * 8, 2**32 - 5)
+        path.write_bytes(data)
+
+    def truncate(self, path):
+        cut_end(path)
+
+
+class MdsTokens(MdsTexts):
+    """Arrays that say their own shape, in shards that zstd compressed."""
+
+    suffix = ".mds"
+    tokenizer = None
+    columns = (("tokens", "ndarray:uint16", None),)
+    without_files = r"IntegrityError: .*index.json: names part-0.mds, which is not there"
+
+    def sample(self, i, text):
+        (ids,) = tokens_of([text])
+        array = bytes([1 << 2 | 1]) + struct.pack("<H", len(ids)) + np.array(ids, "<u2").tobytes()
+        return struct.pack("<I", len(array)) + array
+
+    def stored(self, path, data):
+        path.with_suffix(".mds.zstd").write_bytes(
+            zstandard.ZstdCompressor(write_checksum=True).compress(data)
+        )
+        zipped = {"basename": f"{path.name}.zstd", "bytes": 0, "hashes": {}}
+        return {"compression": "zstd:3", "zip_data": zipped}
+
+    def shards(self, folder):
+        return sorted(folder.glob("part-*.zstd"))
+
+    def config(self, folder):
+        return MdsSource(type="mds", path="index.json", tokens="tokens", shuffle=SHUFFLE)
+
+    def corrupt(self, path):
+        overwrite_middle(path)
+
+
+class WebDatasetTexts:
+    """Samples of two members, by the library of Python."""
+
+    suffix = ".tar"
+    tokenizer = ByteTokenizer(type="bytes")
+    mode, form = "w", tarfile.USTAR_FORMAT
+
+    def members(self, i, text):
+        return {"cls": b"7", "txt": text.encode()}
+
+    def write(self, path, texts):
+        with tarfile.open(path, self.mode, format=self.form) as archive:
+            for i, text in enumerate(texts):
+                for extension, data in self.members(i, text).items():
+                    info = tarfile.TarInfo(f"{path.stem}/{self.name(i)}.{extension}")
+                    info.size = len(data)
+                    archive.addfile(info, io.BytesIO(data))
+
+    def name(self, i):
+        return f"{i:05}"
+
+    def config(self, folder):
+        return WebDatasetSource(type="webdataset", path="*.tar", unit=8_000, shuffle=SHUFFLE)
+
+    def corrupt(self, path):
+        """Alter a name, whose checksum tells."""
+        data = bytearray(path.read_bytes())
+        data[data.index(b"00020.cls")] ^= 1
+        path.write_bytes(data)
+
+    def truncate(self, path):
+        path.write_bytes(path.read_bytes().rstrip(b"\0")[:-1])
+
+
+class WebDatasetJson(WebDatasetTexts):
+    """Objects behind long names, compressed."""
+
+    suffix = ".tar.gz"
+    mode, form = "w:gz", tarfile.PAX_FORMAT
+
+    def members(self, i, text):
+        return {"JSON": orjson.dumps({"body": text, "n": i})}
+
+    def name(self, i):
+        return f"{'long' * 40}é{i:05}"
+
+    def config(self, folder):
+        return WebDatasetSource(
+            type="webdataset",
+            path="*.tar.gz",
+            text="json",
+            key="body",
+            shuffle=SHUFFLE,
+        )
+
+    def corrupt(self, path):
+        overwrite_middle(path)
+
+    def truncate(self, path):
+        cut_end(path)
+
+
+class WebDatasetGnu(WebDatasetTexts):
+    """Long names as GNU writes them."""
+
+    form = tarfile.GNU_FORMAT
+
+    def name(self, i):
+        return f"{'long' * 40}é{i:05}"
+
+
 KINDS = {
     "parquet": ParquetTexts,
     "parquet-tokens": ParquetTokens,
@@ -337,4 +551,11 @@ KINDS = {
     "megatron-int32": MegatronInt32,
     "numpy": NumpyDocuments,
     "numpy-flat": FlatDocuments,
+    "csv": CsvRows,
+    "csv-tabs": TabbedRows,
+    "mds": MdsTexts,
+    "mds-tokens": MdsTokens,
+    "webdataset": WebDatasetTexts,
+    "webdataset-gnu": WebDatasetGnu,
+    "webdataset-json": WebDatasetJson,
 }

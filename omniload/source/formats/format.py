@@ -60,6 +60,14 @@ class Records:
         bad = np.fromiter((text is None for text in texts), np.bool_, len(texts))
         return cls(column=text_bytes(array), bad_B=bad, reason=reason)
 
+    def first(self, count: int) -> "Records":
+        """Return the first records, as many as ``count``."""
+        count = min(count, len(self.column))
+        offsets = self.column.offsets[: count + 1]
+        column = Ragged(values_V=self.column.values_V[: offsets[-1]], offsets=offsets)
+        bad_B = self.bad_B[:count]
+        return type(self)(column=column, bad_B=bad_B, reason=self.reason if bad_B.any() else "")
+
 
 class Format(Protocol):
     """Cuts the files of a source into units and decodes one at a time. Not thread-safe."""
@@ -87,7 +95,7 @@ class Format(Protocol):
         ...
 
     def first_records(self) -> Records:
-        """Decode a few records from the start of the source, from at most about ``FIRST_BYTES``.
+        """Decode a few records from the start of the source, from at most about ``FIRST_BYTES`` or one unit.
 
         Returns:
             Those records; none where even the first is larger.

@@ -7,7 +7,6 @@ position, so mending it later moves no other record.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import PurePosixPath
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +20,13 @@ from omniload.base.units import format_bytes
 from omniload.mix.sources import JsonlSource
 from omniload.source.content import digested
 from omniload.source.files import ShardFile, reading
+from omniload.source.formats.compressed import (
+    chunks_of,
+    codec_of,
+    range_of,
+    require_held_whole,
+    stream_of,
+)
 from omniload.source.formats.format import FIRST_BYTES, MAX_UNIT_BYTES, Format, Records, UnitTable
 from omniload.source.formats.lines import BadLineError, text_of
 from omniload.source.formats.spec import FormatSpec
@@ -29,9 +35,7 @@ from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "JsonlFormat"]
 
-_SCAN_BYTES = 8 << 20
 _NEWLINE = 10
-_CODEC_OF_SUFFIX = {".zst": "zstd", ".gz": "gzip"}
 
 
 class JsonlFormat(Format):
@@ -60,7 +64,7 @@ class JsonlFormat(Format):
         start, stop = int(self._units.starts_U[unit]), int(self._units.stops_U[unit])
         file = self._files[shard]
         with reading(file, f"bytes {start} to {stop}"):
-            data = _range_of(file, start, stop)
+            data = range_of(file, start, stop)
         ends = _line_ends(data)
         if len(ends) != rows:
             raise IntegrityError(
@@ -75,7 +79,7 @@ class JsonlFormat(Format):
         file = next((file for file in self._files if file.size_bytes), None)
         if file is None:
             return Records.of_texts([])
-        with reading(file, "its first lines"), _stream(file) as stream:
+        with reading(file, "its first lines"), stream_of(file) as stream:
             data = stream.read_buffer(FIRST_BYTES)
         ends = _line_ends(data)
         if len(data) == FIRST_BYTES and len(ends) and ends[-1] == len(data):
@@ -84,32 +88,16 @@ class JsonlFormat(Format):
 
     def _index(self, file: ShardFile) -> FileUnits:
         digest = xxhash.xxh3_128()
-        with reading(file, "lines"), _stream(file) as stream:
-            chunks = digested(digest, _chunks(stream))
-            plain = _codec(file) is None
-            units = _ranges(chunks, self._unit_bytes) if plain else _whole(chunks, file.path)
+        with reading(file, "lines"), stream_of(file) as stream:
+            chunks = digested(digest, chunks_of(stream))
+            plain = codec_of(file) is None
+            units = _ranges(chunks, self._unit_bytes) if plain else _whole(chunks, file)
         if len(units.rows) and (widest := int((units.stops - units.starts).max())) > MAX_UNIT_BYTES:
             raise ConfigError(
                 f"{file.path}: a line makes a unit of {format_bytes(widest)}, more than "
                 f"{format_bytes(MAX_UNIT_BYTES)}; lower unit, or split the line"
             )
         return replace(units, content=digest.hexdigest())
-
-
-def _codec(file: ShardFile) -> str | None:
-    return _CODEC_OF_SUFFIX.get(PurePosixPath(file.path).suffix.lower())
-
-
-def _stream(file: ShardFile) -> pa.NativeFile:
-    """Open the decompressed bytes of a shard; Arrow raises on a stream that is cut short."""
-    codec = _codec(file)
-    opened = file.open()
-    return opened if codec is None else pa.CompressedInputStream(opened, codec)
-
-
-def _chunks(stream: pa.NativeFile) -> Iterator[pa.Buffer]:
-    while len(chunk := stream.read_buffer(_SCAN_BYTES)):
-        yield chunk
 
 
 def _ranges(chunks: Iterator[pa.Buffer], unit_bytes: int) -> FileUnits:
@@ -144,7 +132,7 @@ def _ranges(chunks: Iterator[pa.Buffer], unit_bytes: int) -> FileUnits:
     )
 
 
-def _whole(chunks: Iterator[pa.Buffer], path: str) -> FileUnits:
+def _whole(chunks: Iterator[pa.Buffer], file: ShardFile) -> FileUnits:
     """Count the lines of a compressed file, which is one unit."""
     size = rows = 0
     ended = True
@@ -153,11 +141,7 @@ def _whole(chunks: Iterator[pa.Buffer], path: str) -> FileUnits:
         rows += int(np.count_nonzero(data == _NEWLINE))
         size += len(data)
         ended = bool(data[-1] == _NEWLINE)
-        if size > MAX_UNIT_BYTES:
-            raise ConfigError(
-                f"{path}: holds more than {format_bytes(MAX_UNIT_BYTES)} when decompressed, and a compressed "
-                "shard is decoded whole; split it into smaller shards"
-            )
+        require_held_whole(file, size)
     count = 1 if size else 0
     return FileUnits(
         rows=np.full(count, rows + (not ended), np.int64),
@@ -165,20 +149,6 @@ def _whole(chunks: Iterator[pa.Buffer], path: str) -> FileUnits:
         stops=np.full(count, size, np.int64),
         content="",
     )
-
-
-def _range_of(file: ShardFile, start: int, stop: int) -> pa.Buffer:
-    with _stream(file) as stream:
-        if _codec(file) is None:
-            stream.seek(start)
-        data = stream.read_buffer(stop - start)
-        more = _codec(file) is not None and len(stream.read_buffer(1)) > 0
-    if len(data) != stop - start or more:
-        raise IntegrityError(
-            f"{file.path}: bytes {start} to {stop} gave {'more' if more else len(data)}; "
-            "the file is not the one that was indexed, start anew"
-        )
-    return data
 
 
 def _line_ends(data: pa.Buffer) -> NDArray[np.int64]:

@@ -1,0 +1,307 @@
+"""Comma-separated values with a header: one row is one record, one column is read.
+
+A quoted field may hold newlines, so where a row ends depends on the quotes before it: an even number
+of them. That holds as long as quotes open and close fields (RFC 4180); a quote inside a field that is
+not quoted would turn everything behind it inside out, and is refused where it stands.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from numpy.typing import NDArray
+from pyarrow import csv
+from typing_extensions import override
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.ragged import Ragged
+from omniload.mix.sources import CsvSource
+from omniload.source.content import digested
+from omniload.source.files import ShardFile, reading
+from omniload.source.formats.arrow_columns import records_of
+from omniload.source.formats.compressed import (
+    chunks_of,
+    codec_of,
+    range_of,
+    require_held_whole,
+    stream_of,
+)
+from omniload.source.formats.cutting import cuts, require_sizes
+from omniload.source.formats.format import Format, Records, UnitTable
+from omniload.source.formats.spec import FormatSpec
+from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.patterns import FileNames
+
+__all__ = ["FORMAT", "CsvFormat"]
+
+_QUOTE, _NEWLINE, _RETURN = b'"\n\r'
+_BOM = b"\xef\xbb\xbf"
+_LARGEST_HEADER = 1 << 20
+_FIRST_ROWS = 64
+
+
+class CsvFormat(Format):
+    """Reads a column of text."""
+
+    holds_text = True
+
+    def __init__(
+        self, files: Sequence[ShardFile], config: CsvSource, cache: IndexCache | None = None
+    ) -> None:
+        self._files, self._config = files, config
+        kind = f"csv/{config.delimiter}/{config.quoted}/{config.unit}/{config.text}"
+        self._units = index_of(files, self._index, kind=kind, cache=cache)
+
+    @override
+    def units(self) -> UnitTable:
+        return self._units
+
+    @override
+    def read_unit(self, unit: int) -> Records:
+        units = self._units
+        shard, rows = int(units.shards_U[unit]), int(units.rows_U[unit])
+        start, stop = int(units.starts_U[unit]), int(units.stops_U[unit])
+        first = int(np.searchsorted(units.shards_U, shard))
+        file, where = self._files[shard], f"bytes {start} to {stop}"
+        with reading(file, where):
+            if codec_of(file) is None:
+                header = range_of(file, 0, int(units.starts_U[first]))
+                body = range_of(file, start, stop)
+            else:
+                whole = range_of(file, 0, stop)
+                header, body = whole[:start], whole[start:]
+            before = int(units.rows_U[first:unit].sum())
+            return self._parsed(header, body, rows, file.path, before + 1)
+
+    @override
+    def first_records(self) -> Records:
+        filled = np.flatnonzero(self._units.rows_U)
+        return (
+            self.read_unit(int(filled[0])).first(_FIRST_ROWS)
+            if len(filled)
+            else Records.of_texts([])
+        )
+
+    def _parsed(
+        self, header: pa.Buffer, body: pa.Buffer, rows: int, path: str, first: int
+    ) -> Records:
+        """Decode rows; ``first`` is the number of the first in the file, the header left out."""
+        data = b"".join((memoryview(header), memoryview(body)))
+        bad: dict[int, str] = {}
+        try:
+            column = self._column(data, None)
+        except pa.ArrowInvalid:
+            # A row has too many fields or too few. Arrow hands such rows over as text and drops them;
+            # as Latin-1 any bytes are text, and commas, quotes and newlines stay what they are.
+            def note(row: csv.InvalidRow) -> str:
+                at = row.number - 2  # from 1, and the header is one
+                bad[at] = f"has {row.actual_columns} fields, not {row.expected_columns}"
+                return "skip"
+
+            column = _from_latin(self._column(data.decode("latin-1").encode(), note))
+        if len(column) + len(bad) != rows:
+            raise IntegrityError(
+                f"{path}: {len(column) + len(bad)} rows were parsed from row {first} on, {rows} are in the index; "
+                "the file is not the one that was indexed, start anew"
+            )
+        texts = [chunk.view(pa.large_string()) for chunk in column.chunks]
+        records = records_of(
+            pa.chunked_array(texts, pa.large_string()),
+            f"{path}: from row {first} on",
+            holds_text=True,
+        )
+        if not bad:
+            return records
+        worst = min(bad)
+        return _with_bad(
+            records, np.array(sorted(bad), np.int64), f"{path}: row {first + worst}: {bad[worst]}"
+        )
+
+    def _column(self, data: bytes, note: Callable[[csv.InvalidRow], str] | None) -> pa.ChunkedArray:
+        name = self._config.text
+        table = csv.read_csv(
+            pa.BufferReader(data),
+            read_options=csv.ReadOptions(use_threads=False, block_size=len(data) + 1),
+            parse_options=self._parse_options(note),
+            convert_options=csv.ConvertOptions(
+                check_utf8=False,
+                include_columns=[name],
+                column_types={name: pa.large_binary()},
+                strings_can_be_null=False,
+            ),
+        )
+        return table.column(0)
+
+    def _parse_options(
+        self, note: Callable[[csv.InvalidRow], str] | None = None
+    ) -> csv.ParseOptions:
+        return csv.ParseOptions(
+            delimiter=self._config.delimiter,
+            quote_char='"' if self._config.quoted else False,
+            newlines_in_values=self._config.quoted,
+            invalid_row_handler=note,
+        )
+
+    def _index(self, file: ShardFile) -> FileUnits:
+        digest = xxhash.xxh3_128()
+        rows = _Rows(
+            path=file.path, quoted=self._config.quoted, delimiter=ord(self._config.delimiter)
+        )
+        plain = codec_of(file) is None
+        with reading(file, "rows"), stream_of(file) as stream:
+            for chunk in digested(digest, chunks_of(stream)):
+                rows.take(np.frombuffer(chunk, np.uint8))
+                if not plain:
+                    require_held_whole(file, rows.at)
+        ends = rows.finished()
+        if not len(ends):
+            raise ConfigError(f"{file.path}: is empty, without a header; remove it, or write one")
+        with reading(file, "its header"):
+            self._require_column(file, int(ends[0]))
+        start, ends = int(ends[0]), ends[1:]
+        found = cuts(ends - start, self._config.unit if plain else int(rows.at) + 1)
+        stops = ends[found[1:] - 1]
+        starts = np.concatenate(([start], stops))[:-1] if len(stops) else stops
+        require_sizes(file, stops - starts)
+        return FileUnits(
+            rows=np.diff(found), starts=starts, stops=stops, content=digest.hexdigest()
+        )
+
+    def _require_column(self, file: ShardFile, stop: int) -> None:
+        if stop > _LARGEST_HEADER:
+            raise ConfigError(
+                f"{file.path}: its first row has {stop:,} bytes, more than a header of {_LARGEST_HEADER:,}; "
+                "is it of this type, with this delimiter?"
+            )
+        with stream_of(file) as stream:
+            header = stream.read_buffer(stop)
+        names = csv.read_csv(
+            pa.BufferReader(header), parse_options=self._parse_options()
+        ).column_names
+        if names.count(self._config.text) != 1:
+            has = "no column" if self._config.text not in names else "more than one column"
+            shown = ", ".join(names)[:300]
+            raise ConfigError(
+                f"{file.path}: has {has} {self._config.text!r}; its first row has {shown}: "
+                "name another column, or the delimiter"
+            )
+
+
+def _from_latin(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    values = [value.decode().encode("latin-1") for value in column.to_pylist()]
+    return pa.chunked_array([pa.array(values, pa.large_binary())])
+
+
+def _with_bad(records: Records, bad: NDArray[np.int64], reason: str) -> Records:
+    """Put rows that could not be parsed back in their places."""
+    count = len(records.column) + len(bad)
+    bad_B = np.zeros(count, np.bool_)
+    lengths = np.zeros(count, np.int64)
+    bad_B[bad] = True
+    lengths[~bad_B] = records.column.lengths_N
+    bad_B[~bad_B] = records.bad_B
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+    column = Ragged(values_V=records.column.values_V, offsets=offsets)
+    return Records(column=column, bad_B=bad_B, reason=reason)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Rows:
+    """Finds where rows end, chunk by chunk; blank lines are no rows."""
+
+    path: str
+    quoted: bool
+    delimiter: int
+    at: int = 0
+    """Bytes seen."""
+    quotes: int = 0
+    """Quotes seen."""
+    before: int = _NEWLINE
+    """The byte before the next chunk."""
+    row_start: int = 0
+    ends: list[NDArray[np.int64]] = field(default_factory=list)
+
+    def take(self, data: NDArray[np.uint8]) -> None:
+        """Look at the next bytes.
+
+        Raises:
+            IntegrityError: A quote, or a carriage return, stands where none can.
+        """
+        newlines = np.flatnonzero(data == _NEWLINE)
+        returns = np.flatnonzero(data == _RETURN)
+        previous = np.concatenate(([self.before], data[:-1])).astype(np.uint8)
+        if self.at == 0 and bytes(data[: len(_BOM)]) == _BOM:
+            previous[len(_BOM) : len(_BOM) + 1] = _NEWLINE
+        if self.quoted:
+            quotes = np.flatnonzero(data == _QUOTE)
+            self._require_openings(previous, quotes)
+            newlines = newlines[self._outside(quotes, newlines)]
+            returns = returns[self._outside(quotes, returns)]
+            self.quotes += len(quotes)
+        self._require_pairs(data, returns)
+        stops = newlines + self.at + 1
+        lengths = np.diff(stops, prepend=self.row_start)
+        blank = (lengths == 1) | ((lengths == 2) & (previous[newlines] == _RETURN))
+        self.ends.append(stops[~blank])
+        if len(stops):
+            self.row_start = int(stops[-1])
+        self.at += len(data)
+        self.before = int(data[-1])
+
+    def finished(self) -> NDArray[np.int64]:
+        """Return the byte after each row, the header among them.
+
+        Raises:
+            IntegrityError: A quoted field is still open.
+        """
+        if self.quoted and self.quotes % 2:
+            raise IntegrityError(
+                f"{self.path}: the row that starts at byte {self.row_start} ends with the file in the middle of a "
+                "quoted field; the file is cut short or a quote is missing, replace it"
+            )
+        ends = np.concatenate(self.ends) if self.ends else np.empty(0, np.int64)
+        return np.append(ends, self.at) if self.at > self.row_start else ends
+
+    def _outside(self, quotes: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.bool_]:
+        outside: NDArray[np.bool_] = (np.searchsorted(quotes, places) + self.quotes) % 2 == 0
+        return outside
+
+    def _require_openings(self, previous: NDArray[np.uint8], quotes: NDArray[np.int64]) -> None:
+        opening = quotes[self.quotes % 2 :: 2]
+        left = previous[opening]
+        wrong = opening[
+            (left != self.delimiter) & (left != _NEWLINE) & (left != _QUOTE) & (left != _RETURN)
+        ]
+        if len(wrong):
+            raise IntegrityError(
+                f"{self.path}: byte {self.at + int(wrong[0])}: a quote in the middle of a field that is not quoted; "
+                "quote the field and double the quote, or set quoted: false where quotes mean nothing"
+            )
+
+    def _require_pairs(self, data: NDArray[np.uint8], returns: NDArray[np.int64]) -> None:
+        """Refuse a carriage return outside of quotes with no newline behind it: readers differ in what it means."""
+        last = len(data) - 1
+        alone = returns[(returns < last) & (data[np.minimum(returns + 1, last)] != _NEWLINE)]
+        if len(alone) or (self.before == _RETURN and self._return_waits and data[0] != _NEWLINE):
+            at = self.at + int(alone[0]) if len(alone) else self.at - 1
+            raise IntegrityError(
+                f"{self.path}: byte {at}: a carriage return alone; end rows with newlines, and "
+                "quote fields that hold it"
+            )
+
+    @property
+    def _return_waits(self) -> bool:
+        return not self.quoted or self.quotes % 2 == 0
+
+
+def _opened(config: CsvSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
+    return CsvFormat(files, config, cache)
+
+
+FORMAT = FormatSpec(
+    what="a file of comma-separated values",
+    names=FileNames(suffixes=frozenset({".csv", ".tsv"}), compressed=True),
+    open=_opened,
+)

@@ -1,0 +1,210 @@
+"""Members of a tar archive: where each lies, its name and its size checked before they are used.
+
+Archives of POSIX (ustar, pax) and of GNU (long names, sizes in base 256). Nothing is unpacked: a name
+is a key, and still one that leads out of a folder is refused, for whatever wrote it meant no good.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import xxhash
+
+from omniload.base.errors import IntegrityError
+from omniload.base.units import format_bytes
+
+__all__ = ["Member", "TarBytes", "members_of"]
+
+_BLOCK = 512
+_FILES = frozenset({b"0", b"\0", b"7"})
+_EMPTY = frozenset({b"1", b"2", b"3", b"4", b"5", b"6"})
+"""Links, devices, folders, pipes: they hold no bytes."""
+_LARGEST_HEADER = 1 << 20
+_LARGEST_NAME = 4_096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One file in an archive."""
+
+    name: str
+    header: int
+    """First byte of its headers."""
+    start: int
+    """First byte of what it holds."""
+    stop: int
+    """The byte after."""
+
+    @property
+    def next(self) -> int:
+        """First byte of the next member's header."""
+        return -(-self.stop // _BLOCK) * _BLOCK
+
+
+@dataclass(slots=True, kw_only=True)
+class TarBytes:
+    """An archive, or a part of one that starts with a header."""
+
+    path: str
+    at: int
+    """First byte."""
+    stop: int
+    """The byte after the last."""
+    fetch: Callable[[int, int], bytes | memoryview]
+    """Returns a range of it."""
+    digest: xxhash.xxh3_128 | None = None
+    """Is fed every header."""
+
+    def read(self, start: int, size: int, what: str) -> bytes:
+        """Return bytes of it.
+
+        Raises:
+            IntegrityError: It ends before.
+        """
+        if start + size > self.stop:
+            raise self.fault(start, f"{what} of {size} bytes, and {self.stop - start} are left")
+        return bytes(self.fetch(start, start + size))
+
+    def fault(self, at: int, what: str) -> IntegrityError:
+        """Return what is wrong at a byte."""
+        return IntegrityError(
+            f"{self.path}: byte {at} of {self.stop}: {what}; the archive is cut short or corrupt, replace it"
+        )
+
+
+def members_of(archive: TarBytes, *, ends: bool = True) -> Iterator[Member]:
+    """Walk over the files of an archive.
+
+    Args:
+        archive: The archive, or whole members of it.
+        ends: Whether a block of zeros must end it.
+
+    Raises:
+        IntegrityError: It is cut short, a header's checksum is wrong, or a header says what cannot be.
+    """
+    at, began = archive.at, None
+    said: dict[str, str] = {}
+    while True:
+        if at == archive.stop and not ends and began is None:
+            return
+        header = archive.read(at, _BLOCK, "a header")
+        if not any(header):
+            if began is not None:
+                raise archive.fault(at, "an end, where a member was announced")
+            return
+        kind, size = header[156:157], _size(archive, at, header)
+        if archive.digest is not None:
+            archive.digest.update(header)
+        began = at if began is None else began
+        body = at + _BLOCK
+        if kind in {b"x", b"g", b"L", b"K"}:
+            said |= _announced(archive, kind, body, size)
+            at = body + -(-size // _BLOCK) * _BLOCK
+            continue
+        size = _stated(archive, at, said.get("size"), size)
+        if kind not in _FILES | _EMPTY:
+            raise archive.fault(at, f"a member of type {kind!r}, which is not read")
+        member = Member(
+            name=_checked(archive, at, said.get("path") or _name(archive, at, header)),
+            header=began,
+            start=body,
+            stop=body + (size if kind in _FILES else 0),
+        )
+        if member.stop > archive.stop:
+            raise archive.fault(
+                at, f"a member of {format_bytes(size)}, and {archive.stop - body} bytes are left"
+            )
+        if kind in _FILES:
+            yield member
+        at, began, said = member.next, None, {}
+
+
+def _size(archive: TarBytes, at: int, header: bytes) -> int:
+    """Return the size that a header states, once its checksum is right."""
+    stated = _number(archive, at, header[148:156])
+    found = sum(header) - sum(header[148:156]) + 8 * ord(" ")
+    if stated != found:
+        raise archive.fault(at, f"a header whose checksum is {found}, and not {stated} as it says")
+    return _number(archive, at, header[124:136])
+
+
+def _number(archive: TarBytes, at: int, digits: bytes) -> int:
+    """Read a number in octal, or in base 256."""
+    if digits[0] & 0x80:
+        value = int.from_bytes(digits, "big") - (0x80 << 8 * (len(digits) - 1))
+        if digits[0] & 0x40 or value >= 1 << 62:
+            raise archive.fault(at, f"a number that is negative or beyond any file, {digits!r}")
+        return value
+    text = digits.partition(b"\0")[0].strip()
+    if not text.isdigit() and text:
+        raise archive.fault(at, f"{digits!r} where a number in octal belongs")
+    try:
+        return int(text or b"0", 8)
+    except ValueError:
+        raise archive.fault(at, f"{digits!r} where a number in octal belongs") from None
+
+
+def _stated(archive: TarBytes, at: int, text: str | None, size: int) -> int:
+    if text is None:
+        return size
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise archive.fault(at, f"a size of {ascii(text)[:40]}")
+    return int(text)
+
+
+def _announced(archive: TarBytes, kind: bytes, body: int, size: int) -> dict[str, str]:
+    """Read what a header says of the member after it: its path and size."""
+    if size > _LARGEST_HEADER:
+        raise archive.fault(body, f"a header of {format_bytes(size)}")
+    data = archive.read(body, size, "a header")
+    if archive.digest is not None:
+        archive.digest.update(data)
+    if kind == b"K":
+        return {}
+    if kind == b"L":
+        return {"path": _text(archive, body, data.partition(b"\0")[0])}
+    found = dict(_pairs(archive, body, data))
+    if kind == b"g" and found.keys() & {"path", "size"}:
+        raise archive.fault(body, "one path or size for all members")
+    return {} if kind == b"g" else {key: found[key] for key in ("path", "size") if key in found}
+
+
+def _pairs(archive: TarBytes, body: int, data: bytes) -> Iterator[tuple[str, str]]:
+    """Read records of pax: a length in decimal, a space, ``key=value``, a newline."""
+    at = 0
+    while at < len(data):
+        digits, _, _ = data[at : at + 20].partition(b" ")
+        length = int(digits) if digits.isdigit() else 0
+        record = data[at : at + length]
+        key, equals, value = record[len(digits) + 1 : -1].partition(b"=")
+        if not equals or len(record) != length or not record.endswith(b"\n"):
+            raise archive.fault(body + at, "a pax record that is none")
+        if key in {b"path", b"size"}:
+            yield key.decode(), _text(archive, body + at, value)
+        at += length
+
+
+def _name(archive: TarBytes, at: int, header: bytes) -> str:
+    name = header[:100].partition(b"\0")[0]
+    # GNU keeps times where POSIX keeps the front part of a long name.
+    prefix = header[345:500].partition(b"\0")[0] if header[257:263] == b"ustar\0" else b""
+    return _text(archive, at, prefix + b"/" + name if prefix else name)
+
+
+def _text(archive: TarBytes, at: int, name: bytes) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        raise archive.fault(at, f"a name that is not UTF-8: {name[:60]!r}") from None
+
+
+def _checked(archive: TarBytes, at: int, name: str) -> str:
+    """Return a name that stays inside the archive; ``./`` before it is left out."""
+    plain = name.removeprefix("./").rstrip("/")
+    parts = plain.split("/")
+    if name in {".", "./"}:
+        return name
+    if len(name) > _LARGEST_NAME or "\0" in name or any(part in {"", ".."} for part in parts):
+        raise archive.fault(
+            at, f"the name {ascii(name)[:100]}, which leads out of the archive or is none"
+        )
+    return plain

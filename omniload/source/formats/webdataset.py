@@ -1,0 +1,208 @@
+"""WebDataset: tar archives whose neighbouring members of one key are a sample.
+
+The key of ``a/b.seg.json`` is ``a/b``, its extension ``seg.json``. An archive is walked once, header by
+header, for where samples start; a unit is a range of whole samples. Compressed archives are one unit.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from typing_extensions import override
+
+from omniload.base.errors import IntegrityError
+from omniload.mix.sources import WebDatasetSource
+from omniload.source.content import digest_of_ranges, even_ranges
+from omniload.source.files import ShardFile, reading
+from omniload.source.formats.compressed import (
+    chunks_of,
+    codec_of,
+    range_of,
+    require_held_whole,
+    stream_of,
+)
+from omniload.source.formats.cutting import cuts, require_sizes
+from omniload.source.formats.format import Format, Records, UnitTable
+from omniload.source.formats.lines import BadLineError, text_of
+from omniload.source.formats.spec import FormatSpec
+from omniload.source.formats.tar_members import Member, TarBytes, members_of
+from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.patterns import FileNames
+
+__all__ = ["FORMAT", "WebDatasetFormat"]
+
+_FIRST_RECORDS = 64
+_WINDOW_BYTES = 64 << 10
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sample:
+    """The members of one key."""
+
+    key: str
+    start: int
+    members: dict[str, Member]
+    twice: str = ""
+    """An extension that two of them have."""
+
+
+class WebDatasetFormat(Format):
+    """Reads the text in one member of each sample."""
+
+    holds_text = True
+
+    def __init__(
+        self, files: Sequence[ShardFile], config: WebDatasetSource, cache: IndexCache | None = None
+    ) -> None:
+        self._files, self._config = files, config
+        kind = f"webdataset/{config.unit}"
+        self._units = index_of(files, self._index, kind=kind, cache=cache)
+
+    @override
+    def units(self) -> UnitTable:
+        return self._units
+
+    @override
+    def read_unit(self, unit: int) -> Records:
+        units = self._units
+        file, rows = self._files[units.shards_U[unit]], int(units.rows_U[unit])
+        start, stop = int(units.starts_U[unit]), int(units.stops_U[unit])
+        with reading(file, f"bytes {start} to {stop}"):
+            data = memoryview(range_of(file, start, stop))
+            archive = TarBytes(
+                path=file.path, at=start, stop=stop, fetch=lambda a, b: data[a - start : b - start]
+            )
+            samples = list(_samples(members_of(archive, ends=False)))
+        if len(samples) != rows:
+            raise IntegrityError(
+                f"{file.path}: bytes {start} to {stop} hold {len(samples)} samples, {rows} in the index; "
+                "the file is not the one that was indexed, start anew"
+            )
+        return self._records(file.path, data, start, samples)
+
+    @override
+    def first_records(self) -> Records:
+        filled = np.flatnonzero(self._units.rows_U)
+        return (
+            self.read_unit(int(filled[0])).first(_FIRST_RECORDS)
+            if len(filled)
+            else Records.of_texts([])
+        )
+
+    def _records(self, path: str, data: memoryview, start: int, samples: list[_Sample]) -> Records:
+        texts: list[str | None] = []
+        reason = ""
+        for sample in samples:
+            try:
+                texts.append(self._text(sample, data, start))
+            except BadLineError as error:
+                texts.append(None)
+                reason = reason or f"{path}: sample {sample.key!a} at byte {sample.start}: {error}"
+        return Records.of_texts(texts, reason)
+
+    def _text(self, sample: _Sample, data: memoryview, start: int) -> str:
+        extension = self._config.text
+        if sample.twice:
+            raise BadLineError(f"has two members .{sample.twice}")
+        member = sample.members.get(extension)
+        if member is None:
+            raise BadLineError(
+                f"has no member .{extension}; it has .{', .'.join(sorted(sample.members)[:12])}"
+            )
+        held = data[member.start - start : member.stop - start]
+        if extension.endswith("json"):
+            return text_of(held, self._config.key).decode()
+        try:
+            return bytes(held).decode()
+        except UnicodeDecodeError as error:
+            raise BadLineError(f".{extension} is not UTF-8: {error}") from error
+
+    def _index(self, file: ShardFile) -> FileUnits:
+        digest = xxhash.xxh3_128()
+        plain = codec_of(file) is None
+        with reading(file, "headers"):
+            archive = _plain(file) if plain else _decompressed(file)
+            archive.digest = digest
+            starts: list[int] = []
+            stop = 0
+            for sample in _samples(members_of(archive)):
+                starts.append(sample.start)
+                stop = max(member.next for member in sample.members.values())
+            if file.size_bytes:
+                digest.update(digest_of_ranges(file, even_ranges(file.size_bytes)).encode())
+        ends = np.array([*starts[1:], stop] if starts else [], np.int64)
+        begin = starts[0] if starts else 0
+        found = cuts(ends - begin, self._config.unit if plain else archive.stop + 1)
+        stops = ends[found[1:] - 1]
+        unit_starts = np.concatenate(([begin], stops))[:-1] if len(stops) else stops
+        if not plain and len(stops):
+            unit_starts, stops = np.zeros(1, np.int64), np.array([archive.stop])
+        require_sizes(file, stops - unit_starts)
+        return FileUnits(
+            rows=np.diff(found), starts=unit_starts, stops=stops, content=digest.hexdigest()
+        )
+
+
+def _plain(file: ShardFile) -> TarBytes:
+    """Read headers through a window: small members come with the header before them."""
+    window = [0, b""]
+
+    def fetch(start: int, stop: int) -> bytes:
+        at, held = window
+        assert isinstance(at, int)
+        assert isinstance(held, bytes)
+        if not at <= start <= stop <= at + len(held):
+            at = start
+            held = file.read_range(start, min(max(stop, start + _WINDOW_BYTES), file.size_bytes))
+            window[:] = at, held
+        return held[start - at : stop - at]
+
+    return TarBytes(path=file.path, at=0, stop=file.size_bytes, fetch=fetch)
+
+
+def _decompressed(file: ShardFile) -> TarBytes:
+    chunks: list[pa.Buffer] = []
+    size = 0
+    with stream_of(file) as stream:
+        for chunk in chunks_of(stream):
+            size += len(chunk)
+            require_held_whole(file, size)
+            chunks.append(chunk)
+    held = memoryview(b"".join(chunks))
+    return TarBytes(path=file.path, at=0, stop=size, fetch=lambda start, stop: held[start:stop])
+
+
+def _samples(members: Iterator[Member]) -> Iterator[_Sample]:
+    """Group neighbours of one key; members without an extension, and ``__meta__`` ones, belong to none."""
+    current: _Sample | None = None
+    for member in members:
+        folder, slash, name = member.name.rpartition("/")
+        stem, dot, extension = name.partition(".")
+        if not stem or not dot or (stem.startswith("__") and stem.endswith("__")):
+            continue
+        key, extension = f"{folder}{slash}{stem}", extension.lower()
+        if current is None or current.key != key:
+            if current is not None:
+                yield current
+            current = _Sample(key=key, start=member.header, members={})
+        if extension in current.members:
+            current.twice = extension
+        current.members[extension] = member
+    if current is not None:
+        yield current
+
+
+def _opened(
+    config: WebDatasetSource, files: Sequence[ShardFile], cache: IndexCache | None
+) -> Format:
+    return WebDatasetFormat(files, config, cache)
+
+
+FORMAT = FormatSpec(
+    what="a tar archive",
+    names=FileNames(suffixes=frozenset({".tar", ".tgz"}), compressed=True),
+    open=_opened,
+    magic=(((257, b"ustar"),),),
+)
