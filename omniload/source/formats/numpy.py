@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from math import prod
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -185,7 +186,7 @@ def _layout(file: ShardFile, config: NumpySource) -> _Layout:
         )
     else:
         start, dtype = config.header, np.dtype(config.dtype)
-        shape = ((file.size_bytes - start) // dtype.itemsize,)
+        shape = (max(0, file.size_bytes - start) // dtype.itemsize,)
     stop = start + prod(shape) * dtype.itemsize
     if stop != file.size_bytes:
         raise IntegrityError(
@@ -217,7 +218,7 @@ def _npy_header(file: ShardFile, head: bytes) -> tuple[int, np.dtype[Any], tuple
             (2, 0): read.read_array_header_2_0,
         }
         shape, fortran, dtype = by_version[version](opened, max_header_size=_LARGEST_HEADER)
-    except (ValueError, KeyError, EOFError, SyntaxError, RecursionError, MemoryError) as error:
+    except (ValueError, KeyError, EOFError, SyntaxError, RecursionError, TokenError) as error:
         raise IntegrityError(
             f"{file.path}: its header cannot be read: {error!r:.120}; the file is corrupt, replace it"
         ) from error
