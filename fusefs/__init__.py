@@ -13,7 +13,7 @@ __all__ = ["mount"]
 
 
 def __getattr__(name: str) -> object:
-    """Load what is offered when it is asked for: whoever needs a store alone mounts nothing."""
+    """Load what is offered when it is asked for: a user of a store alone mounts nothing."""
     if name == "mount":
         from fusefs.mounts.lifecycle import mount  # noqa: PLC0415
 

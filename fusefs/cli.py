@@ -102,7 +102,7 @@ def mount(  # noqa: PLR0913, PLR0917 -- one per option
     words, logged = without_log(words)
     settings = mount_config(store, target, words, config)
     log = log or logged or (None if foreground else os.devnull)
-    # A watch ends with the daemon it started, so whoever takes over goes on with it.
+    # A watch ends with the daemon it started, so the process that takes over goes on with it.
     watch = watch or asked or (settings.take_over and is_watched(target))
     process = start(settings, log_path=log, watched=watch)
     if not foreground:
@@ -135,7 +135,7 @@ def umount(mountpoint: str, within: str) -> None:
         within_s = float(str(parse_seconds(within)))
     except ValueError as error:
         raise ConfigError(f"--within: {error}") from error
-    unmount(mountpoint, within_s=within_s, tell=waiting_line(mountpoint))
+    unmount(mountpoint, within_s=within_s, report=waiting_line(mountpoint))
 
 
 @command.command("stat")
@@ -250,13 +250,13 @@ def prefetch(paths: tuple[str, ...], as_json: bool, store: str | None, **cache: 
     _require_store(store, cache)
     if store is None:
         found = list(mounted_files(paths))
-        with progress("prefetching", sum(size for _, size in found)) as tell:
-            kept = prefetch_on_mount(found, tell)
+        with progress("prefetching", sum(size for _, size in found)) as report:
+            kept = prefetch_on_mount(found, report)
     else:
         with closing(_open_cached(store, **cache)) as files:
             found = list(store_files(files, [_in_store(path) for path in paths]))
-            with progress("prefetching", sum(size for _, size in found)) as tell:
-                kept = prefetch_from_store(files, found, tell)
+            with progress("prefetching", sum(size for _, size in found)) as report:
+                kept = prefetch_from_store(files, found, report)
         # What lies in the memory of this process ends with it.
         kept = [replace(file, memory_bytes=0) for file in kept]
     show_kept(kept, as_json=as_json)
@@ -305,8 +305,8 @@ def export(file: str, target: str, store: str | None, force: bool, as_json: bool
             copies = list(copies_of(files, path.strip("/"), name))
             if not force:
                 require_free(out, copies)
-            with progress("exporting", sum(copy.size_bytes for copy in copies)) as tell:
-                done = [(c, export_file(files, c.source, out, c.target, tell)) for c in copies]
+            with progress("exporting", sum(copy.size_bytes for copy in copies)) as report:
+                done = [(c, export_file(files, c.source, out, c.target, report)) for c in copies]
     except FileNotFoundError as error:
         raise StateError(f"{path!r} is not in {url}") from error
     for copy, exported in done:

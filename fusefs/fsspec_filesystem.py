@@ -23,7 +23,7 @@ from fusefs.stores.protocol import checked_path, parent_of
 from fusefs.stores.retry import RetryingStore
 from fusefs.stores.url import open_store
 from fusefs.tree.catalog import FileInfo
-from fusefs.tree.namespace import OpenedFile, StripedFiles
+from fusefs.tree.namespace import OpenVersion, StripedFiles
 from fusefs.write.file_writer import FileWriter
 from omniload.base.config import checked
 from omniload.base.errors import ConfigError
@@ -200,7 +200,7 @@ class OmniFileSystem(AbstractFileSystem):  # type: ignore[misc]
 class _ReadFile(io.RawIOBase):
     """A version of a file, for reading."""
 
-    def __init__(self, file: OpenedFile, path: str) -> None:
+    def __init__(self, file: OpenVersion, path: str) -> None:
         self._file = file
         self._at = 0
         self.name = path

@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future as TorchFuture
 from typing_extensions import override
 
-from fusefs.base.serial_executor import settle
+from fusefs.base.serial_executor import wait_all
 from fusefs.stores.protocol import checked_path
-from fusefs.tree.namespace import OpenedFile, StripedFiles
+from fusefs.tree.namespace import OpenVersion, StripedFiles
 from omniload.base.errors import IntegrityError, OmniloadError
 from trainer_integration.striped_storage_boxes import Box, Slab
 from trainer_integration.striped_storage_index import Chunk, Index
@@ -166,7 +166,7 @@ class StripedReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return is_path(checkpoint_id)
 
-    def _opened(self, name: str) -> OpenedFile:
+    def _opened(self, name: str) -> OpenVersion:
         assert self._index is not None, "read_metadata comes first"
         try:
             file = self._files.open(within(self._folder, name))
@@ -188,7 +188,7 @@ class StripedReader(StorageReader):
         return file
 
     def _fill_straight(
-        self, files: Mapping[str, OpenedFile], by_file: Mapping[str, Sequence[_Read]]
+        self, files: Mapping[str, OpenVersion], by_file: Mapping[str, Sequence[_Read]]
     ) -> None:
         fills = {
             name: files[name].reader.start_into(
@@ -205,9 +205,9 @@ class StripedReader(StorageReader):
             for future in rest:
                 future.cancel()
             with suppress(OSError, OmniloadError):
-                settle(rest)
+                wait_all(rest)
 
-    def _fill_staged(self, name: str, file: OpenedFile, reads: Sequence[_Read]) -> None:
+    def _fill_staged(self, name: str, file: OpenVersion, reads: Sequence[_Read]) -> None:
         """Read boxes by way of memory that encloses them, some slabs at a time."""
         waiting: list[tuple[_Read, Slab, Tensor]] = []
         staged_bytes = 0
@@ -222,7 +222,7 @@ class StripedReader(StorageReader):
         self._copy_staged(name, file, waiting)
 
     def _copy_staged(
-        self, name: str, file: OpenedFile, waiting: Sequence[tuple[_Read, Slab, Tensor]]
+        self, name: str, file: OpenVersion, waiting: Sequence[tuple[_Read, Slab, Tensor]]
     ) -> None:
         spans = [(read.at + slab.offset_bytes, bytes_of(staged)) for read, slab, staged in waiting]
         self._wait(name, file.reader.start_into(spans))
@@ -231,7 +231,7 @@ class StripedReader(StorageReader):
 
     def _wait(self, name: str, fills: Sequence[Future[None]]) -> None:
         try:
-            settle(fills)
+            wait_all(fills)
         except IntegrityError as error:
             raise IntegrityError(f"{self._location}: {name}: {error}") from error
 

@@ -8,13 +8,13 @@ Memory mapped for huge pages costs eight.
 import mmap
 from contextlib import suppress
 
-__all__ = ["LARGE_BYTES", "mapped"]
+__all__ = ["LARGE_BYTES", "huge_page_buffer"]
 
 LARGE_BYTES = 2 << 20
 """From here on a mapping of its own pays: a huge page of the machines this is for."""
 
 
-def mapped(size_bytes: int) -> memoryview:
+def huge_page_buffer(size_bytes: int) -> memoryview:
     """Return writable memory for one large read; it goes when the last view of it does."""
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without huge pages

@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 
-__all__ = ["ByteBudget", "Strand", "settle"]
+__all__ = ["ByteBudget", "SerialExecutor", "wait_all"]
 
 
-class Strand:
+class SerialExecutor:
     """Runs what it is given one after the other, on whichever pool thread is free.
 
     A store object takes writes from one thread at a time. A thread per object would be
@@ -62,18 +62,18 @@ class ByteBudget:
         """Bytes taken and not yet given back."""
         return self._used_bytes
 
-    def take(self, size_bytes: int) -> None:
+    def acquire(self, size_bytes: int) -> None:
         """Wait for room, then take ``size_bytes``."""
         with self._changed:
             self._changed.wait_for(lambda: self._fits(size_bytes))
             self._used_bytes += size_bytes
 
     def has_room(self, size_bytes: int) -> bool:
-        """Tell whether ``take`` would return at once."""
+        """Return whether ``acquire`` would return at once."""
         with self._changed:
             return self._fits(size_bytes)
 
-    def give_back(self, size_bytes: int) -> None:
+    def release(self, size_bytes: int) -> None:
         """Return what was taken."""
         with self._changed:
             self._used_bytes -= size_bytes
@@ -83,7 +83,7 @@ class ByteBudget:
         return self._used_bytes == 0 or self._used_bytes + size_bytes <= self._capacity_bytes
 
 
-def settle(futures: Sequence[Future[None]]) -> None:
+def wait_all(futures: Sequence[Future[None]]) -> None:
     """Wait until all are done; after one that failed, those not begun are cancelled.
 
     None runs any more when this returns or raises, so memory they fill may be let go.

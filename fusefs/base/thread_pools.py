@@ -1,4 +1,4 @@
-"""Threads that wait for a store, and who must not use them: a process that was forked off has none."""
+"""Threads that wait for a store; a process that was forked off has none, and is refused."""
 
 import os
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class StorePool(ThreadPoolExecutor):
     """A thread pool that refuses what it would never do: work for a process forked off later.
 
     Threads stay behind when a process forks, and the clients of most stores do not
-    outlive it either; whoever waited for them would wait for ever.
+    outlive it either; a wait for them would last for ever.
     """
 
     def __init__(self, max_workers: int, name: str) -> None:

@@ -14,7 +14,7 @@ __all__ = ["chosen", "serve"]
 
 
 def _nobody_waits() -> None:
-    """Tell nobody that the mount is there."""
+    """Report the mount to no process."""
 
 
 def serve(
@@ -25,7 +25,7 @@ def serve(
     name: str = "omnifs",
     ready: Callable[[], None] = _nobody_waits,
 ) -> None:
-    """Mount, answer until unmounted or told to end by SIGTERM, SIGINT or SIGHUP, unmount.
+    """Mount, answer until unmounted or asked to end by SIGTERM, SIGINT or SIGHUP, unmount.
 
     For the main thread of a process of its own, which must not touch the mount itself: it
     would wait for its own answer.

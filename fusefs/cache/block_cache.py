@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from fusefs.cache.page_cache_estimate import PageCacheBelief
+from fusefs.cache.page_cache_estimate import PageCacheEstimate
 from fusefs.metrics.counters import Traffic
 
 __all__ = ["Block", "BlockCache", "Data"]
@@ -35,7 +35,7 @@ class _Memory:
 
     keys: tuple[Hashable, ...]
     unserved_bytes: float
-    """Of all its blocks; infinite where they stay here whoever takes them."""
+    """Of all its blocks; infinite where they stay here after they were taken."""
 
 
 class BlockCache:
@@ -55,12 +55,12 @@ class BlockCache:
         self._lock = threading.Lock()
         self._blocks: OrderedDict[Hashable, Block] = OrderedDict()
         self._used_bytes = 0
-        self._kernel = PageCacheBelief(_MOST_BELIEVED)
+        self._kernel = PageCacheEstimate(_MOST_BELIEVED)
 
     @property
-    def num_doubts(self) -> int:
+    def num_invalidations(self) -> int:
         """How often it turned out that the kernel does not have what ``is_served`` said it has."""
-        return self._kernel.num_doubts
+        return self._kernel.num_invalidations
 
     @property
     def used_bytes(self) -> int:
@@ -97,7 +97,7 @@ class BlockCache:
             return block, True
 
     def fill(self, filled: Mapping[Hashable, Data]) -> None:
-        """Hand the bytes of claimed blocks to everyone who waits for them.
+        """Hand the bytes of claimed blocks to everyone that waits for them.
 
         Blocks filled together may be views of the same memory: they are dropped together
         too, so that no view keeps memory that is no longer counted.
@@ -126,19 +126,19 @@ class BlockCache:
                     self._drop_with_siblings(key)
 
     def is_served(self, key: Hashable) -> bool:
-        """Tell whether a block is not here because it lies where it was served to, as far as is known."""
+        """Return whether a block is not here because it lies where it was served to, as far as is known."""
         with self._lock:
             return self._kernel.has(key)
 
     def fail(self, key: Hashable, error: BaseException) -> None:
-        """Give up a claimed block: those who wait get ``error``, the next to ask tries again."""
+        """Give up a claimed block: waiting readers get ``error``, the next read tries again."""
         with self._lock:
             block = self._blocks.pop(key)
             self._used_bytes -= block.size_bytes
         block.data.set_exception(error)
 
     def holds(self, key: Hashable) -> bool:
-        """Tell whether a block is here; unlike ``get`` no sign of use."""
+        """Return whether a block is here; unlike ``get`` no sign of use."""
         with self._lock:
             block = self._blocks.get(key)
             return block is not None and block.data.done()

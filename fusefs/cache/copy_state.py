@@ -24,7 +24,7 @@ class Span:
 
 @dataclass(slots=True, eq=False)
 class CopyState:
-    """What is known of one copy, shared by all who have it open."""
+    """What is known of one copy, shared by all its open views."""
 
     version: CopyVersion
     name: str

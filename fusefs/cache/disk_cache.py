@@ -1,4 +1,4 @@
-"""Local copies of versions of files: on a disk, under a hard cap, never believed without their checksum.
+"""Local copies of versions of files: on a disk, under a hard cap, never used without their checksum.
 
 Below the memory cache and above the store. A copy is a plain sparse file with every unit at
 its place, so one that holds all units is the file, and may be read without us.
@@ -79,7 +79,7 @@ class DiskCache:
         return DiskCopy(self, copy)
 
     def drop(self, version: CopyVersion) -> int:
-        """Forget the copy of a version and return the bytes it took; who holds a descriptor keeps it."""
+        """Forget the copy of a version and return the bytes it took; an open descriptor keeps its bytes."""
         with self._lock:
             size_bytes = self._ledger.size_of(version.name)
             aside = self._forgotten(version.name)
@@ -92,7 +92,7 @@ class DiskCache:
             self._writable = False
             for copy in self._copies.values():
                 if copy.files is not None:
-                    copy.files.let_go()
+                    copy.files.retire()
                     copy.files = None
                 copy.clear()
             self._copies.clear()
@@ -118,7 +118,7 @@ class DiskCache:
             if checksum and unit_checksum(part) == checksum:
                 found[span.unit] = part
         with self._lock:
-            files.give_back()
+            files.release()
             if copy.files is files:
                 copy.verified_U[list(found)] = True
                 for span, checksum in zip(spans, wanted, strict=True):
@@ -145,7 +145,7 @@ class DiskCache:
             self._refused(error)
             checksum = 0
         with self._lock:
-            files.give_back()
+            files.release()
             self._stored.notify_all()
             if copy.files is files:
                 copy.storing.discard(span.unit)
@@ -176,7 +176,7 @@ class DiskCache:
             return descriptor
 
     def begin_comparing(self) -> bool:
-        """Tell whether a copy may be compared in the background now: one at a time, so that readers get on."""
+        """Return whether a copy may be compared in the background now: one at a time, so that readers get on."""
         with self._lock:
             begins, self._comparing = not self._comparing, True
             return begins
@@ -195,10 +195,10 @@ class DiskCache:
             if not copy.holders and self._copies.get(copy.name) is copy:
                 del self._copies[copy.name]
                 if copy.files is not None:
-                    copy.files.let_go()
+                    copy.files.retire()
                     copy.files = None
 
-    def hold(self, copy: CopyState) -> None:
+    def acquire(self, copy: CopyState) -> None:
         """Count a holder more."""
         with self._lock:
             copy.holders += 1
@@ -245,7 +245,7 @@ class DiskCache:
             self._ledger.touch(copy.name)
             copy.damaged.discard(span.unit)
             copy.storing.add(span.unit)
-            copy.files.borrow()
+            copy.files.acquire()
             return copy.files, aside
 
     def _evict(self, names: list[str]) -> list[Path]:
@@ -257,7 +257,7 @@ class DiskCache:
         copy = self._copies.get(name)
         if copy is not None:
             if copy.files is not None:
-                copy.files.let_go()
+                copy.files.retire()
                 copy.files = None
             copy.clear()
         return self._directory.set_aside(name)
@@ -284,7 +284,7 @@ class DiskCache:
     def _borrowed(self, copy: CopyState) -> CopyFiles | None:
         with self._lock:
             if copy.files is not None:
-                copy.files.borrow()
+                copy.files.acquire()
                 self._ledger.touch(copy.name)
             return copy.files
 
@@ -314,11 +314,11 @@ class DiskCopy:
         return bool(self._copy.checksums_U.all())
 
     def has(self, unit: int) -> bool:
-        """Tell whether a unit is here, so far as its map says. Never waits."""
+        """Return whether a unit is here, so far as its map says. Never waits."""
         return bool(self._copy.checksums_U[unit])
 
     def is_verified(self, unit: int) -> bool:
-        """Tell whether this process has written or compared a unit that is here."""
+        """Return whether this process has written or compared a unit that is here."""
         return bool(self._copy.verified_U[unit])
 
     def read(self, spans: Sequence[Span]) -> dict[int, memoryview]:
@@ -336,19 +336,19 @@ class DiskCopy:
         return descriptor
 
     def begin_comparing(self) -> bool:
-        """Tell whether this copy may be compared in the background now; then ``end_comparing`` follows."""
+        """Return whether this copy may be compared in the background now; then ``end_comparing`` follows."""
         return self._cache.begin_comparing()
 
     def end_comparing(self) -> None:
         """End what was begun."""
         self._cache.end_comparing()
 
-    def hold(self) -> None:
-        """Keep the copy for a task of the background, until ``let_go``."""
-        self._cache.hold(self._copy)
+    def acquire(self) -> None:
+        """Keep the copy for a task of the background, until ``release``."""
+        self._cache.acquire(self._copy)
 
-    def let_go(self) -> None:
-        """End a ``hold``."""
+    def release(self) -> None:
+        """End an ``acquire``."""
         self._cache.release(self._copy, pinned=False)
 
     def close(self) -> None:

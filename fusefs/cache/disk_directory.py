@@ -44,16 +44,16 @@ class CopyFiles:
         self._users = 0
         self._let_go = False
 
-    def borrow(self) -> None:
+    def acquire(self) -> None:
         """Count a user."""
         self._users += 1
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Count a user less."""
         self._users -= 1
         self._close_if_unused()
 
-    def let_go(self) -> None:
+    def retire(self) -> None:
         """Close as soon as nobody uses the descriptors."""
         self._let_go = True
         self._close_if_unused()

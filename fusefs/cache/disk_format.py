@@ -2,7 +2,7 @@
 
 A copy is two files: ``NAME.data`` is the version of a file as it is, sparse where units are
 missing, and ``NAME.map`` a header and one checksum per unit, 0 for a unit that is not there.
-Nothing is believed because it lies there: a header must equal the one expected, a unit its
+No byte is used because it lies there: a header must equal the one expected, a unit its
 checksum. So no write needs to be ordered or synced, whenever the process or machine ends.
 """
 
@@ -38,7 +38,7 @@ __all__ = [
 
 VERSION = 1
 MARKER = "omnifs-disk-cache.json"
-"""File in the directory that says what it is; whoever uses the directory holds a lock on it."""
+"""File in the directory that says what it is; the process that uses the directory holds a lock on it."""
 COPIES = "copies"
 LEAVING = "leaving"
 """Folder for what is being removed; emptied at start."""

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fusefs.cache.copy_state import Span
 from fusefs.cache.disk_cache import DiskCopy
 from fusefs.cache.disk_format import CopyVersion
-from fusefs.format.file_segments import Piece
+from fusefs.format.file_segments import FileSegment
 
 __all__ = ["LocalCopy", "runs_of", "version_of"]
 
 _VERIFIED_AT_ONCE_BYTES = 8 << 20
 
 
-def version_of(pieces: Sequence[Piece], prefix: str = "") -> CopyVersion | None:
+def version_of(pieces: Sequence[FileSegment], prefix: str = "") -> CopyVersion | None:
     """Return the version that ``pieces`` make up; None where some bytes need no copy, or there are none.
 
     Args:
@@ -33,7 +33,7 @@ class LocalCopy:
     """A copy, spoken to by piece and unit.
 
     A unit of which the file shows a part only is kept as that part: enough for the whole
-    copy, and read from the store by whoever wants the unit.
+    copy, and read from the store by the reader of the unit.
 
     Args:
         copy: Where it lies.
@@ -45,7 +45,7 @@ class LocalCopy:
         self,
         copy: DiskCopy,
         version: CopyVersion,
-        pieces: Iterable[Piece],
+        pieces: Iterable[FileSegment],
     ) -> None:
         self.copy = copy
         self.version = version
@@ -56,7 +56,7 @@ class LocalCopy:
             self._first_of[id(piece)] = first
             first += len(piece.units)
 
-    def span(self, piece: Piece, unit: int) -> tuple[Span, int]:
+    def span(self, piece: FileSegment, unit: int) -> tuple[Span, int]:
         """Return the place of what the file shows of a unit, and where in the unit that begins."""
         unit_bytes = piece.layout.unit_bytes
         begin = max(unit * unit_bytes, piece.before_bytes)
@@ -65,13 +65,13 @@ class LocalCopy:
         at = piece.start + begin - piece.before_bytes
         return Span(number, at, end - begin), begin - unit * unit_bytes
 
-    def has_whole(self, piece: Piece, unit: int) -> bool:
-        """Tell whether all bytes of a unit are here. Never waits."""
+    def has_whole(self, piece: FileSegment, unit: int) -> bool:
+        """Return whether all bytes of a unit are here. Never waits."""
         span, _ = self.span(piece, unit)
         whole = piece.layout.unit_size(unit, piece.stored_bytes)
         return span.size_bytes == whole and self.copy.has(span.unit)
 
-    def read(self, piece: Piece, units: Sequence[int]) -> dict[int, memoryview]:
+    def read(self, piece: FileSegment, units: Sequence[int]) -> dict[int, memoryview]:
         """Return those of whole units that follow each other that are here undamaged."""
         spans = [self.span(piece, unit)[0] for unit in units]
         found = self.copy.read(spans)
@@ -81,20 +81,20 @@ class LocalCopy:
             if span.unit in found
         }
 
-    def store(self, piece: Piece, unit: int, data: bytes | memoryview) -> bool:
+    def store(self, piece: FileSegment, unit: int, data: bytes | memoryview) -> bool:
         """Keep what the file shows of a unit; return whether it is here now."""
         span, start = self.span(piece, unit)
         if self.copy.has(span.unit):
             return True
         return self.copy.store(span, memoryview(data)[start : start + span.size_bytes])
 
-    def keep(self, piece: Piece, parts: Mapping[int, bytes | memoryview]) -> None:
+    def keep(self, piece: FileSegment, parts: Mapping[int, bytes | memoryview]) -> None:
         """Keep what was just read of units."""
         for unit, data in parts.items():
             self.store(piece, unit, data)
 
-    def is_sound(self, piece: Piece, unit: int) -> bool:
-        """Tell whether what the file shows of a unit is here and matches its checksum."""
+    def is_sound(self, piece: FileSegment, unit: int) -> bool:
+        """Return whether what the file shows of a unit is here and matches its checksum."""
         span, _ = self.span(piece, unit)
         if self.copy.has(span.unit) and not self.copy.is_verified(span.unit):
             self.copy.read([span])

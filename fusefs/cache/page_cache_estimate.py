@@ -1,19 +1,19 @@
-"""What the kernel's page cache holds, as far as can be told: it took it, and has not asked for it again."""
+"""What the kernel's page cache holds, estimated: it took it, and has not asked for it again."""
 
 from collections import OrderedDict
 from collections.abc import Collection, Hashable
 
-__all__ = ["PageCacheBelief"]
+__all__ = ["PageCacheEstimate"]
 
 _FIRST_CAUTION = 16
 _MOST_CAUTION = 1024
 
 
-class PageCacheBelief:
+class PageCacheEstimate:
     """Blocks that need not lie in our memory, since the kernel took them: no I/O. Not safe in threads.
 
     The kernel does not say what it drops. But when it asks for a block that it took, it has
-    dropped that one, and likely others before it: then nothing is believed of those any more,
+    dropped that one, and likely others before it: then those count as dropped,
     and they are known for blocks that the kernel does not keep.
 
     Nor is the kernel trusted with the next blocks then: at first with a few, after each further
@@ -26,8 +26,8 @@ class PageCacheBelief:
     """
 
     def __init__(self, most: int, first_caution: int = _FIRST_CAUTION) -> None:
-        self.num_doubts = 0
-        """How often nothing was believed any more."""
+        self.num_invalidations = 0
+        """How often the estimate was given up."""
         self._most = most
         self._taken: OrderedDict[Hashable, None] = OrderedDict()
         self._lost: OrderedDict[Hashable, None] = OrderedDict()
@@ -36,7 +36,7 @@ class PageCacheBelief:
         """Blocks still to be kept here, and blocks taken since the kernel last lost one."""
 
     def will_keep(self, keys: Collection[Hashable]) -> bool:
-        """Tell whether the kernel is trusted with blocks that were just fetched together.
+        """Return whether the kernel is trusted with blocks that were just fetched together.
 
         Asked once for each fetch: it counts those that are withheld.
         """
@@ -60,16 +60,16 @@ class PageCacheBelief:
         self._lost |= self._taken
         self._taken.clear()
         self._trim(self._lost)
-        self.num_doubts += 1
+        self.num_invalidations += 1
         self._num_withheld, self._num_kept = self._caution, 0
         self._caution = min(2 * self._caution, _MOST_CAUTION)
 
     def has(self, key: Hashable) -> bool:
-        """Tell whether the kernel has a block, as far as is known."""
+        """Return whether the kernel has a block, as far as is known."""
         return key in self._taken
 
     def lost(self, key: Hashable) -> bool:
-        """Tell whether the kernel took a block once and, as far as is known, did not keep it."""
+        """Return whether the kernel took a block once and, as far as is known, did not keep it."""
         return key in self._lost
 
     def _trim(self, keys: OrderedDict[Hashable, None]) -> None:

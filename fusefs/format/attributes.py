@@ -27,7 +27,7 @@ class Attributes:
 
     @property
     def are_default(self) -> bool:
-        """Tell whether a plain file can carry them."""
+        """Return whether a plain file can carry them."""
         return self.mode is None and self.mtime_ns is None and not self.xattrs
 
     @property

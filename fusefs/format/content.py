@@ -10,7 +10,7 @@ Content = bytes | tuple[Segment, ...]
 
 
 def may_be_plain(parts: list[bytearray]) -> bool:
-    """Tell whether bytes can stand as a plain file without being taken for a manifest."""
+    """Return whether bytes can stand as a plain file without being taken for a manifest."""
     size = sum(map(len, parts))
     # No part but the last is short, so that magic cannot lie across parts of a tiny unit.
     joined = parts if size > 1 << 16 else [bytearray().join(parts)]

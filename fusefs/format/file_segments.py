@@ -11,11 +11,11 @@ from fusefs.format.manifest import Manifest, Segment, unit_checksum
 from fusefs.format.manifest_header import MAGIC
 from omniload.base.errors import IntegrityError
 
-__all__ = ["Piece", "check_unit", "pieces_of"]
+__all__ = ["FileSegment", "check_unit", "file_segments_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class FileSegment:
     """A range of a file: one segment, or a whole plain file."""
 
     start: int
@@ -37,7 +37,7 @@ class Piece:
     """The bytes themselves, for a file that lies in its manifest."""
 
     @classmethod
-    def of_segment(cls, segment: Segment, start: int) -> "Piece":
+    def of_segment(cls, segment: Segment, start: int) -> "FileSegment":
         """Return the piece of a file that a segment is."""
         return cls(
             start=start,
@@ -56,7 +56,7 @@ class Piece:
         return self.before_bytes + self.size_bytes + self.after_bytes
 
     @classmethod
-    def of_bytes(cls, data: bytes, start: int) -> "Piece":
+    def of_bytes(cls, data: bytes, start: int) -> "FileSegment":
         """Return the piece of a file whose bytes are at hand."""
         layout = StripeLayout(MAX_UNIT_BYTES, 1)
         return cls(start=start, size_bytes=len(data), layout=layout, key="", path_of=str, data=data)
@@ -67,7 +67,7 @@ class Piece:
         first = self.before_bytes // self.layout.unit_bytes
         return range(first, self.layout.num_units(self.before_bytes + self.size_bytes))
 
-    def unit_at_hand(self, unit: int) -> bytes | None:
+    def cached_unit(self, unit: int) -> bytes | None:
         """Return a unit that needs no fetching."""
         if self.data is None:
             return None
@@ -75,18 +75,18 @@ class Piece:
         return self.data[unit * unit_bytes : (unit + 1) * unit_bytes]
 
 
-def pieces_of(manifest: Manifest) -> list[Piece]:
+def file_segments_of(manifest: Manifest) -> list[FileSegment]:
     """Return the pieces of a striped file, in order; one empty piece for an empty file."""
     pieces, at = [], 0
     for segment in manifest.segments:
-        pieces.append(Piece.of_segment(segment, at))
+        pieces.append(FileSegment.of_segment(segment, at))
         at += segment.size_bytes
     if manifest.inline or not pieces:
-        pieces.append(Piece.of_bytes(manifest.inline, at))
+        pieces.append(FileSegment.of_bytes(manifest.inline, at))
     return pieces
 
 
-def check_unit(piece: Piece, unit: int, data: bytes | memoryview) -> None:
+def check_unit(piece: FileSegment, unit: int, data: bytes | memoryview) -> None:
     """Compare a whole unit with its checksum.
 
     Raises:

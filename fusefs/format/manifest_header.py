@@ -1,7 +1,7 @@
 """The header of a manifest: its first 4096 bytes, JSON under a checksum, which is all that ``stat`` needs.
 
-Whoever can write to the store can make a checksum that fits, so nothing that a header says is
-believed before it is checked: types and ranges here, the body against it in ``fusefs.format.manifest``.
+Any caller that can write to the store can make a checksum that fits, so nothing that a header says is
+used before it is checked: types and ranges here, the body against it in ``fusefs.format.manifest``.
 """
 
 from collections.abc import Mapping
@@ -107,7 +107,7 @@ class Header(StrictModel):
 
 
 def has_manifest_size(size_bytes: int) -> bool:
-    """Tell whether a store file of ``size_bytes`` may be a manifest; if not, it is a plain file."""
+    """Return whether a store file of ``size_bytes`` may be a manifest; if not, it is a plain file."""
     return size_bytes % 4096 == RESIDUE and size_bytes > HEADER_BYTES
 
 

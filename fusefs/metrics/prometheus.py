@@ -1,4 +1,4 @@
-"""Numbers of fusefs for whoever scrapes the metrics registry: all views of stores in this process together."""
+"""Numbers of fusefs for scrapes of the metrics registry: all views of stores in this process together."""
 
 import threading
 from collections.abc import Iterator

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from fusefs.bridge import server
 from fusefs.bridge.process.launch import run_daemon
-from fusefs.bridge.process.unmount_notice import Farewell
+from fusefs.bridge.process.unmount_notice import UnmountNotifier
 from fusefs.mounts.lifecycle import WATCHED, MountConfig
 from fusefs.stores.deadlines import hanging_calls
 from fusefs.stores.retry import RetryingStore
@@ -39,7 +39,7 @@ def _waits_s(give_up_after_s: float) -> list[float]:
 
 
 def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = False) -> None:
-    """Open the store and show it until unmounted or told to end.
+    """Open the store and show it until unmounted or asked to end.
 
     Raises:
         IntegrityError: At its end, files could not be published.
@@ -62,10 +62,10 @@ def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = Fal
     files = StripedFiles(store, taken or config.files)
     shown = StoreFileSystem(files, SpoolPlace(config.spool_directory, config.spool_limit))
     stops: list[Callable[[], None]] = []
-    farewell = Farewell(config.mountpoint, bridge=server.chosen(config), watched=watched)
+    notifier = UnmountNotifier(config.mountpoint, bridge=server.chosen(config), watched=watched)
 
     def claim() -> None:
-        _claimed(farewell.listen)
+        _claimed(notifier.listen)
         _claimed(lambda: stops.append(_answer_scrapes(config.metrics_port)))
         if (disk := config.files.disk_cache) is not None:
             _claimed(lambda: files.use_disk_cache(disk))
@@ -75,7 +75,7 @@ def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = Fal
         if config.take_over:
             threading.Thread(target=claim, name="fusefs-claim", daemon=True).start()
         else:
-            _listen(farewell)
+            _listen(notifier)
         ready()
 
     try:
@@ -87,7 +87,7 @@ def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = Fal
             stop()
         lost = shown.close()
         files.close()
-        farewell.tell(lost)
+        notifier.notify(lost)
     if lost:
         raise IntegrityError(f"what was written last to {len(lost)} files is lost: {lost}")
 
@@ -118,13 +118,13 @@ def _check_spool(directory: str | None) -> None:
         )
 
 
-def _listen(farewell: Farewell) -> None:
-    """Answer who waits for the end; a process that had the mount before may be publishing yet."""
+def _listen(notifier: UnmountNotifier) -> None:
+    """Serve processes that wait for the end; a process that had the mount before may be publishing yet."""
     try:
-        farewell.listen()
+        notifier.listen()
     except StateError:
         threading.Thread(
-            target=_claimed, args=(farewell.listen,), name="fusefs-claim", daemon=True
+            target=_claimed, args=(notifier.listen,), name="fusefs-claim", daemon=True
         ).start()
 
 
@@ -153,7 +153,7 @@ def _answer_scrapes(port: int | None) -> Callable[[], None]:
 
 
 def main() -> None:
-    """Run the daemon and tell the parent how its start went."""
+    """Run the daemon and report to the parent how its start went."""
     watched = WATCHED in sys.argv[2:]
     try:
         run_daemon(

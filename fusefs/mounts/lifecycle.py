@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fusefs.bridge.api.options import BridgeOptions
 from fusefs.bridge.process.launch import clear_dead_mount, start_daemon
-from fusefs.bridge.process.unmount_notice import Waiter, umount
+from fusefs.bridge.process.unmount_notice import UnmountClient, umount
 from fusefs.config import FilesConfig
 from omniload.base.config import checked
 from omniload.base.units import Bytes, Seconds
@@ -72,8 +72,8 @@ def start(
 
 
 def is_watched(mountpoint: str) -> bool:
-    """Tell whether a process beside the daemon of a mount mounts again when it dies."""
-    waiter = Waiter.of(mountpoint)
+    """Return whether a process beside the daemon of a mount mounts again when it dies."""
+    waiter = UnmountClient.of(mountpoint)
     if waiter is None:
         return False
     waiter.close()

@@ -25,9 +25,9 @@ __all__ = [
     "Finish",
     "GiveUp",
     "Lost",
+    "MountSupervisor",
     "StartAgain",
     "StartFailed",
-    "Watch",
     "main",
     "watch",
 ]
@@ -40,7 +40,7 @@ class DaemonEnded:
     """The daemon is gone."""
 
     code: int
-    """As ``subprocess`` tells it: minus the signal that killed it."""
+    """As ``subprocess`` has it: minus the signal that killed it."""
     ran_s: float
 
 
@@ -80,7 +80,7 @@ Command = StartAgain | Finish | Lost | GiveUp
 
 
 @dataclass(slots=True, kw_only=True)
-class Watch:
+class MountSupervisor:
     """Decides when a mount whose daemon ended is mounted again."""
 
     most_attempts: int = 8
@@ -122,7 +122,9 @@ class Watch:
         return StartAgain(after_s=min(wait_s, self.longest_wait_s))
 
 
-def watch(config: MountConfig, ready: Callable[[], None], machine: Watch | None = None) -> None:
+def watch(
+    config: MountConfig, ready: Callable[[], None], machine: MountSupervisor | None = None
+) -> None:
     """Mount and keep mounted until it is unmounted or a signal ends it. For the main thread.
 
     Args:
@@ -134,15 +136,15 @@ def watch(config: MountConfig, ready: Callable[[], None], machine: Watch | None 
         ConfigError, UnavailableError, StateError: The first start failed, or the watch gave up.
         IntegrityError: It ended, and files could not be published.
     """
-    machine = machine or Watch()
-    told = threading.Event()
+    machine = machine or MountSupervisor()
+    signalled = threading.Event()
     _on_signals(_end_at_once)  # and with us the daemon that starts
     process = start(config, words=(WATCHED,))
     # Only the first daemon takes a living mount over; the next ones find a dead one.
     config = config.model_copy(update={"take_over": False})
 
     def end(number: int, _: object) -> None:
-        told.set()
+        signalled.set()
         process.send_signal(number)
 
     _on_signals(end)
@@ -152,12 +154,12 @@ def watch(config: MountConfig, ready: Callable[[], None], machine: Watch | None 
         code = process.wait()
         command = machine.handle(DaemonEnded(code, time.monotonic() - begin))
         while isinstance(command, StartAgain):
-            if told.wait(command.after_s):
+            if signalled.wait(command.after_s):
                 return
             started = _started(config)
             if isinstance(started, subprocess.Popen):
                 process = started
-                if told.is_set():  # the signal came while there was no process to send it to
+                if signalled.is_set():  # the signal came while there was no process to send it to
                     process.terminate()
                 break
             command = machine.handle(started)

@@ -12,9 +12,9 @@ from concurrent.futures import Future
 
 from fusefs.cache.block_cache import Data
 from fusefs.cache.local_copy import LocalCopy
-from fusefs.format.file_segments import Piece
-from fusefs.read.readahead import Closed, Doubted, Fetch, Read, ReadAhead
-from fusefs.read.speculation import Guesses
+from fusefs.format.file_segments import FileSegment
+from fusefs.read.readahead import Closed, Fetch, Invalidated, Read, ReadAhead
+from fusefs.read.speculation import SpeculativeReads
 from fusefs.read.unit_fetcher import Fetcher, ReadEngine, Wanted
 from omniload.base.errors import IntegrityError
 
@@ -30,7 +30,7 @@ class FileReader:
     def __init__(
         self,
         engine: ReadEngine,
-        pieces: list[Piece],
+        pieces: list[FileSegment],
         *,
         when_missing: Callable[[str], Exception] | None = None,
         when_read: Callable[[], None] | None = None,
@@ -38,7 +38,7 @@ class FileReader:
     ) -> None:
         """Read ``pieces``; ``when_missing`` says what a missing object means.
 
-        ``when_read`` is called after each read of the store, whose bytes are believed unless it raises.
+        ``when_read`` is called after each read of the store, whose bytes are used unless it raises.
         """
         self._engine = engine
         self._copy = copy
@@ -48,20 +48,20 @@ class FileReader:
         self._pieces = [piece for piece in pieces if piece.size_bytes]
         self._starts = [piece.start for piece in self._pieces]
         self._ahead_lock = threading.Lock()
-        self._num_doubts = engine.cache.num_doubts
+        self._num_invalidations = engine.cache.num_invalidations
         self.size_bytes = sum(piece.size_bytes for piece in self._pieces)
         self._ahead = ReadAhead(
             largest_bytes=engine.read_ahead,
             all_bytes=engine.cache.capacity_bytes // 2,
             block_bytes=engine.read_block,
-            guesses=_guesses(engine, self.size_bytes),
+            speculative=_speculative(engine, self.size_bytes),
         )
 
     def try_read(self, offset: int, size_bytes: int) -> bytes | memoryview | None:
         """Return the bytes if all of them are in memory; never waits."""
         parts = []
         for piece, unit, start, size in self._units(offset, size_bytes):
-            data: Data | None = piece.unit_at_hand(unit)
+            data: Data | None = piece.cached_unit(unit)
             if data is None:
                 data = self._engine.cache.get((piece.key, unit))
             if data is None:
@@ -93,7 +93,7 @@ class FileReader:
             yield from self._units(command.start, command.stop - command.start)
 
     def note(self, offset: int, size_bytes: int, *, process: int = 0) -> None:
-        """Tell read-ahead of a read that memory answered."""
+        """Show read-ahead a read that memory answered."""
         for command in self._noted(offset, size_bytes, process):
             self.prefetch(command.start, command.stop - command.start)
 
@@ -107,13 +107,15 @@ class FileReader:
         if offset >= self.size_bytes:
             return ()
         with self._ahead_lock:
-            if (num_doubts := self._engine.cache.num_doubts) != self._num_doubts:
-                self._num_doubts = num_doubts
-                self._ahead.handle(Doubted())
+            if (
+                num_invalidations := self._engine.cache.num_invalidations
+            ) != self._num_invalidations:
+                self._num_invalidations = num_invalidations
+                self._ahead.handle(Invalidated())
             return self._ahead.handle(Read(process, offset, size_bytes))
 
     def left(self, process: int) -> None:
-        """Tell read-ahead that a process or handle reads this file no more."""
+        """Show read-ahead that a process or handle reads this file no more."""
         with self._ahead_lock:
             self._ahead.handle(Closed(process))
 
@@ -140,7 +142,7 @@ class FileReader:
         Raises:
             ValueError: A span reaches past the end of the file.
         """
-        wanted: dict[int, tuple[Piece, dict[int, list[tuple[int, memoryview]]]]] = {}
+        wanted: dict[int, tuple[FileSegment, dict[int, list[tuple[int, memoryview]]]]] = {}
         for offset, buffer in spans:
             if offset + len(buffer) > self.size_bytes:
                 raise ValueError(f"{offset}+{len(buffer)} is past the end at {self.size_bytes}")
@@ -176,7 +178,7 @@ class FileReader:
 
     def finish_keeping(self, begun: Keeping) -> None:
         """Wait for a range to be kept as far as there is room."""
-        parts_of: dict[int, tuple[Piece, dict[int, Data]]] = {}
+        parts_of: dict[int, tuple[FileSegment, dict[int, Data]]] = {}
         for (piece, unit, _, _), future in begun:
             parts_of.setdefault(id(piece), (piece, {}))[1][unit] = future.result()
         for piece, parts in parts_of.values():
@@ -194,8 +196,8 @@ class FileReader:
         )
         return memory, self._copy.held_bytes() if self._copy is not None else None
 
-    def is_at_hand(self) -> bool:
-        """Tell whether no byte need come from the store: memory, the local copy or the kernel has them."""
+    def is_cached(self) -> bool:
+        """Return whether no byte need come from the store: memory, the local copy or the kernel has them."""
         return all(
             piece.data is not None
             or self._engine.cache.holds((piece.key, unit))
@@ -212,7 +214,7 @@ class FileReader:
     def verify_copy(self) -> None:
         """Compare the local copy with its checksums in the background, unless another is being compared."""
         if self._copy is not None and self._copy.copy.begin_comparing():
-            self._copy.copy.hold()
+            self._copy.copy.acquire()
             self._engine.local_pool.submit(self._verify_held)
 
     def _verify_held(self) -> None:
@@ -221,7 +223,7 @@ class FileReader:
             self._copy.verify()
         finally:
             self._copy.copy.end_comparing()
-            self._copy.copy.let_go()
+            self._copy.copy.release()
 
     def _is_kept(self, wanted: Wanted) -> bool:
         piece, unit, _, _ = wanted
@@ -243,13 +245,13 @@ class FileReader:
             at += 1
 
 
-def _guesses(engine: ReadEngine, size_bytes: int) -> Guesses | None:
+def _speculative(engine: ReadEngine, size_bytes: int) -> SpeculativeReads | None:
     block = engine.read_block
     wide = engine.longest_read // block * block if block else 0
     if wide <= block:
         return None
     most_bytes = 3 * engine.cache.capacity_bytes // 4
-    return Guesses(block, wide, size_bytes, most_bytes=most_bytes, purse=engine.purse)
+    return SpeculativeReads(block, wide, size_bytes, most_bytes=most_bytes, budget=engine.budget)
 
 
 def _missing(path: str) -> Exception:

@@ -15,16 +15,16 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple, assert_never
 
-from fusefs.read.speculation import Guesses
+from fusefs.read.speculation import SpeculativeReads
 
-__all__ = ["Closed", "Doubted", "Fetch", "Read", "ReadAhead"]
+__all__ = ["Closed", "Fetch", "Invalidated", "Read", "ReadAhead"]
 
 
 class Read(NamedTuple):
     """A process read a range of the file. A tuple, since one is made for every read that memory answers."""
 
     process: int
-    """Whoever reads: a process, a handle, anything that tells readers apart."""
+    """Any caller that reads: a process, a handle, anything that distinguishes readers."""
     offset: int
     size_bytes: int
 
@@ -37,7 +37,7 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubted:
+class Invalidated:
     """What was fetched ahead may not be here: parts were passed over as the kernel's, and it has lost them."""
 
 
@@ -78,7 +78,7 @@ class ReadAhead:
         block_bytes: A first read of ``first_bytes`` or more is nearly always a part of a longer
             one, which the kernel cut and sends in any order; it brings in all of its block, so
             that the other parts wait for the same request. 0: nothing.
-        guesses: Says when a block brings in its neighbours too, of the same block size; never,
+        speculative: Says when a block brings in its neighbours too, of the same block size; never,
             if not given.
     """
 
@@ -90,7 +90,7 @@ class ReadAhead:
         all_bytes: int | None = None,
         most_streams: int = 128,
         block_bytes: int = 0,
-        guesses: Guesses | None = None,
+        speculative: SpeculativeReads | None = None,
     ) -> None:
         self._first_bytes = min(first_bytes, largest_bytes)
         self._largest_bytes = largest_bytes
@@ -99,13 +99,13 @@ class ReadAhead:
         self._slack_bytes = 4 * self._first_bytes
         self._most_streams = most_streams
         self._block_bytes = block_bytes
-        self._guesses = guesses
+        self._speculative = speculative
         self._streams: OrderedDict[int, _Stream] = OrderedDict()
         self._of_process: dict[int, list[_Stream]] = {}
         self._standing_at: dict[tuple[int, int], _Stream] = {}
         self._num_reads = 0
 
-    def handle(self, event: Read | Closed | Doubted) -> tuple[Fetch, ...]:
+    def handle(self, event: Read | Closed | Invalidated) -> tuple[Fetch, ...]:
         """Apply one event and return what to fetch now.
 
         Ranges fetched for one stream never overlap, unless there was a doubt between them, and
@@ -116,14 +116,14 @@ class ReadAhead:
                 if not self._largest_bytes or not size_bytes:
                     return ()
                 self._num_reads += 1
-                if self._guesses is not None and size_bytes >= self._first_bytes:
-                    self._guesses.read(offset, offset + size_bytes)
+                if self._speculative is not None and size_bytes >= self._first_bytes:
+                    self._speculative.read(offset, offset + size_bytes)
                 return self._observe(process, offset, size_bytes)
             case Closed(process=process):
                 for stream in list(self._of_process.get(process, ())):
                     self._forget(stream)
                 return ()
-            case Doubted():
+            case Invalidated():
                 for stream in self._streams.values():
                     stream.fetched_to = min(stream.fetched_to, stream.next_offset)
                 return ()
@@ -179,8 +179,8 @@ class ReadAhead:
         if not (share := self._share_bytes()):
             return ()
         start, stop = offset - offset % block, end + -end % block
-        if self._guesses is not None and share >= self._guesses.wide_bytes:
-            start, stop = self._guesses.widened(start, stop)
+        if self._speculative is not None and share >= self._speculative.wide_bytes:
+            start, stop = self._speculative.widened(start, stop)
         start, stop = max(stream.fetched_to, start), min(stop, end + share)
         stream.fetched_to = max(stream.fetched_to, stop)
         stream.window_bytes = max(stream.window_bytes, stop - start)
@@ -250,5 +250,5 @@ class ReadAhead:
 
 
 def _is_enough(ahead_bytes: int, window_bytes: int) -> bool:
-    """Tell whether to wait: half a window at a time is one batch of ranged reads, not one per read."""
+    """Return whether to wait: half a window at a time is one batch of ranged reads, not one per read."""
     return window_bytes - ahead_bytes < max(1, window_bytes // 2)

@@ -1,27 +1,31 @@
-"""How much may be fetched that nobody has asked for, where reads are scattered: as much as was asked for.
+"""How many neighbours of a read block may be fetched with it, where reads are scattered.
 
 Four ranks that read the tensors of one file in any order read all of it in the end, and a
-request costs nearly the same for a block as for the block and its neighbours. But who reads
-a few tensors must not bring in the file. So guesses are on credit: every block that is read
-earns one that may be guessed, and a guess that is read was no guess. Then never more than
-twice what was read is brought in, and nothing is guessed any more where guesses stay unread.
+request costs nearly the same for a block as for the block and its neighbours. But a reader of
+a few tensors must not bring in the file. So speculation has a limit that reads raise: every block that is
+read allows one speculative block, and a speculative block that is read counts as read. Never more
+than twice what was read is brought in, and a file whose speculative blocks stay unread gets none any more.
 
-A file of which nothing was read yet has earned nothing. What it guesses then is lent by a purse that
-all files share. Each guess that comes true, lent or earned, fills it again; what a file still owes
-when it is closed is gone. So other files show whether files are read whole here, and who reads a
-little of many has soon emptied the purse. Of all files together never more is guessed and not read
-than the purse held at first and twice what was read.
+A file of which nothing was read yet has no allowance of its own. It acquires one from a budget that
+all files share. Each speculative block that is read refunds the budget; what a file still owes
+when it is closed is spent. So other files show whether files are read whole here, and readers of a
+little of many files soon exhaust the budget. Of all files together never more is fetched and not read
+than the budget held at first and twice what was read::
+
+    read 1 block       allowance 1 ---> fetch 1 neighbour
+    read nothing yet   budget --------> acquire(neighbours), all or none
+    neighbour is read  ---------------> refund(block), up to the first value
 """
 
 import threading
 
-__all__ = ["Guesses", "Purse"]
+__all__ = ["SpeculationBudget", "SpeculativeReads"]
 
-_GUESSED, _READ = 1, 2
+_SPECULATIVE, _READ = 1, 2
 
 
-class Purse:
-    """Bytes that may be guessed before they are earned. Safe in threads.
+class SpeculationBudget:
+    """Bytes that files may fetch before their reads allow it. Safe in threads.
 
     Args:
         most_bytes: What there is to begin with, and what it never exceeds.
@@ -31,28 +35,28 @@ class Purse:
         self._most_bytes = self._left_bytes = most_bytes
         self._lock = threading.Lock()
 
-    def lend(self, size_bytes: int) -> bool:
-        """Lend all of ``size_bytes`` or nothing; tell which."""
+    def acquire(self, size_bytes: int) -> bool:
+        """Take all of ``size_bytes`` or nothing; return whether they were taken."""
         with self._lock:
-            lends = size_bytes <= self._left_bytes
-            self._left_bytes -= size_bytes if lends else 0
-            return lends
+            fits = size_bytes <= self._left_bytes
+            self._left_bytes -= size_bytes if fits else 0
+            return fits
 
-    def fill(self, size_bytes: int) -> None:
-        """Take what came true of guesses."""
+    def refund(self, size_bytes: int) -> None:
+        """Add bytes of speculative blocks that were read."""
         with self._lock:
             self._left_bytes = min(self._most_bytes, self._left_bytes + size_bytes)
 
 
-class Guesses:
-    """Which blocks of a file were read, and which were only guessed: no I/O. Not safe in threads.
+class SpeculativeReads:
+    """Which blocks of a file were read, and which were fetched beside them: no I/O. Not safe in threads.
 
     Args:
         block_bytes: What a read brings in anyway.
-        wide_bytes: What it brings in where so much may be guessed; a multiple of ``block_bytes``.
+        wide_bytes: What it brings in where speculation allows so much; a multiple of ``block_bytes``.
         size_bytes: Bytes of the file. What is said of bytes behind them is passed over.
-        most_bytes: Most bytes guessed and not read yet, whatever was earned: they lie in memory.
-        purse: Lends what was not earned yet.
+        most_bytes: Most bytes fetched and not read yet, whatever reads allow: they lie in memory.
+        budget: Of all files, for what reads do not allow yet.
     """
 
     def __init__(
@@ -62,15 +66,15 @@ class Guesses:
         size_bytes: int,
         *,
         most_bytes: int,
-        purse: Purse | None = None,
+        budget: SpeculationBudget | None = None,
     ) -> None:
         self.wide_bytes = wide_bytes
         self._block_bytes = block_bytes
         self._size_bytes = size_bytes
-        self._most_guessed = most_bytes // block_bytes
-        self._purse = purse
+        self._most_speculative = most_bytes // block_bytes
+        self._budget = budget
         self._states = bytearray(-(-size_bytes // block_bytes))
-        self._num_read = self._num_guessed = self._num_lent = 0
+        self._num_read = self._num_speculative = self._num_advanced = 0
 
     @property
     def read_bytes(self) -> int:
@@ -78,20 +82,20 @@ class Guesses:
         return self._num_read * self._block_bytes
 
     @property
-    def guessed_bytes(self) -> int:
-        """Bytes of all blocks that were guessed and not read yet."""
-        return self._num_guessed * self._block_bytes
+    def speculative_bytes(self) -> int:
+        """Bytes of all speculative blocks that were not read yet."""
+        return self._num_speculative * self._block_bytes
 
     def read(self, start: int, stop: int) -> None:
         """Note that bytes ``start`` to ``stop`` were read."""
         for block in self._blocks(start, stop):
             state, self._states[block] = self._states[block], _READ
             self._num_read += state != _READ
-            if state == _GUESSED:
-                self._came_true()
+            if state == _SPECULATIVE:
+                self._confirm()
 
     def widened(self, start: int, stop: int) -> tuple[int, int]:
-        """Return what to fetch for whole blocks: their neighbours of the wide block too, if they may be guessed.
+        """Return what to fetch for whole blocks: their neighbours of the wide block too, if there is an allowance.
 
         Only neighbours without a gap, since behind one a request of its own would begin.
         """
@@ -105,30 +109,30 @@ class Guesses:
             first -= 1
         while last < wide.stop and not known[last]:
             last += 1
-        guessed = [*range(first, own.start), *range(own.stop, last)]
-        if not self._may_guess(len(guessed)):
+        neighbours = [*range(first, own.start), *range(own.stop, last)]
+        if not self._may_speculate(len(neighbours)):
             return start, stop
-        for block in guessed:
-            known[block] = _GUESSED
-        self._num_guessed += len(guessed)
+        for block in neighbours:
+            known[block] = _SPECULATIVE
+        self._num_speculative += len(neighbours)
         return min(start, first * self._block_bytes), max(stop, last * self._block_bytes)
 
-    def _may_guess(self, num_blocks: int) -> bool:
-        unread = self._num_guessed + num_blocks
-        if unread > self._most_guessed:
+    def _may_speculate(self, num_blocks: int) -> bool:
+        unread = self._num_speculative + num_blocks
+        if unread > self._most_speculative:
             return False
-        short = unread - self._num_read - self._num_lent
+        short = unread - self._num_read - self._num_advanced
         if short > 0:
-            if self._purse is None or not self._purse.lend(short * self._block_bytes):
+            if self._budget is None or not self._budget.acquire(short * self._block_bytes):
                 return False
-            self._num_lent += short
+            self._num_advanced += short
         return True
 
-    def _came_true(self) -> None:
-        self._num_guessed -= 1
-        self._num_lent = max(0, self._num_lent - 1)
-        if self._purse is not None:
-            self._purse.fill(self._block_bytes)
+    def _confirm(self) -> None:
+        self._num_speculative -= 1
+        self._num_advanced = max(0, self._num_advanced - 1)
+        if self._budget is not None:
+            self._budget.refund(self._block_bytes)
 
     def _blocks(self, start: int, stop: int) -> range:
         last = min(len(self._states), -(-stop // self._block_bytes))

@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from fusefs.base.huge_pages import LARGE_BYTES
 from fusefs.cache.block_cache import Block, BlockCache, Data
 from fusefs.cache.local_copy import LocalCopy, runs_of
-from fusefs.format.file_segments import Piece, check_unit
+from fusefs.format.file_segments import FileSegment, check_unit
 from fusefs.format.layout import UnitRun
 from fusefs.metrics.counters import Traffic
-from fusefs.read.speculation import Purse
+from fusefs.read.speculation import SpeculationBudget
 from fusefs.stores.protocol import Store
 from omniload.base.errors import IntegrityError
 
 __all__ = ["Fetcher", "Placement", "ReadEngine", "Wanted"]
 
-Wanted = tuple[Piece, int, int, int]
+Wanted = tuple[FileSegment, int, int, int]
 """Piece, unit, first byte wanted within the unit, and bytes wanted."""
 Placement = Mapping[int, list[tuple[int, memoryview]]]
 """Unit to the buffers that want bytes of it, each from a byte within the unit on."""
-_Missing = dict[int, tuple[Piece, dict[int, Block | None]]]
+_Missing = dict[int, tuple[FileSegment, dict[int, Block | None]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ReadEngine:
     longest_read: int
     read_ahead: int
     read_block: int = 0
-    purse: Purse | None = None
+    budget: SpeculationBudget | None = None
 
 
 class Fetcher:
@@ -91,7 +91,7 @@ class Fetcher:
         futures: list[Future[Data]] = []
         hits = misses = hit_bytes = 0
         for piece, unit, _, wanted_bytes in wanted:
-            if (data := piece.unit_at_hand(unit)) is not None:
+            if (data := piece.cached_unit(unit)) is not None:
                 futures.append(Future())
                 futures[-1].set_result(data)
                 continue
@@ -119,7 +119,7 @@ class Fetcher:
             self._engine.traffic.missed("memory", misses)
         return futures
 
-    def fill(self, piece: Piece, targets: Placement) -> Iterator[Future[None]]:
+    def fill(self, piece: FileSegment, targets: Placement) -> Iterator[Future[None]]:
         """Copy units into buffers, past the cache; yield one future per read."""
         local, remote = self._parted(piece, sorted(targets))
         for units in runs_of(local, piece.layout.unit_bytes, self._engine.longest_read):
@@ -128,7 +128,7 @@ class Fetcher:
             self._hold()
             yield self._engine.pool.submit(self._fill_from_store, piece, run, targets)
 
-    def _send(self, piece: Piece, blocks: dict[int, Block | None]) -> None:
+    def _send(self, piece: FileSegment, blocks: dict[int, Block | None]) -> None:
         local, remote = self._parted(piece, sorted(blocks))
         for units in runs_of(local, piece.layout.unit_bytes, self._engine.longest_read):
             self._hold()
@@ -136,13 +136,13 @@ class Fetcher:
         self._send_to_store(piece, remote, blocks)
 
     def _send_to_store(
-        self, piece: Piece, units: list[int], blocks: Mapping[int, Block | None]
+        self, piece: FileSegment, units: list[int], blocks: Mapping[int, Block | None]
     ) -> None:
         for run in self._runs(piece, units):
             self._hold()
             self._engine.pool.submit(self._from_store, piece, run, blocks)
 
-    def _parted(self, piece: Piece, units: Iterable[int]) -> tuple[list[int], list[int]]:
+    def _parted(self, piece: FileSegment, units: Iterable[int]) -> tuple[list[int], list[int]]:
         """Part units into those the local copy has and those the store must give."""
         if self._copy is None or piece.data is not None:
             return [], list(units)
@@ -153,12 +153,12 @@ class Fetcher:
         self._engine.traffic.missed("disk", len(remote))
         return local, remote
 
-    def _runs(self, piece: Piece, units: list[int]) -> Iterator[UnitRun]:
+    def _runs(self, piece: FileSegment, units: list[int]) -> Iterator[UnitRun]:
         longest = self._engine.longest_read
         return piece.layout.runs(units, piece.stored_bytes, longest_bytes=longest)
 
     def _from_copy(
-        self, piece: Piece, units: list[int], blocks: Mapping[int, Block | None]
+        self, piece: FileSegment, units: list[int], blocks: Mapping[int, Block | None]
     ) -> None:
         waiting = list(units)
         try:
@@ -167,13 +167,15 @@ class Fetcher:
             # What was damaged or evicted since it was looked for.
             waiting = [unit for unit in units if unit not in found]
             self._send_to_store(piece, waiting, blocks)
-        # Whatever happened, those who wait must hear of it; they raise it.
+        # Whatever happened, waiting readers must get it; they raise it.
         except BaseException as error:  # noqa: BLE001
             self._deliver(piece, {}, dict.fromkeys(waiting, error), blocks)
         finally:
             self._let_go()
 
-    def _from_store(self, piece: Piece, run: UnitRun, blocks: Mapping[int, Block | None]) -> None:
+    def _from_store(
+        self, piece: FileSegment, run: UnitRun, blocks: Mapping[int, Block | None]
+    ) -> None:
         good: dict[int, Data] = {}
         failed: dict[int, BaseException] = {}
         try:
@@ -192,7 +194,7 @@ class Fetcher:
 
     def _deliver(
         self,
-        piece: Piece,
+        piece: FileSegment,
         good: Mapping[int, Data],
         failed: Mapping[int, BaseException],
         blocks: Mapping[int, Block | None],
@@ -212,17 +214,17 @@ class Fetcher:
             else:
                 uncached.data.set_exception(reason)
 
-    def _fill_from_copy(self, piece: Piece, units: list[int], targets: Placement) -> None:
+    def _fill_from_copy(self, piece: FileSegment, units: list[int], targets: Placement) -> None:
         found = self._read_copy(piece, units)
         _place(found, targets)
         for run in self._runs(piece, [unit for unit in units if unit not in found]):
             self._hold()
             self._fill_from_store(piece, run, targets)
 
-    def _fill_from_store(self, piece: Piece, run: UnitRun, targets: Placement) -> None:
+    def _fill_from_store(self, piece: FileSegment, run: UnitRun, targets: Placement) -> None:
         try:
             if piece.data is not None:
-                _place({unit: piece.unit_at_hand(unit) or b"" for unit in run.units}, targets)
+                _place({unit: piece.cached_unit(unit) or b"" for unit in run.units}, targets)
                 return
             parts = dict(self._read_store(piece, run))
             for unit, part in parts.items():
@@ -232,14 +234,14 @@ class Fetcher:
         finally:
             self._let_go()
 
-    def _read_copy(self, piece: Piece, units: list[int]) -> dict[int, memoryview]:
+    def _read_copy(self, piece: FileSegment, units: list[int]) -> dict[int, memoryview]:
         assert self._copy is not None
         found = self._copy.read(piece, units)
         self._engine.traffic.hit("disk", len(found), sum(map(len, found.values())))
         self._engine.traffic.missed("disk", len(units) - len(found))
         return found
 
-    def _read_store(self, piece: Piece, run: UnitRun) -> Iterator[tuple[int, memoryview]]:
+    def _read_store(self, piece: FileSegment, run: UnitRun) -> Iterator[tuple[int, memoryview]]:
         path = piece.path_of(run.object_number)
         began_s = time.perf_counter()
         try:
@@ -258,22 +260,22 @@ class Fetcher:
             raise
         self._engine.traffic.store_read(len(data), time.perf_counter() - began_s)
         self._when_read()
-        # Whoever gets a view of it must not change what others read.
+        # Any caller that gets a view of it must not change what others read.
         view, unit_bytes = memoryview(data).toreadonly(), piece.layout.unit_bytes
         for i, unit in enumerate(run.units):
             yield unit, view[i * unit_bytes : (i + 1) * unit_bytes]
 
-    def _keep(self, piece: Piece, parts: Mapping[int, Data]) -> None:
+    def _keep(self, piece: FileSegment, parts: Mapping[int, Data]) -> None:
         if self._copy is not None:
             self._copy.keep(piece, parts)
 
     def _hold(self) -> None:
         if self._copy is not None:
-            self._copy.copy.hold()
+            self._copy.copy.acquire()
 
     def _let_go(self) -> None:
         if self._copy is not None:
-            self._copy.copy.let_go()
+            self._copy.copy.release()
 
 
 def _believe() -> None:

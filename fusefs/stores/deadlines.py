@@ -1,7 +1,7 @@
 """How long a call of a store may take, and what becomes of a client's call that takes longer.
 
 A client that hangs (in a socket, in Java) cannot be stopped from outside. So its calls are made in
-threads of their own (``Callers``), and the thread is abandoned when the time is over: who asked gets
+threads of their own (``Callers``), and the thread is abandoned when the time is over: the caller gets
 ``UnavailableError``, and what the client returns later is dropped. Only a single call of a client is
 ever abandoned: what a store makes of several goes on in the thread that asked, and ends there.
 An abandoned call may still be carried out, as may a request whose answer was lost.
@@ -147,7 +147,7 @@ class _Call(Generic[Result]):
         """Make the call."""
         try:
             self._result = self._context.run(self._call)
-        except BaseException as error:  # noqa: BLE001 -- handed to who asked, whatever it is
+        except BaseException as error:  # noqa: BLE001 -- handed to the caller, whatever it is
             self._error = error
 
     def result(self) -> Result:

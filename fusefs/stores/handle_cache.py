@@ -9,18 +9,18 @@ from typing import Generic, TypeVar
 from fusefs.stores.deadlines import left_s
 from fusefs.stores.protocol import RESERVED
 
-__all__ = ["HeldFiles", "RecentNames", "never_changes"]
+__all__ = ["HandleCache", "RecentNames", "never_changes"]
 
 File = TypeVar("File")
 _OBJECTS = f"{RESERVED}/objects/"
 
 
 def never_changes(path: str) -> bool:
-    """Tell whether what is at a path is written once and never replaced: an object of a striped file."""
+    """Return whether what is at a path is written once and never replaced: an object of a striped file."""
     return path.startswith(_OBJECTS)
 
 
-class HeldFiles(Generic[File]):
+class HandleCache(Generic[File]):
     """Open files by path, the least recently read let go first. Safe in threads.
 
     Objects are written once and never changed, so what was opened is what is there. Other
@@ -89,7 +89,7 @@ class HeldFiles(Generic[File]):
         while len(self._files) > self._most:
             self._files.popitem(last=False)
 
-    def hold(self, path: str, file: File) -> None:
+    def put(self, path: str, file: File) -> None:
         """Hold a file that was opened elsewhere, in place of the one that is held."""
         with self._lock:
             self._keep(path, file)

@@ -183,7 +183,7 @@ class Store(Protocol):
     ) -> Entry | None:
         """Put a small file at ``path`` durably and atomically, over one that may be there.
 
-        Whoever reads the path meanwhile gets the old bytes or the new, and after a
+        Any caller that reads the path meanwhile gets the old bytes or the new, and after a
         crash at any moment one of both is there. Missing parents are made.
 
         Args:
@@ -258,7 +258,7 @@ class Store(Protocol):
         del path
 
     def usage(self) -> Usage | None:
-        """Return the space of the store where it can tell."""
+        """Return the space of the store where it is known."""
         ...
 
     def close(self) -> None:

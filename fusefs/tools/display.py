@@ -63,7 +63,7 @@ def show_kept(kept: Sequence[Kept], *, as_json: bool) -> None:
             size, left_out = format_bytes(file.size_bytes), format_bytes(file.left_out_bytes)
             click.echo(
                 f"{file.path}: no room for {left_out} of {size}, or too new to be kept: "
-                "a plain file can be told from its next version some seconds after it was written"
+                "a plain file can be distinguished from its next version some seconds after it was written"
             )
 
 
@@ -89,11 +89,11 @@ def waiting_line(mountpoint: str) -> Callable[[float], None]:
     waiting = f"{mountpoint} is unmounted; its process publishes what was written"
     said: list[float] = []
 
-    def tell(waited_s: float) -> None:
+    def report(waited_s: float) -> None:
         if console.is_terminal:
             click.echo(f"\r{waiting}: {waited_s:.0f} s", nl=False, err=True)
         elif not said:
             click.echo(waiting, err=True)
         said.append(waited_s)
 
-    return tell
+    return report

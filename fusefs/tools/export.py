@@ -1,4 +1,4 @@
-"""Striped files as plain ones, anywhere: for whoever knows nothing of stripes.
+"""Striped files as plain ones, anywhere: for readers that know nothing of stripes.
 
 Ranges are read side by side, every unit is verified, and the target appears under its name
 when it is whole: a copy that is interrupted leaves at most ``.NAME.<8 digits>.partial``.
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import orjson
 import xxhash
 
-from fusefs.base.serial_executor import settle
+from fusefs.base.serial_executor import wait_all
 from fusefs.read.file_reader import FileReader
 from fusefs.stores.protocol import RESERVED, ObjectWriter, Store, checked_path, name_of, parent_of
 from fusefs.tree.namespace import StripedFiles
@@ -95,7 +95,7 @@ def place_on_mount(file: Path) -> tuple[str, str]:
         if (store := _store_told_at(root)) is not None:
             if f"{HIDDEN}@" in store or f"={HIDDEN}" in store:
                 raise StateError(
-                    f"{str(root)!r} is a mount of {store}, and does not tell the secrets of that URL; "
+                    f"{str(root)!r} is a mount of {store}, and does not show the secrets of that URL; "
                     "give --store and the path in it"
                 )
             return store, "" if path == root else str(path.relative_to(root))
@@ -163,7 +163,7 @@ def require_free(store: Store, copies: list[Copy]) -> None:
 
 
 def export_file(
-    files: StripedFiles, source: str, store: Store, target: str, tell: Callable[[int], None]
+    files: StripedFiles, source: str, store: Store, target: str, report: Callable[[int], None]
 ) -> Exported:
     """Copy one file; what was at the target is replaced when the copy is whole.
 
@@ -172,7 +172,7 @@ def export_file(
         source: Path in it.
         store: Where the copy goes.
         target: Path there.
-        tell: Called with the bytes just written.
+        report: Called with the bytes just written.
 
     Raises:
         IntegrityError: A unit is not what was written, or the store kept another size.
@@ -185,7 +185,7 @@ def export_file(
     out = store.create(partial)
     try:
         with files.open(source) as file:
-            exported = _copied(file.reader, out, tell)
+            exported = _copied(file.reader, out, report)
         out.close()
         _require_size(store, partial, exported.size_bytes)
         store.rename(partial, target)
@@ -197,7 +197,7 @@ def export_file(
     return exported
 
 
-def _copied(reader: FileReader, out: ObjectWriter, tell: Callable[[int], None]) -> Exported:
+def _copied(reader: FileReader, out: ObjectWriter, report: Callable[[int], None]) -> Exported:
     """Write all bytes in order, one window ahead being read."""
     size, digest = reader.size_bytes, xxhash.xxh3_128()
     window = min(_WINDOW_BYTES, size)
@@ -213,17 +213,17 @@ def _copied(reader: FileReader, out: ObjectWriter, tell: Callable[[int], None]) 
         start(0)
         for number in range(-(-size // window) if size else 0):
             start(number + 1)
-            settle(reads.pop(number))
+            wait_all(reads.pop(number))
             view = views[number % 2][: size - number * window]
             out.write(view)
             digest.update(view)
-            tell(len(view))
+            report(len(view))
     finally:
         for futures in reads.values():
             for future in futures:
                 future.cancel()
             with suppress(OSError, OmniloadError):
-                settle(futures)
+                wait_all(futures)
     return Exported(size_bytes=size, xxh3=digest.hexdigest())
 
 

@@ -36,7 +36,7 @@ LAYOUT_XATTR = "user.omnifs.layout"
 DROP_XATTR = "user.omnifs.drop"
 _STEP_BYTES = 8 << 20
 _BATCHES = 4
-Tell = Callable[[int], None]
+Report = Callable[[int], None]
 """Called with the bytes just done."""
 
 _SETTLES_S = 1.0
@@ -97,23 +97,23 @@ def with_disk_cache(
 
 
 def prefetch_from_store(
-    files: StripedFiles, found: Iterable[tuple[str, int]], tell: Tell = lambda _: None
+    files: StripedFiles, found: Iterable[tuple[str, int]], report: Report = lambda _: None
 ) -> list[Kept]:
     """Bring files into the disk cache, or into memory where there is none.
 
     Args:
         files: The store.
         found: Path and size of each, as ``files_below`` finds them.
-        tell: Hears how far it is.
+        report: Called with bytes that are done.
     """
     paths = [path for path, _ in found]
     for path in paths:
-        _keep(files, path, tell)
+        _keep(files, path, report)
     # Looked at in the end: a file may have made room for one that came after it.
     return [_kept(files, path) for path in paths]
 
 
-def _keep(files: StripedFiles, path: str, tell: Tell) -> None:
+def _keep(files: StripedFiles, path: str, report: Report) -> None:
     step = min(_STEP_BYTES, files.config.cache // (2 * _BATCHES))
     with files.open(path, brings=False) as file:
         reader, begun = file.reader, deque[tuple[Keeping, int]]()
@@ -121,17 +121,17 @@ def _keep(files: StripedFiles, path: str, tell: Tell) -> None:
             size = min(step, reader.size_bytes - at)
             begun.append((reader.start_keeping(at, size), size))
             if len(begun) == _BATCHES:
-                _finish(reader.finish_keeping, begun, tell)
+                _finish(reader.finish_keeping, begun, report)
         while begun:
-            _finish(reader.finish_keeping, begun, tell)
+            _finish(reader.finish_keeping, begun, report)
 
 
 def _finish(
-    finish: Callable[[Keeping], None], begun: "deque[tuple[Keeping, int]]", tell: Tell
+    finish: Callable[[Keeping], None], begun: "deque[tuple[Keeping, int]]", report: Report
 ) -> None:
     keeping, size = begun.popleft()
     finish(keeping)
-    tell(size)
+    report(size)
 
 
 def _kept(files: StripedFiles, path: str) -> Kept:
@@ -161,7 +161,9 @@ def mounted_files(paths: Iterable[str]) -> Iterator[tuple[str, int]]:
                     yield below, os.stat(below).st_size  # noqa: PTH116 -- as above
 
 
-def prefetch_on_mount(found: Iterable[tuple[str, int]], tell: Tell = lambda _: None) -> list[Kept]:
+def prefetch_on_mount(
+    found: Iterable[tuple[str, int]], report: Report = lambda _: None
+) -> list[Kept]:
     """Make a mount bring files into its caches, by reading them.
 
     Past the kernel's page cache: what it holds would not be asked for, so not be kept.
@@ -175,7 +177,7 @@ def prefetch_on_mount(found: Iterable[tuple[str, int]], tell: Tell = lambda _: N
         for path in paths:
             _look(path)
             try:
-                _read_through(path, buffer, tell)
+                _read_through(path, buffer, report)
             except OSError as error:
                 raise UnavailableError(f"{path!r} cannot be read: {error}") from error
     return settled(paths, _look, SystemClock())
@@ -231,11 +233,11 @@ def _asked(path: str, name: str) -> dict[str, Any]:
     return found
 
 
-def _read_through(path: str, buffer: mmap.mmap, tell: Tell) -> None:
+def _read_through(path: str, buffer: mmap.mmap, report: Report) -> None:
     descriptor = _opened_directly(path)
     try:
         while done := os.readv(descriptor, [buffer]):
-            tell(done)
+            report(done)
     finally:
         os.close(descriptor)
 

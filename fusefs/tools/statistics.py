@@ -1,4 +1,4 @@
-"""What a mount tells about itself: ``/.omnifs/stats.json`` and the layout of a file."""
+"""What a mount shows about itself: ``/.omnifs/stats.json`` and the layout of a file."""
 
 import time
 from typing import Any

@@ -28,7 +28,7 @@ def cut_manifests(
 ) -> Iterator[tuple[str, str]]:
     """Yield those of the plain files that look like what is left of a manifest.
 
-    One that was cut within its first 10 bytes, or emptied, cannot be told from a user's file.
+    One that was cut within its first 10 bytes, or emptied, cannot be distinguished from a user's file.
 
     Args:
         store: The store.
@@ -53,7 +53,7 @@ def _found_wrong(store: Store, file: tuple[str, int]) -> str | None:
     try:
         head, end = _ends(store, path, size_bytes)
     except FileNotFoundError:
-        return None  # moved on: who walks a second time notices
+        return None  # moved on: a second walk finds out
     except IntegrityError as error:
         return None if _size_of(store, path) != size_bytes else str(error)
     if head == MAGIC:
@@ -67,7 +67,7 @@ def _found_wrong(store: Store, file: tuple[str, int]) -> str | None:
 
 
 def _ends(store: Store, path: str, size_bytes: int) -> tuple[bytes, bytes]:
-    """Return the first and last bytes of a file, as many as tell a manifest."""
+    """Return the first and last bytes of a file, as many as a manifest needs to be known by."""
     if size_bytes <= _WHOLE_BYTES:
         data = store.read(path, 0, size_bytes)
         return data[: len(MAGIC)], data[-len(_END) :]

@@ -20,7 +20,7 @@ from fusefs.format.manifest_header import (
 )
 from fusefs.stores.protocol import RESERVED, Entry, Store
 from fusefs.tree.directory_attributes import NOT_KEPT, DirectoryAttributes, is_attributes
-from fusefs.tree.manifest_cache import KnownManifests, is_settled
+from fusefs.tree.manifest_cache import ManifestCache, is_settled
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.log import get_logger
 
@@ -59,7 +59,7 @@ class Catalog:
     """Describes paths of a store. Safe in threads.
 
     Remembers headers, and the bytes of short manifests, that cannot have changed: one version
-    of each path, told from others by the store's size and settled time stamp. So to look a
+    of each path, distinguished from others by the store's size and settled time stamp. So to look a
     short manifest up, to open it and to open it again reads it once; each open asks the store
     which version it is, and that is all it asks.
     """
@@ -72,7 +72,7 @@ class Catalog:
         self._directories = directories
         self._reading_long = threading.Lock()
         """Held by the one thread that reads a long manifest: each may need ``MAX_MANIFEST_BYTES``."""
-        self._known = KnownManifests(most_headers=_MOST_HEADERS, most_bytes=_KNOWN_BYTES)
+        self._known = ManifestCache(most_headers=_MOST_HEADERS, most_bytes=_KNOWN_BYTES)
 
     def stat(self, path: str) -> FileInfo:
         """Describe a path; links are not followed."""
@@ -123,9 +123,9 @@ class Catalog:
         """Read the manifests at a path, and below it, anew."""
         self._directories.forget(path)
         self._known.forget(path)
-        self._known.forget_below(path)
+        self._known.drop_below(path)
 
-    def doubt(self, path: str) -> None:
+    def invalidate(self, path: str) -> None:
         """Read the manifest at a path anew: what came there may bear the time stamp of what was there."""
         self._known.forget(path)
 
@@ -230,7 +230,7 @@ class Catalog:
         """Decode a manifest, and remember it: not before its checksums, which the next read may match."""
         manifest = decode_manifest(data, name=path)
         if len(data) <= _SHORT_BYTES and is_settled(entry, asked_ns):
-            self._known.remember_whole(path, entry, bytes(data))
+            self._known.put_body(path, entry, bytes(data))
         return manifest
 
     def _header_in(
@@ -258,7 +258,7 @@ class Catalog:
                 f"{header.manifest_bytes}; restore the file from another copy"
             )
         if is_settled(entry, asked_ns):
-            self._known.remember_header(path, entry, header)
+            self._known.put_header(path, entry, header)
         return header
 
 

@@ -7,7 +7,7 @@ no store needs to know attributes.
 A directory without any costs no request: ``.omnifs/directories`` holds a marker for the
 first two digits of the xxh3-64 of the *name* of every directory that may have some. A
 marker outlives renames above, is never removed, and there are 256 at most: one short
-listing a second tells which directories are worth a look. (One without attributes whose
+listing a second shows which directories are worth a look. (One without attributes whose
 name shares the digits of another's costs a look that finds nothing.)
 """
 
@@ -50,7 +50,7 @@ NOT_KEPT = -(2**63)
 _SIZE_BYTES = HEADER_BYTES + 1365
 """Of every such manifest: it has no body."""
 _BELIEVED_S = 1.0
-"""As long as a mount believes attributes: what another mount changed shows then."""
+"""As long as a mount keeps attributes: what another mount changed shows then."""
 _MOST_KNOWN = 100_000
 _PLAIN_MODE = 0o755
 
@@ -61,7 +61,7 @@ def attributes_path(path: str) -> str:
 
 
 def is_attributes(path: str) -> bool:
-    """Tell whether a path of the store holds the attributes of the directory above it."""
+    """Return whether a path of the store holds the attributes of the directory above it."""
     return name_of(path) == ATTRIBUTES_NAME
 
 
@@ -108,7 +108,7 @@ class DirectoryAttributes:
         self._marked: frozenset[str] = frozenset()
         self._marked_until = 0.0
         self._unanswered: tuple[float, str] | None = None
-        """When the store last failed to tell the markers, and how."""
+        """When the store last failed to list the markers, and how."""
         self._known: OrderedDict[str, tuple[float, Manifest | None]] = OrderedDict()
         self._num_changes = 0
         """So that what was read before a change is not remembered after it."""

@@ -4,7 +4,7 @@ import errno
 from enum import Enum, auto
 
 from fusefs.format.attributes import Attributes
-from fusefs.tree.namespace import OpenedFile, StripedFiles
+from fusefs.tree.namespace import OpenVersion, StripedFiles
 from fusefs.tree.version_identity import content_name, ids_of
 from omniload.base.errors import IntegrityError, StateError
 
@@ -21,7 +21,7 @@ class Shown(Enum):
     """No file."""
 
 
-def shown_at(files: StripedFiles, path: str, version: OpenedFile) -> Shown:
+def shown_at(files: StripedFiles, path: str, version: OpenVersion) -> Shown:
     """Compare a version that is open with what is at a path now. May wait for the store.
 
     The store's word, size and time stamp, settles it where it is that of no other version; else
@@ -35,7 +35,7 @@ def shown_at(files: StripedFiles, path: str, version: OpenedFile) -> Shown:
         if info.kind != "file":
             return Shown.NOTHING
         if info.entry != version.info.entry or not version.is_known:
-            with files.open(path, believed=info) as now:
+            with files.open(path, expected=info) as now:
                 if not _is_same(files, version, now):
                     return Shown.ANOTHER
                 version.found_as(now.info, now.manifest)
@@ -52,7 +52,7 @@ def shown_at(files: StripedFiles, path: str, version: OpenedFile) -> Shown:
 
 
 def names_segments(files: StripedFiles, path: str, segment_ids: set[str]) -> bool:
-    """Tell whether what is at a path now shows all of these segments.
+    """Return whether what is at a path now shows all of these segments.
 
     A mount that replaces a file removes its objects; no manifest may name them then.
     """
@@ -64,8 +64,8 @@ def names_segments(files: StripedFiles, path: str, segment_ids: set[str]) -> boo
 
 
 def with_attributes(
-    files: StripedFiles, path: str, version: OpenedFile, attributes: Attributes
-) -> OpenedFile | None:
+    files: StripedFiles, path: str, version: OpenVersion, attributes: Attributes
+) -> OpenVersion | None:
     """Give an open version attributes at its path, and open it anew; None where another one is there."""
     if shown_at(files, path, version) is not Shown.SAME:
         return None
@@ -85,7 +85,7 @@ def with_attributes(
     return None
 
 
-def _is_same(files: StripedFiles, version: OpenedFile, now: OpenedFile) -> bool:
+def _is_same(files: StripedFiles, version: OpenVersion, now: OpenVersion) -> bool:
     if version.manifest is not None and now.manifest is not None:
         return content_name(version.manifest) == content_name(now.manifest)
     if version.manifest is not None or now.manifest is not None:

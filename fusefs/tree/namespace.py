@@ -16,30 +16,30 @@ from fusefs.cache.disk_cache import disk_cache_of
 from fusefs.config import DiskCacheConfig, FilesConfig
 from fusefs.format.attributes import Attributes, encoded
 from fusefs.format.content import Content
-from fusefs.format.file_segments import pieces_of
+from fusefs.format.file_segments import file_segments_of
 from fusefs.format.layout import StripeLayout
 from fusefs.format.manifest import Manifest, Segment
 from fusefs.metrics.counters import Numbers, Traffic
 from fusefs.metrics.prometheus import retire, watch
 from fusefs.read.file_reader import FileReader
-from fusefs.read.speculation import Purse
+from fusefs.read.speculation import SpeculationBudget
 from fusefs.read.unit_fetcher import ReadEngine
 from fusefs.stores.protocol import RESERVED, Store, Usage, checked_path, parent_of
 from fusefs.stores.retry import RetryingStore
 from fusefs.tree.catalog import Catalog, FileInfo
 from fusefs.tree.directory_attributes import DirectoryAttributes, is_attributes
-from fusefs.tree.object_references import ObjectKeeper
-from fusefs.tree.open_versions import MOST_VERSIONS, OpenedFile, Opener
+from fusefs.tree.object_references import ObjectReferences
+from fusefs.tree.open_versions import MOST_VERSIONS, Opener, OpenVersion
 from fusefs.tree.publish import Published, Publisher
 from fusefs.tree.walk import files_below
 from fusefs.write.file_writer import FileWriter
 from fusefs.write.segment_writer import SegmentWriter, WriteEngine
 
-__all__ = ["OpenedFile", "StripedFiles"]
+__all__ = ["OpenVersion", "StripedFiles"]
 
 _LOCAL_STREAMS = 4
 _LENT_READS = 6
-"""So many longest reads may be guessed before anything is known of how files are read here."""
+"""So many longest reads may be speculative before anything is known of how files are read here."""
 
 
 class StripedFiles:
@@ -69,13 +69,13 @@ class StripedFiles:
             longest_read=self.longest_read,
             read_ahead=read_ahead,
             read_block=store.preferred.read_block,
-            purse=Purse(_LENT_READS * self.longest_read),
+            budget=SpeculationBudget(_LENT_READS * self.longest_read),
         )
         self._writing = WriteEngine(store, self._writers, self.budget)
         self.directories = DirectoryAttributes(store)
         self._catalog = Catalog(store, self._readers, self.directories)
-        self._keeper = ObjectKeeper(store)
-        self._publisher = Publisher(store, self._catalog, self._keeper)
+        self._references = ObjectReferences(store)
+        self._publisher = Publisher(store, self._catalog, self._references)
         self._opener = self._opener_now()
         watch(self)
 
@@ -122,7 +122,7 @@ class StripedFiles:
         """Forget what is cached of a file, or of all files below a directory: attributes, blocks, local copies.
 
         For a plain file that was changed without its size or time stamp telling, or to make
-        room by hand. Who has a version open goes on reading it.
+        room by hand. Open versions stay readable.
 
         Returns:
             Bytes that were dropped from memory and from the disk.
@@ -164,35 +164,35 @@ class StripedFiles:
         return manifest.target
 
     def usage(self) -> Usage | None:
-        """Return the space of the store where it can tell."""
+        """Return the space of the store where it is known."""
         return self.store.usage()
 
     # Content
 
     def open(
-        self, path: str, *, believed: FileInfo | None = None, brings: bool = True
-    ) -> OpenedFile:
+        self, path: str, *, expected: FileInfo | None = None, brings: bool = True
+    ) -> OpenVersion:
         """Open the version of a file that is at a path now.
 
         A plain file of up to ``plain_limit`` comes with its bytes, so that they are of one version.
 
         Args:
             path: Where.
-            believed: What it likely is: saves a look where it is.
+            expected: What it likely is: saves a look where it is.
             brings: Whether such bytes are wanted.
 
         Raises:
             IsADirectoryError: It is a directory.
             OSError: ``ESTALE`` where others replace it again and again.
         """
-        return self._opener.open(self._visible(path), believed=believed, brings=brings)
+        return self._opener.open(self._visible(path), expected=expected, brings=brings)
 
-    def open_published(self, path: str, content: Content, published: Published) -> OpenedFile:
+    def open_published(self, path: str, content: Content, published: Published) -> OpenVersion:
         """Open what was just published here, though another mount may have replaced it since."""
         return self._opener.open_published(path, content, published)
 
     def comes_whole(self, info: FileInfo) -> bool:
-        """Tell whether a file is opened with its bytes."""
+        """Return whether a file is opened with its bytes."""
         return self._opener.comes_whole(info)
 
     def writer(self, path: str, base: tuple[Segment, ...] = ()) -> FileWriter:
@@ -218,7 +218,7 @@ class StripedFiles:
         with self.open(path) as file:
             return self.appender_to(path, file)
 
-    def appender_to(self, path: str, file: OpenedFile) -> FileWriter:
+    def appender_to(self, path: str, file: OpenVersion) -> FileWriter:
         """As ``appender``, for a version that is open already."""
         base = list(file.manifest.segments) if file.manifest is not None else []
         if base and base[-1].size_bytes < base[-1].layout.unit_bytes:
@@ -272,7 +272,7 @@ class StripedFiles:
         segments = () if isinstance(content, bytes) else content
         inline = content if isinstance(content, bytes) else b""
         manifest = Manifest(mtime_ns=0, segments=segments, inline=inline)
-        return FileReader(self._reading, pieces_of(manifest))
+        return FileReader(self._reading, file_segments_of(manifest))
 
     def discard(self, content: Content, *, kept: Manifest | None = None) -> None:
         """Remove objects of content that was never published, but for those ``kept`` names."""
@@ -280,7 +280,7 @@ class StripedFiles:
             named = {s.segment_id for s in kept.segments} if kept is not None else set()
             # Nothing is said of those: they may have been condemned with the version they belong to.
             loose = tuple(s for s in content if s.segment_id not in named)
-            self._keeper.condemn(Manifest(mtime_ns=0, segments=loose))
+            self._references.release_or_defer(Manifest(mtime_ns=0, segments=loose))
 
     # Names and attributes
 
@@ -305,7 +305,7 @@ class StripedFiles:
             raise FileExistsError(errno.EEXIST, "something is there", path)
         link = Manifest(kind="symlink", mtime_ns=time.time_ns(), mode=0o777, target=target)
         self.store.publish(path, encoded(link, path))
-        self._catalog.doubt(path)
+        self._catalog.invalidate(path)
         self.directories.names_changed(parent_of(path))
 
     def make_directory(self, path: str, mode: int | None = None) -> None:
@@ -321,7 +321,7 @@ class StripedFiles:
         path = self._visible(path)
         replaced = self._catalog.manifest_or_none(path)
         self.store.remove(path)
-        self._keeper.condemn(replaced)
+        self._references.release_or_defer(replaced)
         self.directories.names_changed(parent_of(path))
 
     def remove_directory(self, path: str) -> None:
@@ -340,7 +340,7 @@ class StripedFiles:
         self.directories.as_empty(target, lambda: self.store.rename(source, target))
         if replaced is not None and replaced.segments:
             self.store.sync(target)
-        self._keeper.condemn(replaced)
+        self._references.release_or_defer(replaced)
         if source != target:
             # What came to these paths, or below them, has kept its time stamps.
             self._catalog.forget(source)
@@ -364,7 +364,7 @@ class StripedFiles:
 
     def _opener_now(self) -> Opener:
         limit = self.config.plain_limit
-        return Opener(self._reading, self._catalog, self._keeper, self.disk, most_brought=limit)
+        return Opener(self._reading, self._catalog, self._references, self.disk, most_brought=limit)
 
     def _set_on_this_version(self, path: str, attributes: Attributes) -> bool:
         """Set attributes of what is at a path; False where it was replaced before they could show."""
@@ -384,7 +384,7 @@ class StripedFiles:
             self._publisher.remove_replaced(path, [made])
         return False
 
-    def _manifest_from_plain(self, path: str, file: OpenedFile) -> Manifest:
+    def _manifest_from_plain(self, path: str, file: OpenVersion) -> Manifest:
         size, mtime_ns = file.reader.size_bytes, file.info.mtime_ns
         if size <= self.config.plain_limit:
             return Manifest(mtime_ns=mtime_ns, inline=bytes(file.reader.read(0, size)))

@@ -9,19 +9,19 @@ from fusefs.stores.protocol import Store
 from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
 
-__all__ = ["ObjectKeeper"]
+__all__ = ["ObjectReferences"]
 
 _LOG = get_logger(__name__)
 
 
-class ObjectKeeper:
-    """Counts who reads which segment in this process. Safe in threads."""
+class ObjectReferences:
+    """Counts the readers of each segment in this process. Safe in threads."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
         self._pins: Counter[str] = Counter()
-        self._condemned: dict[str, list[str]] = {}
+        self._deferred: dict[str, list[str]] = {}
 
     def pin(self, manifest: Manifest) -> None:
         """Keep the objects of a version until ``unpin``."""
@@ -36,10 +36,10 @@ class ObjectKeeper:
                 self._pins[segment.segment_id] -= 1
                 if not self._pins[segment.segment_id]:
                     del self._pins[segment.segment_id]
-                    doomed += self._condemned.pop(segment.segment_id, [])
+                    doomed += self._deferred.pop(segment.segment_id, [])
         self._remove(doomed)
 
-    def condemn(self, replaced: Manifest | None, kept: Iterable[str] = ()) -> None:
+    def release_or_defer(self, replaced: Manifest | None, kept: Iterable[str] = ()) -> None:
         """Remove the objects of a replaced version that are not ``kept``, now or at the last ``unpin``."""
         if replaced is None:
             return
@@ -49,7 +49,7 @@ class ObjectKeeper:
             for segment in replaced.distinct_segments():
                 paths = [path for path in segment.object_paths() if path not in still]
                 if self._pins.get(segment.segment_id):
-                    self._condemned[segment.segment_id] = paths
+                    self._deferred[segment.segment_id] = paths
                 else:
                     doomed += paths
         self._remove(doomed)

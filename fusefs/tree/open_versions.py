@@ -10,7 +10,7 @@ from typing import Self
 from fusefs.cache.disk_cache import DiskCache
 from fusefs.cache.local_copy import LocalCopy, version_of
 from fusefs.format.content import Content
-from fusefs.format.file_segments import Piece, pieces_of
+from fusefs.format.file_segments import FileSegment, file_segments_of
 from fusefs.format.layout import StripeLayout
 from fusefs.format.manifest import Manifest
 from fusefs.read.file_reader import FileReader
@@ -18,20 +18,20 @@ from fusefs.read.unit_fetcher import ReadEngine
 from fusefs.stores.protocol import Entry, name_of
 from fusefs.tree.catalog import Catalog, FileInfo
 from fusefs.tree.manifest_cache import is_settled
-from fusefs.tree.object_references import ObjectKeeper
+from fusefs.tree.object_references import ObjectReferences
 from fusefs.tree.publish import Published
 from fusefs.tree.version_identity import content_digest, is_content, segments_of
 from fusefs.tree.version_location import Place, stale_suppressed, stale_version
 from omniload.base.errors import IntegrityError, OmniloadError, StateError
 
-__all__ = ["MOST_VERSIONS", "OpenedFile", "Opener"]
+__all__ = ["MOST_VERSIONS", "OpenVersion", "Opener"]
 
 MOST_VERSIONS = 100
 """Of a file that others replace meanwhile, one of so many is opened, or gets attributes."""
 _PLAIN_BLOCK = 1 << 20
 
 
-class OpenedFile:
+class OpenVersion:
     """A version of a file, held open: its objects stay until it is closed, on this process's part.
 
     Args:
@@ -45,7 +45,7 @@ class OpenedFile:
 
     def __init__(
         self,
-        keeper: ObjectKeeper,
+        references: ObjectReferences,
         *,
         info: FileInfo,
         manifest: Manifest | None,
@@ -53,7 +53,7 @@ class OpenedFile:
         place: Place,
         copy: LocalCopy | None = None,
     ) -> None:
-        self._keeper = keeper
+        self._references = references
         self._open = True
         self.mark = object()
         """Of this opening of it, and of no other."""
@@ -77,7 +77,7 @@ class OpenedFile:
         return self._place.entry is not None
 
     def identity(self) -> str:
-        """Return what tells this version from any other of its path, for another process."""
+        """Return what distinguishes this version from any other of its path, for another process."""
         if self.manifest is not None:
             return f"striped {content_digest(self.manifest)}"
         entry = self.info.entry
@@ -106,7 +106,7 @@ class OpenedFile:
         """Open a complete, verified copy of this version on the local disk; None where there is none.
 
         Never waits for the store, nor for the disk: a copy that this process has not compared
-        with its checksums yet is compared in the background, for those who ask later. The caller
+        with its checksums yet is compared in the background, for later reads. The caller
         closes the descriptor; it stays readable though the copy is dropped meanwhile. Keep this
         version open for as long as the descriptor is used, so that its bytes stay counted.
 
@@ -127,7 +127,7 @@ class OpenedFile:
         return self._copy is None and not has_objects
 
     def is_gone(self) -> bool:
-        """Tell whether a plain version is no more where it is read."""
+        """Return whether a plain version is no more where it is read."""
         is_there = False
         with stale_suppressed():
             self._place.check()
@@ -141,7 +141,7 @@ class OpenedFile:
             if self._copy is not None:
                 self._copy.copy.close()
             if self.manifest is not None:
-                self._keeper.unpin(self.manifest)
+                self._references.unpin(self.manifest)
 
     def __enter__(self) -> Self:
         return self
@@ -165,21 +165,21 @@ class Opener:
         self,
         engine: ReadEngine,
         catalog: Catalog,
-        keeper: ObjectKeeper,
+        references: ObjectReferences,
         disk: DiskCache | None,
         *,
         most_brought: int,
     ) -> None:
         self._engine = engine
         self._catalog = catalog
-        self._keeper = keeper
+        self._references = references
         self._disk = disk
         self._most_brought = most_brought
 
-    def open(self, path: str, *, believed: FileInfo | None, brings: bool) -> OpenedFile:
+    def open(self, path: str, *, expected: FileInfo | None, brings: bool) -> OpenVersion:
         """Open what is at a path now; see ``StripedFiles.open``."""
-        if brings and believed is not None and self.comes_whole(believed):
-            file = self._plain(path, believed)
+        if brings and expected is not None and self.comes_whole(expected):
+            file = self._plain(path, expected)
             if self._bring(file):
                 return self._kept(file)
             file.close()
@@ -192,25 +192,25 @@ class Opener:
             file = self._plain(path, info)
             if not (brings and self.comes_whole(info)):
                 return file
-            if file.reader.is_at_hand() or self._bring(file):
+            if file.reader.is_cached() or self._bring(file):
                 return self._kept(file)
             file.close()
         raise OSError(errno.ESTALE, f"replaced {MOST_VERSIONS} times meanwhile; try again", path)
 
-    def open_published(self, path: str, content: Content, published: Published) -> OpenedFile:
+    def open_published(self, path: str, content: Content, published: Published) -> OpenVersion:
         """Open what this process has just published; see ``StripedFiles.open_published``."""
         if published.info is not None:  # the store said what it took
             if published.manifest is not None:
                 return self._striped(path, published.info, published.manifest)
             if isinstance(content, bytes):
-                return self._at_hand(path, published.info, content)
+                return self._cached(path, published.info, content)
         with suppress(FileNotFoundError, NotADirectoryError, IntegrityError, StateError):
             info, manifest = self._catalog.current(path)
             if manifest is not None and is_content(manifest, content):
                 return self._striped(path, info, manifest)
             is_plain = manifest is None and info.kind == "file"
             if is_plain and isinstance(content, bytes) and info.size_bytes == len(content):
-                return self._at_hand(path, info, content)
+                return self._cached(path, info, content)
         # Another mount was as fast. What is held is the version from here: nothing at its path is like it.
         now_ns = time.time_ns()
         inline = content if isinstance(content, bytes) else b""
@@ -227,13 +227,13 @@ class Opener:
         return self._striped(path, info, made)
 
     def comes_whole(self, info: FileInfo) -> bool:
-        """Tell whether a file is opened with its bytes."""
+        """Return whether a file is opened with its bytes."""
         return info.stored == "plain" and info.size_bytes <= self._most_brought
 
-    def _plain(self, path: str, info: FileInfo) -> OpenedFile:
+    def _plain(self, path: str, info: FileInfo) -> OpenVersion:
         place = Place(self._engine.store, path, info.entry)
         pieces = [_plain_piece(place, info.entry)]
-        # Seconds on the clock tell versions apart for minutes, not for the life of a disk.
+        # Seconds on the clock distinguish versions for minutes, not for the life of a disk.
         copied = info.entry.version or (
             is_settled(info.entry, time.time_ns()) and info.entry.mtime_ns % 10**9
         )
@@ -241,27 +241,27 @@ class Opener:
         reader = FileReader(
             self._engine, pieces, when_missing=stale_version, when_read=place.check, copy=copy
         )
-        return OpenedFile(
-            self._keeper, info=info, manifest=None, reader=reader, place=place, copy=copy
+        return OpenVersion(
+            self._references, info=info, manifest=None, reader=reader, place=place, copy=copy
         )
 
-    def _at_hand(self, path: str, info: FileInfo, data: bytes) -> OpenedFile:
+    def _cached(self, path: str, info: FileInfo, data: bytes) -> OpenVersion:
         """Return a plain version whose bytes are known, at a path where they likely are."""
-        reader = FileReader(self._engine, [Piece.of_bytes(data, 0)])
+        reader = FileReader(self._engine, [FileSegment.of_bytes(data, 0)])
         place = Place(self._engine.store, path)
-        return OpenedFile(self._keeper, info=info, manifest=None, reader=reader, place=place)
+        return OpenVersion(self._references, info=info, manifest=None, reader=reader, place=place)
 
-    def _kept(self, file: OpenedFile) -> OpenedFile:
-        """Return a plain version that was opened with its bytes; they stay where nothing else tells it from another."""
+    def _kept(self, file: OpenVersion) -> OpenVersion:
+        """Return a plain version that was opened with its bytes; they stay where only they distinguish it."""
         size_bytes = file.reader.size_bytes
         data = None if file.is_known else file.reader.try_read(0, size_bytes)
         if data is None or len(data) != size_bytes:
             return file
         file.close()
         file.reader.forget()
-        return self._at_hand(file.path, file.info, bytes(data))
+        return self._cached(file.path, file.info, bytes(data))
 
-    def _bring(self, file: OpenedFile) -> bool:
+    def _bring(self, file: OpenVersion) -> bool:
         """Have the bytes of a plain file at hand; False where another version is at its path by now.
 
         A store reads whatever lies at a path. Only between two looks that found the same it is one version.
@@ -270,7 +270,7 @@ class Opener:
         # What fails though this version is there fails again when it is read, and says so then.
         try:
             with stale_suppressed():
-                if not file.reader.is_at_hand():
+                if not file.reader.is_cached():
                     file.reader.read(0, file.reader.size_bytes)
                     is_there = True
                 else:
@@ -281,12 +281,12 @@ class Opener:
             file.reader.forget()
         return is_there
 
-    def _striped(self, path: str, info: FileInfo, manifest: Manifest) -> OpenedFile:
-        self._keeper.pin(manifest)
+    def _striped(self, path: str, info: FileInfo, manifest: Manifest) -> OpenVersion:
+        self._references.pin(manifest)
 
         def when_missing(object_path: str) -> Exception:
             # What is known of the path may be of a version that is gone, too.
-            self._catalog.doubt(path)
+            self._catalog.invalidate(path)
             named = self._catalog.manifest_or_none(path)
             if named is not None and object_path in named.object_paths():
                 return IntegrityError(
@@ -295,11 +295,11 @@ class Opener:
                 )
             return stale_version(path)
 
-        pieces = pieces_of(manifest)
+        pieces = file_segments_of(manifest)
         copy = self._copy_of(pieces, "")
         reader = FileReader(self._engine, pieces, when_missing=when_missing, copy=copy)
-        return OpenedFile(
-            self._keeper,
+        return OpenVersion(
+            self._references,
             info=info,
             manifest=manifest,
             reader=reader,
@@ -307,7 +307,7 @@ class Opener:
             copy=copy,
         )
 
-    def drop(self, file: OpenedFile) -> tuple[int, int]:
+    def drop(self, file: OpenVersion) -> tuple[int, int]:
         """Forget what is cached of a version; return the bytes that were in memory and on the disk."""
         copy = file._copy
         on_disk = 0
@@ -315,7 +315,7 @@ class Opener:
             on_disk = self._disk.drop(copy.version)
         return file.reader.forget(), on_disk
 
-    def _copy_of(self, pieces: list[Piece], prefix: str) -> LocalCopy | None:
+    def _copy_of(self, pieces: list[FileSegment], prefix: str) -> LocalCopy | None:
         version = version_of(pieces, prefix) if self._disk is not None else None
         if version is None or self._disk is None or not version.size_bytes:
             return None
@@ -326,7 +326,7 @@ def _is_known(entry: Entry) -> bool:
     return entry.version is not None or is_settled(entry, time.time_ns())
 
 
-def _plain_piece(place: Place, entry: Entry) -> Piece:
+def _plain_piece(place: Place, entry: Entry) -> FileSegment:
     """Return a plain file as one piece, cached across opens only where its version has a name."""
     if entry.version is not None:
         version = f"{entry.version}-{entry.size_bytes}"
@@ -334,7 +334,7 @@ def _plain_piece(place: Place, entry: Entry) -> Piece:
         version = f"{entry.mtime_ns}-{entry.size_bytes}"
     else:
         version = uuid.uuid4().hex
-    return Piece(
+    return FileSegment(
         start=0,
         size_bytes=entry.size_bytes,
         layout=StripeLayout(_PLAIN_BLOCK, 1),

@@ -9,7 +9,7 @@ from fusefs.format.content import Content, may_be_plain
 from fusefs.format.manifest import Manifest
 from fusefs.stores.protocol import Entry, Store
 from fusefs.tree.catalog import Catalog, FileInfo, described
-from fusefs.tree.object_references import ObjectKeeper
+from fusefs.tree.object_references import ObjectReferences
 from omniload.base.errors import IntegrityError, OmniloadError
 from omniload.base.log import get_logger
 
@@ -38,10 +38,10 @@ class Publisher:
         keeper: Removes the objects of what is replaced.
     """
 
-    def __init__(self, store: Store, catalog: Catalog, keeper: ObjectKeeper) -> None:
+    def __init__(self, store: Store, catalog: Catalog, references: ObjectReferences) -> None:
         self._store = store
         self._catalog = catalog
-        self._keeper = keeper
+        self._references = references
 
     def publish(
         self,
@@ -78,7 +78,7 @@ class Publisher:
         data = content if isinstance(content, bytes) else b""
         data = data if manifest is None else encoded(manifest, path)
         entry = self._store.publish(path, data, before, _kept_mode(attributes.mode))
-        self._catalog.doubt(path)
+        self._catalog.invalidate(path)
         gone = [known for known in replaced if known is not None and known.segments]
         if gone or (manifest is not None and manifest.segments):
             # Objects are durable by now. A path that names them is before others are removed for it.
@@ -109,7 +109,7 @@ class Publisher:
         except _ReplacedError:
             return False
         finally:
-            self._catalog.doubt(path)
+            self._catalog.invalidate(path)
         return True
 
     def remove_replaced(
@@ -133,14 +133,12 @@ class Publisher:
         except FileNotFoundError:
             now = None
         except (OSError, OmniloadError) as error:
-            _LOG.info(
-                "what %s replaced stays, since what it is now cannot be told: %s", path, error
-            )
+            _LOG.info("what %s replaced stays, since what it is now is not known: %s", path, error)
             return
         if now is not None:
             kept.update(now.object_paths())
         for manifest in replaced:
-            self._keeper.condemn(manifest, kept)
+            self._references.release_or_defer(manifest, kept)
 
     def _let_read(self, path: str, manifest: Manifest, known: Manifest | None) -> None:
         """Give the objects of a file its mode, but for those that have it from the version before."""

@@ -27,7 +27,7 @@ def content_digest(manifest: Manifest) -> str:
 
 
 def is_content(manifest: Manifest, content: Content) -> bool:
-    """Tell whether a manifest holds just this content."""
+    """Return whether a manifest holds just this content."""
     if isinstance(content, bytes):
         return not manifest.segments and manifest.inline == content and manifest.target is None
     return _named(manifest.segments) == _named(content) and not manifest.inline

@@ -43,7 +43,7 @@ class Place:
         try:
             found = self._store.stat(path)
         except (OSError, OmniloadError):
-            return None  # gone or out of reach: who reads it next hears so
+            return None  # gone or out of reach: its next read says so
         if found.is_directory or found.size_bytes != self.entry.size_bytes:
             return None
         self.entry = found
@@ -64,7 +64,7 @@ class Place:
             found = self._store.stat(self.path)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise stale_version(self.path) from error
-        # What it may be called or who may read it says nothing of its bytes.
+        # Its name and its mode say nothing of its bytes.
         if replace(found, name=self.entry.name, mode=self.entry.mode) != self.entry:
             raise stale_version(self.path)
 

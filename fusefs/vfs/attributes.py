@@ -11,7 +11,7 @@ from fusefs.bridge.api.protocol import Change, Entry, Space
 from fusefs.format.attributes import Attributes
 from fusefs.tools.statistics import drop_json, layout_json
 from fusefs.vfs.inode_table import Node
-from fusefs.vfs.open_file import Body
+from fusefs.vfs.open_file import OpenFile
 from fusefs.vfs.opening import Opening
 from fusefs.vfs.session import STATS_DIRECTORY_INODE, STATS_INODE
 
@@ -55,7 +55,7 @@ class AttributeRequests(Opening):
 
     @override
     async def getxattr(self, inode: int, name: bytes) -> bytes:
-        """Return an extended attribute; ``user.omnifs.layout`` tells how a file is stored."""
+        """Return an extended attribute; ``user.omnifs.layout`` shows how a file is stored."""
         text = os.fsdecode(name)
         if not text.startswith("user.") or inode in {STATS_INODE, STATS_DIRECTORY_INODE}:
             # Asked for at every write (security.capability): answered without the store.
@@ -113,7 +113,7 @@ class AttributeRequests(Opening):
 
     @override
     async def statfs(self) -> Space:
-        """Describe the space of the store, or a petabyte where it cannot tell."""
+        """Describe the space of the store, or a petabyte where it is not known."""
         usage = await self._wait(self._files.usage)
         total = usage.total_bytes if usage is not None else 1 << 50
         free = usage.free_bytes if usage is not None else 1 << 50
@@ -141,13 +141,13 @@ class AttributeRequests(Opening):
         await self._release(opened.handle)
 
     async def _set_attributes(self, node: Node, changes: Attributes) -> None:
-        # Who opens it meanwhile would write over the change what the file was before.
+        # An open meanwhile would write over the change what the file was before.
         while node.body is None:
-            if await self._asked.alone(node, partial(self._set_if_closed, node, changes)):
+            if await self._asked.exclusive(node, partial(self._set_if_closed, node, changes)):
                 return
         if node.body.dirty and self._set_now(node.body, changes):
             return
-        # A handle of our own: whoever lets the last one go meanwhile would publish without the change.
+        # A handle of our own: the release of the last one meanwhile would publish without the change.
         opened = self._handle(node, os.O_WRONLY)
         handle = self._handles[opened.handle]
         was_published = not handle.body.dirty
@@ -161,8 +161,8 @@ class AttributeRequests(Opening):
         await self._release(opened.handle)
 
     @staticmethod
-    def _set_now(body: Body, changes: Attributes) -> bool:
-        """Note attributes of an open file, unless its content is in use; tell whether it was done."""
+    def _set_now(body: OpenFile, changes: Attributes) -> bool:
+        """Note attributes of an open file, unless its content is in use; return whether it was done."""
         if not body.lock.acquire(blocking=False):
             return False
         try:

@@ -11,8 +11,8 @@ from fusefs.bridge.api.protocol import Data, Entry, Opened
 from fusefs.bridge.api.waiting import all_done
 from fusefs.format.attributes import Attributes
 from fusefs.stores.protocol import parent_of
-from fusefs.tree.namespace import OpenedFile
-from fusefs.vfs.open_file import Body
+from fusefs.tree.namespace import OpenVersion
+from fusefs.vfs.open_file import OpenFile
 from fusefs.vfs.opening import Opening
 from fusefs.vfs.session import STATS_INODE
 from omniload.base.errors import OmniloadError
@@ -43,12 +43,12 @@ class ContentRequests(Opening):
         node = self._child(above, text, "file")
         node.lookups += 1
         path = self._tree.child_path(above, text)  # a directory above may be renamed by now
-        node.body = Body(self._files, self._place, path, None)
+        node.body = OpenFile(self._files, self._place, path, None)
         permissions = stat_bits.S_IMODE(mode)
         if permissions != 0o644:
             node.body.set_attributes(Attributes(mode=permissions))
         entry = self._body_entry(node)
-        node.tell(entry.size_bytes)
+        node.advertise(entry.size_bytes)
         opened = self._handle(node, flags)
         await self._name_made_here(parent_of(path))
         return opened, entry
@@ -78,7 +78,7 @@ class ContentRequests(Opening):
         return entry
 
     async def _give_up(self, handle: int, inode: int) -> None:
-        """Drop a file that was made and cannot be published: nobody was told of it."""
+        """Drop a file that was made and cannot be published: the kernel does not know it."""
         self._handles[handle].body.path = None
         await self._release(handle)
         self._tree.forget(inode, 1)
@@ -115,7 +115,7 @@ class ContentRequests(Opening):
 
     @staticmethod
     async def _read_when_here(
-        version: OpenedFile, offset: int, size_bytes: int, handle: int
+        version: OpenVersion, offset: int, size_bytes: int, handle: int
     ) -> Data:
         waiting = version.reader.start(offset, size_bytes, process=handle)
         await all_done(waiting)
@@ -144,7 +144,7 @@ class ContentRequests(Opening):
 
     @override
     async def flush(self, handle: int) -> None:
-        """Publish at close, so that whoever opens the file next sees all of it."""
+        """Publish at close, so that the next open of the file sees all of it."""
         if (opened := self._handles.get(handle)) is not None:
             await self._flush(opened, last=True)
 

@@ -4,20 +4,20 @@ import threading
 import time
 from collections.abc import Iterable
 
-from fusefs.vfs.open_file import Body
+from fusefs.vfs.open_file import OpenFile
 from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
 
-__all__ = ["publish_left_open"]
+__all__ = ["flush_all"]
 
 _LOG = get_logger(__name__)
 _AT_ONCE = 16
 
 
-def publish_left_open(bodies: Iterable[Body], *, within_s: float) -> list[str]:
+def flush_all(bodies: Iterable[OpenFile], *, within_s: float) -> list[str]:
     """Publish what was written to files that nobody has closed, as they are now.
 
-    A mount that is told to end does what any filesystem does at its unmount: it keeps
+    A mount that is asked to end does what any filesystem does at its unmount: it keeps
     what was written. Call it when no request is under way any more.
 
     Args:

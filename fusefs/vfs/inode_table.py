@@ -4,7 +4,7 @@ A file that is created is known here alone until its first flush, so that nobody
 sees half of it; lookups and listings of this mount add it. A path belongs to the chain
 of nodes above, so renaming a directory renames everything below it at once.
 
-Numbers come from the names that lead to an inode when it is first told of. So a file that
+Numbers come from the names that lead to an inode when the kernel first hears of it. So a file that
 the kernel has forgotten has its old number again when it is found again, in this process or
 the next, unless it was renamed or an inode that is still in use has that number.
 """
@@ -16,9 +16,9 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fusefs.vfs.open_file import Body
+from fusefs.vfs.open_file import OpenFile
 
-__all__ = ["ROOT", "Node", "Tree", "as_text", "from_text"]
+__all__ = ["ROOT", "InodeTable", "Node", "as_text", "from_text"]
 
 ROOT = 1
 SEVERAL = -1
@@ -45,10 +45,10 @@ class Node:
     """None for the root and for what was unlinked."""
     name: str
     children: "dict[str, Node]" = field(default_factory=dict)
-    """What the kernel was told of below, and what is open there."""
+    """What the kernel knows below, and what is open there."""
     lookups: int = 0
-    """How often the kernel was told of it."""
-    body: Body | None = None
+    """How often the kernel looked it up and has not forgotten it."""
+    body: OpenFile | None = None
     """Set while it is open."""
     opens: int = 0
     readers: int = 0
@@ -58,22 +58,22 @@ class Node:
     num_moves: int = 0
     """How often it was renamed while it was open."""
     cached_version: Hashable | None = None
-    """Names the version whose bytes the kernel's page cache holds, if it can be told."""
-    told_bytes: int | None = None
-    """Size that the kernel was told since it last had to ask; ``SEVERAL`` where there were more than one."""
+    """Names the version whose bytes the kernel's page cache holds, if it is known."""
+    advertised_size: int | None = None
+    """Size that was advertised to the kernel since it last had to ask; ``SEVERAL`` where there were more than one."""
     changed_at: int = 0
     """How many changes the mount had seen when this file was published last, or given attributes."""
 
-    def tell(self, size_bytes: int) -> None:
-        """Note that the kernel is told a size.
+    def advertise(self, size_bytes: int) -> None:
+        """Note a size that goes to the kernel.
 
-        Of answers on their way at once it may believe the older and drop the newer one.
+        Of answers on their way at once the kernel may keep the older and drop the newer one.
         """
-        self.told_bytes = size_bytes if self.told_bytes in {None, size_bytes} else SEVERAL
+        self.advertised_size = size_bytes if self.advertised_size in {None, size_bytes} else SEVERAL
 
     def written(self) -> None:
         """Note that the kernel has others write it: it knows the size then, and holds what no version may ever be."""
-        self.cached_version = self.told_bytes = None
+        self.cached_version = self.advertised_size = None
 
     @property
     def is_attached(self) -> bool:
@@ -86,7 +86,7 @@ class Node:
         return self.body is not None and not self.body.published and self.is_attached
 
 
-class Tree:
+class InodeTable:
     """The nodes of one mount. Used from the mount's loop only, so it needs no lock."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Tree:
         """Return an inode.
 
         Raises:
-            OSError: ``ESTALE`` when the kernel was never told of it or forgot it.
+            OSError: ``ESTALE`` when the kernel never looked it up or forgot it.
         """
         try:
             return self._nodes[number]
@@ -143,7 +143,7 @@ class Tree:
             yield from self.open_below(child)
 
     def detach(self, parent: Node, name: str) -> Node | None:
-        """Take a name away: the node stays for those who have it open, without a path."""
+        """Take a name away: the node stays for its open handles, without a path."""
         node = parent.children.pop(name, None)
         if node is not None:
             node.parent = None
@@ -187,8 +187,8 @@ class Tree:
         ]
 
     @classmethod
-    def resumed(cls, state: Iterable[Sequence[Any]]) -> "Tree":
-        """Return the tree that ``state`` told of; nothing is open in it."""
+    def resumed(cls, state: Iterable[Sequence[Any]]) -> "InodeTable":
+        """Return the tree that ``state`` describes; nothing is open in it."""
         tree = cls()
         lines = list(state)
         for number, _, name, lookups in lines:

@@ -11,13 +11,13 @@ from fusefs.tree.freshness import Shown, shown_at
 from fusefs.tree.namespace import StripedFiles
 from fusefs.vfs.inode_table import Node
 from fusefs.vfs.name_table import Leads, leads
-from fusefs.vfs.open_file import Body, SpoolPlace
+from fusefs.vfs.open_file import OpenFile, SpoolPlace
 from fusefs.vfs.session import Session
 
-__all__ = ["Finding", "stale"]
+__all__ = ["Lookup", "stale"]
 
 
-class Finding(Session):
+class Lookup(Session):
     """How names are followed to inodes."""
 
     def __init__(self, files: StripedFiles, place: SpoolPlace) -> None:
@@ -53,14 +53,14 @@ class Finding(Session):
             return False
         return True
 
-    async def _told(self, parent: Node, name: str, kind: str) -> Entry:
-        """Describe something just made and count that the kernel was told of it."""
+    async def _made_entry(self, parent: Node, name: str, kind: str) -> Entry:
+        """Describe something just made and count that the kernel knows it."""
         node = self._child(parent, name, kind)
         node.lookups += 1
         return await self._entry(node)
 
     async def _leads_here(self, node: Node, known: FileInfo | None = None) -> bool:
-        """Tell whether the name of an open file still leads to it, by what is ``known`` or has been for ``TTL_S``."""
+        """Return whether the name of an open file still leads to it, by what is ``known`` or has been for ``TTL_S``."""
         body = node.body
         version = body.version if body is not None else None
         if version is not None and body is not None and body.path is not None:
@@ -68,7 +68,7 @@ class Finding(Session):
             if known is not None and known.entry == version.info.entry:
                 return True
         try:
-            await self._asked.ask(node, partial(self._look, node))
+            await self._asked.call(node, partial(self._look, node))
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
@@ -108,7 +108,7 @@ class Finding(Session):
             self._part(node, body)
             raise stale()
 
-    async def _took_up(self, node: Node, body: Body) -> bool:
+    async def _took_up(self, node: Node, body: OpenFile) -> bool:
         """Have an open file become what its path shows; False where that is no file any more."""
         try:
             await self._wait(body.take_up)
@@ -117,8 +117,8 @@ class Finding(Session):
         node.cached_version = None
         return True
 
-    def _part(self, node: Node, body: Body | None) -> None:
-        """Leave a version to those who have it open: its name leads elsewhere from now on."""
+    def _part(self, node: Node, body: OpenFile | None) -> None:
+        """Leave a version to its open handles: its name leads elsewhere from now on."""
         if body is not None:
             body.replaced_elsewhere()
         if node.parent is not None:
@@ -130,7 +130,7 @@ class Finding(Session):
 
     @contextmanager
     def _changing_names(self, *paths: str) -> Iterator[None]:
-        """While paths change hands here, believe no look that another mount has taken them."""
+        """While paths change hands here, use no look that finds another mount's file at them."""
         self._leaving += paths
         try:
             yield

@@ -1,6 +1,6 @@
 """Which inode the name of an open file leads to, when its path shows another version: a table.
 
-The kernel keeps one page cache and one size for each inode, whoever has it open. So an inode
+The kernel keeps one page cache and one size for each inode, shared by all its handles. So an inode
 that is being read shows one version for as long, and what this mount makes of it::
 
     the path shows       changed here   read by somebody   written only    passed through
@@ -27,7 +27,7 @@ class Leads(Enum):
     ANEW = auto()
     """To the same inode, which takes up what the path shows."""
     ELSEWHERE = auto()
-    """To another inode, or to none: this one keeps its version, for those who have it open."""
+    """To another inode, or to none: this one keeps its version, for its open handles."""
 
 
 def leads(shown: Shown, *, is_changed: bool, num_readers: int, passes_through: bool) -> Leads:

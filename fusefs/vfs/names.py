@@ -13,7 +13,7 @@ from fusefs.stores.protocol import RESERVED, parent_of
 from fusefs.tree.catalog import FileInfo
 from fusefs.tree.directory_attributes import NOT_KEPT
 from fusefs.vfs.inode_table import ROOT, Node
-from fusefs.vfs.lookup import Finding
+from fusefs.vfs.lookup import Lookup
 from fusefs.vfs.rename_open import remove_open, rename_open
 from fusefs.vfs.session import STATS_DIRECTORY_INODE, STATS_INODE, Listed
 
@@ -23,7 +23,7 @@ _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 """Of renameat2."""
 
 
-class NameRequests(Finding):
+class NameRequests(Lookup):
     """Requests about names: finding, listing, making, renaming and removing."""
 
     @override
@@ -49,11 +49,11 @@ class NameRequests(Finding):
             raise
 
     @override
-    def told(self, inode: int) -> None:
+    def advertised(self, inode: int) -> None:
         if inode not in {STATS_INODE, STATS_DIRECTORY_INODE}:
             node = self._tree.node(inode)
             node.lookups += 1
-            node.tell(self._line_bytes)
+            node.advertise(self._line_bytes)
 
     @override
     def forget(self, inode: int, lookups: int) -> None:
@@ -109,7 +109,7 @@ class NameRequests(Finding):
             if node is not None and node.body is not None:
                 entry = self._body_entry(node)  # written to since the directory was opened
             elif node is not None and node.changed_at > listed_at:
-                # And closed since: who asks for its size must not be told the one of before.
+                # And closed since: its size must not be answered with the one of before.
                 entry = entry._replace(attr_timeout_s=0)
             if node is not None and not node.is_attached:
                 entry = entry._replace(entry_timeout_s=0)  # its name leads elsewhere by now
@@ -140,7 +140,7 @@ class NameRequests(Finding):
             made = Attributes(mode=wanted, mtime_ns=NOT_KEPT)
             await self._wait(self._files.set_attributes, path, made)
             self._forget_info(path)
-        return await self._told(above, text, "directory")
+        return await self._made_entry(above, text, "directory")
 
     @override
     async def symlink(self, parent: int, name: bytes, target: bytes) -> Entry:
@@ -150,7 +150,7 @@ class NameRequests(Finding):
         await self._wait(self._files.make_link, path, os.fsdecode(target))
         self._forget_info(path)
         self._names_changed(parent_of(path))
-        return await self._told(above, text, "symlink")
+        return await self._made_entry(above, text, "symlink")
 
     @override
     async def readlink(self, inode: int) -> bytes:
@@ -160,7 +160,7 @@ class NameRequests(Finding):
 
     @override
     async def unlink(self, parent: int, name: bytes) -> None:
-        """Remove a file; those who have it open keep it."""
+        """Remove a file; its open handles keep it."""
         above, text = self._place_for(parent, name)
         path = self._tree.child_path(above, text)
         node = above.children.get(text)

@@ -21,7 +21,7 @@ from fusefs.format.attributes import Attributes, checked_xattrs
 from fusefs.format.content import Content
 from fusefs.format.manifest import Manifest, Segment
 from fusefs.tree.freshness import names_segments, with_attributes
-from fusefs.tree.namespace import OpenedFile, StripedFiles
+from fusefs.tree.namespace import OpenVersion, StripedFiles
 from fusefs.tree.publish import Published
 from fusefs.tree.version_identity import ids_of, segments_of, spliceable
 from fusefs.tree.version_location import stale_suppressed
@@ -30,10 +30,10 @@ from fusefs.write.file_writer import FileWriter
 from fusefs.write.splice import MOST_RANGES, MOST_RANGES_CLOSED
 from fusefs.write.spool import Spool, SpoolPlace
 
-__all__ = ["Body", "SpoolPlace"]
+__all__ = ["OpenFile", "SpoolPlace"]
 
 
-class Body:
+class OpenFile:
     """Content and pending attributes of one open file. Safe in threads; calls may wait for the store.
 
     Args:
@@ -44,12 +44,12 @@ class Body:
     """
 
     def __init__(
-        self, files: StripedFiles, place: SpoolPlace, path: str, opened: OpenedFile | None
+        self, files: StripedFiles, place: SpoolPlace, path: str, opened: OpenVersion | None
     ) -> None:
         self._files = files
         self._place = place
         self.lock = threading.RLock()
-        """Held by whoever changes or reads the content; the mount's loop only tries it."""
+        """Held by each change and read of the content; the mount's loop only tries it."""
         self.path: str | None = path
         self._opened = opened
         self._writer: FileWriter | None = None
@@ -97,7 +97,7 @@ class Body:
         return self._opened.manifest if self._opened is not None else None
 
     @property
-    def version(self) -> OpenedFile | None:
+    def version(self) -> OpenVersion | None:
         """The version of the store that this is; None while it is being changed here, and of one without a path."""
         return self._opened if not self.dirty and self.path is not None else None
 
@@ -126,7 +126,7 @@ class Body:
             return data
         return None
 
-    def reader_if_clean(self) -> OpenedFile | None:
+    def reader_if_clean(self) -> OpenVersion | None:
         """Return the version whose reader may be asked without this body, if content is not being changed."""
         return None if self._writer or self._spool else self._opened
 
@@ -144,7 +144,7 @@ class Body:
     # Writing
 
     def writes_now(self, offset: int, size_bytes: int) -> bool:
-        """Tell whether a write would be taken without waiting for the store."""
+        """Return whether a write would be taken without waiting for the store."""
         if self._spool is not None:
             return self._spool.writes_now(offset, size_bytes)
         if self._writer is None or offset != self._writer.size_bytes:
@@ -355,7 +355,7 @@ class Body:
         )
 
     def _is_there(self, segments: tuple[Segment, ...]) -> bool:
-        """Tell whether another mount has left alone what the next version takes over from this one."""
+        """Return whether another mount has left alone what the next version takes over from this one."""
         shared = ids_of(segments) & ids_of(spliceable(self.manifest))
         return not shared or self.path is None or names_segments(self._files, self.path, shared)
 
@@ -375,7 +375,7 @@ class Body:
         files.discard(loose, kept=Manifest(mtime_ns=0, segments=segments_of(content)))
         return done
 
-    def _hold(self, opened: OpenedFile) -> None:
+    def _hold(self, opened: OpenVersion) -> None:
         """Hold another version in place of what was open; bytes in a spool are its own."""
         if self._opened is not None:
             self._opened.close()

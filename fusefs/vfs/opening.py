@@ -1,17 +1,17 @@
-"""Opening and closing: which version an open shows, and who may read it without us.
+"""Opening and closing: which version an open shows, and when the kernel may read it by itself.
 
 *The page cache.* What the kernel holds of a file stays over an open exactly when the
 version opened is the one it holds; a version has a name that is never used again (the
 segments of a striped file; a plain file by its settled time stamp), so close-to-open holds.
 
 *Versions.* An inode that somebody reads shows one version, and what this mount makes of it
-(``leading``). Who opens it when its path shows another one gets ESTALE: the name leads to
+(``leading``). An open of it when its path shows another one gets ESTALE: the name leads to
 another inode by then, and the kernel looks it up again by itself (it does so once for every
 path, before any program hears of it). Readers keep the version they opened, as they keep
 one that was renamed over.
 
 *Local copies.* A version that lies whole on the local disk is handed to the kernel, which
-reads it by itself. While it does, the inode can be opened in no other way: so whoever wants
+reads it by itself. While it does, the inode can be opened in no other way: so a caller that wants
 to write gets a new inode, too.
 """
 
@@ -24,17 +24,17 @@ from typing import NoReturn
 
 from fusefs.bridge.api.protocol import Opened
 from fusefs.tree.manifest_cache import is_settled
-from fusefs.tree.namespace import OpenedFile
+from fusefs.tree.namespace import OpenVersion
 from fusefs.tree.version_identity import content_name
 from fusefs.vfs.inode_table import Node
-from fusefs.vfs.lookup import Finding, stale
-from fusefs.vfs.open_file import Body
+from fusefs.vfs.lookup import Lookup, stale
+from fusefs.vfs.open_file import OpenFile
 from fusefs.vfs.session import Handle
 
 __all__ = ["Opening"]
 
 
-class Opening(Finding):
+class Opening(Lookup):
     """How files are opened, flushed and closed."""
 
     async def _open(self, node: Node, flags: int) -> Opened:
@@ -42,8 +42,8 @@ class Opening(Finding):
         while node.body is None:
             looks = False
             brings = not flags & os.O_TRUNC
-            await self._asked.ask(node, partial(self._open_or_look, node, brings=brings))
-        # Or it was closed by the last who had it while this one waited: then all began anew.
+            await self._asked.call(node, partial(self._open_or_look, node, brings=brings))
+        # Or it was closed by its last handle while this one waited: then all began anew.
         return await self._opened(node, flags, looks=looks)
 
     async def _open_or_look(self, node: Node, *, brings: bool) -> None:
@@ -60,13 +60,13 @@ class Opening(Finding):
             opened.close()  # created meanwhile
         await self._look(node)
 
-    async def _open_at_name(self, node: Node, *, brings: bool) -> OpenedFile:
+    async def _open_at_name(self, node: Node, *, brings: bool) -> OpenVersion:
         path = self._path_of_named(node)
-        believed = self._known_info(path)
+        expected = self._known_info(path)
         try:
-            return await self._wait(self._files.open, path, believed=believed, brings=brings)
+            return await self._wait(self._files.open, path, expected=expected, brings=brings)
         except FileNotFoundError as error:
-            # Removed elsewhere: who creates it if it is not there must hear so from the lookup.
+            # Removed elsewhere: O_CREAT must learn that from the lookup.
             self._forget_info(path)
             raise stale() from error
 
@@ -76,7 +76,7 @@ class Opening(Finding):
         body = self._handles[answer.handle].body
         try:
             if looks:
-                await self._asked.ask(node, partial(self._look, node))
+                await self._asked.call(node, partial(self._look, node))
             if self._passes_through(node) and not reads_only:
                 self._leave_to_readers(node)
             if flags & os.O_TRUNC:
@@ -104,7 +104,7 @@ class Opening(Finding):
         except FileNotFoundError as error:
             raise stale() from error
 
-    async def _fresh_body(self, node: Node, opened: OpenedFile) -> Body:
+    async def _fresh_body(self, node: Node, opened: OpenVersion) -> OpenFile:
         """Return a body of a version that was just opened, at the path its node has by now."""
         try:
             while (path := self._path_of_named(node)) != opened.path:
@@ -112,23 +112,23 @@ class Opening(Finding):
         except OSError:
             opened.close()
             raise
-        return Body(self._files, self._place, path, opened)
+        return OpenFile(self._files, self._place, path, opened)
 
-    def _tell_size(self, node: Node, body: Body) -> None:
+    def _tell_size(self, node: Node, body: OpenFile) -> None:
         """Have the kernel ask for attributes again that this open has found outdated.
 
-        It believes a size for a second, and reads no further: of a file that another mount
+        The kernel keeps a size for a second, and reads no further: of a file that another mount
         has replaced by a longer one it would read the beginning.
         """
         if body.path is not None and (known := self._infos.get(body.path)) is not None:
             version = body.reader_if_clean()
             if version is None or version.info.entry != known[1].entry:
                 del self._infos[body.path]
-        if node.told_bytes not in {None, body.size_bytes} and self._kernel is not None:
+        if node.advertised_size not in {None, body.size_bytes} and self._kernel is not None:
             self._kernel.outdated(node.number)
-            node.told_bytes = None
+            node.advertised_size = None
 
-    def _local_copy(self, node: Node, version: OpenedFile | None) -> int | None:
+    def _local_copy(self, node: Node, version: OpenVersion | None) -> int | None:
         """Return a descriptor of a local copy, if the kernel can use one for this open."""
         kernel = self._kernel
         if version is None or kernel is None or not kernel.can_pass_through or node.opens > 1:
@@ -153,7 +153,7 @@ class Opening(Finding):
             try:
                 # While nobody looks what its path shows: that would be taken for another mount's.
                 publish = partial(self._wait, body.flush, last=last)
-                await self._asked.alone(handle.node, publish)
+                await self._asked.exclusive(handle.node, publish)
             finally:
                 if body.replaced and handle.node.body is body:
                     self._part(handle.node, body)
@@ -182,8 +182,8 @@ class Opening(Finding):
             await self._wait(handle.body.close)
 
 
-def _closed_now(body: Body) -> bool:
-    """Close a body that asks nothing of the store for it; tell whether it was done."""
+def _closed_now(body: OpenFile) -> bool:
+    """Close a body that asks nothing of the store for it; return whether it was done."""
     if not body.lock.acquire(blocking=False):
         return False
     try:
@@ -196,7 +196,7 @@ def _closed_now(body: Body) -> bool:
         body.lock.release()
 
 
-def _token(version: OpenedFile) -> Hashable:
+def _token(version: OpenVersion) -> Hashable:
     """Return what names the bytes of a version for ever, or for as long as it is open where nothing else does yet."""
     manifest, entry = version.manifest, version.info.entry
     if manifest is not None and manifest.segments and not manifest.inline:

@@ -1,6 +1,6 @@
 """Renaming and removing what somebody here has open, so that no flush lands at a path it lost.
 
-A flush holds its body's lock while it publishes. So whoever takes a path away holds the
+A flush holds its body's lock while it publishes. So a call that takes a path away holds the
 lock of every body concerned from before the store's call until the body knows.
 """
 
@@ -9,12 +9,12 @@ from contextlib import ExitStack, suppress
 
 from fusefs.stores.protocol import parent_of
 from fusefs.tree.namespace import StripedFiles
-from fusefs.vfs.open_file import Body
+from fusefs.vfs.open_file import OpenFile
 
 __all__ = ["remove_open", "rename_open"]
 
 
-def remove_open(files: StripedFiles, path: str, body: Body | None) -> None:
+def remove_open(files: StripedFiles, path: str, body: OpenFile | None) -> None:
     """Remove a file that may be open, or that the store does not show yet."""
     with ExitStack() as locks:
         pending = False
@@ -33,7 +33,11 @@ def remove_open(files: StripedFiles, path: str, body: Body | None) -> None:
 
 
 def rename_open(
-    files: StripedFiles, source: str, target: str, moving: Sequence[Body], replaced: Body | None
+    files: StripedFiles,
+    source: str,
+    target: str,
+    moving: Sequence[OpenFile],
+    replaced: OpenFile | None,
 ) -> None:
     """Rename a file or directory with open bodies below it, over a file that may be open.
 

@@ -19,15 +19,15 @@ from fusefs.stores.protocol import MAX_NAME_BYTES, RESERVED
 from fusefs.tools.statistics import Statistics
 from fusefs.tree.catalog import FileInfo
 from fusefs.tree.namespace import StripedFiles
-from fusefs.vfs.flush_all import publish_left_open
-from fusefs.vfs.fresh_single_flight import Sharing
-from fusefs.vfs.inode_table import ROOT, Node, Tree
-from fusefs.vfs.open_file import Body, SpoolPlace
+from fusefs.vfs.flush_all import flush_all
+from fusefs.vfs.fresh_single_flight import FreshSingleFlight
+from fusefs.vfs.inode_table import ROOT, InodeTable, Node
+from fusefs.vfs.open_file import OpenFile, SpoolPlace
 
 __all__ = ["STATS_DIRECTORY_INODE", "STATS_INODE", "TTL_S", "Handle", "Listed", "Session"]
 
 TTL_S = 1.0
-"""How long attributes are believed, here and in the kernel: what another mount changes shows then."""
+"""How long attributes are kept, here and in the kernel: what another mount changes shows then."""
 STATS_INODE = 2**63 - 1
 STATS_DIRECTORY_INODE = 2**63 - 2
 _MISSED_S = 0.1
@@ -35,7 +35,7 @@ _MISSED_S = 0.1
 _MOST_MISSED = 1000
 _MOST_INFOS = 200_000
 _LAST_PUBLISH_S = 45.0
-"""For files that are open when the mount is told to end: within what systemd and ``mount`` wait."""
+"""For files that are open when the mount is asked to end: within what systemd and ``mount`` wait."""
 _CALLS_WAITING = 64
 """Calls that wait for the store at a time, each in a thread."""
 Result = TypeVar("Result")
@@ -51,7 +51,7 @@ class Handle:
     """One open of a file."""
 
     node: Node
-    body: Body
+    body: OpenFile
     appends: bool
     reads: bool
     kept: bool
@@ -64,7 +64,7 @@ class Session(FileSystem):
     def __init__(self, files: StripedFiles, place: SpoolPlace) -> None:
         self._files = files
         self._place = place
-        self._tree = Tree()
+        self._tree = InodeTable()
         self._handles: dict[int, Handle] = {}
         self._listings: dict[int, list[Listed]] = {}
         self._listed_at: dict[int, int] = {}
@@ -76,8 +76,8 @@ class Session(FileSystem):
         """Size in the line of a listing that was read last."""
         self._infos: OrderedDict[str, tuple[float, FileInfo]] = OrderedDict()
         self._missed: OrderedDict[str, float] = OrderedDict()
-        """Paths at which the kernel has just been told that nothing is."""
-        self._asked = Sharing()
+        """Paths of which the kernel has just heard that nothing is there."""
+        self._asked = FreshSingleFlight()
         """By path: what is there. By node: which version an open shows."""
         self._num_changes = 0
         """Of paths, so that what was asked before a change is not remembered after it."""
@@ -93,7 +93,7 @@ class Session(FileSystem):
             Paths of files that could not be published.
         """
         bodies = [handle.body for handle in self._handles.values()]
-        lost = publish_left_open(bodies, within_s=_LAST_PUBLISH_S)
+        lost = flush_all(bodies, within_s=_LAST_PUBLISH_S)
         self._pool.shutdown()
         return lost
 
@@ -150,27 +150,27 @@ class Session(FileSystem):
         return node is not None and node.body is not None
 
     def _miss(self, path: str) -> None:
-        """Note that the kernel was told that nothing is at a path: what it asks to make there comes next."""
+        """Note the answer that nothing is at a path: what it asks to make there comes next."""
         self._missed[path] = time.monotonic() + _MISSED_S
         while len(self._missed) > _MOST_MISSED:
             self._missed.popitem(last=False)
 
     def _was_just_missed(self, path: str) -> bool:
-        """Tell whether a path was looked up in vain a moment ago; once for each look-up."""
+        """Return whether a path was looked up in vain a moment ago; once for each look-up."""
         return self._missed.pop(path, 0.0) > time.monotonic()
 
     async def _info(self, path: str) -> FileInfo:
         """Describe a path from what is known for less than ``TTL_S``, else from the store."""
         if (known := self._known_info(path)) is not None:
             return known
-        return await self._asked.ask(path, partial(self._ask_info, path))
+        return await self._asked.call(path, partial(self._ask_info, path))
 
     def _known_info(self, path: str) -> FileInfo | None:
         known = self._infos.get(path)
         return known[1] if known is not None and known[0] > time.monotonic() else None
 
     async def _ask_info(self, path: str) -> FileInfo:
-        # What the round before has just brought is believed by all who ask now, so by those who
+        # What the round before has just brought serves all requests that come now, so also those that
         # asked a moment ago too: only where nothing was there, or it changed here, is it asked again.
         if (known := self._known_info(path)) is not None:
             return known
@@ -215,7 +215,7 @@ class Session(FileSystem):
 
     async def _entry(self, node: Node) -> Entry:
         entry = await self._described_now(node)
-        node.tell(entry.size_bytes)
+        node.advertise(entry.size_bytes)
         return entry
 
     async def _described_now(self, node: Node) -> Entry:
@@ -237,7 +237,7 @@ class Session(FileSystem):
         return self._described(node.number, info)
 
     @staticmethod
-    def _body_of(node: Node) -> Body | None:
+    def _body_of(node: Node) -> OpenFile | None:
         """Return the body of a node that may have got one while a handler waited."""
         return node.body
 

@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from fusefs.bridge.api.protocol import Entry
 from fusefs.tree.freshness import Shown, shown_at
-from fusefs.tree.namespace import OpenedFile
-from fusefs.vfs.inode_table import Node, Tree, as_text, from_text
-from fusefs.vfs.open_file import Body
+from fusefs.tree.namespace import OpenVersion
+from fusefs.vfs.inode_table import InodeTable, Node, as_text, from_text
+from fusefs.vfs.open_file import OpenFile
 from fusefs.vfs.opening import Opening
 from fusefs.vfs.session import Handle
 from omniload.base.errors import OmniloadError, StateError
@@ -66,13 +66,13 @@ class Resuming(Opening):
                 f"{_VERSION}; unmount and mount it anew"
             )
         mine = self._files.store.location
-        told = from_text(state.get("store", as_text(mine)))  # older releases did not say
-        if told != mine:
-            raise StateError(f"the mount shows {told!r}, not {mine!r}; give the same store")
+        location = from_text(state.get("store", as_text(mine)))  # older releases did not say
+        if location != mine:
+            raise StateError(f"the mount shows {location!r}, not {mine!r}; give the same store")
         self._owner = (state["owner"][0], state["owner"][1])
-        self._tree = Tree.resumed(state["nodes"])
+        self._tree = InodeTable.resumed(state["nodes"])
         self._next_handle = state["next_handle"]
-        # Older releases told neither; they showed all opens of a path one version.
+        # Older releases sent neither; they showed all opens of a path one version.
         write_only, versions = set(state.get("write_only", ())), dict(state.get("versions", ()))
         for number, inode, appends in state["handles"]:
             node = self._tree.node(inode)
@@ -90,11 +90,11 @@ class Resuming(Opening):
                     raise StateError(
                         f"{path!r} is open and was replaced meanwhile; have it closed, then take over"
                     )
-                node.body = Body(self._files, self._place, path, opened)
+                node.body = OpenFile(self._files, self._place, path, opened)
             reads = number not in write_only
             node.opens += 1
             node.readers += reads
-            # How it was opened is not told: what is read through it stays in memory as well.
+            # How it was opened is not sent: what is read through it stays in memory as well.
             self._handles[number] = Handle(node, node.body, appends, reads, kept=False)
         for number, lines in state["listings"]:
             self._listings[number] = [
@@ -103,15 +103,15 @@ class Resuming(Opening):
             ]
         self.statistics.open_views = {number: view.encode() for number, view in state["views"]}
 
-    def _opened_again(self, path: str) -> OpenedFile:
+    def _opened_again(self, path: str) -> OpenVersion:
         opened = self._files.open(path, brings=False)
         if opened.reads_path and not opened.is_known and self._files.comes_whole(opened.info):
-            opened.close()  # a version so young is told from another by its bytes alone
+            opened.close()  # a version so young is distinct from another by its bytes alone
             opened = self._files.open(path)
         return opened
 
     def _check_reopens(self, node: Node) -> None:
-        """Check that who opens the path finds the version that is open here.
+        """Check that an open of the path finds the version that is open here.
 
         Raises:
             StateError: It has no path, or another version is there.

@@ -1,6 +1,6 @@
-"""A store as the kernel bindings show it: carries requests to ``StripedFiles`` and ``Body``.
+"""A store as the kernel bindings show it: carries requests to ``StripedFiles`` and ``OpenFile``.
 
-Who may suspend where: every handler runs on the mount's one thread. What memory answers
+Suspension: every handler runs on the mount's one thread. What memory answers
 (attributes known for under a second, blocks in the cache, a write that fits the window) is
 answered without suspending. Everything else awaits the store in a worker thread, or the
 futures of the blocks it needs, which other requests may share. Nodes are touched only on

@@ -61,7 +61,7 @@ class FileWriter:
         return bool(self._sealed) or self._current is not None or self._sealing is not None
 
     def would_wait(self, size_bytes: int) -> bool:
-        """Tell whether writing ``size_bytes`` more may have to wait for the store."""
+        """Return whether writing ``size_bytes`` more may have to wait for the store."""
         if self._sealing is not None or self._tail_sealing is not None:
             return True
         unit = self._layout.unit_bytes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fusefs.base.serial_executor import ByteBudget, Strand
+from fusefs.base.serial_executor import ByteBudget, SerialExecutor
 from fusefs.format.layout import StripeLayout
 from fusefs.format.manifest import Segment, object_path, unit_checksum
 from fusefs.stores.protocol import ObjectWriter, Store
@@ -58,7 +58,7 @@ class SegmentWriter:
         if number < self._layout.stripe_count:
             path = object_path(self._id, number)
             self._streams.append(_ObjectStream(self._engine, path))
-        self._engine.budget.take(len(unit))
+        self._engine.budget.acquire(len(unit))
         self._sums.append(unit_checksum(unit))
         self._size_bytes += len(unit)
         self._streams[number % self._layout.stripe_count].append(unit)
@@ -121,7 +121,7 @@ class _ObjectStream:
     def __init__(self, engine: WriteEngine, path: str) -> None:
         self._engine = engine
         self._path = path
-        self._strand = Strand(engine.pool)
+        self._strand = SerialExecutor(engine.pool)
         self._writer: ObjectWriter | None = None
         self._closed = False
         self.error: Exception | None = None
@@ -136,7 +136,7 @@ class _ObjectStream:
             except (OSError, OmniloadError) as error:
                 self.error = error
             finally:
-                self._engine.budget.give_back(len(unit))
+                self._engine.budget.release(len(unit))
 
         self._strand.submit(write)
 

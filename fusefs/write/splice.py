@@ -75,7 +75,7 @@ def filled(plan: Plan, patch: Segment | None) -> tuple[Segment, ...]:
 
 
 def is_worn(plan: Plan, *, most_ranges: int = MOST_RANGES) -> bool:
-    """Tell whether writing the whole file anew is better than this splice.
+    """Return whether writing the whole file anew is better than this splice.
 
     It is where most of the file changes anyway, where its objects would hold more than
     twice its bytes, or where too many ranges would be left. So a file costs at most

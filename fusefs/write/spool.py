@@ -74,7 +74,7 @@ class Spool:
         return data
 
     def writes_now(self, offset: int, size_bytes: int) -> bool:
-        """Tell whether a write would be taken without asking the store."""
+        """Return whether a write would be taken without asking the store."""
         # A gap behind the end is filled from the end on.
         begin, end = min(offset, self.size_bytes), offset + size_bytes
         return not any(self._is_absent(edge) for edge in self._edges(begin, end))

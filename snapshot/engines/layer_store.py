@@ -114,7 +114,7 @@ class LayerStore(BlockingFileSystem):
         self._lock = threading.Lock()
         self._building = threading.Lock()
 
-    def is_at_hand(self, inode: int) -> bool:
+    def is_cached(self, inode: int) -> bool:
         """Tell whether calls about an inode wait for nothing: it is of a tree in memory."""
         shown = self._layers.get(inode >> 32)
         return shown is not None and shown.view is not None and 0 < inode & _NUMBER < _BLOB
@@ -180,7 +180,7 @@ class LayerStore(BlockingFileSystem):
 
     @override
     def try_read(self, handle: int, offset: int, size_bytes: int) -> Data | None:
-        if handle & _HANDLE or not self.is_at_hand(handle):
+        if handle & _HANDLE or not self.is_cached(handle):
             return None
         shown, number = self._file(handle)
         return self._view(shown).try_read(number, offset, size_bytes)
@@ -322,7 +322,7 @@ class LayerStoreFileSystem(ImageFileSystem):
     @override
     async def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
         # Names in a tree that is in memory wait for nothing; all else may ask a registry.
-        if arguments and call.__name__ != "read" and self._store.is_at_hand(arguments[0]):
+        if arguments and call.__name__ != "read" and self._store.is_cached(arguments[0]):
             return call(*arguments)
         return await super()._call(call, *arguments)
 

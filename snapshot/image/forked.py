@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from fusefs.bridge.process.launch import clear_dead_mount, failure_of, tell_failure
+from fusefs.bridge.process.launch import clear_dead_mount, failure_of, report_failure
 from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger, set_up_logging
 
@@ -131,5 +131,5 @@ def _be_daemon(serve: Callable[[Callable[[], None]], None], told: int, log: int,
     try:
         serve(ready)
     except Exception as error:  # noqa: BLE001 -- told to who forked, whatever it is
-        return tell_failure(error, role, None if is_ready else told)
+        return report_failure(error, role, None if is_ready else told)
     return 0

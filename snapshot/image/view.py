@@ -195,7 +195,7 @@ class ImageFileSystem(Threaded):
     """An ``ImageView`` as the bindings want it: nothing is counted, since nothing ever goes."""
 
     @override
-    def told(self, inode: int) -> None:
+    def advertised(self, inode: int) -> None:
         pass
 
     @override

@@ -45,9 +45,9 @@ def one_step(cache, random, held):
         case "close":
             held.pop(version.key).close()
             # A task that was late: it must neither fail nor disturb whoever opens the copy next.
-            copy.hold()
+            copy.acquire()
             copy.store(span_of(version, unit), bytes_of(version, unit))
-            copy.let_go()
+            copy.release()
     return ""
 
 

@@ -6,7 +6,7 @@ from pyarrow import fs as pafs
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.protocol import RenameBegunError
 from fusefs.stores.remote.arrow import ArrowBackend, store_on
-from fusefs.stores.remote.object_store import PuttingStore
+from fusefs.stores.remote.object_store import ObjectStore
 from fusefs.stores.remote.rename_intents import INTENTS
 from fusefs.stores.remote.rename_store import RenamingStore
 from fusefs.stores.retry import RetryingStore
@@ -198,7 +198,7 @@ def test_a_rename_on_an_object_store_goes_on_where_an_outage_broke_it_off(
     whole.publish("d/below/b", b"2")
     line = BadLine(tmp_path, fails_at, answers_only=answers_only)
 
-    a_retrying_store(PuttingStore(line), []).rename(name, "new")
+    a_retrying_store(ObjectStore(line), []).rename(name, "new")
 
     with pytest.raises(FileNotFoundError):
         whole.stat(name)
@@ -211,7 +211,7 @@ def test_a_rename_on_an_object_store_goes_on_where_an_outage_broke_it_off(
 
 
 def test_a_rename_of_what_another_removed_is_not_taken_for_one_that_was_carried_out(tmp_path):
-    store = PuttingStore(BadLine(tmp_path, 1, answers_only=False))
+    store = ObjectStore(BadLine(tmp_path, 1, answers_only=False))
     store.publish("f", b"file")
     with pytest.raises(RenameBegunError):
         store.rename("f", "g")
@@ -226,7 +226,7 @@ def test_a_rename_that_was_given_up_is_held_to_the_rules_when_it_is_asked_for_an
     whole = store_on(pafs.LocalFileSystem(), str(tmp_path), "test:")
     whole.publish("d/a", b"1")
     whole.publish("d/b", b"2")
-    store = PuttingStore(BadLine(tmp_path, 4, answers_only=False))
+    store = ObjectStore(BadLine(tmp_path, 4, answers_only=False))
     with pytest.raises(RenameBegunError):
         store.rename("d", "new")
     assert (len(whole.listing("d")), len(whole.listing("new"))) == (1, 1)
@@ -240,7 +240,7 @@ def test_an_outage_before_a_rename_begins_skips_no_rule(tmp_path):
     whole.publish("d/a", b"1")
     whole.publish("new/b", b"2")
     faulty = FaultyStore(
-        PuttingStore(BadLine(tmp_path, 99, answers_only=False)), {("rename", 1): Outage}
+        ObjectStore(BadLine(tmp_path, 99, answers_only=False)), {("rename", 1): Outage}
     )
 
     with pytest.raises(OSError, match="not empty"):

@@ -251,11 +251,11 @@ def test_torch_saves_and_loads_its_tensors(folder):
 
     torch.save(state, folder / "model.pt")
     loaded = torch.load(folder / "model.pt", weights_only=True)
-    mapped = torch.load(folder / "model.pt", weights_only=True, mmap=True)
+    huge_page_buffer = torch.load(folder / "model.pt", weights_only=True, mmap=True)
 
-    assert loaded.keys() == mapped.keys() == state.keys()
+    assert loaded.keys() == huge_page_buffer.keys() == state.keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
-    assert all(torch.equal(mapped[name], tensor) for name, tensor in state.items())
+    assert all(torch.equal(huge_page_buffer[name], tensor) for name, tensor in state.items())
 
 
 def test_what_is_open_when_the_daemon_is_told_to_end_is_kept_as_it_is_then():

@@ -64,19 +64,19 @@ def renamed(source, target, flags):
 
 
 def test_a_shared_mapping_writes_and_another_sees_it(folder, file):
-    with mmap.mmap(file, 0) as mapped:
-        mapped[70_000:70_005] = b"HELLO"
-        mapped.flush()
+    with mmap.mmap(file, 0) as huge_page_buffer:
+        huge_page_buffer[70_000:70_005] = b"HELLO"
+        huge_page_buffer.flush()
         assert os.pread(file, 7, 69_999) == DATA[69_999:70_000] + b"HELLO" + DATA[70_005:70_006]
-        mapped[10:12] = b"XY"
+        huge_page_buffer[10:12] = b"XY"
 
     assert (folder / "f").read_bytes()[8:13] == DATA[8:10] + b"XY" + DATA[12:13]
 
 
 def test_a_private_mapping_changes_nothing(folder, file):
-    with mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE) as mapped:
-        mapped[0:5] = b"HELLO"
-        assert mapped[:6] == b"HELLO" + DATA[5:6]
+    with mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE) as huge_page_buffer:
+        huge_page_buffer[0:5] = b"HELLO"
+        assert huge_page_buffer[:6] == b"HELLO" + DATA[5:6]
 
     assert (folder / "f").read_bytes() == DATA
 
@@ -84,8 +84,8 @@ def test_a_private_mapping_changes_nothing(folder, file):
 def test_a_mapping_of_a_grown_file_is_kept_without_a_sync(folder):
     number = os.open(folder / "g", os.O_RDWR | os.O_CREAT)
     os.ftruncate(number, 200_000)
-    with mmap.mmap(number, 0) as mapped:
-        mapped[150_000:150_005] = b"WORLD"
+    with mmap.mmap(number, 0) as huge_page_buffer:
+        huge_page_buffer[150_000:150_005] = b"WORLD"
     os.close(number)
 
     assert (folder / "g").read_bytes() == bytes(150_000) + b"WORLD" + bytes(49_995)

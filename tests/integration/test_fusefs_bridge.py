@@ -118,8 +118,8 @@ def test_bytes_are_read_whole_and_anywhere(root):
     with (root / "folder/file").open("rb", buffering=0) as file:
         assert os.pread(file.fileno(), 5000, 123_457) == blob[123_457:128_457]
         assert os.pread(file.fileno(), 5000, len(blob) - 10) == blob[-10:]
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            assert mapped[1 << 20 : (1 << 20) + 99] == blob[1 << 20 : (1 << 20) + 99]
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as huge_page_buffer:
+            assert huge_page_buffer[1 << 20 : (1 << 20) + 99] == blob[1 << 20 : (1 << 20) + 99]
 
 
 def test_the_kernel_remembers_a_name_that_is_not_there_for_as_long_as_it_was_told(root):
@@ -189,8 +189,8 @@ def test_passed_through_reads_never_reach_the_daemon(tmp_path):
         with first, second:
             assert first.read(len(example.BLOB)) == example.BLOB
             assert os.pread(second.fileno(), 1000, 1 << 20) == example.BLOB[1 << 20 :][:1000]
-            with mmap.mmap(first.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-                assert mapped[-5:] == example.BLOB[-5:]
+            with mmap.mmap(first.fileno(), 0, access=mmap.ACCESS_READ) as huge_page_buffer:
+                assert huge_page_buffer[-5:] == example.BLOB[-5:]
             if counts(root)["read"] > 10:
                 pytest.skip("PASSTHROUGH NOT TESTED: the kernel has none")
         before = counts(root)

@@ -106,9 +106,9 @@ def test_mmap_reads_shared_and_private_and_at_random(root):
 
     with (root / "f").open("rb") as file:
         for access in (mmap.MAP_SHARED, mmap.MAP_PRIVATE):
-            with mmap.mmap(file.fileno(), 0, flags=access, prot=mmap.PROT_READ) as mapped:
-                assert mapped[70_000:70_010] == DATA[70_000:70_010]
-                assert mapped[:] == DATA
+            with mmap.mmap(file.fileno(), 0, flags=access, prot=mmap.PROT_READ) as huge_page_buffer:
+                assert huge_page_buffer[70_000:70_010] == DATA[70_000:70_010]
+                assert huge_page_buffer[:] == DATA
 
 
 def test_a_renamed_temporary_replaces_its_target_and_readers_keep_the_old_one(root):

@@ -210,7 +210,7 @@ NOBODY = [*AS_NOBODY, *READS_ALL] if os.getuid() == 0 else []
 UNPRIVILEGED = """
 import os, subprocess, sys
 from pathlib import Path
-from fusefs.bridge.process.unmount_notice import Waiter
+from fusefs.bridge.process.unmount_notice import UnmountClient
 
 base = Path(sys.argv[1])
 root, data = base / "mount", os.urandom(3 << 20)
@@ -222,7 +222,7 @@ def omniload(*words, code=0):
     return done.stderr
 
 def bridge():
-    while (waiter := Waiter.of(str(root))) is None:
+    while (waiter := UnmountClient.of(str(root))) is None:
         pass  # it claims the name in a while
     waiter.close()
     return waiter.about["bridge"]
@@ -251,7 +251,7 @@ print("up", flush=True)
 sys.stdin.readline()
 for file in (reads, appends, edits):
     file.close()
-waiter = Waiter.of(str(root))
+waiter = UnmountClient.of(str(root))
 subprocess.run(["fusermount3", "-u", root], check=True)
 assert list(waiter.wait(60, lambda _: None)) == []
 print("down", flush=True)

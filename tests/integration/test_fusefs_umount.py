@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from fusefs.bridge.process import handover, launch
-from fusefs.bridge.process.unmount_notice import Farewell, Waiter, _address
+from fusefs.bridge.process.unmount_notice import UnmountClient, UnmountNotifier, _address
 from fusefs.bridge.process.unmount_notice import umount as unmount
 from fusefs.cli import command
 from fusefs.mounts.lifecycle import MountConfig, is_watched, start, umount
@@ -119,7 +119,7 @@ def test_a_daemon_that_is_told_to_end_and_cannot_publish_ends_with_5_and_names_t
     file.write(b"x" * 100)
     shutil.rmtree(place / "store")
     (place / "store").touch()  # nothing can be published below a file
-    with contextlib.closing(Waiter.of(str(place / "mount"))) as waiter:
+    with contextlib.closing(UnmountClient.of(str(place / "mount"))) as waiter:
         daemon.send_signal(signal.SIGTERM)
 
         lost = waiter.wait(60, lambda _: None)
@@ -135,7 +135,7 @@ def test_a_daemon_that_is_told_to_end_and_cannot_publish_ends_with_5_and_names_t
 @marked
 def test_a_daemon_that_was_killed_is_not_taken_for_one_that_published(place):
     daemon = start(config_of(place), log_path=os.devnull)
-    with contextlib.closing(Waiter.of(str(place / "mount"))) as waiter:
+    with contextlib.closing(UnmountClient.of(str(place / "mount"))) as waiter:
         daemon.kill()
 
         assert waiter.wait(60, lambda _: None) is None
@@ -182,7 +182,7 @@ def test_a_take_over_takes_the_watch_too(place, bridge):
 
 def about_of(mountpoint):
     end_s = time.monotonic() + 60
-    while (waiter := Waiter.of(str(mountpoint))) is None:  # it claims the name in a while
+    while (waiter := UnmountClient.of(str(mountpoint))) is None:  # it claims the name in a while
         assert time.monotonic() < end_s, "no daemon answers"
     with contextlib.closing(waiter):
         return waiter.about
@@ -198,7 +198,7 @@ def umount_when_back(mountpoint):
         changes = select.poll()
         changes.register(table, select.POLLPRI)
         for _ in range(20):
-            waiter = Waiter.of(str(mountpoint))
+            waiter = UnmountClient.of(str(mountpoint))
             if waiter is not None:
                 waiter.close()
                 umount(str(mountpoint))
@@ -230,11 +230,11 @@ class Daemon:
     def __init__(self, folder, monkeypatch):
         self.folder = str(folder)
         self.unmounted = threading.Event()
-        self.farewell = Farewell(self.folder, bridge="device", watched=True)
+        self.notifier = UnmountNotifier(self.folder, bridge="device", watched=True)
         monkeypatch.setattr(launch, "umount", lambda _: self.unmounted.set())
 
     def dies(self):
-        for peer in self.farewell._waiting:
+        for peer in self.notifier._waiting:
             peer.shutdown(socket.SHUT_RDWR)
 
     def once_unmounted(self, *calls):
@@ -252,16 +252,16 @@ def daemon(tmp_path, monkeypatch):
 
 
 def test_what_could_not_be_published_is_an_integrity_error_that_names_it(daemon):
-    daemon.farewell.listen()
+    daemon.notifier.listen()
     lost = [f"ckpt/{number}" for number in range(7)]
-    daemon.once_unmounted(lambda: daemon.farewell.tell(lost), daemon.dies)
+    daemon.once_unmounted(lambda: daemon.notifier.notify(lost), daemon.dies)
 
     with pytest.raises(IntegrityError, match=r"to 7 files is lost: ckpt/0, .*ckpt/4, \.\.\.;"):
         unmount(daemon.folder)
 
 
 def test_an_end_without_a_word_is_said(daemon):
-    daemon.farewell.listen()
+    daemon.notifier.listen()
     daemon.once_unmounted(daemon.dies)
 
     with pytest.raises(StateError, match="ended before it said that everything is published"):
@@ -269,7 +269,7 @@ def test_an_end_without_a_word_is_said(daemon):
 
 
 def test_the_command_says_that_it_waits_and_gives_up_after_its_time(daemon):
-    daemon.farewell.listen()
+    daemon.notifier.listen()
 
     done = cli("umount", "--within", "1200ms", daemon.folder)
 
@@ -318,9 +318,9 @@ def test_a_daemon_that_lacks_descriptors_for_a_while_answers_afterwards(daemon, 
         listener.bind(_address(os.path.realpath(daemon.folder), os.getuid()))
         listener.listen(1)
         answering = Exhausted(listener, fails=2)
-        threading.Thread(target=daemon.farewell._answer, args=(answering,), daemon=True).start()
+        threading.Thread(target=daemon.notifier._answer, args=(answering,), daemon=True).start()
 
-        waiter = Waiter.of(daemon.folder)
+        waiter = UnmountClient.of(daemon.folder)
 
         assert waiter is not None
         assert waiter.about["process"] == os.getpid()
@@ -329,14 +329,14 @@ def test_a_daemon_that_lacks_descriptors_for_a_while_answers_afterwards(daemon, 
 
 
 def test_one_address_has_one_process(daemon):
-    daemon.farewell.listen()
+    daemon.notifier.listen()
 
     with pytest.raises(StateError, match="cannot be told"):
-        Farewell(daemon.folder).listen()
+        UnmountNotifier(daemon.folder).listen()
 
 
 def test_a_daemon_that_hands_nothing_over_is_named(daemon):
-    daemon.farewell.listen()
+    daemon.notifier.listen()
 
     with pytest.raises(StateError, match=f"process {os.getpid()} serves it .* hands nothing over"):
         handover.take(os.path.realpath(daemon.folder))
@@ -354,7 +354,7 @@ def test_who_listens_there_and_speaks_another_language_is_not_waited_for(daemon)
 
         thread = threading.Thread(target=answer)
         thread.start()
-        assert Waiter.of(daemon.folder) is None
+        assert UnmountClient.of(daemon.folder) is None
         thread.join()
 
 
@@ -368,7 +368,7 @@ peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 peer.connect(bytes.fromhex(sys.argv[1]))
 sys.exit(len(peer.recv(100)))
 """
-    as_user = Farewell(daemon.folder)
+    as_user = UnmountNotifier(daemon.folder)
     as_user.listen()
     # The listener runs as root here, so it is asked to speak to its own user alone.
     address = _address(os.path.realpath(daemon.folder), os.getuid()).hex()
@@ -399,8 +399,8 @@ def test_another_user_who_took_the_name_first_is_not_believed(daemon, asked):
     if os.getuid() != 0:
         pytest.skip("OTHER USER NOT TESTED: needs root")
     target = os.path.realpath(daemon.folder)
-    farewell = _address(target, os.getuid())
-    address = farewell if asked == "farewell" else handover._address(target)
+    notifier = _address(target, os.getuid())
+    address = notifier if asked == "farewell" else handover._address(target)
     with subprocess.Popen(
         [sys.executable, "-c", ANOTHER, address.hex()], stdout=subprocess.PIPE
     ) as process:
@@ -408,7 +408,7 @@ def test_another_user_who_took_the_name_first_is_not_believed(daemon, asked):
 
         if asked == "farewell":
             with pytest.raises(StateError, match="of user 65534 has the name"):
-                Waiter.of(daemon.folder)
+                UnmountClient.of(daemon.folder)
         else:
             with pytest.raises(StateError, match="another user, answers"):
                 handover.take(target)

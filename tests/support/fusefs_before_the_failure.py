@@ -8,7 +8,7 @@ import sys
 
 from fusefs.stores.local import durability
 from fusefs.stores.local.store import LocalStore
-from fusefs.vfs.open_file import Body, SpoolPlace
+from fusefs.vfs.open_file import OpenFile, SpoolPlace
 from tests.support.fusefs_builders import tiny_files
 
 BIG = bytes(range(256)) * 64
@@ -17,7 +17,7 @@ BIG = bytes(range(256)) * 64
 def fsync(files):
     files.make_directory("a")
     files.make_directory("a/b")
-    body = Body(files, SpoolPlace(), "a/b/f", None)
+    body = OpenFile(files, SpoolPlace(), "a/b/f", None)
     body.write(0, b"small")
     body.flush(last=False)
     files.store.sync("a/b/f")

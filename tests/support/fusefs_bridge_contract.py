@@ -63,7 +63,7 @@ class FileSystemContract:
     def test_what_a_listing_told_can_be_asked_about_until_it_is_forgotten(self, shown, folder):
         opened = run_blocking(shown.opendir(folder.inode))
         entry = dict(shown.readdir(opened.handle, 0))[b"f"]
-        shown.told(entry.inode)
+        shown.advertised(entry.inode)
         run_blocking(shown.releasedir(opened.handle))
 
         assert run_blocking(shown.getattr(entry.inode)).size_bytes == len(self.content)

@@ -567,12 +567,12 @@ def mmap_shared_for_reading_and_private(at):
 @case
 def mmap_shared_for_writing(at):
     with open(at / "f", "r+b") as file:
-        mapped = mmap.mmap(file.fileno(), 0)
-    mapped[5:8] = b"own"
-    mapped.flush()
+        huge_page_buffer = mmap.mmap(file.fileno(), 0)
+    huge_page_buffer[5:8] = b"own"
+    huge_page_buffer.flush()
     now = (at / "f").read_bytes()[4:9]
-    mapped[0:1] = b"Z"
-    mapped.close()
+    huge_page_buffer[0:1] = b"Z"
+    huge_page_buffer.close()
     return now, (at / "f").read_bytes()[:1]
 
 

@@ -258,12 +258,12 @@ def test_a_layer_that_nobody_uses_gives_its_tree_back_and_gets_it_again(place, s
     before = place.store.getattr(inode)
     with pytest.raises(FileNotFoundError):
         run_blocking(shown.create(directory, b"use", 0o644, os.O_RDWR))
-    assert place.store.is_at_hand(inode)
+    assert place.store.is_cached(inode)
 
     with pytest.raises(FileNotFoundError):
         run_blocking(shown.rmdir(place.number(ENCODED), place.lower))
 
-    assert not place.store.is_at_hand(inode)
+    assert not place.store.is_cached(inode)
     assert place.store.try_read(inode, 0, 1) is None
     assert run_blocking(shown.getattr(inode)) == before
     assert place.views == [0, 0]

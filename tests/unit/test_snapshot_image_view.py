@@ -151,7 +151,7 @@ def test_the_file_system_answers_the_bindings(view):
     assert bytes(run_blocking(shown.read(opened.handle, 5, 5))) == BIG[5:10]
     assert run_blocking(shown.flush(opened.handle)) is None
     assert run_blocking(shown.fsync(opened.handle)) is None
-    shown.told(2)
+    shown.advertised(2)
     shown.forget(2, 1)
     assert run_blocking(shown.getattr(2)).inode == 2
     shown.close()

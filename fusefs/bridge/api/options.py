@@ -26,7 +26,7 @@ class BridgeOptions(StrictModel):
     """Have the kernel read whole local copies by itself (Linux 6.9, root, ``bridge=device``).
 
     If not given, where the mount is read-only: a file that is written while it is read so becomes
-    another inode, and who has the old one open sees neither the change nor its locks.
+    another inode, and an open handle of the old one sees neither the change nor its locks.
     """
     trusted: bool = False
     """Honour set-uid bits and device nodes, as the root directory of a container needs; root only."""

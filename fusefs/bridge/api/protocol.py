@@ -5,7 +5,7 @@ an event loop; ``fusefs.bridge.server.serve`` shows it at a mount point through 
 binding. Numbers of inodes and handles are its own: 1 is the root, every other number is
 whatever it likes above that.
 
-*Who may wait.* Calls without ``async`` answer at once. The others may await
+*Waiting.* Calls without ``async`` answer at once. The others may await
 ``waiting.result_of(future)``, ``waiting.all_done(futures)`` and ``waiting.in_thread(...)``,
 nothing else: that is all a binding can wait for. A call that awaits nothing costs no task.
 A file system whose calls simply block is adapted by ``blocking.Threaded``.
@@ -41,10 +41,10 @@ Data = bytes | memoryview
 
 
 class Entry(NamedTuple):
-    """An inode as the kernel is told of it.
+    """An inode as the kernel gets it.
 
     ``inode`` 0 as the answer of ``lookup`` says that the name is not there and that the
-    kernel may believe so for ``entry_timeout_s``; ``FileNotFoundError`` says it for now only.
+    kernel may keep that for ``entry_timeout_s``; ``FileNotFoundError`` says it for now only.
     """
 
     inode: int
@@ -64,9 +64,9 @@ class Entry(NamedTuple):
     block_bytes: int = 4096
     """What ``st_blksize`` recommends to readers."""
     entry_timeout_s: float = 1.0
-    """How long the kernel may believe that the name leads to this inode."""
+    """How long the kernel may assume that the name leads to this inode."""
     attr_timeout_s: float = 1.0
-    """How long the kernel may believe the attributes."""
+    """How long the kernel may keep the attributes."""
     generation: int = 0
 
 
@@ -105,7 +105,7 @@ class Change(NamedTuple):
 
 
 class Space(NamedTuple):
-    """Room of a file system, as ``statvfs`` tells it."""
+    """Room of a file system, as ``statvfs`` has it."""
 
     block_bytes: int = 4096
     blocks: int = 0
@@ -116,7 +116,7 @@ class Space(NamedTuple):
 
 
 class Kernel(Protocol):
-    """What a binding tells its file system."""
+    """What a binding offers its file system."""
 
     @property
     def can_pass_through(self) -> bool:
@@ -140,7 +140,7 @@ class FileSystem(Protocol):
     stacked on the mount."""
 
     unasked: frozenset[str] = frozenset()
-    """What the kernel need not ask, as far as the binding can tell it: ``open``, where an inode is the handle
+    """What the kernel need not ask, as far as the binding can pass it on: ``open``, where an inode is the handle
     of its file, nothing is kept of an open one, and the kernel's cache of it stays right; ``getxattr``, where
     nothing has an attribute."""
 
@@ -153,7 +153,7 @@ class FileSystem(Protocol):
         """Find a name in a directory; an answer counts as one lookup of its inode."""
         raise NotImplementedError
 
-    def told(self, inode: int) -> None:
+    def advertised(self, inode: int) -> None:
         """Count a lookup: the kernel was given this inode as part of a listing."""
 
     def forget(self, inode: int, lookups: int) -> None:
@@ -255,7 +255,7 @@ class FileSystem(Protocol):
     async def write(self, handle: int, offset: int, data: Data) -> int:
         """Write and return how many bytes were taken.
 
-        ``data`` lies in the binding's buffer: who awaits, or keeps it, copies it first.
+        ``data`` lies in the binding's buffer: a call that awaits, or keeps it, copies it first.
         """
         raise _read_only()
 
@@ -266,7 +266,7 @@ class FileSystem(Protocol):
         """Make durable what is written."""
 
     async def fsyncdir(self, handle: int) -> None:
-        """Make durable the names in an open directory; nothing to do for who changes none."""
+        """Make durable the names in an open directory; nothing to do for a file system that changes none."""
         del handle
 
     async def release(self, handle: int) -> None:

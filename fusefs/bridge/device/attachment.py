@@ -40,7 +40,7 @@ def attach(target: str, options: BridgeOptions, name: str) -> int:
 
 
 def detach(target: str) -> None:
-    """Take the mount away from its place; who has files open in it keeps them as long as we answer."""
+    """Take the mount away from its place; open files stay as long as the daemon answers."""
     if os.geteuid() == 0 and _libc().umount2(os.fsencode(target), _DETACH) == 0:
         return
     if (tool := shutil.which("fusermount3")) is not None:

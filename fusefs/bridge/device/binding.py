@@ -37,7 +37,7 @@ def serve(
     name: str,
     ready: Callable[[], None],
 ) -> None:
-    """Mount, answer until unmounted or told to end, unmount; as ``fusefs.bridge.server.serve``.
+    """Mount, answer until unmounted or asked to end, unmount; as ``fusefs.bridge.server.serve``.
 
     With ``take_over``, go on with the mount another process has there instead of mounting.
     """
@@ -95,15 +95,15 @@ def _taken_over(target: str, filesystem: FileSystem) -> _Connection:
     taken = take(target)
     try:
         _check_same_mount(taken.state["mount"], target)
-        told = taken.state["passthrough"]
+        handed_state = taken.state["passthrough"]
         connection = _connected(
             taken.device,
             filesystem,
-            can_pass_through=told["agreed"],
-            # Who began the connection may have agreed to more; older releases did not say.
+            can_pass_through=handed_state["agreed"],
+            # The process that began the connection may have agreed to more; older releases did not say.
             request_bytes=max(REQUEST_BYTES, taken.state.get("request_bytes", 0)),
         )
-        connection.passthrough.resume(told)
+        connection.passthrough.resume(handed_state)
         run_blocking(filesystem.taken_over(taken.state["filesystem"]))
     except BaseException:
         taken.decline()
@@ -120,7 +120,7 @@ def _check_same_mount(device: str, target: str) -> None:
     """
     if device != (found := _mounted_as(target)):
         raise StateError(
-            f"who answers for {target!r} serves device {device}, here it is {found}; "
+            f"the process that answers for {target!r} serves device {device}, here it is {found}; "
             "take it over where it is mounted"
         )
 
@@ -139,18 +139,18 @@ def _served(
     def state() -> dict[str, Any]:
         if not loop.finish_tasks(FINISH_WITHIN_S):
             raise StateError(f"requests still wait for the store after {FINISH_WITHIN_S:.0f} s")
-        told = run_blocking(connection.filesystem.handed_over())
+        handed_state = run_blocking(connection.filesystem.handed_over())
         return {
             "mount": _mounted_as(target),
             "passthrough": connection.passthrough.state(),
             "request_bytes": loop.request_bytes,
-            "filesystem": told,
+            "filesystem": handed_state,
         }
 
     def hand_over() -> None:
         nonlocal handed
         assert door is not None
-        # One at a time: another who asks while requests are finished waits.
+        # One at a time: another peer that asks while requests are finished waits.
         loop.unwatch(door.fileno())
         loop.take_requests(on=False)
         handed = handed_over(door.next(), door, connection.device, state)

@@ -4,7 +4,7 @@ One thread for all handlers. A handler that waits for nothing is answered where 
 ``readv``, one ``writev`` of the memory its bytes lie in. One that waits is put aside with
 the future it waits for; the thread that finishes the future wakes the loop through an eventfd.
 
-A caller who is being killed while its request waits is let go: the kernel says so by
+A caller that is being killed while its request waits is let go: the kernel says so by
 INTERRUPT, the request is answered with EINTR at once, and what its handler finds later is
 dropped. Only requests that change nothing are given up so; and only for a caller that will
 die, since programs seldom expect EINTR of a read.
@@ -57,7 +57,7 @@ class _Task:
     opcode: int
     pid: int
     handling: Answering
-    let_go: bool = False
+    is_released: bool = False
     """Answered already; what the handler returns is dropped."""
 
 
@@ -66,7 +66,7 @@ class Loop:
 
     Args:
         device: /dev/fuse, mounted and agreed upon; does not block.
-        filesystem: Told of forgotten inodes.
+        filesystem: Gets forgotten inodes.
         requests: What answers everything else.
         request_bytes: Of the largest request that was agreed upon; the kernel fills no smaller buffer.
     """
@@ -108,7 +108,7 @@ class Loop:
     # On the loop's thread
 
     def run(self) -> None:
-        """Serve until unmounted or told to end."""
+        """Serve until unmounted or asked to end."""
         self.take_requests(on=True)
         while self.connected and not self._ending:
             self._once(_LOOK_AGAIN_MS if self._interrupted else None)
@@ -124,7 +124,7 @@ class Loop:
         self._poll.unregister(descriptor)
 
     def finish_tasks(self, within_s: float) -> bool:
-        """Go on without new requests until no handler waits; tell whether it came to that."""
+        """Go on without new requests until no handler waits; return whether it came to that."""
         until = time.monotonic() + within_s
         while self._tasks and (left := until - time.monotonic()) > 0:
             self._once(min(left * 1000, _LOOK_AGAIN_MS))
@@ -136,10 +136,10 @@ class Loop:
             if call is not None:
                 call()
         if self._interrupted:
-            self._let_go_the_dying()
+            self._release_dying()
 
     def close(self) -> None:
-        """Drop what still waits. Whoever asked gets an error once the connection is gone."""
+        """Drop what still waits. Any caller that asked gets an error once the connection is gone."""
         for task in self._tasks.values():
             task.handling.close()
         self._tasks.clear()
@@ -211,7 +211,7 @@ class Loop:
 
     def _answer(self, task: _Task, number: int, data: Data) -> None:
         self._interrupted.discard(task.unique)
-        if task.let_go:
+        if task.is_released:
             if task.opcode == Opcode.LOOKUP and not number:
                 inode = int.from_bytes(data[:8], "little")
                 self._forget(inode, 1)  # the kernel never heard of it
@@ -230,19 +230,19 @@ class Loop:
         if task is not None and task.opcode in _LET_GO:
             self._interrupted.add(unique)
 
-    def _let_go_the_dying(self) -> None:
+    def _release_dying(self) -> None:
         """Answer EINTR to callers with SIGKILL pending: they wait for nothing else to die."""
         for unique in [u for u in self._interrupted if _is_dying(self._tasks[u].pid)]:
             self._interrupted.discard(unique)
             task = self._tasks[unique]
-            task.let_go = True
+            task.is_released = True
             self._replies.write(unique, errno.EINTR)
 
 
 def _is_dying(thread: int) -> bool:
     """Whether a thread has SIGKILL pending, which every fatal signal becomes, or is gone."""
     if not thread:
-        return False  # of another PID namespace: nothing can be told of it
+        return False  # of another PID namespace: nothing is known of it
     try:
         lines = Path(f"/proc/{thread}/status").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Files the kernel reads from a local copy by itself (FUSE_PASSTHROUGH, Linux 6.9, root), and what else it is told.
+"""Files the kernel reads from a local copy by itself (FUSE_PASSTHROUGH, Linux 6.9, root), and notices to it.
 
 Such an inode cannot be open in two ways at once: while it is, every further open must name
 the same backing file, and none may go through the page cache. So there is one backing per

@@ -60,7 +60,7 @@ class Replies:
             self._write((OUT_HEADER.pack(16, -number, unique),), unique)
 
     def finish(self, within_s: float) -> bool:
-        """Wait until every reply is out; tell whether it came to that."""
+        """Wait until every reply is out; return whether it came to that."""
         until = time.monotonic() + within_s
         with self._written:
             while self._left and (left_s := until - time.monotonic()) > 0:

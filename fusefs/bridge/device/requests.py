@@ -224,7 +224,7 @@ class Requests:
                 break
             lines.append(packed)
             if plus and entry.inode:
-                self._filesystem.told(entry.inode)
+                self._filesystem.advertised(entry.inode)
         return b"".join(lines)
 
     async def _releasedir(self, _: int, body: memoryview) -> Data:

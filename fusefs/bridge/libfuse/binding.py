@@ -74,7 +74,7 @@ class _Service:
         """Whether the mount lives on in another process."""
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Answer until unmounted, told to end, or handed over."""
+        """Answer until unmounted, asked to end, or handed over."""
         async with trio.open_nursery() as nursery:
 
             async def serve_requests() -> None:
@@ -113,8 +113,8 @@ class _Service:
         with Door(listener) as door:
             while not self.handed:
                 await trio.lowlevel.wait_readable(door)
-                # In a thread: who asks and then says nothing keeps no request waiting. Never abandoned,
-                # so whoever ends meanwhile knows whose the mount is.
+                # In a thread: a silent peer keeps no request waiting. Never abandoned,
+                # so the end of either process meanwhile leaves the mount to one of them.
                 self.handed = await trio.to_thread.run_sync(
                     handed_over, door.next(), door, device, state
                 )
@@ -128,7 +128,7 @@ class _Service:
         self._gate.close()
         if not await self._gate.finish(FINISH_WITHIN_S):
             raise StateError(f"requests still wait for the store after {FINISH_WITHIN_S:.0f} s")
-        told = run_blocking(self._filesystem.handed_over())
+        handed_state = run_blocking(self._filesystem.handed_over())
         # The open file is one for both processes. libfuse waits in its reads, the next process
         # must not; here nobody reads before this is undone.
         os.set_blocking(device, False)
@@ -136,7 +136,7 @@ class _Service:
             "mount": device_of_mount(self._target, mount_table()),
             "passthrough": NO_PASSTHROUGH,
             "request_bytes": self._request_bytes,
-            "filesystem": told,
+            "filesystem": handed_state,
         }
 
 
@@ -161,7 +161,7 @@ def serve(
     name: str,
     ready: Callable[[], None],
 ) -> None:
-    """Mount, answer until unmounted or told to end, unmount; as ``fusefs.bridge.server.serve``."""
+    """Mount, answer until unmounted or asked to end, unmount; as ``fusefs.bridge.server.serve``."""
     target = os.path.realpath(mountpoint)
     asked = set(pyfuse3.default_options) | {
         f"fsname={name}",

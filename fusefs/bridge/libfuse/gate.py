@@ -3,7 +3,7 @@
 pyfuse3 finds trio through its own module's name ``trio``, which its asyncio layer replaces
 too. ``Gate`` stands there: all of trio, but for the two calls that concern the descriptor.
 Its workers call ``wait_readable`` before each read, and read in the same step once it
-returns. So a closed gate leaves requests with the kernel, and whoever waits at it is woken
+returns. So a closed gate leaves requests with the kernel, and a thread that waits at it is woken
 when it opens again: nothing that was read is lost, and libfuse notices nothing.
 """
 
@@ -45,7 +45,7 @@ class Gate:
         self._moved.set()
 
     def end(self) -> None:
-        """Let those who wait go without a request: the loop of requests ends."""
+        """Wake waiting threads without a request: the loop of requests ends."""
         self._is_ended = True
         self._moved.set()
 
@@ -61,7 +61,7 @@ class Gate:
                 self._idle.set()
 
     async def finish(self, within_s: float) -> bool:
-        """Wait until no request is under way; tell whether it came to that."""
+        """Wait until no request is under way; return whether it came to that."""
         with trio.move_on_after(within_s):
             while self._under_way:
                 self._idle = trio.Event()
@@ -82,7 +82,7 @@ class Gate:
             try:
                 await trio.lowlevel.wait_readable(device)
             except trio.ClosedResourceError:
-                continue  # by ``close`` or at the end: the conditions above tell
+                continue  # by ``close`` or at the end: the conditions above say
             if self._is_open:
                 return
         raise trio.ClosedResourceError

@@ -160,7 +160,7 @@ class Requests(pyfuse3.Operations):
             for line, (name, entry) in enumerate(self._filesystem.readdir(fh, start_id), start_id):
                 if not pyfuse3.readdir_reply(token, name, _attributes(entry), line + 1):
                     return
-                self._filesystem.told(entry.inode)
+                self._filesystem.advertised(entry.inode)
         # The outermost loop: the mount must outlive a defect of ours.
         except Exception as error:
             raise pyfuse3.FUSEError(errno_answered("readdir", error)) from error

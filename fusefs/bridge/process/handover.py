@@ -28,8 +28,8 @@ from typing import Any, Self
 
 import orjson
 
-from fusefs.bridge.process.sockets import address_of, credentials_of, who
-from fusefs.bridge.process.unmount_notice import Waiter
+from fusefs.bridge.process.sockets import address_of, credentials_of, peer_name
+from fusefs.bridge.process.unmount_notice import UnmountClient
 from omniload.base.errors import OmniloadError, StateError
 from omniload.base.log import get_logger
 
@@ -67,9 +67,9 @@ def listen(target: str) -> socket.socket | None:
 
 
 def admitted(listener: socket.socket) -> socket.socket | None:
-    """Wait for the next who connects, and return the connection if it asks for the mount.
+    """Wait for the next connection, and return the connection if it asks for the mount.
 
-    Blocks, and so belongs into a thread beside the service: whoever connects may stay silent.
+    Blocks, and so belongs into a thread beside the service: a peer may stay silent.
 
     Raises:
         OSError: The listener is closed.
@@ -79,7 +79,7 @@ def admitted(listener: socket.socket) -> socket.socket | None:
     except OSError as error:
         if error.errno in {errno.EINVAL, errno.EBADF}:
             raise
-        # Out of descriptors, say. Who asks stays in the queue, which would be asked without rest.
+        # Out of descriptors, say. The peer stays in the queue, which would be asked without rest.
         _LOG.warning("the mount is asked for, and nobody can be answered: %s", error)
         time.sleep(_REST_S)
         return None
@@ -88,13 +88,13 @@ def admitted(listener: socket.socket) -> socket.socket | None:
         if _is_ours(peer) and peer.recv(64) == _HELLO:
             return peer
     except OSError as error:
-        _LOG.debug("who connected does not ask for the mount: %s", error)
+        _LOG.debug("a peer does not ask for the mount: %s", error)
     peer.close()
     return None
 
 
 class Door:
-    """Hears in a thread of its own who asks for a mount; the loop that serves the mount is rung up.
+    """Takes requests for a mount in a thread of its own; the loop that serves the mount is rung up.
 
     Args:
         listener: Where they ask; closed with this.
@@ -114,12 +114,12 @@ class Door:
         return self._bell
 
     def next(self) -> socket.socket:
-        """Return the connection of the next who asks; the descriptor was readable."""
+        """Return the connection of the next peer; the descriptor was readable."""
         os.eventfd_read(self._bell)
         return self._asking.get_nowait()
 
     def close(self) -> None:
-        """Free the address, and hang up on all who still ask."""
+        """Free the address, and hang up on all peers that still ask."""
         with self._lock:
             if self._closed:
                 return
@@ -162,10 +162,10 @@ def handed_over(
     device: int,
     state: Callable[[], dict[str, Any]],
 ) -> bool:
-    """Answer one who asks for the mount; return whether it is theirs now.
+    """Answer a peer that asks for the mount; return whether it is theirs now.
 
     Args:
-        peer: Who asks (``admitted``).
+        peer: The process that asks (``admitted``).
         listener: Closed when the mount is theirs.
         device: /dev/fuse.
         state: Stops the service and returns what the next process needs; may raise StateError.
@@ -181,25 +181,25 @@ def handed_over(
             listener.close()  # the new process listens there once this connection has ended
         except (OSError, OmniloadError) as error:
             _LOG.warning("the mount stays with this process: %s", error)
-            _tell(peer, str(error))
+            _send_refusal(peer, str(error))
             return False
         except Exception as error:  # noqa: BLE001 -- the mount must outlive a defect in its hand-over
             _LOG.error("the mount stays with this process", exc_info=error)
-            _tell(peer, f"a defect: {error!r}; see its log")
+            _send_refusal(peer, f"a defect: {error!r}; see its log")
             return False
     return True
 
 
 def _await_ready(peer: socket.socket) -> None:
     if peer.recv(64) != _READY:
-        raise StateError("who asked for it did not get ready")
+        raise StateError("the process that asked for it did not get ready")
 
 
 def _is_ours(peer: socket.socket) -> bool:
     return credentials_of(peer)[1] in {0, os.getuid()}
 
 
-def _tell(peer: socket.socket, message: str) -> None:
+def _send_refusal(peer: socket.socket, message: str) -> None:
     """Say why not: a length of zero, then the reason."""
     try:
         peer.sendall(_NOTHING + message.encode(errors="backslashreplace"))
@@ -212,7 +212,7 @@ class Taken:
 
     Attributes:
         device: /dev/fuse; ours to close.
-        state: What the other process told.
+        state: What the other process sent.
     """
 
     def __init__(self, peer: socket.socket, device: int, state: dict[str, Any]) -> None:
@@ -253,7 +253,7 @@ def take(target: str) -> Taken:
     """Ask the process behind the mount at ``target`` for it.
 
     Raises:
-        StateError: Nobody answers for it, or who does refuses.
+        StateError: No process answers for it, or the one that does refuses.
     """
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     peer.settimeout(ANSWER_WITHIN_S)
@@ -273,13 +273,13 @@ def take(target: str) -> Taken:
 def _connect(peer: socket.socket, target: str) -> None:
     peer.connect(_address(target))
     if not _is_ours(peer):  # anybody may take an abstract name
-        raise PermissionError(f"{who(peer)}, another user, answers")
+        raise PermissionError(f"{peer_name(peer)}, another user, answers")
 
 
 def _why_nobody(target: str, error: BaseException) -> str:
     """Return why no process hands a mount over, and what to do."""
     try:
-        waiter = Waiter.of(target)
+        waiter = UnmountClient.of(target)
     except StateError as foreign:
         return f"{error}; {foreign}"
     if waiter is None:

@@ -1,4 +1,4 @@
-"""A process of its own per mount: started, ready when ``start_daemon`` returns, told apart when dead.
+"""A process of its own per mount: started, ready when ``start_daemon`` returns, known when dead.
 
 Both ends of one pipe: ``start_daemon`` in the parent and ``run_daemon`` in the process
 agree that the daemon writes ``ready`` to the descriptor it is given, or what is wrong.
@@ -32,9 +32,9 @@ from omniload.base.log import get_logger, set_up_logging
 __all__ = [
     "clear_dead_mount",
     "failure_of",
+    "report_failure",
     "run_daemon",
     "start_daemon",
-    "tell_failure",
     "umount",
     "why_not",
 ]
@@ -73,25 +73,25 @@ def start_daemon(
         StateError: As the daemon reports, or it ended without a word; the mount point cannot be used.
     """
     clear_dead_mount(mountpoint)
-    ready, told = os.pipe()
+    ready, report_fd = os.pipe()
     try:
         log = open(log_path, "ab") if log_path else None  # noqa: SIM115, PTH123 -- closed below
     except OSError as error:
         os.close(ready)
-        os.close(told)
+        os.close(report_fd)
         raise ConfigError(f"log {log_path!r} cannot be written: {error.strerror}") from error
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, str(told), *words],
+            [sys.executable, "-m", module, str(report_fd), *words],
             stdin=subprocess.PIPE,
             # A pipe that the caller reads would not end while the daemon holds it.
             stdout=log,
             stderr=log,
-            pass_fds=[told],
+            pass_fds=[report_fd],
             start_new_session=True,
         )
     finally:
-        os.close(told)
+        os.close(report_fd)
         if log is not None:
             log.close()
     with os.fdopen(ready, "rb") as pipe:
@@ -128,27 +128,27 @@ def failure_of(answer: bytes, code: int, log_path: str | None) -> OmniloadError:
     return StateError(f"the daemon {how} before its mount was usable{where}")
 
 
-def tell_failure(error: Exception, role: str, told: int | None) -> int:
-    """Log why a daemon ends and tell who started it, in one line; return its exit code.
+def report_failure(error: Exception, role: str, report_fd: int | None) -> int:
+    """Log why a daemon ends and report it to its parent, in one line; return its exit code.
 
     Args:
         error: What ended it.
         role: Name of the daemon.
-        told: Where to tell it; ``None`` where nobody waits any more.
+        report_fd: Where the parent reads it; ``None`` where it waits no more.
     """
     fault = project_error(error, f"the {role} daemon")
     _LOG.error("%s", fault, exc_info=error if isinstance(fault, DefectError) else None)
-    if told is not None:
+    if report_fd is not None:
         line = " ".join(str(fault).split())
         try:
-            os.write(told, line.encode(errors="backslashreplace"))
+            os.write(report_fd, line.encode(errors="backslashreplace"))
         except OSError:
             _LOG.debug("the parent has gone")
     return fault.exit_code
 
 
 def _take_back(process: "subprocess.Popen[bytes]", mountpoint: str) -> None:
-    """End a daemon whose start is given up; told to end, it unmounts by itself."""
+    """End a daemon whose start is given up; at a signal, it unmounts by itself."""
     process.terminate()
     try:
         process.wait(_GIVEN_UP_WITHIN_S)
@@ -166,8 +166,8 @@ def run_daemon(serve: Callable[[bytes, Callable[[], None]], None], *, role: str)
         serve: Called with the settings and with what to call once the mount is usable.
         role: Name of the process in its log.
     """
-    told = int(sys.argv[1])
-    os.set_inheritable(told, False)
+    report_fd = int(sys.argv[1])
+    os.set_inheritable(report_fd, False)
     set_up_logging("INFO", role=role)
 
     is_ready = False
@@ -177,19 +177,21 @@ def run_daemon(serve: Callable[[bytes, Callable[[], None]], None], *, role: str)
         gc.freeze()  # what is there by now stays, and need not be looked through again and again
         is_ready = True
         try:
-            os.write(told, _READY)
+            os.write(report_fd, _READY)
         except BrokenPipeError:
-            _LOG.error("who started this mount has gone before it was ready; unmounting")
+            _LOG.error(
+                "the process that started this mount has gone before it was ready; unmounting"
+            )
             # Either binding, and a watch, end by it as they always do.
             os.kill(os.getpid(), signal.SIGTERM)
         finally:
-            os.close(told)
+            os.close(report_fd)
 
     try:
         serve(sys.stdin.buffer.read(), ready)
-    except Exception as error:  # noqa: BLE001 -- told to who started it, whatever it is
+    except Exception as error:  # noqa: BLE001 -- reported to the parent, whatever it is
         # Once it was ready the number may be another file's.
-        sys.exit(tell_failure(error, role, None if is_ready else told))
+        sys.exit(report_failure(error, role, None if is_ready else report_fd))
 
 
 def umount(mountpoint: str) -> None:
@@ -204,7 +206,7 @@ def umount(mountpoint: str) -> None:
     if done.returncode:
         if line_of_mount(os.path.realpath(mountpoint), mount_table()) is None:
             raise StateError(f"{mountpoint!r} is not mounted through FUSE; give a mount point")
-        busy = "; close what is open there: fuser -vm names who has it"
+        busy = "; close what is open there: fuser -vm names the processes"
         remedy = busy if "busy" in done.stderr else ""
         raise StateError(f"{mountpoint!r} stays mounted: {done.stderr.strip()}{remedy}")
 
@@ -223,7 +225,7 @@ def _unmounting(*, lazily: bool) -> list[str]:
 
 
 def why_not(target: str, options: BridgeOptions, fuse_conf: str = "/etc/fuse.conf") -> str | None:
-    """Return why a user may not mount, as far as it can be told beforehand: libfuse does not say."""
+    """Return why a user may not mount, as far as it is known beforehand: libfuse does not say."""
     if os.geteuid() == 0:
         return None
     if shutil.which("fusermount3") is None:
@@ -264,6 +266,4 @@ def clear_dead_mount(mountpoint: str) -> None:
             if not stat_bits.S_ISDIR(found.st_mode):
                 raise ConfigError(f"mount point {mountpoint!r} is a file; give an empty directory")
             return
-    raise StateError(
-        f"a dead mount at {mountpoint!r} cannot be taken away; unmount it as who made it"
-    )
+    raise StateError(f"a dead mount at {mountpoint!r} cannot be taken away; unmount it as its user")

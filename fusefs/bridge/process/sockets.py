@@ -1,7 +1,7 @@
 """Names in the abstract namespace, by which processes of this machine find the daemon of a mount.
 
-Such a name leaves no file behind that could outlive its daemon. But anybody may take one, so who
-answers is believed only if the kernel says that it is the user expected, or root.
+Such a name leaves no file behind that could outlive its daemon. But any user may take one, so a process that
+answers counts only if the kernel says that it is the user expected, or root.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import socket
 import struct
 from pathlib import Path
 
-__all__ = ["address_of", "credentials_of", "is_taken", "who"]
+__all__ = ["address_of", "credentials_of", "is_taken", "peer_name"]
 
 _PEER = struct.Struct("3i")
 _NAMES = Path("/proc/net/unix")
@@ -22,7 +22,7 @@ def address_of(kind: str, target: str, uid: int) -> bytes:
     Args:
         kind: Of what it answers.
         target: Real path of the mount point.
-        uid: The user who mounted.
+        uid: The user of the mount.
     """
     place = hashlib.sha256(os.fsencode(target)).hexdigest()[:32]
     return f"\0omniload-{kind}-{uid}-{place}".encode()
@@ -34,14 +34,14 @@ def credentials_of(peer: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def who(peer: socket.socket) -> str:
+def peer_name(peer: socket.socket) -> str:
     """Return the other end of a connection in words."""
     pid, uid = credentials_of(peer)
     return f"process {pid} of user {uid}"
 
 
 def is_taken(address: bytes) -> bool:
-    """Tell whether some process has a name, whether or not it answers there."""
+    """Return whether some process has a name, whether or not it answers there."""
     try:
         names = _NAMES.read_text(encoding="ascii", errors="replace")
     except OSError:

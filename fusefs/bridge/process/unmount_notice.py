@@ -1,7 +1,7 @@
-"""How a mount ends, told to those who wait for it: the daemon's side, and an unmount that waits.
+"""How a mount ends, reported to the processes that wait for it: the daemon's side, and an unmount that waits.
 
 The kernel lets an unmount return while the daemon behind it still publishes. So each daemon
-listens on an abstract socket named for its mount point, and tells whoever connects, one
+listens on an abstract socket named for its mount point, and sends each connection, one
 line of JSON each::
 
     at once      {"version": 1, "process": 123, "bridge": "device", "watched": false}
@@ -23,12 +23,12 @@ from typing import Any
 import orjson
 
 from fusefs.bridge.process import launch
-from fusefs.bridge.process.sockets import address_of, credentials_of, is_taken, who
+from fusefs.bridge.process.sockets import address_of, credentials_of, is_taken, peer_name
 from fusefs.bridge.process.tuning import line_of_mount, mount_table
 from omniload.base.errors import IntegrityError, StateError, UnavailableError
 from omniload.base.log import get_logger
 
-__all__ = ["Farewell", "Waiter", "umount"]
+__all__ = ["UnmountClient", "UnmountNotifier", "umount"]
 
 _LOG = get_logger(__name__)
 _ANSWER_WITHIN_S = 10.0
@@ -43,14 +43,14 @@ def _address(target: str, uid: int) -> bytes:
     return address_of("farewell", target, uid)
 
 
-class Farewell:
+class UnmountNotifier:
     """The daemon's side.
 
     Made before the mount is: from then on the daemon must not ask for its own mount point.
 
     Args:
         mountpoint: The mount.
-        about: What is told at once, beside version and process.
+        about: What is sent at once, beside version and process.
     """
 
     def __init__(self, mountpoint: str, **about: Any) -> None:  # noqa: ANN401 -- JSON values
@@ -72,14 +72,14 @@ class Farewell:
         except OSError as error:
             listener.close()
             raise StateError(
-                f"the end of {self._target!r} cannot be told, so umount will not wait for it: {error}; "
+                f"the end of {self._target!r} cannot be reported, so umount will not wait for it: {error}; "
                 f"{_who_answers(_address(self._target, os.getuid()))} has the name"
             ) from error
         threading.Thread(
             target=self._answer, args=(listener,), name="fusefs-farewell", daemon=True
         ).start()
 
-    def tell(self, lost: Sequence[str]) -> None:
+    def notify(self, lost: Sequence[str]) -> None:
         """Say that all is done that will be done, and which files could not be published."""
         line = orjson.dumps({"ended": True, "lost": list(lost)}) + b"\n"
         with self._lock:
@@ -92,11 +92,15 @@ class Farewell:
             try:
                 peer, _ = listener.accept()
             except OSError as error:
-                # Out of descriptors, say. Who asks stays in the queue, and this thread must not end.
-                _LOG.warning("who waits for the end of the mount cannot be answered: %s", error)
+                # Out of descriptors, say. The peer stays in the queue, and this thread must not end.
+                _LOG.warning(
+                    "a process that waits for the end of the mount cannot be answered: %s", error
+                )
                 time.sleep(_REST_S)
                 continue
-            peer.settimeout(_ANSWER_WITHIN_S)  # who does not read must not keep us from ending
+            peer.settimeout(
+                _ANSWER_WITHIN_S
+            )  # a peer that does not read must not keep the daemon from ending
             try:
                 if credentials_of(peer)[1] not in {0, os.getuid()}:
                     raise PermissionError("asked by another user")
@@ -108,11 +112,11 @@ class Farewell:
                 peer.close()
 
 
-class Waiter:
-    """One who wants to know how a mount ends.
+class UnmountClient:
+    """The side of a process that waits for a mount's end.
 
     Attributes:
-        about: What its daemon told of itself: ``process``, ``bridge``, ``watched``.
+        about: What its daemon sent of itself: ``process``, ``bridge``, ``watched``.
     """
 
     def __init__(self, peer: socket.socket) -> None:
@@ -121,7 +125,7 @@ class Waiter:
         self.about: Mapping[str, Any] = {}
 
     @classmethod
-    def of(cls, mountpoint: str) -> "Waiter | None":
+    def of(cls, mountpoint: str) -> "UnmountClient | None":
         """Ask the daemon behind a mount; None where none answers (another host's, an image's, an older release's).
 
         Raises:
@@ -134,7 +138,7 @@ class Waiter:
             try:
                 return cls._connected(address, owner)
             except (OSError, orjson.JSONDecodeError) as error:
-                _LOG.debug("nobody tells how %s ends: %s", target, error)
+                _LOG.debug("no process reports how %s ends: %s", target, error)
                 if not is_taken(address):
                     return None
                 if wait_s is None or not isinstance(error, ConnectionError):
@@ -146,8 +150,8 @@ class Waiter:
         raise AssertionError("the last attempt returns or raises")
 
     @classmethod
-    def _connected(cls, address: bytes, owner: int) -> "Waiter | None":
-        """Connect and hear what is told at once; None where it is of another release."""
+    def _connected(cls, address: bytes, owner: int) -> "UnmountClient | None":
+        """Connect and read what is sent at once; None where it is of another release."""
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         waiter = cls(peer)
         try:
@@ -168,12 +172,12 @@ class Waiter:
         """Wait no more."""
         self._peer.close()
 
-    def wait(self, within_s: float, tell: Callable[[float], None]) -> Sequence[str] | None:
+    def wait(self, within_s: float, report: Callable[[float], None]) -> Sequence[str] | None:
         """Wait until the daemon is gone.
 
         Args:
             within_s: Most seconds.
-            tell: Called about once a second with how long it has been.
+            report: Called about once a second with how long it has been.
 
         Returns:
             Paths of files that could not be published; None where it ended without a word.
@@ -190,7 +194,7 @@ class Waiter:
             try:
                 line = self._line()
             except TimeoutError:
-                tell(time.monotonic() - begin)
+                report(time.monotonic() - begin)
                 continue
             except ConnectionError:
                 line = b""
@@ -210,48 +214,48 @@ class Waiter:
 
 
 def _check_owner(peer: socket.socket, owner: int) -> None:
-    """Check who answers: anybody may take an abstract name.
+    """Check the user of the peer: any user may take an abstract name.
 
     Raises:
         StateError: It is another user's process.
     """
     if credentials_of(peer)[1] not in {0, owner}:
         raise StateError(
-            f"{who(peer)} has the name at which the process behind the mount would answer, "
+            f"{peer_name(peer)} has the name at which the process behind the mount would answer, "
             f"and user {owner} mounted it; end that process"
         )
 
 
 def _who_answers(address: bytes) -> str:
-    """Return who answers at a name, in words."""
+    """Return the process that answers at a name, in words."""
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as peer:
         try:
             peer.settimeout(_LOOK_EVERY_S)
             peer.connect(address)
-            return who(peer)
+            return peer_name(peer)
         except OSError:
             return "a process that does not answer"
 
 
 def _owner(target: str) -> int:
-    """Return the user who mounted: root unmounts for others, too."""
+    """Return the user of the mount: root unmounts for others, too."""
     found = re.search(r"\buser_id=(\d+)", line_of_mount(target, mount_table()) or "")
     return int(found[1]) if found is not None else os.getuid()
 
 
-def _tell_nobody(_: float) -> None:
+def _report_nothing(_: float) -> None:
     """Wait in silence."""
 
 
 def umount(
-    mountpoint: str, *, within_s: float = 300.0, tell: Callable[[float], None] = _tell_nobody
+    mountpoint: str, *, within_s: float = 300.0, report: Callable[[float], None] = _report_nothing
 ) -> None:
     """Unmount, and wait until the daemon behind it is gone and everything is published.
 
     Args:
         mountpoint: The mount.
         within_s: Most seconds to wait for the daemon.
-        tell: Called about once a second while it waits.
+        report: Called about once a second while it waits.
 
     Raises:
         StateError: It is not a mount, or it is in use; or the daemon ended without a word, or cannot
@@ -260,7 +264,7 @@ def umount(
         IntegrityError: Files could not be published: what was written last is lost.
     """
     try:
-        waiter = Waiter.of(mountpoint)
+        waiter = UnmountClient.of(mountpoint)
     except StateError as error:
         launch.umount(mountpoint)
         raise StateError(
@@ -274,7 +278,7 @@ def umount(
         launch.umount(mountpoint)
         process = waiter.about["process"]
         try:
-            lost = waiter.wait(within_s, tell)
+            lost = waiter.wait(within_s, report)
         except TimeoutError:
             raise UnavailableError(
                 f"{mountpoint!r} is unmounted, but its process {process} still works after "

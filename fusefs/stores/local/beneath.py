@@ -1,6 +1,6 @@
 """Paths below one directory, resolved by the kernel so that no link leads out of it.
 
-Who may write into a store may put a symbolic link where a directory was, also between two calls
+A user with write access to a store may put a symbolic link where a directory was, also between two calls
 of ours. So no path is ever handed to the kernel from its root: every one is resolved from the
 descriptor of the directory by ``openat2`` (Linux 5.6), which refuses links on the way, or
 component by component where a kernel or a sandbox does not have that call. What is then done is
@@ -39,7 +39,7 @@ class Beneath:
     """A directory, held open: it stays the one that was meant though its name leads elsewhere later.
 
     Args:
-        root: The directory; links in this path are followed, since whoever gave it meant them.
+        root: The directory; links in this path are followed, since they were given on purpose.
         walks: Whether to go component by component; found out if not given.
 
     Raises:

@@ -31,7 +31,7 @@ class Settling:
         self._within_s = SETTLES_WITHIN_S if within_s is None else within_s
         self._lock = threading.Lock()
         self._syncing = threading.Lock()
-        """Held while ``sync_all`` runs: who needs what it covers waits for it."""
+        """Held while ``sync_all`` runs: a sync of what it covers waits for it."""
         self._waiting: threading.Timer | None = None
         self._names_in: set[str] = set()
         """Directories in which directories have names that are not durable."""
@@ -56,7 +56,7 @@ class Settling:
         self.changed()
 
     def is_reached(self, path: str) -> bool:
-        """Tell whether the names of all directories above a path are durable."""
+        """Return whether the names of all directories above a path are durable."""
         with self._lock:
             loose = self._names_in | self._names_on_their_way
             knows_all = self._knows_all

@@ -1,11 +1,11 @@
 """A local directory, or anything the kernel mounts: NFS, Lustre, a disk.
 
 Only regular files and directories of it are shown. Symbolic links that lie in it are neither shown nor
-followed nor replaced, and nor are pipes and devices: whoever can write into the store must not be
+followed nor replaced, and nor are pipes and devices: a user with write access to the store must not be
 able to lead its daemon, which may be root, elsewhere. (Links made through a mount are manifests.)
 
 Files that are written here bear the permissions that their file has to a user of the mount, but for
-those to write: who may not read a file through a mount cannot read it here either.
+those to write: a user without access to a file through a mount has none here either.
 """
 
 import errno
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from fusefs.base.huge_pages import mapped
+from fusefs.base.huge_pages import huge_page_buffer
 from fusefs.stores.handle_cache import never_changes
 from fusefs.stores.local.beneath import Beneath, syncfs, umask
 from fusefs.stores.local.durability import Settling
@@ -108,7 +108,7 @@ class LocalStore(Store):
 
     @override
     def read_large(self, path: str, offset: int, size_bytes: int) -> memoryview:
-        memory, filled = mapped(size_bytes), 0
+        memory, filled = huge_page_buffer(size_bytes), 0
         with self._reading(path) as file:
             while more := os.preadv(file, [memory[filled:]], offset + filled):
                 filled += more
@@ -232,7 +232,7 @@ class LocalStore(Store):
     @override
     def set_mode(self, path: str, mode: int | None) -> None:
         if not path:
-            return  # the root belongs to who made the store
+            return  # the root belongs to the owner of the store
         with self._reading(path) as file:
             found = os.fstat(file)
             wanted = self._mode_of_file(mode)

@@ -6,7 +6,7 @@ What pyarrow does that matters here (Arrow C++ 26, ``hdfs.cc``), each met below:
   raise unless the server itself says so);
 - ``move`` of HDFS deletes the target, then renames;
 - opening a file on S3 asks what ``get_file_info`` asks, and answers it too; nothing reads without;
-- S3 lists time stamps finer than it tells them of one object;
+- S3 lists time stamps finer than it gives them for one object;
 - a read on S3 of an object that is shorter by now than when it was opened has the length asked for: behind
   what the server sent is what the memory held before;
 - a sequential ``read`` of HDFS is cut to 64 KiB; ``read_at`` asks for the whole range at once, and so
@@ -26,9 +26,9 @@ import pyarrow as pa
 from pyarrow import fs as pafs
 from typing_extensions import override
 
-from fusefs.base.huge_pages import mapped
+from fusefs.base.huge_pages import huge_page_buffer
 from fusefs.stores.deadlines import GIVE_UP_AFTER_S, Callers, request_limit_s
-from fusefs.stores.handle_cache import HeldFiles, RecentNames, never_changes
+from fusefs.stores.handle_cache import HandleCache, RecentNames, never_changes
 from fusefs.stores.protocol import Data, Entry, ObjectWriter, Store, name_of
 from fusefs.stores.remote.client import ClientWriter, RootedBackend
 from fusefs.stores.remote.error_translation import translated
@@ -38,7 +38,7 @@ from fusefs.stores.remote.hadoop import (
     site_settings,
     with_client_settings,
 )
-from fusefs.stores.remote.object_store import PuttingStore
+from fusefs.stores.remote.object_store import ObjectStore
 from fusefs.stores.remote.rename_store import RenamingStore
 from omniload.base.errors import ConfigError, UnavailableError
 
@@ -94,7 +94,7 @@ def arrow_store(url: str, give_up_after_s: float = GIVE_UP_AFTER_S) -> Store:
 
 def _impatient(s3: pafs.S3FileSystem, give_up_after_s: float) -> pafs.S3FileSystem:
     """Return a client like ``s3`` that gives one request up in time: its own waits of minutes are for nobody."""
-    # A URL cannot say it, and the client tells its options by no other way.
+    # A URL cannot say it, and the client takes its options in no other way.
     _, (given,) = s3.__reduce__()
     limit_s = request_limit_s(give_up_after_s)
     return pafs.S3FileSystem(
@@ -118,7 +118,7 @@ def _putting_at_once(url: str) -> str:
 def store_on(filesystem: pafs.FileSystem, root: str, url: str) -> Store:
     """Return the store for a pyarrow filesystem: by whether a put of it replaces atomically."""
     if filesystem.type_name in _PUTTING:
-        return PuttingStore(ArrowBackend(filesystem, root, url))
+        return ObjectStore(ArrowBackend(filesystem, root, url))
     return RenamingStore(ArrowBackend(filesystem, root, url))
 
 
@@ -128,14 +128,14 @@ class ArrowBackend(RootedBackend):
     def __init__(self, filesystem: pafs.FileSystem, root: str, url: str) -> None:
         super().__init__(root, url)
         # Ahead of the file system, which must be the last to go.
-        self._held = HeldFiles[pa.NativeFile](
+        self._held = HandleCache[pa.NativeFile](
             lambda path: self._fs.open_input_file(self._at(path)),
             most=_MOST_HELD.get(filesystem.type_name, 256),
             # Arrow's open file on S3 is a key and a length; on GCS a generation, on HDFS blocks.
             any_path=filesystem.type_name == "s3",
         )
         self._seen = RecentNames(_MOST_SEEN)
-        """Paths that were files when they were listed or found last, where opening tells as much."""
+        """Paths that were files when they were listed or found last, where opening shows as much."""
         self._is_s3 = filesystem.type_name == "s3"
         self._fs = filesystem
 
@@ -150,7 +150,7 @@ class ArrowBackend(RootedBackend):
         return self._entry(path, info)
 
     def _found_by_opening(self, path: str) -> Entry | None:
-        """Open what was a file the last time, and hold it: one request tells of it and readies its first read.
+        """Open what was a file the last time, and hold it: one request describes it and readies its first read.
 
         None where there is nothing to gain: it is held, or not known to be a file, which would cost one more.
         """
@@ -162,11 +162,11 @@ class ArrowBackend(RootedBackend):
             except FileNotFoundError:
                 self._seen.discard(path)
                 return None
-            size_bytes, told = file.size(), file.metadata()
+            size_bytes, metadata = file.size(), file.metadata()
         # What is empty may stand for a directory.
-        if not size_bytes or (changed := told.get("Last-Modified")) is None:
+        if not size_bytes or (changed := metadata.get("Last-Modified")) is None:
             return None
-        self._held.hold(path, file)
+        self._held.put(path, file)
         mtime_ns = int(datetime.fromisoformat(changed.decode()).timestamp()) * _S_NS
         return Entry(name_of(path), False, size_bytes, mtime_ns)
 
@@ -180,7 +180,7 @@ class ArrowBackend(RootedBackend):
         return Entry(name_of(info.path), is_directory, info.size or 0, mtime_ns)
 
     def _find_surely(self, path: str) -> Entry | None:
-        """Tell "nothing there" from "no answer": a listing reports its failure, ``get_file_info`` none."""
+        """Distinguish "nothing there" from "no answer": a listing reports its failure, ``get_file_info`` none."""
         try:
             self._fs.get_file_info(pafs.FileSelector(self._at(path), allow_not_found=False))
         except FileNotFoundError:
@@ -234,13 +234,13 @@ class ArrowBackend(RootedBackend):
 
     @override
     def read_large(self, path: str, offset: int, size_bytes: int) -> memoryview:
-        memory = mapped(size_bytes)
+        memory = huge_page_buffer(size_bytes)
         return self._read(path, size_bytes, lambda file: _filled(file, offset, memory))
 
     def _read(self, path: str, size_bytes: int, read: Callable[[pa.NativeFile], Data]) -> Data:
         held = self._held.held(path)
         if held is not None:
-            # A fresh open tells an object that is gone from a data node that is.
+            # A fresh open distinguishes an object that is gone from a data node that is.
             with suppress(OSError, ValueError, pa.ArrowException):
                 data = read(held)
                 if len(data) == size_bytes and not self._may_be_short(path, data):
@@ -250,7 +250,7 @@ class ArrowBackend(RootedBackend):
             return read(self._held.opened(path))
 
     def _may_be_short(self, path: str, data: bytes | memoryview) -> bool:
-        """Tell whether what came from a held file may end before its end, which the client does not say."""
+        """Return whether what came from a held file may end before its end, which the client does not say."""
         return self._is_s3 and data[-1:] == _MARK and not never_changes(path)
 
     @override

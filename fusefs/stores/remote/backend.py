@@ -65,7 +65,7 @@ class BackendStore(Store):
         found = self._find(path)
         if found is None:
             above = parent_of(path)
-            # The store's own directories are never files: whoever looks below them asks once.
+            # The store's own directories are never files: a look below them asks once.
             if above and not _is_own(path) and self._is_file(above):
                 raise NotADirectoryError(20, "a parent is a file", path)
             raise FileNotFoundError(2, "nothing there", path)
@@ -206,6 +206,6 @@ def _is_own(path: str) -> bool:
 
 
 def _may_be_itself(found: list[Entry], path: str) -> bool:
-    """Tell whether a listing can be that of a file, which some clients list as its only content."""
+    """Return whether a listing can be that of a file, which some clients list as its only content."""
     alone = len(found) == 1 and not found[0].is_directory
     return alone and (not path or found[0].name == name_of(path))

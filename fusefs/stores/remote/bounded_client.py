@@ -57,7 +57,7 @@ class BoundedBackend(Backend):
 
     @override
     def open_new(self, path: str) -> ObjectWriter:
-        # One that comes after nobody waits for it is given up: closed by whoever finds it, half a file is whole.
+        # One that comes after nobody waits for it is given up: closing it would show half a file as whole.
         call = partial(self.inner.open_new, path)
         stream = self.callers.call("create", path, call, lambda late: late.abort())
         return _BoundedWriter(stream, self.callers, path, sends_at_close=self._sends_at_close)

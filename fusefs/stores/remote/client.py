@@ -32,7 +32,7 @@ class Backend(Protocol):
         return self.find(path)
 
     def is_file(self, path: str) -> bool:
-        """Tell whether a file is there; for clients that ask less for this than for ``find``."""
+        """Return whether a file is there; for clients that ask less for this than for ``find``."""
         found = self.find(path)
         return found is not None and not found.is_directory
 

@@ -15,7 +15,7 @@ from fusefs.stores.deadlines import GIVE_UP_AFTER_S, Callers, request_limit_s
 from fusefs.stores.protocol import Entry, ObjectWriter, Store, name_of
 from fusefs.stores.remote.client import ClientWriter, RootedBackend
 from fusefs.stores.remote.error_translation import translated
-from fusefs.stores.remote.object_store import PuttingStore
+from fusefs.stores.remote.object_store import ObjectStore
 from fusefs.stores.remote.rename_store import RenamingStore
 from omniload.base.errors import ConfigError
 
@@ -54,7 +54,7 @@ def fsspec_store(
         _refuse_error_pages(filesystem)
         _limit_requests(filesystem, request_limit_s(give_up_after_s))
     backend = FsspecBackend(filesystem, root, url)
-    return PuttingStore(backend) if names & _PUTTING else RenamingStore(backend)
+    return ObjectStore(backend) if names & _PUTTING else RenamingStore(backend)
 
 
 class FsspecBackend(RootedBackend):
@@ -84,7 +84,7 @@ class FsspecBackend(RootedBackend):
                 found = []
         root = self._at(path).strip("/")
         entries = [item for item in found if item["name"].strip("/") != root]
-        # Where a client tells of links (sftp): what they lead to is no part of this store.
+        # Where a client lists links (sftp): what they lead to is no part of this store.
         return [_entry(item) for item in entries if item["type"] != "link"]
 
     @override

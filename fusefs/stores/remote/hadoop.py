@@ -13,7 +13,7 @@ one, or two, each byte written costs the data nodes three. A replication of 0 le
 
 A file is whole once a data node has reported its last block to the name node. The client asks right
 after the last byte, mostly a millisecond too early, and then sleeps 400 ms before it asks again. Clients
-since 2.8 can be told to come back sooner.
+since 2.8 can be set to come back sooner.
 """
 
 import os

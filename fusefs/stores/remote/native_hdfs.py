@@ -1,11 +1,11 @@
 """HDFS without a Java machine, by the Rust client of the package ``hdfs-native``.
 
 Beside libhdfs (``fusefs.stores.remote.arrow``) it starts at once and takes a third of the memory, and two things are
-plainer with it: a rename replaces a file in one go, and "not there" is told from "no answer".
+plainer with it: a rename replaces a file in one go, and "not there" is distinct from "no answer".
 Addresses, name services and Kerberos are what Hadoop's own files in ``HADOOP_CONF_DIR`` say.
 
 What it lacks: a write whose next block is placed on a data node that is dead, and not yet known to be,
-fails (EIO; nothing half is seen). Java's client asks for another. So this is the store for those who read.
+fails (EIO; nothing half is seen). Java's client asks for another. So this is the store for readers.
 """
 
 import errno
@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from typing_extensions import override
 
-from fusefs.stores.handle_cache import HeldFiles
+from fusefs.stores.handle_cache import HandleCache
 from fusefs.stores.protocol import Entry, ObjectWriter, Store, name_of
 from fusefs.stores.remote.client import ClientWriter, ReplacingBackend, RootedBackend
 from fusefs.stores.remote.error_translation import translated
@@ -111,7 +111,7 @@ class _NativeBackend(RootedBackend, ReplacingBackend):
         self._client = client
         self._options = options
         # A reader knows the blocks of the file that it was opened on, whatever is at its path later.
-        self._held = HeldFiles[Any](lambda path: self._client.read(self._at(path)))
+        self._held = HandleCache[Any](lambda path: self._client.read(self._at(path)))
 
     @override
     def find(self, path: str) -> Entry | None:
@@ -197,11 +197,11 @@ def _translated(path: str) -> Iterator[None]:
     except UnavailableError as error:
         if isinstance(error.__cause__, UnicodeEncodeError):
             raise OSError(errno.EINVAL, "HDFS takes names of UTF-8 alone", path) from error
-        if (told := _OF_JAVA.search(str(error.__cause__))) is None:
+        if (refusal := _OF_JAVA.search(str(error.__cause__))) is None:
             raise
-        if (number := _REFUSALS.get(told[1])) is not None:
-            raise OSError(number, f"HDFS refuses: {told[2]}", path) from error
-        raise UnavailableError(f"{path!r}: HDFS answers: {told[1]}: {told[2]}") from error
+        if (number := _REFUSALS.get(refusal[1])) is not None:
+            raise OSError(number, f"HDFS refuses: {refusal[2]}", path) from error
+        raise UnavailableError(f"{path!r}: HDFS answers: {refusal[1]}: {refusal[2]}") from error
 
 
 def _entry(status: Any) -> Entry:  # noqa: ANN401 -- an extra

@@ -18,7 +18,7 @@ from fusefs.stores.remote.backend import BackendStore
 from fusefs.stores.remote.client import Backend
 from omniload.base.errors import OmniloadError, UnavailableError
 
-__all__ = ["PuttingStore"]
+__all__ = ["ObjectStore"]
 
 MiB = 1 << 20
 # A request costs such a store some milliseconds (and money) whatever its length, and one
@@ -30,7 +30,7 @@ _MOST_PUT_BYTES = 4 * MiB
 """Clients send so much by one request, when a stream is closed."""
 
 
-class PuttingStore(BackendStore):
+class ObjectStore(BackendStore):
     """Over an object store: a put is atomic; a rename is a copy, of a directory file by file."""
 
     def __init__(self, backend: Backend) -> None:
@@ -48,7 +48,7 @@ class PuttingStore(BackendStore):
         if path:
             return self._backend.find(path)
         # A mount's kernel asks for the root each second. What a bucket says of it is always the
-        # same where it bears no time; whether the bucket still answers, any other call tells.
+        # same where it bears no time; whether the bucket still answers, any other call shows.
         if (found := self._root) is None:
             found = self._backend.find(path)
             if found is not None and found.is_directory and not found.mtime_ns:

@@ -1,7 +1,7 @@
-"""The intent to replace a file, on stores where that is not one step: written down ahead, for whoever finds the gap.
+"""The intent to replace a file, on stores where that is not one step: written down ahead, for recovery.
 
 ``.omnifs/intents/<xxh3-128 of the target path>`` holds ``{"version":1,"source":...,"target":...}``.
-Whoever can write to the store can write an intent, and reading one moves a file: so it
+Any caller that can write to the store can write an intent, and reading one moves a file: so it
 promises nothing unless both its names are plain paths within the store and it lies where an intent
 of its target belongs.
 """

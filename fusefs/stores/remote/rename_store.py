@@ -36,7 +36,7 @@ class RenamingStore(BackendStore):
     """Over a client whose rename does not replace in one go: an intent closes the gap.
 
     Before the target is removed, the intent to put the source there is written down.
-    Whoever finds the target missing looks for its intent and finishes the rename, so
+    Any caller that finds the target missing looks for its intent and finishes the rename, so
     that nobody sees the gap, and a crash inside it loses nothing.
     """
 

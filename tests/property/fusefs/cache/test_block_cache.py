@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fusefs.cache.block_cache import BlockCache
-from fusefs.cache.page_cache_estimate import PageCacheBelief
+from fusefs.cache.page_cache_estimate import PageCacheEstimate
 
 CAPACITY = 12
 KEYS = range(9)
@@ -52,7 +52,7 @@ class BlockCacheBesideModel(RuleBasedStateMachine):
         self.cache = BlockCache(CAPACITY)
         self.blocks = OrderedDict()
         self.waiting = {}
-        self.belief = PageCacheBelief(1 << 16)
+        self.belief = PageCacheEstimate(1 << 16)
         self.fills = []
 
     def used(self):
@@ -155,7 +155,7 @@ class BlockCacheBesideModel(RuleBasedStateMachine):
         served = {key for key in KEYS if self.cache.is_served(key)}
         assert served == {key for key in KEYS if self.belief.has(key)}
         assert not served & self.blocks.keys()
-        assert self.cache.num_doubts == self.belief.num_doubts
+        assert self.cache.num_invalidations == self.belief.num_invalidations
 
     @invariant()
     def memory_goes_with_the_last_of_its_blocks(self):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.read.readahead import Closed, Read, ReadAhead
-from fusefs.read.speculation import Guesses, Purse
+from fusefs.read.speculation import SpeculationBudget, SpeculativeReads
 
 reads = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(1, 8)), max_size=60)
 
@@ -25,21 +25,21 @@ def test_nothing_is_fetched_beyond_a_window_of_what_was_read(steps, first, large
 def test_blocks_reach_no_further_either_and_are_whole_where_nothing_limits_them(
     steps, first, largest, together, block
 ):
-    guesses = Guesses(block, 2 * block, 64, most_bytes=together)
+    guesses = SpeculativeReads(block, 2 * block, 64, most_bytes=together)
     ahead = ReadAhead(
         first_bytes=first,
         largest_bytes=largest,
         all_bytes=together,
         most_streams=5,
         block_bytes=block,
-        guesses=guesses,
+        speculative=guesses,
     )
     furthest = 0
     for process, offset, size in steps:
         furthest = max(furthest, offset + size)
         for command in ahead.handle(Read(process, offset, size)):
             assert 0 <= command.start < command.stop <= furthest + largest
-        assert guesses.guessed_bytes <= min(guesses.read_bytes, together)
+        assert guesses.speculative_bytes <= min(guesses.read_bytes, together)
 
 
 @given(
@@ -48,8 +48,8 @@ def test_blocks_reach_no_further_either_and_are_whole_where_nothing_limits_them(
 )
 def test_scattered_blocks_never_bring_in_more_than_twice_what_was_read(places, wide):
     """Each by a process of its own, so that none is a stream; the parts of a block in any order."""
-    guesses = Guesses(40, wide, 40 * 31, most_bytes=10_000)
-    ahead = ReadAhead(first_bytes=10, largest_bytes=1000, block_bytes=40, guesses=guesses)
+    guesses = SpeculativeReads(40, wide, 40 * 31, most_bytes=10_000)
+    ahead = ReadAhead(first_bytes=10, largest_bytes=1000, block_bytes=40, speculative=guesses)
     read, brought = set(), set()
     for process, (place, order) in enumerate(places):
         read.add(place)
@@ -69,7 +69,7 @@ def test_scattered_blocks_never_bring_in_more_than_twice_what_was_read(places, w
     st.integers(0, 150),
 )
 def test_guesses_are_what_a_model_says(steps, lent_bytes):
-    guesses = Guesses(10, 40, 995, most_bytes=120, purse=Purse(lent_bytes))
+    guesses = SpeculativeReads(10, 40, 995, most_bytes=120, budget=SpeculationBudget(lent_bytes))
     read, guessed, came_true = set(), set(), 0
     for widens, first, num_blocks in steps:
         start, stop = 10 * first, 10 * (first + num_blocks)
@@ -82,7 +82,10 @@ def test_guesses_are_what_a_model_says(steps, lent_bytes):
             wide_start, wide_stop = guesses.widened(start, stop)
             assert wide_start <= start < stop <= wide_stop
             guessed |= set(range(wide_start // 10, min(100, -(-wide_stop // 10)))) - read
-        assert (guesses.read_bytes, guesses.guessed_bytes) == (10 * len(read), 10 * len(guessed))
+        assert (guesses.read_bytes, guesses.speculative_bytes) == (
+            10 * len(read),
+            10 * len(guessed),
+        )
         assert len(guessed) <= min(12, lent_bytes // 10 + came_true + len(read))
 
 
@@ -92,19 +95,21 @@ def test_guesses_are_what_a_model_says(steps, lent_bytes):
 )
 def test_all_files_together_guess_no_more_than_the_purse_and_twice_what_was_read(steps, lent_bytes):
     """Files are closed and opened anew, too: what they owed is gone."""
-    purse, gone = Purse(lent_bytes), 0
+    budget, gone = SpeculationBudget(lent_bytes), 0
     files = {}
     read_bytes = 0
     for number, closes, block in steps:
         if closes and number in files:
-            gone += files.pop(number).guessed_bytes
+            gone += files.pop(number).speculative_bytes
             continue
-        guesses = files.setdefault(number, Guesses(10, 40, 255, most_bytes=120, purse=purse))
+        guesses = files.setdefault(
+            number, SpeculativeReads(10, 40, 255, most_bytes=120, budget=budget)
+        )
         before = guesses.read_bytes
         guesses.read(10 * block, 10 * block + 10)
         guesses.widened(10 * block, 10 * block + 10)
         read_bytes += guesses.read_bytes - before
-        unread = gone + sum(each.guessed_bytes for each in files.values())
+        unread = gone + sum(each.speculative_bytes for each in files.values())
         assert unread <= lent_bytes + 2 * read_bytes
 
 

@@ -21,7 +21,7 @@ from fusefs.format.manifest_header import (
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.protocol import Entry, checked_path, parent_of
 from fusefs.stores.remote.client import ReplacingBackend
-from fusefs.stores.remote.object_store import PuttingStore
+from fusefs.stores.remote.object_store import ObjectStore
 from fusefs.stores.remote.rename_intents import INTENTS, decode_intent, encode_intent, intent_path
 from fusefs.stores.remote.rename_intents import Intent as Promise
 from fusefs.stores.remote.rename_store import RenamingStore, ReplacingStore
@@ -148,7 +148,7 @@ def test_an_intent_is_read_as_written_or_refused(source, target):
 @given(st.lists(NAMES, max_size=4))
 @example([".."])
 def test_what_has_no_name_of_its_own_is_not_listed_and_keeps_its_directory(names):
-    store = PuttingStore(Asked({"d/f": b"1"}, names))
+    store = ObjectStore(Asked({"d/f": b"1"}, names))
 
     for entry in store.listing("d"):
         assert store.stat(f"d/{entry.name}" if entry.name == "f" else "d") is not None
@@ -164,7 +164,7 @@ def test_a_directory_that_holds_what_has_no_name_is_not_renamed_away_over_it():
     backend = Asked({"d/f": b"1"}, [".."])
 
     with pytest.raises(IntegrityError, match=r"has the component '\.\.'"):
-        PuttingStore(backend).rename("d", "e")
+        ObjectStore(backend).rename("d", "e")
 
     assert list(backend.files) == ["d/f"]
 

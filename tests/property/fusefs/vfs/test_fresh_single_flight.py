@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.bridge.api.waiting import result_of
-from fusefs.vfs.fresh_single_flight import Sharing
+from fusefs.vfs.fresh_single_flight import FreshSingleFlight
 
 steps = st.lists(
     st.tuples(
@@ -24,7 +24,7 @@ class Loop:
 
     def __init__(self):
         self.now = 0
-        self.sharing = Sharing()
+        self.sharing = FreshSingleFlight()
         self.asking = {}
         """Askers that wait: when and about what they asked."""
         self.ready = deque()
@@ -44,7 +44,7 @@ class Loop:
             mine[1] = self.now
 
     def ask(self, about):
-        asker = self.sharing.ask(about, lambda: self.question(about))
+        asker = self.sharing.call(about, lambda: self.question(about))
         self.asking[asker] = (self.now, about)
         self.run(asker)
 

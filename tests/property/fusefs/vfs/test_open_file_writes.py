@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusefs.tools.fsck import verify
-from fusefs.vfs.open_file import Body, SpoolPlace
+from fusefs.vfs.open_file import OpenFile, SpoolPlace
 from tests.support.fusefs_builders import contents, object_paths, some_files
 
 PATTERN = bytes(range(1, 256)) * 400
@@ -26,7 +26,7 @@ def test_whatever_is_done_to_a_file_it_holds_what_bytes_would_and_leaves_no_obje
     with some_files() as files:
         model = bytearray(PATTERN[:start])
         files.write_file("f", bytes(model))
-        body = Body(files, SpoolPlace(), "f", files.open("f"))
+        body = OpenFile(files, SpoolPlace(), "f", files.open("f"))
         for turn, (kind, offset, size) in enumerate(steps):
             data = PATTERN[turn : turn + size]
             if kind in {"write", "extend"}:
@@ -45,7 +45,7 @@ def test_whatever_is_done_to_a_file_it_holds_what_bytes_would_and_leaves_no_obje
             assert body.size_bytes == len(model)
             if kind == "close":
                 body.close()
-                body = Body(files, SpoolPlace(), "f", files.open("f"))
+                body = OpenFile(files, SpoolPlace(), "f", files.open("f"))
         body.flush()
         body.close()
 

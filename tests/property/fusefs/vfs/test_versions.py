@@ -186,7 +186,7 @@ class KernelModel:
         listing = run_blocking(self.shown.opendir(ROOT_INODE))
         for line in self.shown.readdir(listing.handle, 0):
             name = line.name.decode()
-            self.shown.told(line.entry.inode)
+            self.shown.advertised(line.entry.inode)
             self.lookups[line.entry.inode] += 1
             self.names[name] = line.entry.inode
             self.told(line.entry)

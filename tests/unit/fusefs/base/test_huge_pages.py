@@ -5,11 +5,11 @@ import weakref
 
 import pytest
 
-from fusefs.base.huge_pages import LARGE_BYTES, mapped
+from fusefs.base.huge_pages import LARGE_BYTES, huge_page_buffer
 
 
 def test_mapped_memory_is_writable_zeroed_and_of_the_size_asked_for():
-    memory = mapped(LARGE_BYTES + 1)
+    memory = huge_page_buffer(LARGE_BYTES + 1)
 
     memory[-1:] = b"x"
 
@@ -17,7 +17,7 @@ def test_mapped_memory_is_writable_zeroed_and_of_the_size_asked_for():
 
 
 def test_memory_goes_with_the_last_view_of_it():
-    memory = mapped(LARGE_BYTES)
+    memory = huge_page_buffer(LARGE_BYTES)
     gone = weakref.ref(memory.obj)
     part = memory[10:20]
 
@@ -32,4 +32,4 @@ def test_memory_goes_with_the_last_view_of_it():
 def test_a_kernel_without_huge_pages_gives_small_ones(monkeypatch, advice):
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", advice)
 
-    assert len(mapped(LARGE_BYTES)) == LARGE_BYTES
+    assert len(huge_page_buffer(LARGE_BYTES)) == LARGE_BYTES

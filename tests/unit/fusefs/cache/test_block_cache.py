@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fusefs.base.serial_executor import ByteBudget, Strand
+from fusefs.base.serial_executor import ByteBudget, SerialExecutor
 from fusefs.cache.block_cache import BlockCache
 from fusefs.config import DirectoryStriping, FilesConfig, Striping
 from fusefs.metrics.counters import Traffic
@@ -118,11 +118,11 @@ def test_a_block_that_is_read_twice_says_nothing_of_those_beside_it():
 def test_one_who_asks_for_what_was_served_raises_doubts():
     cache = a_filled_cache(a=4)
     cache.served([("a", 4)])
-    assert cache.num_doubts == 0
+    assert cache.num_invalidations == 0
 
     cache.claim("a", 4)
 
-    assert cache.num_doubts == 1
+    assert cache.num_invalidations == 1
 
 
 def test_a_block_on_its_way_is_not_served():
@@ -183,26 +183,26 @@ def test_a_block_goes_with_those_that_share_its_memory():
 
 def test_a_budget_lets_one_that_is_too_large_pass_alone():
     budget = ByteBudget(10)
-    budget.take(25)
+    budget.acquire(25)
 
     assert not budget.has_room(1)
-    budget.give_back(25)
+    budget.release(25)
     assert budget.has_room(10)
 
 
 def test_a_taker_waits_until_another_gives_back():
     budget = ByteBudget(10)
-    budget.take(8)
+    budget.acquire(8)
     got = threading.Event()
 
     def taker():
-        budget.take(5)
+        budget.acquire(5)
         got.set()
 
     thread = threading.Thread(target=taker)
     thread.start()
     assert not got.is_set()
-    budget.give_back(8)
+    budget.release(8)
     thread.join(10)
 
     assert got.is_set()
@@ -212,7 +212,7 @@ def test_a_taker_waits_until_another_gives_back():
 def test_a_strand_keeps_order_though_many_threads_serve_it():
     seen = []
     with ThreadPoolExecutor(4) as pool:
-        strands = [Strand(pool) for _ in range(3)]
+        strands = [SerialExecutor(pool) for _ in range(3)]
         for i in range(50):
             for name, strand in enumerate(strands):
                 strand.submit(lambda name=name, i=i: seen.append((name, i)))

@@ -226,10 +226,10 @@ def test_what_is_dropped_is_gone_and_stays_with_who_holds_it(directory):
 def test_a_view_that_is_closed_stores_nothing_and_a_task_that_holds_it_does(directory):
     with a_cache(directory) as cache:
         copy = cache.open(ONE)
-        copy.hold()
+        copy.acquire()
         copy.close()
         assert fill(copy, ONE, [0]) == [0]
-        copy.let_go()
+        copy.release()
 
         assert fill(copy, ONE, [1]) == []
         assert cache.open(ONE).has(0)

@@ -5,11 +5,11 @@ from collections import OrderedDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.cache.page_cache_estimate import PageCacheBelief
+from fusefs.cache.page_cache_estimate import PageCacheEstimate
 
 
 def test_the_kernel_has_what_it_took_until_it_asks_again():
-    belief = PageCacheBelief(10)
+    belief = PageCacheEstimate(10)
     belief.took("abc")
 
     belief.asked("d")
@@ -21,7 +21,7 @@ def test_the_kernel_has_what_it_took_until_it_asks_again():
 
 
 def test_a_block_that_was_lost_and_taken_again_is_there():
-    belief = PageCacheBelief(10)
+    belief = PageCacheEstimate(10)
     belief.took("a")
     belief.asked("a")
 
@@ -32,7 +32,7 @@ def test_a_block_that_was_lost_and_taken_again_is_there():
 
 
 def test_what_is_remembered_has_a_limit():
-    belief = PageCacheBelief(3)
+    belief = PageCacheEstimate(3)
     belief.took("abcd")
     assert [belief.has(key) for key in "abcd"] == [False, True, True, True]
 
@@ -54,7 +54,7 @@ def withheld_of(belief, number):
 
 
 def test_blocks_fetched_together_stay_here_where_one_of_them_was_lost():
-    belief = PageCacheBelief(10, first_caution=1)
+    belief = PageCacheEstimate(10, first_caution=1)
     assert belief.will_keep("ab")
     taken_and_lost(belief, "b")
     assert withheld_of(belief, 1) == [0]
@@ -64,16 +64,19 @@ def test_blocks_fetched_together_stay_here_where_one_of_them_was_lost():
 
 
 def test_after_each_loss_twice_as_many_blocks_are_withheld():
-    belief = PageCacheBelief(10, first_caution=2)
-    assert (belief.num_doubts, withheld_of(belief, 12)) == (0, [])
+    belief = PageCacheEstimate(10, first_caution=2)
+    assert (belief.num_invalidations, withheld_of(belief, 12)) == (0, [])
 
     for number, withheld in enumerate((2, 4, 8, 16), 1):
         taken_and_lost(belief, "a")
-        assert (belief.num_doubts, withheld_of(belief, 20)) == (number, list(range(withheld)))
+        assert (belief.num_invalidations, withheld_of(belief, 20)) == (
+            number,
+            list(range(withheld)),
+        )
 
 
 def test_how_many_are_withheld_has_a_limit():
-    belief = PageCacheBelief(10, first_caution=1000)
+    belief = PageCacheEstimate(10, first_caution=1000)
     for _ in range(3):
         taken_and_lost(belief, "a")
 
@@ -81,7 +84,7 @@ def test_how_many_are_withheld_has_a_limit():
 
 
 def test_a_kernel_that_keeps_as_many_as_were_withheld_is_trusted_again():
-    belief = PageCacheBelief(100, first_caution=2)
+    belief = PageCacheEstimate(100, first_caution=2)
     for _ in range(2):
         taken_and_lost(belief, "a")
     assert withheld_of(belief, 12) == [0, 1, 2, 3]
@@ -93,7 +96,7 @@ def test_a_kernel_that_keeps_as_many_as_were_withheld_is_trusted_again():
 
 
 def test_blocks_that_were_fetched_together_are_withheld_together():
-    belief = PageCacheBelief(10, first_caution=2)
+    belief = PageCacheEstimate(10, first_caution=2)
     taken_and_lost(belief, "x")
 
     assert [belief.will_keep(keys) for keys in ("a", "bcd", "e")] == [False, False, True]
@@ -104,7 +107,7 @@ steps = st.lists(st.tuples(st.sampled_from(["took", "asked"]), st.integers(0, 12
 
 @given(steps, st.integers(1, 6))
 def test_belief_is_what_a_model_says(steps, most):
-    belief, taken, lost = PageCacheBelief(most), [], []
+    belief, taken, lost = PageCacheEstimate(most), [], []
     for what, key in steps:
         if what == "took":
             belief.took([key])

@@ -10,7 +10,7 @@ import pytest
 from fusefs.base.errnos import errno_of
 from fusefs.mounts import fstab
 from fusefs.mounts.fstab import Call, parsed
-from fusefs.vfs.inode_table import ROOT, Tree
+from fusefs.vfs.inode_table import ROOT, InodeTable
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 
 
@@ -113,7 +113,7 @@ def test_every_error_has_an_errno_and_an_outage_is_never_enoent(error, number):
 
 
 def a_tree():
-    tree = Tree()
+    tree = InodeTable()
     d = tree.child(tree.node(ROOT), "d")
     f = tree.child(d, "f")
     d.lookups = f.lookups = 1

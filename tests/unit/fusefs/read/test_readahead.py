@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from fusefs.read.readahead import Closed, Doubted, Fetch, Read, ReadAhead
-from fusefs.read.speculation import Guesses, Purse
+from fusefs.read.readahead import Closed, Fetch, Invalidated, Read, ReadAhead
+from fusefs.read.speculation import SpeculationBudget, SpeculativeReads
 
 
 def an_ahead(**changes):
@@ -33,7 +33,7 @@ def test_after_a_doubt_all_that_lies_ahead_is_fetched_again():
     fetched(ahead, 1, *range(500, 600, 10))
     assert fetched(ahead, 1, 600) == [()]
 
-    assert ahead.handle(Doubted()) == ()
+    assert ahead.handle(Invalidated()) == ()
 
     assert fetched(ahead, 1, 610, 620) == [(Fetch(620, 700),), ()]
 
@@ -213,8 +213,8 @@ def test_read_ahead_that_is_off_brings_in_no_block():
 
 
 def a_guessing_ahead(most_bytes=1000, **changes):
-    guesses = Guesses(40, 160, 1600, most_bytes=most_bytes)
-    return an_ahead(**{"first_bytes": 10, "block_bytes": 40, "guesses": guesses} | changes)
+    guesses = SpeculativeReads(40, 160, 1600, most_bytes=most_bytes)
+    return an_ahead(**{"first_bytes": 10, "block_bytes": 40, "speculative": guesses} | changes)
 
 
 def test_as_much_may_be_guessed_as_was_read():
@@ -252,29 +252,31 @@ def test_nothing_is_guessed_where_memory_has_no_room_for_it():
 
 
 def test_wide_blocks_end_with_the_file():
-    guesses = Guesses(40, 160, 250, most_bytes=1000)
+    guesses = SpeculativeReads(40, 160, 250, most_bytes=1000)
     guesses.read(0, 160)
     guesses.read(200, 240)
 
     assert guesses.widened(200, 240) == (160, 280)
-    assert (guesses.read_bytes, guesses.guessed_bytes) == (200, 80)
+    assert (guesses.read_bytes, guesses.speculative_bytes) == (200, 80)
 
 
 def test_nothing_is_guessed_for_what_lies_behind_the_end():
     for size_bytes in (0, 250):
-        guesses = Guesses(40, 160, size_bytes, most_bytes=1000, purse=Purse(1000))
+        guesses = SpeculativeReads(
+            40, 160, size_bytes, most_bytes=1000, budget=SpeculationBudget(1000)
+        )
 
         assert guesses.widened(440, 480) == (440, 480)
-        assert guesses.guessed_bytes == 0
+        assert guesses.speculative_bytes == 0
 
 
-def a_lending(purse, **changes):
-    return Guesses(40, 160, 1600, **{"most_bytes": 1000, "purse": purse} | changes)
+def a_lending(budget, **changes):
+    return SpeculativeReads(40, 160, 1600, **{"most_bytes": 1000, "budget": budget} | changes)
 
 
 def test_a_purse_lends_what_is_not_earned_yet():
-    guesses = a_lending(Purse(200))
-    ahead = an_ahead(first_bytes=10, block_bytes=40, guesses=guesses, largest_bytes=400)
+    guesses = a_lending(SpeculationBudget(200))
+    ahead = an_ahead(first_bytes=10, block_bytes=40, speculative=guesses, largest_bytes=400)
 
     # Three guessed for one read, six for two: four are lent.
     assert fetched(ahead, 1, 200, 400) == [(Fetch(160, 320),), (Fetch(320, 480),)]
@@ -283,8 +285,8 @@ def test_a_purse_lends_what_is_not_earned_yet():
 
 
 def test_guesses_that_come_true_fill_the_purse_for_other_files():
-    purse = Purse(120)
-    one, two, three = (a_lending(purse) for _ in range(3))
+    budget = SpeculationBudget(120)
+    one, two, three = (a_lending(budget) for _ in range(3))
     assert one.widened(160, 200) == (160, 320)
     assert two.widened(160, 200) == (160, 200)
 
@@ -295,9 +297,9 @@ def test_guesses_that_come_true_fill_the_purse_for_other_files():
 
 
 def test_who_reads_a_little_of_many_files_empties_the_purse():
-    purse, brought = Purse(480), 0
+    budget, brought = SpeculationBudget(480), 0
     for _ in range(100):
-        guesses = a_lending(purse)
+        guesses = a_lending(budget)
         guesses.read(160, 200)
         start, stop = guesses.widened(160, 200)
         brought += stop - start
@@ -306,7 +308,7 @@ def test_who_reads_a_little_of_many_files_empties_the_purse():
 
 
 def test_what_is_lent_is_kept_within_memory_too():
-    guesses = a_lending(Purse(480), most_bytes=120)
+    guesses = a_lending(SpeculationBudget(480), most_bytes=120)
 
     assert guesses.widened(160, 200) == (160, 320)
     assert guesses.widened(400, 440) == (400, 440)

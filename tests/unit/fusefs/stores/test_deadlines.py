@@ -6,10 +6,10 @@ import pytest
 
 from fusefs.stores import deadlines
 from fusefs.stores.deadlines import MOST_ABANDONED, Callers, allowing, left_s, renew, within
-from fusefs.stores.handle_cache import HeldFiles
+from fusefs.stores.handle_cache import HandleCache
 from fusefs.stores.protocol import Abandoned, Entry
 from fusefs.stores.remote.client import ReplacingBackend
-from fusefs.stores.remote.object_store import PuttingStore
+from fusefs.stores.remote.object_store import ObjectStore
 from fusefs.stores.remote.rename_store import RenamingStore, ReplacingStore
 from fusefs.stores.retry import RetryingStore
 from omniload.base.errors import UnavailableError
@@ -94,7 +94,7 @@ CALLS = {
     "remove": lambda store: store.remove("f"),
     "make_directory": lambda store: store.make_directory("d"),
 }
-KINDS = {"replace": ReplacingStore, "move": PuttingStore}
+KINDS = {"replace": ReplacingStore, "move": ObjectStore}
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -210,7 +210,7 @@ def test_what_moves_bytes_by_itself_gets_time_for_them_and_progress_begins_anew(
 def test_a_wait_for_the_writes_of_a_file_takes_nothing_from_publishing_it():
     left = []
     client = Client()
-    store = RetryingStore(PuttingStore(client), give_up_after_s=LONG_S)
+    store = RetryingStore(ObjectStore(client), give_up_after_s=LONG_S)
 
     store.publish("f", b"1", lambda _: left.append(left_s()))
 
@@ -229,7 +229,7 @@ def test_an_opening_that_hangs_holds_nobody_else():
             assert go.wait(LONG_S)
         return len(opens)
 
-    held = HeldFiles(open_file, any_path=True)
+    held = HandleCache(open_file, any_path=True)
     thread = threading.Thread(target=held.opened, args=("p",))
     thread.start()
     assert opened.wait(LONG_S)

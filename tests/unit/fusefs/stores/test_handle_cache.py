@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs as pafs
 
-from fusefs.stores.handle_cache import HeldFiles, RecentNames
+from fusefs.stores.handle_cache import HandleCache, RecentNames
 from fusefs.stores.remote.arrow import ArrowBackend, store_on
 from tests.support.fusefs_builders import contents, some_files
 
@@ -16,7 +16,7 @@ DATA = bytes(range(250)) * 100
 
 def test_an_object_is_opened_once_and_any_other_file_each_time():
     opened = []
-    held = HeldFiles(lambda path: opened.append(path) or f"file {path}")
+    held = HandleCache(lambda path: opened.append(path) or f"file {path}")
 
     for path in (OBJECT.format(1), "plain"):
         for _ in range(2):
@@ -26,7 +26,7 @@ def test_an_object_is_opened_once_and_any_other_file_each_time():
 
 
 def test_the_least_recently_read_goes_first():
-    held = HeldFiles(str, most=2)
+    held = HandleCache(str, most=2)
     for name in (1, 2):
         held.opened(OBJECT.format(name))
     held.held(OBJECT.format(1))
@@ -38,7 +38,7 @@ def test_the_least_recently_read_goes_first():
 
 
 def test_what_is_dropped_is_opened_again():
-    held = HeldFiles(str)
+    held = HandleCache(str)
     held.opened(OBJECT.format(1))
     held.drop(OBJECT.format(1))
     assert held.held(OBJECT.format(1)) is None
@@ -62,7 +62,7 @@ def test_readers_that_meet_at_an_object_share_one_opening():
             other.start()
         return f"file {path}"
 
-    held = HeldFiles(open_file)
+    held = HandleCache(open_file)
     found.append(held.opened(OBJECT.format(1)))
     for other in others:
         other.join()
@@ -87,7 +87,7 @@ def test_an_opening_that_fails_fails_for_who_began_it_and_the_others_try_themsel
             raise FileNotFoundError(path)
         return "file"
 
-    held = HeldFiles(open_file)
+    held = HandleCache(open_file)
     with pytest.raises(FileNotFoundError):
         held.opened(OBJECT.format(1))
     waiting.join()
@@ -137,13 +137,13 @@ def test_an_object_that_was_removed_is_not_there_though_it_was_held(store):
 
 
 def test_a_file_opened_elsewhere_takes_the_place_of_the_one_held():
-    held = HeldFiles(lambda path: f"old {path}", most=2, any_path=True)
+    held = HandleCache(lambda path: f"old {path}", most=2, any_path=True)
     held.opened("a")
 
-    held.hold("a", "new a")
-    held.hold("b", "b")
+    held.put("a", "new a")
+    held.put("b", "b")
     assert (held.held("a"), held.opened("a")) == ("new a", "new a")
-    held.hold("c", "c")
+    held.put("c", "c")
 
     assert [held.held(path) for path in "abc"] == ["new a", None, "c"]
 

@@ -13,7 +13,7 @@ from fusefs.stores.memory import MemoryStore
 from fusefs.stores.protocol import Entry
 from fusefs.stores.remote import arrow
 from fusefs.stores.remote.client import Backend
-from fusefs.stores.remote.object_store import PuttingStore
+from fusefs.stores.remote.object_store import ObjectStore
 from fusefs.stores.remote.rename_intents import intent_path
 from fusefs.stores.remote.rename_store import RenamingStore
 from fusefs.tree import catalog
@@ -363,7 +363,7 @@ class Failing(NotingBackend):
 def test_a_put_that_fails_takes_nothing_away_of_what_it_was_to_replace(arrives):
     backend = Failing(arrives=arrives)
     with pytest.raises(UnavailableError):
-        PuttingStore(backend).publish("f", b"new")
+        ObjectStore(backend).publish("f", b"new")
 
     assert backend.keys == {"f": b"new" if arrives else b"1"}
 
@@ -372,12 +372,12 @@ def test_a_put_that_fails_takes_nothing_away_of_what_it_was_to_replace(arrives):
 def test_what_goes_in_parts_replaces_a_file_once_it_is_whole_and_leaves_nothing(puts):
     backend = Failing(puts=puts)
     with pytest.raises(UnavailableError):
-        PuttingStore(backend).publish("f", bytes(5 << 20))
+        ObjectStore(backend).publish("f", bytes(5 << 20))
 
     assert backend.keys == {"f": b"1"}
 
 
-BOTH = pytest.mark.parametrize("kind", [PuttingStore, RenamingStore])
+BOTH = pytest.mark.parametrize("kind", [ObjectStore, RenamingStore])
 
 
 @BOTH
@@ -442,13 +442,13 @@ def test_a_directory_made_while_it_is_listed_shows_what_it_holds():
             finally:
                 self.keys["d/f"] = b"1"
 
-    assert [entry.name for entry in PuttingStore(Made("x")).listing("d")] == ["f"]
+    assert [entry.name for entry in ObjectStore(Made("x")).listing("d")] == ["f"]
 
 
 def test_the_root_of_a_bucket_is_found_once_and_one_that_has_a_time_each_time():
     bucket, dated = NotingBackend("f"), NotingBackend("f", root_mtime_ns=5)
     for backend in (bucket, dated):
-        store = PuttingStore(backend)
+        store = ObjectStore(backend)
         for _ in range(3):
             assert store.stat("").is_directory
 
@@ -459,7 +459,7 @@ def test_the_root_of_a_bucket_is_found_once_and_one_that_has_a_time_each_time():
 def test_a_root_that_was_not_found_is_asked_for_again():
     backend = NotingBackend("f")
     backend.fails = {("find", "")}
-    store = PuttingStore(backend)
+    store = ObjectStore(backend)
     with pytest.raises(UnavailableError):
         store.stat("")
     backend.fails = set()
@@ -469,7 +469,7 @@ def test_a_root_that_was_not_found_is_asked_for_again():
 
 def test_what_is_missing_of_the_stores_own_is_asked_for_once():
     backend = NotingBackend("f")
-    store = PuttingStore(backend)
+    store = ObjectStore(backend)
 
     with pytest.raises(FileNotFoundError):
         store.stat(".omnifs/objects/ab/none")
@@ -481,7 +481,7 @@ def test_what_is_missing_of_the_stores_own_is_asked_for_once():
 
 def test_a_store_without_marks_is_asked_for_them_by_one_listing():
     backend = NotingBackend("d/f")
-    with some_files(PuttingStore(backend)) as files:
+    with some_files(ObjectStore(backend)) as files:
         backend.close = lambda: None
         files.stat("")
         files.stat("d")

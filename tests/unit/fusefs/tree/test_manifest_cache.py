@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.stores.protocol import Entry
-from fusefs.tree.manifest_cache import SETTLED_NS, KnownManifests, is_settled
+from fusefs.tree.manifest_cache import SETTLED_NS, ManifestCache, is_settled
 
 S = 10**9
 
@@ -18,13 +18,13 @@ def entry(size=10, mtime_ns=5 * S, version=None):
 
 @pytest.fixture
 def known():
-    return KnownManifests(most_headers=3, most_bytes=30)
+    return ManifestCache(most_headers=3, most_bytes=30)
 
 
 @pytest.mark.parametrize("other", [entry(size=11), entry(mtime_ns=6 * S), entry(version="etag")])
 def test_another_size_time_or_name_is_another_version(known, other):
-    known.remember_header("f", entry(), "header")
-    known.remember_whole("f", entry(), b"0123456789")
+    known.put_header("f", entry(), "header")
+    known.put_body("f", entry(), b"0123456789")
 
     assert (known.header("f", entry()), known.whole("f", entry())) == ("header", b"0123456789")
     assert (known.header("f", other), known.whole("f", other)) == (None, None)
@@ -32,8 +32,8 @@ def test_another_size_time_or_name_is_another_version(known, other):
 
 def test_a_new_version_takes_the_place_of_the_old(known):
     for second, data in ((1, b"0123456789"), (2, b"01234")):
-        known.remember_header("f", entry(mtime_ns=second * S), second)
-        known.remember_whole("f", entry(mtime_ns=second * S), data)
+        known.put_header("f", entry(mtime_ns=second * S), second)
+        known.put_body("f", entry(mtime_ns=second * S), data)
 
     assert known.used_bytes == 5
     assert known.whole("f", entry(mtime_ns=1 * S)) is None
@@ -43,33 +43,33 @@ def test_a_new_version_takes_the_place_of_the_old(known):
 
 def test_the_least_recently_used_go_first(known):
     for path in "abc":
-        known.remember_header(path, entry(), path)
-        known.remember_whole(path, entry(), bytes(10))
+        known.put_header(path, entry(), path)
+        known.put_body(path, entry(), bytes(10))
     known.header("a", entry())
     known.whole("b", entry())
-    known.remember_header("d", entry(), "d")
-    known.remember_whole("d", entry(), bytes(5))
+    known.put_header("d", entry(), "d")
+    known.put_body("d", entry(), bytes(5))
 
     assert [path for path in "abcd" if known.header(path, entry())] == ["a", "c", "d"]
     assert [path for path in "abcd" if known.whole(path, entry())] == ["b", "c", "d"]
 
 
 def test_what_is_longer_than_all_room_is_not_kept(known):
-    known.remember_whole("f", entry(), bytes(31))
+    known.put_body("f", entry(), bytes(31))
 
     assert (known.whole("f", entry()), known.used_bytes) == (None, 0)
 
 
 def test_a_path_or_all_below_it_is_forgotten(known):
     for path in ("d", "d/f", "dd"):
-        known.remember_header(path, entry(), path)
-        known.remember_whole(path, entry(), b"1")
+        known.put_header(path, entry(), path)
+        known.put_body(path, entry(), b"1")
 
-    known.forget_below("d")
+    known.drop_below("d")
     assert [p for p in ("d", "d/f", "dd") if known.header(p, entry())] == ["d", "dd"]
     known.forget("d")
     assert [p for p in ("d", "d/f", "dd") if known.whole(p, entry())] == ["dd"]
-    known.forget_below("")
+    known.drop_below("")
     assert (known.header("dd", entry()), known.used_bytes) == (None, 0)
 
 
@@ -86,13 +86,13 @@ def test_nothing_settles_before_its_time_and_nothing_without_a_time(known):
     )
 )
 def test_bytes_are_counted_whatever_comes_and_goes(steps):
-    known, newest = KnownManifests(most_headers=9, most_bytes=20), {}
+    known, newest = ManifestCache(most_headers=9, most_bytes=20), {}
     for path, second, size, forgets in steps:
         if forgets:
             known.forget(path)
             newest.pop(path, None)
         else:
-            known.remember_whole(path, entry(size, second), bytes(size))
+            known.put_body(path, entry(size, second), bytes(size))
             newest[path] = (second, size)
         held = [p for p, (at, n) in newest.items() if known.whole(p, entry(n, at)) is not None]
 
@@ -102,9 +102,9 @@ def test_bytes_are_counted_whatever_comes_and_goes(steps):
 def test_threads_may_use_it_at_once(known):
     def work(path):
         for number in range(300):
-            known.remember_whole(path, entry(mtime_ns=number), bytes(number % 15))
+            known.put_body(path, entry(mtime_ns=number), bytes(number % 15))
             known.whole(path, entry(mtime_ns=number))
-            known.forget_below("")
+            known.drop_below("")
 
     threads = [threading.Thread(target=work, args=(path,)) for path in "abc"]
     for thread in threads:

@@ -9,7 +9,7 @@ from fusefs.format.attributes import Attributes
 from fusefs.stores.memory import MemoryStore
 from fusefs.tree.freshness import Shown, shown_at
 from fusefs.tree.open_versions import MOST_VERSIONS
-from fusefs.vfs.open_file import Body, SpoolPlace
+from fusefs.vfs.open_file import OpenFile, SpoolPlace
 from omniload.base.errors import UnavailableError
 from tests.support.fusefs_builders import contents, some_files
 
@@ -93,19 +93,19 @@ def test_a_file_that_is_replaced_without_end_is_refused_and_not_mixed(store, fil
 
 
 def test_what_is_believed_of_a_file_saves_the_first_look_and_is_checked(store, files):
-    believed = files.stat("f")
+    expected = files.stat("f")
     store.looks = 0
-    with files.open("f", believed=believed) as file:
+    with files.open("f", expected=expected) as file:
         assert (store.reads, store.looks) == (1, 1)
         assert file.reader.read(0, 5000) == OLD
         assert store.reads == 1
 
     store.publish("f", b"newer")
-    with files.open("f", believed=believed) as file:
+    with files.open("f", expected=expected) as file:
         assert file.reader.read(0, 5000) == b"newer"
     store.remove("f")
     with pytest.raises(FileNotFoundError):
-        files.open("f", believed=believed)
+        files.open("f", expected=expected)
 
 
 def test_bytes_at_hand_are_not_brought_again_nor_those_nobody_wants(store, files):
@@ -128,7 +128,7 @@ def test_an_outage_while_bytes_are_brought_is_told_as_one(store, files):
 
 def test_what_a_body_has_published_is_at_hand_whatever_lies_at_its_path(store, files):
     with files.open("f") as opened:
-        body = Body(files, SpoolPlace(), "f", opened)
+        body = OpenFile(files, SpoolPlace(), "f", opened)
         body.truncate(0)
         body.write(0, b"written here")
         body.flush()
@@ -150,7 +150,7 @@ def test_what_a_body_has_published_is_at_hand_whatever_lies_at_its_path(store, f
 def test_what_another_mount_publishes_in_the_same_moment_is_not_taken_for_the_own(
     store, files, data
 ):
-    body = Body(files, SpoolPlace(), "f", files.open("f"))
+    body = OpenFile(files, SpoolPlace(), "f", files.open("f"))
     publish = files.publish
 
     def published_over(*arguments, **named):

@@ -10,7 +10,7 @@ from fusefs.stores.memory import MemoryStore
 from fusefs.stores.retry import RetryingStore
 from fusefs.tools.fsck import verify
 from fusefs.tree.open_versions import MOST_VERSIONS
-from fusefs.vfs.open_file import Body, SpoolPlace
+from fusefs.vfs.open_file import OpenFile, SpoolPlace
 from omniload.base.errors import UnavailableError
 from tests.support.fusefs_builders import contents, object_paths, tiny_files
 from tests.support.fusefs_faulty_store import FaultyStore, Outage
@@ -60,7 +60,7 @@ def test_objects_become_durable_while_the_manifest_is_prepared_and_before_it_sho
 def test_a_flush_of_appended_bytes_and_of_a_short_tail_overlap_too():
     store = SlowToClose()
     with tiny_files(store) as files:
-        body = Body(files, SpoolPlace(), "f", None)
+        body = OpenFile(files, SpoolPlace(), "f", None)
         body.write(0, DATA[:100])
 
         body.flush(last=False)
@@ -100,7 +100,7 @@ def test_a_failed_flush_can_be_tried_again_and_what_follows_is_appended():
     objects = MemoryStore()
     faulty = FaultyStore(objects, {("publish", 1): Outage})
     with tiny_files(faulty) as files:
-        body = Body(files, SpoolPlace(), "f", None)
+        body = OpenFile(files, SpoolPlace(), "f", None)
         body.write(0, DATA[:100])
         with pytest.raises(UnavailableError):
             body.flush()
@@ -165,7 +165,7 @@ def test_a_file_that_another_mount_replaces_while_an_append_becomes_durable_is_l
     store = MemoryStore()
     with tiny_files(store) as files, tiny_files(store) as elsewhere:
         files.write_file("f", DATA[:96])
-        body = Body(files, SpoolPlace(), "f", files.open("f"))
+        body = OpenFile(files, SpoolPlace(), "f", files.open("f"))
         body.write(96, DATA[96:])
         prepared = files._publisher._manifest_of
 
@@ -186,7 +186,7 @@ def test_what_another_mount_has_published_since_keeps_the_objects_it_shares():
     store = MemoryStore()
     with tiny_files(store) as files, tiny_files(store) as elsewhere:
         files.write_file("f", DATA[:96])
-        body = Body(elsewhere, SpoolPlace(), "f", elsewhere.open("f"))
+        body = OpenFile(elsewhere, SpoolPlace(), "f", elsewhere.open("f"))
         body.write(96, DATA[96:])
         publish = store.publish
 
@@ -233,7 +233,7 @@ def test_two_mounts_that_append_and_replace_at_once_never_leave_a_manifest_witho
 
         def append(view):
             for _ in range(15):
-                body = Body(view, SpoolPlace(), "f", view.open("f"))
+                body = OpenFile(view, SpoolPlace(), "f", view.open("f"))
                 barrier.wait()
                 try:
                     body.write(body.size_bytes, DATA[: 40 + seed])

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import pytest
 from pyarrow import fs as pafs
 
-from fusefs.base.huge_pages import mapped
+from fusefs.base.huge_pages import huge_page_buffer
 from fusefs.config import DiskCacheConfig, FilesConfig, Striping
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.protocol import Preferred
 from fusefs.stores.remote.arrow import store_on
-from fusefs.stores.remote.object_store import PuttingStore
+from fusefs.stores.remote.object_store import ObjectStore
 from fusefs.stores.retry import RetryingStore
 from fusefs.tree.namespace import StripedFiles
 from tests.support.fusefs_builders import some_files
@@ -26,7 +26,7 @@ BLOCK = 4 * MiB
 class ObjectStore(MemoryStore):
     """Prefers what object stores prefer, and notes every read."""
 
-    preferred = PuttingStore.preferred.fget(None)
+    preferred = ObjectStore.preferred.fget(None)
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ class ObjectStore(MemoryStore):
 
 class LargeReadsInMappedMemory(ObjectStore):
     def read_large(self, path, offset, size_bytes):
-        memory = mapped(size_bytes)
+        memory = huge_page_buffer(size_bytes)
         memory[:] = self.read(path, offset, size_bytes)
         return memory
 
@@ -65,7 +65,7 @@ def trusting():
 def written(trusting):
     """One whose guesses must be earned: those of other files did not come true."""
     files, data = trusting
-    while files._reading.purse.lend(MiB):
+    while files._reading.budget.acquire(MiB):
         pass
     return files, data
 

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from fusefs.tools.fsck import verify
-from fusefs.vfs.flush_all import publish_left_open
-from fusefs.vfs.open_file import Body, SpoolPlace
+from fusefs.vfs.flush_all import flush_all
+from fusefs.vfs.open_file import OpenFile, SpoolPlace
 from tests.support.fusefs_builders import contents, some_files
 from tests.support.fusefs_faulty_store import FaultyStore, Outage
 
@@ -20,7 +20,7 @@ def files():
 
 
 def a_file_under_way(files, path):
-    body = Body(files, SpoolPlace(), path, None)
+    body = OpenFile(files, SpoolPlace(), path, None)
     body.write(0, DATA)
     return body
 
@@ -28,10 +28,10 @@ def a_file_under_way(files, path):
 def test_what_was_written_is_published_whether_appended_or_spooled(files):
     files.write_file("db", DATA)
     appended = a_file_under_way(files, "log")
-    changed = Body(files, SpoolPlace(), "db", files.open("db"))
+    changed = OpenFile(files, SpoolPlace(), "db", files.open("db"))
     changed.write(3, b"XYZ")
 
-    assert publish_left_open([appended, changed, appended], within_s=60) == []
+    assert flush_all([appended, changed, appended], within_s=60) == []
 
     assert contents(files, "log") == DATA
     assert contents(files, "db") == DATA[:3] + b"XYZ" + DATA[6:]
@@ -42,10 +42,10 @@ def test_removed_and_unchanged_files_are_left_alone(files):
     removed = a_file_under_way(files, "gone")
     removed.path = None
     files.write_file("f", DATA)
-    clean = Body(files, SpoolPlace(), "f", files.open("f"))
+    clean = OpenFile(files, SpoolPlace(), "f", files.open("f"))
     before = files.stat("f").entry
 
-    assert publish_left_open([removed, clean], within_s=60) == []
+    assert flush_all([removed, clean], within_s=60) == []
 
     assert files.stat("f").entry == before
     assert [info.name for info in files.listing("")] == ["f"]
@@ -56,7 +56,7 @@ def test_one_that_cannot_be_published_is_named_and_stops_no_other(files, caplog)
     with some_files(faulty) as failing:
         bodies = [a_file_under_way(failing, f"f{i}") for i in range(3)]
 
-        (lost,) = publish_left_open(bodies, within_s=60)
+        (lost,) = flush_all(bodies, within_s=60)
 
         assert sorted(info.name for info in failing.listing("")) == sorted(
             {"f0", "f1", "f2"} - {lost}
@@ -78,7 +78,7 @@ def test_a_store_that_hangs_is_given_up(files, caplog):
     thread.start()
     held.wait(60)
 
-    assert publish_left_open([body], within_s=0.05) == ["f"]
+    assert flush_all([body], within_s=0.05) == ["f"]
 
     go_on.set()
     thread.join()

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 import pytest
 
 from fusefs.bridge.api.waiting import result_of, run_blocking
-from fusefs.vfs.fresh_single_flight import Sharing
+from fusefs.vfs.fresh_single_flight import FreshSingleFlight
 
 
 class Store:
@@ -26,8 +26,8 @@ def store():
 
 @pytest.fixture
 def asked(store):
-    sharing = Sharing()
-    return lambda about="f": sharing.ask(about, store.question)
+    sharing = FreshSingleFlight()
+    return lambda about="f": sharing.call(about, store.question)
 
 
 def begun(*askers):
@@ -136,11 +136,11 @@ def test_who_is_stopped_while_it_shares_is_not_missed(store, asked):
 
 
 def test_a_change_waits_for_the_question_under_way_and_is_shared_by_nobody(store):
-    sharing = Sharing()
-    (first,) = begun(sharing.ask("f", store.question))
-    changes = begun(*(sharing.alone("f", store.question) for _ in range(2)))
-    later = begun(*(sharing.ask("f", store.question) for _ in range(2)))
-    begun(sharing.alone("g", store.question))
+    sharing = FreshSingleFlight()
+    (first,) = begun(sharing.call("f", store.question))
+    changes = begun(*(sharing.exclusive("f", store.question) for _ in range(2)))
+    later = begun(*(sharing.call("f", store.question) for _ in range(2)))
+    begun(sharing.exclusive("g", store.question))
     assert len(store.questions) == 2, "the first, and that about another thing"
 
     for waiting, answer in ((first, "old"), (changes[0], 1), (changes[1], 2)):
@@ -155,9 +155,9 @@ def test_a_change_waits_for_the_question_under_way_and_is_shared_by_nobody(store
 
 
 def test_a_change_that_fails_or_is_stopped_is_in_nobodys_way(store):
-    sharing = Sharing()
-    failing, stopped = begun(*(sharing.alone("f", store.question) for _ in range(2)))
-    (asker,) = begun(sharing.ask("f", store.question))
+    sharing = FreshSingleFlight()
+    failing, stopped = begun(*(sharing.exclusive("f", store.question) for _ in range(2)))
+    (asker,) = begun(sharing.call("f", store.question))
     stopped.close()
     store.questions[0].set_exception(TimeoutError("no"))
     with pytest.raises(TimeoutError, match="no"):
@@ -169,9 +169,9 @@ def test_a_change_that_fails_or_is_stopped_is_in_nobodys_way(store):
 
 
 def test_nothing_is_kept_of_what_was_answered(store):
-    sharing = Sharing()
+    sharing = FreshSingleFlight()
     for outcome in ("answer", "error", "stop"):
-        (asker,) = begun(sharing.ask(outcome, store.question))
+        (asker,) = begun(sharing.call(outcome, store.question))
         if outcome == "answer":
             store.questions[-1].set_result(1)
             run_blocking(asker)

@@ -8,7 +8,7 @@ import pytest
 from fusefs.format.attributes import Attributes
 from fusefs.stores.memory import MemoryStore
 from fusefs.tools.fsck import verify
-from fusefs.vfs.open_file import Body, SpoolPlace
+from fusefs.vfs.open_file import OpenFile, SpoolPlace
 from fusefs.vfs.rename_open import remove_open, rename_open
 from omniload.base.errors import UnavailableError
 from tests.support.fusefs_builders import contents, object_paths, some_files
@@ -24,11 +24,11 @@ def files():
 
 
 def created(files, path="f", **place):
-    return Body(files, SpoolPlace(**place), path, None)
+    return OpenFile(files, SpoolPlace(**place), path, None)
 
 
 def opened(files, path="f", **place):
-    return Body(files, SpoolPlace(**place), path, files.open(path))
+    return OpenFile(files, SpoolPlace(**place), path, files.open(path))
 
 
 def test_appended_bytes_go_to_objects_and_are_published_by_the_flush(files):

@@ -7,7 +7,7 @@ import pytest
 
 from fusefs.bridge.api.protocol import ROOT_INODE, Change
 from fusefs.bridge.api.waiting import run_blocking
-from fusefs.tree.open_versions import OpenedFile
+from fusefs.tree.open_versions import OpenVersion
 from fusefs.vfs.open_file import SpoolPlace
 from fusefs.vfs.session import STATS_INODE
 from fusefs.vfs.store_filesystem import StoreFileSystem
@@ -26,7 +26,7 @@ def mount():
 @pytest.fixture
 def local(monkeypatch):
     """Give every version a local copy."""
-    monkeypatch.setattr(OpenedFile, "local_copy", lambda _: os.open(os.devnull, os.O_RDONLY))
+    monkeypatch.setattr(OpenVersion, "local_copy", lambda _: os.open(os.devnull, os.O_RDONLY))
 
 
 def test_the_page_cache_is_kept_over_opens_of_the_same_version(mount):

@@ -26,7 +26,7 @@ def mount():
 def local(monkeypatch):
     """Give every version a local copy."""
     monkeypatch.setattr(
-        "fusefs.tree.open_versions.OpenedFile.local_copy",
+        "fusefs.tree.open_versions.OpenVersion.local_copy",
         lambda _: os.open(os.devnull, os.O_RDONLY),
     )
 

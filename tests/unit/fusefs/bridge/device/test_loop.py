@@ -51,7 +51,7 @@ class Scripted(FileSystem):
         return (Named(b"n%02d" % i, Entry(inode=100 + i)) for i in range(start, 10))
 
     @override
-    def told(self, inode):
+    def advertised(self, inode):
         self.told_of.append(inode)
 
     @override

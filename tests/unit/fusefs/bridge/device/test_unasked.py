@@ -61,13 +61,13 @@ def test_attributes_that_nothing_has_are_not_asked_for_and_their_names_still_are
 
 
 def test_a_file_system_of_blocking_calls_passes_on_what_it_says():
-    class Tree(BlockingFileSystem):
+    class InodeTable(BlockingFileSystem):
         unasked = frozenset(["getxattr"])
 
     class Other(BlockingFileSystem):
         pass
 
-    made = [Threaded(Tree()), Threaded(Other())]
+    made = [Threaded(InodeTable()), Threaded(Other())]
 
     assert [filesystem.unasked for filesystem in made] == [{"getxattr"}, set()]
     for filesystem in made:

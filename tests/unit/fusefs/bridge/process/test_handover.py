@@ -151,7 +151,7 @@ def test_a_state_that_cannot_be_used_leaves_no_descriptor_of_the_mount_here(stat
 )
 def test_a_process_that_is_slow_is_not_taken_for_one_that_cannot(monkeypatch, error, reason):
     waiter = SimpleNamespace(about={"process": 12, "bridge": "pyfuse3"}, close=lambda: None)
-    monkeypatch.setattr(handover.Waiter, "of", lambda _: waiter)
+    monkeypatch.setattr(handover.UnmountClient, "of", lambda _: waiter)
 
     assert handover._why_nobody("/mnt", error).startswith(reason)
 

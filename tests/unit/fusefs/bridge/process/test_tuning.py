@@ -1,4 +1,4 @@
-"""Finding a mount without asking it, choosing a binding, and one backing file per inode."""
+"""Lookup a mount without asking it, choosing a binding, and one backing file per inode."""
 
 import os
 

@@ -7,7 +7,7 @@ import pytest
 
 from fusefs.format.attributes import Attributes
 from fusefs.stores.local.store import LocalStore
-from fusefs.vfs.open_file import Body, SpoolPlace
+from fusefs.vfs.open_file import OpenFile, SpoolPlace
 from tests.support.fusefs_builders import contents, tiny_files
 
 BIG = bytes(range(256)) * 64
@@ -57,7 +57,7 @@ def test_a_file_that_is_made_private_never_lies_open(root, data, monkeypatch):
 
     monkeypatch.setattr(os, "rename", looked_at)
     with tiny_files(LocalStore(root)) as files:
-        body = Body(files, SpoolPlace(), "f", None)
+        body = OpenFile(files, SpoolPlace(), "f", None)
         body.set_attributes(Attributes(mode=0o600))
         body.write(0, data)
         body.flush(last=False)
@@ -82,7 +82,7 @@ def test_objects_are_private_until_their_file_shows(root):
 def test_what_is_appended_to_a_private_file_is_private(root):
     with tiny_files(LocalStore(root)) as files:
         files.write_file("f", BIG, Attributes(mode=0o640))
-        body = Body(files, SpoolPlace(), "f", files.open("f"))
+        body = OpenFile(files, SpoolPlace(), "f", files.open("f"))
         body.append(BIG)
         body.flush()
         body.close()
