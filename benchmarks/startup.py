@@ -10,7 +10,6 @@ empty caches; the registry is as warm for all. Needs root, skopeo and umoci.
 - *full*: ``skopeo copy`` and ``umoci unpack`` of the gzip image, then the command in it.
 - *lazy*: ``omniload image run`` of the same image as zstd:chunked, nothing known of it.
 - *hot*: the same with the trace of an earlier start on another node.
-- *gzip*: the gzip image itself, hot, with the index of its layers that another node pushed.
 
 Then blocks that starts touch are read one by one, with pauses up to 0.1 s, with and
 without cold blocks streaming behind: what a reader waits for its block.
@@ -19,7 +18,6 @@ without cold blocks streaming behind: what a reader waits for its block.
 import argparse
 import random
 import resource
-import secrets
 import shutil
 import statistics
 import subprocess
@@ -70,9 +68,8 @@ class Bench:
     def __init__(self, relay: Relay, port: int, folder: Path) -> None:
         self.relay, self.folder = relay, folder
         self.plain, self.lazy = (f"127.0.0.1:{port}/a/{form}:v" for form in ("plain", "lazy"))
-        self.samples = {name: Samples() for name in ("full", "lazy", "hot", "gzip")}
-        self.trace, self.key = folder / "trace", folder / "key"
-        self.key.write_bytes(secrets.token_hex(32).encode())
+        self.samples = {name: Samples() for name in ("full", "lazy", "hot")}
+        self.trace = folder / "trace"
         # As an installed package has it: no start compiles our own modules.
         self.variables = {**environment(), "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
         self.variables.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -82,14 +79,11 @@ class Bench:
         return [sys.executable, "-c", MAIN, "image", *map(str, words)]
 
     def record(self) -> None:
-        """Record a first start, on a node of its own, which also pushes the indexes of the gzip image."""
+        """Record a first start, on a node of its own."""
         words = self.ours("record", self.lazy, "-o", self.trace, "--option", self._cache("first"))
         words = [*words, "--", *COMMAND]
         subprocess.run(words, env=self.variables, check=True, capture_output=True)
         shutil.rmtree(self.folder / "first")
-        words = self.ours("convert", "--index-only", self.plain, "--key", self.key)
-        words += ["--cache", str(self.folder / "indexed")]
-        subprocess.run(words, env=self.variables, check=True, capture_output=True)
 
     def round(self, name: str) -> None:
         """Let one contender start once, from nothing."""
@@ -120,9 +114,7 @@ class Bench:
 
     def _run(self, name: str) -> list[str]:
         traced = ("--trace", self.trace) if name != "lazy" else ()
-        image = self.plain if name == "gzip" else self.lazy
-        options = f"{self._cache('node')},index_key_file={self.key}"
-        return self.ours("run", image, *traced, "--option", options, "--", *COMMAND)
+        return self.ours("run", self.lazy, *traced, "--option", self._cache("node"), "--", *COMMAND)
 
     def _full(self, place: Path) -> list[str]:
         steps = """
@@ -209,13 +201,11 @@ def _tables(bench: Bench, without: list[float], streaming: list[float]) -> list[
     lazy, hot = bench.samples["lazy"], bench.samples["hot"]
     paired = [h / f for h, f in zip(hot.ready_s, full.ready_s, strict=True)]
     pairs = [h / z for h, z in zip(hot.ready_s, lazy.ready_s, strict=True)]
-    packed = [g / f for g, f in zip(bench.samples["gzip"].ready_s, full.ready_s, strict=True)]
     moved = hot.median("moved_bytes") / hot.median("touched_bytes")
     p99 = _quantile(streaming, 0.99) / _quantile(without, 0.99)
     goals = [
         ("hot, of full pull and unpack (median of rounds)", statistics.median(paired), 0.25),
         ("hot, of lazy (median of rounds)", statistics.median(pairs), 0.6),
-        ("gzip with a pushed index, of full (median of rounds)", statistics.median(packed), "-"),
         ("blocks moved before ready, of bytes touched", moved, 1.3),
         ("p99 of a demand miss with cold blocks streaming, of alone", p99, 1.5),
     ]

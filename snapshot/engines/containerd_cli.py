@@ -15,8 +15,7 @@ from omniload.base.log import get_logger, set_up_logging
 from snapshot.engines.snapshotter import Snapshotter
 from snapshot.engines.snapshotter_images import RegistryImages, keep_image
 from snapshot.engines.snapshotter_views import MountedViews
-from snapshot.image.index_sharing import key_of
-from snapshot.image.mounting import AUTO, ImageMount, shared_indexes
+from snapshot.image.mounting import AUTO, ImageMount
 from snapshot.image.options import mount_settings, platform_of
 from snapshot.oci.opening import open_store
 
@@ -48,9 +47,9 @@ def serve_command(
     \b
     Options: those of 'omniload image mount', for every image alike. What a start touches is
     recorded, and comes first the next time (trace=auto, record=auto), unless other values
-    are given. Mounts stay when this ends, and with them the containers on them. With gzip layers,
-    index_key_file spares reading them whole. Where not everybody whose images run here is
-    trusted with all of them, name in --lazy-from the registries of those who are.
+    are given. Mounts stay when this ends, and with them the containers on them. Where not
+    everybody whose images run here is trusted with all of them, name in --lazy-from the
+    registries of those who are.
 
     \b
     Example:
@@ -62,13 +61,10 @@ def serve_command(
     set_up_logging("INFO", role="snapshotter")
     template, place = _template(options), Path(root).absolute()
     place.mkdir(parents=True, exist_ok=True)
-    if template.index_key_file:
-        key_of(template.index_key_file)  # said now, not at every layer
     images = RegistryImages(
         Path(template.cache) / "indexes",
         template.mirrors,
         template.platform,
-        lambda image, store: shared_indexes(template, image, store),
         lazy_from,
     )
     snapshotter = Snapshotter(place, images, MountedViews(place / "views", template))

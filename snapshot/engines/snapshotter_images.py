@@ -2,8 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -14,10 +13,8 @@ from omniload.base.log import get_logger
 from snapshot.engines.snapshotter_chain import LayerWanted, chain_ids
 from snapshot.engines.snapshotter_store import KeptImage
 from snapshot.image.index_file import IndexCache
-from snapshot.image.index_sharing import SharedIndexes
-from snapshot.image.layer_index import LayerIndex
 from snapshot.image.layers import index_layer
-from snapshot.oci.manifest import Descriptor, Platform
+from snapshot.oci.manifest import Platform
 from snapshot.oci.opening import Image, open_store, resolve
 from snapshot.oci.store import ImageStore, small_blob
 
@@ -59,7 +56,6 @@ class RegistryImages(LazyImages):
         cache: Folder of indexes.
         mirrors: Registries that may hold the same repositories.
         platform: Of images that are made for several; this machine's if not given.
-        shared: Which indexes beside an image are believed; none if not given.
         lazy_from: Registries, and folders of them, whose images are read lazily; all if empty. A table
             of contents does not prove the digest of its layer's tar, by which all images share layers.
     """
@@ -69,11 +65,9 @@ class RegistryImages(LazyImages):
         cache: Path,
         mirrors: Sequence[str] = (),
         platform: Platform | None = None,
-        shared: Callable[[Image, ImageStore], SharedIndexes] | None = None,
         lazy_from: Sequence[str] = (),
     ) -> None:
         self._lazy_from = tuple(lazy_from)
-        self._shared = shared
         self._few = threading.Semaphore(_INDEXED_AT_ONCE)
         self._cache = IndexCache(cache)
         self._mirrors = tuple(mirrors)
@@ -120,7 +114,7 @@ class RegistryImages(LazyImages):
             one = self._indexing.setdefault(layer.digest, threading.Lock())
         try:
             with one, self._few:
-                index = index_layer(store, layer, self._cache, self._beside(store, image, diff_id))
+                index = index_layer(store, layer, self._cache)
         finally:
             with self._lock:
                 self._indexing.pop(layer.digest, None)
@@ -129,14 +123,6 @@ class RegistryImages(LazyImages):
                 f"layer {layer.digest}: uncompressed it is {index.diff_id}, the configuration says "
                 f"{diff_id}; build the image anew"
             )
-
-    def _beside(
-        self, store: ImageStore, image: Image, diff_id: str
-    ) -> Callable[[Descriptor], LayerIndex | None]:
-        """Return what looks for an index beside the image, before a layer is read whole."""
-        if self._shared is None:
-            return lambda _: None
-        return partial(self._shared(image, store).find, diff_id=diff_id)
 
 
 def keep_image(

@@ -17,7 +17,6 @@ from snapshot.engines.layer_store_mounting import layer_store_settings
 from snapshot.engines.layer_store_mounting import mount as mount_layer_store
 from snapshot.image.convert import convert_image
 from snapshot.image.index_file import IndexCache
-from snapshot.image.index_sharing import key_of, push_index
 from snapshot.image.layers import index_image
 from snapshot.image.mounting import mount
 from snapshot.image.options import cache_folder, mount_settings, platform_of
@@ -122,8 +121,6 @@ def mount_command(
     Options: mirror, platform, cache, memory, disk, trace (hot blocks first), record (where
     touches go; both a file, or auto: by image and command), window, stream (fetch the rest
     behind), bandwidth (of that), slots, allow_other, trusted;
-    index_key_file (indexes signed with it spare reading gzip layers whole), trust_indexes
-    (so do all that lie beside the image);
     peers=HOST:PORT,... (share blocks with these nodes), serve=HOST:PORT (as one of them),
     peer_name (which, if not serve), peer_token_file.
 
@@ -172,47 +169,22 @@ def umount_command(mountpoint: str) -> None:
 
 @command.command("convert")
 @click.argument("image")
-@click.argument("target", required=False)
+@click.argument("target")
 @click.option("--level", default=3, show_default=True, type=click.IntRange(1, 19), help="Of zstd.")
-@click.option(
-    "--index-only",
-    is_flag=True,
-    help="Convert nothing: keep indexes of its gzip layers beside IMAGE, for all nodes.",
-)
-@click.option(
-    "--key", type=click.Path(dir_okay=False), help="Signs these indexes; see index_key_file."
-)
-@click.option("--cache", type=click.Path(file_okay=False), help="Where indexes are kept.")
 @click.option("--platform", help="OS/ARCHITECTURE[/VARIANT]; default: this machine's.")
 @click.option("--json", "as_json", is_flag=True)
-def convert(  # noqa: PLR0913, PLR0917 -- one for each option
-    image: str,
-    target: str | None,
-    level: int,
-    index_only: bool,
-    key: str | None,
-    cache: str | None,
-    platform: str | None,
-    as_json: bool,
-) -> None:
+def convert(image: str, target: str, level: int, platform: str | None, as_json: bool) -> None:
     """Write IMAGE as zstd:chunked to TARGET: parts of it can then be read; other tools read it too.
 
     \b
     Example:
       omniload image convert registry.example:5000/torch:2.13 registry.example:5000/torch:2.13-lazy
       omniload image convert oci:folder:tag oci:folder:tag-lazy
-      omniload image convert --index-only registry.example:5000/torch:2.13 --key index.key
     """  # noqa: D301 -- click's own marker
-    if index_only != (target is None):
-        what = "no TARGET beside --index-only" if index_only else "TARGET, or --index-only"
-        raise ConfigError(f"give {what}; TARGET is {target!r}")
     source, name = open_store(image)
     try:
         found = resolve(source, name, platform_of(platform))
-        if target is None:
-            numbers, said = _indexed(source, found, cache, key)
-        else:
-            numbers, said = _converted(source, found, target, level)
+        numbers, said = _converted(source, found, target, level)
     finally:
         source.close()
     click.echo(json.dumps(numbers, indent=2) if as_json else said)
@@ -235,18 +207,6 @@ def _converted(
         f"{made.digest}  {len(made.layers)} layers, {len(made.kept)} of them as they were, "
         f"{format_bytes(before)} before, {format_bytes(after)} after"
     )
-
-
-def _indexed(
-    store: ImageStore, image: Image, cache: str | None, key: str | None
-) -> tuple[dict[str, Any], str]:
-    signing = key_of(key) if key is not None else None
-    kept = IndexCache(Path(cache) if cache else cache_folder() / "indexes")
-    # What has a table of its own needs no other.
-    built = [i for i in index_image(store, image, kept) if i.format in {"gzip", "tar"}]
-    pushed = {index.blob_digest: push_index(store, image.digest, index, signing) for index in built}
-    numbers = {"digest": image.digest, "indexes": pushed, "signed": signing is not None}
-    return numbers, f"{image.digest}  {len(pushed)} of {len(image.layers)} layers indexed"
 
 
 def _tree(store: ImageStore, image: Image, cache: str | None) -> Tree:

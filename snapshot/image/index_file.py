@@ -34,7 +34,7 @@ __all__ = ["MAX_INDEX_BYTES", "VERSION", "IndexCache", "decode_index", "encode_i
 VERSION = 1
 _KEY = "omniload_layer_index"
 MAX_INDEX_BYTES = 2 << 30
-"""Largest file of an index, kept here or shared beside an image."""
+"""Largest file of an index."""
 _MAX_ENTRIES_BYTES = 1 << 31
 _FORMATS = {"tar", "gzip", "zstd:chunked", "estargz"}
 

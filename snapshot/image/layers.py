@@ -3,8 +3,6 @@
 import errno
 import hashlib
 import tempfile
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -14,7 +12,6 @@ from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.log import get_logger
 from snapshot.image.gzip_index import index_gzip
 from snapshot.image.index_file import IndexCache
-from snapshot.image.index_sharing import SharedIndexes
 from snapshot.image.layer_index import BLOCK, BlockRange, LayerIndex
 from snapshot.image.tar import read_table
 from snapshot.image.toc import (
@@ -45,20 +42,13 @@ class BlockSource(Protocol):
         ...
 
 
-def _nothing(_: Descriptor) -> LayerIndex | None:
-    return None
-
-
-def index_image(
-    store: ImageStore, image: Image, cache: IndexCache, shared: SharedIndexes | None = None
-) -> tuple[LayerIndex, ...]:
+def index_image(store: ImageStore, image: Image, cache: IndexCache) -> tuple[LayerIndex, ...]:
     """Return the indexes of an image's layers, lowest first.
 
     Args:
         store: Where the image is.
         image: The image.
         cache: Indexes of this node.
-        shared: Those beside the image, asked before a layer is read whole.
 
     Raises:
         IntegrityError: A layer is not what the manifest, or its uncompressed bytes not what
@@ -67,8 +57,7 @@ def index_image(
     """
     indexes = []
     for layer, diff_id in zip(image.layers, image.config.rootfs.diff_ids, strict=True):
-        found = partial(shared.find, diff_id=diff_id) if shared is not None else _nothing
-        index = index_layer(store, layer, cache, found)
+        index = index_layer(store, layer, cache)
         # A table of contents does not tell the digest of the tar; there the manifest must do.
         if index.diff_id and index.diff_id != diff_id:
             raise IntegrityError(
@@ -79,19 +68,13 @@ def index_image(
     return tuple(indexes)
 
 
-def index_layer(
-    store: ImageStore,
-    layer: Descriptor,
-    cache: IndexCache,
-    found: Callable[[Descriptor], LayerIndex | None] = _nothing,
-) -> LayerIndex:
+def index_layer(store: ImageStore, layer: Descriptor, cache: IndexCache) -> LayerIndex:
     """Return the index of a layer: the kept one, its own table, or one built by reading it whole.
 
     Args:
         store: Where the layer is.
         layer: The layer.
         cache: Indexes of this node.
-        found: Called before the layer is read whole; what it returns is used instead.
 
     Raises:
         ConfigError: A zstd layer without a table.
@@ -101,7 +84,7 @@ def index_layer(
     if (kept := cache.get(layer.digest)) is not None:
         return kept
     compression = compression_of(layer)
-    index = _by_table(store, layer, compression) or found(layer)
+    index = _by_table(store, layer, compression)
     if index is None:
         _log.info("layer %s has no table of contents; read whole, once", layer.digest)
         index = _by_reading(store, layer, compression)

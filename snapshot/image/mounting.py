@@ -21,7 +21,6 @@ from snapshot.image.block_store import BlockStore
 from snapshot.image.fetcher import FetchSettings, Priority
 from snapshot.image.forked import ForkedProcess, can_fork, start_forked
 from snapshot.image.index_file import IndexCache
-from snapshot.image.index_sharing import SharedIndexes, key_of
 from snapshot.image.layers import index_image
 from snapshot.image.loader import BlockLoader, RegistryTier
 from snapshot.image.peer_node import PeerNode, PeerSettings
@@ -45,7 +44,6 @@ __all__ = [
     "mount",
     "mount_resolved",
     "serve",
-    "shared_indexes",
     "traces_of",
 ]
 
@@ -85,10 +83,6 @@ class ImageMount(StrictModel):
     """Fetch all that is left, too, behind everything else."""
     bandwidth: Bytes = 32_000_000
     """Cap of those cold blocks, in bytes per second; 0 for none."""
-    index_key_file: str | None = None
-    """Indexes beside the image that are signed with this key spare reading layers whole."""
-    trust_indexes: bool = False
-    """So do all others: whoever may write to the repository says which bytes are right."""
     slots: int = Field(default=16, ge=2, le=256)
     """Requests on their way."""
     sharing: PeerSettings = PeerSettings()
@@ -153,8 +147,7 @@ class _Serving:
         self._settings, self._image = settings, image
         cache = Path(settings.cache)
         self._trace = chosen_trace(settings, image, store)
-        shared = shared_indexes(settings, image, store)
-        self._indexes = index_image(store, image, IndexCache(cache / "indexes"), shared)
+        self._indexes = index_image(store, image, IndexCache(cache / "indexes"))
         self._tree = merge([index.entries for index in self._indexes])
         clock = SystemClock()
         self._hot = Outstanding()
@@ -263,18 +256,6 @@ def chosen_trace(settings: ImageMount, image: Image, store: ImageStore) -> Trace
             return find_any_trace(traces_of(settings), store, image.digest, image.config.command)
         return find_trace(traces_of(settings), store, image.digest, settings.command)
     return _kept_trace(settings.trace, image.digest)
-
-
-def shared_indexes(settings: ImageMount, image: Image, store: ImageStore) -> SharedIndexes:
-    """Return the indexes beside an image, as far as a mount is told to believe them.
-
-    Raises:
-        ConfigError: The key cannot be read.
-    """
-    key = key_of(settings.index_key_file) if settings.index_key_file else None
-    return SharedIndexes(
-        store=store, image=image.digest, key=key, any_pusher=settings.trust_indexes
-    )
 
 
 def traces_of(settings: ImageMount) -> TraceStore:

@@ -50,7 +50,7 @@ def mount_settings(image: str, mountpoint: str, options: tuple[str, ...]) -> Ima
             fields.setdefault("mirrors", []).append(option_value(key, value))
         else:
             fields[key] = option_value(key, value, ImageMount, _NO_OPTIONS)
-    for key in ("trace", "record", "cache", "index_key_file"):
+    for key in ("trace", "record", "cache"):
         if key in fields and (fields[key] != AUTO or key == "cache"):
             fields[key] = str(Path(fields[key]).absolute())
     if "peer_token_file" in sharing:

@@ -19,7 +19,7 @@ from snapshot.image.block_store import BlockStore
 from snapshot.image.index_file import IndexCache
 from snapshot.image.layers import index_image
 from snapshot.image.loader import RegistryTier
-from snapshot.image.mounting import AUTO, ImageMount, chosen_trace, shared_indexes, traces_of
+from snapshot.image.mounting import AUTO, ImageMount, chosen_trace, traces_of
 from snapshot.image.options import mount_settings
 from snapshot.image.prefetching import Prefetched, prefetch_blocks
 from snapshot.image.starting import check_machine, run_in, start_of
@@ -233,8 +233,7 @@ def _prefetched(
             "with 'omniload image record'"
         )
     cache = Path(settings.cache)
-    shared = shared_indexes(settings, image, store)
-    indexes = index_image(store, image, IndexCache(cache / "indexes"), shared)
+    indexes = index_image(store, image, IndexCache(cache / "indexes"))
     refs = hot_blocks(trace, merge([index.entries for index in indexes]), indexes)
     return prefetch_blocks(
         {"registry": RegistryTier(store)},

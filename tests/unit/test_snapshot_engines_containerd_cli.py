@@ -126,12 +126,3 @@ def test_a_field_that_a_message_does_not_have_is_a_defect():
         message("containerd.types.Mount", none=1)
     with pytest.raises(KeyError):
         message("containerd.types.None")
-
-
-def test_a_key_that_cannot_be_read_is_said_before_anything_is_served(monkeypatch, tmp_path):
-    pytest.importorskip("grpc", reason="NOT TESTED: needs grpc")
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    options = f"cache={tmp_path / 'cache'},index_key_file={tmp_path / 'none'}"
-
-    with pytest.raises(ConfigError, match=r"index_key_file=.* cannot be read"):
-        call("serve", "--root", str(tmp_path / "root"), "-o", options)

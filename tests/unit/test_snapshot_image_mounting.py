@@ -55,9 +55,7 @@ def test_an_option_that_is_none_is_refused(option):
         settings(option)
 
 
-@pytest.mark.parametrize(
-    "key", ["cache", "memory", "trace", "record", "mirror", "index_key_file", "serve", "bridge"]
-)
+@pytest.mark.parametrize("key", ["cache", "memory", "trace", "record", "mirror", "serve", "bridge"])
 @pytest.mark.parametrize("text", ["{}", "{}="])
 def test_an_option_without_the_value_it_needs_is_refused(key, text):
     with pytest.raises(ConfigError, match=rf"-o {key} has no value; write {key}=VALUE"):

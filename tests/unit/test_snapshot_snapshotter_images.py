@@ -129,12 +129,12 @@ def test_two_who_want_one_layer_at_once_read_it_once(place, monkeypatch):
     read = []
     real = snapshotter_images.index_layer
 
-    def slow(store, layer, cache, found):
+    def slow(store, layer, cache):
         if cache.get(layer.digest) is None:
             read.append(layer.digest)
             first.set()
             assert go.wait(30)
-        return real(store, layer, cache, found)
+        return real(store, layer, cache)
 
     monkeypatch.setattr(snapshotter_images, "index_layer", slow)
     threads = [
@@ -203,23 +203,6 @@ def test_a_layer_that_could_not_be_read_is_read_again_by_the_next(place, monkeyp
     assert place.images._indexing == {}
 
     assert place.images.find(place.wanted(0), 0)[1] == 1
-
-
-def test_an_index_beside_the_image_is_asked_for_with_what_the_configuration_says(place):
-    asked = []
-
-    class Beside:
-        def find(self, layer, diff_id):
-            asked.append((layer.digest, diff_id))
-
-    images = RegistryImages(
-        place.folder / "others", shared=lambda image, store: asked.append(image.digest) or Beside()
-    )
-
-    images.find(place.wanted(0), 0)
-
-    layer, diff_id = place.image.layers[0].digest, place.image.config.rootfs.diff_ids[0]
-    assert asked == [place.image.digest, (layer, diff_id)]
 
 
 @pytest.mark.parametrize(
