@@ -51,12 +51,11 @@ from benchmarks.whole_startup_ways import Places, Start, begin, ours, plain
 from snapshot.startup import BETWEEN, Attempt, attempts_of
 from snapshot.startup_difference import difference_of
 from snapshot.startup_reading import read_events
-from snapshot.startup_report import Report
-from snapshot.startup_report import write_report as write_page
 from snapshot.startup_tables import format_moved, print_difference
+from snapshot.startup_trace import write_trace
 from tests.support.hdfs.cluster import why_not
 
-__all__ = ["Bench", "Link", "Round", "check_machine", "main", "pages", "tables_of"]
+__all__ = ["Bench", "Link", "Round", "check_machine", "main", "tables_of", "timelines"]
 
 WANTED = 0.5
 TARGET = 0.3
@@ -284,17 +283,12 @@ def _ratios(seconds: dict[str, list[float]]) -> tuple[str, str]:
     return " / ".join(f"{ratio:.2f}" for ratio in found), f"{statistics.median(found):.2f}"
 
 
-def pages(rounds: dict[str, list[Round]], folder: Path) -> None:
-    """Write a page of each way; that of ours compares."""
-    before, after = (rounds[way][-1].attempt for way in WAYS)
-    for name, chosen, difference in (
-        ("plain", before, None),
-        ("ours", after, difference_of(before, after)),
-    ):
-        report = Report(attempts=[chosen], chosen=chosen, torn=0, difference=difference)
-        path = folder / f"whole_startup-{name}.html"
-        write_page(path, report)
-        click.echo(f"page: {path}")
+def timelines(rounds: dict[str, list[Round]], folder: Path) -> None:
+    """Write the timeline of the last start of each way."""
+    for way in WAYS:
+        path = folder / f"whole_startup-{way}.json"
+        write_trace(path, rounds[way][-1].attempt)
+        click.echo(f"timeline: {path}")
 
 
 def check_machine(store: str) -> str:
@@ -338,9 +332,9 @@ def check_machine(store: str) -> str:
     help="Of the checkpoint.",
 )
 @click.option(
-    "--html",
+    "--perfetto",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for the pages of both timelines.",
+    help="Folder for both timelines.",
 )
 @click.option(
     "--write-report", "reading", default="", help="Write a dated report with this reading."
@@ -353,14 +347,14 @@ def main(  # noqa: PLR0913, PLR0917 -- one for each option
     checkpoint_mib: int,
     stream_mb: float,
     store: str,
-    html: Path | None,
+    perfetto: Path | None,
     reading: str,
 ) -> None:
     """Measure, print, and write a report if asked.
 
     \b
     Example:
-      python -m benchmarks.whole_startup --folder ~/whole --html pages
+      python -m benchmarks.whole_startup --folder ~/whole --perfetto timelines
       python -m benchmarks.whole_startup --rounds 1 --checkpoint-mib 64 --store s3
     """  # noqa: D301 -- click's own marker
     kind = check_machine(store)
@@ -382,9 +376,9 @@ def main(  # noqa: PLR0913, PLR0917 -- one for each option
     print_difference(
         Console(width=160), difference_of(*(bench.rounds[w][-1].attempt for w in WAYS))
     )
-    if html is not None:
-        html.mkdir(parents=True, exist_ok=True)
-        pages(bench.rounds, html)
+    if perfetto is not None:
+        perfetto.mkdir(parents=True, exist_ok=True)
+        timelines(bench.rounds, perfetto)
     if reading:
         line = f"python -m benchmarks.whole_startup --rounds {rounds} --mbit {mbit:g} --delay-ms {delay_ms:g}"
         line += f" --checkpoint-mib {checkpoint_mib} --stream-mb {stream_mb:g} --store {kind}"

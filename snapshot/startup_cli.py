@@ -13,8 +13,8 @@ from snapshot.startup import Attempt, attempts_of
 from snapshot.startup_difference import difference_of
 from snapshot.startup_json import VERSION, attempt_json, difference_json
 from snapshot.startup_reading import read_events
-from snapshot.startup_report import Report, write_report
 from snapshot.startup_tables import print_attempt, print_attempts, print_difference
+from snapshot.startup_trace import write_trace
 
 __all__ = ["startup_command"]
 
@@ -46,9 +46,9 @@ _WIDE = 200
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option(
-    "--html",
+    "--perfetto",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a page with the timeline.",
+    help="Write the timeline for ui.perfetto.dev.",
 )
 def startup_command(  # noqa: PLR0913, PLR0917 -- one for each option
     paths: tuple[Path, ...],
@@ -58,7 +58,7 @@ def startup_command(  # noqa: PLR0913, PLR0917 -- one for each option
     against_attempt: int | None,
     align: str,
     as_json: bool,
-    html: Path | None,
+    perfetto: Path | None,
 ) -> None:
     """Show what a start-up took, from the event files of its nodes.
 
@@ -67,7 +67,7 @@ def startup_command(  # noqa: PLR0913, PLR0917 -- one for each option
     \b
     Example:
       omniload image startup /mnt/logs/pretrain-7
-      omniload image startup /mnt/logs/pretrain-7 --html startup.html --align process_group
+      omniload image startup /mnt/logs/pretrain-7 --perfetto startup.json --align process_group
       omniload image startup new/ --against old/ --json
     """  # noqa: D301 -- click's own marker
     log = read_events(paths)
@@ -79,11 +79,9 @@ def startup_command(  # noqa: PLR0913, PLR0917 -- one for each option
         # The other start may be of another job; the name counts only where it helps.
         same = [each for each in olds if each.job == chosen.job]
         difference = difference_of(_chosen(same or _of_job(olds, None), against_attempt), chosen)
-    if html is not None:
-        write_report(
-            html, Report(attempts=attempts, chosen=chosen, torn=log.torn, difference=difference)
-        )
-        click.echo(f"report: {html.resolve()}", err=True)
+    if perfetto is not None:
+        write_trace(perfetto, chosen)
+        click.echo(f"timeline: {perfetto.resolve()}", err=True)
     if as_json:
         document: dict[str, Any] = {"version": VERSION, "files": log.files, "torn": log.torn}
         document |= attempt_json(chosen)

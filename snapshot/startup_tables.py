@@ -9,10 +9,8 @@ from rich.table import Table
 from omniload.base.units import format_bytes
 from snapshot.startup import Attempt, Stage
 from snapshot.startup_difference import Difference, StageDifference
-from snapshot.startup_runs import spans_of
 
 __all__ = [
-    "format_bar",
     "format_moved",
     "format_ratio",
     "format_seconds",
@@ -24,8 +22,6 @@ __all__ = [
 ]
 
 _SHOWN_NODES = 5
-_BAR = 32
-"""Characters of a timeline."""
 _FAR_APART_S = 1.0
 _SHORT_S = 9.995
 
@@ -132,7 +128,7 @@ def print_attempts(console: Console, attempts: Sequence[Attempt]) -> None:
 def print_attempt(console: Console, attempt: Attempt, torn: int = 0) -> None:
     """Print the stages of an attempt, its totals, and what to know about them.
 
-    A start on one node has no stragglers: its table says instead when each stage ran.
+    A start on one node has no stragglers: its table says instead when each stage begins.
     """
     alone = _is_alone(attempt)
     figures = (
@@ -140,16 +136,14 @@ def print_attempt(console: Console, attempt: Attempt, torn: int = 0) -> None:
         if alone
         else (">Nodes", ">Median", ">Max", ">Max/median", ">Lost", "Slowest")
     )
-    drawn = ("When",) if alone else ()
-    heads = ("Stage", *figures, ">Critical path", *drawn, "Bytes by tier")
+    heads = ("Stage", *figures, ">Critical path", "Bytes by tier")
     table = _table(*heads)
-    mark = "█" if console.encoding.startswith("utf") else "#"
     for stage in attempt.stages:
-        cells = _cells_alone(stage, attempt, mark) if alone else _cells(stage)
+        cells = _cells_alone(stage, attempt) if alone else _cells(stage)
         table.add_row(*cells)
     blank = [""] * (heads.index(">Critical path") - 1)
     table.add_row("between stages", *blank, format_seconds(attempt.between_s), end_section=True)
-    total = (format_seconds(attempt.seconds), *([""] if alone else []), format_moved(attempt.bytes))
+    total = (format_seconds(attempt.seconds), format_moved(attempt.bytes))
     if alone:
         table.add_row("total", *blank, *total)
     else:
@@ -170,22 +164,6 @@ def print_attempt(console: Console, attempt: Attempt, torn: int = 0) -> None:
         console.print(_shown(text), highlight=False, soft_wrap=True)
     for note in notes_of(attempt, torn):
         console.print(f"note: {_shown(note)}", highlight=False, soft_wrap=True)
-
-
-def format_bar(stage: Stage, attempt: Attempt, mark: str = "█") -> str:
-    """Draw when a stage ran on any node, from the first begin to the end of the first step.
-
-    A stage that takes less than a character has one.
-    """
-    length_ns = max(attempt.end_ns - attempt.begin_ns, 1)
-    cells = ["·"] * _BAR if mark != "#" else ["."] * _BAR
-    for begin_ns, end_ns in spans_of((r for n in stage.nodes for r in n.runs), attempt.end_ns):
-        first, last = (
-            min(max((at - attempt.begin_ns) * _BAR // length_ns, 0), _BAR - 1)
-            for at in (begin_ns, max(end_ns - 1, begin_ns))
-        )
-        cells[first : last + 1] = mark * (last + 1 - first)
-    return "".join(cells)
 
 
 def print_difference(console: Console, difference: Difference) -> None:
@@ -236,13 +214,12 @@ def _cells(stage: Stage) -> tuple[str, ...]:
     )
 
 
-def _cells_alone(stage: Stage, attempt: Attempt, mark: str) -> tuple[str, ...]:
+def _cells_alone(stage: Stage, attempt: Attempt) -> tuple[str, ...]:
     return (
         _shown(stage.name),
         format_seconds((stage.nodes[0].begin_ns - attempt.begin_ns) / 1e9),
         format_seconds(stage.max_s),
         format_seconds(stage.path_s),
-        format_bar(stage, attempt, mark),
         format_moved(stage.bytes),
     )
 

@@ -2,8 +2,6 @@
 
 import json
 import re
-import sys
-from html.parser import HTMLParser
 
 import pytest
 from click.testing import CliRunner
@@ -25,35 +23,6 @@ def refusal(*arguments):
     with pytest.raises(ConfigError) as caught:
         told(*arguments)
     return str(caught.value)
-
-
-class Page(HTMLParser):
-    """What a page consists of; fails on a tag that is closed out of turn."""
-
-    VOID = ("meta", "br", "path", "rect", "circle")
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.tags, self.links, self.titles = [], [], [], []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.links += [v for k, v in attrs if k in ("src", "href", "xlink:href", "data", "action")]
-        if tag not in self.VOID or (tag == "rect" and not self.get_starttag_text().endswith("/>")):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open[-1:] == ["title"]:
-            self.titles.append(data)
 
 
 @pytest.fixture
@@ -139,36 +108,12 @@ def test_a_job_or_attempt_that_is_not_there_is_refused_with_those_that_are(tmp_p
     assert "was OMNILOAD_STARTUP_LOG set" in refusal(write_events(tmp_path / "none", []))
 
 
-def test_the_page_needs_nothing_beside_it_and_draws_every_node(start, tmp_path):
-    html = tmp_path / "page.html"
-
-    told(start, "--html", html, "--against", start)
-
-    text = html.read_text(encoding="utf-8")
-    page = Page(text)
-    assert page.links == []
-    assert {"script", "link", "img", "iframe", "object"} & set(page.tags) == set()
-    assert re.findall(r"(?:https?:)?//[\w.]+", text) == []
-    assert re.findall(r"url\((?!#)", text) == []
-    for node in ("n1", "n2", "n3"):
-        assert any(title.startswith(f"{node} · environment · ") for title in page.titles)
-    assert "Both starts took the same time." in text
-    assert list(tmp_path.glob("*.partial")) == []
-
-
 def test_names_from_a_log_are_never_markup(tmp_path):
     bad = "<script>alert(1)</script>[red]&\"'"
     path = write_events(
         tmp_path / "bad", a_pair(bad, bad, 0, 5, job=bad, facts={"error": bad, bad: bad})
     )
-    html = tmp_path / "page.html"
-
-    text = told(path, "--html", html)
-
-    assert bad in text
-    page = Page(html.read_text(encoding="utf-8"))
-    assert "script" not in page.tags
-    assert any(bad in title for title in page.titles)
+    assert bad in told(path)
 
 
 def test_names_from_a_log_give_a_terminal_no_orders(tmp_path):
@@ -181,24 +126,14 @@ def test_names_from_a_log_give_a_terminal_no_orders(tmp_path):
     assert r"\x1b[2Jn\u202e1\n has no end on \x1b[2Jn\u202e1\n" in text
 
 
-def test_a_page_over_hundreds_of_nodes_stays_small(tmp_path):
-    start = write_events(
-        tmp_path / "all", a_start([f"node-{i:04}" for i in range(512)], slow="node-0099")
-    )
-    html = tmp_path / "page.html"
+def test_the_timeline_is_written_for_perfetto(start, tmp_path):
+    told(start, "--perfetto", tmp_path / "trace.json")
 
-    told(start, "--html", html)
-
-    text = html.read_text(encoding="utf-8")
-    assert len(text) < 2_000_000
-    assert len(Page(text).titles) > 512 * 7
+    document = json.loads((tmp_path / "trace.json").read_text())
+    names = {e["args"]["name"] for e in document["traceEvents"] if e["ph"] == "M"}
+    assert names == {"critical path", "login", "n1", "n2", "n3"}
+    assert list(tmp_path.glob("*.partial")) == []
 
 
-def test_without_jinja_the_page_names_the_extra(start, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-
-    assert "pip install 'omniload-data[report]'" in refusal(start, "--html", tmp_path / "page.html")
-
-
-def test_a_page_that_cannot_be_written_is_named(start, tmp_path):
-    assert "cannot be written" in refusal(start, "--html", tmp_path / "no" / "page.html")
+def test_a_timeline_that_cannot_be_written_is_named(start, tmp_path):
+    assert "cannot be written" in refusal(start, "--perfetto", tmp_path / "no" / "trace.json")

@@ -9,7 +9,6 @@ from rich.console import Console
 from snapshot.startup import attempts_of
 from snapshot.startup_difference import difference_of
 from snapshot.startup_tables import (
-    format_bar,
     format_moved,
     format_ratio,
     format_seconds,
@@ -129,14 +128,14 @@ def on_one_node():
     )
 
 
-def test_a_start_on_one_node_says_when_each_stage_ran_instead_of_who_was_slowest():
+def test_a_start_on_one_node_says_when_each_stage_begins_instead_of_who_was_slowest():
     lines = printed(on_one_node())
 
-    heads = ["Stage", "Begins", "Seconds", "Critical path", "When", "Bytes by tier"]
+    heads = ["Stage", "Begins", "Seconds", "Critical path", "Bytes by tier"]
     assert [lines[0].find(head) for head in heads] == sorted(lines[0].find(head) for head in heads)
     assert "Slowest" not in lines[0]
     words = [" ".join(line.split()) for line in lines]
-    assert words[1] == f"image 0.00 s 4.00 s 4.00 s {'█' * 8}{'·' * 24} registry 1 MiB"
+    assert words[1] == "image 0.00 s 4.00 s 4.00 s registry 1 MiB"
     assert words[2].startswith("environment 2.00 s 4.00 s 2.00 s ")
     assert words[5] == "between stages 4.50 s"
     assert words[6] == "total 16.0 s store 1 KiB, registry 1 MiB"
@@ -147,7 +146,7 @@ def test_a_start_of_many_nodes_keeps_its_stragglers():
     lines = printed(the_attempt(a_start()))
 
     assert "Slowest" in lines[0]
-    assert "When" not in lines[0]
+    assert "Begins" not in lines[0]
     assert lines[-2].startswith(
         "submission to first step 240.0 s; from the image on 180.0 s, 540.0 s"
     )
@@ -165,40 +164,6 @@ def test_the_straggler_that_lost_most_seconds_is_named_whatever_its_ratio():
     lines = printed(the_attempt(late))
 
     assert "worst straggler n2: 50.0 s over the median in environment" in lines
-
-
-def test_a_timeline_shows_each_run_of_a_stage():
-    attempt = on_one_node()
-    bars = {stage.name: format_bar(stage, attempt) for stage in attempt.stages}
-
-    assert {len(bar) for bar in bars.values()} == {32}
-    assert bars["environment"] == "····" + "█" * 8 + "·" * 20
-    assert bars["process_start"] == "·" * 12 + "██·█" + "·" * 16
-    assert bars["first_step"] == "·" * 24 + "█" * 8
-
-
-def test_a_stage_of_no_time_and_one_that_never_ended_are_drawn():
-    attempt = the_attempt(
-        a_pair("image", "n1", 0, 0)
-        + a_pair("checks", "n1", 5, None)
-        + a_pair("first_step", "n1", 9, 10)
-    )
-    bars = {stage.name: format_bar(stage, attempt) for stage in attempt.stages}
-
-    assert bars["image"] == "█" + "·" * 31
-    assert bars["checks"] == "·" * 16 + "█" * 16
-
-
-def test_a_start_of_no_length_is_drawn_too():
-    attempt = the_attempt(a_pair("image", "n1", 3, 3))
-
-    assert format_bar(attempt.stages[0], attempt) == "█" + "·" * 31
-
-
-def test_a_terminal_without_blocks_gets_signs_that_it_has():
-    lines = printed(on_one_node(), "ascii")
-
-    assert "########" + "." * 24 in lines[1]
 
 
 def test_two_starts_on_one_node_are_compared_without_stragglers():
