@@ -52,7 +52,7 @@ def trace_of(attempt: Attempt) -> dict[str, Any]:
     for process, node in enumerate(attempt.nodes, start=1):
         events.append(_named(process, node))
         for lane, stage, run in _lanes(attempt, node):
-            args: dict[str, Any] = {"bytes": dict(run.bytes), **run.facts}
+            args = {"bytes": dict(run.bytes), **run.facts}
             if run.end_ns is None:
                 args["unfinished"] = "true"
             span = (run.begin_ns, max(run.begin_ns, _last_ns(attempt, run)))
