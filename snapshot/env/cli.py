@@ -26,7 +26,6 @@ from snapshot.env.node_cache import CACHE_VARIABLE, NodeCache
 from snapshot.env.opening import StoreMissingError, opened
 from snapshot.env.progress import shown_progress
 from snapshot.env.prune_cli import prune_command
-from snapshot.env.rechecking import recheck_later
 from snapshot.env.restoring import Restored, Restorer, Wish
 from snapshot.env.tree_head import TreeHead
 from snapshot.startup_events import spawning, stage
@@ -199,10 +198,8 @@ def restore_command(
 ) -> None:
     """Bring a snapshot into the environment; without one, run COMMAND and record it.
 
-    Before linking or copying, a sample (20 ms) of the node's files is read again; a mount reads
-    none. Linked files are the node's own: what damages one, does so for every environment. Once
-    a day a background process reads them all (64 MiB/s, log: recheck.log in the node cache) and
-    removes damaged trees, unless OMNILOAD_ENV_NO_RECHECK=1; 'env verify --node' does it now.
+    Linked files are the node's own: what damages one, does so for every environment. A disk may
+    rot: 'env verify --node' reads all files of the node and removes damaged trees.
 
     \b
     Example:
@@ -290,8 +287,6 @@ def _restored(
         if found is None:
             found = restorer.restore_or_install(given.installation(installing), given.image, form)
         tally.add("store", found.stored_bytes)
-        if found.form != "command":
-            recheck_later(restorer.cache, found.key)
         if not found.stored_bytes:
             tally.add("disk", found.raw_bytes)
         tally.note("packages", found.key)

@@ -1,12 +1,11 @@
 """What an interpreter says of itself; run as a file by any interpreter, with its own library only."""
 
 import json
-import os
 import platform
 import sys
 import sysconfig
 
-__all__ = ["describe", "witnesses"]
+__all__ = ["describe"]
 
 
 def describe() -> dict[str, str]:
@@ -29,16 +28,5 @@ def describe() -> dict[str, str]:
     }
 
 
-def witnesses() -> list[str]:
-    """Return the files that the description was made from: as long as they stay, so does it."""
-    found = [os.path.realpath(sys.executable), os.__file__, sysconfig.__file__, platform.__file__]
-    libraries = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LDLIBRARY")
-    if all(libraries):
-        found.append("/".join(libraries))  # a shared one holds the version
-    names = [name for name in sys.modules if name.startswith("_sysconfigdata")]
-    found += [sys.modules[name].__file__ or "" for name in names]
-    return [path for path in found if os.path.isfile(path)]  # noqa: PTH113
-
-
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps({"description": describe(), "witnesses": witnesses()}))
+    sys.stdout.write(json.dumps(describe()))

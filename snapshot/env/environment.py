@@ -6,11 +6,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from omniload.base.errors import ConfigError, StateError
-from snapshot.env import describe
+from omniload.base.errors import StateError
 from snapshot.env.entries import Target
 from snapshot.env.interpreter import Interpreter, find_python, probe
-from snapshot.env.interpreter_memory import Memory
 from snapshot.env.keys import (
     Base,
     Installation,
@@ -22,7 +20,6 @@ from snapshot.env.keys import (
 )
 from snapshot.env.locks import exclusively
 from snapshot.env.mounting import mount_source, mounts_at, umount
-from snapshot.env.node_cache import default_cache
 from snapshot.env.records import Record, Records
 from snapshot.env.scanning import targets_of
 from snapshot.env.tree_head import TreeHead
@@ -154,10 +151,6 @@ def active_environment(python: str | None = None, more: Sequence[str] = ()) -> E
     Raises:
         ConfigError: There is no such interpreter.
     """
-    try:
-        memory = Memory(default_cache(), describe.__file__)
-    except ConfigError:
-        memory = None  # what needs the cache says so itself
-    interpreter = probe(find_python(python), memory)
+    interpreter = probe(find_python(python))
     targets = targets_of(interpreter.prefix, [*interpreter.targets, *more])
     return Environment(interpreter, targets, Records(interpreter.prefix))

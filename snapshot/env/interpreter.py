@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,6 @@ from pathlib import Path
 
 from omniload.base.errors import ConfigError
 from snapshot.env import describe
-from snapshot.env.interpreter_memory import Memory
 
 __all__ = ["Interpreter", "environment_of", "find_python", "probe"]
 
@@ -77,7 +77,7 @@ def find_python(named: str | None, environment: Mapping[str, str] = os.environ) 
     return os.path.abspath(path)  # noqa: PTH100 -- resolve() would leave the environment
 
 
-def probe(python: str, memory: Memory | None = None) -> Interpreter:
+def probe(python: str) -> Interpreter:
     """Ask an interpreter about itself.
 
     It runs isolated, so that neither the current directory nor ``PYTHONPATH`` answers for
@@ -85,35 +85,26 @@ def probe(python: str, memory: Memory | None = None) -> Interpreter:
 
     Args:
         python: The interpreter.
-        memory: What it said before; its start would take as long as a warm restore.
 
     Raises:
         ConfigError: It does not run.
     """
-    known = memory.recall(python) if memory else None
-    if known is None:
-        known, witnesses = _asked(python)
-        if memory:
-            memory.keep(python, known, witnesses)
     try:
-        return Interpreter(**known)
+        return Interpreter(**_asked(python))
     except TypeError as error:
         raise ConfigError(f"{python}: cannot be asked about itself: {error}") from error
 
 
-def _asked(python: str) -> tuple[dict[str, str], list[str]]:
+def _asked(python: str) -> dict[str, str]:
     if python == sys.executable:
-        return describe.describe(), describe.witnesses()
-    # Imported here: an interpreter that is known needs no process.
-    import subprocess  # noqa: PLC0415
-
+        return describe.describe()
     words = [python, "-I", describe.__file__]
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)  # noqa: S603 -- the user's own
-        said = json.loads(done.stdout)
-        return said["description"], said["witnesses"]
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
+        described: dict[str, str] = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise ConfigError(f"{python}: cannot be asked about itself: {error}") from error
+    return described
 
 
 def environment_of(

@@ -47,12 +47,6 @@ def prune_cache(
     for folder in _folders(cache.folder / "trees"):
         with _lock_of(cache, folder.name, act=act) as held:
             yield _tree(cache, Tree(folder), latest, held=held, act=act)
-    for path in _folders(cache.folder / "interpreters"):
-        with suppress(FileNotFoundError):
-            old = path.stat().st_mtime_ns <= latest
-            if old and act:
-                path.unlink()
-            yield Found("interpreter", path.name, "removed" if old else "used")
 
 
 def _leftover(folder: Path, key: str, *, held: bool, act: bool) -> Found:

@@ -30,7 +30,6 @@ from snapshot.env.environment import Environment, active_environment
 from snapshot.env.extracting import provide
 from snapshot.env.node_cache import NodeCache, Tree
 from snapshot.env.opening import opened
-from snapshot.env.rechecking import recheck_later
 from snapshot.startup_events import stage
 
 __all__ = ["NAME", "EnvironmentPlugin", "worker_variables"]
@@ -146,7 +145,6 @@ def _fetched(url: str, key: str) -> Tree:
     if tree is None:
         raise StateError(f"no snapshot {key} in {url}; save it first")
     environment.check_fits(tree.head)
-    recheck_later(cache, key)
     for number in tree.head.used:
         for path in Path(tree.layer(number)).glob("*.pth"):
             get_logger(__name__).warning("%s is not read by Ray workers", path.name)

@@ -1,14 +1,13 @@
 """Restore a snapshot into an environment: mounted, linked or copied, whatever this machine can."""
 
 import errno
-import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from omniload.base.errors import IntegrityError, OmniloadError, StateError, UnavailableError
+from omniload.base.errors import OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
 from snapshot.env.checking import Limits
 from snapshot.env.environment import Environment
@@ -35,8 +34,6 @@ _NO_LINKS = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EROFS, errno.EMLINK, errno.EOPNOTSUPP}
 )
 _TRIES = 5
-_SAMPLE_S = 0.02
-"""How long files of a tree are read again before it is linked or copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,11 +163,8 @@ class Restorer:
         for _ in range(_TRIES):
             with together(self.cache.lock(key)):
                 tree = self.cache.tree(key)
-                with suppress(_RottedError):
-                    if tree is not None and (_mounts_first(wish) or self._is_sound(tree)):
-                        return self._take(tree, record, wish, begin=begin, read=read)
-            if tree is not None:
-                record = self.environment.heal()  # it may have been cleared before damage was seen
+                if tree is not None:
+                    return self._take(tree, record, wish, begin=begin, read=read)
             from snapshot.env.extracting import provide  # noqa: PLC0415
 
             with self.opened() as repository:
@@ -190,23 +184,6 @@ class Restorer:
             f"{self.cache.folder} loses {key[:16]} as often as it is fetched ({_TRIES} times); end "
             "what writes into environments that are linked to it, or restore with --form copy"
         )
-
-    def _is_sound(self, tree: Tree) -> bool:
-        """Look at a few files; damage has all of them compared before the tree is used again.
-
-        Raises:
-            IntegrityError: It is damaged, and another user's to mend.
-        """
-        path = tree.rotted_file(_SAMPLE_S)
-        if path is None:
-            return True
-        told = f"{path} in {tree.folder} holds other bytes than were extracted, at the same size"
-        try:
-            tree.doubt()
-        except PermissionError as error:
-            raise IntegrityError(f"{told}; its owner mends it by 'env verify --node'") from error
-        _LOG.warning("%s and time; the snapshot is fetched again", told)
-        return False
 
     def _take(
         self, tree: Tree, record: Record | None, wish: Wish, *, begin: float, read: int
@@ -274,8 +251,6 @@ class Restorer:
                 if form == forms[-1]:
                     raise
                 _LOG.debug("not as %s: %s", form, error)
-                if form == "mount" and _mounts_first(wish) and not self._is_sound(tree):
-                    raise _RottedError from error
             except OSError as error:
                 if error.errno not in _NO_LINKS or form == forms[-1]:
                     raise
@@ -354,18 +329,6 @@ class Restorer:
             _LOG.warning("installed, but no snapshot was saved: %s", error)
             return False
         return True
-
-
-class _RottedError(Exception):
-    """A mount cannot be had, and a file that would be linked or copied instead is damaged."""
-
-
-def _mounts_first(wish: Wish) -> bool:
-    """Tell whether a tree is mounted without a look at its files.
-
-    A mount is there before the digests would be loaded; its tree is checked in the background.
-    """
-    return wish == "mount" or (wish == "auto" and os.geteuid() == 0)
 
 
 def installed_record(environment: Environment, document: dict[str, Any]) -> Record:

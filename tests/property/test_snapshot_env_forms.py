@@ -4,17 +4,15 @@ import hashlib
 from collections import Counter
 
 import orjson
-from hypothesis import assume, event, given
+from hypothesis import given
 from hypothesis import strategies as st
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from omniload.base.errors import ConfigError
 from snapshot.env.applying import plan_moves
 from snapshot.env.entries import Kind
 from snapshot.env.keys import VERSION, key_of
 from snapshot.env.listing import decode_listing, encode_listing, listing_of
-from snapshot.env.requirements import canonical_name, normalised
+from snapshot.env.requirements import canonical_name
 from snapshot.env.staging import staged
 from tests.property.test_snapshot_env_properties import PATHS, entries
 from tests.support.snapshot_env_builders import TARGETS
@@ -34,31 +32,6 @@ def test_a_key_is_the_digest_of_one_canonical_form_whatever_writes_it(document):
     written = orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
 
     assert key_of(document) == hashlib.sha256(written).hexdigest()
-
-
-SPELLED = st.text(st.sampled_from("aZ09._-=<>!~ ,;[]+é\n*"), max_size=12)
-VERSIONS = st.sampled_from(
-    ["", "==1", "==1.0", "==1.2.3", "==1.*", "==1.0.post1", "===1", ">=2", "==1!2"]
-)
-LINES = SPELLED | st.tuples(SPELLED, VERSIONS).map("".join)
-
-
-@given(LINES)
-def test_a_requirement_has_the_form_that_its_parser_gives_it(text):
-    try:
-        found = Requirement(text.strip())
-    except InvalidRequirement:
-        event("refused")
-        try:
-            shown = normalised(text)
-        except ConfigError:
-            return
-        raise AssertionError(f"{text!r} was read as {shown!r}") from None
-    found.name = canonicalize_name(found.name)
-    assume(not found.extras)
-    event("a version" if found.specifier else "a name")
-
-    assert normalised(text) == str(found)
 
 
 @given(st.text(st.sampled_from("aBz09._-é"), max_size=15))
