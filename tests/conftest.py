@@ -15,7 +15,6 @@ from omniload.base import secrets
 
 # Read when gRPC is loaded: as snapshot.engines has it, also where a test loads gRPC first.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-# A restore starts no process that outlives it; tests of that process take this away.
 
 TESTS = Path(__file__).parent
 UNIT = TESTS / "unit"

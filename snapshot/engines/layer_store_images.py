@@ -16,7 +16,7 @@ from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, UnavailableError
 from omniload.base.log import get_logger
 from snapshot.engines.layer_store_names import store_address
-from snapshot.image.fetcher import BlockRef
+from snapshot.image.block_refs import BlockRef
 from snapshot.image.index_file import IndexCache
 from snapshot.image.layer_index import LayerIndex
 from snapshot.image.layers import index_layer

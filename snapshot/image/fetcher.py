@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import assert_never
 
+from snapshot.image.block_refs import BlockRef
+
 __all__ = [
     "BESIDE_BYTES",
     "BRIDGE_BYTES",
     "LOOK_AHEAD",
-    "BlockRef",
     "BlockWanted",
     "BlocksFetched",
     "Command",
@@ -45,25 +46,6 @@ class Priority(IntEnum):
     DEMAND = 0
     HOT = 1
     COLD = 2
-
-
-@dataclass(frozen=True, slots=True)
-class BlockRef:
-    """A block of a layer, and where its blob holds it."""
-
-    digest: str
-    """Of its uncompressed bytes: blocks of two layers with one digest are one block."""
-    blob: str
-    number: int
-    offset: int
-    """In the blob."""
-    size_bytes: int
-    """In the blob."""
-
-    @property
-    def end(self) -> int:
-        """Where the next block of the blob begins."""
-        return self.offset + self.size_bytes
 
 
 @dataclass(frozen=True, slots=True)

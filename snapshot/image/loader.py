@@ -11,10 +11,10 @@ from typing_extensions import override
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
 from omniload.base.log import get_logger
+from snapshot.image.block_refs import BlockRef, block_refs
 from snapshot.image.block_store import BlockStore
 from snapshot.image.fetcher import (
     LOOK_AHEAD,
-    BlockRef,
     BlocksFetched,
     BlockWanted,
     Command,
@@ -30,7 +30,6 @@ from snapshot.image.fetcher import (
 )
 from snapshot.image.layer_index import LayerIndex
 from snapshot.image.layers import BlockSource
-from snapshot.image.trace import block_refs
 from snapshot.oci.store import ImageStore
 
 __all__ = ["BlockLoader", "BlockTier", "RegistryTier"]

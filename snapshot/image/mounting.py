@@ -17,6 +17,7 @@ from omniload.base.config import StrictModel
 from omniload.base.log import get_logger
 from omniload.base.reading import read_small_file
 from omniload.base.units import Bytes, Seconds
+from snapshot.image.block_refs import block_refs
 from snapshot.image.block_store import BlockStore
 from snapshot.image.fetcher import FetchSettings, Priority
 from snapshot.image.forked import ForkedProcess, can_fork, start_forked
@@ -26,7 +27,7 @@ from snapshot.image.loader import BlockLoader, RegistryTier
 from snapshot.image.peer_node import PeerNode, PeerSettings
 from snapshot.image.prefetching import Outstanding, want_blocks
 from snapshot.image.recording import Recording
-from snapshot.image.trace import MAX_TRACE_BYTES, Trace, block_refs, decode_trace, hot_blocks
+from snapshot.image.trace import MAX_TRACE_BYTES, Trace, decode_trace, hot_blocks
 from snapshot.image.trace_store import TraceStore, find_any_trace, find_trace, merge_into
 from snapshot.image.tree import Tree, merge
 from snapshot.image.view import ImageFileSystem, ImageView, Recorder

@@ -17,7 +17,7 @@ region, so every node is near the root of some and a leaf of most::
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
 
-from snapshot.image.fetcher import BlockRef
+from snapshot.image.block_refs import BlockRef
 
 __all__ = ["REGION_BYTES", "holders", "parent", "ranking", "region_of", "regions", "runs"]
 

@@ -7,8 +7,9 @@ from concurrent.futures import Future
 
 from typing_extensions import override
 
+from snapshot.image.block_refs import BlockRef
 from snapshot.image.block_store import BlockStore
-from snapshot.image.fetcher import BRIDGE_BYTES, BlockRef
+from snapshot.image.fetcher import BRIDGE_BYTES
 from snapshot.image.layer_index import LayerIndex
 from snapshot.image.loader import BlockTier
 from snapshot.image.peer_choice import regions, runs

@@ -6,12 +6,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
-from snapshot.image.fetcher import BlockRef
+from snapshot.image.block_refs import BlockRef, block_refs
 from snapshot.image.layer_index import LayerIndex
 from snapshot.image.loader import BlockTier
 from snapshot.image.peer_flights import HeldBlocks
 from snapshot.image.peer_wire import BlocksAsked
-from snapshot.image.trace import block_refs
 
 __all__ = ["BlockShare", "Promise"]
 

@@ -12,7 +12,7 @@ from urllib3.response import BaseHTTPResponse
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import IntegrityError
 from omniload.base.log import get_logger
-from snapshot.image.fetcher import BlockRef
+from snapshot.image.block_refs import BlockRef
 from snapshot.image.layer_index import LayerIndex
 from snapshot.image.loader import BlockTier
 from snapshot.image.peer_choice import holders, parent, ranking, regions

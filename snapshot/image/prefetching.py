@@ -4,8 +4,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from snapshot.image.block_refs import BlockRef
 from snapshot.image.block_store import BlockStore
-from snapshot.image.fetcher import BlockRef, FetchSettings, Priority
+from snapshot.image.fetcher import FetchSettings, Priority
 from snapshot.image.layer_index import LayerIndex
 from snapshot.image.loader import BlockLoader, BlockTier
 

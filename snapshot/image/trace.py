@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from omniload.base.errors import IntegrityError, StateError
-from snapshot.image.fetcher import BlockRef
+from snapshot.image.block_refs import BlockRef, block_refs
 from snapshot.image.layer_index import LayerIndex
 from snapshot.image.tree import Node, Tree
 from snapshot.oci.digest import check_digest
@@ -29,7 +29,6 @@ __all__ = [
     "VERSION",
     "Touch",
     "Trace",
-    "block_refs",
     "decode_trace",
     "encode_trace",
     "hot_blocks",
@@ -183,19 +182,6 @@ def decode_trace(data: bytes, *, name: str) -> Trace:
         return Trace(image=image, command=command, runs=runs, touches=settled, parts=parts)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise IntegrityError(f"trace {name}: breaks its format: {error!r}") from error
-
-
-def block_refs(index: LayerIndex, blocks: Iterable[int]) -> Iterator[BlockRef]:
-    """Yield what a fetcher must know of blocks of a layer."""
-    for number in blocks:
-        record = index.blocks_B[number]
-        yield BlockRef(
-            digest=index.digest(number),
-            blob=index.blob_digest,
-            number=number,
-            offset=int(record["blob_offset"]),
-            size_bytes=int(record["blob_size"]),
-        )
 
 
 def hot_blocks(

@@ -10,11 +10,11 @@ import pytest
 
 from omniload.base.clock import FakeClock
 from omniload.base.errors import IntegrityError, StateError, UnavailableError
+from snapshot.image.block_refs import block_refs
 from snapshot.image.block_store import BlockStore
 from snapshot.image.index_file import IndexCache
 from snapshot.image.layers import index_layer
 from snapshot.image.loader import BlockLoader, RegistryTier
-from snapshot.image.trace import block_refs
 from snapshot.oci.layout import OciLayout
 from snapshot.oci.mirrors import MirroredStore
 from snapshot.oci.registry import Registry

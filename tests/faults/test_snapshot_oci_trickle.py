@@ -12,7 +12,7 @@ import pytest
 
 from omniload.base.clock import FakeClock
 from omniload.base.errors import UnavailableError
-from snapshot.image.fetcher import BlockRef
+from snapshot.image.block_refs import BlockRef
 from snapshot.image.peer_tier import PeerPatience, PeerTier
 from snapshot.oci.layout import OciLayout
 from snapshot.oci.manifest import Descriptor

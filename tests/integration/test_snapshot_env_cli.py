@@ -135,7 +135,9 @@ def test_auto_finds_the_key_from_the_request_and_records_where_there_is_none(pla
     again = json.loads(run("restore", *words))
     a_venv(place / "venv")
     anew = json.loads(run("restore", *words))
-    (place / "requirements.txt").write_text("# the same, written another way\nTINY == 1.0\n")
+    (place / "requirements.txt").write_text(
+        "# the same, with a comment\n\n  tiny==1.0  # here too\n"
+    )
     same = json.loads(run("restore", *words))
     (place / "requirements.txt").write_text("other==2.0\n")
     other = json.loads(run("restore", *words))

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from snapshot.image.block_refs import BlockRef
 from snapshot.image.fetcher import (
-    BlockRef,
     BlocksFetched,
     BlockWanted,
     FetchBlocks,

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.image.fetcher import BlockRef
+from snapshot.image.block_refs import BlockRef
 from snapshot.image.peer_choice import (
     REGION_BYTES,
     holders,

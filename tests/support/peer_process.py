@@ -10,13 +10,13 @@ import sys
 import time
 from pathlib import Path
 
+from snapshot.image.block_refs import block_refs
 from snapshot.image.block_store import BlockStore
 from snapshot.image.fetcher import FetchSettings, Priority
 from snapshot.image.index_file import IndexCache
 from snapshot.image.layers import index_image
 from snapshot.image.loader import BlockLoader, RegistryTier
 from snapshot.image.peer_node import PeerNode, PeerSettings
-from snapshot.image.trace import block_refs
 from snapshot.oci.opening import open_store, resolve
 
 

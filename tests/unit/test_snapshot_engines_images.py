@@ -6,8 +6,8 @@ from omniload.base.clock import FakeClock
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from snapshot.engines import layer_store_images
 from snapshot.engines.layer_store_images import ImageOpener, RoutedTier, ServedImages
+from snapshot.image.block_refs import block_refs
 from snapshot.image.index_file import IndexCache
-from snapshot.image.trace import block_refs
 from snapshot.oci.layout import OciLayout
 from tests.support.engine_builders import LOWER, NAME, UPPER, FakeOpener, a_served_image
 from tests.support.image_builders import a_layer, a_tar, an_image

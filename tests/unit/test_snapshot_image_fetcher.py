@@ -2,8 +2,8 @@
 
 import pytest
 
+from snapshot.image.block_refs import BlockRef
 from snapshot.image.fetcher import (
-    BlockRef,
     BlocksFetched,
     BlockWanted,
     FetchBlocks,

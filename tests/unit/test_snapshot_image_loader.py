@@ -9,13 +9,13 @@ import pytest
 
 from omniload.base.clock import FakeClock
 from omniload.base.errors import IntegrityError, UnavailableError
+from snapshot.image.block_refs import block_refs
 from snapshot.image.block_store import BlockStore
 from snapshot.image.fetcher import FetchSettings, Priority
 from snapshot.image.index_file import IndexCache
 from snapshot.image.layer_index import BLOCK
 from snapshot.image.layers import index_layer
 from snapshot.image.loader import BlockLoader, RegistryTier
-from snapshot.image.trace import block_refs
 from snapshot.oci.layout import OciLayout
 from tests.support.image_builders import a_layer, a_member, a_tar, zran_friendly
 

@@ -7,7 +7,8 @@ import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError
 from snapshot.image import mounting, options
-from snapshot.image.fetcher import BlockRef, Priority
+from snapshot.image.block_refs import BlockRef
+from snapshot.image.fetcher import Priority
 from snapshot.image.prefetching import want_blocks
 from snapshot.image.trace import Touch, decode_trace, encode_trace, trace_of
 from snapshot.image.trace_store import merge_into

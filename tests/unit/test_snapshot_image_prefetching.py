@@ -5,11 +5,11 @@ import threading
 import pytest
 
 from omniload.base.errors import UnavailableError
+from snapshot.image.block_refs import block_refs
 from snapshot.image.block_store import BlockStore
 from snapshot.image.index_file import IndexCache
 from snapshot.image.layers import index_layer
 from snapshot.image.prefetching import Outstanding, Prefetched, prefetch_blocks
-from snapshot.image.trace import block_refs
 from snapshot.oci.layout import OciLayout
 from tests.support.image_builders import a_layer, a_member, a_tar, zran_friendly
 
