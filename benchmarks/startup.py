@@ -30,14 +30,14 @@ from pathlib import Path
 
 from benchmarks.report import Table, print_table, write_report
 from benchmarks.startup_place import MAIN, Relay, build_images, environment, running_registry
-from snapshot.image.block_refs import block_refs
-from snapshot.image.fetcher import FetchSettings, Priority
-from snapshot.image.index_file import IndexCache
-from snapshot.image.layers import index_image
-from snapshot.image.loader import BlockLoader, RegistryTier
-from snapshot.image.trace import decode_trace, hot_blocks
-from snapshot.image.tree import merge
-from snapshot.oci.opening import open_store, resolve
+from snapshot.image.block.fetcher import FetchSettings, Priority
+from snapshot.image.block.loader import BlockLoader, RegistryTier
+from snapshot.image.block.refs import block_refs
+from snapshot.image.layer.index_cache import IndexCache
+from snapshot.image.layer.indexer import index_image
+from snapshot.image.trace.trace import decode_trace, hot_blocks
+from snapshot.image.tree.tree import merge
+from snapshot.oci.image import open_store, resolve
 
 COMMAND = ("python", "-c", "import torch; print('ready', flush=True)")
 VARIABLES = {"PYTHONPATH": "/opt/site", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}

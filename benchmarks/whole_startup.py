@@ -48,11 +48,11 @@ from benchmarks.whole_startup_place import (
     wheels,
 )
 from benchmarks.whole_startup_ways import Places, Start, begin, ours, plain
-from snapshot.startup import BETWEEN, Attempt, attempts_of
-from snapshot.startup_difference import difference_of
-from snapshot.startup_reading import read_events
-from snapshot.startup_tables import format_moved, print_difference
-from snapshot.startup_trace import write_trace
+from snapshot.startup.attempts import BETWEEN, Attempt, attempts_of
+from snapshot.startup.difference import difference_of
+from snapshot.startup.perfetto import write_trace
+from snapshot.startup.reading import read_events
+from snapshot.startup.tables import format_moved, print_difference
 from tests.support.hdfs.cluster import why_not
 
 __all__ = ["Bench", "Link", "Round", "check_machine", "main", "tables_of", "timelines"]

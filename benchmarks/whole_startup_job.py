@@ -35,7 +35,7 @@ from pathlib import Path
 
 from pyarrow import fs
 
-from snapshot.startup_events import stage
+from snapshot.startup.events import stage
 
 source, target = sys.argv[1], Path(sys.argv[2])
 with stage("checkpoint_load") as tally:

@@ -17,8 +17,8 @@ from benchmarks.startup_place import MAIN, environment
 from benchmarks.whole_startup_job import FirstStep, first_step_of
 from benchmarks.whole_startup_place import IMAGE_VARIABLES
 from omniload.base.errors import StateError
-from snapshot.startup_events import parse_event
-from snapshot.startup_path import FIRST_STEP
+from snapshot.startup.events import parse_event
+from snapshot.startup.path import FIRST_STEP
 
 __all__ = ["Command", "Places", "Start", "begin", "ours", "plain"]
 

@@ -21,13 +21,14 @@ UNIT = TESTS / "unit"
 COMPUTING = (UNIT, TESTS / "house", TESTS / "property")
 """Folders whose tests touch the machine only where a marker says so."""
 
-MOUNTING = ("test_fusefs", "test_snapshot", "test_docs", "test_trainer_striped_hdfs")
-MOUNTING_FOLDERS = {"fusefs", "snapshot"}
+MOUNTING_ROOMS = {"fusefs", "snapshot", "docs"}
+"""Folders of tests that may mount, at any depth."""
+MOUNTING = ("test_fusefs", "test_snapshot", "test_trainer_striped_hdfs", "test_striped_hdfs")
 NOT_MOUNTING = {
     "test_fusefs_hdfs_stores.py",
     "test_fusefs_native_hdfs.py",
     "test_fusefs_s3_stores.py",
-    "test_snapshot_env_stores.py",
+    "test_env_stores.py",
 }
 """Of the modules named so, those that mount nothing: they go with the shorter lane."""
 
@@ -116,9 +117,9 @@ def pytest_collection_finish(session):
 
 def _mounts(path):
     """Whether the tests of a module may mount: what is mounted is the same for all processes."""
-    if not MOUNTING_FOLDERS.isdisjoint(path.relative_to(TESTS).parts[:-1]):
-        return True
-    return path.name.startswith(MOUNTING) and path.name not in NOT_MOUNTING
+    rooms = path.relative_to(TESTS).parts[:-1]
+    named = path.name.startswith(MOUNTING) or not MOUNTING_ROOMS.isdisjoint(rooms)
+    return named and path.name not in NOT_MOUNTING
 
 
 @pytest.hookimpl(wrapper=True)

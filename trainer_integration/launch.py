@@ -39,7 +39,7 @@ from omniload.machine.supervisor import (
 )
 from omniload.mix.config import MixConfig
 from omniload.mix.run_record import RUN_RECORD_NAME, read_run_record
-from snapshot.startup_events import process_started, restarted, spawning, stage
+from snapshot.startup.events import process_started, restarted, spawning, stage
 from trainer_integration.config import TrainConfig
 from trainer_integration.launch_plan import AttemptStart, next_log_number, read_plan
 from trainer_integration.memory import pss_by_role

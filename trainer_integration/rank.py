@@ -27,7 +27,7 @@ from omniload.build.digest import batch_digest
 from omniload.build.microbatch import Batch
 from omniload.client import Client
 from omniload.plan.place_tree import ClientPlaceTree
-from snapshot.startup_events import restarted, stage
+from snapshot.startup.events import restarted, stage
 from trainer_integration.checkpoint import Checkpoints
 from trainer_integration.checkpoint_place import StorePlace, place_of
 from trainer_integration.checkpoint_tensors import tensors_of

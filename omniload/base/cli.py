@@ -31,11 +31,11 @@ _GROUP = "omniload.commands"
 _INTERRUPTED_EXIT = 130
 _OURS = {
     "env": (
-        "snapshot.env.cli:command",
+        "snapshot.commands.env:command",
         "Dependency snapshots: install once, restore everywhere.",
     ),
     "fs": ("fusefs.cli:command", "Striped files over HDFS and any store."),
-    "image": ("snapshot.image.cli:command", "Container images, read lazily."),
+    "image": ("snapshot.commands.image:command", "Container images, read lazily."),
     "mix": ("omniload.cli:command", "Declare, inspect and audit a mix of sources."),
     "train": (
         "trainer_integration.cli:command",

@@ -5,8 +5,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from snapshot.startup_cli import startup_command
-from snapshot.startup_events import LOG_VARIABLE
+from snapshot.commands.startup import startup_command
+from snapshot.startup.events import LOG_VARIABLE
 from tests.integration.test_trainer_launch import a_job, a_training_file, launched
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]

@@ -2,9 +2,9 @@
 
 import tarfile
 
-from snapshot.engines.layer_store_images import ServedImage
-from snapshot.image.index_file import IndexCache
-from snapshot.image.layers import index_layer
+from snapshot.engines.podman.images import ServedImage
+from snapshot.image.layer.index_cache import IndexCache
+from snapshot.image.layer.indexer import index_layer
 from snapshot.oci.layout import OciLayout
 from snapshot.oci.reference import Reference
 from tests.support.image_builders import a_layer, a_member, a_tar, an_image, zran_friendly

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy
 import orjson
 
-from snapshot.image.convert import write_chunked
-from snapshot.image.tar import read_table
+from snapshot.image.layer.convert import write_chunked
+from snapshot.image.layer.tar import read_table
 from snapshot.oci.digest import digest_of
+from snapshot.oci.image import resolve
 from snapshot.oci.manifest import MANIFEST_TYPE, Descriptor
-from snapshot.oci.opening import resolve
 from tests.support.registry_contract import CONFIG, push
 
 __all__ = ["PYTHON", "push_config", "push_python_image"]

@@ -10,8 +10,8 @@ import tarfile
 import orjson
 
 from snapshot.oci.digest import digest_of
+from snapshot.oci.image import resolve
 from snapshot.oci.manifest import MANIFEST_TYPE, Descriptor
-from snapshot.oci.opening import resolve
 from tests.support.registry_contract import CONFIG, push
 
 __all__ = [

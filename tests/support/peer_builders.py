@@ -4,11 +4,11 @@ import socket
 import threading
 from contextlib import contextmanager
 
-from snapshot.image.block_refs import block_refs
-from snapshot.image.block_store import BlockStore
-from snapshot.image.index_file import IndexCache
-from snapshot.image.layers import index_layer
-from snapshot.image.peer_node import PeerNode, PeerSettings
+from snapshot.image.block.refs import block_refs
+from snapshot.image.block.store import BlockStore
+from snapshot.image.layer.index_cache import IndexCache
+from snapshot.image.layer.indexer import index_layer
+from snapshot.image.peer.node import PeerNode, PeerSettings
 from snapshot.oci.layout import OciLayout
 from tests.support.image_builders import a_layer, a_member, a_tar, zran_friendly
 

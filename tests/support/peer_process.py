@@ -10,14 +10,14 @@ import sys
 import time
 from pathlib import Path
 
-from snapshot.image.block_refs import block_refs
-from snapshot.image.block_store import BlockStore
-from snapshot.image.fetcher import FetchSettings, Priority
-from snapshot.image.index_file import IndexCache
-from snapshot.image.layers import index_image
-from snapshot.image.loader import BlockLoader, RegistryTier
-from snapshot.image.peer_node import PeerNode, PeerSettings
-from snapshot.oci.opening import open_store, resolve
+from snapshot.image.block.fetcher import FetchSettings, Priority
+from snapshot.image.block.loader import BlockLoader, RegistryTier
+from snapshot.image.block.refs import block_refs
+from snapshot.image.block.store import BlockStore
+from snapshot.image.layer.index_cache import IndexCache
+from snapshot.image.layer.indexer import index_image
+from snapshot.image.peer.node import PeerNode, PeerSettings
+from snapshot.oci.image import open_store, resolve
 
 
 def main():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fusefs.bridge.process.launch import umount
 from omniload.base.errors import StateError
-from snapshot.engines.layer_store_mounting import layer_store_settings, mount
+from snapshot.engines.podman.mount import layer_store_settings, mount
 from tests.docs.snippets import ROOT, blocks_of
 
 __all__ = ["MountedStore", "Podman"]

@@ -8,15 +8,15 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from fusefs.stores.local.store import LocalStore
-from snapshot.env.entries import Entry, Kind, Target
-from snapshot.env.environment import Environment
-from snapshot.env.interpreter import Interpreter
-from snapshot.env.keys import Installation
-from snapshot.env.node_cache import NodeCache
-from snapshot.env.records import Records
-from snapshot.env.repository import Repository
-from snapshot.env.restoring import Restorer
-from snapshot.env.scanning import targets_of
+from snapshot.env.flow.restore import Restorer
+from snapshot.env.format.entries import Entry, Kind, Target
+from snapshot.env.key.interpreter import Interpreter
+from snapshot.env.key.keys import Installation
+from snapshot.env.node.cache import NodeCache
+from snapshot.env.store.repository import Repository
+from snapshot.env.target.environment import Environment
+from snapshot.env.target.records import Records
+from snapshot.env.target.scan import targets_of
 
 SITE, BIN = "lib/site-packages", "bin"
 

@@ -7,11 +7,11 @@ import grpc
 import orjson
 
 from omniload.base.errors import ConfigError
-from snapshot.engines.containerd_wire import message, method
-from snapshot.engines.snapshotter_chain import LayerWanted, chain_ids, labels_for
-from snapshot.engines.snapshotter_images import LazyImages, place_of
-from snapshot.engines.snapshotter_store import KeptImage
-from snapshot.engines.snapshotter_views import Views
+from snapshot.engines.containerd.chain import LayerWanted, chain_ids, labels_for
+from snapshot.engines.containerd.images import LazyImages, place_of
+from snapshot.engines.containerd.store import KeptImage
+from snapshot.engines.containerd.views import Views
+from snapshot.engines.containerd.wire import message, method
 from snapshot.oci.digest import digest_of
 from snapshot.oci.manifest import MANIFEST_TYPE
 

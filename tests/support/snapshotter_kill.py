@@ -14,9 +14,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from snapshot.engines.snapshotter import Snapshotter
-from snapshot.engines.snapshotter_chain import chain_ids
-from snapshot.engines.snapshotter_records import SnapshotExistsError
+from snapshot.engines.containerd.chain import chain_ids
+from snapshot.engines.containerd.records import SnapshotExistsError
+from snapshot.engines.containerd.snapshotter import Snapshotter
 from tests.support.snapshotter_builders import FakeImages, FakeViews, a_kept_image, labels_of
 
 KEPT = a_kept_image(2)

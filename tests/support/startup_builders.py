@@ -1,6 +1,6 @@
 """Events of start-ups that never took place."""
 
-from snapshot.startup_events import StageEvent
+from snapshot.startup.events import StageEvent
 
 NS = 1_000_000_000
 EPOCH_NS = 1_795_000_000 * NS

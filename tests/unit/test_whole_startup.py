@@ -14,7 +14,7 @@ from benchmarks.whole_startup_job import FETCH, PROGRAM, REQUIREMENTS, FirstStep
 from benchmarks.whole_startup_place import CheckpointStore, closure_of, s3_url
 from benchmarks.whole_startup_ways import Places, Start, ours, plain
 from omniload.base.extras import DISTRIBUTION
-from snapshot.startup import attempts_of
+from snapshot.startup.attempts import attempts_of
 from tests.support.run_lines import a_memory, a_step, an_event
 from tests.support.startup_builders import a_pair
 from trainer_integration.moe.config import MoEShape

@@ -1,0 +1,1 @@
+"""The verbs of ``omniload image`` and ``omniload env``, one module each."""

@@ -1,0 +1,394 @@
+"""``omniload env``: save, restore, show, verify, umount, run, prune."""
+
+import errno
+import functools
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+# Commands import what only they need: a warm restore is over before that would be loaded.
+from omniload.base.errors import ConfigError, StateError, UnavailableError
+from omniload.base.log import get_logger
+from snapshot.commands.env_prune import prune_command
+from snapshot.env.flow.restore import Restored, Restorer, Wish
+from snapshot.env.format.checks import Limits
+from snapshot.env.key.interpreter import environment_of
+from snapshot.env.key.keys import Installation
+from snapshot.env.node.cache import CACHE_VARIABLE, NodeCache
+from snapshot.env.node.tree_head import TreeHead
+from snapshot.env.store.access import StoreMissingError, opened
+from snapshot.env.store.progress import shown_progress
+from snapshot.env.target.environment import Environment, active_environment
+from snapshot.startup.events import spawning, stage
+
+__all__ = ["command"]
+
+Function = TypeVar("Function", bound=Callable[..., None])
+
+
+def _store(*, required: bool) -> Callable[[Function], Function]:
+    return click.option(
+        "-o",
+        "--store",
+        "url",
+        envvar="OMNILOAD_ENV_STORE",
+        required=required,
+        help="Directory, hdfs://, s3://, gs:// or any fsspec URL. [env OMNILOAD_ENV_STORE]",
+    )
+
+
+_STORE = _store(required=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Given:
+    """Options that say which environment and which inputs are meant."""
+
+    environment: Environment
+    image: str
+    files: tuple[str, ...]
+    variables: tuple[str, ...]
+    limits: Limits
+
+    def installation(self, words: tuple[str, ...]) -> Installation:
+        """Return the command with the inputs declared beside it."""
+        here = str(Path.cwd())
+        return Installation(words, here, dict(os.environ), self.files, self.variables)
+
+
+def _environment_options(function: Function) -> Function:
+    """Add the options of ``_Given`` to a command, which gets them as one value."""
+
+    @click.option(
+        "--python", help="Interpreter or root of the environment; the active one if not given."
+    )
+    @click.option("--target", "targets", multiple=True, help="One more directory to capture.")
+    @click.option(
+        "--base-image",
+        envvar="OMNILOAD_BASE_IMAGE",
+        default="",
+        help="Digest of the image below. [env OMNILOAD_BASE_IMAGE]",
+    )
+    @click.option("--input", "files", multiple=True, help="File or folder the command reads.")
+    @click.option("--input-env", "variables", multiple=True, help="Variable the command reads.")
+    @click.option("--max-bytes", default=1 << 40, show_default=True, help="Refuse more.")
+    @click.option("--case-pairs", is_flag=True, help="Allow paths that differ by case only.")
+    @functools.wraps(function)
+    def command_of(  # noqa: PLR0913 -- one for each option
+        *words: Any,  # noqa: ANN401
+        python: str | None,
+        targets: tuple[str, ...],
+        base_image: str,
+        files: tuple[str, ...],
+        variables: tuple[str, ...],
+        max_bytes: int,
+        case_pairs: bool,
+        **rest: Any,  # noqa: ANN401
+    ) -> None:
+        given = _Given(
+            environment=active_environment(python, targets),
+            image=base_image,
+            files=files,
+            variables=variables,
+            limits=Limits(raw_bytes=max_bytes, case_pairs=case_pairs),
+        )
+        try:
+            function(given, *words, **rest)
+        except OSError as error:
+            raise _fault(error) from error
+
+    return command_of  # type: ignore[return-value]
+
+
+def _fault(error: OSError) -> StateError:
+    """Return what to tell of a system call that failed in the environment or the node cache."""
+    place = error.filename or "a file"
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        remedy = f"free some, or name a node cache on another disk in {CACHE_VARIABLE}"
+        return StateError(f"{place}: no space is left; {remedy}; the environment is as it was")
+    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        remedy = f"use an environment and a node cache ({CACHE_VARIABLE}) of your own"
+        return StateError(f"{place}: user {os.geteuid()} may not: {error.strerror}; {remedy}")
+    return StateError(f"{place}: {error.strerror}")
+
+
+@click.group("env")
+def command() -> None:
+    """Dependency snapshots: install once, restore everywhere."""
+
+
+command.add_command(prune_command)
+
+
+@command.command("save")
+@_STORE
+@_environment_options
+@click.option("--level", default=7, show_default=True, help="zstd level.")
+@click.option(
+    "--byte-code/--no-byte-code",
+    default=True,
+    show_default=True,
+    help="Keep byte code, and add what is missing; else leave it out, as uv does.",
+)
+@click.argument("words", nargs=-1, required=True)
+def save_command(
+    given: _Given, url: str, level: int, byte_code: bool, words: tuple[str, ...]
+) -> None:
+    """Run COMMAND and keep what it changed in the environment.
+
+    \b
+    Example:
+      omniload env save -o hdfs://namenode:9000/envs -- pip install -r requirements.txt
+      omniload env save -o /mnt/envs --target /opt/tools --input setup.cfg -- bash setup.sh
+    """  # noqa: D301 -- click's own marker
+    from omniload.base.units import format_bytes  # noqa: PLC0415
+
+    with stage("environment_save"), opened(url) as repository, shown_progress() as progress:
+        restorer = Restorer(
+            given.environment, NodeCache(), lambda: opened(url), given.limits, progress
+        )
+        manifest = restorer.install_and_save(
+            repository,
+            given.installation(words),
+            image=given.image,
+            level=level,
+            byte_code=byte_code,
+        )
+    head = manifest.head
+    click.echo(head.key)
+    click.echo(
+        f"{manifest.num_files} files, {format_bytes(manifest.raw_bytes)}, {format_bytes(head.stored_bytes)} added "
+        f"to the store; installed in {head.install_s:.1f} s",
+        err=True,
+    )
+    for path in head.skipped:
+        click.echo(
+            f"warning: {path} is no file, directory or link; it is not in the snapshot", err=True
+        )
+
+
+@command.command("restore")
+@_STORE
+@_environment_options
+@click.option("--auto", is_flag=True, help="Find the key from COMMAND and its inputs.")
+@click.option(
+    "--form",
+    type=click.Choice(["auto", "mount", "link", "copy"]),
+    default="auto",
+    show_default=True,
+)
+@click.option("--json", "as_json", is_flag=True)
+@click.argument("words", nargs=-1, required=True, metavar="[KEY] [-- COMMAND...]")
+def restore_command(
+    given: _Given,
+    url: str,
+    auto: bool,
+    form: Wish,
+    as_json: bool,
+    words: tuple[str, ...],
+) -> None:
+    """Bring a snapshot into the environment; without one, run COMMAND and record it.
+
+    Linked files are the node's own: what damages one, does so for every environment. A disk may
+    rot: 'env verify --node' reads all files of the node and removes damaged trees.
+
+    \b
+    Example:
+      omniload env restore --auto -o hdfs://namenode:9000/envs -- pip install -r requirements.txt
+      omniload env restore 3f9a01c2 -o /mnt/envs --form link
+    """  # noqa: D301 -- click's own marker
+    restored = _restored(given, url, words, auto=auto, form=form)
+    click.echo(json.dumps(_shown(restored)) if as_json else _told(restored))
+
+
+@command.command("run")
+@_STORE
+@_environment_options
+@click.option("--auto", is_flag=True, help="Find the key from --install and its inputs.")
+@click.option("--install", default="", help="Command that installs, for --auto and as a fallback.")
+@click.option("--form", type=click.Choice(["auto", "mount", "link", "copy"]), default="auto")
+@click.argument("words", nargs=-1, required=True, metavar="[KEY] [-- COMMAND...]")
+def run_command(
+    given: _Given,
+    url: str,
+    auto: bool,
+    install: str,
+    form: Wish,
+    words: tuple[str, ...],
+) -> None:
+    """Restore a snapshot, then become COMMAND in the environment.
+
+    \b
+    Example:
+      omniload env run --auto --install "pip install -r requirements.txt" -o /mnt/envs -- torchrun train.py
+      omniload env run 3f9a01c2 -o /mnt/envs -- python train.py
+    """  # noqa: D301 -- click's own marker
+    key, program = ((), words) if auto else (words[:1], words[1:])
+    if not program:
+        raise ConfigError("no command to run; write it after --, such as -- torchrun train.py")
+    begin = time.monotonic()
+    try:
+        installing = shlex.split(install)
+    except ValueError as error:
+        raise ConfigError(f"--install {install!r}: {error}; close it") from error
+    wanted = (*key, *installing)
+    restored = _restored(given, url, wanted, auto=auto, form=form, where="in --install")
+    click.echo(_told(restored), err=True)
+    click.echo(f"environment: {time.monotonic() - begin:.3f} s", err=True)
+    variables = environment_of(given.environment.interpreter, os.environ) | spawning()
+    sys.stdout.flush()
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored, signal.SIG_DFL)  # Python ignores them, and a program inherits that
+    try:
+        os.execvpe(program[0], list(program), variables)  # noqa: S606 -- what the user asked for
+    except OSError as error:
+        raise ConfigError(f"{program[0]!r} cannot be run: {error.strerror}") from error
+
+
+def _restored(
+    given: _Given,
+    url: str,
+    words: tuple[str, ...],
+    *,
+    auto: bool,
+    form: Wish,
+    where: str = "after --",
+) -> Restored:
+    """Restore by key or by what is asked for; ``where`` a command that installs is to be given."""
+    key, installing = ("", words) if auto else (words[0], words[1:])
+    with stage("environment") as tally, shown_progress() as progress:
+        restorer = Restorer(
+            given.environment, NodeCache(), lambda: opened(url), given.limits, progress
+        )
+        found = None
+        if not auto:
+            try:
+                if len(key) != 64:
+                    with opened(url) as repository:
+                        key = repository.full_key(key)
+                found = restorer.restore(key, form)
+            except (UnavailableError, StoreMissingError) as error:
+                here = len(key) == 64 and restorer.cache.tree(key) is not None
+                if not installing or here:
+                    raise
+                get_logger(__name__).warning("%s; the command is run", error)
+        if found is None and not installing:
+            known = f"no snapshot {key} in {url}" if key else "nothing says what is wanted"
+            raise StateError(f"{known}; give the command that installs {where}, and it is saved")
+        if found is None:
+            found = restorer.restore_or_install(given.installation(installing), given.image, form)
+        tally.add("store", found.stored_bytes)
+        if not found.stored_bytes:
+            tally.add("disk", found.raw_bytes)
+        tally.note("packages", found.key)
+    if not auto and found.key != key:
+        click.echo(
+            f"warning: {shlex.join(installing)} has the key {found.key}, not {key}", err=True
+        )
+    return found
+
+
+@command.command("show")
+@_STORE
+@click.option("--diff", "pair", nargs=2, metavar="A B", help="Say why two keys differ.")
+@click.option("--files", is_flag=True, help="List every path.")
+@click.option("--json", "as_json", is_flag=True)
+@click.argument("key", required=False)
+def show_command(
+    url: str, pair: tuple[str, str] | None, files: bool, as_json: bool, key: str | None
+) -> None:
+    """List the snapshots of STORE, show one, or say why two differ.
+
+    \b
+    Example:
+      omniload env show -o /mnt/envs
+      omniload env show 3f9a01c2 -o /mnt/envs --files
+      omniload env show -o /mnt/envs --diff 3f9a01c2 77b0e4d1
+    """  # noqa: D301 -- click's own marker
+    from snapshot.commands import env_show as showing  # noqa: PLC0415
+
+    with opened(url) as repository:
+        if pair:
+            left, right = (showing.manifest_of(repository, each) for each in pair)
+            showing.show_difference(left, right, as_json=as_json)
+        elif key:
+            showing.show_one(showing.manifest_of(repository, key), files=files, as_json=as_json)
+        else:
+            showing.show_all(repository, as_json=as_json)
+
+
+@command.command("verify")
+@_store(required=False)
+@_environment_options
+@click.option("--node", is_flag=True, help="All trees of the node cache; damaged ones are removed.")
+@click.option("--json", "as_json", is_flag=True)
+@click.argument("key", required=False)
+def verify_command(
+    given: _Given, url: str | None, node: bool, as_json: bool, key: str | None
+) -> None:
+    """Compare every file of the environment with its snapshot, by digest.
+
+    \b
+    Example:
+      omniload env verify -o /mnt/envs
+      omniload env verify --node
+    """  # noqa: D301 -- click's own marker
+    from snapshot.commands.env_verify import show_environment, show_node  # noqa: PLC0415
+
+    if node:
+        show_node(as_json=as_json)
+        return
+    if url is None:
+        raise ConfigError("no store to compare with; name it with -o, or compare with --node")
+    from snapshot.commands.env_show import manifest_of  # noqa: PLC0415
+
+    environment = given.environment
+    record = environment.heal_locked()
+    if key is None and record is None:
+        raise StateError(f"{environment.interpreter.prefix} holds no snapshot; give a KEY")
+    with opened(url) as repository:
+        manifest = manifest_of(repository, key or (record.key if record else ""))
+    environment.check_fits(TreeHead.of(manifest))
+    show_environment(manifest, environment.targets, as_json=as_json)
+
+
+@command.command("umount")
+@_environment_options
+@click.option("--lazy", is_flag=True, help="Also while processes use it.")
+def umount_command(given: _Given, lazy: bool) -> None:
+    """Take the snapshot off the environment: what was there before is there again.
+
+    \b
+    Example:
+      omniload env umount --python .venv
+    """  # noqa: D301 -- click's own marker
+    environment = given.environment
+    with environment.locked():
+        record = environment.heal()
+        if record is None:
+            raise StateError(f"{environment.interpreter.prefix} holds no snapshot")
+        environment.clear(record, lazily=lazy)
+    click.echo(f"{record.key[:16]} is gone from {environment.interpreter.prefix}")
+
+
+def _shown(restored: Restored) -> dict[str, Any]:
+    return {name: getattr(restored, name) for name in restored.__dataclass_fields__}
+
+
+def _told(restored: Restored) -> str:
+    spent = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in restored.seconds.items())
+    if restored.already:
+        return f"{restored.key[:16]}: there already ({restored.form})"
+    if restored.form == "command":
+        outcome = "saved" if restored.saved else "not saved"
+        return f"{restored.key[:16]}: no snapshot, installed and {outcome}: {spent}"
+    return f"{restored.key[:16]}: restored ({restored.form}): {spent}"

@@ -1,0 +1,112 @@
+"""``omniload env prune``: what nobody uses any more goes, from the node cache or from a store."""
+
+import json
+import time
+
+import click
+
+from omniload.base.errors import ConfigError
+from snapshot.env.node.cache import NodeCache
+from snapshot.env.store.access import opened
+
+__all__ = ["prune_command"]
+
+
+@click.command("prune")
+@click.option("-o", "--store", "url", help="Prune this store; else the node cache.")
+@click.option(
+    "--unused",
+    default="30d",
+    show_default=True,
+    help="Node cache: remove what was not restored for so long.",
+)
+@click.option(
+    "--grace",
+    default="1d",
+    show_default=True,
+    help="Store: remove packs that were condemned so long ago. Longer than any save takes.",
+)
+@click.option("--dry-run", is_flag=True, help="Tell what would be removed; remove nothing.")
+@click.option("--json", "as_json", is_flag=True)
+@click.argument("keys", nargs=-1)
+def prune_command(
+    url: str | None, unused: str, grace: str, dry_run: bool, as_json: bool, keys: tuple[str, ...]
+) -> None:
+    """Remove trees nobody has used from the node cache, or from a store the snapshots KEYS.
+
+    Packs that no snapshot names are condemned, and removed by a run a grace later, so that a
+    save under way may rely on what it found. Run it every day or so.
+
+    \b
+    Example:
+      omniload env prune --unused 14d
+      omniload env prune -o hdfs://namenode:9000/envs 3f9a01c2
+      omniload env prune -o hdfs://namenode:9000/envs --dry-run
+    """  # noqa: D301 -- click's own marker
+    if url is None:
+        if keys:
+            raise ConfigError(f"{keys[0]!r}: snapshots are removed from a store; name it with -o")
+        _prune_node(_seconds("--unused", unused), act=not dry_run, as_json=as_json)
+    else:
+        _prune_store(url, keys, _seconds("--grace", grace), act=not dry_run, as_json=as_json)
+
+
+def _seconds(option: str, text: str) -> float:
+    # Imported here: every other command would load pydantic for it.
+    from omniload.base.units import parse_seconds  # noqa: PLC0415
+
+    try:
+        found = parse_seconds(text)
+    except ValueError as error:
+        raise ConfigError(f"{option} {text}: {error}") from error
+    assert isinstance(found, float)
+    return found
+
+
+def _prune_node(unused_s: float, *, act: bool, as_json: bool) -> None:
+    from omniload.base.units import format_bytes  # noqa: PLC0415
+    from snapshot.env.node.pruning import prune_cache  # noqa: PLC0415
+
+    cache = NodeCache()
+    found = list(prune_cache(cache, unused_s=unused_s, now_ns=time.time_ns(), act=act))
+    if as_json:
+        click.echo(json.dumps([each._asdict() for each in found]))
+        return
+    for each in found:
+        if each.kind != "interpreter":
+            click.echo(
+                f"{each.kind} {each.name[:16]}: {_tense(each.outcome, act=act)}, {format_bytes(each.freed_bytes)}"
+            )
+    freed = sum(each.freed_bytes for each in found)
+    click.echo(f"{format_bytes(freed)} {'freed' if act else 'would be freed'} in {cache.folder}")
+
+
+def _prune_store(
+    url: str, starts: tuple[str, ...], grace_s: float, *, act: bool, as_json: bool
+) -> None:
+    from omniload.base.units import format_bytes  # noqa: PLC0415
+    from snapshot.env.store.pruning import prune_store  # noqa: PLC0415
+
+    with opened(url) as repository:
+        keys = [repository.full_key(start) for start in starts]
+        known = set(repository.all_keys())
+        if missing := [key for key in keys if key not in known]:
+            raise ConfigError(f"no snapshot {missing[0]} in {url}; omniload env show lists them")
+        done = prune_store(repository, keys, grace_s=grace_s, now_ns=time.time_ns(), act=act)
+    if as_json:
+        verdict = {name: list(packs) for name, packs in done.verdict._asdict().items()}
+        told = {"snapshots": list(done.snapshots), **verdict, "freed_bytes": done.freed_bytes}
+        click.echo(json.dumps(told))
+        return
+    for key in done.snapshots:
+        click.echo(f"snapshot {key[:16]}: {_tense('removed', act=act)}")
+    click.echo(
+        f"packs: {len(done.verdict.removed)} {_tense('removed', act=act)} ({format_bytes(done.freed_bytes)}), "
+        f"{len(done.verdict.condemned)} {_tense('condemned', act=act)}, "
+        f"{len(done.verdict.pardoned)} {_tense('pardoned', act=act)}"
+    )
+
+
+def _tense(outcome: str, *, act: bool) -> str:
+    done = outcome in {"removed", "condemned", "pardoned"}
+    return f"would be {outcome}" if done and not act else outcome

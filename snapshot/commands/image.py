@@ -1,0 +1,248 @@
+"""``omniload image``: show, convert, mount, umount."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fusefs.bridge.process.launch import umount
+from omniload.base.errors import ConfigError
+from omniload.base.units import format_bytes
+from snapshot.commands.containerd import export_command, serve_command
+from snapshot.commands.image_run import prefetch_command, record_command, run_command
+from snapshot.commands.startup import startup_command
+from snapshot.engines.podman.mount import layer_store_settings
+from snapshot.engines.podman.mount import mount as mount_layer_store
+from snapshot.image.layer.convert import convert_image
+from snapshot.image.layer.index_cache import IndexCache
+from snapshot.image.layer.indexer import index_image
+from snapshot.image.layer.toc import format_of
+from snapshot.image.mount.daemon import mount
+from snapshot.image.mount.options import cache_folder, mount_settings, platform_of
+from snapshot.image.tree.tree import Tree, merge
+from snapshot.oci.image import Image, open_store, resolve
+from snapshot.oci.store import ImageStore
+
+__all__ = ["command"]
+
+_LETTER_OF = {"directory": "d", "symlink": "l", "character": "c", "block": "b", "fifo": "p"}
+
+
+@click.group("image")
+def command() -> None:
+    """Container images, read lazily."""
+
+
+for _command in (startup_command, record_command, run_command, prefetch_command):
+    command.add_command(_command)
+for _command in (serve_command, export_command):
+    command.add_command(_command)
+
+
+@command.command("show")
+@click.argument("image")
+@click.option(
+    "--files", is_flag=True, help="List the merged tree; indexes layers that have no table."
+)
+@click.option("--platform", help="OS/ARCHITECTURE[/VARIANT]; default: this machine's.")
+@click.option(
+    "--mirror", "mirrors", multiple=True, help="Registry that may hold it too; repeatable."
+)
+@click.option("--cache", type=click.Path(file_okay=False), help="Where indexes are kept.")
+@click.option("--json", "as_json", is_flag=True)
+def show(
+    image: str,
+    files: bool,
+    platform: str | None,
+    mirrors: tuple[str, ...],
+    cache: str | None,
+    as_json: bool,
+) -> None:
+    """Show the layers of IMAGE, their sizes and formats, and its files.
+
+    A registry is spoken to over TLS, unless it is on this machine or http:// stands before it.
+
+    \b
+    Example:
+      omniload image show registry.example:5000/team/torch:2.13
+      omniload image show oci:folder:tag --files --json
+    """  # noqa: D301 -- click's own marker
+    store, name = open_store(image, mirrors=mirrors)
+    try:
+        found = resolve(store, name, platform_of(platform))
+        tree = _tree(store, found, cache) if files else None
+    finally:
+        store.close()
+    described = _described(found, tree)
+    if as_json:
+        click.echo(json.dumps(described, indent=2))
+        return
+    click.echo(f"{described['digest']}  {' '.join(described['command'])}")
+    for layer in described["layers"]:
+        click.echo(
+            f"  {layer['digest']}  {format_bytes(layer['size_bytes']):>9}  {layer['format']}"
+        )
+    for file in described.get("files", ()):
+        letter = _LETTER_OF.get(file["kind"], "-")
+        target = f" -> {file['target']}" if file["kind"] == "symlink" else ""
+        click.echo(
+            f"{letter}{file['mode']} {file['uid']}:{file['gid']} {file['size_bytes']:>11} "
+            f"/{_shown(file['path'])}{_shown(target)}"
+        )
+
+
+@command.command("mount")
+@click.argument("places", nargs=-1, metavar="[IMAGE] MOUNTPOINT")
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["tree", "layer-store"]),
+    default="tree",
+    show_default=True,
+    help="One image merged, or a store in which Podman finds the layers of any image.",
+)
+@click.option("-o", "options", multiple=True, help="KEY=VALUE of the mount: memory, disk, trace...")
+@click.option("-f", "--foreground", is_flag=True, help="Stay until it is unmounted.")
+@click.option("--log", type=click.Path(dir_okay=False), help="Where the daemon logs.")
+def mount_command(
+    places: tuple[str, ...],
+    form: str,
+    options: tuple[str, ...],
+    foreground: bool,
+    log: str | None,
+) -> None:
+    """Show IMAGE at MOUNTPOINT, read-only; its bytes are fetched as they are read.
+
+    \b
+    Options: mirror, platform, cache, memory, disk, trace (hot blocks first), record (where
+    touches go; both a file, or auto: by image and command), window, stream (fetch the rest
+    behind), bandwidth (of that), slots, allow_other, trusted;
+    peers=HOST:PORT,... (share blocks with these nodes), serve=HOST:PORT (as one of them),
+    peer_name (which, if not serve), peer_token_file.
+
+    \b
+    With --as layer-store no image is named: the engine asks for layers as it needs them.
+    Options: mirror, platform, cache, memory, disk, window, slots; registry=HOST:PORT (ask
+    only this one; repeatable), plain=HOST:PORT (without TLS), index (also layers without a
+    table of contents, each read whole once).
+
+    \b
+    Example:
+      omniload image mount registry.example:5000/team/torch:2.13 /mnt/torch -o trace=torch.trace
+      omniload image mount --as layer-store /var/lib/omniload-layers -o registry=registry.example
+    """  # noqa: D301 -- click's own marker
+    wanted = 1 if form == "layer-store" else 2
+    if len(places) != wanted:
+        usage = "MOUNTPOINT" if wanted == 1 else "IMAGE MOUNTPOINT"
+        raise ConfigError(f"{len(places)} places given; --as {form} takes {usage}")
+    mountpoint = str(Path(places[-1]).absolute())
+    log = log or (None if foreground else os.devnull)
+    if form == "layer-store":
+        process = mount_layer_store(layer_store_settings(mountpoint, options), log_path=log)
+    else:
+        process = mount(mount_settings(places[0], mountpoint, options), log_path=log)
+    if not foreground:
+        what = places[0] if wanted == 2 else "layers"
+        click.echo(f"{what} at {mountpoint}, process {process.pid}")
+        process.returncode = 0  # it outlives us, and nobody here waits for it
+        return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: process.send_signal(received))
+    sys.exit(process.wait())
+
+
+@command.command("umount")
+@click.argument("mountpoint")
+def umount_command(mountpoint: str) -> None:
+    """Unmount an image; what was recorded is written then.
+
+    \b
+    Example:
+      omniload image umount /mnt/torch
+    """  # noqa: D301 -- click's own marker
+    umount(mountpoint)
+
+
+@command.command("convert")
+@click.argument("image")
+@click.argument("target")
+@click.option("--level", default=3, show_default=True, type=click.IntRange(1, 19), help="Of zstd.")
+@click.option("--platform", help="OS/ARCHITECTURE[/VARIANT]; default: this machine's.")
+@click.option("--json", "as_json", is_flag=True)
+def convert(image: str, target: str, level: int, platform: str | None, as_json: bool) -> None:
+    """Write IMAGE as zstd:chunked to TARGET: parts of it can then be read; other tools read it too.
+
+    \b
+    Example:
+      omniload image convert registry.example:5000/torch:2.13 registry.example:5000/torch:2.13-lazy
+      omniload image convert oci:folder:tag oci:folder:tag-lazy
+    """  # noqa: D301 -- click's own marker
+    source, name = open_store(image)
+    try:
+        found = resolve(source, name, platform_of(platform))
+        numbers, said = _converted(source, found, target, level)
+    finally:
+        source.close()
+    click.echo(json.dumps(numbers, indent=2) if as_json else said)
+
+
+def _converted(
+    source: ImageStore, image: Image, target: str, level: int
+) -> tuple[dict[str, Any], str]:
+    goal, tag = open_store(target, create=True)
+    try:
+        if tag.startswith("sha256:"):
+            raise ConfigError(f"{target!r} names a digest; name the new image by a tag")
+        made = convert_image(source, image, goal, tag, level=level)
+    finally:
+        goal.close()
+    before = sum(layer.size for layer in image.layers)
+    after = sum(layer.size for layer in made.layers)
+    numbers = {"digest": made.digest, "bytes_before": before, "bytes_after": after}
+    return {**numbers, "kept": list(made.kept)}, (
+        f"{made.digest}  {len(made.layers)} layers, {len(made.kept)} of them as they were, "
+        f"{format_bytes(before)} before, {format_bytes(after)} after"
+    )
+
+
+def _tree(store: ImageStore, image: Image, cache: str | None) -> Tree:
+    kept = IndexCache(Path(cache) if cache else cache_folder() / "indexes")
+    return merge([index.entries for index in index_image(store, image, kept)])
+
+
+def _described(image: Image, tree: Tree | None) -> dict[str, Any]:
+    layers = [
+        {"digest": layer.digest, "size_bytes": layer.size, "format": format_of(layer)}
+        for layer in image.layers
+    ]
+    found: dict[str, Any] = {
+        "digest": image.digest,
+        "platform": f"{image.config.os}/{image.config.architecture}",
+        "command": list(image.config.command),
+        "size_bytes": sum(layer.size for layer in image.layers),
+        "layers": layers,
+    }
+    if tree is not None:
+        found["files"] = [
+            {
+                "path": path,
+                "kind": node.kind,
+                "mode": f"{node.mode:04o}",
+                "uid": node.uid,
+                "gid": node.gid,
+                "size_bytes": node.size_bytes,
+                "target": node.target,
+                "layer": node.layer,
+            }
+            for path, node in tree.walk()
+        ]
+    return found
+
+
+def _shown(text: str) -> str:
+    """Return text that any terminal can show, whatever a stranger named a file."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

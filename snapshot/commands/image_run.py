@@ -1,0 +1,260 @@
+"""``omniload image``: record, run, prefetch: starts, and what is known of them."""
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from omniload.base.errors import ConfigError, StateError, UnavailableError
+from omniload.base.units import format_bytes
+from snapshot.image.block.loader import RegistryTier
+from snapshot.image.block.prefetch import Prefetched, prefetch_blocks
+from snapshot.image.block.store import BlockStore
+from snapshot.image.layer.index_cache import IndexCache
+from snapshot.image.layer.indexer import index_image
+from snapshot.image.mount.daemon import AUTO, ImageMount, chosen_trace, traces_of
+from snapshot.image.mount.options import mount_settings
+from snapshot.image.start.bind_mounts import bind_of, log_of
+from snapshot.image.start.run import check_machine, run_in, start_of
+from snapshot.image.trace.store import push_new
+from snapshot.image.trace.trace import hot_blocks
+from snapshot.image.tree.tree import merge
+from snapshot.oci.image import Image, open_store, resolve
+from snapshot.oci.store import ImageStore
+from snapshot.startup.events import spawning, stage
+
+__all__ = ["prefetch_command", "record_command", "run_command"]
+
+_UNTIL_THE_END = "30000000s"
+_Command = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What ``record`` and ``run`` are told alike."""
+
+    image: str
+    words: tuple[str, ...]
+    options: tuple[str, ...]
+    variables: tuple[str, ...]
+    binds: tuple[str, ...]
+    scratch: str | None
+    log: str | None
+
+
+def _start_options(function: _Command) -> _Command:
+    """Add the arguments and options of ``_Given`` to a command, which gets them as one value."""
+
+    @click.argument("image")
+    @click.argument("words", nargs=-1)
+    @_OPTION
+    @click.option("-e", "--env", "variables", multiple=True, help="KEY=VALUE; KEY passes it on.")
+    @click.option(
+        "--bind",
+        "binds",
+        multiple=True,
+        help="HOST[:PATH][:ro]: a file or folder of this machine, seen at PATH, or where it is here.",
+    )
+    @click.option(
+        "--scratch",
+        type=click.Path(file_okay=False, exists=True),
+        help="Folder for what the command writes; removed.",
+    )
+    @click.option("--log", type=click.Path(dir_okay=False), help="Where the mount logs.")
+    @functools.wraps(function)
+    def command_of(  # noqa: PLR0913, PLR0917 -- one for each option
+        image: str,
+        words: tuple[str, ...],
+        options: tuple[str, ...],
+        variables: tuple[str, ...],
+        binds: tuple[str, ...],
+        scratch: str | None,
+        log: str | None,
+        **rest: Any,  # noqa: ANN401
+    ) -> None:
+        function(_Given(image, words, options, variables, binds, scratch, log), **rest)
+
+    return command_of
+
+
+_OPTION = click.option(
+    "--option", "options", multiple=True, help="KEY=VALUE of the mount; see 'omniload image mount'."
+)
+
+
+@click.command("record")
+@_start_options
+@click.option("-o", "--output", help="TRACE to make or merge into; default: this node's own.")
+@click.option("--window", help="How long touches count, such as 120s; default: until the end.")
+@click.option("--push", is_flag=True, help="Keep the trace beside the image, its command with it.")
+def record_command(given: _Given, output: str | None, window: str | None, push: bool) -> None:
+    """Run WORDS in IMAGE and record which bytes they touch, in order; needs root.
+
+    The command sees the image as its root directory, with an overlay for what it writes, and
+    the network of this machine. Its exit code is passed on. What earlier starts touched is
+    kept: the trace is merged.
+
+    \b
+    Example:
+      omniload image record registry.example:5000/team/torch:2.13 -o torch.trace -- python load.py
+    """  # noqa: D301 -- click's own marker
+    where = str(Path(output).absolute()) if output else AUTO
+    changed = {"record": where, "trace": None}
+    settings, code = _started(given, window or _UNTIL_THE_END, changed)
+    if push:
+        with _resolved(settings) as (store, image):
+            push_new(store, _recorded(settings, image))
+    sys.exit(code)
+
+
+@click.command("run")
+@_start_options
+@click.option("--trace", help="Hot blocks from this file, not from the one found by the command.")
+@click.option("--window", default="120s", show_default=True, help="How long touches count.")
+def run_command(given: _Given, trace: str | None, window: str) -> None:
+    """Run WORDS in IMAGE from a lazy mount; what the last start touched comes first; needs root.
+
+    The trace is found by image and command: on this node, else beside the image, else that of the
+    command most like it. What this start touches is merged into it.
+
+    \b
+    Example:
+      omniload image run registry.example:5000/team/torch:2.13 -- python train.py
+    """  # noqa: D301 -- click's own marker
+    found = str(Path(trace).absolute()) if trace else AUTO
+    sys.exit(_started(given, window, {"record": AUTO, "trace": found})[1])
+
+
+@click.command("prefetch")
+@click.argument("image")
+@click.argument("words", nargs=-1)
+@click.option("--trace", help="Hot blocks from this file, not from the one found by WORDS.")
+@click.option("--bandwidth", default="0", help="Cap in bytes per second, such as 32MB; 0 for none.")
+@_OPTION
+@click.option("--json", "as_json", is_flag=True)
+def prefetch_command(
+    image: str,
+    words: tuple[str, ...],
+    trace: str | None,
+    bandwidth: str,
+    options: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Bring what a start of WORDS in IMAGE touches to this node, before it starts.
+
+    \b
+    Example:
+      omniload image prefetch registry.example:5000/team/torch:2.13 --trace torch.trace
+      omniload image prefetch registry.example:5000/team/torch:2.13 -- python train.py
+    """  # noqa: D301 -- click's own marker
+    changed = {
+        "trace": str(Path(trace).absolute()) if trace else AUTO,
+        "command": words or None,
+    }
+    options = (*options, f"bandwidth={bandwidth}")
+    settings = mount_settings(image, "", options).model_copy(update=changed)
+    with _resolved(settings) as (store, resolved), _bar() as told:
+        done = _prefetched(settings, store, resolved, told)
+    if as_json:
+        click.echo(json.dumps(asdict(done), indent=2))
+    else:
+        moved = format_bytes(sum(done.bytes_of.values()))
+        click.echo(f"{done.blocks} blocks, {done.here} of them here before, {moved} moved")
+    if done.failed:
+        raise UnavailableError(
+            f"{done.failed} of {done.blocks} blocks were not to be had; see above"
+        )
+    if done.unkept:
+        raise StateError(
+            f"{done.unkept} of {done.blocks} blocks are not kept: the disk is full, or the cap of "
+            f"{format_bytes(settings.disk)} too low; give --option disk=SIZE"
+        )
+
+
+def _started(given: _Given, window: str, changed: dict[str, Any]) -> tuple[ImageMount, int]:
+    """Run the command; return the settings of the mount, and its exit code."""
+    check_machine()
+    log = given.log or os.devnull
+    settings = mount_settings(given.image, "", (*given.options, f"window={window}"))
+    with ExitStack() as starting:
+        starting.enter_context(
+            stage("image")
+        )  # beside that of the mount, which waits for hot blocks
+        logged, known = log_of()
+        binds = (*logged, *map(bind_of, given.binds))
+        spawned = [f"{name}={value}" for name, value in spawning().items()]
+        with _resolved(settings) as (_, image):
+            start = start_of(image.config.config, given.words, (*known, *spawned, *given.variables))
+        settings = settings.model_copy(update={**changed, "command": start.words})
+        start = replace(start, binds=binds)
+        code = run_in(
+            settings,
+            start,
+            scratch=given.scratch,
+            log_path=log,
+            image=image,
+            entered=starting.close,
+        )
+    return settings, code
+
+
+@contextmanager
+def _resolved(settings: ImageMount) -> Iterator[tuple[ImageStore, Image]]:
+    store, name = open_store(settings.image, mirrors=settings.mirrors)
+    try:
+        yield store, resolve(store, name, settings.platform)
+    finally:
+        store.close()
+
+
+def _recorded(settings: ImageMount, image: Image) -> Path:
+    assert settings.record is not None
+    assert settings.command is not None
+    if settings.record == AUTO:
+        return traces_of(settings).path(image.digest, settings.command)
+    return Path(settings.record)
+
+
+def _prefetched(
+    settings: ImageMount, store: ImageStore, image: Image, told: Callable[[int, int], None]
+) -> Prefetched:
+    trace = chosen_trace(settings, image, store)
+    if trace is None:
+        command = " ".join(settings.command or image.config.command)
+        raise ConfigError(
+            f"no start of {command!r} in {settings.image} is known; give --trace, or record one "
+            "with 'omniload image record'"
+        )
+    cache = Path(settings.cache)
+    indexes = index_image(store, image, IndexCache(cache / "indexes"))
+    refs = hot_blocks(trace, merge([index.entries for index in indexes]), indexes)
+    return prefetch_blocks(
+        {"registry": RegistryTier(store)},
+        BlockStore(cache / "blocks", settings.disk),
+        indexes,
+        refs,
+        bytes_per_s=float(settings.bandwidth) or None,
+        told=told,
+    )
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[int, int], None]]:
+    """Show how far it is on a terminal; nothing where nobody watches."""
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    # Here: a tenth of the start of every command that shows none.
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import Progress  # noqa: PLC0415
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("blocks", total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)

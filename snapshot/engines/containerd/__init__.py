@@ -1,0 +1,1 @@
+"""A snapshotter of containerd: layers that stay in their registry."""

@@ -1,0 +1,140 @@
+"""Chains of layers: their names, the labels that ask for a lazy one, and what to mount for a container.
+
+Source:
+    OCI image specification, "Layer ChainID"; labels as containerd's clients set them.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from snapshot.engines.containerd.records import Snapshot
+from snapshot.oci.digest import check_digest
+
+__all__ = [
+    "IMAGE",
+    "LAYER",
+    "MANIFEST",
+    "TARGET",
+    "LayerWanted",
+    "MountEntry",
+    "chain_ids",
+    "labels_for",
+    "layer_wanted",
+    "mounts_of",
+    "split_chain",
+]
+
+TARGET = "containerd.io/snapshot.ref"
+"""Label: the name under which a client looks for the layer when it is there already."""
+IMAGE = "containerd.io/snapshot/cri.image-ref"
+"""Label: reference of the image."""
+LAYER = "containerd.io/snapshot/cri.layer-digest"
+"""Label: digest of the layer's blob."""
+MANIFEST = "containerd.io/snapshot/cri.manifest-digest"
+"""Label: digest of the image's manifest; older clients do not set it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWanted:
+    """A layer that a client would rather not download."""
+
+    target: str
+    """Chain ID of this layer on those below it."""
+    reference: str
+    layer: str
+    manifest: str | None
+    """Digest that ``reference`` meant to the client, where it says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class MountEntry:
+    """What containerd is to mount."""
+
+    type: str
+    source: str
+    options: tuple[str, ...]
+
+
+def chain_ids(diff_ids: Sequence[str]) -> tuple[str, ...]:
+    """Return the chain ID of each layer: what it and all below it are, together.
+
+    Args:
+        diff_ids: Digests of the uncompressed layers, lowest first.
+    """
+    found: list[str] = []
+    for diff_id in diff_ids:
+        text = f"{found[-1]} {diff_id}" if found else ""
+        found.append("sha256:" + hashlib.sha256(text.encode()).hexdigest() if text else diff_id)
+    return tuple(found)
+
+
+def layer_wanted(labels: Mapping[str, str]) -> LayerWanted | None:
+    """Return the layer that labels ask for; None where they do not, or break the grammar."""
+    if not all(labels.get(key) for key in (TARGET, IMAGE, LAYER)):
+        return None
+    manifest = labels.get(MANIFEST) or None
+    try:
+        for digest in (labels[TARGET], labels[LAYER], manifest):
+            if digest is not None:
+                check_digest(digest)
+    except ValueError:
+        return None
+    return LayerWanted(
+        target=labels[TARGET], reference=labels[IMAGE], layer=labels[LAYER], manifest=manifest
+    )
+
+
+def labels_for(wanted: LayerWanted) -> dict[str, str]:
+    """Return the labels that ask for a layer."""
+    labels = {TARGET: wanted.target, IMAGE: wanted.reference, LAYER: wanted.layer}
+    if wanted.manifest is not None:
+        labels[MANIFEST] = wanted.manifest
+    return labels
+
+
+def split_chain(chain: Sequence[Snapshot]) -> tuple[tuple[Snapshot, ...], Snapshot | None]:
+    """Part the parents of a snapshot into those with files of their own and the lazy ones below.
+
+    Args:
+        chain: Parents, uppermost first. Nothing lazy lies on something that is not.
+
+    Returns:
+        Parents with a folder, uppermost first; the uppermost lazy one, whose one view shows it
+        and all below it merged, or None.
+    """
+    folders = tuple(parent for parent in chain if not parent.is_lazy)
+    lazy = next((parent for parent in chain if parent.is_lazy), None)
+    return folders, lazy
+
+
+def mounts_of(
+    snapshot: Snapshot,
+    chain: Sequence[Snapshot],
+    folder_of: Callable[[int], str],
+    view_of: Callable[[int], str],
+) -> tuple[MountEntry, ...]:
+    """Return what to mount for an active snapshot or a view.
+
+    Args:
+        snapshot: The one a container will use.
+        chain: Its parents, uppermost first.
+        folder_of: Folder of a snapshot, by its number; it has ``fs`` and ``work``.
+        view_of: Mount point of the merged lazy layers, by the number of the uppermost.
+    """
+    folders, lazy = split_chain(chain)
+    lower = [f"{folder_of(parent.number)}/fs" for parent in folders]
+    if lazy is not None:
+        lower.append(view_of(lazy.number))
+    own = folder_of(snapshot.number)
+    writable = snapshot.kind == "active"
+    if not lower:
+        access = "rw" if writable else "ro"
+        return (MountEntry("bind", f"{own}/fs", (access, "rbind")),)
+    if not writable and len(lower) == 1:
+        return (MountEntry("bind", lower[0], ("ro", "rbind")),)
+    options = ["index=off"]
+    if writable:
+        options += [f"workdir={own}/work", f"upperdir={own}/fs"]
+    options.append("lowerdir=" + ":".join(lower))
+    return (MountEntry("overlay", "overlay", tuple(options)),)

@@ -1,0 +1,85 @@
+"""The process behind the lazy layers of one chain: ``python -m snapshot.engines.containerd.daemon READY_FD``.
+
+It outlives the snapshotter, so that a snapshotter that is killed, or replaced by a newer
+one, disturbs no container.
+"""
+
+import base64
+from collections.abc import Callable
+
+from fusefs.bridge.process.launch import run_daemon
+from omniload.base.config import StrictModel
+from snapshot.engines.containerd.store import KeptImage
+from snapshot.image.mount import daemon as mounting
+from snapshot.image.mount.daemon import ImageMount
+from snapshot.oci.image import Image
+
+__all__ = ["ChainMount", "lowest_layers", "main", "serve"]
+
+
+class ChainMount(StrictModel):
+    """What a mount of the lowest layers of an image needs to know; its registry is asked for blocks only."""
+
+    mount: ImageMount
+    digest: str
+    media_type: str
+    manifest: str
+    """In base64: its digest is over its bytes."""
+    config: str
+    """In base64."""
+    layers: int
+    """How many of them, from the lowest."""
+
+    @classmethod
+    def of(cls, mount: ImageMount, kept: KeptImage, layers: int) -> "ChainMount":
+        """Return the settings for an image as it is kept."""
+        return cls(
+            mount=mount,
+            digest=kept.digest,
+            media_type=kept.media_type,
+            manifest=base64.b64encode(kept.manifest).decode(),
+            config=base64.b64encode(kept.config).decode(),
+            layers=layers,
+        )
+
+    def image(self) -> Image:
+        """Return the image of these layers.
+
+        Raises:
+            IntegrityError: The documents are not what their digests say.
+        """
+        kept = KeptImage(
+            digest=self.digest,
+            reference=self.mount.image,
+            media_type=self.media_type,
+            manifest=base64.b64decode(self.manifest),
+            config=base64.b64decode(self.config),
+        )
+        return lowest_layers(kept.image(), self.layers)
+
+
+def lowest_layers(image: Image, layers: int) -> Image:
+    """Return an image of the lowest layers of another; its digest, by which traces are found, stays."""
+    rootfs = image.config.rootfs
+    rootfs = rootfs.model_copy(update={"diff_ids": rootfs.diff_ids[:layers]})
+    return Image(
+        digest=image.digest,
+        manifest=image.manifest.model_copy(update={"layers": image.layers[:layers]}),
+        config=image.config.model_copy(update={"rootfs": rootfs}),
+    )
+
+
+def serve(settings: ChainMount, ready: Callable[[], None]) -> None:
+    """Show the layers, merged, until they are unmounted."""
+    mounting.serve(settings.mount, ready, settings.image())
+
+
+def main() -> None:
+    """Be the daemon."""
+    run_daemon(
+        lambda settings, ready: serve(ChainMount.model_validate_json(settings), ready), role="chain"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""From the labels of a layer to the image it belongs to, and to its index: can it be read lazily?"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from typing_extensions import override
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.log import get_logger
+from snapshot.engines.containerd.chain import LayerWanted, chain_ids
+from snapshot.engines.containerd.store import KeptImage
+from snapshot.image.layer.index_cache import IndexCache
+from snapshot.image.layer.indexer import index_layer
+from snapshot.oci.image import Image, open_store, resolve
+from snapshot.oci.manifest import Platform
+from snapshot.oci.store import ImageStore, small_blob
+
+__all__ = ["FoundLayer", "LazyImages", "RegistryImages", "address_of", "keep_image", "place_of"]
+
+_log = get_logger(__name__)
+
+FoundLayer = tuple[KeptImage, int]
+"""An image, and how many of its layers, from the lowest, are meant."""
+
+_HUB, _HUB_SERVER = "docker.io/", "registry-1.docker.io/"
+_KEPT_IMAGES = 64
+_INDEXED_AT_ONCE = 4
+"""Layers: each that is read whole lies in a temporary file meanwhile."""
+
+
+class LazyImages(Protocol):
+    """Knows which layers can be read lazily."""
+
+    def find(self, wanted: LayerWanted, below: int) -> FoundLayer:
+        """Return the image of a layer, once the layer is ready to be read in parts.
+
+        Args:
+            wanted: The layer.
+            below: Lazy layers it lies on.
+
+        Raises:
+            ConfigError: The image has no such layer there, or its format is not read in parts.
+            IntegrityError: The layer is not what its manifest says.
+            UnavailableError: The registry does not answer.
+        """
+        ...
+
+
+class RegistryImages(LazyImages):
+    """Images as their registries have them. Safe in threads.
+
+    Args:
+        cache: Folder of indexes.
+        mirrors: Registries that may hold the same repositories.
+        platform: Of images that are made for several; this machine's if not given.
+        lazy_from: Registries, and folders of them, whose images are read lazily; all if empty. A table
+            of contents does not prove the digest of its layer's tar, by which all images share layers.
+    """
+
+    def __init__(
+        self,
+        cache: Path,
+        mirrors: Sequence[str] = (),
+        platform: Platform | None = None,
+        lazy_from: Sequence[str] = (),
+    ) -> None:
+        self._lazy_from = tuple(lazy_from)
+        self._few = threading.Semaphore(_INDEXED_AT_ONCE)
+        self._cache = IndexCache(cache)
+        self._mirrors = tuple(mirrors)
+        self._platform = platform
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[str, str | None], KeptImage] = OrderedDict()
+        self._indexing: dict[str, threading.Lock] = {}
+
+    @override
+    def find(self, wanted: LayerWanted, below: int) -> FoundLayer:
+        if self._lazy_from and not _lies_in(wanted.reference, self._lazy_from):
+            raise ConfigError(
+                f"{wanted.reference} is in none of {', '.join(self._lazy_from)}; it is unpacked instead"
+            )
+        name = (wanted.reference, wanted.manifest)
+        with self._lock:
+            kept = self._known.get(name)
+        store, label = open_store(address_of(wanted.reference), mirrors=self._mirrors)
+        try:
+            # What a tag meant when the last layer was asked for may not be what it means now.
+            if kept is None or place_of(kept.image(), wanted) is None:
+                kept = keep_image(store, wanted.reference, wanted.manifest or label, self._platform)
+            image = kept.image()
+            place = place_of(image, wanted)
+            if place != below:
+                raise ConfigError(
+                    f"{wanted.reference} ({kept.digest}) has layer {wanted.layer} at {place}, not "
+                    f"as {wanted.target} on {below} lazy layers; it is unpacked instead"
+                )
+            self._index(store, image, place)
+        finally:
+            store.close()
+        with self._lock:
+            self._known[name] = kept
+            self._known.move_to_end(name)
+            while len(self._known) > _KEPT_IMAGES:
+                self._known.popitem(last=False)
+        return kept, place + 1
+
+    def _index(self, store: ImageStore, image: Image, place: int) -> None:
+        """Make sure that a layer's index is here; two who want the same one read the layer once."""
+        layer, diff_id = image.layers[place], image.config.rootfs.diff_ids[place]
+        with self._lock:
+            one = self._indexing.setdefault(layer.digest, threading.Lock())
+        try:
+            with one, self._few:
+                index = index_layer(store, layer, self._cache)
+        finally:
+            with self._lock:
+                self._indexing.pop(layer.digest, None)
+        if index.diff_id and index.diff_id != diff_id:
+            raise IntegrityError(
+                f"layer {layer.digest}: uncompressed it is {index.diff_id}, the configuration says "
+                f"{diff_id}; build the image anew"
+            )
+
+
+def keep_image(
+    store: ImageStore, reference: str, name: str, platform: Platform | None = None
+) -> KeptImage:
+    """Return manifest and configuration of an image, as they came.
+
+    Raises:
+        ConfigError: There is no such image, or not for this platform.
+        IntegrityError: The documents contradict themselves.
+    """
+    image = resolve(store, name, platform)
+    stored = store.manifest(image.digest)
+    return KeptImage(
+        digest=image.digest,
+        reference=reference,
+        media_type=stored.media_type,
+        manifest=stored.data,
+        config=small_blob(store, image.manifest.config),
+    )
+
+
+def place_of(image: Image, wanted: LayerWanted) -> int | None:
+    """Return which layer of an image is meant, from 0 at the bottom.
+
+    The chain ID names the layer and all that lies below it, so a match leaves no doubt that
+    this image shows what the client means, whatever a tag means by now.
+    """
+    names = chain_ids(image.config.rootfs.diff_ids)
+    for place, (layer, name) in enumerate(zip(image.layers, names, strict=True)):
+        if name == wanted.target and layer.digest == wanted.layer:
+            return place
+    return None
+
+
+def address_of(reference: str) -> str:
+    """Return where containerd's name of an image is served: Docker's hub has another host name."""
+    if reference.startswith(_HUB):
+        return _HUB_SERVER + reference.removeprefix(_HUB)
+    return reference
+
+
+def _lies_in(reference: str, places: Sequence[str]) -> bool:
+    """Tell whether an image's repository is one of those, or lies in one."""
+    repository = reference.partition("@")[0]
+    folder, slash, last = repository.rpartition("/")
+    repository = folder + slash + last.partition(":")[0]
+    return any(f"{repository}/".startswith(f"{place.rstrip('/')}/") for place in places)

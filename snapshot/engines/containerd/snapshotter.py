@@ -1,0 +1,366 @@
+"""A snapshotter of containerd: layers that are read lazily from their registry, and plain folders for all else.
+
+::
+
+    ROOT/state.sqlite             snapshotter_store
+    ROOT/snapshots/NUMBER/fs,work files of a snapshot, where it has its own
+    ROOT/views/NUMBER             lazy layers up to that snapshot, merged; snapshotter_views
+    ROOT/views.log                what their processes say
+    ROOT/lock                     held by the one process that serves ROOT
+
+A folder is made before its row is kept, and removed after the row is struck out. So a row
+always has its folder, and a folder without a row is what a crash left: it is removed at
+the next start.
+"""
+
+import os
+import stat as stat_bits
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
+from omniload.base.log import get_logger
+from snapshot.engines.containerd.chain import (
+    LayerWanted,
+    MountEntry,
+    layer_wanted,
+    mounts_of,
+    split_chain,
+)
+from snapshot.engines.containerd.filters import parse_filters
+from snapshot.engines.containerd.folders import HeldFolder, take_away, usage_of
+from snapshot.engines.containerd.images import LazyImages
+from snapshot.engines.containerd.records import (
+    Commit,
+    Event,
+    Forget,
+    Kind,
+    LayerFound,
+    Prepare,
+    Relabel,
+    Remove,
+    Snapshot,
+    SnapshotExistsError,
+    SnapshotInUseError,
+    SnapshotMissingError,
+    Snapshots,
+)
+from snapshot.engines.containerd.store import KeptImage, SnapshotStore
+from snapshot.engines.containerd.views import Views
+
+__all__ = ["Snapshotter"]
+
+_log = get_logger(__name__)
+_FORBIDDEN = set(":,\\\n")
+"""Signs that part the options of an overlay."""
+
+
+class Snapshotter:
+    """Carries containerd's wishes to ``Snapshots``, and what follows to disk and mounts. Safe in threads.
+
+    Args:
+        root: Folder of everything; on a disk that may hold the upper folders of an overlay.
+        images: Which layers can be read lazily.
+        views: Where lazy layers are shown.
+        now_ns: The time of day.
+
+    Raises:
+        ConfigError: The folder's name cannot be an option of an overlay.
+        StateError: Another process serves it, or it was written by another version.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        images: LazyImages,
+        views: Views,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        if set(str(root)) & _FORBIDDEN:
+            raise ConfigError(f"folder {str(root)!r} has a colon, comma or backslash; take another")
+        self._folder = root / "snapshots"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        root.chmod(0o700)  # images hold set-uid programs, which users of the machine must not reach
+        self._images, self._views, self._now_ns = images, views, now_ns
+        self._lock = threading.Lock()
+        self._held = HeldFolder(root / "lock")
+        try:
+            self._store = SnapshotStore(root / "state.sqlite")
+            self._all = Snapshots.of(self._store.snapshots())
+            self.cleanup()
+            self._skip_numbers()
+        except BaseException:
+            self._held.close()
+            raise
+
+    def restore(self) -> None:
+        """Show again what containers use, after a crash or a start of the machine; say what cannot be."""
+        with self._lock:
+            in_use = [s for s in self._all.by_key.values() if s.kind != "committed"]
+            chains = [self._all.parents(snapshot) for snapshot in in_use]
+        for lazy in {found.number: found for c in chains if (found := split_chain(c)[1])}.values():
+            try:
+                self._show(lazy)
+            except (OmniloadError, OSError) as error:
+                _log.warning(
+                    "%s is not shown again: %s; it is tried when it is used", lazy.key, error
+                )
+
+    def prepare(
+        self, key: str, parent: str, labels: Mapping[str, str], kind: Kind = "active"
+    ) -> tuple[MountEntry, ...]:
+        """Make a place to write on top of a parent, or a view of it; return what to mount.
+
+        Raises:
+            SnapshotExistsError: The key is taken; or the labels name a layer that is here now, lazily.
+            SnapshotMissingError: There is no such parent.
+            InvalidSnapshotError: The parent is not committed, or the key empty.
+            UnavailableError: The parent's layers cannot be shown.
+        """
+        wanted = layer_wanted(labels) if kind == "active" else None
+        if wanted is not None and self._have_lazily(wanted, parent, labels):
+            raise SnapshotExistsError(f"layer {wanted.target} is read lazily; nothing to unpack")
+        event = Prepare(key=key, parent=parent, labels=labels, kind=kind, now_ns=self._now_ns())
+        with self._lock:
+            below = (self._all.get(parent),) if parent else ()
+            chain = (*below, *(self._all.parents(below[0]) if below else ()))
+        # Mounted first: a failure leaves nothing, and the lock is not held while a registry is asked.
+        lazy = split_chain(chain)[1]
+        if lazy is not None:
+            self._show(lazy)
+        found = self._apply(event, top=self._top_of(chain))
+        with self._lock:
+            is_same = self._all.parents(found) == chain
+        # Of the same name and yet another one: it was removed and made again meanwhile.
+        return (
+            mounts_of(found, chain, self._path, self._views.path) if is_same else self.mounts(key)
+        )
+
+    def mounts(self, key: str) -> tuple[MountEntry, ...]:
+        """Return what to mount for a snapshot that is not committed.
+
+        Raises:
+            SnapshotMissingError: It is not here.
+            SnapshotInUseError: It is committed.
+            UnavailableError: Its layers cannot be shown.
+        """
+        with self._lock:
+            found = self._all.get(key)
+            chain = self._all.parents(found)
+        if found.kind == "committed":
+            raise SnapshotInUseError(f"snapshot {key!r} is committed; prepare one on it")
+        lazy = split_chain(chain)[1]
+        if lazy is not None:
+            self._show(lazy)
+        return mounts_of(found, chain, self._path, self._views.path)
+
+    def commit(self, name: str, key: str, labels: Mapping[str, str]) -> None:
+        """Make a layer of what was written.
+
+        Raises:
+            SnapshotMissingError: There is no such key.
+            SnapshotInUseError: It is not active.
+            SnapshotExistsError: The name is taken.
+        """
+        with self._lock:
+            number = self._all.get(key).number
+        size_bytes, inodes = usage_of(Path(self._path(number)) / "fs")
+        self._apply(
+            Commit(
+                name=name,
+                key=key,
+                labels=labels,
+                size_bytes=size_bytes,
+                inodes=inodes,
+                now_ns=self._now_ns(),
+            )
+        )
+
+    def remove(self, key: str) -> None:
+        """Take a snapshot away.
+
+        Raises:
+            SnapshotMissingError: It is not here.
+            SnapshotInUseError: Others lie on it.
+        """
+        self._clear(self._apply(Remove(key=key)))
+
+    def stat(self, key: str) -> Snapshot:
+        """Return a snapshot.
+
+        Raises:
+            SnapshotMissingError: It is not here.
+        """
+        with self._lock:
+            return self._all.get(key)
+
+    def update(self, key: str, labels: Mapping[str, str], paths: Sequence[str]) -> Snapshot:
+        """Change labels: all of them, or those that ``paths`` names as ``labels.NAME``.
+
+        Raises:
+            SnapshotMissingError: It is not here.
+            InvalidSnapshotError: A path names something else.
+        """
+        return self._apply(
+            Relabel(key=key, labels=labels, paths=tuple(paths), now_ns=self._now_ns())
+        )
+
+    def listing(self, filters: Sequence[str] = ()) -> tuple[Snapshot, ...]:
+        """Return the snapshots that any of the filters holds for, by number.
+
+        Raises:
+            InvalidSnapshotError: A filter is none.
+        """
+        asked = parse_filters(filters)
+        with self._lock:
+            found = [snapshot for snapshot in self._all.by_key.values() if asked(snapshot)]
+        return tuple(sorted(found, key=lambda snapshot: snapshot.number))
+
+    def usage(self, key: str) -> tuple[int, int]:
+        """Return bytes and inodes of what a snapshot itself holds; a lazy layer's lie in the cache of blocks.
+
+        Raises:
+            SnapshotMissingError: It is not here.
+        """
+        found = self.stat(key)
+        if found.kind == "committed":
+            return found.size_bytes, found.inodes
+        return usage_of(Path(self._path(found.number)) / "fs")
+
+    def cleanup(self) -> None:
+        """Remove what is left of snapshots that are gone; no number comes back, so nobody need wait."""
+        with self._lock:
+            known = self._all.by_key.values()
+            numbers = {str(snapshot.number) for snapshot in known}
+            folders = [path for path in self._folder.iterdir() if path.name not in numbers]
+            views = self._views.numbers() - {s.number for s in known if s.is_lazy}
+        for path in folders:
+            take_away(path)
+        for number in views:
+            self._drop(number)
+
+    def close(self) -> None:
+        """Let go of the state; what is mounted stays, since containers may be running on it."""
+        with self._lock:
+            self._store.close()
+            self._held.close()
+
+    def _have_lazily(self, wanted: LayerWanted, parent: str, labels: Mapping[str, str]) -> bool:
+        """Make a committed snapshot of a layer without its bytes, if that can be."""
+        with self._lock:
+            here = self._all.by_key.get(wanted.target)
+            below = self._all.by_key.get(parent)
+        if here is not None:
+            return here.is_lazy and here.parent == parent
+        if parent and (below is None or not below.is_lazy):
+            return False
+        try:
+            image, layers = self._images.find(wanted, below.layers if below else 0)
+            event = LayerFound(
+                name=wanted.target,
+                parent=parent,
+                labels=labels,
+                image=image.digest,
+                layers=layers,
+                now_ns=self._now_ns(),
+            )
+            self._apply(event, image)
+        except SnapshotExistsError:
+            return True  # by another client, meanwhile
+        # A blob that is not there, a disk that is full, a document that is none.
+        except (OmniloadError, OSError, ValueError) as error:
+            _log.warning("layer %s is unpacked, not read lazily: %s", wanted.layer, error)
+            return False
+        return True
+
+    def _apply(
+        self, event: Event, image: KeptImage | None = None, top: os.stat_result | None = None
+    ) -> Snapshot:
+        """Let the machine decide, keep what it says, and only then let anyone see it."""
+        made: Path | None = None
+        with self._lock:
+            before = self._all.copy()
+            commands = self._all.handle(event)
+            (command,) = commands
+            found = command.snapshot
+            try:
+                if isinstance(event, Prepare):
+                    made = Path(self._path(found.number))
+                    self._make_folder(made, found, top)
+                self._store.apply(commands, image)
+            except BaseException:
+                before.next_number = self._all.next_number
+                self._all = before
+                if made is not None:
+                    take_away(made)
+                raise
+            if isinstance(command, Forget):
+                self._hide(found.number)
+        return found
+
+    def _make_folder(self, folder: Path, snapshot: Snapshot, like: os.stat_result | None) -> None:
+        """Make the folder of a snapshot; its root has owner and mode of what it covers."""
+        folder.mkdir(mode=0o711)
+        top = folder / "fs"
+        top.mkdir(mode=0o755)
+        if snapshot.kind == "active":
+            (folder / "work").mkdir(mode=0o711)
+        if like is not None:
+            os.chown(top, like.st_uid, like.st_gid)
+            top.chmod(stat_bits.S_IMODE(like.st_mode))
+
+    def _top_of(self, chain: Sequence[Snapshot]) -> os.stat_result | None:
+        """Return what is known of the root of a chain. The lock is not held: a view may take its time.
+
+        Raises:
+            UnavailableError: The process of a view has just died.
+        """
+        if not chain:
+            return None
+        number = chain[0].number
+        path = self._views.path(number) if chain[0].is_lazy else f"{self._path(number)}/fs"
+        try:
+            return os.stat(path)  # noqa: PTH116
+        except FileNotFoundError:
+            return None  # removed meanwhile, as who asked is told soon
+        except OSError as error:
+            raise UnavailableError(f"{path} cannot be looked at: {error}; try again") from error
+
+    def _show(self, lazy: Snapshot) -> None:
+        """Show lazy layers; not those that were removed while they were being mounted."""
+        with self._lock:
+            image = self._store.image(lazy.image)
+        self._views.show(lazy.number, image, lazy.layers)
+        with self._lock:
+            now = self._all.by_key.get(lazy.key)
+        if now is None or now.number != lazy.number:
+            self._drop(lazy.number)
+            raise SnapshotMissingError(f"snapshot {lazy.key!r} was removed; pull its image again")
+
+    def _hide(self, number: int) -> None:
+        """Give a folder a name that no row has; the lock is held, so no new one is met."""
+        with suppress(OSError):  # it is gone for containerd; what is left the next cleanup takes
+            Path(self._path(number)).rename(self._folder / f"gone-{number}")
+
+    def _clear(self, snapshot: Snapshot) -> None:
+        take_away(self._folder / f"gone-{snapshot.number}")
+        if snapshot.is_lazy:
+            self._drop(snapshot.number)
+
+    def _drop(self, number: int) -> None:
+        try:
+            self._views.drop(number)
+        except (OmniloadError, OSError) as error:
+            _log.warning("view %d stays: %s; it is tried again at the next cleanup", number, error)
+
+    def _skip_numbers(self) -> None:
+        """Begin above all that could not be removed: a view of that number would be taken for the new one's."""
+        names = [path.name.removeprefix("gone-") for path in self._folder.iterdir()]
+        left = [int(name) for name in names if name.isdecimal()]
+        self._all.next_number = max(self._all.next_number - 1, *left, *self._views.numbers(), 0) + 1
+
+    def _path(self, number: int) -> str:
+        return str(self._folder / str(number))

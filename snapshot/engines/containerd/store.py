@@ -1,0 +1,190 @@
+"""What the snapshotter must know after any crash, in one SQLite file; each change whole or not at all.
+
+::
+
+    ROOT/state.sqlite      user_version 1
+      snapshots            one row each; labels are JSON
+      images               manifest and configuration of every image with a lazy layer, as they came,
+                           so that neither registry nor credentials are needed to mount it again
+"""
+
+import errno
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from omniload.base.errors import IntegrityError, StateError
+from snapshot.engines.containerd.records import Command, Forget, Keep, Snapshot
+from snapshot.oci.digest import verified
+from snapshot.oci.image import Image
+from snapshot.oci.manifest import Manifest, parse_config, parse_manifest
+
+__all__ = ["VERSION", "KeptImage", "SnapshotStore"]
+
+VERSION = 1
+_SCHEMA = """
+CREATE TABLE snapshots (
+  number INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, parent TEXT NOT NULL, kind TEXT NOT NULL,
+  labels TEXT NOT NULL, created_ns INTEGER NOT NULL, updated_ns INTEGER NOT NULL,
+  size_bytes INTEGER NOT NULL, inodes INTEGER NOT NULL, image TEXT NOT NULL, layers INTEGER NOT NULL
+);
+CREATE TABLE images (
+  digest TEXT PRIMARY KEY, reference TEXT NOT NULL, media_type TEXT NOT NULL,
+  manifest BLOB NOT NULL, config BLOB NOT NULL
+);
+"""
+_COLUMNS = (
+    "number, key, parent, kind, labels, created_ns, updated_ns, size_bytes, inodes, image, layers"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptImage:
+    """An image as its registry gave it."""
+
+    digest: str
+    """Of the manifest."""
+    reference: str
+    """Where its layers are read."""
+    media_type: str
+    manifest: bytes
+    config: bytes
+
+    def image(self) -> Image:
+        """Return the image, resolved without its registry.
+
+        Raises:
+            IntegrityError: A document has another digest, or they contradict each other.
+        """
+        data = verified(self.manifest, self.digest, name=self.reference)
+        manifest = parse_manifest(data, self.media_type, name=self.reference)
+        if not isinstance(manifest, Manifest):
+            raise IntegrityError(f"{self.reference}: {self.digest} is no manifest; pull it again")
+        data = verified(self.config, manifest.config.digest, name=self.reference)
+        config = parse_config(data, name=self.reference)
+        if len(config.rootfs.diff_ids) != len(manifest.layers):
+            raise IntegrityError(
+                f"{self.reference}: {len(manifest.layers)} layers, but the configuration tells of "
+                f"{len(config.rootfs.diff_ids)}; build the image anew"
+            )
+        return Image(digest=self.digest, manifest=manifest, config=config)
+
+
+class SnapshotStore:
+    """The file. Not safe in threads: one lock is held around the machine and this."""
+
+    def __init__(self, path: Path) -> None:
+        self._base = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            self._base.execute("PRAGMA journal_mode=WAL")
+            # containerd writes its own names down durably; ours must not be older than they are.
+            self._base.execute("PRAGMA synchronous=FULL")
+            self._set_up(path)
+        except sqlite3.DatabaseError as error:
+            self._base.close()
+            raise StateError(
+                f"{path} cannot be read: {error}; expected the records of `omniload image serve`: give "
+                "its own folder, or a new one and have containerd forget the images of this one"
+            ) from error
+        except BaseException:
+            self._base.close()
+            raise
+
+    def _set_up(self, path: Path) -> None:
+        version = self._base.execute("PRAGMA user_version").fetchone()[0]
+        if version not in {0, VERSION}:
+            raise StateError(
+                f"{path} has version {version}, this code reads {VERSION}; use the release that "
+                "wrote it, or another folder"
+            )
+        if version == 0:
+            with self._transaction():
+                for statement in filter(None, map(str.strip, _SCHEMA.split(";"))):
+                    self._base.execute(statement)
+                self._base.execute(f"PRAGMA user_version={VERSION}")
+
+    def snapshots(self) -> list[Snapshot]:
+        """Return all that are kept."""
+        rows = self._base.execute(f"SELECT {_COLUMNS} FROM snapshots ORDER BY number")  # noqa: S608 -- ours
+        names = _COLUMNS.split(", ")
+        found = [dict(zip(names, row, strict=True)) for row in rows]
+        return [Snapshot(**{**row, "labels": json.loads(row["labels"])}) for row in found]
+
+    def image(self, digest: str) -> KeptImage:
+        """Return an image that a lazy layer names.
+
+        Raises:
+            StateError: It is not kept.
+        """
+        row = self._base.execute(
+            "SELECT digest, reference, media_type, manifest, config FROM images WHERE digest = ?",
+            (digest,),
+        ).fetchone()
+        if row is None:
+            raise StateError(f"image {digest} is not kept; pull it again")
+        names = ("digest", "reference", "media_type", "manifest", "config")
+        return KeptImage(**dict(zip(names, row, strict=True)))
+
+    def apply(self, commands: Sequence[Command], image: KeptImage | None = None) -> None:
+        """Carry out what the machine said, together with the image that a new layer names.
+
+        Raises:
+            OSError: The disk is full; nothing was changed.
+        """
+        with self._transaction():
+            for command in commands:
+                match command:
+                    case Keep(snapshot):
+                        self._keep(snapshot)
+                    case Forget(snapshot):
+                        self._base.execute(
+                            "DELETE FROM snapshots WHERE number = ?", (snapshot.number,)
+                        )
+            if image is not None:
+                self._base.execute(
+                    # Who asked last knows where it can be read now.
+                    "INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?, ?)",
+                    (image.digest, image.reference, image.media_type, image.manifest, image.config),
+                )
+            self._base.execute(
+                "DELETE FROM images WHERE digest NOT IN (SELECT image FROM snapshots)"
+            )
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._base.close()
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        values = (
+            snapshot.number,
+            snapshot.key,
+            snapshot.parent,
+            snapshot.kind,
+            json.dumps(dict(snapshot.labels), sort_keys=True),
+            snapshot.created_ns,
+            snapshot.updated_ns,
+            snapshot.size_bytes,
+            snapshot.inodes,
+            snapshot.image,
+            snapshot.layers,
+        )
+        marks = ", ".join("?" * len(values))
+        statement = f"INSERT OR REPLACE INTO snapshots ({_COLUMNS}) VALUES ({marks})"  # noqa: S608 -- ours
+        self._base.execute(statement, values)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._base.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._base.execute("COMMIT")
+        except BaseException as error:
+            if self._base.in_transaction:  # of some errors SQLite itself goes back
+                self._base.execute("ROLLBACK")
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
+            if code & 0xFF == sqlite3.SQLITE_FULL:
+                raise OSError(errno.ENOSPC, "no room on the disk for state.sqlite") from error
+            raise

@@ -1,0 +1,140 @@
+"""The mounts of lazy layers: one process for each chain that a container uses, made when the first one does."""
+
+import os
+import re
+import subprocess
+import threading
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from typing_extensions import override
+
+from fusefs.bridge.process.launch import start_daemon, umount
+from fusefs.bridge.process.tuning import mount_table
+from omniload.base.errors import StateError
+from omniload.base.log import get_logger
+from snapshot.engines.containerd import daemon as snapshotter_daemon
+from snapshot.engines.containerd.daemon import ChainMount
+from snapshot.engines.containerd.images import address_of
+from snapshot.engines.containerd.store import KeptImage
+from snapshot.image.mount.daemon import ImageMount
+
+__all__ = ["MountedViews", "Views"]
+
+_log = get_logger(__name__)
+_OCTAL = re.compile(r"\\([0-7]{3})")
+"""How the kernel writes white space in the names of mount points."""
+
+
+class Views(Protocol):
+    """Shows the lazy layers of a chain, merged, at a place that its number gives."""
+
+    def path(self, number: int) -> str:
+        """Return where a chain is shown, or will be."""
+        ...
+
+    def show(self, number: int, image: KeptImage, layers: int) -> None:
+        """Show it, unless it is shown.
+
+        Raises:
+            UnavailableError: The registry is needed, and does not answer.
+            StateError: It cannot be mounted.
+        """
+        ...
+
+    def drop(self, number: int) -> None:
+        """Show it no longer; whoever still uses it goes on until he ends."""
+        ...
+
+    def numbers(self) -> set[int]:
+        """Return which chains are shown, or have a place for it: also what a killed snapshotter had begun."""
+        ...
+
+
+class MountedViews(Views):
+    """FUSE mounts under a folder. Safe in threads.
+
+    Args:
+        folder: Of the mount points; made where it is not there. All log to a file beside it.
+        template: Settings of every mount; image and mount point are not looked at.
+    """
+
+    def __init__(self, folder: Path, template: ImageMount) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._log_path = str(folder.with_suffix(".log"))
+        bridge = template.bridge.model_copy(update={"allow_other": True, "trusted": True})
+        self._template = template.model_copy(update={"bridge": bridge})
+        self._locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+        self._daemons: dict[int, subprocess.Popen[bytes]] = {}
+
+    @override
+    def path(self, number: int) -> str:
+        return str(self._folder / str(number))
+
+    @override
+    def show(self, number: int, image: KeptImage, layers: int) -> None:
+        with self._locks[number]:
+            self._reap()
+            where = self.path(number)
+            if _is_alive(where):
+                return
+            with suppress(
+                FileExistsError
+            ):  # of a dead mount pathlib would say that it is not there
+                os.mkdir(where, 0o755)  # noqa: PTH102
+            changed = {"image": address_of(image.reference), "mountpoint": where}
+            mount = self._template.model_copy(update=changed)
+            settings = ChainMount.of(mount, image, layers).model_dump_json(by_alias=True).encode()
+            self._daemons[number] = start_daemon(
+                snapshotter_daemon.__name__, settings, where, log_path=self._log_path
+            )
+            _log.info("%d layers of %s at %s", layers, image.reference, where)
+
+    @override
+    def drop(self, number: int) -> None:
+        with self._locks[number]:
+            where = self.path(number)
+            while _is_mounted(where):
+                try:
+                    umount(where)
+                except StateError:
+                    # Held by a container that is on its way out. It keeps what it has; the
+                    # daemon ends after the last one.
+                    done = subprocess.run(["umount", "-l", where], check=False)  # noqa: S603, S607
+                    if done.returncode:
+                        raise
+            with suppress(FileNotFoundError):
+                Path(where).rmdir()
+            self._reap()
+
+    @override
+    def numbers(self) -> set[int]:
+        names = os.listdir(self._folder)  # noqa: PTH208 -- a dead mount has no attributes
+        return {int(name) for name in names if name.isdecimal()}
+
+    def _reap(self) -> None:
+        """Take leave of daemons that have ended."""
+        for number, process in list(self._daemons.items()):
+            if process.poll() is not None:
+                self._daemons.pop(number, None)
+
+
+def _is_mounted(where: str) -> bool:
+    """Tell whether anything is mounted there, by the table: a dead mount would not say."""
+    target = os.path.realpath(where)
+    points = (line.split(" ")[4] for line in mount_table().split("\n") if line)
+    return any(_OCTAL.sub(lambda found: chr(int(found[1], 8)), at) == target for at in points)
+
+
+def _is_alive(where: str) -> bool:
+    """Tell whether a mount is there and its process answers."""
+    if not _is_mounted(where):
+        return False
+    try:
+        os.statvfs(where)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Layers under Podman: a folder in which it finds them before it pulls."""

@@ -1,0 +1,236 @@
+"""Images that a layer store was asked for: resolved once, looked at again when they moved on.
+
+A lookup must not fail for long nor ask for ever: what a registry did not answer is not
+asked again for some seconds, and a tag is looked at anew only when the engine wants a
+layer that the image known by it has not.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from typing_extensions import override
+
+from omniload.base.clock import Clock, SystemClock
+from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, UnavailableError
+from omniload.base.log import get_logger
+from snapshot.engines.podman.names import store_address
+from snapshot.image.block.loader import BlockTier, RegistryTier
+from snapshot.image.block.refs import BlockRef
+from snapshot.image.layer.index import LayerIndex
+from snapshot.image.layer.index_cache import IndexCache
+from snapshot.image.layer.indexer import index_layer
+from snapshot.image.layer.toc import format_of
+from snapshot.oci.image import Image, open_store, resolve
+from snapshot.oci.manifest import Descriptor, Platform
+from snapshot.oci.reference import Reference
+from snapshot.oci.store import ImageStore
+
+__all__ = ["ImageOpener", "RoutedTier", "ServedImage", "ServedImages"]
+
+_log = get_logger(__name__)
+
+PATIENCE_S = 10.0
+"""How long a reference that failed is not asked again, nor a tag looked at anew."""
+MAX_IMAGES = 4096
+_LAZY = ("zstd:chunked", "estargz")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServedImage:
+    """An image whose layers are shown, or those of them that can be read in parts."""
+
+    reference: Reference
+    store: ImageStore
+    image: Image
+    indexes: tuple[LayerIndex | None, ...]
+    """Of the layers, lowest first; None for one that is left to the engine."""
+
+    def place_of(self, digest: str) -> int | None:
+        """Return which layer has a digest and can be shown, from 0; None where there is none."""
+        for place, layer in enumerate(self.image.layers):
+            if layer.digest == digest and self.indexes[place] is not None:
+                return place
+        return None
+
+
+class RoutedTier(BlockTier):
+    """The registries of all images: each blob is asked for where an image of it was found."""
+
+    def __init__(self) -> None:
+        self._tiers: dict[str, list[RegistryTier]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, served: ServedImage) -> None:
+        """Ask this image's repository, too, for its layers; before those known so far."""
+        tier = RegistryTier(served.store)
+        with self._lock:
+            for layer in served.image.layers:
+                known = self._tiers.get(layer.digest, [])
+                self._tiers[layer.digest] = [tier, *known][:4]
+
+    @override
+    def fetch(self, index: LayerIndex, blocks: Sequence[BlockRef]) -> tuple[dict[str, bytes], int]:
+        """Return blocks from the first repository that has their blob."""
+        with self._lock:
+            tiers = list(self._tiers.get(index.blob_digest, ()))
+        problem: Exception = FileNotFoundError(f"no image with layer {index.blob_digest} is served")
+        for tier in tiers:
+            try:
+                return tier.fetch(index, blocks)
+            except (UnavailableError, FileNotFoundError) as error:
+                problem = error
+        raise problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageOpener:
+    """Finds an image in its registry, and the indexes of its layers."""
+
+    cache: str
+    mirrors: tuple[str, ...] = ()
+    plain: tuple[str, ...] = ()
+    platform: Platform | None = None
+    index_whole: bool = False
+    """Also show layers without a table of contents, each read whole once."""
+
+    def __call__(self, reference: Reference, digest: str | None = None) -> ServedImage:
+        """Resolve a reference, or an image of its repository by digest.
+
+        Raises:
+            ConfigError: There is no such image.
+            UnavailableError: The registry does not answer.
+            IntegrityError: Its documents contradict themselves.
+        """
+        store, name = open_store(store_address(reference, self.plain), mirrors=self.mirrors)
+        try:
+            image = resolve(store, digest or name, self.platform)
+            pairs = zip(image.layers, image.config.rootfs.diff_ids, strict=True)
+            indexes = tuple(self._index(store, layer, diff_id) for layer, diff_id in pairs)
+        except BaseException:
+            store.close()
+            raise
+        return ServedImage(reference=reference, store=store, image=image, indexes=indexes)
+
+    def _index(self, store: ImageStore, layer: Descriptor, diff_id: str) -> LayerIndex | None:
+        cache = IndexCache(Path(self.cache) / "indexes")
+        found = cache.get(layer.digest)
+        if found is None and not self.index_whole and format_of(layer) not in _LAZY:
+            _log.info("layer %s has no table of contents: left to the engine", layer.digest)
+            return None
+        try:
+            found = found or index_layer(store, layer, cache)
+        except ConfigError as error:
+            _log.info("%s; it is left to the engine", error)
+            return None
+        if found.diff_id and found.diff_id != diff_id:
+            raise IntegrityError(
+                f"layer {layer.digest}: uncompressed it is {found.diff_id}, the configuration "
+                f"says {diff_id}; build the image anew"
+            )
+        return found
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of one reference."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    served: ServedImage | None = None
+    looked_s: float | None = None
+    """When its registry was last asked."""
+
+
+class ServedImages:
+    """The images of a layer store, by reference. Safe in threads.
+
+    Args:
+        opener: Finds an image.
+        pinned: Returns the image that a layer in use belongs to, by reference and layer: its tag may have moved on.
+        opened: Told of each image that was found.
+        clock: For patience.
+    """
+
+    def __init__(
+        self,
+        opener: Callable[[Reference, str | None], ServedImage],
+        pinned: Callable[[Reference, str], str | None] = lambda *_: None,
+        opened: Callable[[ServedImage], None] = lambda _: None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._opener, self._pinned, self._opened = opener, pinned, opened
+        self._clock = clock or SystemClock()
+        self._known: dict[str, _Known] = {}
+        self._all: list[ServedImage] = []
+        self._lock = threading.Lock()
+
+    def of(self, reference: Reference) -> ServedImage | None:
+        """Return the image of a reference; None where there is none, or none that can be had now."""
+        known = self._entry(reference)
+        if known is None:
+            return None
+        with known.lock:
+            if known.served is None:
+                self._look(known, reference)
+            return known.served
+
+    def holding(self, reference: Reference, layer: str) -> ServedImage | None:
+        """Return an image of a reference that has a layer; None where there is none."""
+        known = self._entry(reference)
+        if known is None:
+            return None
+        with known.lock:
+            if known.served is not None and known.served.place_of(layer) is not None:
+                return known.served
+            digest = self._pinned(reference, layer)
+            if digest is not None:
+                found = self._open(reference, digest)
+                if found is not None and found.place_of(layer) is not None:
+                    known.served = known.served or found
+                    return found
+            self._look(known, reference)
+            found = known.served
+            return found if found is not None and found.place_of(layer) is not None else None
+
+    def close(self) -> None:
+        """Let go of connections."""
+        for served in self._all:
+            served.store.close()
+
+    def _entry(self, reference: Reference) -> _Known | None:
+        with self._lock:
+            found = self._known.get(str(reference))
+            if found is None:
+                if len(self._known) >= MAX_IMAGES:
+                    self._forget()
+                if len(self._known) >= MAX_IMAGES:
+                    _log.warning("%d images are shown; %s is one too many", MAX_IMAGES, reference)
+                    return None
+                found = self._known[str(reference)] = _Known()
+            return found
+
+    def _forget(self) -> None:
+        """Drop references that led to nothing; the lock is held."""
+        self._known = {name: known for name, known in self._known.items() if known.served}
+
+    def _look(self, known: _Known, reference: Reference) -> None:
+        """Ask the registry, unless it was asked a moment ago; the reference's lock is held."""
+        now_s = self._clock.now_s()
+        if known.looked_s is not None and now_s - known.looked_s < PATIENCE_S:
+            return
+        known.looked_s = now_s
+        found = self._open(reference, None)
+        known.looked_s = self._clock.now_s()  # an outage may have lasted longer than our patience
+        known.served = found or known.served
+
+    def _open(self, reference: Reference, digest: str | None) -> ServedImage | None:
+        try:
+            found = self._opener(reference, digest)
+        except (OmniloadError, OSError) as error:
+            _log.warning("%s is left to the engine: %s", reference, error)
+            return None
+        with self._lock:
+            self._all.append(found)
+        self._opened(found)
+        return found

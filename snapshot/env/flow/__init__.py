@@ -1,0 +1,1 @@
+"""Save and restore, from end to end."""

@@ -1,0 +1,343 @@
+"""Restore a snapshot into an environment: mounted, linked or copied, whatever this machine can."""
+
+import errno
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from omniload.base.errors import OmniloadError, StateError, UnavailableError
+from omniload.base.log import get_logger
+from snapshot.env.format.checks import Limits
+from snapshot.env.key.keys import Installation, base_of, installed_in, key_of
+from snapshot.env.node.cache import NodeCache, Tree, boot_id
+from snapshot.env.node.locks import together
+from snapshot.env.node.overlay import mount_overlay
+from snapshot.env.store.access import StoreMissingError
+from snapshot.env.store.progress import Progress
+from snapshot.env.target.environment import Environment
+from snapshot.env.target.records import Form, Record
+
+# The rest is imported where it is needed: a mount is there before it would be loaded.
+if TYPE_CHECKING:
+    from snapshot.env.flow.save import Captured
+    from snapshot.env.format.manifest import Manifest
+    from snapshot.env.store.repository import Repository
+
+__all__ = ["Restored", "Restorer", "Wish", "installed_record"]
+
+Wish = Literal["auto", "mount", "link", "copy"]
+"""Form asked for; ``auto`` takes the first of the others that works."""
+_LOG = get_logger(__name__)
+_NO_LINKS = frozenset(
+    {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EROFS, errno.EMLINK, errno.EOPNOTSUPP}
+)
+_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What a restore did."""
+
+    key: str
+    form: Form
+    already: bool = False
+    """Whether the environment held the snapshot before."""
+    saved: bool = False
+    """Whether the installation that had to be run was recorded."""
+    raw_bytes: int = 0
+    stored_bytes: int = 0
+    """Bytes read from the store."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds of each stage: fetch, place, install, save."""
+
+
+@dataclass(slots=True)
+class Restorer:
+    """Restores into one environment from one store through one node cache."""
+
+    environment: Environment
+    cache: NodeCache
+    opened: "Callable[[], AbstractContextManager[Repository]]"
+    """Opens the store; called only when the node does not have what is wanted."""
+    limits: Limits = field(default_factory=Limits)
+    progress: Progress = lambda *_: None
+
+    def restore(self, key: str, wish: Wish = "auto") -> Restored | None:
+        """Let the environment hold the snapshot of ``key``.
+
+        Returns:
+            What was done; ``None`` where there is no such snapshot.
+
+        Raises:
+            IntegrityError: The snapshot is damaged or hostile; nothing was changed.
+            StateError: The snapshot does not fit, or the environment cannot be cleared.
+            UnavailableError: The store does not answer, or ``mount`` was asked for and cannot be.
+        """
+        with self.environment.locked():
+            return self._restore(key, wish)
+
+    def restore_or_install(
+        self, installation: Installation, image: str, wish: Wish = "auto"
+    ) -> Restored:
+        """Restore the snapshot of an installation; where there is none, install and record one.
+
+        A store that does not answer or is not there is no reason not to start: the command is
+        run, and nothing is recorded. Damage is never skipped.
+
+        Raises:
+            StateError: The command failed.
+            IntegrityError: The snapshot is damaged or hostile.
+        """
+        with self.environment.locked():
+            document = self.environment.document(installation, image)
+            key, reachable = key_of(document), True
+            try:
+                restored = self._restore(key, wish)
+                if restored is not None:
+                    return restored
+            except (UnavailableError, StoreMissingError) as error:
+                if self.cache.tree(key) is not None:
+                    raise  # the snapshot is here; it is the form that cannot be had
+                _LOG.warning("%s; the command is run, and nothing is saved", error)
+                reachable = False
+            return self._install(document, installation, record=reachable)
+
+    def install_and_save(
+        self,
+        repository: "Repository",
+        installation: Installation,
+        *,
+        image: str = "",
+        level: int = 7,
+        byte_code: bool = True,
+    ) -> "Manifest":
+        """Install into what the environment held before any restore, and save a snapshot.
+
+        Returns:
+            The manifest on the store.
+
+        Raises:
+            StateError: The command failed, or it was run here before and cannot be captured again.
+            IntegrityError: What it made could not be restored.
+        """
+        from snapshot.env.flow.save import capture, save  # noqa: PLC0415
+
+        environment = self.environment
+        with environment.locked():
+            held = environment.heal()
+            document = environment.document(installation, image)
+            if held is not None and held.form == "command" and held.key == key_of(document):
+                raise StateError(
+                    f"{environment.interpreter.prefix} got this snapshot by the same command before, "
+                    "so nothing of it can be seen any more; make the environment anew"
+                )
+            if held is not None and held.form != "command":
+                environment.clear(held)
+            captured = capture(
+                environment.interpreter, environment.targets, installation, byte_code=byte_code
+            )
+            if captured.is_empty:
+                _LOG.warning(
+                    "the command changed nothing in %s; is its pip that of this environment?",
+                    environment.interpreter.prefix,
+                )
+            manifest = save(
+                repository,
+                captured,
+                document,
+                level=level,
+                limits=self.limits,
+                progress=self.progress,
+            )
+            environment.records.write("record", installed_record(environment, document))
+            return manifest
+
+    def _restore(self, key: str, wish: Wish) -> Restored | None:
+        begin, read = time.monotonic(), 0
+        record = self.environment.heal()
+        held = record.form if record is not None and record.key == key else None
+        if record is not None and held == "mount" and wish in ("auto", "mount"):
+            return Restored(key=key, form="mount", already=True)
+        for _ in range(_TRIES):
+            with together(self.cache.lock(key)):
+                tree = self.cache.tree(key)
+                if tree is not None:
+                    return self._take(tree, record, wish, begin=begin, read=read)
+            from snapshot.env.node.extraction import provide  # noqa: PLC0415
+
+            with self.opened() as repository:
+                tree = provide(
+                    self.cache,
+                    repository,
+                    key,
+                    self.environment.targets,
+                    fits=self.environment.check_fits,
+                    limits=self.limits,
+                    progress=self.progress,
+                )
+                read += repository.bytes_read
+            if tree is None:
+                return None
+        raise StateError(
+            f"{self.cache.folder} loses {key[:16]} as often as it is fetched ({_TRIES} times); end "
+            "what writes into environments that are linked to it, or restore with --form copy"
+        )
+
+    def _take(
+        self, tree: Tree, record: Record | None, wish: Wish, *, begin: float, read: int
+    ) -> Restored:
+        """Place a tree whose lock is held, unless the environment holds it in a form that will do."""
+        self.environment.check_fits(tree.head)
+        tree.mark_used()
+        fetched, key = time.monotonic(), tree.head.key
+        if (
+            record is not None
+            and record.key == key
+            and (wish in ("auto", record.form) or record.form == "command")
+            and record.form != "mount"
+            and self._holds(tree, record)
+        ):
+            return Restored(key=key, form=record.form, already=True, stored_bytes=read)
+        base = self._cleared_base(record, tree)
+        try:
+            form = self._place(tree, key, wish, base)
+        except UnavailableError:
+            if record is not None and record.key == key and record.form in {"link", "copy"}:
+                self._place(tree, key, record.form, base)  # it held the snapshot, and shall still
+            raise
+        return Restored(
+            key=key,
+            form=form,
+            raw_bytes=tree.head.raw_bytes,
+            stored_bytes=read,
+            seconds={"fetch": fetched - begin, "place": time.monotonic() - fetched},
+        )
+
+    def _cleared_base(self, record: Record | None, tree: Tree) -> dict[str, str]:
+        """Clear the environment; return what it holds then, as its record shall say it."""
+        if record is not None and record.form != "command":
+            self.environment.clear(record)
+            return record.base
+        if record is not None and record.key == tree.head.key:
+            return record.base
+        made_in: dict[str, str] = tree.head.document["base"]
+        now = base_of(made_in["image"], installed_in(self.environment.targets))
+        if now.installed != made_in["installed"]:
+            _LOG.warning(
+                "%s holds other distributions than the environment in which %s was saved",
+                self.environment.interpreter.prefix,
+                tree.head.key[:16],
+            )
+        return now._asdict()
+
+    def _holds(self, tree: Tree, record: Record) -> bool:
+        """Tell whether the environment still is what the record says."""
+        from snapshot.env.target.verification import faults_of  # noqa: PLC0415
+
+        digests = record.boot != boot_id()
+        faults = faults_of(tree.manifest, self.environment.targets, digests=digests)
+        if faults:
+            _LOG.warning("%s is %s; it is restored again", faults[0].path, faults[0].detail)
+        return not faults
+
+    def _place(self, tree: Tree, key: str, wish: Wish, base: dict[str, str]) -> Form:
+        forms: tuple[Form, ...] = ("mount", "link", "copy") if wish == "auto" else (wish,)
+        for form in forms:
+            try:
+                self._place_as(form, tree, key, base)
+            except UnavailableError as error:
+                if form == forms[-1]:
+                    raise
+                _LOG.debug("not as %s: %s", form, error)
+            except OSError as error:
+                if error.errno not in _NO_LINKS or form == forms[-1]:
+                    raise
+                _LOG.debug("not as %s: %s", form, error)
+            else:
+                return form
+        raise AssertionError(f"no form is left of {forms}")
+
+    def _place_as(self, form: Form, tree: Tree, key: str, base: dict[str, str]) -> None:
+        environment = self.environment
+        used = tree.head.used
+        record = Record(
+            action="apply",
+            key=key,
+            form=form,
+            base=base,
+            targets=tuple(t.path for t in environment.targets),
+            boot=boot_id(),
+        )
+        if form != "mount":
+            from snapshot.env.target.moves import apply  # noqa: PLC0415
+
+            if form == "link":
+                tree.mark_linked()
+            apply(environment.records, tree, environment.targets, record)
+            return
+        paths = [environment.targets[number].path for number in used]
+        first = not tree.may_be_mounted
+        tree.mark_mounted()
+        try:
+            for number in used:
+                mount_overlay(tree, number, environment.targets[number].path, key)
+        except OmniloadError:
+            environment.heal()  # what is mounted so far has no record
+            if first:
+                tree.mark_unmounted()
+            raise
+        environment.records.write("record", replace(record, targets=tuple(paths)))
+
+    def _install(
+        self, document: dict[str, Any], installation: Installation, *, record: bool
+    ) -> Restored:
+        from snapshot.env.flow.save import capture  # noqa: PLC0415
+
+        environment, key = self.environment, key_of(document)
+        held = environment.heal()
+        if held is not None and held.form != "command":
+            environment.clear(held)
+        elif held is not None and held.key == key:
+            record = False  # installed here before: nothing of it could be captured
+        begin = time.monotonic()
+        captured = capture(environment.interpreter, environment.targets, installation)
+        seconds, saved = {"install": captured.install_s}, False
+        if captured.is_empty:
+            _LOG.warning(
+                "the command changed nothing in %s, so no snapshot was saved; is its pip that of "
+                "this environment?",
+                environment.interpreter.prefix,
+            )
+        else:
+            if record:
+                saved = self._saved(captured, document)
+                seconds["save"] = time.monotonic() - begin - captured.install_s
+            # Also where nothing was saved: what was there before is part of the key.
+            environment.records.write("record", installed_record(environment, document))
+        return Restored(key=key, form="command", saved=saved, seconds=seconds)
+
+    def _saved(self, captured: "Captured", document: dict[str, Any]) -> bool:
+        """Save what was installed, if that can be; a start does not depend on it."""
+        from snapshot.env.flow.save import save  # noqa: PLC0415
+
+        try:
+            with self.opened() as repository:
+                save(repository, captured, document, progress=self.progress)
+        except (OmniloadError, OSError) as error:  # such as a store that is full
+            _LOG.warning("installed, but no snapshot was saved: %s", error)
+            return False
+        return True
+
+
+def installed_record(environment: Environment, document: dict[str, Any]) -> Record:
+    """Return the record of an environment that got a snapshot by installing."""
+    return Record(
+        action="apply",
+        key=key_of(document),
+        form="command",
+        base=dict(document["base"]),
+        targets=tuple(target.path for target in environment.targets),
+        boot=boot_id(),
+    )

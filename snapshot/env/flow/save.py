@@ -1,0 +1,325 @@
+"""Run a command, see what it changed in the targets, and keep that as a snapshot."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omniload.base.errors import StateError
+from omniload.base.log import get_logger
+from snapshot.env.flow import exec_with_parent as leashed
+from snapshot.env.format.checks import Limits, check_entries
+from snapshot.env.format.digests import file_digest
+from snapshot.env.format.entries import Delta, Entry, Kind, Place, Target, difference
+from snapshot.env.format.manifest import Head, Manifest
+from snapshot.env.format.manifest import Place as PackPlace
+from snapshot.env.format.packs import Frame
+from snapshot.env.key.interpreter import Interpreter, environment_of
+from snapshot.env.key.keys import Installation, installed_in, key_of, shown
+from snapshot.env.store.progress import Progress
+from snapshot.env.store.repository import Repository
+from snapshot.env.target.scan import Scan, scan
+
+__all__ = ["Captured", "capture", "save"]
+
+PACK_RAW_BYTES = 256 << 20
+"""A pack is closed at the first content that goes over; one larger file is one larger pack."""
+_PIECE_BYTES = 1 << 20
+_LOG = get_logger(__name__)
+
+
+class Captured(NamedTuple):
+    """What a command did to the targets."""
+
+    targets: tuple[Target, ...]
+    before: Scan
+    after: Scan
+    delta: Delta
+    install_s: float
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was installed: byte code at most was added to what was there."""
+        made = (
+            place
+            for place in self.delta.changed
+            if self.after[place].kind is not Kind.DIRECTORY or place not in self.before
+        )
+        return not self.delta.deleted and all("__pycache__" in path for _, path in made)
+
+
+def capture(
+    interpreter: Interpreter,
+    targets: Sequence[Target],
+    installation: Installation,
+    *,
+    byte_code: bool = True,
+) -> Captured:
+    """Run the command of an installation between two scans of the targets.
+
+    Args:
+        interpreter: Of the environment; the command finds its programs first.
+        targets: What is looked at.
+        installation: The command.
+        byte_code: Compile what the command left uncompiled: a process that imports from
+            sources alone compiles them again, each process of every node. Else leave byte
+            code out: half the files, for who starts from links or far from the store.
+
+    Raises:
+        StateError: The command failed.
+    """
+    before = scan(targets)
+    begin = time.monotonic()
+    variables = environment_of(interpreter, installation.environment)
+    words = list(installation.command)
+    if "/" not in words[0] and shutil.which(words[0], path=variables["PATH"]) is None:
+        raise StateError(f"{words[0]!r} cannot be run: there is no such program on PATH")
+    try:
+        # Standard output is for the key. A killed save takes the command along, or the next
+        # one would look at files that are still being written.
+        leash = [interpreter.executable, "-I", leashed.__file__, str(os.getpid())]
+        done = subprocess.run(  # noqa: S603
+            # A user who may not run the interpreter can do nothing with it but copy into it.
+            [*leash, *words] if os.access(interpreter.executable, os.X_OK) else words,
+            cwd=installation.folder,
+            env=variables,
+            check=False,
+            stdout=2,
+        )
+    except OSError as error:
+        raise StateError(f"{words[0]!r} cannot be run: {error.strerror}") from error
+    if done.returncode == leashed.CANNOT_RUN:
+        raise StateError(f"{words[0]!r} cannot be run; why is said above")
+    if done.returncode != 0:
+        raise StateError(f"{' '.join(words)!r} ended with {done.returncode}; nothing was saved")
+    install_s = time.monotonic() - begin
+    if byte_code:
+        _compile(interpreter, _sources_of(interpreter, targets, before, scan(targets)))
+    after = scan(targets)
+    if not byte_code:
+        _leave_out_byte_code(before, after)
+    return Captured(tuple(targets), before, after, difference(before, after), install_s)
+
+
+def save(
+    repository: Repository,
+    captured: Captured,
+    document: dict[str, Any],
+    *,
+    level: int = 7,
+    limits: Limits | None = None,
+    progress: Progress = lambda *_: None,
+) -> Manifest:
+    """Write a snapshot of what was captured: packs first, the manifest last.
+
+    Contents that lie in the store already are not written again.
+
+    Returns:
+        The manifest that is on the store now: an older one of the same key stays.
+
+    Raises:
+        StateError: A file changed while it was read.
+        IntegrityError: What was captured could not be restored (such as links that lead out).
+    """
+    threads = min(8, (os.cpu_count() or 1) + 1)
+    with ThreadPoolExecutor(threads, thread_name_prefix="omniload-env") as pool:
+        targets = captured.targets
+        entries = _entries(captured, pool, progress)
+        check_entries(entries, targets, limits)
+        writer = _Writer(repository, targets, entries, level, progress)
+        writer.write(pool)
+    head = Head(
+        key=key_of(document),
+        document=document,
+        targets=tuple(Target(shown(name), shown(path)) for name, path in targets),
+        created_ns=time.time_ns(),
+        packs=tuple(writer.packs),
+        distributions=installed_in(targets),
+        install_s=round(captured.install_s, 3),
+        stored_bytes=writer.stored_bytes,
+        skipped=tuple(map(shown, captured.after.special)),
+    )
+    manifest = Manifest(
+        head=head, entries=entries, contents=writer.places, frames=tuple(writer.packs.values())
+    )
+    if repository.publish(manifest):
+        return manifest
+    present = repository.manifest(head.key)
+    if present is None:
+        raise StateError(f"the manifest of {head.key} came and went; save again")
+    return present
+
+
+def _entries(captured: Captured, pool: ThreadPoolExecutor, progress: Progress) -> tuple[Entry, ...]:
+    """Make entries of a delta; files are hashed beside each other."""
+    targets, delta, after = captured.targets, captured.delta, captured.after
+    files = [place for place in delta.changed if after[place].kind is Kind.FILE]
+    total, done = sum(after[place].size_bytes for place in files), 0
+    digests = dict[tuple[int, str], bytes]()
+    paths = (Path(targets[number].path) / path for number, path in files)
+    for place, digest in zip(files, pool.map(file_digest, paths), strict=True):
+        digests[place] = digest
+        done += after[place].size_bytes
+        progress("reading", done, total)
+    entries = [Entry(number, path, Kind.DELETED) for number, path in delta.deleted]
+    for place in delta.changed:
+        number, path = place
+        seen = after[place]
+        link = str(Path(targets[number].path, path).readlink()) if seen.kind is Kind.LINK else ""
+        mode = 0 if seen.kind is Kind.LINK else seen.mode & 0o777
+        digest = digests.get(place, b"")
+        entries.append(
+            Entry(number, path, seen.kind, mode, seen.mtime_ns, seen.size_bytes, digest, link)
+        )
+    # What lies above a deletion must be there to hold it.
+    places = {(entry.target, entry.path) for entry in entries}
+    for number, path in delta.deleted:
+        above = path.rpartition("/")[0]
+        while (number, above) not in places:
+            seen = after[number, above]
+            entries.append(Entry(number, above, seen.kind, seen.mode & 0o777, seen.mtime_ns))
+            places.add((number, above))
+            above = above.rpartition("/")[0]
+    return tuple(sorted(entries, key=lambda entry: (entry.target, entry.path)))
+
+
+class _Writer:
+    """Puts the contents of entries into packs."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        targets: Sequence[Target],
+        entries: Sequence[Entry],
+        level: int,
+        progress: Progress,
+    ) -> None:
+        self._repository = repository
+        self._level = level
+        self._progress = progress
+        self._done = 0
+        self._path_of: dict[bytes, Path] = {}
+        self._size_of: dict[bytes, int] = {}
+        for entry in entries:
+            if entry.kind is Kind.FILE:
+                self._path_of.setdefault(
+                    entry.digest, Path(targets[entry.target].path) / entry.path
+                )
+                self._size_of[entry.digest] = entry.size_bytes
+        self.places: dict[bytes, PackPlace] = {}
+        self.packs: dict[str, tuple[Frame, ...]] = {}
+        self.stored_bytes = 0
+
+    def write(self, pool: ThreadPoolExecutor) -> None:
+        """Find what the store has, write the rest."""
+        for digest, size in self._size_of.items():
+            if size == 0:
+                self.places[digest] = PackPlace(0, 0, 0)
+        known = self._repository.known_contents(self._path_of.keys() - self.places.keys())
+        for digest, (pack, content) in known.items():
+            if content.size_bytes == self._size_of[digest]:
+                self._place(digest, pack, content.offset)
+        for pack in self.packs:
+            self.packs[pack] = self._repository.index(pack).frames
+        # Files of one kind beside each other compress better.
+        rest = sorted(
+            self._path_of.keys() - self.places.keys(),
+            key=lambda digest: (self._path_of[digest].suffix, self._path_of[digest]),
+        )
+        for batch in self._batches(rest):
+            name, index, stored = self._repository.write_pack(
+                [(digest, self._size_of[digest]) for digest in batch],
+                self._pieces,
+                level=self._level,
+                pool=pool,
+            )
+            for content in index.contents:
+                self._place(content.digest, name, content.offset)
+            self.packs[name] = index.frames
+            self.stored_bytes += stored
+
+    def _place(self, digest: bytes, pack: str, offset: int) -> None:
+        self.packs.setdefault(pack, ())
+        number = list(self.packs).index(pack)
+        self.places[digest] = PackPlace(number, offset, self._size_of[digest])
+
+    def _batches(self, digests: Sequence[bytes]) -> Iterator[list[bytes]]:
+        batch, held = list[bytes](), 0
+        for digest in digests:
+            batch.append(digest)
+            held += self._size_of[digest]
+            if held >= PACK_RAW_BYTES:
+                yield batch
+                batch, held = [], 0
+        if batch:
+            yield batch
+
+    def _pieces(self, digest: bytes) -> Iterator[bytes]:
+        """Read a file once more; it must still be what was hashed."""
+        path, total = self._path_of[digest], hashlib.sha256()
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                total.update(piece)
+                yield piece
+                self._done += len(piece)
+                self._progress("packing", self._done, sum(self._size_of.values()))
+        if total.digest() != digest:
+            raise StateError(f"{path} changed while it was saved; end what writes it, save again")
+
+
+def _leave_out_byte_code(before: Scan, after: Scan) -> None:
+    """Take out of a scan what can be compiled again: byte code of a source beside that was not there before."""
+    folders = set[Place]()
+    for number, path in after.keys() - before.keys():
+        folder, _, name = path.rpartition("/")
+        above, _, cache = folder.rpartition("/")
+        source = f"{above}/{name.partition('.')[0]}.py".lstrip("/")
+        if cache == "__pycache__" and name.endswith(".pyc") and (number, source) in after:
+            del after[number, path]
+            folders.add((number, folder))
+    held = {(number, path.rpartition("/")[0]) for number, path in after}
+    for place in folders - held - before.keys():
+        del after[place]
+
+
+def _sources_of(
+    interpreter: Interpreter, targets: Sequence[Target], before: Scan, after: Scan
+) -> list[str]:
+    """Return what is to be compiled: new directories that hold sources, and changed sources in old ones.
+
+    What was there before is not even looked at: in an image that is read as needed, it would come over the link.
+    """
+    found: dict[str, None] = {}
+    for number, path in difference(before, after).changed:
+        if not path.endswith(".py") or targets[number].path == interpreter.scripts:
+            continue
+        parts = path.split("/")
+        above = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
+        new = next((folder for folder in above if (number, folder) not in before), path)
+        found[f"{targets[number].path}/{new}"] = None
+    return list(found)
+
+
+def _compile(interpreter: Interpreter, sources: Sequence[str]) -> None:
+    """Compile files and directories to byte code; sources that cannot be compiled are left alone."""
+    listed = "".join(f"{path}\n" for path in sources if "\n" not in path)
+    if not listed:
+        return
+    words = [interpreter.executable, "-m", "compileall", "-qq", "-j", "0", "-i", "-"]
+    try:
+        done = subprocess.run(  # noqa: S603 -- the user's own interpreter
+            words,
+            check=False,
+            input=os.fsencode(listed),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        if done.returncode != 0:
+            _LOG.debug("some sources could not be compiled to byte code")
+    except OSError as error:
+        _LOG.warning("no byte code was added: %s", error)

@@ -1,0 +1,1 @@
+"""What lies on the store, as bytes; what is refused before anything is written."""

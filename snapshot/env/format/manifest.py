@@ -1,0 +1,268 @@
+"""The manifest of a snapshot: its key, every entry, and where each content lies.
+
+A header of 64 bytes, then one zstd frame. Laid out byte by byte in
+``docs/design/0021-environment-snapshots.md``. Tables of fixed records, because
+a restore reads tens of thousands of entries within its half second.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import orjson
+import zstandard
+
+from omniload.base.errors import IntegrityError, OmniloadError, StateError
+from snapshot.env.format.entries import Entry, Kind, Target, check_order
+from snapshot.env.format.packs import Frame, check_frames, inflate
+
+__all__ = [
+    "HEADER_BYTES",
+    "VERSION",
+    "Head",
+    "Manifest",
+    "Place",
+    "decode_manifest",
+    "encode_manifest",
+]
+
+VERSION = 1
+MAGIC = b"OMNIENV\0"
+HEADER_BYTES = 64
+MAX_BODY_BYTES = 1 << 30
+
+_HEADER = struct.Struct("<8sIIQQ32s")
+_ENTRY = struct.Struct("<BBHIqQ")
+_CONTENT = struct.Struct("<32sIIQQ")
+_FRAME = struct.Struct("<IIQII")
+_NONE = 0xFFFFFFFF
+
+
+class Place(NamedTuple):
+    """Where a content lies."""
+
+    pack: int
+    """Number of the pack among those of the manifest."""
+    offset: int
+    """In the raw pack."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What a person wants to know; JSON in the manifest."""
+
+    version: int = VERSION
+    key: str
+    """64 hexadecimal digits."""
+    document: dict[str, Any]
+    """What the key is made of."""
+    targets: tuple[Target, ...]
+    created_ns: int
+    packs: tuple[str, ...]
+    """Names of the packs that hold the contents."""
+    distributions: tuple[str, ...] = ()
+    """``name==version`` of what is installed after the command."""
+    install_s: float = 0.0
+    """Seconds that the command took."""
+    stored_bytes: int = 0
+    """Bytes this snapshot added to the store."""
+    skipped: tuple[str, ...] = ()
+    """Paths that a snapshot cannot hold: devices, sockets, pipes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A whole snapshot but for the bytes of its files."""
+
+    head: Head
+    entries: tuple[Entry, ...]
+    """In order of target and path."""
+    contents: dict[bytes, Place] = field(default_factory=dict)
+    """By SHA-256."""
+    frames: tuple[tuple[Frame, ...], ...] = ()
+    """All frames of each pack."""
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size_bytes for entry in self.entries)
+
+    @property
+    def num_files(self) -> int:
+        """Files among the entries."""
+        return sum(entry.kind is Kind.FILE for entry in self.entries)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the bytes of a manifest."""
+    digests = sorted(manifest.contents)
+    number_of = {digest: number for number, digest in enumerate(digests)}
+    fields = asdict(manifest.head)
+    fields["targets"] = [target._asdict() for target in manifest.head.targets]
+    head = orjson.dumps(
+        {
+            **fields,
+            "entries": len(manifest.entries),
+            "contents": len(digests),
+            "frames": sum(map(len, manifest.frames)),
+        }
+    )
+    blocks = [
+        head,
+        _names(entry.path for entry in manifest.entries),
+        _names(entry.link for entry in manifest.entries if entry.kind is Kind.LINK),
+        b"".join(
+            _ENTRY.pack(e.kind, e.target, e.mode, number_of.get(e.digest, _NONE), *e[4:6])
+            for e in manifest.entries
+        ),
+        b"".join(
+            _CONTENT.pack(d, manifest.contents[d].pack, 0, *manifest.contents[d][1:])
+            for d in digests
+        ),
+        b"".join(
+            _FRAME.pack(number, 0, *frame)
+            for number, frames in enumerate(manifest.frames)
+            for frame in frames
+        ),
+    ]
+    body = b"".join(struct.pack("<Q", len(block)) + block for block in blocks)
+    stored = zstandard.ZstdCompressor(level=9).compress(body)
+    digest = hashlib.sha256(body).digest()
+    return _HEADER.pack(MAGIC, VERSION, 0, len(body), len(stored), digest) + stored
+
+
+def decode_manifest(data: bytes, *, name: str) -> Manifest:
+    """Read a manifest; every number in it is checked against the others.
+
+    Whether its paths may be written is for ``snapshot.env.format.checks``.
+
+    Raises:
+        IntegrityError: It is damaged or contradicts itself.
+        StateError: Another version wrote it.
+    """
+    body = _body(data, name)
+    try:
+        head, fields, blocks = _blocks(body)
+        entries, contents, frames = _tables(fields, blocks)
+    except OmniloadError:
+        raise
+    except (ValueError, KeyError, TypeError, struct.error) as error:
+        raise IntegrityError(f"manifest {name!r} contradicts itself: {error!r}") from error
+    manifest = Manifest(head=head, entries=entries, contents=contents, frames=frames)
+    _check(manifest, name)
+    return manifest
+
+
+def _body(data: bytes, name: str) -> bytes:
+    if len(data) < HEADER_BYTES or data[:8] != MAGIC:
+        raise IntegrityError(f"{name!r} is no manifest of a snapshot, or was cut short")
+    _, version, _, raw_bytes, stored_bytes, digest = _HEADER.unpack(data[:HEADER_BYTES])
+    if version != VERSION:
+        raise StateError(
+            f"manifest {name!r} has version {version}, this code reads {VERSION}; "
+            "restore it with the release that saved it"
+        )
+    if len(data) != HEADER_BYTES + stored_bytes or raw_bytes > MAX_BODY_BYTES:
+        raise IntegrityError(
+            f"manifest {name!r} has {len(data)} bytes and claims {HEADER_BYTES + stored_bytes}, "
+            f"or {raw_bytes} raw bytes, more than {MAX_BODY_BYTES}"
+        )
+    body = inflate(data[HEADER_BYTES:], raw_bytes, name=name)
+    if hashlib.sha256(body).digest() != digest:
+        raise IntegrityError(f"manifest {name!r} does not match its digest")
+    return body
+
+
+def _blocks(body: bytes) -> tuple[Head, dict[str, Any], list[bytes]]:
+    blocks, at = [], 0
+    while at < len(body):
+        (size,) = struct.unpack_from("<Q", body, at)
+        if at + 8 + size > len(body):
+            raise ValueError(f"a block of {size} bytes at {at} of {len(body)}")
+        blocks.append(body[at + 8 : at + 8 + size])
+        at += 8 + size
+    if len(blocks) != 6:
+        raise ValueError(f"{len(blocks)} blocks, not 6")
+    fields = orjson.loads(blocks[0])
+    counts = {count: int(fields.pop(count)) for count in ("entries", "contents", "frames")}
+    fields["targets"] = tuple(Target(**target) for target in fields["targets"])
+    for listed in ("packs", "distributions", "skipped"):
+        fields[listed] = tuple(map(str, fields[listed]))
+    head = Head(**fields)
+    if not isinstance(head.document, dict) or not isinstance(head.created_ns, int):
+        raise TypeError(f"document {head.document!r}, created_ns {head.created_ns!r}")
+    return head, counts, blocks
+
+
+def _tables(
+    counts: dict[str, Any], blocks: Sequence[bytes]
+) -> tuple[tuple[Entry, ...], dict[bytes, Place], tuple[tuple[Frame, ...], ...]]:
+    _, names, links, entry_table, content_table, frame_table = blocks
+    contents: dict[bytes, Place] = {}
+    digests: list[bytes] = []
+    for digest, pack, _, offset, size in _CONTENT.iter_unpack(content_table):
+        digests.append(digest)
+        contents[digest] = Place(pack, offset, size)
+    if len(contents) != counts["contents"]:
+        raise ValueError(f"{len(contents)} contents, {counts['contents']} are due")
+    link_of = _split(links)
+    entries = []
+    table = _ENTRY.iter_unpack(entry_table)
+    for path, (kind, target, mode, content, mtime_ns, size) in zip(
+        _split(names), table, strict=True
+    ):
+        digest = digests[content] if content != _NONE else b""
+        link = next(link_of) if kind == Kind.LINK else ""
+        entries.append(Entry(target, path, Kind(kind), mode, mtime_ns, size, digest, link))
+    if len(entries) != counts["entries"] or next(link_of, None) is not None:
+        raise ValueError(f"{len(entries)} entries, {counts['entries']} are due")
+    frames: dict[int, list[Frame]] = {}
+    for pack, _, *frame in _FRAME.iter_unpack(frame_table):
+        frames.setdefault(pack, []).append(Frame(*frame))
+    listed = tuple(tuple(frames[number]) for number in sorted(frames))
+    if sorted(frames) != list(range(len(frames))) or sum(map(len, listed)) != counts["frames"]:
+        raise ValueError(f"frames of the packs {sorted(frames)}, {counts['frames']} are due")
+    return tuple(entries), contents, listed
+
+
+def _check(manifest: Manifest, name: str) -> None:
+    """Check that entries, contents, frames and packs agree."""
+    head = manifest.head
+    if head.version != VERSION or len(head.packs) != len(manifest.frames):
+        raise IntegrityError(
+            f"manifest {name!r}: {len(head.packs)} packs, {len(manifest.frames)} framed"
+        )
+    if not check_order(manifest.entries):
+        raise IntegrityError(f"manifest {name!r}: entries are out of order, or one stands twice")
+    for pack in head.packs:
+        if not pack.isalnum():
+            raise IntegrityError(f"manifest {name!r}: {pack!r} is no name of a pack")
+    ends = []
+    for pack, frames in zip(head.packs, manifest.frames, strict=True):
+        check_frames(frames, name=pack)
+        ends.append(sum(frame.raw_bytes for frame in frames))
+    for place in manifest.contents.values():
+        if place.size_bytes and (
+            place.pack >= len(ends) or place.offset + place.size_bytes > ends[place.pack]
+        ):
+            raise IntegrityError(f"manifest {name!r}: a content lies outside its pack: {place}")
+    for entry in manifest.entries:
+        if entry.kind is Kind.FILE and (
+            entry.digest not in manifest.contents
+            or manifest.contents[entry.digest].size_bytes != entry.size_bytes
+        ):
+            raise IntegrityError(f"manifest {name!r}: {entry.path!r} has no content of its size")
+
+
+def _names(names: Iterator[str]) -> bytes:
+    return b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in names)
+
+
+def _split(table: bytes) -> Iterator[str]:
+    if table and not table.endswith(b"\0"):
+        raise ValueError("a table of names does not end with a zero byte")
+    text = table.decode("utf-8", "surrogateescape")
+    return iter(text.split("\0")[:-1])

@@ -1,0 +1,1 @@
+"""The key of a snapshot: interpreter, base, command, requests."""

@@ -1,0 +1,127 @@
+"""The interpreter of an environment, asked about itself."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omniload.base.errors import ConfigError
+from snapshot.env.key import describe
+
+__all__ = ["Interpreter", "environment_of", "find_python", "probe"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interpreter:
+    """What an interpreter says of itself. Whatever wheels are chosen by is part of the key."""
+
+    executable: str
+    prefix: str
+    """Root of the environment."""
+    purelib: str
+    platlib: str
+    scripts: str
+    implementation: str
+    version: str
+    cache_tag: str
+    """Names byte code: ``cpython-311``."""
+    soabi: str
+    """Names extension modules."""
+    abiflags: str
+    platform: str
+    machine: str
+    libc: str
+    """``glibc 2.36``."""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Directories that an installation changes."""
+        return (self.purelib, self.platlib, self.scripts)
+
+    def identity(self) -> dict[str, str]:
+        """Return what decides which wheels fit: the part of the key about the machine."""
+        return {
+            name: getattr(self, name)
+            for name in (
+                "implementation", "version", "cache_tag", "soabi", "abiflags",
+                "platform", "machine", "libc",
+            )
+        }  # fmt: skip
+
+
+def find_python(named: str | None, environment: Mapping[str, str] = os.environ) -> str:
+    """Return the interpreter of the active environment.
+
+    Args:
+        named: What the user gave: an interpreter, or the root of an environment.
+        environment: Where ``VIRTUAL_ENV`` and ``CONDA_PREFIX`` are looked up.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    active = named or environment.get("VIRTUAL_ENV") or environment.get("CONDA_PREFIX")
+    path = Path(active or sys.executable)
+    try:
+        if path.is_dir():
+            path = path / "bin" / "python"
+        if not path.is_file():
+            raise ConfigError(f"{path}: no interpreter there; give --python an interpreter")
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: user {os.geteuid()} may not look there ({error.strerror}); open the folders "
+            "above it, or give --python another interpreter"
+        ) from error
+    return os.path.abspath(path)  # noqa: PTH100 -- resolve() would leave the environment
+
+
+def probe(python: str) -> Interpreter:
+    """Ask an interpreter about itself.
+
+    It runs isolated, so that neither the current directory nor ``PYTHONPATH`` answers for
+    it. The interpreter that runs this is asked without a process of its own.
+
+    Args:
+        python: The interpreter.
+
+    Raises:
+        ConfigError: It does not run.
+    """
+    try:
+        return Interpreter(**_asked(python))
+    except TypeError as error:
+        raise ConfigError(f"{python}: cannot be asked about itself: {error}") from error
+
+
+def _asked(python: str) -> dict[str, str]:
+    if python == sys.executable:
+        return describe.describe()
+    words = [python, "-I", describe.__file__]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)  # noqa: S603 -- the user's own
+        described: dict[str, str] = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise ConfigError(f"{python}: cannot be asked about itself: {error}") from error
+    return described
+
+
+def environment_of(
+    interpreter: Interpreter, environment: Mapping[str, str], paths: Sequence[str] = ()
+) -> dict[str, str]:
+    """Return the variables under which a command of this environment runs: its bin first.
+
+    Args:
+        interpreter: Of the environment.
+        environment: Variables now.
+        paths: More directories to put before ``PATH``.
+    """
+    given = dict(environment)
+    found = [*paths, interpreter.scripts, given.get("PATH", os.defpath)]
+    given["PATH"] = os.pathsep.join(found)
+    given.pop("PYTHONHOME", None)
+    given.pop("VIRTUAL_ENV", None)  # of another one: uv would install there
+    if (Path(interpreter.prefix) / "pyvenv.cfg").is_file():
+        given["VIRTUAL_ENV"] = interpreter.prefix
+    return given

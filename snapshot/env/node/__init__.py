@@ -1,0 +1,1 @@
+"""Trees of a node: extracted, locked, mounted, verified, pruned."""

@@ -1,0 +1,1 @@
+"""Manifests and packs on a store."""

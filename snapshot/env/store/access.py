@@ -1,0 +1,66 @@
+"""From the URL of a store to the snapshots on it."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from omniload.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from snapshot.env.store.repository import Repository
+
+__all__ = ["StoreMissingError", "opened"]
+
+
+class StoreMissingError(ConfigError):
+    """The folder of a store is not there: nobody made it, or what it lies on is not mounted."""
+
+
+@contextmanager
+def opened(url: str) -> "Iterator[Repository]":
+    """Open the snapshots of the store at ``url``; outages are retried.
+
+    Raises:
+        ConfigError: The URL names nothing that can be opened.
+        StoreMissingError: It names a folder that is not there.
+        UnavailableError: The store does not answer.
+    """
+    # Imported here: clients of stores take longer to load than a warm restore takes altogether.
+    from fusefs.stores.retry import RetryingStore  # noqa: PLC0415
+    from fusefs.stores.url import open_store  # noqa: PLC0415
+    from snapshot.env.store.repository import Repository  # noqa: PLC0415
+
+    _check_there(url)
+    with _standard_output_kept():
+        opening = open_store(url)
+    with closing(RetryingStore(opening)) as store:
+        yield Repository(store)
+
+
+def _check_there(url: str) -> None:
+    parts = urlsplit(url)
+    folder = parts.path if parts.scheme == "file" else url
+    # Not ``exists``: of a folder behind a closed or broken one, the store says why.
+    if parts.scheme in {"", "file"} and not os.path.lexists(folder):
+        raise StoreMissingError(
+            f"store {url!r} is not there; make the folder, or mount what it lies on"
+        )
+
+
+@contextmanager
+def _standard_output_kept() -> Iterator[None]:
+    """Send to standard error what a client writes while it is loaded: standard output is for a key or JSON.
+
+    A Java machine logs there, past Python, so the descriptor itself is turned.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

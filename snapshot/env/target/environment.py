@@ -1,0 +1,156 @@
+"""The environment at hand: what it holds now, and how it is brought back to what it held."""
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from omniload.base.errors import StateError
+from snapshot.env.format.entries import Target
+from snapshot.env.key.interpreter import Interpreter, find_python, probe
+from snapshot.env.key.keys import (
+    Base,
+    Installation,
+    base_of,
+    document_of,
+    installed_in,
+    key_of,
+    shown,
+)
+from snapshot.env.node.locks import exclusively
+from snapshot.env.node.overlay import mount_source, mounts_at, umount
+from snapshot.env.node.tree_head import TreeHead
+from snapshot.env.target.records import Record, Records
+from snapshot.env.target.scan import targets_of
+
+__all__ = ["Environment", "active_environment"]
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """An interpreter, the directories whose changes are captured, and what was done to them."""
+
+    interpreter: Interpreter
+    targets: tuple[Target, ...]
+    records: Records
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep other restores of this environment out."""
+        return exclusively(self.records.lock)
+
+    def heal(self) -> Record | None:
+        """Finish what a killed restore left, under the lock; return what the environment holds.
+
+        A journal is carried out to its end. Overlays without a record are leftovers of a
+        restore that died between its mounts, and go. A record of mounts that are gone (the
+        container or the machine has started again) goes too.
+        """
+        journal = self.records.read("journal")
+        if journal is not None:
+            from snapshot.env.target.moves import carry_out  # noqa: PLC0415 -- rarely needed
+
+            carry_out(self.records, journal)
+        record = self.records.read("record")
+        # Also those of a restore that was told of more targets than we are.
+        paths = {target.path for target in self.targets} | set(record.targets if record else ())
+        seen = {path: mounts_at(path) for path in paths}
+        mounted = [path for path, mounts in seen.items() if mounts]
+        if record is None or record.form != "mount":
+            for path in mounted:
+                umount(path, lazily=True)
+            return record
+        # Another container may have mounted, and recorded, another snapshot on the same volume.
+        ours = all(seen[path][-1].source == mount_source(record.key) for path in mounted)
+        if not ours or sorted(mounted) != sorted(record.targets):
+            self._take_off(paths, lazily=True)
+            self.records.remove("record")
+            return None
+        return record
+
+    def clear(self, record: Record | None, *, lazily: bool = False) -> None:
+        """Bring back what the environment held before ``record``, under the lock.
+
+        Raises:
+            StateError: It was installed here, not restored, or a mount is in use.
+        """
+        if record is None:
+            return
+        if record.form == "command":
+            raise StateError(
+                f"{self.interpreter.prefix} got snapshot {record.key[:16]} by installing, which "
+                "cannot be undone; make the environment anew"
+            )
+        if record.form == "mount":
+            self._take_off(record.targets, lazily=lazily)
+            self.records.remove("record")
+        else:
+            from snapshot.env.target.moves import undo  # noqa: PLC0415 -- rarely needed
+
+            undo(self.records, record)
+
+    def _take_off(self, paths: Iterable[str], *, lazily: bool) -> None:
+        for path in paths:
+            for _ in mounts_at(path):
+                umount(path, lazily=lazily)
+
+    def document(self, installation: Installation, image: str) -> dict[str, Any]:
+        """Return the key document of an installation into what this environment held before, under the lock.
+
+        After a restore, the base is what was there before it; so the same request gives the
+        same key again. After an installation in place it is that only for the same request,
+        since it cannot be undone for another one.
+        """
+        record = self.heal()
+        if record is not None:
+            before = Base(image, record.base["installed"])
+            document = document_of(self.interpreter, self.targets, before, installation)
+            if record.form != "command" or key_of(document) == record.key:
+                return document
+        now = base_of(image, installed_in(self.targets))
+        return document_of(self.interpreter, self.targets, now, installation)
+
+    def heal_locked(self) -> Record | None:
+        """Take the lock and heal."""
+        with self.locked():
+            return self.heal()
+
+    def check_fits(self, head: TreeHead) -> None:
+        """Check that a snapshot was made for an environment like this one.
+
+        Raises:
+            StateError: Interpreter, prefix or targets are others; its byte code, extension
+                modules or scripts would not work here.
+        """
+        here = {
+            **{f"interpreter.{k}": v for k, v in self.interpreter.identity().items()},
+            "prefix": shown(os.path.realpath(self.interpreter.prefix)),
+            "targets": [shown(target.name) for target in self.targets],
+        }
+        there = {
+            **{f"interpreter.{k}": v for k, v in head.document.get("interpreter", {}).items()},
+            "prefix": head.document.get("prefix"),
+            "targets": head.targets,
+        }
+        for name, value in here.items():
+            if there.get(name) != value:
+                remedy = "give the same --target, or " if name == "targets" else ""
+                raise StateError(
+                    f"snapshot {head.key[:16]} was made for {name} {there.get(name)!r}, "
+                    f"this environment has {value!r}; {remedy}save one here"
+                )
+
+
+def active_environment(python: str | None = None, more: Sequence[str] = ()) -> Environment:
+    """Return the environment that is active, or that of the interpreter given.
+
+    Args:
+        python: An interpreter, or the root of an environment.
+        more: Directories to capture beside site-packages and the scripts.
+
+    Raises:
+        ConfigError: There is no such interpreter.
+    """
+    interpreter = probe(find_python(python))
+    targets = targets_of(interpreter.prefix, [*interpreter.targets, *more])
+    return Environment(interpreter, targets, Records(interpreter.prefix))

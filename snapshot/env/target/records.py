@@ -1,0 +1,90 @@
+"""What was done to an environment: the journal of a restore under way, the record of one that is done."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from omniload.base.errors import StateError
+from snapshot.env.target.scan import OWN_FOLDER
+
+__all__ = ["VERSION", "Form", "Move", "Record", "Records"]
+
+VERSION = 1
+Form = Literal["mount", "link", "copy", "command"]
+"""How an environment came to hold a snapshot; ``command``: it was installed here."""
+
+
+class Move(NamedTuple):
+    """One path that a restore puts in place or takes away."""
+
+    target: int
+    path: str
+    stages: bool
+    """Whether something takes its place; else it is a deletion."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What was done to an environment; JSON in ``<prefix>/.omniload-env``."""
+
+    version: int = VERSION
+    action: Literal["apply", "undo"]
+    key: str
+    form: Form
+    base: dict[str, str]
+    """What the environment held before: part of the key."""
+    targets: tuple[str, ...]
+    """Paths of the targets."""
+    moves: tuple[Move, ...] = ()
+    boot: str = ""
+    """Start of the kernel under which it was written."""
+
+
+class Records:
+    """The journal and the record of one environment."""
+
+    def __init__(self, prefix: str) -> None:
+        self.folder = Path(prefix) / OWN_FOLDER
+
+    @property
+    def lock(self) -> Path:
+        """The lock file of the environment."""
+        return self.folder / "lock"
+
+    def read(self, name: Literal["journal", "record"]) -> Record | None:
+        """Return the journal or the record; ``None`` where there is none.
+
+        Raises:
+            StateError: Another version wrote it, or it is damaged.
+        """
+        path = self.folder / f"{name}.json"
+        try:
+            fields: dict[str, Any] = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise StateError(f"{path} is damaged: {error}; make the environment anew") from error
+        if fields.get("version") != VERSION:
+            raise StateError(
+                f"{path} has version {fields.get('version')!r}, this code reads {VERSION}; "
+                "undo it with the release that wrote it"
+            )
+        fields["moves"] = tuple(Move(*move) for move in fields["moves"])
+        fields["targets"] = tuple(fields["targets"])
+        return Record(**fields)
+
+    def write(self, name: Literal["journal", "record"], record: Record) -> None:
+        """Write the journal or the record, durably and in one rename."""
+        self.folder.mkdir(exist_ok=True)
+        temporary = self.folder / f"{name}.new"
+        with temporary.open("wb") as file:
+            file.write(json.dumps(asdict(record)).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.folder / f"{name}.json")
+
+    def remove(self, name: Literal["journal", "record"]) -> None:
+        """Remove the journal or the record."""
+        (self.folder / f"{name}.json").unlink(missing_ok=True)

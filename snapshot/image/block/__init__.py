@@ -1,0 +1,1 @@
+"""Blocks: fetched in an order of priorities, verified, kept on disk."""

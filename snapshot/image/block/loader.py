@@ -1,0 +1,321 @@
+"""Carries wishes for blocks to a ``Fetcher``, and its requests to tiers. Decides nothing."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+from typing_extensions import override
+
+from omniload.base.clock import Clock, SystemClock
+from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
+from omniload.base.log import get_logger
+from snapshot.image.block.fetcher import (
+    LOOK_AHEAD,
+    BlocksFetched,
+    BlockWanted,
+    Command,
+    Event,
+    FetchBlocks,
+    Fetcher,
+    FetchSettings,
+    GiveUpBlock,
+    HandOverBlock,
+    Priority,
+    Ticked,
+    WakeAt,
+)
+from snapshot.image.block.refs import BlockRef, block_refs
+from snapshot.image.block.store import BlockStore
+from snapshot.image.layer.index import LayerIndex
+from snapshot.image.layer.indexer import BlockSource
+from snapshot.oci.store import ImageStore
+
+__all__ = ["BlockLoader", "BlockTier", "RegistryTier"]
+
+_log = get_logger(__name__)
+
+
+class BlockTier(Protocol):
+    """Where blocks can be asked for. Called from several threads."""
+
+    def fetch(self, index: LayerIndex, blocks: Sequence[BlockRef]) -> tuple[dict[str, bytes], int]:
+        """Return those blocks that are here, by digest, and the bytes that were moved.
+
+        The blocks lie side by side in one blob. Each that is returned was compared with
+        its digest; one that is not here, or not right, is left out.
+
+        Raises:
+            UnavailableError: Nobody answers.
+            FileNotFoundError: There is nothing of this blob.
+        """
+        ...
+
+
+class RegistryTier(BlockTier):
+    """Ranges of the blobs of an image store."""
+
+    def __init__(self, store: ImageStore) -> None:
+        self._store = store
+
+    @override
+    def fetch(self, index: LayerIndex, blocks: Sequence[BlockRef]) -> tuple[dict[str, bytes], int]:
+        ranges = [index.blob_range(ref.number) for ref in blocks]
+        start = ranges[0][0]
+        size = max(offset + length for offset, length in ranges) - start
+        raw = memoryview(self._store.blob_range(index.blob_digest, start, size))
+        found = {}
+        for ref, (offset, length) in zip(blocks, ranges, strict=True):
+            try:
+                part = raw[offset - start : offset - start + length]
+                found[ref.digest] = index.decode(ref.number, part)
+            except IntegrityError as error:
+                _log.warning("%s: %s", self._store.location, error)
+        return found, size
+
+
+class BlockLoader(BlockSource):
+    """Blocks from memory, disk, and tiers; each is fetched once, however many ask.
+
+    Args:
+        tiers: By the names that ``settings`` gives, in its order.
+        disk: Kept blocks of this node, if any are kept.
+        settings: Of the fetcher.
+        memory_bytes: Blocks kept in memory, at most.
+        clock: For the bandwidth cap.
+        on_settled: Told of each wanted block that came, or that no tier has; the lock is held,
+            so it must not call back.
+    """
+
+    def __init__(
+        self,
+        tiers: Mapping[str, BlockTier],
+        disk: BlockStore | None = None,
+        settings: FetchSettings | None = None,
+        *,
+        memory_bytes: int = 256 << 20,
+        clock: Clock | None = None,
+        on_settled: Callable[[str, bool], None] = lambda *_: None,
+    ) -> None:
+        settings = settings or FetchSettings(tiers=tuple(tiers))
+        self._tiers = tiers
+        self._disk = disk
+        self._clock = clock or SystemClock()
+        self._fetcher = Fetcher(settings=settings, now_s=self._clock.now_s())
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(settings.slots, "omniload-fetch")
+        self._memory: OrderedDict[str, bytes] = OrderedDict()
+        self._memory_bytes, self._room_bytes = 0, memory_bytes
+        self._waiting: dict[str, Future[bytes]] = {}
+        self._came: dict[str, bytes] = {}
+        self._errors: dict[str, Exception] = {}
+        self._indexes: dict[str, LayerIndex] = {}
+        self._timer: threading.Timer | None = None
+        self._wake_at_s: float | None = None
+        self._closed = False
+        self._on_settled = on_settled
+        self.bytes_of: dict[str, int] = dict.fromkeys(("disk", *tiers), 0)
+        """Bytes moved, by tier: read for the disk, on the wire for the others."""
+        self.needed_of: dict[str, int] = dict.fromkeys(("memory", "disk", *tiers), 0)
+        """Bytes of the blocks that readers and hot prefetch needed, by where each was found at first.
+
+        Every block counts once, uncompressed, so they sum to what was needed. In memory is found
+        what cold prefetch had brought before anybody needed it.
+        """
+        self._needed: set[str] = set()
+        self._asked: set[str] = set()
+        """Blocks a reader or hot prefetch asked for; others come along that nobody may need."""
+        self.waits = 0
+        """Times a reader waited for a tier: what prefetch is there to avoid."""
+        self.requests = 0
+        """Requests to tiers."""
+
+    def at_hand(self, index: LayerIndex, number: int) -> bytes | None:
+        """Return a block that is in memory; never waits."""
+        with self._lock:
+            digest = index.digest(number)
+            data = self._memory.get(digest)
+            if data is not None:
+                self._memory.move_to_end(digest)
+                self._count(digest, "memory", len(data))
+            return data
+
+    @override
+    def block(self, index: LayerIndex, number: int) -> bytes:
+        """Return a block, waiting for it where it must be fetched.
+
+        Raises:
+            UnavailableError: No tier answered.
+            IntegrityError: No tier has right bytes.
+        """
+        data = self.at_hand(index, number)
+        if data is not None:
+            return data
+        (ref,) = block_refs(index, (number,))
+        if self._disk is not None and (data := self._disk.get(ref.digest)) is not None:
+            with self._lock:
+                self._keep(ref.digest, data)
+                self.bytes_of["disk"] += len(data)
+                self._count(ref.digest, "disk", len(data))
+            return data
+        beside = self._beside(index, ref)
+        with self._lock:
+            if self._closed:
+                raise UnavailableError("the image is being unmounted; mount it again")
+            self._indexes[index.blob_digest] = index
+            # It may have come since it was looked for.
+            if (data := self._memory.get(ref.digest)) is not None:
+                self._count(ref.digest, "memory", len(data))
+                return data
+            self.waits += 1
+            future = self._waiting.setdefault(ref.digest, Future())
+            self._asked.add(ref.digest)
+            self._apply(BlockWanted((ref, *beside), Priority.DEMAND))
+        return future.result()
+
+    def _beside(self, index: LayerIndex, ref: BlockRef) -> tuple[BlockRef, ...]:
+        """Return the blocks that follow one in its blob, close by, and are not here."""
+        end = min(ref.number + 1 + LOOK_AHEAD, len(index.blocks_B))
+        most = ref.offset + self._fetcher.settings.beside_bytes
+        found = []
+        for each in block_refs(index, range(ref.number + 1, end)):
+            if not ref.end <= each.offset <= each.end <= most:
+                break
+            if each.digest not in self._memory and not (
+                self._disk is not None and self._disk.has(each.digest)
+            ):
+                found.append(each)
+        return tuple(found)
+
+    def prefetch(
+        self, index: LayerIndex, refs: Sequence[BlockRef], priority: Priority = Priority.HOT
+    ) -> tuple[BlockRef, ...]:
+        """Have blocks of a layer fetched; return at once those that are not here."""
+        on_disk = {
+            ref.digest
+            for ref in refs
+            if ref.digest not in self._memory
+            and self._disk is not None
+            and self._disk.has(ref.digest)
+        }
+        absent: list[BlockRef] = []
+        with self._lock:
+            for ref in refs:
+                here = "memory" if ref.digest in self._memory else "disk"
+                if here == "disk" and ref.digest not in on_disk:
+                    absent.append(ref)
+                elif priority is not Priority.COLD:
+                    size = int(index.blocks_B["size"][ref.number])
+                    self._count(ref.digest, here, size)
+            if absent:
+                self._indexes[index.blob_digest] = index
+                if priority is not Priority.COLD:
+                    self._asked.update(ref.digest for ref in absent)
+                self._apply(BlockWanted(tuple(absent), priority))
+        return tuple(absent)
+
+    def close(self) -> None:
+        """End the threads; whoever still waits is told so."""
+        with self._lock:
+            self._closed = True
+            if self._timer is not None:
+                self._timer.cancel()
+            waiting = list(self._waiting.values())
+            self._waiting.clear()
+        for future in waiting:
+            future.set_exception(UnavailableError("the image is being unmounted; mount it again"))
+        self._pool.shutdown(cancel_futures=True)
+
+    def _apply(self, event: Event) -> None:
+        """Hand an event to the machine and carry out what it says; the lock is held."""
+        self._do(self._fetcher.handle(Ticked(self._clock.now_s())))
+        self._do(self._fetcher.handle(event))
+
+    def _do(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            match command:
+                case FetchBlocks():
+                    if not self._closed:
+                        self._pool.submit(self._fetch, command)
+                case HandOverBlock(digest=digest):
+                    data = self._came.pop(digest)
+                    self._errors.pop(digest, None)
+                    self._keep(digest, data)
+                    if (future := self._waiting.pop(digest, None)) is not None:
+                        future.set_result(data)
+                    self._on_settled(digest, True)
+                case GiveUpBlock(digest=digest):
+                    error = self._errors.pop(digest, None) or UnavailableError(
+                        f"no tier has {digest}"
+                    )
+                    if (future := self._waiting.pop(digest, None)) is not None:
+                        future.set_exception(error)
+                    self._on_settled(digest, False)
+                case WakeAt(at_s=at_s):
+                    self._wake(at_s)
+
+    def _wake(self, at_s: float) -> None:
+        if self._timer is not None:
+            if self._wake_at_s is not None and self._wake_at_s <= at_s:
+                return  # it asks again then; a thread for every miss would be dear
+            self._timer.cancel()
+        self._wake_at_s = at_s
+        self._timer = threading.Timer(max(at_s - self._clock.now_s(), 0.0), self._tick)
+        self._timer.name, self._timer.daemon = "omniload-fetch-clock", True
+        self._timer.start()
+
+    def _tick(self) -> None:
+        with self._lock:
+            self._wake_at_s = None
+            if not self._closed:
+                self._do(self._fetcher.handle(Ticked(self._clock.now_s())))
+
+    def _fetch(self, command: FetchBlocks) -> None:
+        """Carry out one request, in a thread of the pool."""
+        index = self._indexes[command.blocks[0].blob]
+        found: dict[str, bytes] = {}
+        moved = 0
+        problem: Exception = IntegrityError(
+            f"layer {index.blob_digest}: {command.tier} has no right bytes for it; see the log"
+        )
+        try:
+            found, moved = self._tiers[command.tier].fetch(index, command.blocks)
+        except (OmniloadError, FileNotFoundError) as error:
+            _log.warning("%s: %s", command.tier, error)
+            missing = isinstance(error, FileNotFoundError)
+            problem = UnavailableError(str(error)) if missing else error
+        except BaseException as error:
+            _log.exception("defect in tier %s", command.tier)
+            problem = UnavailableError(f"{command.tier}: {error!r}")
+            raise
+        finally:
+            with self._lock:
+                self.bytes_of[command.tier] += moved
+                self.requests += 1
+                if command.priority is not Priority.COLD:
+                    for digest, data in found.items():
+                        if digest in self._asked:
+                            self._count(digest, command.tier, len(data))
+                self._came.update(found)
+                absent = (ref.digest for ref in command.blocks if ref.digest not in found)
+                self._errors.update(dict.fromkeys(absent, problem))
+                self._apply(BlocksFetched(command.request, frozenset(found)))
+        if self._disk is not None:
+            self._disk.put_all(found)
+
+    def _count(self, digest: str, tier: str, size_bytes: int) -> None:
+        """Note where a block was found that is needed for the first time; the lock is held."""
+        if digest not in self._needed:
+            self._needed.add(digest)
+            self.needed_of[tier] += size_bytes
+
+    def _keep(self, digest: str, data: bytes) -> None:
+        """Keep a block in memory, the least recently used ones making room; the lock is held."""
+        if digest in self._memory or len(data) > self._room_bytes:
+            return
+        self._memory[digest] = data
+        self._memory_bytes += len(data)
+        while self._memory_bytes > self._room_bytes:
+            _, dropped = self._memory.popitem(last=False)
+            self._memory_bytes -= len(dropped)

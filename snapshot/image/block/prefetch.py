@@ -1,0 +1,145 @@
+"""Hot blocks brought to a node: all at once before a start, or while it runs."""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from snapshot.image.block.fetcher import FetchSettings, Priority
+from snapshot.image.block.loader import BlockLoader, BlockTier
+from snapshot.image.block.refs import BlockRef
+from snapshot.image.block.store import BlockStore
+from snapshot.image.layer.index import LayerIndex
+
+__all__ = ["Outstanding", "Prefetched", "prefetch_blocks", "want_blocks"]
+
+
+class Outstanding:
+    """Blocks that are still on their way, and who waits for the last of them."""
+
+    def __init__(self, digests: Iterable[str] = ()) -> None:
+        self._left = set(digests)
+        self._failed: set[str] = set()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    @property
+    def failed(self) -> int:
+        """Blocks that no tier had."""
+        return len(self._failed)
+
+    def expect(self, digests: Iterable[str]) -> None:
+        """Wait for these; to be called before they are wanted, or they may settle too early."""
+        with self._changed:
+            self._left.update(digests)
+
+    def keep_only(self, digests: Iterable[str]) -> None:
+        """Forget all but these: the others were here already."""
+        with self._changed:
+            self._left.intersection_update(digests)
+            self._changed.notify_all()
+
+    def settled(self, digest: str, came: bool) -> None:
+        """Note that a block came, or will not."""
+        with self._changed:
+            if digest in self._left:
+                self._left.discard(digest)
+                if not came:
+                    self._failed.add(digest)
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let go of whoever waits."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def wait(self, told: Callable[[int], None] = lambda *_: None) -> bool:
+        """Return when all have settled, or with False when closed before.
+
+        Args:
+            told: Called with the number of those left, each time it is looked at.
+        """
+        with self._changed:
+            while True:
+                told(len(self._left))
+                if not self._left or self._closed:
+                    return not self._left
+                self._changed.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    """What a prefetch brought."""
+
+    blocks: int
+    """Asked for."""
+    here: int
+    """Of these, on the disk before."""
+    failed: int
+    """Of these, had by no tier."""
+    unkept: int
+    """Came, but are not on the disk: it is full, or the cap too low."""
+    bytes_of: dict[str, int]
+    """Moved, by tier."""
+
+
+def want_blocks(
+    loader: BlockLoader,
+    indexes: Sequence[LayerIndex],
+    refs: Sequence[BlockRef],
+    priority: Priority,
+) -> list[BlockRef]:
+    """Want blocks in their order, in runs of one layer: one call each; return those not here."""
+    by_digest = {index.blob_digest: index for index in indexes}
+    absent: list[BlockRef] = []
+    run: list[BlockRef] = []
+    for ref in refs:
+        if run and run[-1].blob != ref.blob:
+            absent += loader.prefetch(by_digest[run[-1].blob], run, priority)
+            run = []
+        run.append(ref)
+    if run:
+        absent += loader.prefetch(by_digest[run[-1].blob], run, priority)
+    return absent
+
+
+def prefetch_blocks(
+    tiers: dict[str, BlockTier],
+    disk: BlockStore,
+    indexes: Sequence[LayerIndex],
+    refs: Sequence[BlockRef],
+    *,
+    bytes_per_s: float | None = None,
+    told: Callable[[int, int], None] = lambda *_: None,
+) -> Prefetched:
+    """Bring blocks to the disk, in their order; return when none is on its way.
+
+    Args:
+        tiers: Asked in this order.
+        disk: Where they are kept.
+        indexes: Of the layers they belong to.
+        refs: The blocks.
+        bytes_per_s: Cap; None for none.
+        told: Called with the blocks that have settled, and how many there are.
+    """
+    outstanding = Outstanding(ref.digest for ref in refs)
+    # Nobody reads meanwhile, so under a cap they may go as cold ones: those have it.
+    settings = FetchSettings(
+        tiers=tuple(tiers),
+        cold_bytes_per_s=bytes_per_s,
+        cold_slots=4,
+        cold_request_bytes=4 << 20,
+        cold_quiet_s=0.0,
+    )
+    loader = BlockLoader(tiers, disk, settings, memory_bytes=0, on_settled=outstanding.settled)
+    priority = Priority.HOT if bytes_per_s is None else Priority.COLD
+    try:
+        absent = {ref.digest for ref in want_blocks(loader, indexes, refs, priority)}
+        outstanding.keep_only(absent)
+        outstanding.wait(lambda left: told(len(refs) - left, len(refs)))
+    finally:
+        loader.close()  # with what is being written to the disk
+    kept = sum(disk.has(digest) for digest in absent)
+    moved = {tier: loader.bytes_of[tier] for tier in tiers}
+    unkept = len(absent) - kept - outstanding.failed
+    return Prefetched(len(refs), len(refs) - len(absent), outstanding.failed, unkept, moved)

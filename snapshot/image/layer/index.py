@@ -1,0 +1,232 @@
+"""The index of a layer: its entries, and the blocks from which any byte of it is read.
+
+A layer's *stream* is what its entries' extents point into: the uncompressed tar, or, for
+formats with a table of contents, their chunks one after another. The stream is cut into
+*blocks*. A block is the unit that is fetched, decoded, compared with its own digest, and
+kept: no byte of it is used before that digest was right. Where the digests come from, and
+why they can be believed, is said in ``docs/design/0020-images.md``.
+"""
+
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from omniload.base.errors import IntegrityError
+from snapshot.image.layer.entries import Entry
+from snapshot.oci.digest import digest_of
+
+__all__ = [
+    "BLOCK",
+    "MAX_BLOCK_BYTES",
+    "WINDOW_BYTES",
+    "BlockRange",
+    "Format",
+    "LayerIndex",
+    "inflate",
+]
+
+Format = Literal["tar", "gzip", "zstd:chunked", "estargz"]
+
+MAX_BLOCK_BYTES = 64 << 20
+"""Largest block, uncompressed: what one read may cost in memory."""
+WINDOW_BYTES = 32 << 10
+"""What a deflate stream may refer back to."""
+
+_TRAILER_BYTES = 8
+"""Check and length at the end of a member of gzip."""
+_PIECE_BYTES = 16 << 10
+"""Given to a decoder at once: what a member that ends early copies."""
+_ZEROS = re.compile(rb"\0*")
+"""What may fill up a member, as a tape does."""
+
+BLOCK = np.dtype(
+    [
+        ("stream_offset", "<u8"),
+        ("size", "<u4"),
+        ("blob_size", "<u4"),
+        ("blob_offset", "<u8"),
+        ("window", "<i4"),
+        ("bits", "u1"),
+        ("reserved", "V3"),
+        ("sha256", "V32"),
+    ]
+)
+"""One block: where it lies in stream and blob, and the sha256 of its uncompressed bytes.
+
+``window`` is the number of the 32 KiB before it, -1 where it needs none; ``bits`` are those of
+the byte before ``blob_offset`` that belong to it. Both are for gzip.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRange:
+    """A part of a block."""
+
+    block: int
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerIndex:
+    """Entries and blocks of one layer; B blocks, W windows."""
+
+    blob_digest: str
+    blob_bytes: int
+    format: Format
+    stream_bytes: int
+    diff_id: str
+    """Digest of the whole uncompressed tar; empty where only a table of contents was read."""
+    blocks_B: NDArray[np.void]
+    """Sorted by ``stream_offset``; they cover the stream without gap or overlap."""
+    windows_W: tuple[bytes, ...] = ()
+    """What lies before blocks of gzip that refer back, compressed with zstd."""
+    entries: tuple[Entry, ...] = ()
+
+    def ranges(self, stream_offset: int, size_bytes: int) -> Iterator[BlockRange]:
+        """Yield the parts of blocks that hold a range of the stream, in order.
+
+        Raises:
+            ValueError: The range leaves the stream.
+        """
+        end = stream_offset + size_bytes
+        if stream_offset < 0 or size_bytes < 0 or end > self.stream_bytes:
+            raise ValueError(
+                f"bytes {stream_offset} to {end} of a stream of {self.stream_bytes}; an extent "
+                "leaves its layer"
+            )
+        starts_B = self.blocks_B["stream_offset"]
+        at = stream_offset
+        block = int(np.searchsorted(starts_B, at, side="right")) - 1
+        while at < end:
+            start, size = int(starts_B[block]), int(self.blocks_B["size"][block])
+            taken = min(end, start + size) - at
+            yield BlockRange(block, at - start, taken)
+            at += taken
+            block += 1
+
+    def blob_range(self, block: int) -> tuple[int, int]:
+        """Return offset and size of what must be read from the blob for a block."""
+        record = self.blocks_B[block]
+        early = 1 if record["bits"] else 0
+        return int(record["blob_offset"]) - early, int(record["blob_size"]) + early
+
+    def digest(self, block: int) -> str:
+        """Return the digest of a block's uncompressed bytes: its name in every cache."""
+        return f"sha256:{self.blocks_B[block]['sha256'].tobytes().hex()}"
+
+    def decode(self, block: int, raw: bytes | memoryview) -> bytes:
+        """Turn the bytes at ``blob_range(block)`` into the block's own, and compare their digest.
+
+        Raises:
+            IntegrityError: They do not decode, or to something else.
+        """
+        size = int(self.blocks_B["size"][block])
+        try:
+            data = self._decoded(block, raw, size)
+        except (zlib.error, zstandard.ZstdError, EOFError) as error:
+            raise IntegrityError(
+                f"layer {self.blob_digest}: block {block} does not decode: {error}; what was "
+                "fetched is not what was stored"
+            ) from error
+        if len(data) != size or digest_of(data) != self.digest(block):
+            raise IntegrityError(
+                f"layer {self.blob_digest}: block {block} has {len(data)} bytes with digest "
+                f"{digest_of(data)}, not {size} with {self.digest(block)}; what was fetched is "
+                "not what was stored"
+            )
+        return data
+
+    def _decoded(self, block: int, raw: bytes | memoryview, size: int) -> bytes:
+        if self.format == "tar":
+            return bytes(raw)
+        if self.format == "zstd:chunked":
+            return _unzstd(raw, size)
+        if self.format == "estargz":
+            return zlib.decompressobj(wbits=31).decompress(raw, size) if size else b""
+        record = self.blocks_B[block]
+        number = int(record["window"])
+        window = b""
+        if number >= 0:
+            window = zstandard.ZstdDecompressor().decompress(
+                self.windows_W[number], max_output_size=WINDOW_BYTES
+            )
+        return inflate(raw, int(record["bits"]), window, size)
+
+
+def inflate(raw: bytes | memoryview, bits: int, window: bytes, size: int) -> bytes:
+    """Return up to ``size`` bytes of a deflate stream entered in its middle.
+
+    A stored block begins at a byte boundary of the stream that was written, so no byte may
+    move: a shift by the bits of the first byte would move that boundary. The bits that belong
+    to the block before are overwritten with the end of empty blocks, which say nothing.
+
+    Args:
+        raw: From the byte that holds the first bit.
+        bits: How many high bits of the first byte belong to it, 1 to 7; 0 for all eight.
+        window: What the stream may refer back to.
+        size: Bytes wanted, at least 1.
+
+    Returns:
+        As many of them as ``raw`` holds; members of gzip that follow the first are read on.
+
+    Raises:
+        zlib.error: It is no such stream.
+
+    Source:
+        RFC 1951, section 3.2; ``inflatePrime`` of zlib, which Python's module lacks.
+    """
+    decoder = zlib.decompressobj(wbits=-15, zdict=window) if window else zlib.decompressobj(-15)
+    out, at, trailer_bytes = bytearray(), 0, _TRAILER_BYTES
+    piece = b""
+    if bits and raw:
+        filler = _FILLERS[8 - bits]
+        piece = filler[:-1] + bytes((raw[0] >> (8 - bits) << (8 - bits) | filler[-1],))
+        at = 1
+    while len(out) < size:
+        out += decoder.decompress(piece, size - len(out))
+        if decoder.eof:
+            at += trailer_bytes - len(decoder.unused_data)
+            decoder, trailer_bytes = zlib.decompressobj(wbits=31), 0
+            padding = _ZEROS.match(raw, at)
+            at = padding.end() if padding else len(raw)
+        piece = bytes(raw[at : at + _PIECE_BYTES])
+        at += len(piece)
+        if not piece:
+            break
+    return bytes(out)
+
+
+def _fillers() -> tuple[bytes, ...]:
+    """Return, for 0 to 7 bits, empty deflate blocks that end after as many bits of a byte.
+
+    An empty block with fixed codes has 10 bits, which reaches every even number. One with
+    dynamic codes and 19 code lengths has 93, which reaches the odd ones.
+    """
+    fixed, fixed_bits = 0b0000000_01_0, 10
+    # Codes of one bit for code lengths 1 and 18: 256 literals have none, "end of block" and
+    # one distance have a code of one bit, and the block is its end.
+    dynamic, dynamic_bits = 0x35FFC10000000000081E004, 93
+    found = []
+    for wanted in range(8):
+        value, length = (dynamic, dynamic_bits) if wanted % 2 else (0, 0)
+        while length % 8 != wanted:
+            value, length = value | fixed << length, length + fixed_bits
+        found.append(value.to_bytes((length + 7) // 8, "little"))
+    return tuple(found)
+
+
+_FILLERS = _fillers()
+
+
+def _unzstd(raw: bytes | memoryview, size: int) -> bytes:
+    """Return the first ``size`` bytes of the frames in ``raw``, in memory bounded by ``size``."""
+    decoder = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+    with decoder.stream_reader(bytes(raw), read_across_frames=True) as reader:
+        return reader.read(size)

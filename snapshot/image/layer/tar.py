@@ -1,0 +1,270 @@
+"""The table of a tar: its entries, read front to back, once, in bounded memory.
+
+Headers are parsed by the standard library (pax, GNU long names, every kind of sparse
+file); this module bounds what they can make it do. The library reads extension headers
+of any size at once, so the stream refuses large reads; it may be led to read backwards,
+so the stream goes forward only; and it takes a broken header in the middle for the end,
+so what follows the last entry must be zeroes.
+"""
+
+import re
+import tarfile
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any, Protocol, cast
+
+from omniload.base.errors import IntegrityError
+from snapshot.image.layer.entries import MAX_ENTRIES, Entry, Extent, Kind, check_entry, clean_path
+
+__all__ = ["ByteSource", "ForwardStream", "read_table"]
+
+MAX_HEADER_BYTES = 8 << 20
+"""Largest extension header, and so the longest single read of the parser."""
+_SKIP_BYTES = 1 << 20
+_XATTR = "SCHILY.xattr."
+_TIME = re.compile(r"-?[0-9]{1,10}(\.[0-9]{0,30})?\Z")
+
+_KIND_OF: dict[bytes, Kind] = {
+    tarfile.REGTYPE: "file",
+    tarfile.AREGTYPE: "file",
+    tarfile.CONTTYPE: "file",
+    tarfile.GNUTYPE_SPARSE: "file",
+    tarfile.DIRTYPE: "directory",
+    tarfile.SYMTYPE: "symlink",
+    tarfile.LNKTYPE: "hardlink",
+    tarfile.CHRTYPE: "character",
+    tarfile.BLKTYPE: "block",
+    tarfile.FIFOTYPE: "fifo",
+}
+
+
+class ByteSource(Protocol):
+    """Where bytes come from, in order."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most ``size`` bytes; none at the end."""
+        ...
+
+
+class ForwardStream:
+    """A source that can be asked where it is and told to skip, forward only.
+
+    Raises:
+        IntegrityError: From its methods: the archive makes the parser go back, or read
+            more at once than a header may have.
+    """
+
+    def __init__(self, source: ByteSource, *, layer: str) -> None:
+        self._source = source
+        self._layer = layer
+        self._at = 0
+        self.data_end: int | None = None
+        """Where the source ended inside a block; None where it did not."""
+
+    def tell(self) -> int:
+        """Return how many bytes were read or skipped."""
+        return self._at
+
+    def read(self, size: int) -> bytes:
+        """Return ``size`` bytes, or fewer at the end."""
+        if not 0 <= size <= MAX_HEADER_BYTES:
+            raise IntegrityError(
+                f"layer {self._layer}: a header of {size} bytes at {self._at}, more than "
+                f"{MAX_HEADER_BYTES}; the layer is not used"
+            )
+        parts = []
+        while size and (part := self._source.read(size)):
+            parts.append(part)
+            size -= len(part)
+            self._at += len(part)
+        if size == 1 and not parts and self._at % tarfile.BLOCKSIZE:
+            # The parser looks at the last byte of a block to know that the block is there.
+            self.data_end = self._at if self.data_end is None else self.data_end
+            self._at += 1
+            return b"\0"
+        return b"".join(parts)
+
+    def seek(self, offset: int) -> int:
+        """Skip to ``offset``, or to the end; of a last block, zeroes may be missing.
+
+        Some tools end a layer with the last byte of its last file, without what fills up
+        its block; ``data_end`` still tells whether that file is whole.
+        """
+        if offset < self._at:
+            raise IntegrityError(
+                f"layer {self._layer}: an entry at {self._at} leads back to {offset}; the layer "
+                "is not used"
+            )
+        while self._at < offset:
+            part = self._source.read(min(_SKIP_BYTES, offset - self._at))
+            if not part:
+                self.data_end = self._at
+                if offset - self._at < tarfile.BLOCKSIZE:
+                    self._at = offset
+                break
+            self._at += len(part)
+        return self._at
+
+
+def read_table(source: ByteSource, *, layer: str) -> Iterator[Entry]:
+    """Yield the entries of a tar in order; the source is read to its end.
+
+    Args:
+        source: The uncompressed bytes.
+        layer: Digest, for messages.
+
+    Yields:
+        Entries whose extents lie in the stream, each checked by ``check_entry``.
+
+    Raises:
+        IntegrityError: The tar is broken, cut short, or hostile.
+    """
+    stream = ForwardStream(source, layer=layer)
+    try:
+        yield from _entries(stream, layer)
+    # The parser lets the errors of its parts out, each for another kind of nonsense.
+    except (
+        tarfile.TarError,
+        EOFError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+        IndexError,
+        KeyError,
+    ) as error:
+        raise IntegrityError(
+            f"layer {layer}: not a whole tar near byte {stream.tell()}: {error}"
+        ) from error
+
+
+def _entries(stream: ForwardStream, layer: str) -> Iterator[Entry]:
+    if not (first := stream.read(tarfile.BLOCKSIZE)).strip(b"\0"):
+        _expect_zeroes(stream, layer)  # an empty layer, which umoci writes without any block
+        return
+    blocks = _Pushed(first, stream)
+    archive: Any  # its ``members`` are not in its stubs
+    with tarfile.open(
+        fileobj=cast("Any", blocks),  # it has all that the library calls
+        mode="r:",
+        format=tarfile.PAX_FORMAT,
+        encoding="utf-8",
+        errors="surrogateescape",
+    ) as archive:
+        # The parser of Python before 3.11.4 passes over a first header that is none.
+        _expect_header(archive.firstmember is not None, blocks.last, stream, layer)
+        count = data_end = 0
+        while (member := archive.next()) is not None:
+            # The library keeps every member it has seen.
+            archive.members = []
+            count += 1
+            if count > MAX_ENTRIES:
+                raise IntegrityError(f"layer {layer}: more than {MAX_ENTRIES} entries; not used")
+            entry = _entry(member, layer)
+            ends = [extent.stream_offset + extent.size_bytes for extent in entry.extents]
+            data_end = max([data_end, *ends])
+            yield entry
+    if stream.data_end is not None and data_end > stream.data_end:
+        raise IntegrityError(
+            f"layer {layer}: ends at byte {stream.data_end}, its last file at {data_end}; cut short"
+        )
+    _expect_header(False, blocks.last, stream, layer)
+    _expect_zeroes(stream, layer)
+
+
+class _Pushed:
+    """A stream whose first block was read already; remembers the last block it gave."""
+
+    def __init__(self, first: bytes, stream: ForwardStream) -> None:
+        self._first = first
+        self._stream = stream
+        self.last = b""
+        self.name = ""
+        self.mode = "rb"
+
+    def tell(self) -> int:
+        return 0 if self._first else self._stream.tell()
+
+    def read(self, size: int) -> bytes:
+        if self._first:
+            assert size == tarfile.BLOCKSIZE
+            self.last, self._first = self._first, b""
+        else:
+            self.last = self._stream.read(size)
+        return self.last
+
+    def seek(self, offset: int) -> int:
+        return self._stream.seek(offset) if not self._first else 0
+
+    def close(self) -> None:
+        pass
+
+
+def _expect_header(found: bool, last: bytes, stream: ForwardStream, layer: str) -> None:
+    if not found and last.strip(b"\0"):
+        raise IntegrityError(
+            f"layer {layer}: no valid header near byte {stream.tell()}, and more follows"
+        )
+
+
+def _expect_zeroes(stream: ForwardStream, layer: str) -> None:
+    while part := stream.read(_SKIP_BYTES):
+        if part.count(0) != len(part):
+            raise IntegrityError(
+                f"layer {layer}: bytes after the end of the tar, near {stream.tell()}; two "
+                "readers would see two different layers"
+            )
+
+
+def _entry(member: tarfile.TarInfo, layer: str) -> Entry:
+    kind = _KIND_OF.get(member.type)
+    if kind is None:
+        raise IntegrityError(
+            f"layer {layer}: {member.name[:200]!r} is of unknown kind {member.type!r}"
+        )
+    target = member.linkname
+    return check_entry(
+        Entry(
+            path=clean_path(member.name, layer=layer),
+            kind=kind,
+            mode=member.mode & 0o7777,
+            uid=member.uid,
+            gid=member.gid,
+            mtime_ns=_mtime_ns(member),
+            size_bytes=member.size if kind == "file" else 0,
+            target=clean_path(target, layer=layer) if kind == "hardlink" else target,
+            device=(member.devmajor, member.devminor) if kind in {"character", "block"} else (0, 0),
+            xattrs=_xattrs(member),
+            extents=_extents(member) if kind == "file" else (),
+        ),
+        layer=layer,
+    )
+
+
+def _mtime_ns(member: tarfile.TarInfo) -> int:
+    """Return the time whole: the library makes a float of it, which loses nanoseconds."""
+    text = member.pax_headers.get("mtime")
+    if text is None:
+        return int(member.mtime) * 1_000_000_000
+    return int(Decimal(text) * 1_000_000_000) if _TIME.match(text) else 0
+
+
+def _xattrs(member: tarfile.TarInfo) -> tuple[tuple[str, bytes], ...]:
+    return tuple(
+        sorted(
+            (name.removeprefix(_XATTR), value.encode("utf-8", "surrogateescape"))
+            for name, value in member.pax_headers.items()
+            if name.startswith(_XATTR)
+        )
+    )
+
+
+def _extents(member: tarfile.TarInfo) -> tuple[Extent, ...]:
+    if member.sparse is None:
+        whole = Extent(0, member.offset_data, member.size)
+        return (whole,) if member.size else ()
+    extents, at = [], member.offset_data
+    for offset, size in cast("list[tuple[int, int]]", member.sparse):
+        if size:
+            extents.append(Extent(offset, at, size))
+            at += size
+    return tuple(extents)

@@ -1,0 +1,341 @@
+"""Tables of contents: layers that say themselves where each chunk of each file lies.
+
+Both formats keep a JSON document whose digest stands in the image's manifest, so what it
+says of digests is as good as the manifest. zstd:chunked keeps it in a skippable frame
+behind the tar, eStargz in a tar entry of its own behind the others.
+
+Source:
+    containers/storage ``pkg/chunked``; the eStargz specification of stargz-snapshotter.
+"""
+
+import base64
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import orjson
+import zstandard
+
+from omniload.base.errors import IntegrityError
+from snapshot.image.layer.entries import (
+    MAX_ENTRIES,
+    MAX_FILE_BYTES,
+    Entry,
+    Extent,
+    Kind,
+    check_entry,
+    clean_path,
+)
+from snapshot.image.layer.index import BLOCK, MAX_BLOCK_BYTES, Format, LayerIndex
+from snapshot.oci.digest import hasher_of, verified
+from snapshot.oci.manifest import Descriptor, compression_of
+
+__all__ = [
+    "CHECKSUM",
+    "ESTARGZ_FOOTER_BYTES",
+    "POSITION",
+    "TocPlace",
+    "estargz_place",
+    "estargz_toc",
+    "format_of",
+    "index_of_toc",
+    "zstd_place",
+    "zstd_toc",
+]
+
+POSITION = "io.github.containers.zstd-chunked.manifest-position"
+CHECKSUM = "io.github.containers.zstd-chunked.manifest-checksum"
+_OLD = ("io.github.containers.", "io.containers.")
+"""Debian 12's tools still write the annotations under their first names."""
+ESTARGZ_DIGEST = "containerd.io/snapshot/stargz/toc.digest"
+ESTARGZ_FOOTER_BYTES = 51
+ESTARGZ_NAME = "stargz.index.json"
+_LANDMARKS = {".prefetch.landmark", ".no.prefetch.landmark", ESTARGZ_NAME}
+MAX_TOC_BYTES = 256 << 20
+
+_FOOTER = re.compile(rb"SG\x16\x00([0-9a-f]{16})STARGZ")
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)\Z")
+_KIND_OF: dict[str, Kind] = {
+    "reg": "file",
+    "dir": "directory",
+    "symlink": "symlink",
+    "hardlink": "hardlink",
+    "char": "character",
+    "block": "block",
+    "fifo": "fifo",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TocPlace:
+    """Where in a blob its table of contents lies, and the digest it must have."""
+
+    offset: int
+    size_bytes: int
+    toc_bytes: int
+    """Uncompressed; 0 where it is not known."""
+    digest: str
+
+
+def zstd_place(layer: Descriptor) -> TocPlace | None:
+    """Return where the table of a zstd layer lies, or None for one without.
+
+    Raises:
+        IntegrityError: The manifest's annotations are nonsense.
+    """
+    for prefix in _OLD:
+        position = layer.annotations.get(POSITION.replace(_OLD[0], prefix))
+        checksum = layer.annotations.get(CHECKSUM.replace(_OLD[0], prefix))
+        if position is None or checksum is None:
+            continue
+        numbers = position.split(":")
+        if len(numbers) != 4 or not all(re.fullmatch(r"[0-9]{1,15}", n) for n in numbers):
+            raise IntegrityError(f"layer {layer.digest}: table at {position!r}, not four numbers")
+        offset, size, toc_bytes, kind = map(int, numbers)
+        _check_place(layer, offset, size, toc_bytes)
+        if kind != 1:
+            raise IntegrityError(f"layer {layer.digest}: table of kind {kind}, only 1 is read")
+        return TocPlace(offset, size, toc_bytes, checksum)
+    return None
+
+
+def zstd_toc(raw: bytes, place: TocPlace, *, layer: str) -> Sequence[Mapping[str, Any]]:
+    """Return the entries of a zstd:chunked table; its digest is that of its compressed bytes.
+
+    Raises:
+        IntegrityError: The bytes are others, or no table.
+    """
+    verified(raw, place.digest, name=f"layer {layer}: table of contents")
+    try:
+        data = zstandard.ZstdDecompressor().decompress(raw, max_output_size=place.toc_bytes)
+    except zstandard.ZstdError as error:
+        raise IntegrityError(f"layer {layer}: table does not decode: {error}") from error
+    return _toc_entries(data, layer)
+
+
+def estargz_place(layer: Descriptor, footer: bytes) -> TocPlace | None:
+    """Return where the table of an eStargz lies, or None where the layer promises none.
+
+    Args:
+        layer: Its annotation holds the digest; without it the table could not be believed.
+        footer: The last 51 bytes of the blob.
+    """
+    digest = layer.annotations.get(ESTARGZ_DIGEST)
+    found = _FOOTER.search(footer)
+    if digest is None or found is None:
+        return None
+    offset = int(found[1], 16)
+    size = layer.size - ESTARGZ_FOOTER_BYTES - offset
+    _check_place(layer, offset, size, 0)
+    return TocPlace(offset, size, 0, digest)
+
+
+def estargz_toc(raw: bytes, place: TocPlace, *, layer: str) -> Sequence[Mapping[str, Any]]:
+    """Return the entries of an eStargz table; its digest is that of the JSON itself.
+
+    Raises:
+        IntegrityError: The bytes are others, or no table.
+    """
+    try:
+        tar = zlib.decompressobj(wbits=31).decompress(raw, MAX_TOC_BYTES)
+        size = int(tar[124:135].strip(b"\0 ") or b"0", 8)
+    except (zlib.error, ValueError) as error:
+        raise IntegrityError(f"layer {layer}: table does not decode: {error}") from error
+    data = verified(tar[512 : 512 + size], place.digest, name=f"layer {layer}: table of contents")
+    return _toc_entries(data, layer)
+
+
+def index_of_toc(
+    items: Sequence[Mapping[str, Any]], layer: Descriptor, toc_format: Format, toc_offset: int
+) -> LayerIndex | None:
+    """Turn a table of contents into an index.
+
+    Args:
+        items: Its entries, in order.
+        layer: Whose table it is.
+        toc_format: Either of the two with a table.
+        toc_offset: Where in the blob the table begins, and so the last chunk at most ends.
+
+    Returns:
+        The index, or None where the table uses what is not read here (chunks without a
+        digest, several chunks in one member): then read the layer as one without a table.
+
+    Raises:
+        IntegrityError: The table contradicts itself.
+    """
+    try:
+        return _Reader(layer, toc_format, toc_offset).read(items)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise IntegrityError(
+            f"layer {layer.digest}: table of contents breaks its format: {error!r}"
+        ) from error
+
+
+class _Unreadable(Exception):
+    """The table is right, and says something that this reader does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    file_offset: int
+    size: int
+    blob_offset: int
+    blob_end: int
+    digest: str
+
+
+class _Reader:
+    """Collects chunks into a stream, and entries that point into it."""
+
+    def __init__(self, layer: Descriptor, toc_format: Format, toc_offset: int) -> None:
+        self._layer = layer
+        self._format: Format = toc_format
+        self._toc_offset = toc_offset
+        self._stream_at = 0
+        self._blocks: list[tuple[int, int, int, int, int, int, bytes, bytes]] = []
+
+    def read(self, items: Sequence[Mapping[str, Any]]) -> LayerIndex | None:
+        if len(items) > MAX_ENTRIES:
+            raise ValueError(f"{len(items)} entries, more than {MAX_ENTRIES}")
+        # A chunk ends where the next thing begins, whichever file that belongs to.
+        offsets = sorted({int(i["offset"]) for i in items if i.get("offset")} | {self._toc_offset})
+        ends = dict(pairwise(offsets))
+        entries: list[Entry] = []
+        at = 0
+        try:
+            while at < len(items):
+                following = at + 1
+                while following < len(items) and items[following]["type"] == "chunk":
+                    following += 1
+                head = items[at]
+                if not (self._format == "estargz" and head["name"] in _LANDMARKS):
+                    entries.append(self._entry(head, items[at:following], ends))
+                at = following
+        except _Unreadable:
+            return None
+        return LayerIndex(
+            blob_digest=self._layer.digest,
+            blob_bytes=self._layer.size,
+            format=self._format,
+            stream_bytes=self._stream_at,
+            diff_id="",
+            blocks_B=np.array(self._blocks, BLOCK),
+            entries=tuple(entries),
+        )
+
+    def _entry(
+        self, head: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], ends: Mapping[int, int]
+    ) -> Entry:
+        kind = _KIND_OF[head["type"]]
+        size = int(head.get("size", 0)) if kind == "file" else 0
+        name, target = self._layer.digest, str(head.get("linkName", ""))
+        xattrs = (head.get("xattrs") or {}).items()
+        if not 0 <= size <= MAX_FILE_BYTES:
+            raise ValueError(f"{head['name']!r} has {size} bytes, more than a file may or fewer")
+        extents = tuple(self._extents(parts, size, ends)) if size else ()
+        entry = Entry(
+            path=clean_path(str(head["name"]), layer=name),
+            kind=kind,
+            mode=int(head.get("mode", 0)) & 0o7777,
+            uid=int(head.get("uid", 0)),
+            gid=int(head.get("gid", 0)),
+            mtime_ns=_mtime_ns(head.get("modtime")),
+            size_bytes=size,
+            target=clean_path(target, layer=name) if kind == "hardlink" else target,
+            device=(int(head.get("devMajor", 0)), int(head.get("devMinor", 0))),
+            xattrs=tuple(sorted((str(n), base64.b64decode(v, validate=True)) for n, v in xattrs)),
+            extents=extents,
+        )
+        return check_entry(entry, layer=name)
+
+    def _extents(
+        self, parts: Sequence[Mapping[str, Any]], size: int, ends: Mapping[int, int]
+    ) -> Sequence[Extent]:
+        extents: list[Extent] = []
+        at = 0
+        for number, part in enumerate(parts):
+            last = number == len(parts) - 1
+            length = int(part.get("chunkSize", 0)) or (size - at if last else 0)
+            if int(part.get("chunkOffset", 0)) != at or length <= 0:
+                raise ValueError(f"chunk at {part.get('chunkOffset')} of {length} bytes, not {at}")
+            if part.get("chunkType", "") != "zeros":
+                extents.append(Extent(at, self._stream_at, length))
+                self._block(self._chunk(part, at, length, ends, alone=len(parts) == 1))
+            at += length
+        if at != size:
+            raise ValueError(f"chunks of {at} bytes for a file of {size}")
+        return extents
+
+    def _chunk(
+        self,
+        part: Mapping[str, Any],
+        at: int,
+        length: int,
+        ends: Mapping[int, int],
+        *,
+        alone: bool,
+    ) -> _Chunk:
+        digest = part.get("chunkDigest") or (part.get("digest") if alone else None)
+        if not digest or part.get("innerOffset") or length > MAX_BLOCK_BYTES:
+            raise _Unreadable
+        offset = int(part["offset"])
+        return _Chunk(at, length, offset, ends[offset], str(digest))
+
+    def _block(self, chunk: _Chunk) -> None:
+        if hasher_of(chunk.digest).name != "sha256":
+            raise _Unreadable
+        if not 0 <= chunk.blob_offset < chunk.blob_end <= self._toc_offset:
+            raise ValueError(f"chunk at {chunk.blob_offset} to {chunk.blob_end}, outside the blob")
+        if chunk.blob_end - chunk.blob_offset > 2 * MAX_BLOCK_BYTES:
+            raise _Unreadable
+        sha256 = bytes.fromhex(chunk.digest.partition(":")[2])
+        length = chunk.blob_end - chunk.blob_offset
+        self._blocks.append(
+            (self._stream_at, chunk.size, length, chunk.blob_offset, -1, 0, b"", sha256)
+        )
+        self._stream_at += chunk.size
+
+
+def _check_place(layer: Descriptor, offset: int, size: int, toc_bytes: int) -> None:
+    if not 0 < size <= MAX_TOC_BYTES or toc_bytes > MAX_TOC_BYTES or offset + size > layer.size:
+        raise IntegrityError(
+            f"layer {layer.digest}: table of {size} ({toc_bytes}) bytes at {offset} in a blob of "
+            f"{layer.size}, and at most {MAX_TOC_BYTES} are read"
+        )
+
+
+def _toc_entries(data: bytes, layer: str) -> Sequence[Mapping[str, Any]]:
+    try:
+        value = orjson.loads(data)
+        version, items = value["version"], value["entries"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise IntegrityError(f"layer {layer}: table is not one: {error}") from error
+    if version != 1 or not isinstance(items, list):
+        raise IntegrityError(f"layer {layer}: table has version {version!r}, 1 is read")
+    return items
+
+
+def _mtime_ns(text: str | None) -> int:
+    if not text:
+        return 0
+    found = _TIME.match(text)
+    if found is None:
+        raise ValueError(f"time {text!r} is not as in RFC 3339")
+    whole = datetime.fromisoformat(found[1] + found[3].replace("Z", "+00:00"))
+    seconds = int(whole.timestamp())
+    return 0 if whole.year < 1902 else seconds * 10**9 + int((found[2] or "0").ljust(9, "0"))
+
+
+def format_of(layer: Descriptor) -> str:
+    """Return the format of a layer as its manifest tells it: what it promises, not yet read."""
+    compression = compression_of(layer)
+    if compression == "zstd":
+        return "zstd:chunked" if zstd_place(layer) is not None else "zstd"
+    return (
+        "estargz" if compression == "gzip" and ESTARGZ_DIGEST in layer.annotations else compression
+    )

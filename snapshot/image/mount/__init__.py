@@ -1,0 +1,1 @@
+"""The process behind one mounted image, and its options."""

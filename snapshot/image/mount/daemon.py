@@ -1,0 +1,290 @@
+"""The process behind one mounted image: ``python -m snapshot.image.mount.daemon READY_FD``, settings on stdin."""
+
+import gc
+import subprocess
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from pydantic import Field
+
+from fusefs.bridge import server
+from fusefs.bridge.api.options import BridgeOptions
+from fusefs.bridge.process.launch import run_daemon, start_daemon
+from omniload.base.clock import SystemClock
+from omniload.base.config import StrictModel
+from omniload.base.log import get_logger
+from omniload.base.reading import read_small_file
+from omniload.base.units import Bytes, Seconds
+from snapshot.image.block.fetcher import FetchSettings, Priority
+from snapshot.image.block.loader import BlockLoader, RegistryTier
+from snapshot.image.block.prefetch import Outstanding, want_blocks
+from snapshot.image.block.refs import block_refs
+from snapshot.image.block.store import BlockStore
+from snapshot.image.layer.index_cache import IndexCache
+from snapshot.image.layer.indexer import index_image
+from snapshot.image.mount.fork import ForkedProcess, can_fork, start_forked
+from snapshot.image.peer.node import PeerNode, PeerSettings
+from snapshot.image.trace.store import TraceStore, find_any_trace, find_trace, merge_into
+from snapshot.image.trace.trace import MAX_TRACE_BYTES, Trace, decode_trace, hot_blocks
+from snapshot.image.tree.tree import Tree, merge
+from snapshot.image.view.recording import Recording
+from snapshot.image.view.view import ImageFileSystem, ImageView, Recorder
+from snapshot.oci.image import Image, open_store, resolve
+from snapshot.oci.manifest import Platform
+from snapshot.oci.store import ImageStore
+from snapshot.startup.events import Tally, stage
+
+__all__ = [
+    "AUTO",
+    "READ_AHEAD_BYTES",
+    "ImageMount",
+    "chosen_trace",
+    "main",
+    "mount",
+    "mount_resolved",
+    "serve",
+    "traces_of",
+]
+
+_log = get_logger(__name__)
+
+AUTO = "auto"
+"""As a trace or record: the file for this image and command in the cache; to read, also beside the image."""
+
+
+READ_AHEAD_BYTES = 512 << 10
+"""Of the kernel, unless told: of a library mapped and used here and there, more is mostly for nothing."""
+
+
+class ImageMount(StrictModel):
+    """What a mount of an image needs to know."""
+
+    image: str
+    """Reference or layout."""
+    mountpoint: str
+    cache: str
+    """Folder of indexes and blocks, shared by all mounts of a node."""
+    mirrors: tuple[str, ...] = ()
+    platform: Platform | None = None
+    memory: Bytes = 256 << 20
+    """Blocks kept in memory."""
+    disk: Bytes = 20 << 30
+    """Blocks kept on disk."""
+    trace: str | None = None
+    """Hot blocks: fetched first, in this order. A file, or ``auto``."""
+    record: str | None = None
+    """Where the touches of this start go, merged with those of earlier ones. A file, or ``auto``."""
+    command: tuple[str, ...] | None = None
+    """What is started from it, by which traces are found; any of its starts if not given."""
+    window: Seconds = 120.0
+    """How long touches are recorded."""
+    stream: bool = False
+    """Fetch all that is left, too, behind everything else."""
+    bandwidth: Bytes = 32_000_000
+    """Cap of those cold blocks, in bytes per second; 0 for none."""
+    slots: int = Field(default=16, ge=2, le=256)
+    """Requests on their way."""
+    sharing: PeerSettings = PeerSettings()
+    """With whom blocks are shared."""
+    bridge: BridgeOptions = BridgeOptions(read_only=True, kernel_read_ahead=READ_AHEAD_BYTES)
+
+
+def mount(settings: ImageMount, *, log_path: str | None = None) -> "subprocess.Popen[bytes]":
+    """Mount an image in a process of its own; return when it is usable.
+
+    Raises:
+        ConfigError: The image, or the mount point, is not there.
+        UnavailableError: The registry does not answer.
+        StateError: The mount point cannot be mounted on.
+    """
+    data = settings.model_dump_json(by_alias=True).encode()
+    return start_daemon(__name__, data, settings.mountpoint, log_path=log_path)
+
+
+def mount_resolved(
+    settings: ImageMount, image: Image | None, *, log_path: str
+) -> "ForkedProcess | subprocess.Popen[bytes]":
+    """Mount an image as ``mount`` does, and cheaper where this process may be forked.
+
+    A fork has all modules, and the manifest if it was read; another process does both again.
+    """
+    if can_fork():
+        return start_forked(
+            lambda ready: serve(settings, ready, image),
+            settings.mountpoint,
+            log_path=log_path,
+            role="image",
+        )
+    return mount(settings, log_path=log_path)
+
+
+def serve(settings: ImageMount, ready: Callable[[], None], resolved: Image | None = None) -> None:
+    """Show an image until it is unmounted; what was recorded is written when the window ends.
+
+    The stage ``image`` of a start-up ends when the mount is usable and the hot blocks are here.
+    One that is ``resolved`` already is not asked for again.
+    """
+    with ExitStack() as opened, ExitStack() as begun:
+        tally = begun.enter_context(stage("image"))
+        store, name = open_store(settings.image, mirrors=settings.mirrors)
+        opened.callback(store.close)
+        image = resolved or resolve(store, name, settings.platform)
+        tally.note("image", image.digest)
+        gc.disable()  # what is made until the mount is usable stays; to look through it takes a third
+        try:
+            parts = _Serving(settings, store, image)
+        finally:
+            gc.freeze()
+            gc.enable()
+        parts.run(ready, tally, begun)
+
+
+class _Serving:
+    """The parts of one mounted image, put together and taken apart."""
+
+    def __init__(self, settings: ImageMount, store: ImageStore, image: Image) -> None:
+        self._settings, self._image = settings, image
+        cache = Path(settings.cache)
+        self._trace = chosen_trace(settings, image, store)
+        self._indexes = index_image(store, image, IndexCache(cache / "indexes"))
+        self._tree = merge([index.entries for index in self._indexes])
+        clock = SystemClock()
+        self._hot = Outstanding()
+        disk = BlockStore(cache / "blocks", settings.disk)
+        registry = RegistryTier(store)
+        self._peers = PeerNode(settings.sharing, registry, disk, self._indexes, clock=clock)
+        self._loader = BlockLoader(
+            self._peers.tiers,
+            disk,
+            FetchSettings(
+                tiers=tuple(self._peers.tiers),
+                slots=settings.slots,
+                reserved_slots=max(settings.slots // 4, 1),
+                cold_bytes_per_s=float(settings.bandwidth) or None,
+            ),
+            memory_bytes=settings.memory,
+            clock=clock,
+            on_settled=self._hot.settled,
+        )
+        recorder = Recorder(clock.now_s, settings.window) if settings.record else None
+        self._recording = None if recorder is None else self._recorded(recorder, self._tree)
+        self._shown = ImageFileSystem(ImageView(self._tree, self._indexes, self._loader, recorder))
+
+    def run(self, ready: Callable[[], None], tally: Tally, begun: ExitStack) -> None:
+        """Prefetch, mount, answer until unmounted, and tidy up."""
+        watcher = threading.Thread(target=self._end_stage, args=(tally, begun), name="omniload-hot")
+        settings = self._settings
+        try:
+            self._prefetch()
+            if self._recording is not None:
+                self._recording.start(settings.window)
+
+            def usable() -> None:
+                ready()
+                watcher.start()
+
+            name = "omniload-image"
+            server.serve(self._shown, settings.mountpoint, settings.bridge, name=name, ready=usable)
+        finally:
+            self._hot.close()
+            if watcher.ident is not None:
+                watcher.join()
+            self._close()
+
+    def _prefetch(self) -> None:
+        if self._trace is not None:
+            refs = hot_blocks(self._trace, self._tree, self._indexes)
+            self._hot.expect(ref.digest for ref in refs)
+            absent = want_blocks(self._loader, self._indexes, refs, Priority.HOT)
+            self._hot.keep_only(ref.digest for ref in absent)
+        if self._settings.stream:
+            for index in self._indexes:
+                refs = tuple(block_refs(index, range(len(index.blocks_B))))
+                self._loader.prefetch(index, refs, Priority.COLD)
+
+    def _end_stage(self, tally: Tally, begun: ExitStack) -> None:
+        self._hot.wait()
+        needed = self._loader.needed_of
+        # Over a wire they go compressed, with whatever came along.
+        for tier, size in (needed | self._loader.bytes_of | {"disk": needed["disk"]}).items():
+            tally.add(tier, size)
+        tally.note("needed_bytes", str(sum(needed.values())))
+        begun.close()
+
+    def _recorded(self, recorder: Recorder, tree: Tree) -> Recording:
+        settings = self._settings
+        command = settings.command or self._image.config.command
+        assert settings.record is not None
+        path = Path(settings.record)
+
+        def keep(trace: Trace) -> None:
+            if settings.record == AUTO:
+                traces_of(settings).add(trace)
+            else:
+                merge_into(path, trace)
+
+        return Recording(recorder, tree, self._image.digest, command, keep)
+
+    def _close(self) -> None:
+        self._shown.close()
+        self._peers.close()
+        self._loader.close()
+        if numbers := self._peers.numbers():
+            _log.info("bytes of peers: %s", numbers)
+        _log.info(
+            "bytes by tier: %s; %d requests, %d waits",
+            self._loader.bytes_of,
+            self._loader.requests,
+            self._loader.waits,
+        )
+        if self._recording is not None:
+            self._recording.finish()
+
+
+def chosen_trace(settings: ImageMount, image: Image, store: ImageStore) -> Trace | None:
+    """Return the trace that a mount was told to start from, if there is one.
+
+    Raises:
+        ConfigError: It names a file, and nothing is there.
+        IntegrityError: It names a file that is no trace.
+    """
+    if settings.trace is None:
+        return None
+    if settings.trace == AUTO:
+        if settings.command is None:
+            return find_any_trace(traces_of(settings), store, image.digest, image.config.command)
+        return find_trace(traces_of(settings), store, image.digest, settings.command)
+    return _kept_trace(settings.trace, image.digest)
+
+
+def traces_of(settings: ImageMount) -> TraceStore:
+    """Return where this node keeps the traces of its starts."""
+    return TraceStore(Path(settings.cache) / "traces")
+
+
+def _kept_trace(path: str, image: str) -> Trace | None:
+    """Return the trace at ``path``; it is a hint and no more.
+
+    Raises:
+        ConfigError: Nothing is there.
+    """
+    held = read_small_file(Path(path), most_bytes=MAX_TRACE_BYTES, what="a trace")
+    trace = decode_trace(held, name=path)
+    if trace.image != image:
+        _log.warning(
+            "trace %s is of image %s, this is %s; its files may differ", path, trace.image, image
+        )
+    return trace
+
+
+def main() -> None:
+    """Be the daemon."""
+    run_daemon(
+        lambda settings, ready: serve(ImageMount.model_validate_json(settings), ready), role="image"
+    )
+
+
+if __name__ == "__main__":
+    main()

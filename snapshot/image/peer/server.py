@@ -1,0 +1,223 @@
+"""Serves a node's blocks to its peers over HTTP. Hands out only what was compared with its digest."""
+
+import hmac
+import socket
+import threading
+from concurrent.futures import wait
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from omniload.base.errors import StateError
+from omniload.base.log import get_logger
+from snapshot.image.peer.share import BlockShare, Promise
+from snapshot.image.peer.wire import (
+    ABSENT,
+    MAX_REQUEST_BYTES,
+    PATH,
+    WAITING,
+    BlocksAsked,
+    block_frame,
+    parse_request,
+)
+
+__all__ = ["PeerServer"]
+
+_log = get_logger(__name__)
+
+_SAY_SO_S = 1.0
+_IDLE_S = 15.0
+_FULL = b"HTTP/1.1 503 Too many connections\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+class PeerServer:
+    """Listens from the moment it is made, in threads of its own.
+
+    Args:
+        share: What it hands out.
+        host: Address to listen at.
+        port: And port; 0 for any that is free.
+        token: What peers must show; nothing if empty.
+        connections: Most at a time; who comes after them is told to ask elsewhere.
+
+    Raises:
+        StateError: The address cannot be listened at.
+    """
+
+    def __init__(
+        self,
+        share: BlockShare,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        token: str = "",
+        connections: int = 512,
+    ) -> None:
+        try:
+            self._server = _Server(share, (host, port), token, connections)
+        except OSError as error:
+            raise StateError(
+                f"cannot listen at {host}:{port}: {error}; give a free address of this machine"
+            ) from error
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="omniload-peer-server", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port it listens at."""
+        return int(self._server.server_address[1])
+
+    @property
+    def served_bytes(self) -> int:
+        """Bytes of blocks handed out."""
+        return self._server.served_bytes
+
+    def close(self) -> None:
+        """Stop listening, and hang up on whoever is connected."""
+        stopping = threading.Thread(target=self._server.shutdown)
+        stopping.start()
+        with suppress(OSError):  # wakes the thread that listens, which else looks twice a second
+            self._server.socket.shutdown(socket.SHUT_RDWR)
+        stopping.join()
+        self._thread.join()
+        self._server.server_close()
+        self._server.hang_up()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 256
+
+    def __init__(
+        self, share: BlockShare, address: tuple[str, int], token: str, connections: int
+    ) -> None:
+        self.share = share
+        self.expected = f"Bearer {token}".encode() if token else b""
+        self.served_bytes = 0
+        self.lock = threading.Lock()
+        self._free = threading.BoundedSemaphore(connections)
+        self._open: set[socket.socket] = set()
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
+        super().__init__(address, _Handler)
+
+    @override
+    def server_bind(self) -> None:
+        # The base class looks its own name up, which may wait long for a name server.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+
+    @override
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        if not self._free.acquire(blocking=False):
+            with suppress(OSError):  # raised here it would end the server
+                request.settimeout(1.0)
+                request.sendall(_FULL)
+            return False
+        with self.lock:
+            self._open.add(request)
+        return True
+
+    @override
+    def shutdown_request(self, request: Any) -> None:
+        with self.lock:
+            known = request in self._open
+            self._open.discard(request)
+        if known:
+            self._free.release()
+        super().shutdown_request(request)
+
+    @override
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        _log.debug("peer %s", client_address, exc_info=True)
+
+    def hang_up(self) -> None:
+        """End every connection; its thread ends with it."""
+        with self.lock:
+            open_now = list(self._open)
+        for connection in open_now:
+            with suppress(OSError):  # it may have hung up before
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection of a peer."""
+
+    protocol_version = "HTTP/1.1"
+    timeout: ClassVar[float | None] = _IDLE_S
+    disable_nagle_algorithm = True
+
+    @override
+    def setup(self) -> None:
+        assert isinstance(self.server, _Server)
+        self.ours = self.server
+        super().setup()
+
+    @override
+    def log_message(self, format: str, *args: Any) -> None:
+        _log.debug(format, *args)
+
+    def do_POST(self) -> None:
+        """Answer a request for blocks."""
+        length = self.headers.get("Content-Length", "")
+        # Never compared byte by byte as far as they agree: the time would tell how far.
+        given = self.headers.get("Authorization", "").encode("latin-1", "replace")
+        if self.ours.expected and not hmac.compare_digest(given, self.ours.expected):
+            self._refuse(401, "the token is not this node's; give all peers one peer_token_file")
+        elif self.path != PATH:
+            self._refuse(404, f"post to {PATH}")
+        elif not (length.isascii() and length.isdigit()) or int(length) > MAX_REQUEST_BYTES:
+            self._refuse(413, f"{length[:20]!r} bytes; send at most {MAX_REQUEST_BYTES}")
+        else:
+            try:
+                asked = parse_request(self.rfile.read(int(length)))
+            except ValueError as error:
+                self._refuse(400, str(error))
+            else:
+                self._answer(asked)
+
+    def _answer(self, asked: BlocksAsked) -> None:
+        promise = self.ours.share.promise(asked)
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        served = 0
+        for _, digest in asked.blocks:
+            data = self.ours.share.held.get(digest)
+            if data is None and promise is not None:
+                data = self._kept(promise).get(digest) or self.ours.share.held.get(digest)
+            if data is None:
+                self._send(ABSENT)
+            else:
+                self._send(block_frame(len(data)), data)
+                served += len(data)
+        self.wfile.write(b"0\r\n\r\n")
+        with self.ours.lock:
+            self.ours.served_bytes += served
+
+    def _kept(self, promise: Promise) -> dict[str, bytes]:
+        """Wait for what was promised, and say so to the peer all the while."""
+        while not wait([promise], _SAY_SO_S).done:
+            self._send(WAITING)
+        return {} if promise.cancelled() else promise.result()
+
+    def _send(self, head: bytes, data: bytes = b"") -> None:
+        self.wfile.write(b"%x\r\n%b" % (len(head) + len(data), head))
+        if data:
+            self.wfile.write(data)
+        self.wfile.write(b"\r\n")
+
+    def _refuse(self, status: int, reason: str) -> None:
+        body = reason.encode("utf-8", "replace")
+        self.close_connection = True  # a body that was not read would be taken for a request
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)

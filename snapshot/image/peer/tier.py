@@ -1,0 +1,245 @@
+"""Blocks from peers: carries requests to whom ``peer_choice`` names. Believes nothing it receives."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from typing_extensions import override
+from urllib3.exceptions import HTTPError, ProtocolError
+from urllib3.response import BaseHTTPResponse
+
+from omniload.base.clock import Clock, SystemClock
+from omniload.base.errors import IntegrityError
+from omniload.base.log import get_logger
+from snapshot.image.block.loader import BlockTier
+from snapshot.image.block.refs import BlockRef
+from snapshot.image.layer.index import LayerIndex
+from snapshot.image.peer.choice import holders, parent, ranking, regions
+from snapshot.image.peer.circuit_breaker import (
+    PeerAnswered,
+    PeerBack,
+    PeerFailed,
+    PeerLeft,
+    PeerLied,
+    PeerStanding,
+    PeerTried,
+    StandingEvent,
+)
+from snapshot.image.peer.wire import FRAME_BYTES, MAX_BLOCKS, PATH, frame_size, request_body
+from snapshot.oci.digest import verified
+from snapshot.oci.pace import Pace, paced_pool
+
+__all__ = ["PeerPatience", "PeerTier"]
+
+_log = get_logger(__name__)
+
+_SLICE_BYTES = 1 << 20
+_POOLS = 256
+"""Peers to whom connections are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerPatience:
+    """How long peers are waited for."""
+
+    connect_s: float = 1.0
+    silent_s: float = 4.0
+    """Without a byte: the peer is gone. It says every second that it is there."""
+    total_s: float = 20.0
+    """From the first request for a region to the last byte, whoever was asked."""
+    tries: int = 3
+    """Peers that answer, asked one after another before a block is asked of the next tier."""
+    failures: int = 8
+    """Peers, of those asked for one block, that may fail before that."""
+
+
+class _GoneError(Exception):
+    """A peer does not answer as it should."""
+
+
+class _LateError(Exception):
+    """A peer is well, but patience has ended."""
+
+
+class PeerTier(BlockTier):
+    """The other nodes of a start.
+
+    Args:
+        members: ``HOST:PORT`` of every node that serves, this one too if it does.
+        me: This node's own name among them, or any other name if it serves nobody.
+        token: Shown to every peer; none if empty.
+        patience: How long they are waited for.
+        fanout: Children of a node in a region's tree.
+        clock: For patience and for leaving alone who failed.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[str],
+        me: str,
+        *,
+        token: str = "",
+        patience: PeerPatience | None = None,
+        fanout: int = 8,
+        clock: Clock | None = None,
+    ) -> None:
+        self._members, self._me, self._fanout = members, me, fanout
+        self._patience = patience or PeerPatience()
+        self._clock = clock or SystemClock()
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._standing = PeerStanding()
+        self._lock = threading.Lock()
+        self._closed = False
+        # Only headers are bound here: while a peer waits it sends a few bytes each second, and
+        # the time of a whole answer is bound below.
+        pace = Pace(silent_s=self._patience.silent_s, least_bytes_per_s=0)
+        self._pool = paced_pool(
+            pace, connect_s=self._patience.connect_s, num_pools=_POOLS, maxsize=4
+        )
+        self.bytes_of: dict[str, int] = {}
+        """Bytes of right blocks, by peer."""
+
+    @override
+    def fetch(self, index: LayerIndex, blocks: Sequence[BlockRef]) -> tuple[dict[str, bytes], int]:
+        found: dict[str, bytes] = {}
+        moved = 0
+        for region, refs in regions(blocks):
+            for at in range(0, len(refs), MAX_BLOCKS):
+                came, size = self._region(index, region, refs[at : at + MAX_BLOCKS])
+                found |= came
+                moved += size
+        return found, moved
+
+    def close(self) -> None:
+        """Let go of connections; requests on their way end soon, and new ones give nothing."""
+        self._closed = True
+        self._pool.clear()
+
+    def _region(
+        self, index: LayerIndex, region: str, refs: Sequence[BlockRef]
+    ) -> tuple[dict[str, bytes], int]:
+        found: dict[str, bytes] = {}
+        moved = 0
+        until_s = self._clock.now_s() + self._patience.total_s
+        for peer, waits in self._candidates(ranking(self._members, region), region):
+            absent = [ref for ref in refs if ref.digest not in found]
+            if not absent or self._closed or self._clock.now_s() >= until_s:
+                break
+            came, size = self._ask(index, peer, absent, until_s if waits else None)
+            found |= came
+            moved += size
+        return found, moved
+
+    def _candidates(self, ranked: Sequence[str], region: str) -> Iterator[tuple[str, bool]]:
+        """Yield whom to ask, and whether to wait with it for what it does not have yet."""
+        asked: set[str] = set()
+        for _ in range(self._patience.tries + self._patience.failures):
+            away = self._away()
+            peer = parent(ranked, self._me, region, away | asked, fanout=self._fanout)
+            if peer is None or len(asked - away) == self._patience.tries:
+                break
+            yield peer, True
+            asked.add(peer)
+        for peer in holders(ranked, self._me, self._away()):
+            yield peer, False
+
+    def _ask(
+        self, index: LayerIndex, peer: str, refs: Sequence[BlockRef], until_s: float | None
+    ) -> tuple[dict[str, bytes], int]:
+        """Ask one peer, waiting with it until a time, if one is given."""
+        found: dict[str, bytes] = {}
+        self._tell(PeerTried(peer, self._clock.now_s()))
+        waits = until_s is not None
+        if until_s is None:
+            until_s = self._clock.now_s() + self._patience.silent_s
+        sent = request_body(index.blob_digest, [(r.number, r.digest) for r in refs], waits=waits)
+        moved = 0
+        try:
+            with closing(self._posted(peer, sent)) as response:
+                for ref in refs:
+                    size = int(index.blocks_B["size"][ref.number])
+                    data = self._block(response, size, until_s)
+                    if data is None:
+                        continue
+                    moved += len(data)
+                    found[ref.digest] = verified(data, ref.digest, name=f"peer {peer}")
+                if response.read1(1):  # the end, so that the connection serves again
+                    raise _GoneError("sends more than was asked for")  # noqa: TRY301
+        except IntegrityError as error:
+            self._tell(PeerLied(peer, self._clock.now_s()), error)
+        except _LateError as error:
+            _log.warning("peer %s: %s; asking elsewhere", peer, error)
+            self._tell(PeerAnswered(peer, self._clock.now_s()))
+        except (_GoneError, HTTPError, OSError, ValueError) as error:
+            self._tell(PeerFailed(peer, self._clock.now_s()), error)
+        else:
+            self._tell(PeerAnswered(peer, self._clock.now_s()))
+        with self._lock:
+            taken = sum(len(data) for data in found.values())
+            self.bytes_of[peer] = self.bytes_of.get(peer, 0) + taken
+        return found, moved
+
+    def _posted(self, peer: str, body: bytes) -> BaseHTTPResponse:
+        try:
+            response = self._send(peer, body)
+        except ProtocolError:  # a connection kept since the last request may have gone stale
+            response = self._send(peer, body)
+        if response.status != 200:
+            with closing(response):
+                said = response.read1(200)
+            raise _GoneError(f"answers {response.status}: {said!r}")
+        return response
+
+    def _send(self, peer: str, body: bytes) -> BaseHTTPResponse:
+        return self._pool.request(
+            "POST",
+            f"http://{peer}{PATH}",
+            body=body,
+            headers=self._headers | {"Content-Type": "application/json"},
+            retries=False,
+            redirect=False,
+            preload_content=False,
+        )
+
+    def _block(self, response: BaseHTTPResponse, size: int, until_s: float) -> bytes | None:
+        """Read the next block, or that it is absent.
+
+        Raises:
+            _LateError: Not before ``until_s``.
+            IntegrityError: It has another size.
+        """
+        while (said := frame_size(self._read(response, FRAME_BYTES, until_s))) == -1:
+            pass
+        if said is None:
+            return None
+        if said != size:
+            raise IntegrityError(f"a peer sends a block of {said} bytes; it has {size}")
+        return self._read(response, size, until_s)
+
+    def _read(self, response: BaseHTTPResponse, size: int, until_s: float) -> bytes:
+        parts: list[bytes] = []
+        left = size
+        while left:
+            if self._closed or self._clock.now_s() >= until_s:
+                raise _LateError("its time is over, and it is still waiting or sending")
+            part = response.read1(min(left, _SLICE_BYTES))
+            if not part:
+                raise _GoneError(f"breaks off with {left} of {size} bytes to come")
+            parts.append(part)
+            left -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _away(self) -> frozenset[str]:
+        with self._lock:
+            return self._standing.away(self._clock.now_s())
+
+    def _tell(self, event: StandingEvent, reason: object = "") -> None:
+        with self._lock:
+            commands = self._standing.handle(event)
+        for command in commands:
+            match command:
+                case PeerLeft(peer=peer, for_s=for_s):
+                    _log.warning("peer %s: %s; left alone for %.0f s", peer, reason, for_s)
+                case PeerBack(peer=peer):
+                    _log.info("peer %s is back", peer)

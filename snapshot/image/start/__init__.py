@@ -1,0 +1,1 @@
+"""A command in namespaces of its own, with the image as its root."""

@@ -1,0 +1,284 @@
+"""A command run in a mounted image: an overlay for what it writes, namespaces of its own, another root.
+
+Nothing of the image runs before the command does. The command is process 1 of a new
+process namespace, as in any container, so that nothing it started outlives it. It has the
+network of the machine.
+"""
+
+import json
+import os
+import shutil
+import signal
+import stat as stat_bits
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from types import FrameType
+
+from fusefs.bridge.process.launch import umount
+from omniload.base.errors import ConfigError, StateError
+from snapshot.image.mount.daemon import ImageMount, mount_resolved
+from snapshot.image.mount.fork import ForkedProcess, can_fork, fork
+from snapshot.image.start import namespaces as entering
+from snapshot.image.start.bind_mounts import Bind, make_mount_points
+from snapshot.oci.image import Image
+from snapshot.oci.manifest import Process
+
+__all__ = ["Start", "check_machine", "ids_of", "run_in", "start_of"]
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_TOOLS = ("fusermount3",)
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What is run, and how."""
+
+    words: tuple[str, ...]
+    variables: Mapping[str, str]
+    folder: str = "/"
+    user: str = ""
+    """As the image says it: ``NAME``, ``NUMBER``, ``USER:GROUP``; empty for root."""
+    binds: tuple[Bind, ...] = ()
+    """What of this machine it sees, beside the image."""
+
+
+def start_of(process: Process | None, words: Sequence[str], variables: Sequence[str]) -> Start:
+    """Return how an image wants to be started: its variables, folder and user.
+
+    Args:
+        process: Of its configuration.
+        words: The command, instead of the image's own where there are any.
+        variables: ``KEY=VALUE`` over those of the image, or ``KEY`` alone to pass one on.
+
+    Raises:
+        ConfigError: There is no command, or a variable is none.
+    """
+    process = process or Process()
+    command = tuple(words) or (*(process.entrypoint or ()), *(process.cmd or ()))
+    if not command:
+        raise ConfigError("the image names no command; give one after --")
+    found = {"PATH": _PATH, "HOME": "/root"}
+    for text in process.env or ():
+        key, _, value = text.partition("=")
+        found[key] = value
+    for text in variables:
+        key, given, value = text.partition("=")
+        if not key:
+            raise ConfigError(f"variable {text!r} is not KEY=VALUE")
+        if given:
+            found[key] = value
+        elif key in os.environ:
+            found[key] = os.environ[key]
+    return Start(command, found, process.working_dir or "/", process.user or "")
+
+
+def ids_of(user: str, passwd: str, group: str) -> tuple[int, int]:
+    """Return the numbers of user and group that an image's configuration names.
+
+    Args:
+        user: ``NAME``, ``NUMBER``, or either with ``:GROUP``; empty for root.
+        passwd: Text of the image's ``/etc/passwd``.
+        group: Text of its ``/etc/group``.
+
+    Raises:
+        ConfigError: The image knows no such user or group.
+    """
+    name, _, group_name = user.partition(":")
+    lines = [line.split(":") for line in passwd.splitlines()]
+    known = {f[0]: (int(f[2]), int(f[3])) for f in lines if len(f) > 3 and _numbers(f[2], f[3])}
+    by_number = {ids[0]: ids for ids in reversed(known.values())}
+    if not name:
+        ids = (0, 0)
+    elif name in known:
+        ids = known[name]
+    elif _numbers(name):
+        ids = by_number.get(int(name), (int(name), 0))
+    else:
+        raise ConfigError(f"the image starts as user {name!r}, whom its /etc/passwd does not know")
+    if not group_name:
+        return ids
+    groups = {f[0]: f[2] for line in group.splitlines() if len(f := line.split(":")) > 2}
+    number = groups.get(group_name, group_name)
+    if not _numbers(number):
+        raise ConfigError(f"the image starts as group {group_name!r}, not in its /etc/group")
+    return ids[0], int(number)
+
+
+def check_machine() -> None:
+    """Say what keeps this machine from running commands in images.
+
+    Raises:
+        ConfigError: Not root, or a tool is missing.
+    """
+    if os.geteuid() != 0:
+        raise ConfigError(
+            f"user {os.geteuid()} cannot mount an overlay and change the root directory; run it as root"
+        )
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    if missing:
+        raise ConfigError(f"{', '.join(missing)} not found; install fuse3")
+
+
+def run_in(
+    settings: ImageMount,
+    start: Start,
+    *,
+    scratch: str | None,
+    log_path: str,
+    image: Image | None = None,
+    entered: Callable[[], None] = lambda: None,
+) -> int:
+    """Mount an image, run a command in it, unmount; return its exit code, 128 + N for signal N.
+
+    Args:
+        settings: Of the mount; ``mountpoint`` is not looked at.
+        start: The command.
+        scratch: Folder for what it writes, removed afterwards; a temporary one if not given.
+        log_path: Where the daemon of the mount logs.
+        image: What ``settings`` names, where it was resolved before.
+        entered: Called when the command is started.
+
+    Raises:
+        ConfigError: The image is not there, or a bind cannot lie where it is to.
+        StateError: The overlay cannot be mounted.
+    """
+    check_machine()
+    with _scratch(scratch) as place:
+        place.chmod(0o755)  # users of the image pass through it
+        for name in ("image", "upper", "work", "root"):
+            (place / name).mkdir()
+        with _mounted(settings, image, place / "image", log_path):
+            _prepare(place / "image", place / "upper")
+            make_mount_points(start.binds, place / "image", place / "upper")
+            ids = ids_of(start.user, *(_text(place / "image", f) for f in ("passwd", "group")))
+            return _run(place, start, ids, entered)
+
+
+@contextmanager
+def _scratch(folder: str | None) -> Iterator[Path]:
+    try:
+        made = tempfile.TemporaryDirectory(prefix="omniload-run-", dir=folder)
+    except OSError as error:
+        raise StateError(
+            f"{error.filename!r} cannot be made: {error.strerror}; give another --scratch"
+        ) from error
+    with made as text:
+        yield Path(text)
+
+
+@contextmanager
+def _mounted(
+    settings: ImageMount, image: Image | None, mountpoint: Path, log_path: str
+) -> Iterator[None]:
+    """Mount for the time of a ``with``; at its end the daemon has ended, and what it recorded is written."""
+    bridge = settings.bridge.model_copy(update={"allow_other": True, "trusted": True})
+    changed = {"mountpoint": str(mountpoint), "bridge": bridge}
+    daemon = mount_resolved(settings.model_copy(update=changed), image, log_path=log_path)
+    try:
+        yield
+    finally:
+        try:
+            umount(str(mountpoint))
+        except StateError:
+            daemon.terminate()  # it unmounts as it ends
+        daemon.wait()
+
+
+def _prepare(image: Path, upper: Path) -> None:
+    """Make the mount points in the upper layer, where a link of the image cannot lead them elsewhere."""
+    for name in ("proc", "dev", "sys"):
+        (upper / name).mkdir(mode=0o755)
+    upper.chmod(stat_bits.S_IMODE(image.stat().st_mode))
+    here, etc = Path("/etc/resolv.conf"), image / "etc"
+    with suppress(FileNotFoundError):
+        found = etc.lstat()
+        if stat_bits.S_ISDIR(found.st_mode) and here.is_file():
+            (upper / "etc").mkdir()
+            (upper / "etc").chmod(stat_bits.S_IMODE(found.st_mode))
+            os.chown(upper / "etc", found.st_uid, found.st_gid)
+            (upper / "etc/resolv.conf").write_bytes(here.read_bytes())
+
+
+def _text(image: Path, name: str) -> str:
+    """Return a small file of the image's ``/etc``; links are not followed: they may lead out."""
+    etc = image / "etc"
+    try:
+        if not stat_bits.S_ISDIR(etc.lstat().st_mode):
+            return ""
+        file = os.open(etc / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    with os.fdopen(file, "rb") as opened:
+        if not stat_bits.S_ISREG(os.fstat(file).st_mode):
+            return ""
+        return opened.read(1 << 20).decode("utf-8", "replace")
+
+
+def _run(place: Path, start: Start, ids: tuple[int, int], entered: Callable[[], None]) -> int:
+    told, telling = os.pipe()
+    process = _entered(place, start, ids, told, telling)
+    os.close(telling)
+    with os.fdopen(told, "rb") as pipe:
+        said = sorted(pipe.readlines(), key=lambda line: not line.strip().isdigit())
+    if b"done\n" not in said:
+        code = process.wait()
+        why = b"".join(said[1:] or said).decode(errors="replace").strip()
+        raise StateError(
+            f"no root directory could be made in {str(place.parent)!r}: "
+            f"{why or f'exit code {code}'}; give --scratch a folder on a disk or tmpfs, not on an overlay"
+        )
+    entered()
+    with _forwarding(int(said[0])):
+        return process.wait()
+
+
+def _entered(
+    place: Path, start: Start, ids: tuple[int, int], told: int, telling: int
+) -> "ForkedProcess | subprocess.Popen[bytes]":
+    """Start the process that enters: a fork where this one may be forked, else another Python."""
+    given = {"variables": dict(start.variables), "binds": [astuple(bind) for bind in start.binds]}
+    if can_fork():
+
+        def child() -> int:
+            os.close(told)
+            os.chdir(place)
+            return entering.enter(telling, start.folder, ids, given, start.words)
+
+        return fork(child)
+    line = [sys.executable, "-I", entering.__file__, str(telling), start.folder, *map(str, ids)]
+    return subprocess.Popen(  # noqa: S603 -- our own interpreter and file
+        [*line, json.dumps(given), *start.words], cwd=place, pass_fds=[telling]
+    )
+
+
+@contextmanager
+def _forwarding(command: int) -> Iterator[None]:
+    """Pass signals on to the command. Process 1 is deaf to those it does not handle; the second one kills it."""
+    seen = 0
+
+    def forward(number: int, _: FrameType | None) -> None:
+        nonlocal seen
+        seen += number in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        if seen > 1:
+            number = signal.SIGKILL
+        elif number == signal.SIGINT and os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp():
+            return  # the terminal has sent it to the command, too
+        with suppress(ProcessLookupError):
+            os.kill(command, number)
+
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    try:
+        yield
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
+
+
+def _numbers(*texts: str) -> bool:
+    return all(text.isascii() and text.isdecimal() and len(text) < 11 for text in texts)

@@ -1,0 +1,193 @@
+"""Where traces are kept and found again: by the digest of an image and the command it ran.
+
+::
+
+    CACHE/traces/v1/IMAGE/COMMAND.trace     both are sha256, the second of the words as JSON
+
+or beside the image in its registry, as referrer artifacts. One that others pushed is a
+hint like any other: it may cost requests, never right bytes.
+"""
+
+import fcntl
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from omniload.base.errors import OmniloadError
+from omniload.base.log import get_logger
+from omniload.base.reading import read_kept_file
+from snapshot.image.trace.keys import command_key, most_run, nearest
+from snapshot.image.trace.sharing import pull_trace, pull_traces, push_trace
+from snapshot.image.trace.trace import (
+    MAX_TRACE_BYTES,
+    Trace,
+    decode_trace,
+    encode_trace,
+    merge_traces,
+    trace_since,
+    united,
+)
+from snapshot.oci.digest import check_digest
+from snapshot.oci.store import ImageStore
+from snapshot.private_folder import private_folder
+
+__all__ = ["TraceStore", "find_any_trace", "find_trace", "merge_into", "push_new"]
+
+_log = get_logger(__name__)
+
+
+class TraceStore:
+    """Traces in a folder, merged over starts. Safe between processes."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder) / "v1"
+
+    def path(self, image: str, command: Sequence[str]) -> Path:
+        """Return where the trace of an image and a command is, or will be."""
+        return self._of(image) / f"{command_key(command)}.trace"
+
+    def get(self, image: str, command: Sequence[str]) -> Trace | None:
+        """Return the trace of the command, else of the nearest one, or None. One that is broken is passed over."""
+        exact = self.path(image, command)
+        if (found := _read(exact)) is not None:
+            return found
+        known = self.all_of(image)
+        place = nearest([trace.command for trace in known], command)
+        return None if place is None else known[place]
+
+    def all_of(self, image: str) -> list[Trace]:
+        """Return the traces of an image, whatever was started. One that is broken is passed over."""
+        traces = [_read(path) for path in sorted(self._of(image).glob("*.trace"))]
+        return [trace for trace in traces if trace is not None]
+
+    def add(self, trace: Trace) -> Trace:
+        """Merge the trace of a start with what is kept; return what is kept now."""
+        path = self.path(trace.image, trace.command)
+        private_folder(self._folder)
+        path.parent.mkdir(exist_ok=True)
+        return merge_into(path, trace)
+
+    def _of(self, image: str) -> Path:
+        return self._folder / check_digest(image).partition(":")[2]
+
+
+def merge_into(path: Path, new: Trace) -> Trace:
+    """Merge a trace into a file, whole or not at all; one of something else, or broken, is replaced."""
+    with _locked(path.parent):
+        merged = new
+        try:
+            old = decode_trace(_bytes_of(path), name=str(path))
+        except FileNotFoundError:
+            old = None
+        except OmniloadError as error:  # a broken trace must not cost the new one
+            _log.warning("%s; it is replaced", error)
+            old = None
+        if old is not None and (old.image, old.command) == (new.image, new.command):
+            merged = merge_traces([old, new])
+        _write(path, merged)
+    return merged
+
+
+def push_new(store: ImageStore, path: Path) -> str | None:
+    """Keep beside its image what a trace has gained since this was done last; return the artifact's digest.
+
+    What was pushed stands in a file beside the trace, one for each place that is pushed to, so
+    that no start counts twice.
+
+    Returns:
+        None where nothing is new.
+
+    Raises:
+        FileNotFoundError: The trace, or its image, is not there.
+    """
+    place = hashlib.sha256(store.location.encode()).hexdigest()[:12]
+    before = path.with_name(f"{path.name}.{place}.pushed")
+    with _locked(path.parent, f".{path.name}.pushing"):
+        whole = decode_trace(_bytes_of(path), name=str(path))
+        pushed = _read(before)
+        new = whole if pushed is None else trace_since(whole, pushed)
+        if new is None:
+            return None
+        # Two starts may have touched the same: they are still two.
+        digest = push_trace(store, new, uuid.uuid4().hex)
+        _write(before, whole)
+    return digest
+
+
+def find_trace(
+    kept: TraceStore, store: ImageStore, image: str, command: Sequence[str]
+) -> Trace | None:
+    """Return the trace of a command: of this node, else beside the image; else the nearest one.
+
+    It is a hint, so a registry that does not answer, or answers nonsense, costs a warning.
+    """
+    here = kept.get(image, command)
+    if here is not None and here.command == tuple(command):
+        return here
+    try:
+        there = pull_trace(store, image, command)
+    except (OmniloadError, OSError, ValueError) as error:
+        _log.warning("no trace from %s: %s", store.location, error)
+        there = None
+    known = [trace for trace in (here, there) if trace is not None]
+    place = nearest([trace.command for trace in known], command)
+    return None if place is None else known[place]
+
+
+def find_any_trace(
+    kept: TraceStore, store: ImageStore, image: str, own: Sequence[str]
+) -> Trace | None:
+    """Return the trace of a start of which nobody says what it runs, as containerd and Podman do not.
+
+    It unites those of the commands that were started most: of this node, else beside the image.
+    What few of all those starts touched is not hot, as in any trace.
+
+    Args:
+        kept: Traces of this node.
+        store: Where the image is.
+        image: Digest of its manifest.
+        own: The image's own command, which the trace is said to be of.
+    """
+    known = [trace for trace in kept.all_of(image) if trace.touches]
+    if not known:
+        try:
+            known = pull_traces(store, image)
+        except (OmniloadError, OSError, ValueError) as error:
+            _log.warning("no trace from %s: %s", store.location, error)
+    chosen = [known[place] for place in most_run([trace.runs for trace in known])]
+    return united(chosen, own) if chosen else None
+
+
+def _read(path: Path) -> Trace | None:
+    try:
+        return decode_trace(_bytes_of(path), name=str(path))
+    except FileNotFoundError:
+        return None
+    except (OmniloadError, OSError) as error:
+        _log.warning("%s; it is passed over", error)
+        return None
+
+
+def _bytes_of(path: Path) -> bytes:
+    return read_kept_file(path, most_bytes=MAX_TRACE_BYTES, what="a trace")
+
+
+def _write(path: Path, trace: Trace) -> None:
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_bytes(encode_trace(trace))
+    temporary.replace(path)
+
+
+@contextmanager
+def _locked(folder: Path, name: str | None = None) -> Iterator[None]:
+    """Keep out others that merge in a folder, by locking it; or those that do what a file is named for."""
+    flags = os.O_RDONLY | os.O_DIRECTORY if name is None else os.O_RDWR | os.O_CREAT
+    held = os.open(folder / (name or ""), flags | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)

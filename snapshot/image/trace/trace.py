@@ -1,0 +1,281 @@
+"""Traces: which bytes of an image a start touched first, in order; JSON lines.
+
+::
+
+    {"omniload_trace": 1, "image": "sha256:...", "command": ["python", "train.py"], "runs": 2}
+    {"path": "usr/bin/python3.11", "offset": 0, "size": 131072, "at_ms": 3, "runs": 2}
+    {"path": "usr/lib/libc.so.6", "offset": 4096, "size": 8192, "at_ms": 5, "runs": 1}
+
+Ranges are of files, not of blocks, so a trace holds for every form of an image that has
+the same files, and survives a conversion. Lines of one file do not overlap, and all are
+in the order of first touch.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from omniload.base.errors import IntegrityError, StateError
+from snapshot.image.block.refs import BlockRef, block_refs
+from snapshot.image.layer.index import LayerIndex
+from snapshot.image.tree.tree import Node, Tree
+from snapshot.oci.digest import check_digest
+
+__all__ = [
+    "MAX_TRACE_BYTES",
+    "VERSION",
+    "Touch",
+    "Trace",
+    "decode_trace",
+    "encode_trace",
+    "hot_blocks",
+    "merge_traces",
+    "trace_of",
+    "trace_since",
+    "united",
+]
+
+VERSION = 1
+_KEY = "omniload_trace"
+_MAX_LINES = 4_000_000
+MAX_TRACE_BYTES = 1 << 30
+"""Largest file of a trace: its most lines at the usual length of a path."""
+_MAX_OFFSET = 1 << 44
+_MAX_PARTS, _MAX_PART = 4096, 71
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Touch:
+    """A range of a file, when it was first touched, and in how many starts."""
+
+    at_ms: int
+    """Since the start began; of several starts the least."""
+    path: str
+    offset: int
+    size_bytes: int
+    runs: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What starts of one image with one command touched."""
+
+    image: str
+    """Digest of the manifest."""
+    command: tuple[str, ...]
+    runs: int
+    """Starts it was taken from."""
+    touches: tuple[Touch, ...]
+    """In order; ranges of one file do not overlap."""
+    parts: tuple[str, ...] = ()
+    """Names of the documents it was merged from, where it says so: none of them counts beside it."""
+
+
+def trace_of(image: str, command: Sequence[str], reads: Iterable[Touch]) -> Trace:
+    """Make the trace of one start from every read it made, in any order, overlapping or not.
+
+    Returns:
+        A trace of one run; each byte that was read is in one touch, with its earliest time.
+    """
+    touches = tuple(_settled(reads, most_runs=1))
+    return Trace(image=check_digest(image), command=tuple(command), runs=1, touches=touches)
+
+
+def merge_traces(traces: Sequence[Trace]) -> Trace:
+    """Make one trace of several starts.
+
+    Byte by byte, the runs add up and the earliest time holds, so the result depends on
+    neither the order of the traces nor on how they are grouped.
+
+    Raises:
+        ValueError: They are of different images or commands, or there are none.
+    """
+    keys = {(trace.image, trace.command) for trace in traces}
+    if len(keys) != 1:
+        raise ValueError(f"traces of {len(keys)} images or commands do not merge: {sorted(keys)}")
+    ((image, command),) = keys
+    runs = sum(trace.runs for trace in traces)
+    touches = (touch for trace in traces for touch in trace.touches)
+    merged = tuple(_settled(touches, most_runs=runs))
+    return Trace(image=image, command=command, runs=runs, touches=merged)
+
+
+def united(traces: Sequence[Trace], command: Sequence[str]) -> Trace:
+    """Make one trace of starts of several commands, under the name of one.
+
+    Raises:
+        ValueError: They are of different images, or there are none.
+    """
+    words = tuple(command)
+    return merge_traces([replace(trace, command=words, parts=()) for trace in traces])
+
+
+def trace_since(new: Trace, old: Trace) -> Trace | None:
+    """Return what a trace has beside an earlier state of itself; None where there is nothing.
+
+    Returns:
+        A trace that, merged with ``old``, gives ``new``; all of ``new`` where ``old`` is no
+        earlier state of it.
+    """
+    if (new.image, new.command) != (old.image, old.command) or new.runs < old.runs:
+        return new
+    if new.runs == old.runs:
+        return None
+    taken = [replace(touch, runs=-touch.runs) for touch in old.touches]
+    left = _settled([*new.touches, *taken], most_runs=new.runs)
+    touches = tuple(touch for touch in left if touch.runs > 0)
+    return replace(new, runs=new.runs - old.runs, touches=touches, parts=())
+
+
+def encode_trace(trace: Trace) -> bytes:
+    """Return the JSON lines of a trace."""
+    head: dict[str, Any] = {
+        _KEY: VERSION,
+        "image": trace.image,
+        "command": list(trace.command),
+        "runs": trace.runs,
+    }
+    if trace.parts:
+        head["parts"] = list(trace.parts)
+    lines = [json.dumps(head)]
+    # Not orjson: only this one can write names that are no UTF-8, as ASCII escapes.
+    lines += [
+        json.dumps(
+            {
+                "path": touch.path,
+                "offset": touch.offset,
+                "size": touch.size_bytes,
+                "at_ms": touch.at_ms,
+                "runs": touch.runs,
+            }
+        )
+        for touch in trace.touches
+    ]
+    return ("\n".join(lines) + "\n").encode("ascii")
+
+
+def decode_trace(data: bytes, *, name: str) -> Trace:
+    """Read a trace; keys that this version does not know are ignored.
+
+    Raises:
+        IntegrityError: A line is none, or its numbers are impossible.
+        StateError: Another version wrote it.
+    """
+    lines = data.splitlines()
+    head = _line(lines[0] if lines else b"", name, 1)
+    if _KEY not in head:
+        raise IntegrityError(f"trace {name}: its first line is no head of a trace")
+    if head[_KEY] != VERSION:
+        raise StateError(f"trace {name} has version {head[_KEY]!r}, this code reads {VERSION}")
+    if len(lines) > _MAX_LINES:
+        raise IntegrityError(f"trace {name}: {len(lines)} lines, more than {_MAX_LINES}")
+    touches = [_touch(_line(text, name, n), name, n) for n, text in enumerate(lines[1:], start=2)]
+    try:
+        command, runs = tuple(map(str, head["command"])), max(int(head["runs"]), 1)
+        # Settled again: a trace from elsewhere may say anything, this one keeps its promises.
+        settled = tuple(_settled(touches, most_runs=runs))
+        parts = tuple(str(part)[:_MAX_PART] for part in head.get("parts", [])[:_MAX_PARTS])
+        image = check_digest(head["image"])
+        return Trace(image=image, command=command, runs=runs, touches=settled, parts=parts)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise IntegrityError(f"trace {name}: breaks its format: {error!r}") from error
+
+
+def hot_blocks(
+    trace: Trace, tree: Tree, indexes: Sequence[LayerIndex], *, least_runs: int | None = None
+) -> tuple[BlockRef, ...]:
+    """Return the blocks that hold what a trace touched, each once, in the order of first touch.
+
+    Args:
+        trace: Files it names and the image lacks are passed over: it is a hint.
+        tree: The image, merged.
+        indexes: Of its layers, lowest first.
+        least_runs: Touches of fewer starts are left out; a quarter of them all if not given, so that
+            what one of many touched, such as somebody's search through all files, is not hot for ever.
+    """
+    if least_runs is None:
+        least_runs = -(-trace.runs // 4)
+    refs: dict[str, BlockRef] = {}
+    for touch in trace.touches:
+        if touch.runs < least_runs:
+            continue
+        try:
+            node = tree.lookup(touch.path)
+        except FileNotFoundError:
+            continue
+        index = indexes[node.layer]
+        for ref in block_refs(index, _blocks_of(node, touch, index)):
+            refs.setdefault(ref.digest, ref)
+    return tuple(refs.values())
+
+
+def _blocks_of(node: Node, touch: Touch, index: LayerIndex) -> Iterator[int]:
+    for extent in node.extents:
+        start = max(touch.offset, extent.file_offset)
+        end = min(touch.offset + touch.size_bytes, extent.file_offset + extent.size_bytes)
+        if start < end:
+            at = extent.stream_offset + start - extent.file_offset
+            yield from (part.block for part in index.ranges(at, end - start))
+
+
+def _settled(touches: Iterable[Touch], *, most_runs: int) -> Iterator[Touch]:
+    """Yield touches of which no two overlap: byte by byte runs add up, the earliest time holds."""
+    by_path: dict[str, list[Touch]] = {}
+    for touch in touches:
+        if touch.size_bytes:
+            by_path.setdefault(touch.path, []).append(touch)
+    found = [piece for path in by_path for piece in _pieces(path, by_path[path], most_runs)]
+    yield from sorted(found)
+
+
+def _pieces(path: str, touches: Sequence[Touch], most_runs: int) -> Iterator[Touch]:
+    """Cut the ranges of one file where any begins or ends, and join like neighbours again."""
+    cuts = sorted({t.offset for t in touches} | {t.offset + t.size_bytes for t in touches})
+    starting: dict[int, list[Touch]] = {}
+    for touch in touches:
+        starting.setdefault(touch.offset, []).append(touch)
+    current: list[Touch] = []
+    open_piece: Touch | None = None
+    for place, start in enumerate(cuts):
+        current = [t for t in current if t.offset + t.size_bytes > start]
+        current += starting.get(start, [])
+        if not current:
+            if open_piece is not None:
+                yield open_piece
+            open_piece = None
+            continue
+        size = cuts[place + 1] - start
+        at_ms = min(t.at_ms for t in current)
+        runs = min(sum(t.runs for t in current), most_runs)
+        if open_piece is not None and (open_piece.at_ms, open_piece.runs) == (at_ms, runs):
+            open_piece = Touch(at_ms, path, open_piece.offset, open_piece.size_bytes + size, runs)
+            continue
+        if open_piece is not None:
+            yield open_piece
+        open_piece = Touch(at_ms, path, start, size, runs)
+    if open_piece is not None:
+        yield open_piece
+
+
+def _line(text: bytes, name: str, number: int) -> Mapping[str, Any]:
+    try:
+        # A line of plain ASCII is what we write; orjson refuses only escapes of lone surrogates.
+        value = json.loads(text) if b"\\ud" in text else orjson.loads(text)
+    except ValueError as error:
+        raise IntegrityError(f"trace {name}:{number}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise IntegrityError(f"trace {name}:{number}: not an object")
+    return value
+
+
+def _touch(value: Mapping[str, Any], name: str, number: int) -> Touch:
+    numbers = [value.get(key) for key in ("at_ms", "offset", "size", "runs")]
+    path = value.get("path")
+    whole = [n for n in numbers if isinstance(n, int) and 0 <= n <= _MAX_OFFSET]
+    if len(whole) != 4 or not isinstance(path, str):
+        raise IntegrityError(f"trace {name}:{number}: {dict(value)!r} is no touch")
+    at_ms, offset, size, runs = whole
+    return Touch(at_ms, path, offset, size, max(runs, 1))

@@ -1,0 +1,1 @@
+"""Layers merged into one tree, or one layer by itself."""

@@ -1,0 +1,1 @@
+"""A merged image as a file system, and what is read of it."""

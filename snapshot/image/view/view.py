@@ -1,0 +1,231 @@
+"""A merged image as a read-only file system: what a container sees before its image has arrived."""
+
+import errno
+import os
+import stat as stat_bits
+import threading
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from typing_extensions import override
+
+from fusefs.bridge.api.blocking import BlockingFileSystem, Threaded
+from fusefs.bridge.api.protocol import Data, Entry, Named, Opened, Space
+from snapshot.image.block.loader import BlockLoader
+from snapshot.image.layer.index import LayerIndex
+from snapshot.image.trace.trace import Touch
+from snapshot.image.tree.tree import Node, Tree
+
+__all__ = ["ImageFileSystem", "ImageView", "Recorder"]
+
+FOREVER_S = 86400.0
+"""How long the kernel may believe what never changes."""
+BLOCK_BYTES = 4096
+_TYPE_OF = {
+    "file": stat_bits.S_IFREG,
+    "directory": stat_bits.S_IFDIR,
+    "symlink": stat_bits.S_IFLNK,
+    "character": stat_bits.S_IFCHR,
+    "block": stat_bits.S_IFBLK,
+    "fifo": stat_bits.S_IFIFO,
+}
+
+
+class Recorder:
+    """Remembers what was read, in order, for a while."""
+
+    def __init__(self, now_s: Callable[[], float], window_s: float) -> None:
+        self._now_s = now_s
+        self._began_s = now_s()
+        self._window_s = window_s
+        self._reads: dict[tuple[int, int, int], int] = {}
+        self._lock = threading.Lock()
+
+    def note(self, number: int, offset: int, size_bytes: int) -> None:
+        """Remember a read of a node, if it is a new one and the window is open."""
+        since_s = self._now_s() - self._began_s
+        if since_s <= self._window_s:
+            with self._lock:
+                self._reads.setdefault((number, offset, size_bytes), int(since_s * 1000))
+
+    def touches(self, tree: Tree) -> list[Touch]:
+        """Return the reads under the first name of each file."""
+        names: dict[int, str] = {}
+        for path, node in tree.walk():
+            names.setdefault(node.number, path)
+        with self._lock:
+            reads = list(self._reads.items())
+        return [Touch(at, names[number], offset, size) for (number, offset, size), at in reads]
+
+
+class ImageView(BlockingFileSystem):
+    """Carries requests to the tree and to the blocks.
+
+    Args:
+        tree: The merged image.
+        indexes: Of its layers, lowest first.
+        loader: Where blocks come from.
+        recorder: Told of every read, if given.
+    """
+
+    inline: ClassVar[frozenset[str]] = frozenset(
+        [
+            "lookup",
+            "getattr",
+            "listing",
+            "readlink",
+            "open",
+            "release",
+            "getxattr",
+            "listxattr",
+            "statfs",
+        ]
+    )
+    never_changes: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        tree: Tree,
+        indexes: Sequence[LayerIndex],
+        loader: BlockLoader,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self._tree = tree
+        self._indexes = indexes
+        self._loader = loader
+        self._recorder = recorder
+        # Half of what an overlay asks of an image: it looks for its own attributes at every file.
+        self.unasked = frozenset(["open"] if _has_xattrs(tree) else ["open", "getxattr"])
+
+    @override
+    def lookup(self, parent: int, name: bytes) -> Entry:
+        found = self._tree.child(parent, os.fsdecode(name))
+        # An answer of no inode, since what is not in an image now never will be.
+        return Entry(0, entry_timeout_s=FOREVER_S) if found is None else _entry(found)
+
+    @override
+    def getattr(self, inode: int) -> Entry:
+        return _entry(self._tree.node(inode))
+
+    @override
+    def listing(self, inode: int) -> Sequence[Named]:
+        children = self._tree.node(inode).children
+        return [
+            Named(os.fsencode(name), _entry(self._tree.node(number)))
+            for name, number in children.items()
+        ]
+
+    @override
+    def readlink(self, inode: int) -> bytes:
+        return os.fsencode(self._tree.node(inode).target)
+
+    @override
+    def open(self, inode: int, flags: int) -> Opened:
+        if flags & (os.O_ACCMODE | os.O_TRUNC) != os.O_RDONLY:
+            raise OSError(errno.EROFS, "an image does not change; put an overlay over it")
+        return Opened(inode, keep_cache=True)
+
+    @override
+    def release(self, handle: int) -> None:
+        pass  # a handle is the number of its inode, so that nothing must be kept for it
+
+    @override
+    def try_read(self, handle: int, offset: int, size_bytes: int) -> Data | None:
+        return self._read(handle, offset, size_bytes, self._loader.at_hand)
+
+    @override
+    def read(self, handle: int, offset: int, size_bytes: int) -> Data:
+        data = self._read(handle, offset, size_bytes, self._loader.block)
+        assert data is not None, "a block that is waited for comes, or an error does"
+        return data
+
+    @override
+    def getxattr(self, inode: int, name: bytes) -> bytes:
+        for known, value in self._tree.node(inode).xattrs:
+            if os.fsencode(known) == name:
+                return value
+        raise OSError(errno.ENODATA, "no such attribute")
+
+    @override
+    def listxattr(self, inode: int) -> Sequence[bytes]:
+        return [os.fsencode(name) for name, _ in self._tree.node(inode).xattrs]
+
+    @override
+    def statfs(self) -> Space:
+        used = sum(index.stream_bytes for index in self._indexes)
+        blocks = -(-used // BLOCK_BYTES)
+        return Space(block_bytes=BLOCK_BYTES, blocks=blocks, inodes=len(self._tree.nodes))
+
+    def _read(
+        self,
+        number: int,
+        offset: int,
+        size_bytes: int,
+        block: Callable[[LayerIndex, int], bytes | None],
+    ) -> Data | None:
+        node = self._tree.node(number)
+        end = min(offset + size_bytes, node.size_bytes)
+        if offset >= end:
+            return b""
+        parts: list[Data] = []
+        at = offset
+        index = self._indexes[node.layer]
+        for extent in node.extents:
+            start = max(at, extent.file_offset)
+            stop = min(end, extent.file_offset + extent.size_bytes)
+            if start >= stop:
+                continue
+            if start > at:
+                parts.append(bytes(start - at))
+            from_stream = extent.stream_offset + start - extent.file_offset
+            for part in index.ranges(from_stream, stop - start):
+                data = block(index, part.block)
+                if data is None:
+                    return None
+                parts.append(memoryview(data)[part.offset : part.offset + part.size_bytes])
+            at = stop
+        if at < end:
+            parts.append(bytes(end - at))
+        if self._recorder is not None:
+            self._recorder.note(number, offset, end - offset)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class ImageFileSystem(Threaded):
+    """An ``ImageView`` as the bindings want it: nothing is counted, since nothing ever goes."""
+
+    @override
+    def advertised(self, inode: int) -> None:
+        pass
+
+    @override
+    def forget(self, inode: int, lookups: int) -> None:
+        pass
+
+    @override
+    async def flush(self, handle: int) -> None:
+        pass
+
+    @override
+    async def fsync(self, handle: int) -> None:
+        pass
+
+
+def _has_xattrs(tree: Tree) -> bool:
+    """Tell whether anything in an image has an extended attribute."""
+    return any(node.xattrs for node in tree.nodes)
+
+
+def _entry(node: Node) -> Entry:
+    return Entry(
+        inode=node.number,
+        mode=_TYPE_OF[node.kind] | node.mode,
+        size_bytes=node.size_bytes,
+        nlink=node.links,
+        uid=node.uid,
+        gid=node.gid,
+        rdev=os.makedev(*node.device),
+        mtime_ns=node.mtime_ns,
+        entry_timeout_s=FOREVER_S,
+        attr_timeout_s=FOREVER_S,
+    )

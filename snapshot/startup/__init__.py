@@ -1,0 +1,1 @@
+"""Stages of a start-up: events, the critical path, stragglers, what explains a difference."""

@@ -1,0 +1,360 @@
+"""Stages of a start-up: events of many nodes joined into seconds, stragglers and bytes.
+
+Between two barriers a job waits for the node that comes to the second last. What a start-up
+took is therefore divided along those nodes, and the parts add up to the whole.
+
+Times of different nodes come from different clocks. ``align`` moves them onto one
+another at a moment that they are believed to share; nothing is moved unless asked for.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from omniload.base.errors import ConfigError, StateError
+from snapshot.startup.events import TIERS, StageEvent
+from snapshot.startup.path import (
+    FIRST_STEP,
+    SCHEDULER_STAGES,
+    PathPart,
+    critical_path,
+    is_meeting,
+)
+from snapshot.startup.runs import Run, RunsOfStage, runs_of, spans_of
+
+__all__ = [
+    "BETWEEN",
+    "FROM_START",
+    "Attempt",
+    "ClockDoubt",
+    "NodeStage",
+    "Stage",
+    "attempts_of",
+    "natural",
+]
+
+BETWEEN = "(between stages)"
+"""Name for the time in which no stage runs on the node that the others wait for."""
+FROM_START = "start"
+"""Value of ``align``: the nodes are taken to begin at the same moment."""
+
+_MOST_STAGES = 256
+_NS = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStage:
+    """One stage on one node, carried out by one or more processes, once or more often."""
+
+    node: str
+    begin_ns: int
+    end_ns: int | None
+    """``None`` while one of its runs has no end."""
+    seconds: float | None
+    """Time in which at least one of its runs was going; ``None`` where unfinished."""
+    runs: tuple[Run, ...]
+    bytes: Mapping[str, int]
+    """Bytes moved, by tier; of runs that ended."""
+    facts: Mapping[str, str]
+
+    @property
+    def error(self) -> str | None:
+        """What a run failed with."""
+        return self.facts.get("error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One stage over the nodes of an attempt."""
+
+    name: str
+    nodes: tuple[NodeStage, ...]
+    median_s: float | None
+    """Over the nodes that ended it, as ``max_s``; ``None`` where none did."""
+    max_s: float | None
+    straggler_ratio: float | None
+    """``max_s / median_s``; ``None`` where either is missing or the median is 0."""
+    slowest: str | None
+    lost_s: float
+    """``max_s - median_s``: what the slowest node may cost the job; 0 where none ended."""
+    waited_node_s: float
+    """Sum over the nodes of how much sooner than the slowest they were done."""
+    path_s: float
+    """Part of the critical path."""
+    bytes: Mapping[str, int]
+
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """Nodes that began it and never ended it."""
+        return tuple(each.node for each in self.nodes if each.end_ns is None)
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Nodes whose stage ended with an error."""
+        return tuple(each.node for each in self.nodes if each.error is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockDoubt:
+    """Two nodes whose clocks cannot both be right."""
+
+    stage: str
+    """All nodes are in it together at some moment."""
+    left: str
+    """Left it, by its own clock, ..."""
+    entered: str
+    """... before this node entered it."""
+    at_least_s: float
+    """How far the clocks are apart at the least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One start of a job."""
+
+    job: str
+    number: int
+    begin_ns: int
+    """First moment of any stage."""
+    end_ns: int
+    """Last end of the first step; the last line where it was not reached."""
+    stages: tuple[Stage, ...]
+    """In the order in which the nodes, by their median, begin them."""
+    path: tuple[PathPart, ...]
+    """From begin to end without a hole."""
+    between_s: float
+    """Part of the critical path in which no stage runs on the node that the others wait for."""
+    reached: bool
+    """Whether all nodes that began the first step ended it, at least one."""
+    job_s: float | None
+    """Submission to the end of the first step; ``None`` where a queue or that step is missing."""
+    node_s: float | None
+    """First stage with nodes held to the end of the first step."""
+    held_node_s: float | None
+    """The same as a sum over the nodes, each from its own first stage on."""
+    bytes: Mapping[str, int]
+    offsets_s: Mapping[str, float]
+    """Begin of each node that was held less the median node's, by its own clock: clock and lateness in one."""
+    moved_s: Mapping[str, float]
+    """What ``align`` took off the clock of each node."""
+    doubt: ClockDoubt | None
+    strays: int
+    """Ends without a begin, which are left out."""
+    backward: int
+    """Runs that end before they begin, counted as nothing: the clock was set back."""
+
+    @property
+    def seconds(self) -> float:
+        """The critical path: the parts of all stages and what lies between."""
+        return (self.end_ns - self.begin_ns) / _NS
+
+    @property
+    def num_held(self) -> int:
+        """Nodes that were held: those with a stage that is not the scheduler's."""
+        return len(self.offsets_s)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """All nodes and whoever wrote of the queue, numbers in names in their order."""
+        return tuple(sorted({n.node for stage in self.stages for n in stage.nodes}, key=natural))
+
+    @property
+    def worst(self) -> Stage | None:
+        """The stage whose slowest node lost most seconds, meetings left out.
+
+        Who comes first to a meeting spends longest in it, which is no fault of his.
+        """
+        own = [s for s in self.stages if s.max_s is not None and not is_meeting(s.name)]
+        return max(own, key=lambda stage: stage.lost_s, default=None)
+
+
+def attempts_of(events: Iterable[StageEvent], *, align: str = "") -> tuple[Attempt, ...]:
+    """Join events into attempts, in order of job and number.
+
+    Args:
+        events: Of any jobs, attempts and nodes; those of a file in the order of its lines.
+        align: Moves the clocks of the nodes so that a moment is the same on all: ``""`` moves
+            nothing; ``start`` takes the first stage with a node held; any other text is a
+            stage that all nodes leave together, such as ``process_group``.
+
+    Raises:
+        ConfigError: No node ever ended the stage that ``align`` names.
+        StateError: An attempt has more than 256 stages.
+    """
+    of_attempt: defaultdict[tuple[str, int], list[StageEvent]] = defaultdict(list)
+    for event in events:
+        of_attempt[event.job, event.attempt].append(event)
+    # An attempt that was killed before the meeting is shown as its clocks say.
+    marks = {key: _marks(lines, align) for key, lines in of_attempt.items()}
+    if align not in ("", FROM_START) and of_attempt and not any(marks.values()):
+        names = sorted({event.stage for lines in of_attempt.values() for event in lines})
+        raise ConfigError(
+            f"no node ended the stage {align!r} to align clocks on; "
+            f"choose {FROM_START} or one of {', '.join(names)[:500]}"
+        )
+    return tuple(
+        _attempt(key, of_attempt[key], _moves(marks[key]))
+        for key in sorted(of_attempt, key=lambda key: (natural(key[0]), key[1]))
+    )
+
+
+def natural(name: str) -> tuple[tuple[int, int | str], ...]:
+    """Return a key that sorts ``n2`` before ``n10``."""
+    parts = re.split(r"(\d+)", name, flags=re.ASCII)
+    # Longer numbers are no numbers: int() of thousands of digits takes long or fails.
+    return tuple(
+        (0, int(part)) if part.isascii() and part.isdigit() and len(part) < 19 else (1, part)
+        for part in parts
+    )
+
+
+def _marks(events: Iterable[StageEvent], align: str) -> dict[str, int]:
+    """Return the moment of each node that ``align`` speaks of, by the node's own clock."""
+    found: dict[str, int] = {}
+    for event in events:
+        node, time_ns = event.node, event.time_ns
+        if align == FROM_START:
+            if event.stage not in SCHEDULER_STAGES:
+                found[node] = min(found.get(node, time_ns), time_ns)
+        elif event.stage == align and event.event == "end":
+            found[node] = max(found.get(node, 0), time_ns)
+    return found
+
+
+def _moves(marks: Mapping[str, int]) -> dict[str, int]:
+    """Return what to take off the clock of each node, nanoseconds."""
+    middle = int(median(marks.values())) if marks else 0
+    return {node: mark - middle for node, mark in marks.items()}
+
+
+def _attempt(
+    key: tuple[str, int], events: Sequence[StageEvent], moves: Mapping[str, int]
+) -> Attempt:
+    joined = runs_of(events, moves)
+    names = dict.fromkeys(each.stage for each in joined)
+    if len(names) > _MOST_STAGES:
+        raise StateError(
+            f"attempt {key[1]} of job {key[0]!r} has {len(names)} stages, more than "
+            f"{_MOST_STAGES}; give parts of a stage the same name on every node"
+        )
+    last_ns = max(event.time_ns - moves.get(event.node, 0) for event in events)
+    nodes_of: dict[str, list[NodeStage]] = {name: [] for name in names}
+    for each in joined:
+        if each.runs:
+            nodes_of[each.stage].append(_node_stage(each))
+    nodes_of = {name: nodes for name, nodes in nodes_of.items() if nodes}
+    begins = [node.begin_ns for nodes in nodes_of.values() for node in nodes]
+    steps = nodes_of.get(FIRST_STEP, [])
+    ends = [node.end_ns for node in steps if node.end_ns is not None]
+    reached = bool(steps) and len(ends) == len(steps)
+    begin_ns, end_ns = min(begins, default=last_ns), max(ends) if reached else last_ns
+    runs = {name: {n.node: n.runs for n in nodes} for name, nodes in nodes_of.items()}
+    path = critical_path(runs, begin_ns, end_ns, last_ns, reached=reached)
+    ordered = sorted(nodes_of, key=lambda name: (median(n.begin_ns for n in nodes_of[name]), name))
+    stages = tuple(_stage(name, nodes_of[name], _path_s(path, name)) for name in ordered)
+    held = _first_held(nodes_of)
+    return Attempt(
+        job=key[0],
+        number=key[1],
+        begin_ns=begin_ns,
+        end_ns=end_ns,
+        stages=stages,
+        path=path,
+        between_s=_path_s(path, None),
+        reached=reached,
+        job_s=_since(_queued(nodes_of), end_ns) if reached else None,
+        node_s=_since(min(held.values()), end_ns) if reached else None,
+        held_node_s=sum(_since(each, end_ns) or 0 for each in held.values()) if reached else None,
+        bytes=_sum_bytes(stage.bytes for stage in stages),
+        offsets_s={node: move / _NS for node, move in _moves(_marks(events, FROM_START)).items()},
+        moved_s={node: move / _NS for node, move in moves.items()},
+        doubt=_doubt(nodes_of),
+        strays=sum(each.strays for each in joined),
+        backward=sum(each.backward for each in joined),
+    )
+
+
+def _since(begin_ns: int | None, end_ns: int) -> float | None:
+    return None if begin_ns is None else max(0, end_ns - begin_ns) / _NS
+
+
+def _queued(nodes_of: Mapping[str, Sequence[NodeStage]]) -> int | None:
+    """Return when the job was submitted."""
+    begins = (n.begin_ns for name in SCHEDULER_STAGES for n in nodes_of.get(name, ()))
+    return min(begins, default=None)
+
+
+def _first_held(nodes_of: Mapping[str, Sequence[NodeStage]]) -> dict[str, int]:
+    """Return the begin of each node's first stage with it held."""
+    found: dict[str, int] = {}
+    for name, nodes in nodes_of.items():
+        if name not in SCHEDULER_STAGES:
+            for each in nodes:
+                found[each.node] = min(found.get(each.node, each.begin_ns), each.begin_ns)
+    return found
+
+
+def _node_stage(joined: RunsOfStage) -> NodeStage:
+    runs = joined.runs
+    ends = [run.end_ns for run in runs if run.end_ns is not None]
+    finished = len(ends) == len(runs)
+    facts = {name: text for run in runs for name, text in run.facts.items()}
+    return NodeStage(
+        node=joined.node,
+        begin_ns=min(run.begin_ns for run in runs),
+        end_ns=max(ends) if finished else None,
+        seconds=sum(end - begin for begin, end in spans_of(runs)) / _NS if finished else None,
+        runs=runs,
+        bytes=_sum_bytes(run.bytes for run in runs),
+        facts=facts,
+    )
+
+
+def _stage(name: str, nodes: Sequence[NodeStage], path_s: float) -> Stage:
+    nodes = sorted(nodes, key=lambda each: natural(each.node))
+    took = {each.node: each.seconds for each in nodes if each.seconds is not None}
+    slowest = max(took, key=lambda node: took[node], default=None)
+    most = None if slowest is None else took[slowest]
+    middle = median(took.values()) if took else None
+    return Stage(
+        name=name,
+        nodes=tuple(nodes),
+        median_s=middle,
+        max_s=most,
+        straggler_ratio=most / middle if most is not None and middle else None,
+        lost_s=0.0 if most is None or middle is None else most - middle,
+        slowest=slowest,
+        waited_node_s=sum(most - each for each in took.values()) if most is not None else 0.0,
+        path_s=path_s,
+        bytes=_sum_bytes(each.bytes for each in nodes),
+    )
+
+
+def _path_s(path: Iterable[PathPart], stage: str | None) -> float:
+    return sum(part.end_ns - part.begin_ns for part in path if part.stage == stage) / _NS
+
+
+def _doubt(nodes_of: Mapping[str, Sequence[NodeStage]]) -> ClockDoubt | None:
+    """Find the meeting that clocks contradict most: left by one node before another entered."""
+    found = None
+    for name in sorted(filter(is_meeting, nodes_of), reverse=True):
+        ended = [(n.end_ns, n.node) for n in nodes_of[name] if n.end_ns is not None]
+        if not ended:
+            continue
+        left_ns, left = min(ended)
+        entered_ns, entered = max((n.begin_ns, n.node) for n in nodes_of[name])
+        apart_s = (entered_ns - left_ns) / _NS
+        if apart_s > 0 and (found is None or apart_s > found.at_least_s):
+            found = ClockDoubt(stage=name, left=left, entered=entered, at_least_s=apart_s)
+    return found
+
+
+def _sum_bytes(of_parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return bytes by tier, nearest first, without tiers that gave nothing."""
+    total: dict[str, int] = defaultdict(int)
+    for part in of_parts:
+        for tier, size in part.items():
+            total[tier] += size
+    return {tier: total[tier] for tier in TIERS if total[tier]}

@@ -1,0 +1,159 @@
+"""Reads the event files of many nodes. They come from anywhere, so every size is bounded."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from omniload.base.errors import ConfigError, StateError
+from omniload.base.units import format_bytes
+from snapshot.startup.events import StageEvent, parse_event
+
+__all__ = ["Limits", "Log", "parse_events", "read_events"]
+
+_HEAD = b'{"version":'
+"""What a line of ours starts with. Inside a JSON text the quote would be escaped."""
+_SUFFIX = ".jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much is read at most; above, reading is refused."""
+
+    files: int = 65536
+    line_bytes: int = 64 << 10
+    total_bytes: int = 1 << 30
+    events: int = 2_000_000
+    """5000 nodes, 26 attempts, 7 stages come to 1.8 million."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """All events that were found."""
+
+    events: tuple[StageEvent, ...]
+    """In the order of the files and of the lines in each."""
+    files: int
+    torn: int
+    """Lines that were cut short: their writer was killed, or its disk was full."""
+
+
+def read_events(paths: Iterable[Path], limits: Limits | None = None) -> Log:
+    """Read files, and the ``*.jsonl`` files at any depth of folders; each file once.
+
+    Raises:
+        ConfigError: A path is not there, no regular file, or a folder without such files.
+        StateError: A line is no event or of another version, or there is more than the limits say.
+    """
+    allowed = limits or Limits()
+    events: list[StageEvent] = []
+    torn = read_bytes = 0
+    files = _files_of(paths, allowed)
+    for path in files:
+        data = _read(path, allowed.total_bytes - read_bytes, allowed)
+        read_bytes += len(data)
+        found, cut = parse_events(data, str(path), allowed)
+        events += found
+        torn += cut
+        if len(events) > allowed.events:
+            raise StateError(
+                f"{path} brings the events to {len(events)}, more than {allowed.events}; "
+                "report on fewer attempts or nodes at once"
+            )
+    return Log(events=tuple(events), files=len(files), torn=torn)
+
+
+def parse_events(
+    data: bytes, name: str, limits: Limits | None = None
+) -> tuple[list[StageEvent], int]:
+    """Read the lines of one file.
+
+    A last line without an end may be cut short. A line with a whole event behind a cut one
+    holds the cut line of a killed writer and what the next writer appended to it; the whole
+    one counts.
+
+    Args:
+        data: The file.
+        name: What errors call it.
+        limits: Only ``line_bytes`` is looked at.
+
+    Returns:
+        The events, and how many lines were cut.
+
+    Raises:
+        StateError: Another line is no event, is too long, or is of another version.
+    """
+    allowed = limits or Limits()
+    events: list[StageEvent] = []
+    torn = 0
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if len(line) > allowed.line_bytes:
+            raise StateError(
+                f"{name}:{number}: line of {len(line)} bytes, longer than {allowed.line_bytes}; "
+                "it is no file of start-up events"
+            )
+        for part in _whole_parts(line, may_be_cut=number == len(lines)):
+            if part is None:
+                torn += 1
+                continue
+            try:
+                events.append(parse_event(part))
+            except StateError as error:
+                raise StateError(f"{name}:{number}: {error}") from error
+    return events, torn
+
+
+def _whole_parts(line: bytes, *, may_be_cut: bool) -> Iterator[bytes | None]:
+    """Yield what is to be parsed in a line, and ``None`` for each part that was cut."""
+    while line.strip():
+        if _is_json(line):
+            yield line
+            return
+        begin = line.find(_HEAD, 1)
+        if begin < 0:
+            yield None if may_be_cut else line
+            return
+        yield None
+        line = line[begin:]
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        orjson.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _files_of(paths: Iterable[Path], limits: Limits) -> Sequence[Path]:
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if path.is_dir():
+            inside = [each for each in path.rglob(f"*{_SUFFIX}") if each.is_file()]
+            if not inside:
+                raise ConfigError(f"{path} holds no *{_SUFFIX} file; name the files themselves")
+        elif path.is_file():
+            inside = [path]
+        else:
+            raise ConfigError(f"{path} is no file and no folder; name files of start-up events")
+        for each in sorted(inside):
+            found.setdefault(each.resolve(), each)
+        if len(found) > limits.files:
+            raise StateError(f"{path} brings the files to {len(found)}, more than {limits.files}")
+    return list(found.values())
+
+
+def _read(path: Path, left_bytes: int, limits: Limits) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(left_bytes + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    if len(data) > left_bytes:
+        raise StateError(
+            f"{path} brings the logs above {format_bytes(limits.total_bytes)}; "
+            "report on fewer attempts or nodes at once"
+        )
+    return data

@@ -1,0 +1,255 @@
+"""Start-ups as tables for a terminal."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from omniload.base.units import format_bytes
+from snapshot.startup.attempts import Attempt, Stage
+from snapshot.startup.difference import Difference, StageDifference
+
+__all__ = [
+    "format_moved",
+    "format_ratio",
+    "format_seconds",
+    "notes_of",
+    "print_attempt",
+    "print_attempts",
+    "print_difference",
+    "verdict_of",
+]
+
+_SHOWN_NODES = 5
+_FAR_APART_S = 1.0
+_SHORT_S = 9.995
+
+
+def format_seconds(seconds: float | None, *, signed: bool = False) -> str:
+    """Write seconds for people; a dash where there are none."""
+    if seconds is None:
+        return "-"
+    digits = 2 if abs(seconds) < _SHORT_S else 1
+    seconds = round(seconds, digits) + 0.0  # no minus before a zero
+    return f"{seconds:+.{digits}f} s" if signed else f"{seconds:.{digits}f} s"
+
+
+def format_ratio(ratio: float | None) -> str:
+    """Write max over median; a dash where there is none."""
+    return "-" if ratio is None else f"{ratio:.2f}"
+
+
+def format_moved(moved: Mapping[str, int], *, signed: bool = False) -> str:
+    """Write bytes by tier, nearest first."""
+    sign = "+" if signed else ""
+    return (
+        ", ".join(
+            f"{tier} {sign if size > 0 else ''}{format_bytes(size)}" for tier, size in moved.items()
+        )
+        or "-"
+    )
+
+
+def notes_of(attempt: Attempt, torn: int = 0) -> Iterator[str]:
+    """Say what a reader of the figures must know: what is missing, and what clocks may have done."""
+    for stage in attempt.stages:
+        if stage.unfinished:
+            yield f"{stage.name} has no end on {_some(stage.unfinished)}; it is not in its figures"
+        if stage.failed:
+            errors = sorted({node.error for node in stage.nodes if node.error is not None})
+            yield f"{stage.name} failed on {_some(stage.failed)}: {_some(errors)}"
+    if not attempt.reached:
+        yield "the first step was not reached; the total ends at the last line of any node"
+    yield from _clock_notes(attempt)
+    if attempt.strays:
+        yield f"{attempt.strays} ends have no begin and are left out"
+    if attempt.backward:
+        yield f"{attempt.backward} runs end before they begin (a clock was set back) and count as 0 s"
+    if torn:
+        yield f"{torn} lines were cut short by the end of their writer and are left out"
+
+
+def _clock_notes(attempt: Attempt) -> Iterator[str]:
+    if attempt.doubt is not None:
+        doubt = attempt.doubt
+        yield (
+            f"clocks are at least {format_seconds(doubt.at_least_s)} apart: {doubt.left} left "
+            f"{doubt.stage} before {doubt.entered} entered it; compare with --align {doubt.stage}"
+        )
+    offsets = attempt.offsets_s
+    if offsets and max(offsets.values()) - min(offsets.values()) >= _FAR_APART_S:
+        late, early = (pick(offsets, key=lambda n: offsets[n]) for pick in (max, min))
+        yield (
+            f"{late} begins {format_seconds(offsets[late] - offsets[early])} after {early}, each by "
+            "its own clock"
+        )
+    if attempt.moved_s:
+        far = max(attempt.moved_s, key=lambda node: abs(attempt.moved_s[node]))
+        yield (
+            f"clocks of {len(attempt.moved_s)} nodes were aligned; most: {far}, "
+            f"{format_seconds(-attempt.moved_s[far], signed=True)}"
+        )
+
+
+def verdict_of(difference: Difference) -> str:
+    """Say in a sentence which stage explains the difference."""
+    total, ratio = difference.seconds, difference.ratio
+    stage = difference.explaining
+    if stage is None:
+        return "Both starts took the same time."
+    times = "" if ratio is None else f", {ratio:.2f} of before"
+    word = "less" if total < 0 else "more"
+    return (
+        f"{format_seconds(abs(total))} {word}{times}. {stage.name} explains "
+        f"{difference.explained or 0:.0%} of it: {format_seconds(stage.path_before_s)} to "
+        f"{format_seconds(stage.path_after_s)} on the critical path."
+    )
+
+
+def print_attempts(console: Console, attempts: Sequence[Attempt]) -> None:
+    """Print one line for each attempt."""
+    table = _table(
+        "Job", "Attempt", ">Nodes", ">Submission on", ">Image on", ">Total", "First step"
+    )
+    for each in attempts:
+        table.add_row(
+            _shown(each.job) or "-",
+            str(each.number),
+            str(each.num_held),
+            format_seconds(each.job_s),
+            format_seconds(each.node_s),
+            format_seconds(each.seconds),
+            "reached" if each.reached else "not reached",
+        )
+    console.print(table)
+
+
+def print_attempt(console: Console, attempt: Attempt, torn: int = 0) -> None:
+    """Print the stages of an attempt, its totals, and what to know about them.
+
+    A start on one node has no stragglers: its table says instead when each stage begins.
+    """
+    alone = _is_alone(attempt)
+    figures = (
+        (">Begins", ">Seconds")
+        if alone
+        else (">Nodes", ">Median", ">Max", ">Max/median", ">Lost", "Slowest")
+    )
+    heads = ("Stage", *figures, ">Critical path", "Bytes by tier")
+    table = _table(*heads)
+    for stage in attempt.stages:
+        cells = _cells_alone(stage, attempt) if alone else _cells(stage)
+        table.add_row(*cells)
+    blank = [""] * (heads.index(">Critical path") - 1)
+    table.add_row("between stages", *blank, format_seconds(attempt.between_s), end_section=True)
+    total = (format_seconds(attempt.seconds), format_moved(attempt.bytes))
+    if alone:
+        table.add_row("total", *blank, *total)
+    else:
+        table.add_row("total", str(attempt.num_held), *blank[1:], *total)
+    console.print(table)
+    shown = f"from the image on {format_seconds(attempt.node_s)}"
+    if attempt.job_s is not None:
+        shown = f"submission to first step {format_seconds(attempt.job_s)}; {shown}"
+    if not alone:
+        shown += f", {format_seconds(attempt.held_node_s)} over all nodes"
+    console.print(shown, highlight=False, soft_wrap=True)
+    if not alone and attempt.worst is not None:
+        worst = attempt.worst
+        text = (
+            f"worst straggler {worst.slowest}: {format_seconds(worst.lost_s)} over the median in "
+            f"{worst.name}"
+        )
+        console.print(_shown(text), highlight=False, soft_wrap=True)
+    for note in notes_of(attempt, torn):
+        console.print(f"note: {_shown(note)}", highlight=False, soft_wrap=True)
+
+
+def print_difference(console: Console, difference: Difference) -> None:
+    """Print what changed, stage by stage, and which stage explains it.
+
+    A fact that one of the starts does not tell is no change, and not mentioned.
+    """
+    before, after = difference.before, difference.after
+    alone = _is_alone(before) and _is_alone(after)
+    spread = () if alone else (">Max/median",)
+    table = _table("Stage", ">Before", ">After", ">Change", *spread, "Bytes by tier")
+    for each in difference.stages:
+        table.add_row(*_change_cells(each, alone=alone))
+    table.add_section()
+    table.add_row(
+        "total",
+        format_seconds(before.seconds),
+        format_seconds(after.seconds),
+        format_seconds(difference.seconds, signed=True),
+    )
+    console.print(table)
+    console.print(_shown(verdict_of(difference)), highlight=False, soft_wrap=True)
+    for each in difference.stages:
+        for name, (old, new) in each.changed_facts.items():
+            if old and new:
+                text = f"note: {each.name}: {name} was {old}, is {new}"
+                console.print(_shown(text), highlight=False, soft_wrap=True)
+
+
+def _is_alone(attempt: Attempt) -> bool:
+    """Tell whether every stage ran on one node, so that none held others up."""
+    return all(len(stage.nodes) == 1 for stage in attempt.stages)
+
+
+def _cells(stage: Stage) -> tuple[str, ...]:
+    unfinished = len(stage.unfinished)
+    nodes = f"{len(stage.nodes) - unfinished}/{len(stage.nodes)}" if unfinished else ""
+    return (
+        _shown(stage.name),
+        nodes or str(len(stage.nodes)),
+        format_seconds(stage.median_s),
+        format_seconds(stage.max_s),
+        format_ratio(stage.straggler_ratio),
+        format_seconds(None if stage.max_s is None else stage.lost_s),
+        _shown(stage.slowest or "-"),
+        format_seconds(stage.path_s),
+        format_moved(stage.bytes),
+    )
+
+
+def _cells_alone(stage: Stage, attempt: Attempt) -> tuple[str, ...]:
+    return (
+        _shown(stage.name),
+        format_seconds((stage.nodes[0].begin_ns - attempt.begin_ns) / 1e9),
+        format_seconds(stage.max_s),
+        format_seconds(stage.path_s),
+        format_moved(stage.bytes),
+    )
+
+
+def _change_cells(each: StageDifference, *, alone: bool) -> tuple[str, ...]:
+    before, after = (None if s is None else s.straggler_ratio for s in (each.before, each.after))
+    spread = () if alone else (f"{format_ratio(before)} to {format_ratio(after)}",)
+    return (
+        _shown(each.name),
+        format_seconds(each.path_before_s),
+        format_seconds(each.path_after_s),
+        format_seconds(each.path_s, signed=True),
+        *spread,
+        format_moved(each.changed_bytes, signed=True),
+    )
+
+
+def _table(*heads: str) -> Table:
+    """Return a table; ``>`` before a head puts its column to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in heads:
+        table.add_column(head.removeprefix(">"), justify="right" if head[0] == ">" else "left")
+    return table
+
+
+def _shown(text: str) -> str:
+    """Return text that neither a terminal nor the table takes for an order, whatever a log holds."""
+    return escape("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN_NODES
+    return ", ".join(names[:_SHOWN_NODES]) + (f" and {more} more" if more > 0 else "")

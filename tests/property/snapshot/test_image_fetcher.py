@@ -1,0 +1,136 @@
+"""The fetcher under any sequence of wishes, answers and waits keeps its promises."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snapshot.image.block.fetcher import (
+    BlocksFetched,
+    BlockWanted,
+    FetchBlocks,
+    Fetcher,
+    FetchSettings,
+    GiveUpBlock,
+    HandOverBlock,
+    Priority,
+    Ticked,
+)
+from snapshot.image.block.refs import BlockRef
+
+SIZE = 10
+WISHES = st.tuples(
+    st.just("want"),
+    st.sampled_from(Priority),
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 30)), min_size=1, max_size=6),
+)
+ANSWERS = st.tuples(st.just("answer"), st.integers(0, 20), st.integers(0, 255))
+WAITS = st.tuples(st.just("wait"), st.floats(0.0, 2.0), st.none())
+SETTINGS = st.builds(
+    FetchSettings,
+    tiers=st.sampled_from([("registry",), ("peer", "registry")]),
+    slots=st.integers(3, 6),
+    reserved_slots=st.integers(1, 2),
+    coalesce_bytes=st.sampled_from([5, 10, 35]),
+    bridge_bytes=st.sampled_from([0, 10, 25]),
+    cold_bytes_per_s=st.sampled_from([None, 1.0, 50.0]),
+)
+
+
+def block(blob, number):
+    return BlockRef(f"{blob}:{number}", blob, number, number * SIZE, SIZE)
+
+
+class Simulation:
+    """Carries out commands, and checks after each event what must always hold."""
+
+    def __init__(self, settings):
+        self.settings, self.fetcher, self.now_s = settings, Fetcher(settings=settings), 0.0
+        self.running, self.waiting, self.urgency = {}, set(), {}
+        self.tiers, self.cold_bytes = {}, 0
+
+    def apply(self, event):
+        if isinstance(event, BlockWanted):
+            for ref in event.blocks:
+                known = (
+                    self.urgency.get(ref.digest, Priority.COLD)
+                    if ref.digest in self.waiting
+                    else Priority.COLD
+                )
+                self.urgency[ref.digest] = min(known, event.priority)
+                self.waiting.add(ref.digest)
+        for command in self.fetcher.handle(event):
+            match command:
+                case FetchBlocks():
+                    self.started(command)
+                case HandOverBlock(digest=digest) | GiveUpBlock(digest=digest):
+                    assert digest in self.waiting
+                    self.waiting.remove(digest)
+                    self.tiers.pop(digest, None)
+        self.check()
+
+    def started(self, command):
+        on_the_way = {ref.digest for other in self.running.values() for ref in other.blocks}
+        size = sum(ref.size_bytes for ref in command.blocks)
+        span = command.blocks[-1].end - command.blocks[0].offset
+        assert span <= max(self.settings.coalesce_bytes, SIZE)
+        bridge = 0 if command.priority is Priority.COLD else self.settings.bridge_bytes
+        for before, ref in zip(command.blocks, command.blocks[1:], strict=False):
+            assert before.blob == ref.blob
+            assert 0 <= ref.offset - before.end <= bridge
+        for ref in command.blocks:
+            assert ref.digest in self.waiting
+            assert ref.digest not in on_the_way
+            assert self.urgency[ref.digest] == command.priority
+            # Tiers are asked in order, each once.
+            assert self.settings.tiers.index(command.tier) == self.tiers.get(ref.digest, -1) + 1
+            self.tiers[ref.digest] = self.settings.tiers.index(command.tier)
+        if command.priority is not Priority.DEMAND:
+            assert not self.queued_demands(), "prefetch overtook a reader"
+        if command.priority is Priority.COLD:
+            self.cold_bytes += size
+        self.running[command.request] = command
+
+    def queued_demands(self):
+        on_the_way = {ref.digest for c in self.running.values() for ref in c.blocks}
+        return {d for d in self.waiting - on_the_way if self.urgency[d] is Priority.DEMAND}
+
+    def check(self):
+        prefetch = sum(c.priority is not Priority.DEMAND for c in self.running.values())
+        assert len(self.running) <= self.settings.slots
+        assert prefetch <= self.settings.slots - self.settings.reserved_slots
+        assert not self.queued_demands() or len(self.running) == self.settings.slots
+        assert self.fetcher.num_waiting == len(self.waiting)
+        if self.settings.cold_bytes_per_s is not None:
+            earned = self.now_s * self.settings.cold_bytes_per_s
+            assert self.cold_bytes <= earned + 2 * max(self.settings.coalesce_bytes, SIZE)
+
+    def answer(self, which, mask):
+        if self.running:
+            request = sorted(self.running)[which % len(self.running)]
+            command = self.running.pop(request)
+            came = {ref.digest for i, ref in enumerate(command.blocks) if mask >> (i % 8) & 1}
+            self.apply(BlocksFetched(request, frozenset(came)))
+
+    def wait(self, duration_s):
+        self.now_s += duration_s
+        self.apply(Ticked(self.now_s))
+
+
+@given(SETTINGS, st.lists(WISHES | ANSWERS | WAITS, max_size=40))
+def test_no_prefetch_overtakes_a_reader_and_every_wish_ends(settings, steps):
+    simulation = Simulation(settings)
+    for kind, first, second in steps:
+        if kind == "want":
+            blocks = tuple(block(blob, number) for blob, number in second)
+            simulation.apply(BlockWanted(blocks, first))
+        elif kind == "answer":
+            simulation.answer(first, second)
+        else:
+            simulation.wait(first)
+
+    for _ in range(3000):
+        if not simulation.waiting:
+            break
+        simulation.answer(0, 255)
+        simulation.wait(60.0)
+    assert simulation.waiting == set()
+    assert simulation.running == {}

@@ -1,0 +1,240 @@
+"""Any sequence of wishes: the machine agrees with a model that is too simple to be wrong, and so does what is kept."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from omniload.base.errors import OmniloadError
+from snapshot.engines.containerd.chain import chain_ids, mounts_of, split_chain
+from snapshot.engines.containerd.filters import parse_filters
+from snapshot.engines.containerd.records import (
+    Commit,
+    InvalidSnapshotError,
+    Keep,
+    LayerFound,
+    Prepare,
+    Relabel,
+    Remove,
+    Snapshot,
+    SnapshotExistsError,
+    SnapshotInUseError,
+    SnapshotMissingError,
+    Snapshots,
+)
+from snapshot.engines.containerd.store import SnapshotStore
+from tests.support.snapshotter_builders import a_digest, a_kept_image
+
+KEYS = st.sampled_from(["", *"abcdef"])
+LABELS = st.dictionaries(st.sampled_from(["x", "y/z"]), st.sampled_from(["", "1", "2"]))
+IMAGE = a_kept_image()
+
+
+class SnapshotsAgreeWithTheModel(RuleBasedStateMachine):
+    """The model: names to (kind, parent, labels, lazy layers), and rules read off containerd's documents."""
+
+    def __init__(self):
+        super().__init__()
+        self.machine = Snapshots()
+        self.store = SnapshotStore(Path(":memory:"))
+        self.model = {}
+        self.numbers = set()
+
+    def teardown(self):
+        self.store.close()
+
+    def expect(self, event, error, change):
+        """Hand over an event: the model says which error it must raise, or how the world then looks."""
+        before = dict(self.machine.by_key)
+        if error is not None:
+            with pytest.raises(error):
+                self.machine.handle(event)
+            assert self.machine.by_key == before
+            return
+        commands = self.machine.handle(event)
+        change()
+        for command in commands:
+            if isinstance(command, Keep) and isinstance(event, Prepare | LayerFound):
+                assert command.snapshot.number not in self.numbers
+                self.numbers.add(command.snapshot.number)
+        self.store.apply(commands, IMAGE if isinstance(event, LayerFound) else None)
+
+    def error_of_new(self, key, parent):
+        if not key:
+            return InvalidSnapshotError
+        if key in self.model:
+            return SnapshotExistsError
+        if parent and parent not in self.model:
+            return SnapshotMissingError
+        if parent and self.model[parent][0] != "committed":
+            return InvalidSnapshotError
+        return None
+
+    @rule(key=KEYS, parent=KEYS, labels=LABELS, kind=st.sampled_from(["active", "view"]))
+    def prepare(self, key, parent, labels, kind):
+        self.expect(
+            Prepare(key=key, parent=parent, labels=labels, kind=kind, now_ns=1),
+            self.error_of_new(key, parent),
+            lambda: self.model.update({key: (kind, parent, labels, 0)}),
+        )
+
+    @rule(key=KEYS, parent=KEYS, layers=st.integers(1, 3))
+    def find_layer(self, key, parent, layers):
+        error = self.error_of_new(key, parent)
+        if error is None and layers != (self.model[parent][3] if parent else 0) + 1:
+            error = InvalidSnapshotError
+        event = LayerFound(
+            name=key, parent=parent, labels={}, image=IMAGE.digest, layers=layers, now_ns=2
+        )
+        self.expect(
+            event, error, lambda: self.model.update({key: ("committed", parent, {}, layers)})
+        )
+
+    @rule(name=KEYS, key=KEYS, labels=LABELS)
+    def commit(self, name, key, labels):
+        if key not in self.model:
+            error = SnapshotMissingError
+        elif self.model[key][0] != "active":
+            error = SnapshotInUseError
+        else:
+            error = self.error_of_new(name, "")
+        event = Commit(name=name, key=key, labels=labels, size_bytes=1, inodes=1, now_ns=3)
+        self.expect(event, error, lambda: self.model.update(self.committed(name, key, labels)))
+
+    def committed(self, name, key, labels):
+        _, parent, _, _ = self.model.pop(key)
+        return {name: ("committed", parent, labels, 0)}
+
+    @rule(key=KEYS)
+    def remove(self, key):
+        error = None
+        if key not in self.model:
+            error = SnapshotMissingError
+        elif any(parent == key for _, parent, _, _ in self.model.values()):
+            error = SnapshotInUseError
+        self.expect(Remove(key=key), error, lambda: self.model.pop(key))
+
+    @rule(key=KEYS, labels=LABELS, path=st.sampled_from(["", "labels", "labels.x", "name"]))
+    def relabel(self, key, labels, path):
+        error = None
+        if key not in self.model:
+            error = SnapshotMissingError
+        elif path == "name":
+            error = InvalidSnapshotError
+        event = Relabel(key=key, labels=labels, paths=(path,) if path else (), now_ns=4)
+        self.expect(event, error, lambda: self.relabelled(key, labels, path))
+
+    def relabelled(self, key, labels, path):
+        kind, parent, old, layers = self.model[key]
+        changed = {**old, "x": labels.get("x", "")} if path == "labels.x" else labels
+        changed = {name: value for name, value in changed.items() if value}
+        self.model[key] = (kind, parent, changed, layers)
+
+    @precondition(lambda self: self.model)
+    @rule()
+    def start_again(self):
+        """As after a crash: all that counts is what was kept."""
+        self.machine = Snapshots.of(self.store.snapshots())
+        self.numbers = {snapshot.number for snapshot in self.machine.by_key.values()}
+
+    @invariant()
+    def both_tell_the_same(self):
+        told = {
+            key: (found.kind, found.parent, dict(found.labels), found.layers)
+            for key, found in self.machine.by_key.items()
+        }
+        assert told == self.model
+
+    @invariant()
+    def what_is_kept_is_what_is_so(self):
+        kept = {snapshot.key: snapshot for snapshot in self.store.snapshots()}
+        assert kept == self.machine.by_key
+
+    @invariant()
+    def an_image_is_kept_as_long_as_a_layer_names_it(self):
+        named = any(layers for _, _, _, layers in self.model.values())
+        try:
+            self.store.image(IMAGE.digest)
+            kept = True
+        except OmniloadError:
+            kept = False
+        assert kept == named
+
+    @invariant()
+    def nothing_lazy_lies_on_a_folder(self):
+        for snapshot in self.machine.by_key.values():
+            folders, lazy = split_chain(self.machine.parents(snapshot))
+            chain = [*folders, *([lazy] if lazy else [])]
+            assert chain == list(self.machine.parents(snapshot))[: len(chain)]
+
+
+TestSnapshotsAgreeWithTheModel = SnapshotsAgreeWithTheModel.TestCase
+
+
+def a_snapshot(number, kind, layers):
+    return Snapshot(
+        key=str(number),
+        number=number,
+        parent="",
+        kind=kind,
+        labels={},
+        created_ns=0,
+        updated_ns=0,
+        layers=layers,
+    )
+
+
+@given(st.integers(0, 5), st.integers(0, 5), st.sampled_from(["active", "view"]))
+def test_a_mount_covers_every_folder_once_and_the_lazy_layers_by_one(folders, layers, kind):
+    chain = [a_snapshot(20 + n, "committed", 0) for n in range(folders)]
+    chain += [a_snapshot(10 + n, "committed", n) for n in range(layers, 0, -1)]
+
+    (entry,) = mounts_of(a_snapshot(9, kind, 0), chain, lambda n: f"s{n}", lambda n: f"v{n}")
+
+    lower = [f"s{20 + n}/fs" for n in range(folders)] + ([f"v{10 + layers}"] if layers else [])
+    if entry.type == "bind":
+        assert [entry.source] == (lower or ["s9/fs"])
+        assert len(lower) == (0 if kind == "active" else min(len(lower), 1))
+    else:
+        assert entry.options[-1] == "lowerdir=" + ":".join(lower)
+    writes = any(option.startswith("upperdir=s9") for option in entry.options)
+    assert (writes or "rw" in entry.options) == (kind == "active")
+
+
+@given(st.lists(st.text("ab", max_size=3), max_size=6))
+def test_a_chain_id_depends_on_all_layers_below_and_none_above(names):
+    digests = [a_digest(name) for name in names]
+
+    ids = chain_ids(digests)
+
+    assert len(ids) == len(digests)
+    assert all(chain_ids(digests[: n + 1]) == ids[: n + 1] for n in range(len(ids)))
+    assert len(set(ids)) == len(ids)
+
+
+@given(st.text(max_size=40))
+def test_a_filter_is_understood_or_refused_whatever_it_is(text):
+    try:
+        told = parse_filters([text])(a_snapshot(1, "active", 0))
+    except InvalidSnapshotError as error:
+        told = str(error)
+
+    assert told in {True, False} or "filter" in told
+
+
+@given(st.text(min_size=1, max_size=30), st.text(min_size=1, max_size=30))
+def test_a_quoted_value_is_compared_as_it_is(label, value):
+    def quoted(text):
+        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+    holds = parse_filters([f"labels.{quoted(label)}=={quoted(value)}"])
+    found = a_snapshot(1, "active", 0)
+
+    assert holds(Snapshot(**{**_fields(found), "labels": {label: value}}))
+    assert not holds(Snapshot(**{**_fields(found), "labels": {label: value + "x"}}))
+
+
+def _fields(snapshot):
+    return {name: getattr(snapshot, name) for name in snapshot.__slots__}

@@ -1,0 +1,128 @@
+"""What the commands for containerd are told, and what they tell containerd."""
+
+import os
+
+import pytest
+from click.testing import CliRunner
+
+from omniload.base.errors import ConfigError
+from snapshot.commands import containerd as containerd_cli
+from snapshot.commands.image import command
+from snapshot.engines.containerd.chain import chain_ids
+from snapshot.engines.containerd.client import config_labels, manifest_labels
+from snapshot.engines.containerd.wire import METHODS, message, method
+from tests.support.snapshotter_builders import a_kept_image
+
+
+def call(*words):
+    return CliRunner().invoke(command, list(words), catch_exceptions=False)
+
+
+def test_every_mount_records_and_prefetches_unless_told_otherwise():
+    usual = containerd_cli._template(("cache=/c,disk=1GiB", "mirror=one.example"))
+    told = containerd_cli._template(("trace=/t", "record=/r"))
+
+    assert (usual.trace, usual.record, usual.command) == ("auto", "auto", None)
+    assert (usual.cache, usual.disk, usual.mirrors) == ("/c", 1 << 30, ("one.example",))
+    assert (told.trace, told.record) == ("/t", "/r")
+
+
+@pytest.mark.parametrize("option", ["serve=127.0.0.1:7", "command=x", "image=y", "mountpoint=/m"])
+def test_an_option_that_belongs_to_one_mount_is_refused(option):
+    with pytest.raises(ConfigError, match="there will be several"):
+        containerd_cli._template(("cache=/c", option))
+
+
+def test_an_option_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="nonsense"):
+        containerd_cli._template(("nonsense=1",))
+
+
+def test_only_root_may_serve(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+
+    with pytest.raises(ConfigError, match="user 1000 cannot mount for containers"):
+        call("serve")
+
+
+@pytest.mark.parametrize("words", [("serve",), ("export", "registry.example/a:v")])
+def test_without_grpc_the_extra_is_named(monkeypatch, words):
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named {name!r}", name="grpc")
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(containerd_cli.importlib, "import_module", missing)
+
+    with pytest.raises(ConfigError, match=r"omniload-data\[containerd\]"):
+        call(*words)
+
+
+def test_containerds_collector_is_told_what_an_image_needs():
+    image = a_kept_image(2).image()
+
+    manifest, config = manifest_labels(image), config_labels(image, "omniload")
+
+    assert manifest == {
+        "containerd.io/gc.ref.content.config": image.manifest.config.digest,
+        "containerd.io/gc.ref.content.l.0": image.layers[0].digest,
+        "containerd.io/gc.ref.content.l.1": image.layers[1].digest,
+    }
+    top = chain_ids(image.config.rootfs.diff_ids)[-1]
+    assert config == {"containerd.io/gc.ref.snapshot.omniload": top}
+    assert config_labels(a_kept_image(0).image(), "omniload") == {}
+
+
+@pytest.mark.parametrize(("service", "name"), list(METHODS))
+def test_every_call_has_messages_that_can_be_written_and_read(service, name):
+    asked = method(service, name)
+
+    for wire in (asked.request, asked.answer):
+        assert asked.reader(wire)(asked.encode(message(wire))) == message(wire)
+    assert asked.path.startswith("/containerd.services.")
+    assert asked.path.endswith(f".v1.{service.capitalize()}/{name}")
+
+
+@pytest.mark.parametrize(
+    ("wire", "fields", "data"),
+    [
+        (
+            "containerd.types.Mount",
+            {"type": "t", "options": ["a", "b"]},
+            b"\x0a\x01t\x22\x01a\x22\x01b",
+        ),
+        (
+            "containerd.types.Descriptor",
+            {"media_type": "m", "digest": "d", "size": 300},
+            b"\x0a\x01m\x12\x01d\x18\xac\x02",
+        ),
+        (
+            "containerd.services.content.v1.WriteContentRequest",
+            {"action": 2, "ref": "r", "total": 3, "data": b"xyz"},
+            b"\x08\x02\x12\x01r\x18\x03\x32\x03xyz",
+        ),
+        (
+            "containerd.services.leases.v1.DeleteRequest",
+            {"id": "l", "sync": True},
+            b"\x0a\x01l\x10\x01",
+        ),
+        (
+            "containerd.services.snapshots.v1.Info",
+            {"name": "n", "kind": 3, "labels": {"k": "v"}},
+            b"\x0a\x01n\x18\x03\x32\x06\x0a\x01k\x12\x01v",
+        ),
+        (
+            "containerd.services.snapshots.v1.UsageResponse",
+            {"size": 1, "inodes": 2},
+            b"\x08\x01\x10\x02",
+        ),
+    ],
+)
+def test_fields_have_the_numbers_of_the_public_interface(wire, fields, data):
+    assert message(wire, **fields).SerializeToString() == data
+
+
+def test_a_field_that_a_message_does_not_have_is_a_defect():
+    with pytest.raises(ValueError, match="none"):
+        message("containerd.types.Mount", none=1)
+    with pytest.raises(KeyError):
+        message("containerd.types.None")

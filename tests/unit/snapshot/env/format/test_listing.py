@@ -1,0 +1,117 @@
+"""The listing of a tree: what it holds of entries, that it reads back, and what it finds changed."""
+
+import json
+import os
+import stat
+
+import pytest
+
+from omniload.base.errors import StateError
+from snapshot.env.format.entries import Entry, Kind
+from snapshot.env.format.listing import changed_in, decode_listing, encode_listing, listing_of
+from tests.support.snapshot_env_builders import a_file, a_folder, a_link
+
+ENTRIES = (
+    a_folder(""),
+    a_file("top.py", mode=0o600, mtime_ns=7, size_bytes=9),
+    a_folder("p", mode=0o700),
+    a_file("p/a"),
+    a_link("p/l", "a"),
+    Entry(0, "p/old", Kind.DELETED),
+    a_folder("p/q"),
+    a_folder("", 1),
+)
+
+
+def test_files_and_links_are_listed_in_their_folder_and_deletions_apart():
+    found = listing_of(ENTRIES)
+
+    names = {(f.target, f.path): f.names for f in found.folders}
+    assert names == {(0, ""): ["top.py"], (0, "p"): ["a", "l"], (0, "p/q"): [], (1, ""): []}
+    assert found.deleted == [(0, "p/old")]
+
+
+def test_a_folder_holds_what_is_compared_of_each_file():
+    top, below, *_ = listing_of(ENTRIES).folders
+
+    assert (top.sizes, top.times, top.modes) == ([9], [7], [stat.S_IFREG | 0o600])
+    assert below.mode == 0o700
+    assert below.modes == [stat.S_IFREG | 0o644, 0]
+
+
+def test_a_listing_reads_back_as_it_was_whatever_its_names():
+    entries = [a_folder(""), a_file("na\udcffme"), a_file('quoted"\n')]
+    listing = listing_of(entries, "ab" * 32)
+
+    assert decode_listing(encode_listing(listing).encode()) == listing
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"version": 1}', '{"version": 1, "folders": [1]}']
+)
+def test_a_damaged_listing_is_refused(text):
+    with pytest.raises(StateError, match="damaged"):
+        decode_listing(text)
+
+
+def test_a_listing_of_another_version_is_refused():
+    fields = json.loads(encode_listing(listing_of(ENTRIES)))
+
+    with pytest.raises(StateError, match="version 2, this code reads 1"):
+        decode_listing(json.dumps({**fields, "version": 2}))
+
+
+@pytest.fixture
+def layer(tmp_path):
+    """A target of two files and a link on the disk, and its listing."""
+    (tmp_path / "p").mkdir()
+    for name, data in {"p/a": b"abc", "p/b": b"abc"}.items():
+        (tmp_path / name).write_bytes(data)
+        (tmp_path / name).chmod(0o644)
+        os.utime(tmp_path / name, ns=(1, 1))
+    (tmp_path / "p" / "l").symlink_to("a")
+    return tmp_path, listing_of(
+        [a_folder(""), a_folder("p"), *map(a_file, ("p/a", "p/b")), a_link("p/l", "a")]
+    ).folders[1]
+
+
+def test_a_folder_that_is_as_it_was_has_no_changes(layer):
+    path, folder = layer
+
+    assert changed_in(str(path), folder) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(b"abcd") and os.utime(path, ns=(1, 1)),
+        lambda path: os.utime(path, ns=(2, 2)),
+        lambda path: path.chmod(0o755),
+        lambda path: path.unlink() or path.symlink_to("b"),
+        lambda path: path.unlink() or path.mkdir(),
+    ],
+    ids=["gone", "size", "time", "mode", "a link", "a folder"],
+)
+def test_whatever_changed_of_a_file_is_seen(layer, change):
+    path, folder = layer
+    change(path / "p" / "a")
+
+    assert changed_in(str(path), folder) == ["p/a"]
+
+
+def test_a_link_that_became_a_file_is_seen(layer):
+    path, folder = layer
+    (path / "p" / "l").unlink()
+    (path / "p" / "l").write_text("a")
+
+    assert changed_in(str(path), folder) == ["p/l"]
+
+
+def test_all_of_a_folder_that_is_gone_is_changed(layer):
+    path, folder = layer
+    (path / "p").rename(path / "moved")
+
+    assert changed_in(str(path), folder) == ["p/a", "p/b", "p/l"]
+    (path / "p").write_text("a file now")
+    assert changed_in(str(path), folder) == ["p/a", "p/b", "p/l"]

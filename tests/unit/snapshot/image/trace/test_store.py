@@ -1,0 +1,334 @@
+"""Traces are found by image and command, here or beside the image, and never keep a start from starting."""
+
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from omniload.base.errors import IntegrityError, UnavailableError
+from snapshot.image.trace.keys import command_key, most_run, nearest
+from snapshot.image.trace.sharing import TRACE_TYPE, pull_trace, pull_traces, push_trace
+from snapshot.image.trace.store import TraceStore, find_any_trace, find_trace, merge_into, push_new
+from snapshot.image.trace.trace import Touch, encode_trace, trace_of, united
+from snapshot.oci.artifacts import push_artifact
+from snapshot.oci.layout import OciLayout
+from tests.support.image_builders import a_layer, a_member, a_tar, an_image
+
+OTHER = "sha256:" + "cd" * 32
+RUN = ("python", "train.py", "--step", "7")
+
+
+@pytest.fixture
+def layout(tmp_path):
+    return OciLayout.create(tmp_path / "layout")
+
+
+@pytest.fixture
+def image(layout):
+    tar = a_tar(a_member("f", b"data"))
+    return an_image(layout, [(a_layer(layout, tar, "tar"), tar)]).digest
+
+
+@pytest.fixture
+def kept(tmp_path):
+    return TraceStore(tmp_path / "traces")
+
+
+def a_trace(image, command=RUN, *touches):
+    return trace_of(image, command, touches or [Touch(1, "f", 0, 10)])
+
+
+def test_the_nearest_command_shares_most_leading_words():
+    commands = [("sh",), ("python", "eval.py"), ("python", "train.py", "--step", "3"), ("python",)]
+
+    assert nearest(commands, RUN) == 2
+    assert nearest(commands, ("python", "-c", "1")) == 3
+    assert nearest(commands, ("bash",)) is None
+    assert nearest([], RUN) is None
+
+
+def test_a_command_is_its_words_and_not_their_text():
+    assert command_key(("a", "b")) != command_key(("a b",))
+    assert command_key(["a", "b"]) == command_key(("a", "b"))
+
+
+def test_traces_of_starts_are_merged_under_their_key(kept, image):
+    assert kept.get(image, RUN) is None
+
+    kept.add(a_trace(image, RUN, Touch(5, "f", 0, 10)))
+    merged = kept.add(a_trace(image, RUN, Touch(3, "f", 0, 10)))
+
+    assert kept.get(image, RUN) == merged
+    assert (merged.runs, merged.touches) == (2, (Touch(3, "f", 0, 10, 2),))
+
+
+def test_the_same_command_in_another_image_is_another_start(kept, image):
+    kept.add(a_trace(image))
+
+    assert kept.get(OTHER, RUN) is None
+
+
+def test_a_job_that_goes_on_starts_from_the_trace_of_its_last_step(kept, image):
+    kept.add(a_trace(image, ("python", "eval.py")))
+    last = kept.add(a_trace(image, (*RUN[:-1], "6")))
+
+    assert kept.get(image, RUN) == last
+    assert kept.get(image, ("sh",)) is None
+
+
+def test_a_broken_trace_is_passed_over_and_replaced(kept, image, caplog):
+    kept.add(a_trace(image))
+    kept.path(image, RUN).write_bytes(b"broken")
+
+    with caplog.at_level(logging.WARNING, "omniload"):
+        assert kept.get(image, RUN) is None
+        assert kept.add(a_trace(image)).runs == 1
+
+    assert "passed over" in caplog.text
+    assert "replaced" in caplog.text
+    assert kept.get(image, RUN).runs == 1
+
+
+def test_starts_that_end_at_once_are_all_counted(kept, image):
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: kept.add(a_trace(image)), range(16)))
+
+    assert kept.get(image, RUN).runs == 16
+
+
+def test_merging_leaves_no_other_file(tmp_path):
+    for _ in range(2):
+        merge_into(tmp_path / "trace", a_trace(OTHER))
+
+    assert [path.name for path in tmp_path.iterdir()] == ["trace"]
+
+
+def test_a_pushed_trace_is_found_by_command_or_a_near_one(layout, image):
+    trace = a_trace(image)
+    assert pull_trace(layout, image, RUN) is None
+
+    push_trace(layout, trace)
+    push_trace(layout, a_trace(image, ("sh",)))
+
+    assert pull_trace(layout, image, RUN) == trace
+    assert pull_trace(layout, image, (*RUN[:-1], "8")) == trace
+    assert pull_trace(layout, image, ("bash",)) is None
+    assert pull_trace(layout, OTHER, RUN) is None
+
+
+def test_starts_of_a_node_are_pushed_once_each_however_often_it_pushes(layout, image, kept):
+    for _ in range(3):
+        kept.add(a_trace(image))
+        assert push_new(layout, kept.path(image, RUN)) is not None
+    assert push_new(layout, kept.path(image, RUN)) is None
+
+    assert pull_trace(layout, image, RUN) == kept.get(image, RUN)
+    assert kept.get(image, RUN).runs == 3
+
+
+def test_what_was_pushed_to_one_place_is_new_to_another(layout, image, kept, tmp_path):
+    kept.add(a_trace(image))
+    push_new(layout, kept.path(image, RUN))
+    other = OciLayout.create(tmp_path / "other")
+    tar = a_tar(a_member("f", b"data"))
+    assert an_image(other, [(a_layer(other, tar, "tar"), tar)]).digest == image
+
+    assert push_new(other, kept.path(image, RUN)) is not None
+
+    assert pull_trace(other, image, RUN).runs == 1
+
+
+def test_a_trace_that_was_made_anew_is_pushed_whole(layout, image, kept):
+    kept.add(a_trace(image))
+    kept.add(a_trace(image))
+    push_new(layout, kept.path(image, RUN))
+    kept.path(image, RUN).unlink()
+    kept.add(a_trace(image, RUN, Touch(1, "f", 0, 7)))
+
+    push_new(layout, kept.path(image, RUN))
+
+    assert pull_trace(layout, image, RUN).runs == 3
+
+
+def test_the_same_trace_pushed_again_is_one(layout, image):
+    assert push_trace(layout, a_trace(image)) == push_trace(layout, a_trace(image))
+
+    assert len(layout.referrers(image, TRACE_TYPE)) == 1
+
+
+def test_a_command_too_long_to_be_told_is_pushed_and_not_found(layout, image):
+    push_trace(layout, a_trace(image, ("x" * 5000,)))
+
+    assert pull_trace(layout, image, ("x" * 5000,)) is None
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {},
+        {"io.omniload.trace.command": "[[", "io.omniload.trace.runs": "1"},
+        {"io.omniload.trace.command": '{"a": 1}', "io.omniload.trace.runs": "1"},
+        {"io.omniload.trace.command": "[7]", "io.omniload.trace.runs": "1"},
+        {"io.omniload.trace.command": '["python"]', "io.omniload.trace.runs": "many"},
+        {"io.omniload.trace.command": "[" * 3000, "io.omniload.trace.runs": "1"},
+    ],
+)
+def test_what_strangers_annotate_is_passed_over(layout, image, annotations):
+    push_artifact(layout, image, TRACE_TYPE, encode_trace(a_trace(image)), annotations)
+
+    assert pull_trace(layout, image, RUN) is None
+
+
+def test_a_trace_about_another_image_or_broken_is_refused_when_pulled(layout, image):
+    annotations = {"io.omniload.trace.command": '["python"]', "io.omniload.trace.runs": "2"}
+    push_artifact(layout, image, TRACE_TYPE, encode_trace(a_trace(OTHER)), annotations)
+    with pytest.raises(IntegrityError, match="about"):
+        pull_trace(layout, image, RUN)
+
+    annotations["io.omniload.trace.runs"] = "3"
+    push_artifact(layout, image, TRACE_TYPE, b"no trace", annotations)
+    with pytest.raises(IntegrityError, match="trace"):
+        pull_trace(layout, image, RUN)
+
+
+def test_an_exact_trace_here_is_taken_without_asking_the_registry(kept, image):
+    class Silent:
+        location = "a registry"
+
+        def referrers(self, *_):
+            raise AssertionError("nobody should ask")
+
+    here = kept.add(a_trace(image))
+
+    assert find_trace(kept, Silent(), image, RUN) == here
+
+
+def test_an_exact_trace_beside_the_image_goes_before_a_near_one_here(kept, layout, image):
+    kept.add(a_trace(image, ("python",)))
+    push_trace(layout, a_trace(image))
+
+    assert find_trace(kept, layout, image, RUN) == a_trace(image)
+
+
+@pytest.mark.parametrize("error", [UnavailableError("gone"), IntegrityError("forged"), OSError(5)])
+def test_a_registry_that_fails_costs_a_warning_and_no_start(kept, image, caplog, error):
+    class Failing:
+        location = "a registry"
+
+        def referrers(self, *_):
+            raise error
+
+    near = kept.add(a_trace(image, ("python",)))
+
+    with caplog.at_level(logging.WARNING, "omniload"):
+        assert find_trace(kept, Failing(), image, RUN) == near
+
+    assert "no trace from a registry" in caplog.text
+
+
+def test_nothing_known_is_nothing_found(kept, layout, image):
+    assert find_trace(kept, layout, image, RUN) is None
+
+
+OWN = ("sh",)
+
+
+@pytest.mark.parametrize(
+    ("runs", "chosen"),
+    [
+        ([], ()),
+        ([5], (0,)),
+        ([1, 1000], (1,)),
+        ([20, 50, 30], (1, 2)),
+        ([10, 10, 10, 10], (0, 1, 2)),
+        ([1] * 100, tuple(range(8))),
+    ],
+)
+def test_the_commands_that_make_up_most_starts_are_chosen(runs, chosen):
+    assert most_run(runs) == chosen
+
+
+def test_traces_of_two_commands_become_one_and_those_of_two_images_do_not(image):
+    one, two = a_trace(image, ("a",), Touch(4, "f", 0, 10)), a_trace(image, ("b",))
+
+    found = united([one, two], OWN)
+
+    assert (found.image, found.command, found.runs) == (image, OWN, 2)
+    assert found.touches == (Touch(1, "f", 0, 10, 2),)
+    with pytest.raises(ValueError, match="2 images"):
+        united([one, a_trace(OTHER)], OWN)
+
+
+def test_a_start_of_an_unknown_command_finds_what_others_ran(kept, layout, image):
+    kept.add(a_trace(image, ("python", "a.py"), Touch(1, "f", 0, 10)))
+    kept.add(a_trace(image, ("java",), Touch(2, "g", 0, 10)))
+    kept.add(a_trace(OTHER, ("python",), Touch(1, "h", 0, 10)))
+
+    assert find_trace(kept, layout, image, OWN) is None
+    found = find_any_trace(kept, layout, image, OWN)
+
+    assert found.command == OWN
+    assert [touch.path for touch in found.touches] == ["f", "g"]
+
+
+def test_what_is_known_here_is_taken_without_asking_the_registry_whatever_was_run(kept, image):
+    kept.add(a_trace(image))
+
+    assert find_any_trace(kept, None, image, OWN).runs == 1
+
+
+def test_an_empty_trace_does_not_hide_one_that_is_not(kept, layout, image):
+    kept.add(trace_of(image, OWN, []))
+    push_trace(layout, a_trace(image))
+
+    assert [t.path for t in find_any_trace(kept, layout, image, OWN).touches] == ["f"]
+
+
+def test_of_traces_beside_the_image_those_of_most_starts_are_read_and_broken_ones_passed_over(
+    kept, layout, image, caplog
+):
+    for number in range(6):
+        push_trace(layout, a_trace(image, RUN, Touch(number, "f", 0, 10)), f"part {number}")
+    push_trace(layout, a_trace(image, ("rare",), Touch(1, "g", 0, 10)))
+
+    (often,) = pull_traces(layout, image)
+
+    assert (often.command, often.runs, often.parts) == (RUN, 6, ())
+    found = find_any_trace(kept, layout, image, OWN)
+    assert (found.command, [touch.path for touch in found.touches]) == (OWN, ["f"])
+    words = {"io.omniload.trace.command": '["forged"]', "io.omniload.trace.runs": "4"}
+    push_artifact(layout, image, TRACE_TYPE, b"no trace", words)
+    assert pull_traces(layout, image) == [often]
+    assert "passed over" in caplog.text
+
+
+@pytest.mark.parametrize("error", [UnavailableError("gone"), OSError(5)])
+def test_a_registry_that_fails_costs_an_unknown_command_its_hot_blocks_alone(
+    kept, image, caplog, error
+):
+    class Failing:
+        location = "a registry"
+
+        def referrers(self, *_):
+            raise error
+
+    with caplog.at_level(logging.WARNING, "omniload"):
+        assert find_any_trace(kept, Failing(), image, OWN) is None
+
+    assert "no trace from a registry" in caplog.text
+
+
+def test_a_trace_over_the_limit_or_a_pipe_is_passed_over_and_replaced(
+    kept, image, monkeypatch, caplog
+):
+    path = kept.path(image, RUN)
+    kept.add(a_trace(image))
+    monkeypatch.setattr("snapshot.image.trace.store.MAX_TRACE_BYTES", path.stat().st_size - 1)
+
+    assert kept.get(image, RUN) is None
+    assert "and a trace at most" in caplog.text
+    assert kept.add(a_trace(image)).runs == 1
+    path.unlink()
+    os.mkfifo(path)
+    assert kept.get(image, RUN) is None

@@ -1,0 +1,75 @@
+"""A trace is kept once: at the end of the window, or at the unmount where that is sooner."""
+
+import logging
+import threading
+
+from omniload.base.errors import UnavailableError
+from snapshot.image.layer.entries import Entry
+from snapshot.image.trace.trace import Touch
+from snapshot.image.tree.tree import merge
+from snapshot.image.view.recording import Recording
+from snapshot.image.view.view import Recorder
+
+IMAGE = "sha256:" + "ab" * 32
+
+
+def a_recording(keep, clock=lambda: 0.0):
+    tree = merge([(Entry(path="f", kind="file", size_bytes=10),)])
+    recorder = Recorder(clock, 60.0)
+    recorder.note(tree.lookup("f").number, 0, 10)
+    return Recording(recorder, tree, IMAGE, ["python", "a.py"], keep)
+
+
+def test_what_was_read_is_kept_with_image_and_command():
+    kept = []
+
+    a_recording(kept.append).finish()
+
+    (trace,) = kept
+    assert (trace.image, trace.command, trace.runs) == (IMAGE, ("python", "a.py"), 1)
+    assert trace.touches == (Touch(0, "f", 0, 10),)
+
+
+def test_it_is_kept_when_the_window_ends_and_not_again_at_the_unmount():
+    kept, done = [], threading.Event()
+
+    def keep(trace):
+        kept.append(trace)
+        done.set()
+
+    recording = a_recording(keep)
+    recording.start(0.0)
+    assert done.wait(20)
+    recording.finish()
+
+    assert len(kept) == 1
+
+
+def test_an_unmount_before_the_end_of_the_window_keeps_it_once():
+    kept = []
+    recording = a_recording(kept.append)
+
+    recording.start(1e12)  # longer than any timer can wait
+    recording.finish()
+    recording.finish()
+
+    assert len(kept) == 1
+
+
+def test_a_trace_that_cannot_be_kept_costs_a_warning(caplog):
+    def fail(_):
+        raise UnavailableError("no disk")
+
+    with caplog.at_level(logging.WARNING, "omniload"):
+        a_recording(fail).finish()
+
+    assert "what was recorded is lost: no disk" in caplog.text
+
+
+def test_a_mount_from_which_nothing_was_read_is_no_start():
+    kept = []
+    tree = merge([(Entry(path="f", kind="file", size_bytes=10),)])
+
+    Recording(Recorder(lambda: 0.0, 60.0), tree, IMAGE, ["python"], kept.append).finish()
+
+    assert kept == []

@@ -1,0 +1,198 @@
+"""How figures of a start-up read."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from snapshot.startup.attempts import attempts_of
+from snapshot.startup.difference import difference_of
+from snapshot.startup.tables import (
+    format_moved,
+    format_ratio,
+    format_seconds,
+    notes_of,
+    print_attempt,
+    print_difference,
+    verdict_of,
+)
+from tests.support.startup_builders import NS, a_pair, a_start
+
+
+def the_attempt(events, **options):
+    (found,) = attempts_of(events, **options)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("seconds", "signed", "text"),
+    [
+        (None, False, "-"),
+        (0.0, False, "0.00 s"),
+        (9.99, False, "9.99 s"),
+        (9.996, False, "10.0 s"),
+        (1234.56, False, "1234.6 s"),
+        (3.0, True, "+3.00 s"),
+        (-12.0, True, "-12.0 s"),
+        (-0.001, True, "+0.00 s"),
+    ],
+)
+def test_seconds_read_alike_in_every_table(seconds, signed, text):
+    assert format_seconds(seconds, signed=signed) == text
+
+
+def test_ratios_and_bytes_that_are_not_there_are_dashes():
+    assert (format_ratio(None), format_ratio(1.5)) == ("-", "1.50")
+    assert format_moved({}) == "-"
+    assert format_moved({"peer": 1 << 20, "store": 512}) == "peer 1 MiB, store 512 B"
+    assert format_moved({"peer": 2048, "store": -2048}, signed=True) == "peer +2 KiB, store -2 KiB"
+
+
+def test_a_start_without_fault_needs_no_note():
+    assert list(notes_of(the_attempt(a_start()))) == []
+
+
+def test_a_note_names_a_few_nodes_and_counts_the_rest():
+    events = a_start() + [event for i in range(9) for event in a_pair("checks", f"n{i}", 200, None)]
+
+    note = next(notes_of(the_attempt(events)))
+    assert note.startswith("checks has no end on n0, n1, n2, n3, n4 and 4 more;")
+
+
+def test_a_note_on_failures_names_the_errors_once():
+    events = a_start()
+    for node, error in (("n1", "OSError"), ("n2", "OSError"), ("n3", "ValueError")):
+        events += a_pair("checks", node, 200, 201, facts={"error": error})
+
+    assert list(notes_of(the_attempt(events))) == [
+        "checks failed on n1, n2, n3: OSError, ValueError"
+    ]
+
+
+def test_begins_within_a_second_are_not_worth_a_note():
+    late = a_start(["n1"]) + a_pair("image", "n2", 60.9, 80)
+
+    assert list(notes_of(the_attempt(late))) == []
+    later = a_start(["n1"]) + a_pair("image", "n2", 61.1, 80)
+    assert list(notes_of(the_attempt(later))) == [
+        "n2 begins 1.10 s after n1, each by its own clock"
+    ]
+
+
+def test_a_move_of_clocks_is_told_with_the_node_that_was_moved_most():
+    late = a_start(["n1", "n2"]) + a_pair("image", "n3", 50, 80)
+
+    notes = list(notes_of(the_attempt(late, align="start")))
+
+    assert notes[-1] == "clocks of 3 nodes were aligned; most: n3, +10.0 s"
+
+
+def test_a_backward_clock_is_told():
+    events = a_start(["n1"]) + a_pair("checks", "n1", 100, 90, run="x")
+
+    (note,) = notes_of(the_attempt(events))
+    assert note.startswith("1 runs end before they begin (a clock was set back)")
+
+
+def test_a_verdict_names_seconds_ratio_stage_and_share():
+    before, after = the_attempt(a_start()), the_attempt(a_start(environment_s=148))
+
+    assert verdict_of(difference_of(before, after)) == (
+        "48.0 s more, 1.20 of before. environment explains 100% of it: 100.0 s to 148.0 s on the "
+        "critical path."
+    )
+
+
+def test_a_verdict_against_a_start_of_no_length_has_no_ratio():
+    nothing = the_attempt(a_pair("image", "a", 0, None))
+
+    assert verdict_of(difference_of(nothing, the_attempt(a_start()))).startswith("240.0 s more. ")
+
+
+def printed(shown, encoding="utf-8", *, by=print_attempt):
+    """Return the lines of a table as a terminal of some encoding gets them."""
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
+    by(Console(file=file, width=160), shown)
+    return file.buffer.getvalue().decode(encoding).splitlines()
+
+
+def on_one_node():
+    """A start whose packages come while its image does, in two processes."""
+    return the_attempt(
+        a_pair("image", "n1", 0, 4, bytes={"registry": 1 << 20})
+        + a_pair("environment", "n1", 2, 6, bytes={"store": 1 << 10})
+        + a_pair("process_start", "n1", 6, 7, run="a")
+        + a_pair("process_start", "n1", 7.5, 8, run="b")
+        + a_pair("first_step", "n1", 12, 16)
+    )
+
+
+def test_a_start_on_one_node_says_when_each_stage_begins_instead_of_who_was_slowest():
+    lines = printed(on_one_node())
+
+    heads = ["Stage", "Begins", "Seconds", "Critical path", "Bytes by tier"]
+    assert [lines[0].find(head) for head in heads] == sorted(lines[0].find(head) for head in heads)
+    assert "Slowest" not in lines[0]
+    words = [" ".join(line.split()) for line in lines]
+    assert words[1] == "image 0.00 s 4.00 s 4.00 s registry 1 MiB"
+    assert words[2].startswith("environment 2.00 s 4.00 s 2.00 s ")
+    assert words[5] == "between stages 4.50 s"
+    assert words[6] == "total 16.0 s store 1 KiB, registry 1 MiB"
+    assert lines[7] == "from the image on 16.0 s"
+
+
+def test_a_start_of_many_nodes_keeps_its_stragglers():
+    lines = printed(the_attempt(a_start()))
+
+    assert "Slowest" in lines[0]
+    assert "Begins" not in lines[0]
+    assert lines[-2].startswith(
+        "submission to first step 240.0 s; from the image on 180.0 s, 540.0 s"
+    )
+
+
+def test_the_straggler_that_lost_most_seconds_is_named_whatever_its_ratio():
+    events = a_start(slow="n2")
+    late = [
+        replace(e, time_ns=e.time_ns + 9 * NS)
+        if (e.stage, e.node, e.event) == ("data_plane", "n3", "end")
+        else e
+        for e in events
+    ]
+
+    lines = printed(the_attempt(late))
+
+    assert "worst straggler n2: 50.0 s over the median in environment" in lines
+
+
+def test_two_starts_on_one_node_are_compared_without_stragglers():
+    before = the_attempt(a_pair("image", "n1", 0, 30) + a_pair("first_step", "n1", 30, 31))
+
+    lines = printed(difference_of(before, on_one_node()), by=print_difference)
+
+    assert lines[0].split() == ["Stage", "Before", "After", "Change", "Bytes", "by", "tier"]
+    words = [" ".join(line.split()) for line in lines]
+    assert "image 30.0 s 4.00 s -26.0 s registry +1 MiB" in words
+    assert "total 31.0 s 16.0 s -15.0 s" in words
+
+
+def test_starts_of_many_nodes_are_compared_with_their_stragglers():
+    lines = printed(
+        difference_of(the_attempt(a_start()), the_attempt(a_start(slow="n2"))), by=print_difference
+    )
+
+    assert "Max/median" in lines[0]
+    assert any("1.00 to 1.50" in line for line in lines if line.startswith("environment"))
+
+
+def test_a_fact_that_changed_is_told_and_one_that_only_one_start_tells_is_not():
+    def with_facts(**facts):
+        return the_attempt(a_pair("image", "n1", 0, 1, facts=facts))
+
+    before, after = with_facts(image="sha256:a"), with_facts(image="sha256:b", moved_bytes="7")
+    lines = printed(difference_of(before, after), by=print_difference)
+
+    assert [line for line in lines if line.startswith("note")] == [
+        "note: image: image was sha256:a, is sha256:b"
+    ]
