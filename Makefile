@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # What the demo needs alone: no compiler, no test tools, no root.
 DEMO_STAMP := $(VENV)/.installed-demo
+# Training frameworks, beside everything of VENV.
+FRAMEWORKS := .venv-frameworks
+FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 # Two lanes of tests, and a worker for what only computes; tests/conftest.py says which may run side by side.
 LANES := -n 3 --dist loadgroup
 
@@ -15,7 +18,7 @@ LANES := -n 3 --dist loadgroup
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
 
-setup: $(STAMP) ## Install everything into .venv
+setup: $(STAMP) $(FRAMEWORKS_STAMP) ## Install everything into .venv, and frameworks into .venv-frameworks
 
 system: ## Install the system packages that the tests need
 	@PYTHON="$(PYTHON)" sh scripts/system_packages.sh tests
@@ -28,10 +31,14 @@ $(DEMO_STAMP): pyproject.toml constraints.txt scripts/set_up.sh scripts/system_p
 	@sh scripts/set_up.sh "$(PYTHON)" "$(VENV)" demo
 	@touch $(DEMO_STAMP)
 
+$(FRAMEWORKS_STAMP): $(STAMP) constraints.txt scripts/frameworks.txt scripts/set_up_frameworks.sh
+	@sh scripts/set_up_frameworks.sh "$(VENV)" "$(FRAMEWORKS)"
+	@touch $(FRAMEWORKS_STAMP)
+
 demo: $(DEMO_STAMP) ## Run the main job: corpus, mix, training, kill, resume, report
 	@$(BIN)/python examples/demo.py
 
-test: $(STAMP) ## Run every check and every test
+test: $(STAMP) $(FRAMEWORKS_STAMP) ## Run every check and every test
 	@$(MAKE) --no-print-directory check
 	@$(BIN)/python -m pytest $(LANES)
 
@@ -58,4 +65,4 @@ soak: $(STAMP) ## Race readers with writers over mounts for some ten minutes
 	@$(BIN)/python -m benchmarks.fusefs_versions --no-report
 
 clean: ## Remove the environment and what the demo made
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) $(FRAMEWORKS) demo

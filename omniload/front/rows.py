@@ -135,6 +135,11 @@ class PackedRows:
         return self._tensor(mask[:, None], np.bool_)
 
     @property
+    def label_form(self) -> Labels:
+        """Whether a label is the next token or the token itself."""
+        return self._labels
+
+    @property
     def num_rows(self) -> int:
         """Rows ``R``."""
         return int(_rows_of(self._part, "tokens").shape[0])

@@ -1,16 +1,31 @@
 """Fenced blocks of the documentation."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
-__all__ = ["LANGUAGES", "ROOT", "Block", "blocks_of", "documents", "parse_blocks"]
+__all__ = [
+    "FRAMEWORK_PAGES",
+    "LANGUAGES",
+    "ROOT",
+    "Block",
+    "blocks_of",
+    "documents",
+    "parse_blocks",
+    "run_page",
+]
 
 ROOT = Path(__file__).parents[2]
 LANGUAGES = {"", "python", "yaml", "toml", "console", "sh"}
 """What a fence may be labelled; a sketch has no label, and is not checked."""
+
+FRAMEWORK_PAGES = {
+    "how-to-accelerate.md",
+    "how-to-huggingface-trainer.md",
+}
+"""Pages whose blocks need a framework: tests/frameworks/test_pages.py runs them."""
 
 _FENCE = re.compile(r"^( *)(```+)\s*(.*?)\s*$")
 
@@ -81,3 +96,24 @@ def parse_blocks(text: str, path: Path) -> list[Block]:
         body = "".join(f"{each}\n" for each in held)
         blocks.append(Block(path=path, line=number + 1, info=tuple(info.split()), text=body))
     return blocks
+
+
+def run_page(path: Path, file_of: Callable[[Block], str]) -> int:
+    """Run a page's Python blocks in this folder, one after the other, and save its YAML as a reader would.
+
+    Args:
+        path: The page.
+        file_of: Returns the file that a block of YAML stands for.
+
+    Returns:
+        How many blocks ran.
+    """
+    namespace = {"__name__": "__main__"}
+    ran = 0
+    for block in blocks_of(path):
+        if block.info == ("yaml",):
+            Path(file_of(block)).write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
+            exec(block.compiled(), namespace)  # the point of this function
+            ran += 1
+    return ran

@@ -10,11 +10,23 @@ import yaml
 from omniload.base.config import parse_yaml
 from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig
-from tests.docs.snippets import LANGUAGES, ROOT, blocks_of, documents, parse_blocks
+from tests.docs.snippets import (
+    FRAMEWORK_PAGES,
+    LANGUAGES,
+    ROOT,
+    blocks_of,
+    documents,
+    parse_blocks,
+    run_page,
+)
 from trainer_integration.config import TrainConfig
 
 DOCUMENTS = documents()
-RUNNABLE = [path for path in DOCUMENTS if any(b.language == "python" for b in blocks_of(path))]
+RUNNABLE = [
+    path
+    for path in DOCUMENTS
+    if path.name not in FRAMEWORK_PAGES and any(b.language == "python" for b in blocks_of(path))
+]
 
 
 def _id(path):
@@ -61,17 +73,7 @@ def test_every_toml_block_holds_settings(path):
 
 @pytest.mark.parametrize("path", RUNNABLE, ids=_id)
 def test_the_python_blocks_of_a_page_run_one_after_the_other(path, work, leaves_nothing_behind):
-    namespace = {"__name__": "__main__"}
-    ran = 0
-    for block in blocks_of(path):
-        if block.info == ("yaml",):
-            # A reader saves what is shown, so that is what the blocks after it find.
-            Path(_yaml_file(block)).write_text(block.text, encoding="utf-8")
-        elif block.language == "python":
-            exec(block.compiled(), namespace)  # the point of this test
-            ran += 1
-
-    assert ran
+    assert run_page(path, _yaml_file)
 
 
 def test_a_failing_block_shows_the_line_of_the_document():

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("omniload", "fusefs", "snapshot", "trainer_integration")
 EXTRAS = {"pyfuse3", "trio", "ray", "torch", "matplotlib", "jinja2", "indexed_gzip", "urllib3"}
 EXTRAS |= {"grpc", "google"}
+EXTRAS |= {"accelerate", "lightning", "transformers"}  # tests/frameworks has them
 """What an installation may lack."""
 
 

@@ -18,6 +18,8 @@ from omniload.front.loader import Loader
 from omniload.front.rows import BatchForm, NumpyArrays
 from tests.support.loaders import Numbers, Stream, StreamWithState, plain
 from trainer_integration import DataLoader
+from trainer_integration.loader import data_loader
+from trainer_integration.loader.mix_client import MixBatches
 
 
 def taken(loader, batches):
@@ -361,13 +363,82 @@ def test_the_loader_of_a_mix_goes_to_no_other_process(monkeypatch):
 
 @pytest.mark.parametrize(
     "keywords",
-    [{"batch_size": 4}, {"shuffle": True}, {"num_workers": 2}, {"collate_fn": list}],
+    [{"batch_size": 4}, {"shuffle": True}, {"num_workers": 2}, {"generator": None}],
     ids=str,
 )
 def test_a_mix_refuses_what_belongs_to_single_samples(keywords):
     (name,) = keywords
     with pytest.raises(ConfigError, match=f"{name}=.* does not go with a mix: "):
         DataLoader("mix.yaml", **keywords)
+
+
+class Steps:
+    """Stands for the loader of a mix: batch ``k`` is ``k``."""
+
+    def __init__(self):
+        self.next_step = 0
+
+    def __iter__(self):
+        while self.next_step < 3:
+            self.next_step += 1
+            yield self.next_step - 1
+
+    def state_dict(self):
+        return {"next_step": self.next_step}
+
+    def load_state_dict(self, state):
+        assert set(state) <= {"next_step"}, "a mix's state is sealed"
+        self.next_step = state["next_step"]
+
+
+@pytest.fixture
+def mix_of_steps(monkeypatch):
+    """Return a function that opens a loader over a mix of three steps."""
+
+    def opened(form=lambda step: -step, steps=3):
+        batches = MixBatches(Steps(), form, steps)
+        monkeypatch.setattr(data_loader, "open_batches", lambda *_: batches)
+        return DataLoader("mix.yaml")
+
+    return opened
+
+
+def test_batches_of_a_mix_pass_through_collate_fn_and_are_as_many_as_its_steps(mix_of_steps):
+    assert list(mix_of_steps()) == [0, -1, -2]
+    assert len(mix_of_steps()) == 3
+    with pytest.raises(TypeError, match="without steps= has no length"):
+        len(mix_of_steps(steps=None))
+
+
+def test_keys_that_frameworks_add_to_the_state_of_a_mix_are_borne(mix_of_steps):
+    loader = mix_of_steps()
+    next(iter(loader))
+    state = loader.state_dict() | {"_iterator_finished": False}
+    again = mix_of_steps()
+    again.load_state_dict(state)
+
+    assert list(again) == [-1, -2]
+
+
+def test_a_mix_is_prepared_for_accelerate_and_another_loader_is_not(mix_of_steps):
+    mix, samples = mix_of_steps(), DataLoader(Numbers(4))
+
+    assert (mix.is_mix, mix._is_accelerate_prepared, mix.use_stateful_dataloader) == (True,) * 3
+    assert (samples.is_mix, samples.use_stateful_dataloader) == (False, False)
+    assert not getattr(samples, "_is_accelerate_prepared", True)
+    mix._is_accelerate_prepared = True  # as accelerate notes it
+
+
+def test_a_loader_that_accelerate_has_rebuilt_tells_so_until_it_is_iterated_itself():
+    loader = DataLoader(Numbers(4))
+    assert not loader._is_accelerate_prepared
+    with pytest.raises(StateError, match="ask the prepared loader"):
+        loader.state_dict()
+    next(iter(loader))
+
+    loader.load_state_dict(loader.state_dict())
+    with pytest.raises(StateError, match="prepare first"):
+        loader._is_accelerate_prepared  # noqa: B018
 
 
 def test_a_mapping_of_samples_is_a_map_dataset():

@@ -14,7 +14,6 @@ from trainer_integration.loader.iterators import ManyProcesses, OneProcess
 from trainer_integration.loader.loader_state import LoaderState
 from trainer_integration.loader.mix_client import (
     MixBatches,
-    as_it_is,
     is_mix,
     open_batches,
     refuse_loader,
@@ -24,6 +23,11 @@ from trainer_integration.loader.progress import Progress
 from trainer_integration.loader.samplers import Anatomy, shape_of
 
 __all__ = ["DataLoader"]
+
+_REMADE = (
+    "accelerate has made a new loader of this one, which was never iterated: ask the prepared loader. It has a state "
+    "where the Accelerator is that of trainer_integration.hosts.accelerate"
+)
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -39,6 +43,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     """A state that the next iterator begins with."""
     _progress: Progress | None = None
     """Of the last iterator made."""
+    _remade = False
+    """Whether a framework has made another loader of this one."""
     _live: "weakref.ref[OneProcess | ManyProcesses] | None" = None
 
     def __init__(self, dataset: Any, *args: Any, **keywords: Any) -> None:
@@ -52,7 +58,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._batches: MixBatches | None = None
         if is_mix(dataset):
             self._batches = open_batches(dataset, args, keywords)
-            super().__init__(self._batches, batch_size=None, collate_fn=as_it_is)
+            super().__init__(self._batches, batch_size=None, collate_fn=self._batches.form)
             return
         super().__init__(dataset, *args, **keywords)
 
@@ -71,6 +77,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             return self._batches.loader.state_dict()
         if self._pending is not None:
             return dict(self._pending)
+        if self._remade and self._progress is None:
+            raise StateError(_REMADE)
         return (self._progress or Progress(self, None)).state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -82,7 +90,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             StateError: It is no state, or of other samples, batches, samplers or workers.
         """
         if self._batches is not None:
-            self._batches.loader.load_state_dict(state_dict)
+            self._batches.loader.load_state_dict(_without_marks(state_dict))
             return
         if not isinstance(state_dict, Mapping):
             raise StateError(
@@ -97,6 +105,37 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         live = None if self._live is None else self._live()
         if live is not None:
             live._moved = self
+
+    @property
+    def is_mix(self) -> bool:
+        """Whether the batches come from the data plane."""
+        return self._batches is not None
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """Whether accelerate is to save the state of this loader itself: that of a mix, which it does not rebuild."""
+        return self.is_mix
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Whether accelerate is to leave the loader as it is: a mix deals each rank its batches already.
+
+        Of another loader accelerate, which alone asks, makes a new one.
+
+        Raises:
+            StateError: A state is loaded, which the new loader would not have.
+        """
+        if self._pending is not None:
+            raise StateError(
+                "a state was loaded before accelerate's prepare, which makes a new loader without it; prepare first, "
+                "and load the state into the prepared loader"
+            )
+        self._remade = not self.is_mix
+        return self.is_mix
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, _: bool) -> None:
+        """Let accelerate note what it was told."""
 
     def close(self) -> None:
         """End the workers that are kept between epochs, or the data plane of a mix."""
@@ -145,3 +184,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _without_marks(state: Any) -> Any:
+    """Return a mix's state without the keys that frameworks add, such as ``_iterator_finished``: it is sealed."""
+    if not isinstance(state, Mapping):
+        return state
+    return {key: value for key, value in state.items() if not str(key).startswith("_")}

@@ -1,6 +1,6 @@
 """A mix as the dataset of a loader: the batches come whole from the data plane."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ _TORCHS = {
     "sampler": "the mix orders its samples, by its seed",
     "batch_sampler": "the mix orders its samples, by its seed",
     "num_workers": "the data plane has workers of its own",
-    "collate_fn": "the data plane packs samples into rows; change the batch in your loop",
     "pin_memory": "device= puts batches where the model is",
     "drop_last": "every batch of a mix is whole",
     "worker_init_fn": "the data plane has workers of its own",
@@ -40,8 +39,21 @@ _TORCHS = {
 class MixBatches(IterableDataset[TrainingBatch]):
     """Batches of an open mix, from where its loader stands."""
 
-    def __init__(self, loader: Loader) -> None:
-        self.loader = loader
+    def __init__(self, loader: Loader, form: Callable[[Any], Any], steps: int | None) -> None:
+        """Hand out the batches of ``loader``, which ends before ``steps``.
+
+        Args:
+            loader: The open mix.
+            form: Makes of a batch what the training loop takes.
+            steps: The step after the last, ``None`` where the data's end is not known beforehand.
+        """
+        self.loader, self.form, self._steps = loader, form, steps
+
+    def __len__(self) -> int:
+        """Return the steps of the whole run, as a map dataset's length is that of the whole epoch."""
+        if self._steps is None:
+            raise TypeError("a mix without steps= has no length: it ends with its data")
+        return self._steps
 
     @override
     def __iter__(self) -> Iterator[TrainingBatch]:
@@ -56,7 +68,7 @@ def is_mix(dataset: object) -> TypeIs[Mix]:
 
 
 def open_batches(mix: Mix, positional: tuple[Any, ...], keywords: dict[str, Any]) -> MixBatches:
-    """Open a mix with the keywords of ``omniload.open``.
+    """Open a mix with the keywords of ``omniload.open``, and ``collate_fn``, which each batch passes through.
 
     Raises:
         ConfigError: A keyword belongs to torch's loader of single samples.
@@ -71,7 +83,8 @@ def open_batches(mix: Mix, positional: tuple[Any, ...], keywords: dict[str, Any]
             raise ConfigError(
                 f"{name}={value!r:.60} does not go with a mix: {_TORCHS[name]}; leave it out"
             )
-    return MixBatches(open_mix(mix, **keywords))
+    form = keywords.pop("collate_fn", None) or as_it_is
+    return MixBatches(open_mix(mix, **keywords), form, keywords.get("steps"))
 
 
 def refuse_unbuilt(keywords: Mapping[str, object]) -> None:
@@ -99,5 +112,5 @@ def refuse_loader(dataset: object) -> None:
 
 
 def as_it_is(batch: Any) -> Any:
-    """Return a batch unchanged: the ``collate_fn`` of a mix."""
+    """Return a batch unchanged."""
     return batch

@@ -1,0 +1,172 @@
+"""accelerate's own ``prepare``, ``save_state`` and ``load_state`` over our loaders."""
+
+import time
+
+import accelerate
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import DataLoaderConfiguration
+from torch.utils.data import DataLoader as TorchLoader
+
+from omniload.base.errors import StateError
+from tests.support.host_ranks import run_ranks
+from tests.support.loaders import Numbers, Stream, StreamWithState, plain
+from trainer_integration import DataLoader
+from trainer_integration.hosts.accelerate import Accelerator
+
+CONFIGURATIONS = {
+    "default": {},
+    "seedable": {"use_seedable_sampler": True},
+    "dispatched": {"dispatch_batches": True},
+    "split": {"split_batches": True},
+    "stateful": {"use_stateful_dataloader": True},
+}
+LOADERS = {
+    "map": lambda kind: kind(Numbers(11), 2, shuffle=True),
+    "workers": lambda kind: kind(Numbers(11), 2, shuffle=True, num_workers=2),
+    "stream": lambda kind: kind(Stream(11), 2),
+    "stream with state": lambda kind: kind(StreamWithState(11), 2),
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate():
+    """Forget what accelerate keeps for the process."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def prepared(kind, make, configuration, loader_kind):
+    """Prepare a loader by an accelerator of its own."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    settings = DataLoaderConfiguration(**CONFIGURATIONS[configuration])
+    torch.manual_seed(5)  # accelerate's own sampler takes the seed of the process
+    host = kind(cpu=True, dataloader_config=settings)
+    loader = host.prepare(make(loader_kind))
+    torch.manual_seed(5)  # torchdata draws a number when it is made
+    return host, loader
+
+
+CASES = [
+    (configuration, name)
+    for configuration in CONFIGURATIONS
+    for name in LOADERS
+    if configuration == "default" or name != "workers"
+]
+
+
+@pytest.mark.parametrize(("configuration", "name"), CASES)
+@pytest.mark.parametrize("position", [1, 4, 6])
+def test_a_run_that_is_saved_and_loaded_gives_the_batches_of_the_unbroken_one(
+    configuration, name, position, tmp_path
+):
+    make = LOADERS[name]
+    # torchdata draws its shuffling otherwise than torch; ours is torch's under every configuration.
+    oracle = "default" if configuration == "stateful" else configuration
+    _, theirs = prepared(accelerate.Accelerator, make, oracle, TorchLoader)
+    unbroken = [plain(theirs) for _ in range(3)]
+
+    host, loader = prepared(Accelerator, make, configuration, DataLoader)
+    assert plain(loader) == unbroken[0]
+    batches = iter(loader)
+    assert plain([next(batches) for _ in range(position)]) == unbroken[1][:position]
+    host.save_state(tmp_path)
+    again, resumed = prepared(Accelerator, make, configuration, DataLoader)
+    again.load_state(tmp_path)
+
+    # The state of an epoch's last batch is of the epoch that follows.
+    if position < len(unbroken[1]):
+        assert plain(resumed) == unbroken[1][position:]
+    assert plain(resumed) == unbroken[2]
+
+
+def test_a_resumed_run_is_resumed_within_the_same_epoch(tmp_path):
+    host, loader = prepared(Accelerator, LOADERS["workers"], "default", DataLoader)
+    unbroken = plain(loader)
+    for number in range(3):
+        host, loader = prepared(Accelerator, LOADERS["workers"], "default", DataLoader)
+        if number:
+            host.load_state(tmp_path / str(number - 1))
+        batches = iter(loader)
+        assert plain([next(batches), next(batches)]) == unbroken[2 * number : 2 * number + 2]
+        host.save_state(tmp_path / str(number))
+
+
+def test_two_ranks_are_dealt_to_as_by_accelerate_and_resume(mix, tmp_path):
+    """The cases and what they assert stand in the script that each rank runs."""
+    run_ranks("accelerate_rank.py", 2, str(mix), str(tmp_path))
+
+
+def test_a_state_is_asked_for_with_each_batch_and_costs_microseconds():
+    _, loader = prepared(Accelerator, LOADERS["map"], "default", DataLoader)
+    iter_batches = iter(loader)
+    next(iter_batches)
+    base = loader.base_dataloader
+    base.state_dict()
+    began_s = time.perf_counter()
+    for _ in range(1000):
+        base.state_dict()
+
+    assert (time.perf_counter() - began_s) / 1000 < 200e-6
+
+
+def test_the_loader_that_accelerate_remade_has_no_state_of_its_own():
+    host = accelerate.Accelerator(cpu=True)
+    loader = DataLoader(Numbers(6), 2)
+    assert plain(host.prepare(loader)) == [[0, 1], [2, 3], [4, 5]]
+
+    with pytest.raises(StateError, match=r"trainer_integration\.hosts\.accelerate"):
+        loader.state_dict()
+
+
+def test_a_state_loaded_before_prepare_is_not_lost_silently():
+    loader = DataLoader(Numbers(6), 2)
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+
+    with pytest.raises(StateError, match="prepare first"):
+        Accelerator(cpu=True).prepare(loader)
+
+
+def test_a_mix_keeps_its_place_and_ends_an_accumulation(mix, tmp_path):
+    def opened(folder=None):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        host = Accelerator(cpu=True, gradient_accumulation_steps=4)
+        loader = host.prepare(DataLoader(mix, labels="unshifted", steps=6))
+        if folder is not None:
+            host.load_state(folder)
+        return host, loader
+
+    _, loader = opened()
+    unbroken = [batch.tokens.tolist() for batch in loader]
+    loader.base_dataloader.close()
+    host, loader = opened()
+    model, ends = torch.nn.Linear(1, 1), []
+    for number, batch in enumerate(loader):
+        with host.accumulate(model):
+            ends.append(host.sync_gradients)
+        assert batch.tokens.tolist() == unbroken[number]
+        if number == 2:
+            host.save_state(tmp_path)
+    loader.base_dataloader.close()
+    _, resumed = opened(tmp_path)
+
+    assert [batch.tokens.tolist() for batch in resumed] == unbroken[3:]
+    assert ends == [False, False, False, True, False, True]
+    resumed.base_dataloader.close()
+
+
+def test_accelerates_own_prepare_leaves_a_mix_as_it_is_and_saves_its_state(mix, tmp_path):
+    host = accelerate.Accelerator(cpu=True)
+    with DataLoader(mix, steps=4) as loader:
+        assert host.prepare(loader) is loader
+        batches = iter(loader)
+        first = next(batches).tokens.tolist()
+        host.save_state(tmp_path)
+        rest = [batch.tokens.tolist() for batch in batches]
+        host.load_state(tmp_path)
+
+        assert [batch.tokens.tolist() for batch in loader] == rest
+        assert first not in rest

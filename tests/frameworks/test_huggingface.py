@@ -1,0 +1,213 @@
+"""Hugging Face's Trainer with one changed import: its own batches, and exact resume."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+import transformers
+from accelerate.state import AcceleratorState, GradientState
+from torch.utils.data import Dataset, IterableDataset
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from omniload.base.errors import ConfigError, StateError
+from trainer_integration import DataLoader
+from trainer_integration.hosts.huggingface import ExactResume, Trainer, model_inputs
+
+LENGTH = 16
+
+
+def sample(index):
+    tokens = torch.arange(index, index + LENGTH) % 60
+    return {"input_ids": tokens, "labels": tokens}
+
+
+class Texts(Dataset):
+    """Sample ``i`` begins with token ``i``; ``loaded`` are the indices that this process asked for."""
+
+    def __init__(self, length=22):
+        self.length, self.loaded = length, []
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        self.loaded.append(index)
+        return sample(index)
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return (sample(index) for index in range(1_000))
+
+
+class Noting:
+    """Notes the first token of each row that is trained on."""
+
+    def training_step(self, model, inputs, *args, **keywords):
+        self.seen = [*getattr(self, "seen", []), inputs["input_ids"][:, 0].tolist()]
+        return super().training_step(model, inputs, *args, **keywords)
+
+
+class Ours(Noting, Trainer):
+    pass
+
+
+class Theirs(Noting, transformers.Trainer):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate():
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def small_model(vocab=64):
+    torch.manual_seed(1)
+    config = GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=vocab, n_positions=512)
+    return GPT2LMHeadModel(config)
+
+
+def run(kind, folder, dataset, resume=None, **arguments):
+    """Train, and return the trainer with what it has seen."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    defaults = {"per_device_train_batch_size": 2, "num_train_epochs": 2, "save_steps": 5}
+    settings = transformers.TrainingArguments(
+        output_dir=folder,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        logging_strategy="no",
+        **(defaults | arguments),
+    )
+    vocab = 512 if isinstance(dataset, DataLoader) else 64
+    trainer = kind(model=small_model(vocab), args=settings, train_dataset=dataset)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def weights(trainer):
+    return torch.cat([each.detach().flatten() for each in trainer.model.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "saved", "taken"),  # checkpoint's number, and batches before it
+    [
+        ({}, 5, 5),
+        ({}, 11, 11),
+        ({"dataloader_num_workers": 2}, 15, 15),
+        ({"gradient_accumulation_steps": 3}, 5, 14),
+    ],
+    ids=["first epoch", "between epochs", "workers", "accumulated, second epoch"],
+)
+def test_a_checkpoint_of_a_dataset_resumes_at_the_next_batch(arguments, saved, taken, tmp_path):
+    arguments = arguments | {"save_steps": saved}
+    unbroken = run(Theirs, tmp_path / "theirs", Texts(), **arguments)
+    assert run(Ours, tmp_path / "ours", Texts(), **arguments).seen == unbroken.seen
+    texts = Texts()
+    checkpoint = str(tmp_path / f"ours/checkpoint-{saved}")
+
+    resumed = run(Ours, tmp_path / "again", texts, checkpoint, **arguments)
+
+    assert resumed.seen == unbroken.seen[taken:]
+    assert torch.equal(weights(resumed), weights(unbroken))
+    if not arguments.get("dataloader_num_workers"):
+        assert len(texts.loaded) == 2 * len(resumed.seen)  # nothing is loaded to get there
+    assert resumed.state.epoch == unbroken.state.epoch == 2.0
+
+
+def test_a_stream_resumes_and_so_does_a_resumed_run(tmp_path):
+    arguments = {"max_steps": 12, "save_steps": 3}
+    unbroken = run(Theirs, tmp_path / "theirs", Endless(), **arguments)
+    folder = tmp_path / "ours"
+    run(Ours, folder, Endless(), **(arguments | {"max_steps": 3}))
+    second = run(Ours, folder, Endless(), True, **(arguments | {"max_steps": 6}))
+    third = run(Ours, folder, Endless(), True, **arguments)
+
+    assert second.seen == unbroken.seen[3:6]
+    assert third.seen == unbroken.seen[6:]
+
+
+def test_a_checkpoint_of_another_trainer_resumes_as_there(tmp_path):
+    unbroken = run(Theirs, tmp_path / "theirs", Texts())
+
+    resumed = run(Ours, tmp_path / "ours", Texts(), str(tmp_path / "theirs/checkpoint-5"))
+
+    assert resumed.seen == unbroken.seen[5:]
+
+
+def test_a_dataset_that_changed_is_refused(tmp_path):
+    run(Ours, tmp_path / "ours", Texts(), max_steps=5)
+
+    with pytest.raises(StateError, match="samples was 22"):
+        run(Ours, tmp_path / "again", Texts(24), str(tmp_path / "ours/checkpoint-5"))
+
+
+def test_a_mix_is_trained_on_and_resumes(mix, tmp_path):
+    def opened():
+        return DataLoader(mix, labels="unshifted", collate_fn=model_inputs, steps=6)
+
+    with opened() as loader:
+        unbroken = run(Ours, tmp_path / "whole", loader, max_steps=6, save_steps=2)
+    with opened() as loader:
+        again = tmp_path / "whole/checkpoint-2"
+        resumed = run(Ours, tmp_path / "again", loader, str(again), max_steps=6)
+
+    assert len(unbroken.seen) == 6
+    assert resumed.seen == unbroken.seen[2:]
+    assert torch.equal(weights(resumed), weights(unbroken))
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_model_sees_each_document_of_a_packed_row_alone(mix, family, attention):
+    if family == "gpt2":
+        model = small_model(512)
+        model.set_attn_implementation(attention)
+    else:
+        torch.manual_seed(1)
+        config = LlamaConfig(
+            num_hidden_layers=2,
+            hidden_size=16,
+            intermediate_size=32,
+            num_attention_heads=2,
+            vocab_size=512,
+            attn_implementation=attention,
+        )
+        model = LlamaForCausalLM(config)
+    model.eval()
+    with DataLoader(mix, labels="unshifted") as loader, torch.no_grad():
+        for batch in loader:
+            bounds = batch.cu_seqlens.tolist()
+            if len(bounds) - 1 > batch.num_rows:
+                break
+        packed = model(**model_inputs(batch)).logits.flatten(0, 1)
+        tokens = batch.tokens.flatten()
+        for begin, end in pairwise(bounds):
+            alone = model(input_ids=tokens[None, begin:end], use_cache=False).logits[0]
+            real = batch.labels.flatten()[begin:end].ne(-100).any()
+            assert not real or torch.allclose(packed[begin:end], alone, atol=1e-5)
+
+
+def test_shifted_labels_are_refused(mix):
+    with (
+        DataLoader(mix, collate_fn=model_inputs) as loader,
+        pytest.raises(ConfigError, match="labels='unshifted'"),
+    ):
+        next(iter(loader))
+
+
+def test_a_loader_over_a_dataset_is_refused_by_name(tmp_path):
+    with pytest.raises(ConfigError, match="loader over Texts"):
+        run(Ours, tmp_path, DataLoader(Texts()), max_steps=1)
+
+
+def test_another_trainer_is_made_exact_by_a_base_class(tmp_path):
+    class Mine(ExactResume, Theirs):
+        pass
+
+    unbroken = run(Mine, tmp_path / "ours", Texts())
+    resumed = run(Mine, tmp_path / "again", Texts(), str(tmp_path / "ours/checkpoint-5"))
+
+    assert resumed.seen == unbroken.seen[5:]

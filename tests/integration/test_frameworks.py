@@ -1,0 +1,33 @@
+"""The tests of tests/frameworks, each module in the environment that holds the frameworks."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv-frameworks/bin/python"
+FOLDER = ROOT / "tests/frameworks"
+MODULES = sorted(path.name for path in FOLDER.glob("test_*.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", MODULES)
+def test_our_loaders_pass_inside_a_framework(module):
+    if not PYTHON.exists():
+        pytest.skip("FRAMEWORKS NOT TESTED: no .venv-frameworks; run make setup")
+    line = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", FOLDER / module]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+
+    done = subprocess.run(
+        line,
+        cwd=ROOT,
+        env=env | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

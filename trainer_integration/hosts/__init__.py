@@ -1,0 +1,1 @@
+"""Our loaders inside training frameworks: one module per framework, imported by name."""

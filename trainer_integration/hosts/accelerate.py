@@ -1,0 +1,212 @@
+"""accelerate: its ``Accelerator``, whose prepared loaders keep the state of ours.
+
+``prepare`` makes a new loader of torch's from the dataset, the sampler and torch's keywords. The
+``Accelerator`` of this module lets it, and then puts our loader below the new one: sharding,
+dispatching, placement and gradient accumulation stay accelerate's, the place is ours.
+"""
+
+import inspect
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import accelerate
+import torch
+from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard, SeedableRandomSampler
+from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
+from typing_extensions import override
+
+from omniload.base.errors import StateError
+from trainer_integration.hosts.rank_states import has_states, load_states, save_states
+from trainer_integration.loader.data_loader import DataLoader
+
+__all__ = ["Accelerator", "keep_place", "prepare_mix"]
+
+_ITERATION = "iteration"
+"""Key of accelerate's count of epochs, which it sets samplers to."""
+_SEED = "initial_seed"
+"""Key of what accelerate's own sampler adds an epoch to: by default the seed of the process."""
+
+
+class Accelerator(accelerate.Accelerator):
+    """accelerate's own, with loaders that resume exactly.
+
+    ``save_state`` and ``load_state`` keep the place of every prepared loader, one file per rank.
+    """
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        """Take accelerate's arguments."""
+        super().__init__(*args, **keywords)
+        self.register_save_state_pre_hook(self._save_places)
+        self.register_load_state_pre_hook(self._load_places)
+
+    __init__.__signature__ = inspect.signature(accelerate.Accelerator.__init__)  # type: ignore[attr-defined]
+
+    @override
+    def prepare_data_loader(
+        self,
+        data_loader: Any,
+        device_placement: bool | None = None,
+        slice_fn_for_dispatch: Any = None,
+    ) -> Any:
+        """Prepare a loader as accelerate does, and keep its place."""
+        # What accelerate has wrapped shows our class, and is of its own type.
+        if issubclass(type(data_loader), DataLoader) and data_loader.is_mix:
+            placed = self.device_placement if device_placement is None else device_placement
+            prepared = prepare_mix(data_loader, self.device if placed else None)
+            self._dataloaders.append(prepared)
+            return prepared
+        prepared = super().prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
+        keep_place(prepared)
+        return prepared
+
+    def _kept(self) -> list[Any]:
+        return [
+            each
+            for each in self._dataloaders
+            if isinstance(getattr(each, "base_dataloader", None), DataLoader)
+        ]
+
+    def _save_places(self, models: Any, weights: Any, folder: str) -> None:  # noqa: ARG002 -- accelerate's hook
+        states = [each.state_dict() for each in self._kept()]
+        if states:
+            save_states(folder, states, rank=self.process_index, world_size=self.num_processes)
+
+    def _load_places(self, models: Any, folder: str) -> None:  # noqa: ARG002 -- accelerate's hook
+        kept = self._kept()
+        if not kept or not has_states(folder):
+            return
+        states = load_states(
+            folder,
+            len(kept),
+            rank=self.process_index,
+            world_size=self.num_processes,
+            elastic=all(each.base_dataloader.is_mix for each in kept),
+        )
+        for each, state in zip(kept, states, strict=True):
+            each.load_state_dict(state)
+            each.dl_state_dict = dict(state)
+
+
+class _Hosted(DataLoader):
+    """Our loader below one of accelerate's, which runs a batch ahead and edits what it is given."""
+
+    _is_accelerate_prepared = True
+    _host: "weakref.ref[Any]"
+
+    @classmethod
+    def below(cls, host: Any) -> "_Hosted":
+        """Return a loader with the arguments of the one that ``host`` has made."""
+        made = cls(**_arguments_of(host.base_dataloader))
+        made._host = weakref.ref(host)
+        return made
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place, and how many epochs accelerate has counted before it."""
+        state, host = super().state_dict(), self._host()
+        if host is not None and self._pending is None:
+            state[_ITERATION] = host.iteration + (state["stage"] == "finished")
+            if (sampler := _seedable(host)) is not None:
+                state[_SEED] = sampler.initial_seed
+        return state
+
+    @override
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        host = self._host()
+        if host is None or not state_dict:
+            return
+        count = state_dict.get(_ITERATION)
+        if type(count) is not int or count < 0:
+            raise StateError(
+                f"the state counts {count!r} epochs of accelerate; load one that an accelerate run of ours has saved"
+            )
+        host.iteration = count
+        if (sampler := _seedable(host)) is not None and type(state_dict.get(_SEED)) is int:
+            sampler.initial_seed = state_dict[_SEED]
+
+
+def _seedable(host: Any) -> Any:
+    """Return accelerate's own sampler where it is in use, with the generator that it makes at its first epoch."""
+    sampler = None if isinstance(host.dataset, IterableDataset) else host.get_sampler()
+    if not isinstance(sampler, SeedableRandomSampler):
+        return None
+    if sampler.generator is None:
+        sampler.generator = torch.Generator().manual_seed(sampler.initial_seed)
+    return sampler
+
+
+class _AsOfGroup:
+    """The state of a loader that dispatches: rank 0 takes a batch per rank, a group ahead.
+
+    accelerate asks for the state before each batch it takes. The group it hands out then ends where
+    the group it takes begins.
+    """
+
+    def __init__(self, host: Any) -> None:
+        self._host, self._asked = weakref.ref(host), 0
+        self._size = 1 if host.split_batches else host.state.num_processes
+        self._begin: dict[str, Any] = {}
+
+    def __call__(self) -> None:
+        host = self._host()
+        if host is None or host.end_of_dataloader:
+            self._asked = 0
+            return
+        if self._asked % self._size == 0:
+            self._begin = host.dl_state_dict
+        host.dl_state_dict = dict(self._begin)
+        self._asked += 1
+
+
+def keep_place(prepared: Any) -> None:
+    """Put our loader below one that accelerate has prepared; what has no place stays as it is."""
+    base = getattr(prepared, "base_dataloader", None)
+    piped = isinstance(getattr(base, "dataset", None), IterDataPipe | MapDataPipe)
+    if base is None or piped or isinstance(base, DataLoader):
+        return
+    prepared.base_dataloader = hosted = _Hosted.below(prepared)
+    # Every rank would write the one file that accelerate keeps such states in.
+    prepared.use_stateful_dataloader = False
+    if isinstance(prepared, DataLoaderDispatcher):
+        prepared.adjust_state_dict_for_prefetch = _AsOfGroup(prepared)
+    prepared.dl_state_dict = hosted.state_dict()
+
+
+def prepare_mix(loader: DataLoader, device: Any) -> Any:
+    """Return a mix's loader as accelerate's own: on the device, and known to gradient accumulation.
+
+    Its batches are this rank's already: nothing is dealt again.
+    """
+    prepared = DataLoaderShard(
+        loader.dataset, device=device, batch_size=None, collate_fn=loader.collate_fn
+    )
+    prepared.base_dataloader = loader
+    prepared.dl_state_dict = loader.state_dict()
+    return prepared
+
+
+def _arguments_of(base: Any) -> dict[str, Any]:
+    """Return the keywords that make a loader like ``base``, one of torch's or torchdata's."""
+    keywords = {
+        name: getattr(base, name)
+        for name in (
+            "dataset",
+            "num_workers",
+            "collate_fn",
+            "pin_memory",
+            "timeout",
+            "worker_init_fn",
+            "multiprocessing_context",
+            "generator",
+            "prefetch_factor",
+            "persistent_workers",
+        )
+    }
+    keywords["in_order"] = getattr(base, "in_order", True)
+    if base.batch_size is None and base.batch_sampler is not None:
+        return keywords | {"batch_sampler": base.batch_sampler}
+    if not isinstance(base.dataset, IterableDataset):
+        keywords["sampler"] = base.sampler
+    return keywords | {"batch_size": base.batch_size, "drop_last": base.drop_last}

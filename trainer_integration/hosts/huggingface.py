@@ -1,0 +1,111 @@
+"""Hugging Face ``Trainer``: one changed import, and the place in the data is part of its checkpoints.
+
+The Trainer resumes by making a loader that passes over what was trained on. The one of this
+module keeps the place of ours in the checkpoint's folder, one file per rank, and goes on there.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import transformers
+
+from omniload.base.errors import ConfigError
+from omniload.front.rows import TrainingBatch
+from trainer_integration.hosts.accelerate import keep_place, prepare_mix
+from trainer_integration.hosts.rank_states import has_states, load_states, save_states
+from trainer_integration.loader.data_loader import DataLoader
+
+__all__ = ["ExactResume", "Trainer", "model_inputs"]
+
+
+def model_inputs(batch: TrainingBatch) -> dict[str, Any]:
+    """Return what a causal model of Hugging Face is called with.
+
+    Labels are the tokens themselves: the model shifts them. ``position_ids`` begin anew with each
+    document, which is how such models know the documents of a row and keep attention inside them;
+    that needs no cache of keys, hence ``use_cache``.
+
+    Raises:
+        ConfigError: The mix is open with shifted labels; the model would shift them again.
+    """
+    if batch.label_form != "unshifted":
+        raise ConfigError(
+            f"the labels are {batch.label_form}, and Hugging Face models shift by themselves; open the mix with "
+            "labels='unshifted'"
+        )
+    return {
+        "input_ids": batch.tokens,
+        "labels": batch.labels,
+        "position_ids": batch.position_ids,
+        "use_cache": False,
+    }
+
+
+if TYPE_CHECKING:
+    _Base: Any = transformers.Trainer
+else:
+    _Base = object
+
+
+class ExactResume(_Base):
+    """What makes a Trainer keep its place: put it before the class, ``class Mine(ExactResume, SFTTrainer)``.
+
+    ``train_dataset`` is a dataset as always, or the ``DataLoader`` of a mix. A checkpoint that
+    another Trainer wrote resumes as there, by passing over what was trained on.
+    """
+
+    _kept: Any = None
+    """The training loader, with ours below it."""
+    _resuming = False
+    """Whether the next epoch begins at a place that was loaded."""
+    _given: Any = None
+    """The iterator that the Trainer made for this epoch."""
+    _taken: Any = None
+    """The iterator that batches are taken from in its place."""
+
+    def get_train_dataloader(self) -> Any:
+        """Return the training loader as the Trainer makes it, with ours below; that of a mix as it is."""
+        if isinstance(self.train_dataset, DataLoader):
+            loader = self.train_dataset
+            if not loader.is_mix:
+                raise ConfigError(
+                    f"train_dataset is a loader over {type(loader.dataset).__name__}; hand over the dataset, the "
+                    "Trainer's arguments set the batches"
+                )
+            self._kept = prepare_mix(loader, self.args.device)
+        else:
+            self._kept = super().get_train_dataloader()
+            keep_place(self._kept)
+        return self._kept
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **keywords: Any) -> Any:
+        """Take the batches of an optimiser's step; after a resume from our place, not from a loader that skips."""
+        if epoch_iterator is not self._given:
+            self._given, self._taken = epoch_iterator, epoch_iterator
+            if self._resuming:
+                # The Trainer's iterator has not begun: nothing is passed over.
+                self._resuming, self._taken = False, iter(self._kept)
+        return super().get_batch_samples(self._taken, *args, **keywords)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        if self._kept is not None and hasattr(self._kept.base_dataloader, "state_dict"):
+            save_states(output_dir, [self._kept.state_dict()], **self._rank())
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        self._resuming, self._given, self._taken = False, None, None
+        if checkpoint is None or self.args.ignore_data_skip or not has_states(checkpoint):
+            return
+        mix = isinstance(self.train_dataset, DataLoader)
+        (state,) = load_states(checkpoint, 1, **self._rank(), elastic=mix)
+        self._kept.load_state_dict(state)
+        self._kept.dl_state_dict, self._resuming = dict(state), True
+
+    def _rank(self) -> dict[str, int]:
+        arguments = self.args
+        return {"rank": arguments.process_index, "world_size": arguments.world_size}
+
+
+class Trainer(ExactResume, transformers.Trainer):
+    """``transformers.Trainer`` that resumes at its place in the data."""

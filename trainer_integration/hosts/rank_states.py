@@ -1,0 +1,92 @@
+"""States of loaders in a checkpoint's folder: one file per rank, so that no rank's overwrites another's."""
+
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omniload.base.errors import StateError
+from omniload.base.state import require_version
+
+__all__ = ["has_states", "load_states", "save_states"]
+
+_VERSION = 1
+_PATTERN = "omniload_loaders_rank*.pt"
+
+
+def _file_of(folder: Path, rank: int) -> Path:
+    return folder / f"omniload_loaders_rank{rank}.pt"
+
+
+def save_states(
+    folder: str | Path, states: Sequence[Mapping[str, Any]], *, rank: int, world_size: int
+) -> None:
+    """Write the states of this rank's loaders; the file is there whole or not at all."""
+    place = _file_of(Path(folder), rank)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    draft = place.with_suffix(".draft")
+    torch.save(
+        {"version": _VERSION, "rank": rank, "world_size": world_size, "loaders": list(states)},
+        draft,
+    )
+    draft.replace(place)
+
+
+def has_states(folder: str | Path) -> bool:
+    """Whether any rank has written states there; a checkpoint of another loader holds none."""
+    return any(Path(folder).glob(_PATTERN))
+
+
+def load_states(
+    folder: str | Path, count: int, *, rank: int, world_size: int, elastic: bool = False
+) -> list[dict[str, Any]]:
+    """Return the states of this rank's loaders, in the order they were saved.
+
+    The file is read as tensors and plain values: nothing in it is run.
+
+    Args:
+        folder: The checkpoint's folder.
+        count: Loaders that wait for a state.
+        rank: Number of this process.
+        world_size: Processes of this run.
+        elastic: The states are the same on all ranks and fit any number of them, as those of a mix.
+
+    Raises:
+        StateError: The rank's file is missing or damaged, or was written by another number of ranks
+            or of loaders.
+    """
+    found = sorted(Path(folder).glob(_PATTERN))
+    place = _file_of(Path(folder), rank)
+    if not place.exists() and elastic and found:
+        place = found[0]
+    if not place.exists():
+        raise StateError(
+            f"{folder} holds loader states of {len(found)} ranks and none of rank {rank}; resume with the "
+            "number of ranks that saved, from a checkpoint whose files are all there"
+        )
+    try:
+        note = torch.load(place, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise StateError(
+            f"{place} is damaged ({error}); resume from an earlier checkpoint"
+        ) from error
+    if not isinstance(note, dict):
+        raise StateError(
+            f"{place} holds a {type(note).__name__}; resume from an earlier checkpoint"
+        )
+    require_version(note, _VERSION, of="rank")
+    saved, loaders = note.get("world_size"), note.get("loaders")
+    if saved != world_size and not elastic:
+        raise StateError(
+            f"{place} was written by rank {note.get('rank')!r} of {saved!r}, this is rank {rank} of {world_size}: the "
+            f"samples are dealt to another number of ranks; resume on {saved!r} ranks"
+        )
+    if not isinstance(loaders, list) or len(loaders) != count:
+        held = len(loaders) if isinstance(loaders, list) else loaders
+        raise StateError(
+            f"{place} holds the states of {held!r} loaders, this run has {count}; prepare the same loaders in "
+            "the same order"
+        )
+    return loaders
