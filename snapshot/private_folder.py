@@ -15,7 +15,7 @@ _LOG = get_logger(__name__)
 def private_folder(path: Path) -> Path:
     """Make a folder that its user alone may enter, or close one that is there; return it.
 
-    What lies inside may be of files that others must not read, and is believed when it is
+    What lies inside may be of files that others must not read, and is relied on when it is
     read back. Folders above are made as the umask says, and never changed: they may be a disk's.
 
     Raises:
@@ -43,7 +43,7 @@ def private_folder(path: Path) -> Path:
 
 
 def is_own_folder(path: Path) -> bool:
-    """Tell whether a folder is there and nobody but its user, or root, could have written into it."""
+    """Return whether a folder is there and nobody but its user, or root, could have written into it."""
     try:
         seen = path.stat()
     except OSError:

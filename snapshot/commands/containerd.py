@@ -48,8 +48,8 @@ def serve_command(
     Options: those of 'omniload image mount', for every image alike. What a start touches is
     recorded, and comes first the next time (trace=auto, record=auto), unless other values
     are given. Mounts stay when this ends, and with them the containers on them. Where not
-    everybody whose images run here is trusted with all of them, name in --lazy-from the
-    registries of those who are.
+    all images that run here may share layers, name in --lazy-from the registries that
+    may.
 
     \b
     Example:
@@ -126,7 +126,7 @@ def export_command(
 
 
 def _part(name: str) -> ModuleType:
-    """Import what needs gRPC: most who use images do not.
+    """Import what needs gRPC: most commands on images do not.
 
     Raises:
         ConfigError: It is not installed.

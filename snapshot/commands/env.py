@@ -110,7 +110,7 @@ def _environment_options(function: Function) -> Function:
 
 
 def _fault(error: OSError) -> StateError:
-    """Return what to tell of a system call that failed in the environment or the node cache."""
+    """Return the error for a system call that failed in the environment or the node cache."""
     place = error.filename or "a file"
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         remedy = f"free some, or name a node cache on another disk in {CACHE_VARIABLE}"

@@ -1,4 +1,4 @@
-"""What ``omniload env show`` tells of snapshots, to people and as JSON."""
+"""The output of ``omniload env show``, as text and as JSON."""
 
 import json
 import shlex
@@ -64,7 +64,7 @@ def show_all(repository: Repository, *, as_json: bool) -> None:
 
 
 def show_one(manifest: Manifest, *, files: bool, as_json: bool) -> None:
-    """Tell all of one snapshot."""
+    """Print all of one snapshot."""
     found = summary_of(manifest)
     names = [target.name for target in manifest.head.targets]
     paths = [
@@ -91,7 +91,7 @@ def show_one(manifest: Manifest, *, files: bool, as_json: bool) -> None:
 
 
 def show_difference(left: Manifest, right: Manifest, *, as_json: bool) -> None:
-    """Tell at which inputs two snapshots part."""
+    """Print the inputs in which two snapshots differ."""
     found = differences(left.head.document, right.head.document)
     if as_json:
         click.echo(json.dumps([each._asdict() for each in found], indent=2))

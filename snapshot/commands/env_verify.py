@@ -1,4 +1,4 @@
-"""What ``omniload env verify`` tells of an environment, and of a node."""
+"""The output of ``omniload env verify``, for an environment and for a node."""
 
 import json
 from collections.abc import Sequence

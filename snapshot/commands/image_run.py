@@ -38,7 +38,7 @@ _Command = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What ``record`` and ``run`` are told alike."""
+    """Arguments and options that ``record`` and ``run`` share."""
 
     image: str
     words: tuple[str, ...]
@@ -241,7 +241,7 @@ def _prefetched(
         indexes,
         refs,
         bytes_per_s=float(settings.bandwidth) or None,
-        told=told,
+        report=told,
     )
 
 

@@ -67,7 +67,7 @@ def artifacts(
     """Yield the documents of one kind that refer to an image.
 
     They are what somebody with access to the repository wrote: right as bytes, and no more
-    to be believed than that.
+    to be relied on than that.
 
     Raises:
         IntegrityError: A document is not what its manifest says.

@@ -1,4 +1,4 @@
-"""Credentials and challenges: who we are to a registry, and how it wants to hear it.
+"""Credentials and challenges: the user of a registry, and the form in which it asks.
 
 A challenge is parsed, never trusted: basic credentials go to the registry and to the
 realm it names, and to a realm over plain HTTP only if the registry itself speaks it.

@@ -84,7 +84,7 @@ class Platform(OciModel):
     variant: str | None = Field(default=None, max_length=64)
 
     def accepts(self, offered: "Platform") -> bool:
-        """Tell whether an image for ``offered`` runs here; no variant given means any."""
+        """Return whether an image for ``offered`` runs here; no variant given means any."""
         same = (self.os, self.architecture) == (offered.os, offered.architecture)
         return same and (self.variant is None or self.variant == offered.variant)
 

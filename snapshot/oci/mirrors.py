@@ -28,7 +28,7 @@ class MirroredStore(ImageStore):
 
     Tags are asked of the origin first, since a mirror may lag behind it, and of the
     mirrors only while the origin does not answer. A mirror that did not answer is left
-    alone for a minute: whoever reads would wait for it at each block.
+    alone for a minute: each block would wait for it.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class MirroredStore(ImageStore):
         return (*(m for m in self._mirrors if m not in away), self._origin, *away)
 
     def _is_final(self, store: ImageStore, error: Exception) -> bool:
-        """Tell whether the origin itself says that there is no such thing."""
+        """Return whether the origin itself says that there is no such thing."""
         return store is self._origin and isinstance(error, FileNotFoundError)
 
     def _passed_over(self, store: ImageStore, error: Exception) -> None:

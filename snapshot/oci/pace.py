@@ -2,7 +2,7 @@
 
 A socket's timeout bounds one ``recv``: a server that sends a byte within each of them is waited
 for without end, in the headers as well as in the body. Here what counts is the time spent
-waiting, in all, so that a reader of ours who pauses is not taken for a slow server.
+waiting, in all, so that a pausing reader of ours is not taken for a slow server.
 """
 
 import io

@@ -69,7 +69,7 @@ class ImageStore(Protocol):
         ...
 
     def has_blob(self, digest: str) -> bool:
-        """Tell whether the store has a blob."""
+        """Return whether the store has a blob."""
         ...
 
     def push_blob(self, blob: Descriptor, opened: Opened) -> None:

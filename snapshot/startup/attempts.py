@@ -4,7 +4,7 @@ Between two barriers a job waits for the node that comes to the second last. Wha
 took is therefore divided along those nodes, and the parts add up to the whole.
 
 Times of different nodes come from different clocks. ``align`` moves them onto one
-another at a moment that they are believed to share; nothing is moved unless asked for.
+another at a moment that they are taken to share; nothing is moved unless asked for.
 """
 
 import re
@@ -157,14 +157,14 @@ class Attempt:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """All nodes and whoever wrote of the queue, numbers in names in their order."""
+        """All nodes, the writer of the queue too, numbers in names in their order."""
         return tuple(sorted({n.node for stage in self.stages for n in stage.nodes}, key=natural))
 
     @property
     def worst(self) -> Stage | None:
         """The stage whose slowest node lost most seconds, meetings left out.
 
-        Who comes first to a meeting spends longest in it, which is no fault of his.
+        The first node at a meeting spends longest in it, waiting for the others.
         """
         own = [s for s in self.stages if s.max_s is not None and not is_meeting(s.name)]
         return max(own, key=lambda stage: stage.lost_s, default=None)

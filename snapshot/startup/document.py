@@ -1,4 +1,4 @@
-"""Start-ups as JSON, for who draws or keeps them elsewhere."""
+"""Start-ups as JSON, for other programs."""
 
 from dataclasses import asdict
 from typing import Any

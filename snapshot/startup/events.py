@@ -1,6 +1,6 @@
 """Begin and end of every stage of a start-up, one JSON line each.
 
-With ``OMNILOAD_STARTUP_LOG`` set to a path, whoever carries out a stage appends there;
+With ``OMNILOAD_STARTUP_LOG`` set to a path, each process appends its stages there;
 without it, nothing is written. A line::
 
     {"version":1,"job":"pretrain-7","node":"n01","attempt":0,"stage":"environment",
@@ -92,7 +92,7 @@ class Tally:
         self.bytes: dict[str, int] = {}
         """Bytes so far, by tier."""
         self.facts: dict[str, str] = {}
-        """What the end event tells beside the bytes."""
+        """What the end event holds beside the bytes."""
 
     def add(self, tier: str, size_bytes: int) -> None:
         """Count bytes that came from ``tier``.
@@ -137,7 +137,7 @@ def stage(name: str, environment: Mapping[str, str] = os.environ) -> Iterator[Ta
 
 
 def spawning(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variable to start a process with, so that its first stage tells what came before it.
+    """Return the variable to start a process with, so that its first stage counts what came before it.
 
     Nothing where no log is written.
 
@@ -150,7 +150,7 @@ def spawning(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def process_started(environment: Mapping[str, str] = os.environ) -> None:
-    """Write the stage ``process_start`` of this process, once, if whoever started it said when.
+    """Write the stage ``process_start`` of this process, once, if its parent noted the time of its start.
 
     The first ``stage`` of a process does so by itself.
     """

@@ -61,7 +61,7 @@ class NodeSpans:
 
 
 def is_meeting(stage: str) -> bool:
-    """Tell whether all nodes are in a stage at some moment: it holds the wait for the last to come.
+    """Return whether all nodes are in a stage at some moment: it holds the wait for the last to come.
 
     Such are ``process_group``, ``first_step``, and whatever is called a barrier.
     """
@@ -193,7 +193,7 @@ def _meetings_of(node: NodeSpans) -> list[tuple[int, _Meeting]]:
 
 
 def _came_last(nodes: Mapping[str, NodeSpans]) -> dict[_Meeting, tuple[int, str]]:
-    """Return when each meeting was complete, and by whose coming."""
+    """Return when each meeting was complete, and which node entered it last."""
     found: dict[_Meeting, tuple[int, str]] = {}
     for name, node in nodes.items():
         for entered_ns, meeting in _meetings_of(node):

@@ -169,7 +169,7 @@ def print_attempt(console: Console, attempt: Attempt, torn: int = 0) -> None:
 def print_difference(console: Console, difference: Difference) -> None:
     """Print what changed, stage by stage, and which stage explains it.
 
-    A fact that one of the starts does not tell is no change, and not mentioned.
+    A fact that one of the starts lacks is no change, and not mentioned.
     """
     before, after = difference.before, difference.after
     alone = _is_alone(before) and _is_alone(after)
@@ -194,7 +194,7 @@ def print_difference(console: Console, difference: Difference) -> None:
 
 
 def _is_alone(attempt: Attempt) -> bool:
-    """Tell whether every stage ran on one node, so that none held others up."""
+    """Return whether every stage ran on one node, so that none held others up."""
     return all(len(stage.nodes) == 1 for stage in attempt.stages)
 
 

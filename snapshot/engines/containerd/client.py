@@ -34,7 +34,7 @@ _LEASE_S = 24 * 3600
 
 
 def manifest_labels(image: Image) -> dict[str, str]:
-    """Return what tells containerd's collector which contents an image's manifest needs."""
+    """Return the labels by which containerd's collector keeps the contents that an image's manifest needs."""
     labels = {f"{_GC}.ref.content.config": image.manifest.config.digest}
     return labels | {
         f"{_GC}.ref.content.l.{place}": layer.digest for place, layer in enumerate(image.layers)
@@ -42,7 +42,7 @@ def manifest_labels(image: Image) -> dict[str, str]:
 
 
 def config_labels(image: Image, snapshotter: str) -> dict[str, str]:
-    """Return what tells containerd's collector which snapshot belongs to an image's configuration."""
+    """Return the label by which containerd's collector keeps the snapshot of an image's configuration."""
     names = chain_ids(image.config.rootfs.diff_ids)
     return {f"{_GC}.ref.snapshot.{snapshotter}": names[-1]} if names else {}
 

@@ -30,7 +30,7 @@ _LONGEST = 64 << 10
 
 
 def parse_filters(filters: Sequence[str]) -> Predicate:
-    """Return what tells whether a snapshot is asked for; everything is where there is no filter.
+    """Return the predicate of the filters; without a filter it holds for every snapshot.
 
     Raises:
         InvalidSnapshotError: A filter breaks the grammar.

@@ -1,4 +1,4 @@
-"""Folders of snapshots on the disk: what they take, how they go, who holds them.
+"""Folders of snapshots on the disk: what they take, how they go, what holds them.
 
 What lies in them was written by containers, so nothing is too deep, too strange or too
 quickly changed for it to happen.

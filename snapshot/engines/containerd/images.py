@@ -108,7 +108,7 @@ class RegistryImages(LazyImages):
         return kept, place + 1
 
     def _index(self, store: ImageStore, image: Image, place: int) -> None:
-        """Make sure that a layer's index is here; two who want the same one read the layer once."""
+        """Make sure that a layer's index is here; two calls for the same one read the layer once."""
         layer, diff_id = image.layers[place], image.config.rootfs.diff_ids[place]
         with self._lock:
             one = self._indexing.setdefault(layer.digest, threading.Lock())
@@ -166,7 +166,7 @@ def address_of(reference: str) -> str:
 
 
 def _lies_in(reference: str, places: Sequence[str]) -> bool:
-    """Tell whether an image's repository is one of those, or lies in one."""
+    """Return whether an image's repository is one of those, or lies in one."""
     repository = reference.partition("@")[0]
     folder, slash, last = repository.rpartition("/")
     repository = folder + slash + last.partition(":")[0]

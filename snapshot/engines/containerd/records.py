@@ -9,7 +9,7 @@
                       v                    v
                                  gone
 
-A machine: it does no I/O and reads no clock. What it returns is to be kept before anyone is told.
+A machine: it does no I/O and reads no clock. What it returns is to be kept before a client is answered.
 """
 
 from collections.abc import Mapping, Sequence

@@ -112,7 +112,7 @@ def start_server(snapshotter: Snapshotter, path: Path) -> grpc.Server:
     """Answer on a unix socket that only its owner may use; return the server, which runs.
 
     Args:
-        snapshotter: Who decides.
+        snapshotter: Answers every call.
         path: Of the socket. One that nobody answers on any more is replaced.
 
     Raises:

@@ -45,7 +45,7 @@ class Views(Protocol):
         ...
 
     def drop(self, number: int) -> None:
-        """Show it no longer; whoever still uses it goes on until he ends."""
+        """Show it no longer; a process that still uses it goes on until it ends."""
         ...
 
     def numbers(self) -> set[int]:
@@ -123,14 +123,14 @@ class MountedViews(Views):
 
 
 def _is_mounted(where: str) -> bool:
-    """Tell whether anything is mounted there, by the table: a dead mount would not say."""
+    """Return whether anything is mounted there, by the table: a dead mount would not say."""
     target = os.path.realpath(where)
     points = (line.split(" ")[4] for line in mount_table().split("\n") if line)
     return any(_OCTAL.sub(lambda found: chr(int(found[1], 8)), at) == target for at in points)
 
 
 def _is_alive(where: str) -> bool:
-    """Tell whether a mount is there and its process answers."""
+    """Return whether a mount is there and its process answers."""
     if not _is_mounted(where):
         return False
     try:

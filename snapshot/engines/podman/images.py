@@ -148,7 +148,7 @@ class ServedImages:
     Args:
         opener: Finds an image.
         pinned: Returns the image that a layer in use belongs to, by reference and layer: its tag may have moved on.
-        opened: Told of each image that was found.
+        opened: Called with each image that was found.
         clock: For patience.
     """
 

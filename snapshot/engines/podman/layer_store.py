@@ -10,7 +10,7 @@ Numbers of inodes::
     S<<32 | 0xFFFFFFFE    ``blob``
 
 A layer that is used no more gives its tree back. Its numbers follow from the layer alone,
-so whoever still holds one gets the tree built again.
+so a lookup by an old one has the tree built again.
 """
 
 import base64
@@ -73,7 +73,7 @@ class ShownLayer:
 
     @property
     def info(self) -> bytes:
-        """What the engine is told of it."""
+        """What the engine reads of it."""
         image = self.served.image
         index = self.served.indexes[self.place]
         assert index is not None, "only layers that can be read in parts are shown"
@@ -115,7 +115,7 @@ class LayerStore(BlockingFileSystem):
         self._building = threading.Lock()
 
     def is_cached(self, inode: int) -> bool:
-        """Tell whether calls about an inode wait for nothing: it is of a tree in memory."""
+        """Return whether calls about an inode wait for nothing: it is of a tree in memory."""
         shown = self._layers.get(inode >> 32)
         return shown is not None and shown.view is not None and 0 < inode & _NUMBER < _BLOB
 

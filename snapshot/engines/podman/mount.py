@@ -46,7 +46,7 @@ _log = get_logger(__name__)
 
 _REPEATED = {"mirror": "mirrors", "registry": "registries", "plain": "plain"}
 _NO_OPTIONS = frozenset({"mountpoint", "mirrors", "registries", "bridge"})
-"""Fields that are told in another way."""
+"""Fields that are set in another way."""
 
 
 class LayerStoreMount(StrictModel):

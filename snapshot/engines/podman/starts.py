@@ -2,7 +2,7 @@
 
 The engine does not say which command it starts, so all its starts of an image count as
 starts of the image's own command. The first read opens the window; what the kernel keeps
-of the files is not read again, so that later starts in its life would tell nothing.
+of the files is not read again, so that later starts in its life would show nothing.
 """
 
 import threading
@@ -71,11 +71,11 @@ class ImageStarts:
         return len(absent)
 
     def recorder_of(self, place: int, tree: Tree) -> Recorder | None:
-        """Return what is to be told of reads of a layer; None where nothing is recorded.
+        """Return the recorder of reads of a layer; None where nothing is recorded.
 
         Args:
             place: Of the layer, from 0 at the bottom.
-            tree: Of the layer, by whose numbers the reads will be told.
+            tree: Of the layer, whose numbers the reads name.
         """
         if not self._window_s:
             return None

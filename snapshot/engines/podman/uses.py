@@ -51,7 +51,7 @@ class LayerUses:
         return None if found is None else found[0]
 
     def has(self, reference: Reference) -> bool:
-        """Tell whether any layer of a reference is used."""
+        """Return whether any layer of a reference is used."""
         return any(self._folder_of(reference).glob("*.json"))
 
     def add(self, reference: Reference, layer: str, image: str) -> int:

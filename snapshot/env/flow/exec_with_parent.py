@@ -1,4 +1,4 @@
-"""Becomes a command that is told to end when its parent is killed; run as a file, with the standard library only.
+"""Becomes a command that gets SIGTERM when its parent is killed; run as a file, with the standard library only.
 
 Done by a process of its own between parent and command: code between fork and exec of a
 process with threads (a store's client has some, gRPC's react to forks) may hang or fail.

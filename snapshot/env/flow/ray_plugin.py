@@ -114,7 +114,7 @@ def worker_variables(
     """Return the variables that let a process find what lies in a tree.
 
     Args:
-        environment: Of the worker; tells which target holds modules and which programs.
+        environment: Of the worker; says which target holds modules and which programs.
         tree: The extracted snapshot.
         known: Variables so far; what they name comes after.
     """

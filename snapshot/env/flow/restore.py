@@ -233,7 +233,7 @@ class Restorer:
         return now._asdict()
 
     def _holds(self, tree: Tree, record: Record) -> bool:
-        """Tell whether the environment still is what the record says."""
+        """Return whether the environment still is what the record says."""
         from snapshot.env.target.verification import faults_of  # noqa: PLC0415
 
         digests = record.boot != boot_id()

@@ -68,7 +68,7 @@ def capture(
         installation: The command.
         byte_code: Compile what the command left uncompiled: a process that imports from
             sources alone compiles them again, each process of every node. Else leave byte
-            code out: half the files, for who starts from links or far from the store.
+            code out: half the files, for environments that are linked or far from the store.
 
     Raises:
         StateError: The command failed.

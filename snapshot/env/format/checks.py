@@ -1,6 +1,6 @@
 """Refuse a snapshot that would write outside its targets, before anything is written.
 
-A manifest comes from a store that others write to. Nothing in it is believed:
+A manifest comes from a store that others write to. Nothing in it is used unchecked:
 
 - a path stays below its target: no empty, ``.`` or ``..`` component, no zero byte, not absolute;
 - what lies above a path is a directory of the snapshot, never a link or a file;

@@ -113,7 +113,7 @@ def difference(before: Mapping[Place, Seen], after: Mapping[Place, Seen]) -> Del
 
 
 def _is_topmost(place: Place, gone: Iterable[Place], after: Mapping[Place, Seen]) -> bool:
-    """Tell whether nothing above ``place`` is gone or became something else than a directory."""
+    """Return whether nothing above ``place`` is gone or became something else than a directory."""
     number, path = place
     above = parents_of(path)
     if not above:
@@ -123,5 +123,5 @@ def _is_topmost(place: Place, gone: Iterable[Place], after: Mapping[Place, Seen]
 
 
 def check_order(entries: Sequence[Entry]) -> bool:
-    """Tell whether entries stand in order of target and path, each place once."""
+    """Return whether entries stand in order of target and path, each place once."""
     return all((a.target, a.path) < (b.target, b.path) for a, b in pairwise(entries))

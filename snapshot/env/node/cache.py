@@ -242,7 +242,7 @@ class Tree:
         ]
 
     def _has_digest(self, entry: Entry) -> bool:
-        """Tell whether a file is what it was; what the disk cannot read is not."""
+        """Return whether a file is what it was; what the disk cannot read is not."""
         try:
             return file_digest(self.layer(entry.target) / entry.path) == entry.digest
         except OSError as error:
@@ -255,7 +255,7 @@ class NodeCache:
     """The trees of a node.
 
     Raises:
-        ConfigError: The folder belongs to another user, who could change what we import.
+        ConfigError: The folder belongs to another user: one that could change what we import.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -286,7 +286,7 @@ class NodeCache:
         """Return the tree of a key if it is there and can be relied on.
 
         A tree whose files share inodes with environments, or that was written before
-        the machine last started, is looked at first. Whoever uses the tree holds its lock
+        the machine last started, is looked at first. The caller holds the lock of the tree
         ``together``, so that it is not dropped meanwhile.
         """
         tree = Tree(self.folder / "trees" / key)

@@ -65,7 +65,7 @@ def provide(  # noqa: PLR0913 -- what, from where, to where, under which conditi
         targets: Where it would go on this machine.
         fits: Raises if the snapshot was made for another environment; asked before the rest.
         limits: What the snapshot may claim.
-        progress: Told how far it is.
+        progress: Called with the bytes done so far.
 
     Returns:
         The tree; ``None`` where the store has no such snapshot.

@@ -1,7 +1,7 @@
 """Remove from the node cache what nobody has used for a while, and what killed restores left.
 
 A tree goes under the lock of its key, which every restore holds while it reads the tree; one
-that is held is passed over. What links share stays with those who linked it. A tree that
+that is held is passed over. What links share stays in the environments. A tree that
 a mount shows stays: where all processes of the machine can be seen, by asking each for its
 mounts, elsewhere by its mark, until the machine starts again.
 """
@@ -37,7 +37,7 @@ def prune_cache(
         cache: The node cache.
         unused_s: How long a tree must not have been used.
         now_ns: The time.
-        act: Whether anything is removed; else it is only told.
+        act: Whether anything is removed; else it is only listed.
     """
     latest = now_ns - int(unused_s * 1e9)
     for folder in _folders(cache.folder / "partial"):
@@ -77,7 +77,7 @@ def _tree(cache: NodeCache, tree: Tree, latest_ns: int, *, held: bool, act: bool
 
 
 def _is_shown(tree: Tree, key: str) -> bool:
-    """Tell whether a mount may show a tree, under its lock: nobody mounts it meanwhile."""
+    """Return whether a mount may show a tree, under its lock: nobody mounts it meanwhile."""
     if not tree.may_be_mounted:
         return False
     keys, all_seen = keys_mounted()
@@ -86,7 +86,7 @@ def _is_shown(tree: Tree, key: str) -> bool:
 
 @contextmanager
 def _lock_of(cache: NodeCache, key: str, *, act: bool) -> Iterator[bool]:
-    """Hold the lock of a key if nobody does; who only looks takes none."""
+    """Hold the lock of a key if it is free; a dry run takes none."""
     if not act:
         yield True
         return

@@ -1,4 +1,4 @@
-"""How far a long step is: told by what works, shown where somebody watches."""
+"""How far a long step is: reported by the step, shown on a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from typing import Any
 __all__ = ["Progress", "shown_progress"]
 
 Progress = Callable[[str, int, int], None]
-"""Told what goes on, how many bytes are done, and of how many."""
+"""Called with the step's name, the bytes done, and of how many."""
 
 
 @contextmanager

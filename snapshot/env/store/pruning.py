@@ -87,7 +87,7 @@ def prune_store(
         keys: Snapshots that shall go, whole keys.
         grace_s: Longer than any save takes to publish, and than clocks differ.
         now_ns: The time.
-        act: Whether anything is done; else it is only told.
+        act: Whether anything is done; else it is only listed.
 
     Raises:
         StateError: A manifest cannot be read: what it names is not known, so no pack goes.

@@ -2,7 +2,7 @@
 
 ::
 
-    omniload-env/1/manifests/<key>        published last; whoever reads it finds all it names
+    omniload-env/1/manifests/<key>        published last: all it names is there before it
     omniload-env/1/packs/<32 digits>      random names, written once: half a pack is an orphan
     omniload-env/1/condemned/<pack>       no longer named, will be removed; see pruning
 """

@@ -140,7 +140,7 @@ def undo(records: Records, record: Record) -> None:
 
 
 def _kind_at(target: Target, path: str) -> Kind | None:
-    """Tell what stands at a path; a link on the way is refused, it might lead out."""
+    """Return what stands at a path; a link on the way is refused, it might lead out."""
     whole = Path(target.path) / path
     if not os.path.lexists(whole):
         return None

@@ -83,14 +83,14 @@ class FetchBlocks:
 
 @dataclass(frozen=True, slots=True)
 class HandOverBlock:
-    """A block is here: whoever waits for it may have it."""
+    """A block is here, for all that wait for it."""
 
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUpBlock:
-    """No tier has a block: whoever waits must be told."""
+    """No tier has a block: all waits for it end with an error."""
 
     digest: str
 

@@ -84,7 +84,7 @@ class BlockLoader(BlockSource):
         settings: Of the fetcher.
         memory_bytes: Blocks kept in memory, at most.
         clock: For the bandwidth cap.
-        on_settled: Told of each wanted block that came, or that no tier has; the lock is held,
+        on_settled: Called for each wanted block that came, or that no tier has; the lock is held,
             so it must not call back.
     """
 
@@ -216,7 +216,7 @@ class BlockLoader(BlockSource):
         return tuple(absent)
 
     def close(self) -> None:
-        """End the threads; whoever still waits is told so."""
+        """End the threads; a read that still waits ends with an error."""
         with self._lock:
             self._closed = True
             if self._timer is not None:

@@ -14,7 +14,7 @@ __all__ = ["Outstanding", "Prefetched", "prefetch_blocks", "want_blocks"]
 
 
 class Outstanding:
-    """Blocks that are still on their way, and who waits for the last of them."""
+    """Blocks that are still on their way, and a wait for the last of them."""
 
     def __init__(self, digests: Iterable[str] = ()) -> None:
         self._left = set(digests)
@@ -48,20 +48,20 @@ class Outstanding:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Let go of whoever waits."""
+        """End all waits."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
-    def wait(self, told: Callable[[int], None] = lambda *_: None) -> bool:
+    def wait(self, report: Callable[[int], None] = lambda *_: None) -> bool:
         """Return when all have settled, or with False when closed before.
 
         Args:
-            told: Called with the number of those left, each time it is looked at.
+            report: Called with the number of those left, each time it is looked at.
         """
         with self._changed:
             while True:
-                told(len(self._left))
+                report(len(self._left))
                 if not self._left or self._closed:
                     return not self._left
                 self._changed.wait()
@@ -110,7 +110,7 @@ def prefetch_blocks(
     refs: Sequence[BlockRef],
     *,
     bytes_per_s: float | None = None,
-    told: Callable[[int, int], None] = lambda *_: None,
+    report: Callable[[int, int], None] = lambda *_: None,
 ) -> Prefetched:
     """Bring blocks to the disk, in their order; return when none is on its way.
 
@@ -120,7 +120,7 @@ def prefetch_blocks(
         indexes: Of the layers they belong to.
         refs: The blocks.
         bytes_per_s: Cap; None for none.
-        told: Called with the blocks that have settled, and how many there are.
+        report: Called with the blocks that have settled, and how many there are.
     """
     outstanding = Outstanding(ref.digest for ref in refs)
     # Nobody reads meanwhile, so under a cap they may go as cold ones: those have it.
@@ -136,7 +136,7 @@ def prefetch_blocks(
     try:
         absent = {ref.digest for ref in want_blocks(loader, indexes, refs, priority)}
         outstanding.keep_only(absent)
-        outstanding.wait(lambda left: told(len(refs) - left, len(refs)))
+        outstanding.wait(lambda left: report(len(refs) - left, len(refs)))
     finally:
         loader.close()  # with what is being written to the disk
     kept = sum(disk.has(digest) for digest in absent)

@@ -3,7 +3,7 @@
 ::
 
     version      "omniload block store 1"
-    lock         held by who writes or evicts
+    lock         held by a process that writes or evicts
     4f/4f53...   one file for each block: its uncompressed bytes
     new/...      being written; left over by a crash at most
 
@@ -88,11 +88,11 @@ class BlockStore:
         return data
 
     def has(self, digest: str) -> bool:
-        """Tell whether a block is here; only ``get`` tells whether it is right."""
+        """Return whether a block is here; only ``get`` compares it with its digest."""
         return self._path(digest).exists()
 
     def put(self, digest: str, data: bytes | memoryview) -> bool:
-        """Keep a block, which the caller has compared with its digest; tell whether it is kept."""
+        """Keep a block, which the caller has compared with its digest; return whether it is kept."""
         return digest in self.put_all({digest: data})
 
     def put_all(self, blocks: Mapping[str, bytes | memoryview]) -> frozenset[str]:
@@ -221,7 +221,7 @@ def _counter(lock: int) -> int | None:
 
 
 def _holds(path: Path, data: bytes | memoryview) -> bool:
-    """Tell whether a block is there as it should be; what was damaged meanwhile is written again."""
+    """Return whether a block is there as it should be; what was damaged meanwhile is written again."""
     try:
         return path.stat().st_size == len(data) and path.read_bytes() == data
     except FileNotFoundError:

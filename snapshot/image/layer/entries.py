@@ -1,4 +1,4 @@
-"""Entries: what a layer says of each path, checked before anything believes it.
+"""Entries: what a layer says of each path, checked before anything uses it.
 
 Names are text; bytes that are no UTF-8 are kept as lone surrogates, as ``os.fsdecode``
 does, so that every name that a file system can hold survives.

@@ -1,4 +1,4 @@
-"""From a layer in a store to its index, by the cheapest way that can be believed."""
+"""From a layer in a store to its index, by the cheapest way that proves it."""
 
 import errno
 import hashlib

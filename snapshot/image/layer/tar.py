@@ -47,7 +47,7 @@ class ByteSource(Protocol):
 
 
 class ForwardStream:
-    """A source that can be asked where it is and told to skip, forward only.
+    """A source that can be asked where it is and made to skip, forward only.
 
     Raises:
         IntegrityError: From its methods: the archive makes the parser go back, or read
@@ -88,7 +88,7 @@ class ForwardStream:
         """Skip to ``offset``, or to the end; of a last block, zeroes may be missing.
 
         Some tools end a layer with the last byte of its last file, without what fills up
-        its block; ``data_end`` still tells whether that file is whole.
+        its block; ``data_end`` still shows whether that file is whole.
         """
         if offset < self._at:
             raise IntegrityError(

@@ -122,7 +122,7 @@ def estargz_place(layer: Descriptor, footer: bytes) -> TocPlace | None:
     """Return where the table of an eStargz lies, or None where the layer promises none.
 
     Args:
-        layer: Its annotation holds the digest; without it the table could not be believed.
+        layer: Its annotation holds the digest; without it the table proves nothing.
         footer: The last 51 bytes of the blob.
     """
     digest = layer.annotations.get(ESTARGZ_DIGEST)
@@ -332,7 +332,7 @@ def _mtime_ns(text: str | None) -> int:
 
 
 def format_of(layer: Descriptor) -> str:
-    """Return the format of a layer as its manifest tells it: what it promises, not yet read."""
+    """Return the format of a layer as its manifest names it, before it is read."""
     compression = compression_of(layer)
     if compression == "zstd":
         return "zstd:chunked" if zstd_place(layer) is not None else "zstd"

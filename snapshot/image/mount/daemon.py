@@ -55,7 +55,7 @@ AUTO = "auto"
 
 
 READ_AHEAD_BYTES = 512 << 10
-"""Of the kernel, unless told: of a library mapped and used here and there, more is mostly for nothing."""
+"""Of the kernel, by default: of a library mapped and used here and there, more is mostly for nothing."""
 
 
 class ImageMount(StrictModel):
@@ -87,7 +87,7 @@ class ImageMount(StrictModel):
     slots: int = Field(default=16, ge=2, le=256)
     """Requests on their way."""
     sharing: PeerSettings = PeerSettings()
-    """With whom blocks are shared."""
+    """Nodes that blocks are shared with."""
     bridge: BridgeOptions = BridgeOptions(read_only=True, kernel_read_ahead=READ_AHEAD_BYTES)
 
 
@@ -244,7 +244,7 @@ class _Serving:
 
 
 def chosen_trace(settings: ImageMount, image: Image, store: ImageStore) -> Trace | None:
-    """Return the trace that a mount was told to start from, if there is one.
+    """Return the trace that a mount starts from, if there is one.
 
     Raises:
         ConfigError: It names a file, and nothing is there.

@@ -45,7 +45,7 @@ class ForkedProcess:
 
 
 def can_fork() -> bool:
-    """Tell whether this process may be forked: no other thread of Python's runs."""
+    """Return whether this process may be forked: no other thread of Python's runs."""
     return threading.active_count() == 1
 
 

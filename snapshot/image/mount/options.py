@@ -1,4 +1,4 @@
-"""What the commands on images are told, made into settings."""
+"""Options of the commands on images, made into settings."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from snapshot.oci.manifest import Platform
 __all__ = ["cache_folder", "mount_settings", "option_value", "options_in", "platform_of"]
 
 _NO_OPTIONS = frozenset({"image", "mountpoint", "mirrors", "command", "sharing"})
-"""Fields of a mount that are told in another way."""
+"""Fields of a mount that are set in another way."""
 
 
 def cache_folder() -> Path:

@@ -3,9 +3,9 @@
 Blobs are cut into *regions*. For each region every node has a score, the same wherever it is
 computed; the order of scores is the region's *ranking*, and its first node is the *home*.
 A node asks only nodes that rank before it, so the home asks the registry, and requests for
-one region can never go in a circle, even among nodes whose lists or opinions differ.
+one region can never go in a circle, even among nodes with different lists and open circuits.
 
-Who asks whom is a tree over the ranks, here with a fan-out of 2; it is drawn anew for each
+Requests go up a tree over the ranks, here with a fan-out of 2; it is drawn anew for each
 region, so every node is near the root of some and a leaf of most::
 
     registry <- 0 <- 1 <- 3
@@ -75,7 +75,7 @@ def ranking(members: Collection[str], region: str) -> tuple[str, ...]:
 def parent(
     ranked: Sequence[str], me: str, region: str, away: Collection[str], *, fanout: int = 8
 ) -> str | None:
-    """Return whom a node asks for a region, and with whom it may wait; None at the root.
+    """Return the parent of a node in the tree of a region; None at the root.
 
     Args:
         ranked: All members, as ``ranking`` gives them.
@@ -100,7 +100,7 @@ def parent(
 def holders(
     ranked: Sequence[str], me: str, away: Collection[str], *, count: int = 2
 ) -> tuple[str, ...]:
-    """Return who may hold a region that nobody before ``me`` gave: the first ranked after it.
+    """Return nodes that may hold a region that none before ``me`` gave: the first ranked after it.
 
     They stood in for ``me`` while it was away. They may be asked for what they hold and never
     for what they would have to fetch, since they would ask ``me``.

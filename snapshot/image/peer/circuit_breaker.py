@@ -80,7 +80,7 @@ class _Trouble:
 
 @dataclass(slots=True, kw_only=True)
 class PeerStanding:
-    """Counts failures in a row, and says who is away."""
+    """Counts failures of each peer in a row, and says which peers are away."""
 
     first_s: float = 1.0
     longest_s: float = 30.0
@@ -95,7 +95,7 @@ class PeerStanding:
         return frozenset(p for p, trouble in self._troubles.items() if now_s < trouble.until_s)
 
     def handle(self, event: StandingEvent) -> tuple[StandingCommand, ...]:
-        """Apply one event and return what is worth telling."""
+        """Apply one event and return what is worth a log line."""
         trouble = self._troubles.get(event.peer)
         match event:
             case PeerTried(now_s=now_s):

@@ -26,7 +26,7 @@ _MAX_TOKEN_BYTES = 4096
 
 
 class PeerSettings(StrictModel):
-    """Who shares blocks with whom."""
+    """Which nodes share blocks."""
 
     peers: tuple[str, ...] = ()
     """``HOST:PORT`` of every node that serves, the same list on all, in any order."""
@@ -75,7 +75,7 @@ class PeerNode:
     """Made before the loader, closed after it.
 
     Args:
-        settings: Who shares with whom; nobody does if they are empty.
+        settings: Which nodes share; none do if they are empty.
         registry: The tier that has everything.
         disk: Kept blocks of this node.
         indexes: Of the image's layers.

@@ -40,7 +40,7 @@ class PeerServer:
         host: Address to listen at.
         port: And port; 0 for any that is free.
         token: What peers must show; nothing if empty.
-        connections: Most at a time; who comes after them is told to ask elsewhere.
+        connections: Most at a time; further ones are answered with 503.
 
     Raises:
         StateError: The address cannot be listened at.
@@ -77,7 +77,7 @@ class PeerServer:
         return self._server.served_bytes
 
     def close(self) -> None:
-        """Stop listening, and hang up on whoever is connected."""
+        """Stop listening, and close every connection."""
         stopping = threading.Thread(target=self._server.shutdown)
         stopping.start()
         with suppress(OSError):  # wakes the thread that listens, which else looks twice a second

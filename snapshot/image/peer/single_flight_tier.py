@@ -1,4 +1,4 @@
-"""One request for a block at a time in a node, whoever wants it: its own readers, or peers."""
+"""One request for a block at a time in a node, for its own readers and for peers."""
 
 import threading
 from collections import OrderedDict
@@ -46,7 +46,7 @@ class HeldBlocks:
         return data
 
     def has(self, digest: str) -> bool:
-        """Tell whether a block is here; only ``get`` tells whether it is right."""
+        """Return whether a block is here; only ``get`` compares it with its digest."""
         if self.recent(digest) is not None:
             return True
         return self._disk is not None and self._disk.has(digest)
@@ -71,14 +71,14 @@ class HeldBlocks:
 class SharedTier(BlockTier):
     """A tier that is asked for a block once, however many want it at that time.
 
-    Who comes second waits for the first, and counts no bytes as moved. Nobody waits for
+    The second caller waits for the first, and counts no bytes as moved. No caller waits for
     another before its own requests have an answer, so no two of a node can wait for each other.
     And no two nodes, where the tier waits for other nodes: blocks are taken on region by region,
-    since who waits for whom has an order in each region and none over all of them.
+    since waits have an order in each region and none over all of them.
 
     Args:
         tier: Asked for what nobody is asking it for.
-        held: Looked at before, and told of what came.
+        held: Looked at before, and given what came.
         by_region: The tier may wait for other nodes.
     """
 
@@ -126,7 +126,7 @@ class SharedTier(BlockTier):
         return found, moved
 
     def _led(self, index: LayerIndex, mine: Sequence[BlockRef]) -> tuple[dict[str, bytes], int]:
-        """Ask the tier, and tell whoever joins meanwhile, also where it fails."""
+        """Ask the tier, and resolve every call that joined meanwhile, also where it fails."""
         found: dict[str, bytes] = {}
         moved = 0
         try:

@@ -1,4 +1,4 @@
-"""Blocks from peers: carries requests to whom ``peer_choice`` names. Believes nothing it receives."""
+"""Blocks from peers: carries requests to the nodes that ``choice`` names, and compares all it receives."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ _log = get_logger(__name__)
 
 _SLICE_BYTES = 1 << 20
 _POOLS = 256
-"""Peers to whom connections are kept."""
+"""Peers that connections are kept to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class PeerPatience:
     silent_s: float = 4.0
     """Without a byte: the peer is gone. It says every second that it is there."""
     total_s: float = 20.0
-    """From the first request for a region to the last byte, whoever was asked."""
+    """From the first request for a region to the last byte, over all peers."""
     tries: int = 3
     """Peers that answer, asked one after another before a block is asked of the next tier."""
     failures: int = 8
@@ -71,7 +71,7 @@ class PeerTier(BlockTier):
         token: Shown to every peer; none if empty.
         patience: How long they are waited for.
         fanout: Children of a node in a region's tree.
-        clock: For patience and for leaving alone who failed.
+        clock: For patience, and for the circuit breaker.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class PeerTier(BlockTier):
         return found, moved
 
     def _candidates(self, ranked: Sequence[str], region: str) -> Iterator[tuple[str, bool]]:
-        """Yield whom to ask, and whether to wait with it for what it does not have yet."""
+        """Yield the next peer to ask, and whether to wait for what it does not have yet."""
         asked: set[str] = set()
         for _ in range(self._patience.tries + self._patience.failures):
             away = self._away()

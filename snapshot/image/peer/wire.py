@@ -12,7 +12,7 @@ sequence of frames, one byte and a little-endian u32 each:
     N 0                          the next block that was asked for is not to be had here
     W 0                          the peer is well and still waiting; sent every second
 
-Nothing a peer says is believed: the receiver compares each block with its own digest.
+Nothing a peer says is trusted: the receiver compares each block with its own digest.
 """
 
 import struct

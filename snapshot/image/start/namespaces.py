@@ -1,7 +1,7 @@
-"""The way into an image: in a forked process, or ``python -I entering.py TOLD FOLDER USER GROUP GIVEN WORD...``.
+"""The way into an image: in a forked process, or ``python -I namespaces.py STATUS FOLDER USER GROUP GIVEN WORD...``.
 
 In a folder with ``image``, ``upper``, ``work`` and ``root`` it makes new mount and process
-namespaces, an overlay at ``root``, and becomes the command there; to the descriptor TOLD it
+namespaces, an overlay at ``root``, and becomes the command there; to the descriptor STATUS it
 writes the number of the command's process, then ``done``, or what went wrong. As a file of
 its own it imports nothing of the project, so that it starts at once.
 GIVEN is JSON: the variables of the command, and the binds as source, target and whether read-only.
@@ -43,19 +43,19 @@ _MOUNTS = (
 
 def main() -> None:
     """Enter as the arguments of this process say, and end as the command ends."""
-    told, folder, user, group, given, *words = sys.argv[1:]
-    sys.exit(enter(int(told), folder, (int(user), int(group)), json.loads(given), words))
+    status, folder, user, group, given, *words = sys.argv[1:]
+    sys.exit(enter(int(status), folder, (int(user), int(group)), json.loads(given), words))
 
 
 def enter(
-    told: int, folder: str, ids: tuple[int, int], given: Mapping[str, Any], words: Sequence[str]
+    status: int, folder: str, ids: tuple[int, int], given: Mapping[str, Any], words: Sequence[str]
 ) -> int:
     """Make the namespaces, start the command in them, wait; return its exit code, 128 + N for signal N.
 
     This process cannot start another one afterwards: its process namespace has ended.
 
     Args:
-        told: Descriptor that is told the number of the command's process, then ``done``.
+        status: Descriptor that gets the number of the command's process, then ``done``.
         folder: Where the command runs.
         ids: Its user and group.
         given: ``variables``, its environment; ``binds``, each source, target, and whether read-only.
@@ -63,27 +63,27 @@ def enter(
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_NEW_MOUNTS | _NEW_PROCESSES):
-        os.write(told, f"no namespaces: {os.strerror(ctypes.get_errno())}".encode())
+        os.write(status, f"no namespaces: {os.strerror(ctypes.get_errno())}".encode())
         return 1
     child = os.fork()
     if child:
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)  # they are for the command, and sent to it
-        os.write(told, b"%d\n" % child)
-        os.close(told)
+        os.write(status, b"%d\n" % child)
+        os.close(status)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         return 128 - code if code < 0 else code
     try:
         libc.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        _mount(libc, told, given["binds"])
-        os.write(told, b"done\n")
-        os.close(told)
+        _mount(libc, status, given["binds"])
+        os.write(status, b"done\n")
+        os.close(status)
         _become(folder, ids, dict(given["variables"]), list(words))
     finally:
         os._exit(126)  # never back into what this process was forked from
 
 
-def _mount(libc: ctypes.CDLL, told: int, binds: Sequence[tuple[str, str, bool]]) -> None:
+def _mount(libc: ctypes.CDLL, status: int, binds: Sequence[tuple[str, str, bool]]) -> None:
     mounts = list(_MOUNTS)
     for source, target, read_only in binds:
         mounts.append((source, f"root{target}", "", _BIND | _RECURSIVE, ""))
@@ -96,7 +96,7 @@ def _mount(libc: ctypes.CDLL, told: int, binds: Sequence[tuple[str, str, bool]])
         if libc.mount(*texts, ctypes.c_ulong(flags), data.encode() or None):
             problem = os.strerror(ctypes.get_errno())
             os.write(
-                told, f"mount of {kind or source} at {target}: {problem}".encode(errors="replace")
+                status, f"mount of {kind or source} at {target}: {problem}".encode(errors="replace")
             )
             os._exit(1)
 

@@ -188,7 +188,7 @@ def _fetched(store: ImageStore, image: str, each: _Listed) -> Trace:
 
 
 def _words(found: Descriptor) -> tuple[str, ...] | None:
-    """Return the command an artifact is for, as its annotations tell; anybody may have written them."""
+    """Return the command an artifact is for, as its annotations say; anybody may have written them."""
     text = found.annotations.get(_COMMAND, "")
     try:
         words = json.loads(text) if len(text) <= _LONGEST_COMMAND else None

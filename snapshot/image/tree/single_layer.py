@@ -75,7 +75,7 @@ class _Marks:
     """Directories that were deleted and made again: opaque, and not as they were."""
 
     def hides(self, path: str) -> bool:
-        """Tell whether what lower layers have at a path is hidden."""
+        """Return whether what lower layers have at a path is hidden."""
         above = set(_parents(path))
         return path in self.deleted | self.remade or bool(above & (self.deleted | self.opaque))
 

@@ -19,7 +19,7 @@ from snapshot.image.tree.tree import Node, Tree
 __all__ = ["ImageFileSystem", "ImageView", "Recorder"]
 
 FOREVER_S = 86400.0
-"""How long the kernel may believe what never changes."""
+"""How long the kernel may keep what never changes."""
 BLOCK_BYTES = 4096
 _TYPE_OF = {
     "file": stat_bits.S_IFREG,
@@ -65,7 +65,7 @@ class ImageView(BlockingFileSystem):
         tree: The merged image.
         indexes: Of its layers, lowest first.
         loader: Where blocks come from.
-        recorder: Told of every read, if given.
+        recorder: Notes every read, if given.
     """
 
     inline: ClassVar[frozenset[str]] = frozenset(
@@ -212,7 +212,7 @@ class ImageFileSystem(Threaded):
 
 
 def _has_xattrs(tree: Tree) -> bool:
-    """Tell whether anything in an image has an extended attribute."""
+    """Return whether anything in an image has an extended attribute."""
     return any(node.xattrs for node in tree.nodes)
 
 

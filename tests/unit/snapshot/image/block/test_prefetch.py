@@ -52,7 +52,7 @@ def prefetch(index, disk, tier, numbers, **more):
 def test_blocks_come_to_the_disk_once(index, disk):
     tier, told = Tier(), []
 
-    first = prefetch(index, disk, tier, [4, 0, 2], told=lambda *n: told.append(n))
+    first = prefetch(index, disk, tier, [4, 0, 2], report=lambda *n: told.append(n))
     again = prefetch(index, disk, tier, [4, 0, 2])
 
     assert first == Prefetched(3, 0, 0, 0, {"registry": 3 * MIB})
