@@ -19,7 +19,7 @@ import click
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.log import get_logger
 from snapshot.commands.env_prune import prune_command
-from snapshot.env.flow.restore import Restored, Restorer, Wish
+from snapshot.env.flow.restore import RequestedForm, Restored, Restorer
 from snapshot.env.format.checks import Limits
 from snapshot.env.key.interpreter import environment_of
 from snapshot.env.key.keys import Installation
@@ -192,7 +192,7 @@ def restore_command(
     given: _Given,
     url: str,
     auto: bool,
-    form: Wish,
+    form: RequestedForm,
     as_json: bool,
     words: tuple[str, ...],
 ) -> None:
@@ -222,7 +222,7 @@ def run_command(
     url: str,
     auto: bool,
     install: str,
-    form: Wish,
+    form: RequestedForm,
     words: tuple[str, ...],
 ) -> None:
     """Restore a snapshot, then become COMMAND in the environment.
@@ -260,7 +260,7 @@ def _restored(
     words: tuple[str, ...],
     *,
     auto: bool,
-    form: Wish,
+    form: RequestedForm,
     where: str = "after --",
 ) -> Restored:
     """Restore by key or by what is asked for; ``where`` a command that installs is to be given."""

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from snapshot.env.format.manifest import Manifest
     from snapshot.env.store.repository import Repository
 
-__all__ = ["Restored", "Restorer", "Wish", "installed_record"]
+__all__ = ["RequestedForm", "Restored", "Restorer", "installed_record"]
 
-Wish = Literal["auto", "mount", "link", "copy"]
+RequestedForm = Literal["auto", "mount", "link", "copy"]
 """Form asked for; ``auto`` takes the first of the others that works."""
 _LOG = get_logger(__name__)
 _NO_LINKS = frozenset(
@@ -64,7 +64,7 @@ class Restorer:
     limits: Limits = field(default_factory=Limits)
     progress: Progress = lambda *_: None
 
-    def restore(self, key: str, wish: Wish = "auto") -> Restored | None:
+    def restore(self, key: str, requested: RequestedForm = "auto") -> Restored | None:
         """Let the environment hold the snapshot of ``key``.
 
         Returns:
@@ -76,10 +76,10 @@ class Restorer:
             UnavailableError: The store does not answer, or ``mount`` was asked for and cannot be.
         """
         with self.environment.locked():
-            return self._restore(key, wish)
+            return self._restore(key, requested)
 
     def restore_or_install(
-        self, installation: Installation, image: str, wish: Wish = "auto"
+        self, installation: Installation, image: str, requested: RequestedForm = "auto"
     ) -> Restored:
         """Restore the snapshot of an installation; where there is none, install and record one.
 
@@ -94,7 +94,7 @@ class Restorer:
             document = self.environment.document(installation, image)
             key, reachable = key_of(document), True
             try:
-                restored = self._restore(key, wish)
+                restored = self._restore(key, requested)
                 if restored is not None:
                     return restored
             except (UnavailableError, StoreMissingError) as error:
@@ -154,17 +154,17 @@ class Restorer:
             environment.records.write("record", installed_record(environment, document))
             return manifest
 
-    def _restore(self, key: str, wish: Wish) -> Restored | None:
+    def _restore(self, key: str, requested: RequestedForm) -> Restored | None:
         begin, read = time.monotonic(), 0
         record = self.environment.heal()
         held = record.form if record is not None and record.key == key else None
-        if record is not None and held == "mount" and wish in ("auto", "mount"):
+        if record is not None and held == "mount" and requested in ("auto", "mount"):
             return Restored(key=key, form="mount", already=True)
         for _ in range(_TRIES):
             with together(self.cache.lock(key)):
                 tree = self.cache.tree(key)
                 if tree is not None:
-                    return self._take(tree, record, wish, begin=begin, read=read)
+                    return self._take(tree, record, requested, begin=begin, read=read)
             from snapshot.env.node.extraction import provide  # noqa: PLC0415
 
             with self.opened() as repository:
@@ -186,7 +186,13 @@ class Restorer:
         )
 
     def _take(
-        self, tree: Tree, record: Record | None, wish: Wish, *, begin: float, read: int
+        self,
+        tree: Tree,
+        record: Record | None,
+        requested: RequestedForm,
+        *,
+        begin: float,
+        read: int,
     ) -> Restored:
         """Place a tree whose lock is held, unless the environment holds it in a form that will do."""
         self.environment.check_fits(tree.head)
@@ -195,14 +201,14 @@ class Restorer:
         if (
             record is not None
             and record.key == key
-            and (wish in ("auto", record.form) or record.form == "command")
+            and (requested in ("auto", record.form) or record.form == "command")
             and record.form != "mount"
             and self._holds(tree, record)
         ):
             return Restored(key=key, form=record.form, already=True, stored_bytes=read)
         base = self._cleared_base(record, tree)
         try:
-            form = self._place(tree, key, wish, base)
+            form = self._place(tree, key, requested, base)
         except UnavailableError:
             if record is not None and record.key == key and record.form in {"link", "copy"}:
                 self._place(tree, key, record.form, base)  # it held the snapshot, and shall still
@@ -242,8 +248,8 @@ class Restorer:
             _LOG.warning("%s is %s; it is restored again", faults[0].path, faults[0].detail)
         return not faults
 
-    def _place(self, tree: Tree, key: str, wish: Wish, base: dict[str, str]) -> Form:
-        forms: tuple[Form, ...] = ("mount", "link", "copy") if wish == "auto" else (wish,)
+    def _place(self, tree: Tree, key: str, requested: RequestedForm, base: dict[str, str]) -> Form:
+        forms: tuple[Form, ...] = ("mount", "link", "copy") if requested == "auto" else (requested,)
         for form in forms:
             try:
                 self._place_as(form, tree, key, base)

@@ -1,6 +1,6 @@
 """The machine that decides which block is fetched next, from where, and with which neighbours.
 
-Three classes of wishes, served strictly in this order: *demand*, what a reader waits for;
+Three classes of wanted blocks, served strictly in this order: *demand*, what a reader waits for;
 *hot*, what the last start touched, in the order it did; *cold*, the rest, under a bandwidth
 cap and only while nobody waits. Some slots are kept free of prefetch, so that a demand
 miss starts at once, whatever is queued.
@@ -144,7 +144,7 @@ class FetchSettings:
 
 
 @dataclass(slots=True)
-class _Wish:
+class _Wanted:
     ref: BlockRef
     priority: Priority
     tier: int = 0
@@ -162,11 +162,11 @@ class _Queue:
 
 @dataclass(slots=True, kw_only=True)
 class Fetcher:
-    """Turns wishes for blocks into requests; each wish ends in one hand-over or one giving up."""
+    """Turns wanted blocks into requests; each wanted block ends in one hand-over or one giving up."""
 
     settings: FetchSettings = field(default_factory=FetchSettings)
     now_s: float = 0.0
-    _wishes: dict[str, _Wish] = field(default_factory=dict)
+    _wanted: dict[str, _Wanted] = field(default_factory=dict)
     _requests: dict[int, FetchBlocks] = field(default_factory=dict)
     _queues: tuple[_Queue, _Queue, _Queue] = field(
         default_factory=lambda: (_Queue(), _Queue(), _Queue())
@@ -183,7 +183,7 @@ class Fetcher:
     @property
     def num_waiting(self) -> int:
         """Blocks that are wanted and neither here nor given up."""
-        return len(self._wishes)
+        return len(self._wanted)
 
     def handle(self, event: Event) -> tuple[Command, ...]:
         """Apply one event and return what must now be done, in order."""
@@ -204,41 +204,41 @@ class Fetcher:
     def _want(self, ref: BlockRef, priority: Priority) -> None:
         if priority is Priority.DEMAND:
             self._quiet_at_s = self.now_s + self.settings.cold_quiet_s
-        wish = self._wishes.get(ref.digest)
-        if wish is None:
-            wish = self._wishes[ref.digest] = _Wish(ref, priority)
-        elif priority < wish.priority:
-            wish.priority = priority
+        wanted = self._wanted.get(ref.digest)
+        if wanted is None:
+            wanted = self._wanted[ref.digest] = _Wanted(ref, priority)
+        elif priority < wanted.priority:
+            wanted.priority = priority
         else:
             return
-        if wish.request is None:
-            self._enqueue(wish)
+        if wanted.request is None:
+            self._enqueue(wanted)
 
-    def _enqueue(self, wish: _Wish, *, first: bool = False) -> None:
-        queue = self._queues[wish.priority]
+    def _enqueue(self, wanted: _Wanted, *, first: bool = False) -> None:
+        queue = self._queues[wanted.priority]
         if first:
-            queue.order.appendleft(wish.ref.digest)
+            queue.order.appendleft(wanted.ref.digest)
         else:
-            queue.order.append(wish.ref.digest)
-        queue.by_place[wish.ref.blob, wish.ref.number, wish.tier] = wish.ref.digest
+            queue.order.append(wanted.ref.digest)
+        queue.by_place[wanted.ref.blob, wanted.ref.number, wanted.tier] = wanted.ref.digest
 
     def _settle(self, request: int, arrived: frozenset[str]) -> Iterator[Command]:
         done = self._requests.pop(request, None)
         if done is not None and done.priority is Priority.DEMAND:
             self._quiet_at_s = self.now_s + self.settings.cold_quiet_s
         for ref in done.blocks if done is not None else ():
-            wish = self._wishes[ref.digest]
-            wish.request = None
+            wanted = self._wanted[ref.digest]
+            wanted.request = None
             if ref.digest in arrived:
-                del self._wishes[ref.digest]
+                del self._wanted[ref.digest]
                 yield HandOverBlock(ref.digest)
                 continue
-            wish.tier += 1
-            if wish.tier == len(self.settings.tiers):
-                del self._wishes[ref.digest]
+            wanted.tier += 1
+            if wanted.tier == len(self.settings.tiers):
+                del self._wanted[ref.digest]
                 yield GiveUpBlock(ref.digest)
             else:
-                self._enqueue(wish, first=True)
+                self._enqueue(wanted, first=True)
 
     def _tick(self, now_s: float) -> None:
         rate = self.settings.cold_bytes_per_s
@@ -281,35 +281,35 @@ class Fetcher:
                 yield WakeAt(self.now_s + wait_s)
                 return
             command = self._request_of(Priority.COLD)
-            assert command is not None, "there is a wish"
+            assert command is not None, "a block is wanted"
             cold += 1
             if rate is not None:
                 # Below zero at times: what was taken too much is earned back before the next.
                 self._allowed_bytes -= sum(ref.size_bytes for ref in command.blocks)
             yield command
 
-    def _head(self, priority: Priority) -> _Wish | None:
-        """Return the first wish of a class that still waits there, and drop those before it."""
+    def _head(self, priority: Priority) -> _Wanted | None:
+        """Return the first wanted block of a class that still waits there, and drop those before it."""
         order = self._queues[priority].order
         while order:
-            wish = self._wishes.get(order[0])
-            if wish is not None and wish.request is None and wish.priority is priority:
-                return wish
+            wanted = self._wanted.get(order[0])
+            if wanted is not None and wanted.request is None and wanted.priority is priority:
+                return wanted
             order.popleft()
         return None
 
     def _request_of(self, priority: Priority) -> FetchBlocks | None:
-        """Take the first wish of a class, with those whose blocks follow it in the blob."""
-        wish = self._head(priority)
-        if wish is None:
+        """Take the first wanted block of a class, with those whose blocks follow it in the blob."""
+        wanted = self._head(priority)
+        if wanted is None:
             return None
         queue = self._queues[priority]
         most = self.settings.coalesce_bytes
         if priority is Priority.COLD:
             most = min(most, self.settings.cold_request_bytes)
-        taken = [wish]
+        taken = [wanted]
         while (found := self._follower(queue, taken[-1])) is not None:
-            if found.ref.end - wish.ref.offset > most:
+            if found.ref.end - wanted.ref.offset > most:
                 break
             taken.append(found)
         request = self._next_request
@@ -318,20 +318,20 @@ class Fetcher:
             each.request = request
             queue.by_place.pop((each.ref.blob, each.ref.number, each.tier), None)
         blocks = tuple(each.ref for each in taken)
-        command = FetchBlocks(request, self.settings.tiers[wish.tier], priority, blocks)
+        command = FetchBlocks(request, self.settings.tiers[wanted.tier], priority, blocks)
         self._requests[request] = command
         return command
 
-    def _follower(self, queue: _Queue, wish: _Wish) -> _Wish | None:
-        """Return the next wish of the same class in the blob, if it is near enough to ride along."""
-        last, priority = wish.ref, wish.priority
+    def _follower(self, queue: _Queue, wanted: _Wanted) -> _Wanted | None:
+        """Return the next wanted block of the same class in the blob, if it is near enough to ride along."""
+        last, priority = wanted.ref, wanted.priority
         # What was taken too much of cold blocks would have to be earned, too.
         bridge = 0 if priority is Priority.COLD else self.settings.bridge_bytes
         for number in range(last.number + 1, last.number + 1 + (LOOK_AHEAD if bridge else 1)):
-            digest = queue.by_place.get((last.blob, number, wish.tier))
-            found = self._wishes.get(digest) if digest is not None else None
+            digest = queue.by_place.get((last.blob, number, wanted.tier))
+            found = self._wanted.get(digest) if digest is not None else None
             if found is None or found.request is not None or found.priority is not priority:
                 continue
             near = last.blob == found.ref.blob and 0 <= found.ref.offset - last.end <= bridge
-            return found if near and found.tier == wish.tier else None
+            return found if near and found.tier == wanted.tier else None
         return None

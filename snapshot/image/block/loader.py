@@ -1,4 +1,4 @@
-"""Carries wishes for blocks to a ``Fetcher``, and its requests to tiers. Decides nothing."""
+"""Carries wanted blocks to a ``Fetcher``, and its requests to tiers. Decides nothing."""
 
 import threading
 from collections import OrderedDict
@@ -131,7 +131,7 @@ class BlockLoader(BlockSource):
         self.requests = 0
         """Requests to tiers."""
 
-    def at_hand(self, index: LayerIndex, number: int) -> bytes | None:
+    def cached(self, index: LayerIndex, number: int) -> bytes | None:
         """Return a block that is in memory; never waits."""
         with self._lock:
             digest = index.digest(number)
@@ -149,7 +149,7 @@ class BlockLoader(BlockSource):
             UnavailableError: No tier answered.
             IntegrityError: No tier has right bytes.
         """
-        data = self.at_hand(index, number)
+        data = self.cached(index, number)
         if data is not None:
             return data
         (ref,) = block_refs(index, (number,))

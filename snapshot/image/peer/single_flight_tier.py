@@ -118,14 +118,16 @@ class SharedTier(BlockTier):
                 else:
                     self._flights[ref.digest] = Future()
                     mine.append(ref)
-        came, moved = self._led(index, mine)
+        came, moved = self._fetch_and_resolve(index, mine)
         found |= came
         for digest, flight in joined.items():
             if (data := came.get(digest) or flight.result()) is not None:
                 found[digest] = data
         return found, moved
 
-    def _led(self, index: LayerIndex, mine: Sequence[BlockRef]) -> tuple[dict[str, bytes], int]:
+    def _fetch_and_resolve(
+        self, index: LayerIndex, mine: Sequence[BlockRef]
+    ) -> tuple[dict[str, bytes], int]:
         """Ask the tier, and resolve every call that joined meanwhile, also where it fails."""
         found: dict[str, bytes] = {}
         moved = 0

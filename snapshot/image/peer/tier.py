@@ -17,14 +17,14 @@ from snapshot.image.block.refs import BlockRef
 from snapshot.image.layer.index import LayerIndex
 from snapshot.image.peer.choice import holders, parent, ranking, regions
 from snapshot.image.peer.circuit_breaker import (
+    BreakerEvent,
+    CircuitBreaker,
     PeerAnswered,
     PeerBack,
+    PeerCorrupt,
     PeerFailed,
     PeerLeft,
-    PeerLied,
-    PeerStanding,
     PeerTried,
-    StandingEvent,
 )
 from snapshot.image.peer.wire import FRAME_BYTES, MAX_BLOCKS, PATH, frame_size, request_body
 from snapshot.oci.digest import verified
@@ -88,7 +88,7 @@ class PeerTier(BlockTier):
         self._patience = patience or PeerPatience()
         self._clock = clock or SystemClock()
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._standing = PeerStanding()
+        self._breaker = CircuitBreaker()
         self._lock = threading.Lock()
         self._closed = False
         # Only headers are bound here: while a peer waits it sends a few bytes each second, and
@@ -167,7 +167,7 @@ class PeerTier(BlockTier):
                 if response.read1(1):  # the end, so that the connection serves again
                     raise _GoneError("sends more than was asked for")  # noqa: TRY301
         except IntegrityError as error:
-            self._tell(PeerLied(peer, self._clock.now_s()), error)
+            self._tell(PeerCorrupt(peer, self._clock.now_s()), error)
         except _LateError as error:
             _log.warning("peer %s: %s; asking elsewhere", peer, error)
             self._tell(PeerAnswered(peer, self._clock.now_s()))
@@ -232,11 +232,11 @@ class PeerTier(BlockTier):
 
     def _away(self) -> frozenset[str]:
         with self._lock:
-            return self._standing.away(self._clock.now_s())
+            return self._breaker.away(self._clock.now_s())
 
-    def _tell(self, event: StandingEvent, reason: object = "") -> None:
+    def _tell(self, event: BreakerEvent, reason: object = "") -> None:
         with self._lock:
-            commands = self._standing.handle(event)
+            commands = self._breaker.handle(event)
         for command in commands:
             match command:
                 case PeerLeft(peer=peer, for_s=for_s):

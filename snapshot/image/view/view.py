@@ -131,7 +131,7 @@ class ImageView(BlockingFileSystem):
 
     @override
     def try_read(self, handle: int, offset: int, size_bytes: int) -> Data | None:
-        return self._read(handle, offset, size_bytes, self._loader.at_hand)
+        return self._read(handle, offset, size_bytes, self._loader.cached)
 
     @override
     def read(self, handle: int, offset: int, size_bytes: int) -> Data:

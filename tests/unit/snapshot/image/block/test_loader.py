@@ -64,12 +64,12 @@ def make():
 def test_a_block_is_fetched_once_and_then_at_hand(index, make):
     tier = Tier()
     loader = make(registry=tier)
-    assert loader.at_hand(index, 2) is None
+    assert loader.cached(index, 2) is None
 
     assert loader.block(index, 2) == BLOCKS[2]
     assert loader.block(index, 2) == BLOCKS[2]
 
-    assert loader.at_hand(index, 2) == BLOCKS[2]
+    assert loader.cached(index, 2) == BLOCKS[2]
     assert tier.asked == [[2]]
     assert loader.bytes_of["registry"] == 1 << 20
 
@@ -112,7 +112,7 @@ def test_memory_has_a_cap_and_the_disk_gives_what_it_dropped(index, make, tmp_pa
     again = make(registry=tier, disk=BlockStore(tmp_path / "blocks", 64 << 20))
     assert [again.block(index, number) for number in range(6)] == BLOCKS[:6]
 
-    assert sum(again.at_hand(index, number) is not None for number in range(6)) == 3
+    assert sum(again.cached(index, number) is not None for number in range(6)) == 3
     assert len(tier.asked) == 6
     assert again.bytes_of["disk"] == len(TAR)
 
