@@ -1,15 +1,13 @@
-"""Traces beside their image, from many nodes that know nothing of each other: pushed in parts, merged by all.
+"""Traces beside their image, from many nodes that know nothing of each other.
 
-Each pusher adds its own document, a *part*, and then a *merged* one that names all parts it
-holds. A reader takes the merged document of the most starts, and adds the parts that it does
-not name; other merged documents are superseded. Parts are never taken away, so two that merge
-at once lose nothing and count nothing twice, whichever of them comes last.
+Each node adds documents of its own, *parts*; nothing is rewritten, so pushes at the same time
+lose nothing. A reader merges the parts of a command, and each counts once.
 """
 
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from omniload.base.errors import IntegrityError, OmniloadError
 from omniload.base.log import get_logger
@@ -19,18 +17,19 @@ from snapshot.oci.artifacts import push_artifact
 from snapshot.oci.manifest import Descriptor, Manifest, parse_manifest
 from snapshot.oci.store import ImageStore, small_blob
 
-__all__ = ["ENOUGH_RUNS", "TRACE_TYPE", "pull_trace", "pull_traces", "push_trace"]
+__all__ = ["ENOUGH_PARTS", "TRACE_TYPE", "pull_trace", "pull_traces", "push_trace"]
 
 _log = get_logger(__name__)
 
 TRACE_TYPE = "application/vnd.omniload.trace.v1+jsonl"
 """Media type of a trace beside an image."""
-ENOUGH_RUNS = 256
-"""Starts after which another one teaches nothing, and is not pushed: parts are kept for ever."""
+ENOUGH_PARTS = 8
+"""Parts of a command after which another one is not pushed: a start reads them all."""
 _COMMAND = "io.omniload.trace.command"
 _RUNS = "io.omniload.trace.runs"
 _PART = "io.omniload.trace.part"
-_PARTS = "io.omniload.trace.parts"
+_MERGED = "io.omniload.trace.parts"
+"""Of a document that a former release merged of parts, which are listed beside it."""
 _LONGEST_COMMAND = 4096
 _MAX_REFERRERS = 4000
 _ATTEMPTS = 8
@@ -43,12 +42,12 @@ class _Listed:
     words: tuple[str, ...]
     runs: int
     part: str
-    """Name of a part; empty for a merged document."""
+    """Its name: two documents with one name are one part."""
     found: Descriptor
 
 
 def push_trace(store: ImageStore, trace: Trace, part: str = "") -> str:
-    """Keep a trace beside its image, merged with what others pushed for its command.
+    """Keep a trace beside its image, as a part of what nodes pushed for its command.
 
     Args:
         store: Where the image is.
@@ -61,28 +60,22 @@ def push_trace(store: ImageStore, trace: Trace, part: str = "") -> str:
     Raises:
         FileNotFoundError: The image is not there.
     """
-    data = encode_trace(replace(trace, parts=()))
+    data = encode_trace(trace)
     words = json.dumps(list(trace.command))
     if len(words) > _LONGEST_COMMAND:
         return push_artifact(store, trace.image, TRACE_TYPE, data, {_RUNS: str(trace.runs)})
+    known = _of_command(store, trace.image, trace.command)
+    if len(known) >= ENOUGH_PARTS:
+        _log.info("the trace beside %s has %d parts; no more is added", trace.image, len(known))
+        return known[0].found.digest
     part = part or hashlib.sha256(data).hexdigest()
     annotations = {_COMMAND: words, _RUNS: str(trace.runs), _PART: part}
-    known = _of_command(store, trace.image, trace.command)
-    best = max((each.runs for each in known), default=0)
-    if best >= ENOUGH_RUNS:
-        _log.info("the trace beside %s is of %d starts; no more is added", trace.image, best)
-        return known[0].found.digest
     digest = ""
     for _ in range(_ATTEMPTS):
         digest = push_artifact(store, trace.image, TRACE_TYPE, data, annotations)
-        wanted = {digest}
         known = _of_command(store, trace.image, trace.command)
-        if (merged := _gathered(store, trace.image, known)) is not None and len(merged.parts) > 1:
-            told = {_COMMAND: words, _RUNS: str(merged.runs), _PARTS: str(len(merged.parts))}
-            whole = encode_trace(merged)
-            wanted.add(push_artifact(store, trace.image, TRACE_TYPE, whole, told))
         # Where the list of referrers is a tag, two pushers at once may lose an entry of the two.
-        if wanted <= {each.found.digest for each in _of_command(store, trace.image, trace.command)}:
+        if any(each.found.digest == digest for each in known):
             return digest
     _log.warning("the trace beside %s may be overwritten by others that push now", trace.image)
     return digest
@@ -100,8 +93,7 @@ def pull_trace(store: ImageStore, image: str, command: Sequence[str]) -> Trace |
     if place is None:
         return None
     same = [each for each in listed if each.words == listed[place].words]
-    merged = _gathered(store, image, same)
-    return None if merged is None else replace(merged, parts=())
+    return _gathered(store, image, same)
 
 
 def pull_traces(store: ImageStore, image: str) -> list[Trace]:
@@ -115,13 +107,13 @@ def pull_traces(store: ImageStore, image: str) -> list[Trace]:
         by_words.setdefault(each.words, []).append(each)
     groups = list(by_words.values())
     found = []
-    for place in most_run([max(each.runs for each in group) for group in groups]):
+    for place in most_run([sum(each.runs for each in group) for group in groups]):
         try:
             trace = _gathered(store, image, groups[place])
         except IntegrityError:  # said where it was met
             continue
         if trace is not None:
-            found.append(replace(trace, parts=()))
+            found.append(trace)
     return found
 
 
@@ -133,40 +125,31 @@ def _listed(store: ImageStore, image: str) -> list[_Listed]:
     listed = []
     for found in store.referrers(image, TRACE_TYPE)[:_MAX_REFERRERS]:
         words, runs = _words(found), found.annotations.get(_RUNS, "")
-        if words is None or not runs.isdecimal():
+        if words is None or not runs.isdecimal() or _MERGED in found.annotations:
             continue
-        merged = found.annotations.get(_PARTS, "").isdecimal()
-        part = "" if merged else found.annotations.get(_PART, found.digest)
+        part = found.annotations.get(_PART, found.digest)
         listed.append(_Listed(words, int(runs[:9]), part, found))
     return listed
 
 
 def _gathered(store: ImageStore, image: str, listed: Sequence[_Listed]) -> Trace | None:
-    """Merge what was pushed for one command; the parts it names are those it holds.
+    """Merge the parts of one command, those of the most starts where there are too many.
 
     Raises:
         IntegrityError: Nothing of it is right.
     """
+    by_part = {each.part: each for each in sorted(listed, key=lambda e: e.runs)}
     traces: list[Trace] = []
-    parts: set[str] = set()
     problem: Exception | None = None
-    # Merged ones first, the best before the others: what it holds is not looked at again.
-    for each in sorted(listed, key=lambda e: (bool(e.part), -e.runs, e.found.digest)):
-        if each.part in parts or (not each.part and traces):
-            continue
+    for each in sorted(by_part.values(), key=lambda e: (-e.runs, e.found.digest))[:ENOUGH_PARTS]:
         try:
-            trace = _fetched(store, image, each)
+            traces.append(_fetched(store, image, each))
         except (IntegrityError, FileNotFoundError) as error:
             _log.warning("trace %s: %s; it is passed over", each.found.digest, error)
             problem = error
-            continue
-        traces.append(trace)
-        parts |= {each.part} if each.part else set(trace.parts)
-    if traces:
-        return replace(merge_traces(traces), parts=tuple(sorted(parts)))
-    if problem is not None:
+    if not traces and problem is not None:
         raise problem
-    return None
+    return merge_traces(traces) if traces else None
 
 
 def _fetched(store: ImageStore, image: str, each: _Listed) -> Trace:

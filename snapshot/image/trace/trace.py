@@ -44,7 +44,6 @@ _MAX_LINES = 4_000_000
 MAX_TRACE_BYTES = 1 << 30
 """Largest file of a trace: its most lines at the usual length of a path."""
 _MAX_OFFSET = 1 << 44
-_MAX_PARTS, _MAX_PART = 4096, 71
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -70,8 +69,6 @@ class Trace:
     """Starts it was taken from."""
     touches: tuple[Touch, ...]
     """In order; ranges of one file do not overlap."""
-    parts: tuple[str, ...] = ()
-    """Names of the documents it was merged from, where it says so: none of them counts beside it."""
 
 
 def trace_of(image: str, command: Sequence[str], reads: Iterable[Touch]) -> Trace:
@@ -110,7 +107,7 @@ def united(traces: Sequence[Trace], command: Sequence[str]) -> Trace:
         ValueError: They are of different images, or there are none.
     """
     words = tuple(command)
-    return merge_traces([replace(trace, command=words, parts=()) for trace in traces])
+    return merge_traces([replace(trace, command=words) for trace in traces])
 
 
 def trace_since(new: Trace, old: Trace) -> Trace | None:
@@ -127,19 +124,17 @@ def trace_since(new: Trace, old: Trace) -> Trace | None:
     taken = [replace(touch, runs=-touch.runs) for touch in old.touches]
     left = _settled([*new.touches, *taken], most_runs=new.runs)
     touches = tuple(touch for touch in left if touch.runs > 0)
-    return replace(new, runs=new.runs - old.runs, touches=touches, parts=())
+    return replace(new, runs=new.runs - old.runs, touches=touches)
 
 
 def encode_trace(trace: Trace) -> bytes:
     """Return the JSON lines of a trace."""
-    head: dict[str, Any] = {
+    head = {
         _KEY: VERSION,
         "image": trace.image,
         "command": list(trace.command),
         "runs": trace.runs,
     }
-    if trace.parts:
-        head["parts"] = list(trace.parts)
     lines = [json.dumps(head)]
     # Not orjson: only this one can write names that are no UTF-8, as ASCII escapes.
     lines += [
@@ -177,9 +172,8 @@ def decode_trace(data: bytes, *, name: str) -> Trace:
         command, runs = tuple(map(str, head["command"])), max(int(head["runs"]), 1)
         # Settled again: a trace from elsewhere may say anything, this one keeps its promises.
         settled = tuple(_settled(touches, most_runs=runs))
-        parts = tuple(str(part)[:_MAX_PART] for part in head.get("parts", [])[:_MAX_PARTS])
         image = check_digest(head["image"])
-        return Trace(image=image, command=command, runs=runs, touches=settled, parts=parts)
+        return Trace(image=image, command=command, runs=runs, touches=settled)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise IntegrityError(f"trace {name}: breaks its format: {error!r}") from error
 

@@ -1,21 +1,18 @@
 """Traces that many nodes push for one command: one merged trace, each start counted once."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 
 from omniload.base.errors import IntegrityError, UnavailableError
-from snapshot.image.trace import sharing as trace_sharing
-from snapshot.image.trace.sharing import ENOUGH_RUNS, TRACE_TYPE, pull_trace, push_trace
-from snapshot.image.trace.trace import Touch, decode_trace, encode_trace, merge_traces, trace_of
+from snapshot.image.trace.sharing import ENOUGH_PARTS, TRACE_TYPE, pull_trace, push_trace
+from snapshot.image.trace.trace import Touch, encode_trace, merge_traces, trace_of
 from snapshot.oci.artifacts import push_artifact
 from snapshot.oci.layout import OciLayout
-from snapshot.oci.manifest import parse_manifest
-from snapshot.oci.store import small_blob
 from tests.support.image_builders import a_layer, a_member, a_tar, an_image
 
 RUN = ("python", "train.py")
-PARTS = "io.omniload.trace.parts"
 
 
 @pytest.fixture
@@ -77,27 +74,11 @@ def test_two_nodes_that_push_end_as_one_merged_trace(layout, image):
     assert pull_trace(layout, image, RUN).runs == 2
 
 
-def test_the_merged_document_alone_is_read(layout, image):
-    for number in range(3):
-        push_trace(layout, a_trace(image, number))
-    asked = []
-
-    class Counting(Between):
-        def manifest(self, name):
-            asked.append(name)
-            return self.store.manifest(name)
-
-    assert pull_trace(Counting(layout), image, RUN).runs == 3
-
-    assert len(asked) == 1
-    assert len(documents(layout, image)) == 5, "three parts, merged at the second and at the third"
-
-
-def test_a_part_pushed_while_another_merges_is_not_lost(layout, image):
+def test_a_part_pushed_while_another_pushes_is_not_lost(layout, image):
     first, second, third = (a_trace(image, number) for number in (1, 2, 3))
     push_trace(layout, first)
-    # The second pusher has listed what is there and not merged it yet when the third comes.
-    meanwhile = Between(layout, lambda: None, lambda: None, lambda: push_trace(layout, third))
+    # The second pusher has listed what is there and not pushed yet when the third comes.
+    meanwhile = Between(layout, lambda: push_trace(layout, third))
 
     push_trace(meanwhile, second)
 
@@ -105,36 +86,10 @@ def test_a_part_pushed_while_another_merges_is_not_lost(layout, image):
     assert pull_trace(layout, image, RUN) == merge_traces([first, second, third])
 
 
-def test_two_that_merged_the_same_at_once_made_one_document(layout, image):
-    first, second = a_trace(image, 1), a_trace(image, 2)
-    push_trace(layout, first)
-    meanwhile = Between(layout, lambda: None, lambda: push_trace(layout, second))
-
-    push_trace(meanwhile, second)
-
-    assert len(documents(layout, image)) == 3
-    assert pull_trace(layout, image, RUN).runs == 2
-
-
-def test_merged_documents_that_overlap_count_nothing_twice(layout, image):
-    traces = [a_trace(image, number) for number in (1, 2, 3)]
-    names = []
-    for trace in traces:
-        push_trace(Between(layout), trace)
-    for found in documents(layout, image):
-        if PARTS in found.annotations:
-            stored = layout.manifest(found.digest)
-            names.append(found.annotations[PARTS])
-            assert stored.digest == found.digest
-    assert sorted(names) == ["2", "3"]
-
-    assert pull_trace(layout, image, RUN) == merge_traces(traces)
-
-
 def test_what_the_list_of_referrers_lost_is_pushed_again(layout, image):
     push_trace(layout, a_trace(image, 1))
     # Not listed when it looks after the push, for another has written the list: it pushes again.
-    losing = Losing(layout, None, None, "all")
+    losing = Losing(layout, None, "all")
 
     push_trace(losing, a_trace(image, 2))
 
@@ -152,16 +107,33 @@ def test_a_list_that_never_holds_what_is_pushed_costs_a_warning(layout, image, c
     assert len(losing.lost) > 0, "it gives up in the end"
 
 
-def test_enough_starts_are_enough(layout, image, monkeypatch):
-    monkeypatch.setattr(trace_sharing, "ENOUGH_RUNS", 2)
-    push_trace(layout, a_trace(image, 1))
-    push_trace(layout, a_trace(image, 2))
+def test_enough_parts_are_enough(layout, image):
+    for number in range(ENOUGH_PARTS):
+        push_trace(layout, a_trace(image, number))
     before = documents(layout, image)
 
-    push_trace(layout, a_trace(image, 3))
+    push_trace(layout, a_trace(image, 99))
 
     assert documents(layout, image) == before
-    assert ENOUGH_RUNS > 100
+    assert pull_trace(layout, image, RUN).runs == ENOUGH_PARTS
+
+
+def test_of_too_many_parts_those_of_the_most_starts_are_read(layout, image):
+    told = {"io.omniload.trace.command": '["python", "train.py"]'}
+    for number in range(ENOUGH_PARTS + 3):
+        trace = replace(a_trace(image, number), runs=1 + number)
+        named = told | {"io.omniload.trace.runs": str(trace.runs)}
+        push_artifact(layout, image, TRACE_TYPE, encode_trace(trace), named)
+
+    assert pull_trace(layout, image, RUN).runs == sum(range(4, ENOUGH_PARTS + 4))
+
+
+def test_what_is_pushed_twice_under_one_name_counts_once(layout, image):
+    one = a_trace(image, 1)
+    push_trace(layout, one, "node")
+    push_trace(layout, merge_traces([one, a_trace(image, 2)]), "node")
+
+    assert pull_trace(layout, image, RUN).runs == 2
 
 
 def test_other_commands_are_merged_apart(layout, image):
@@ -188,19 +160,6 @@ def test_a_broken_part_is_passed_over_and_the_others_serve(layout, image, caplog
     assert "passed over" in caplog.text
 
 
-def test_a_merged_document_that_lies_hides_no_more_than_the_parts_it_names(layout, image):
-    push_trace(layout, a_trace(image, 1))
-    hostile = decode_trace(encode_trace(a_trace(image, 5)), name="x")
-    annotations = {
-        "io.omniload.trace.command": '["python", "train.py"]',
-        "io.omniload.trace.runs": "999",
-        PARTS: "1",
-    }
-    push_artifact(layout, image, TRACE_TYPE, encode_trace(hostile), annotations)
-
-    assert pull_trace(layout, image, RUN) == merge_traces([hostile, a_trace(image, 1)])
-
-
 def test_documents_of_the_release_before_are_parts(layout, image):
     annotations = {
         "io.omniload.trace.command": '["python", "train.py"]',
@@ -211,8 +170,18 @@ def test_documents_of_the_release_before_are_parts(layout, image):
     push_trace(layout, a_trace(image, 2))
 
     assert pull_trace(layout, image, RUN).runs == 2
-    push_trace(layout, a_trace(image, 3))
-    assert pull_trace(layout, image, RUN).runs == 3
+
+
+def test_a_document_that_the_release_before_merged_of_parts_is_passed_over(layout, image):
+    push_trace(layout, a_trace(image, 1))
+    annotations = {
+        "io.omniload.trace.command": '["python", "train.py"]',
+        "io.omniload.trace.runs": "2",
+        "io.omniload.trace.parts": "2",
+    }
+    push_artifact(layout, image, TRACE_TYPE, encode_trace(a_trace(image, 5)), annotations)
+
+    assert pull_trace(layout, image, RUN) == a_trace(image, 1)
 
 
 def test_an_outage_in_the_middle_is_told_and_not_taken_for_a_broken_part(layout, image):
@@ -235,15 +204,3 @@ def test_a_part_whose_manifest_is_gone_alone_is_an_error(layout, image):
 
     with pytest.raises(IntegrityError, match="altered"):
         pull_trace(Gone(layout), image, RUN)
-
-
-def test_the_parts_of_a_merged_document_are_told_in_its_head(layout, image):
-    for number in (1, 2):
-        push_trace(layout, a_trace(image, number))
-    (merged,) = (d for d in documents(layout, image) if PARTS in d.annotations)
-
-    manifest = parse_manifest(layout.manifest(merged.digest).data, "", name="x")
-    trace = decode_trace(small_blob(layout, manifest.layers[0]), name="x")
-
-    assert len(trace.parts) == len(set(trace.parts)) == 2
-    assert pull_trace(layout, image, RUN).parts == ()
