@@ -9,8 +9,8 @@ DEMO_STAMP := $(VENV)/.installed-demo
 # Training frameworks, beside everything of VENV.
 FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
-# Two lanes of tests, and a worker for what only computes; tests/conftest.py says which may run side by side.
-LANES := -n 3 --dist loadgroup
+# Three lanes of tests, and a worker for what only computes; tests/conftest.py says which may run side by side.
+LANES := -n 4 --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help setup system demo test test-fast check format bench soak clean

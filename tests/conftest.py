@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, settings
 
 from omniload.base import secrets
 
+# Programs that tests start load hundreds of modules each: compiled once, not by every one of them.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Read when gRPC is loaded: as snapshot.engines has it, also where a test loads gRPC first.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
@@ -21,16 +24,8 @@ UNIT = TESTS / "unit"
 COMPUTING = (UNIT, TESTS / "house", TESTS / "property")
 """Folders whose tests touch the machine only where a marker says so."""
 
-MOUNTING_ROOMS = {"fusefs", "snapshot", "docs"}
-"""Folders of tests that may mount, at any depth."""
-MOUNTING = ("test_fusefs", "test_snapshot", "test_trainer_striped_hdfs", "test_striped_hdfs")
-NOT_MOUNTING = {
-    "test_fusefs_hdfs_stores.py",
-    "test_fusefs_native_hdfs.py",
-    "test_fusefs_s3_stores.py",
-    "test_env_stores.py",
-}
-"""Of the modules named so, those that mount nothing: they go with the shorter lane."""
+LANES = {"files": ("fusefs",), "images": ("snapshot", "docs", "distribution")}
+"""Words of the paths of a lane's tests; what has none of them goes to the lane ``jobs``."""
 
 settings.register_profile(
     "dev",
@@ -92,7 +87,7 @@ def leaves_nothing_behind():
 # Before xdist's own, which reads the groups of the tests.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Keep tests that start processes or mounts in two lanes, one test of each at a time.
+    """Keep tests that start processes or mounts in a few lanes, one test of each at a time.
 
     Side by side with what only computes they fill the cores of a small machine; more of them
     at once would compete for memory and make each other late.
@@ -100,7 +95,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         marked = any(item.get_closest_marker(name) for name in ("ray", "fuse", "slow"))
         if marked or not any(item.path.is_relative_to(folder) for folder in COMPUTING):
-            item.add_marker(pytest.mark.xdist_group("files" if _mounts(item.path) else "jobs"))
+            item.add_marker(pytest.mark.xdist_group(_lane(item.path)))
 
 
 def pytest_collection_finish(session):
@@ -115,11 +110,9 @@ def pytest_collection_finish(session):
             )
 
 
-def _mounts(path):
-    """Whether the tests of a module may mount: what is mounted is the same for all processes."""
-    rooms = path.relative_to(TESTS).parts[:-1]
-    named = path.name.startswith(MOUNTING) or not MOUNTING_ROOMS.isdisjoint(rooms)
-    return named and path.name not in NOT_MOUNTING
+def _lane(path):
+    place = str(path.relative_to(TESTS))
+    return next((lane for lane, words in LANES.items() if any(w in place for w in words)), "jobs")
 
 
 @pytest.hookimpl(wrapper=True)

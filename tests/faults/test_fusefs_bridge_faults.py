@@ -3,7 +3,6 @@
 import contextlib
 import mmap
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from fusefs.stores.url import open_store
 from fusefs.tree.namespace import StripedFiles
 from omniload.base.errors import ConfigError, StateError
 from tests.support.fusefs_model import TINY, fast_directory
+from tests.support.mount_table import once_mounts_allow
 
 pytestmark = [
     pytest.mark.fuse,
@@ -326,17 +326,12 @@ def test_a_watched_mount_is_back_after_its_daemon_was_killed(place, bridge):
 
 
 def content_when_back(path):
-    """Read a file as soon as its mount is back: the kernel tells of every change of the mounts."""
-    with Path("/proc/self/mountinfo").open("rb") as mounts:
-        changes = select.poll()
-        changes.register(mounts, select.POLLPRI)
-        for _ in range(20):
-            with contextlib.suppress(OSError):
-                return path.read_bytes()
-            assert changes.poll(60_000), "the mount did not come back"
-            mounts.seek(0)
-            mounts.read()
-    raise AssertionError("the mount came and went")
+    def content():
+        with contextlib.suppress(OSError):
+            return path.read_bytes()
+        return None
+
+    return once_mounts_allow(content)
 
 
 def test_a_watcher_that_is_told_to_end_unmounts(place):

@@ -14,7 +14,9 @@ from tests.support.corpora import a_mixed_corpus
 
 pytestmark = pytest.mark.ray
 RANK = ROOT / "tests" / "support" / "front_rank.py"
-LIMIT_S = 120
+LIMIT_S = 240
+MEETING_S = 120
+"""Limit of waits that end by themselves: a busy machine starts the second process late."""
 
 
 @pytest.fixture(scope="module")
@@ -103,22 +105,11 @@ def test_two_processes_of_torchrun_share_the_samples_of_one(mix, alone):
     assert all(result["seen"] for result in found)
 
 
-def test_two_processes_that_no_agent_started_share_the_samples_of_one(mix, alone):
+def test_two_processes_that_no_agent_started_are_taken_back_to_a_state_loaded_in_mid_run(
+    mix, alone
+):
     """As Slurm and mpirun start them: rank 0 hosts the store, and a later process group shares it."""
-    keywords = {"steps": 4, "plan": "group last"}
-
-    assert samples(ranks(mix, two(free_port()), [keywords] * 2)) == alone
-
-
-def test_two_processes_meet_in_a_folder(mix, alone, tmp_path):
-    variables = [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
-    keywords = [{"steps": 4, "address": str(tmp_path / "meet"), "arrays": "torch"}] * 2
-
-    assert samples(ranks(mix, variables, keywords)) == alone
-
-
-def test_a_state_loaded_in_mid_run_takes_all_ranks_back(mix, alone):
-    found = ranks(mix, two(free_port()), [{"steps": 4, "plan": "back once"}] * 2)
+    found = ranks(mix, two(free_port()), [{"steps": 4, "plan": "back once, group last"}] * 2)
 
     assert [step for step, _ in found[0]["seen"]] == [0, 1, 2, 3, 2, 3]
     twice = samples(found)
@@ -128,12 +119,12 @@ def test_a_state_loaded_in_mid_run_takes_all_ranks_back(mix, alone):
     assert [len(twice[step]) // len(alone[step]) for step in range(4)] == [1, 1, 2, 2]
 
 
-def test_a_script_that_is_asked_to_end_answers_itself_on_every_rank(mix, alone, tmp_path):
+def test_scripts_that_meet_in_a_folder_and_are_asked_to_end_answer_themselves(mix, alone, tmp_path):
     """Ray would abort the process; scripts save a checkpoint when they are preempted."""
     variables = [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
-    keywords = [{"steps": 4, "address": str(tmp_path / "meet"), "plan": "asked to end"}] * 2
+    meeting = {"address": str(tmp_path / "meet"), "arrays": "torch"}
 
-    found = ranks(mix, variables, keywords)
+    found = ranks(mix, variables, [{"steps": 4, "plan": "asked to end", **meeting}] * 2)
 
     assert [result["asked"] for result in found] == [1, 1]
     assert samples(found) == alone
@@ -159,14 +150,16 @@ def test_a_rank_that_never_joins_is_named(mix):
 def test_a_world_of_another_size_is_refused_on_both_sides(mix):
     first, second = two(free_port())
 
-    found = ranks(mix, [first, second | {"WORLD_SIZE": "3"}], [{"steps": 4, "timeout": 30}] * 2)
+    found = ranks(
+        mix, [first, second | {"WORLD_SIZE": "3"}], [{"steps": 4, "timeout": MEETING_S}] * 2
+    )
 
     assert {result["error"] for result in found} == {"ConfigError"}
     assert all("counts dp 3 and cp 1, rank 0 dp 2" in result["message"] for result in found)
 
 
 def test_another_mix_on_another_rank_is_refused_on_both_sides(mix):
-    keywords = [{"steps": 4, "timeout": 30}, {"steps": 4, "timeout": 30, "seed": 5}]
+    keywords = [{"steps": 4, "timeout": MEETING_S}, {"steps": 4, "timeout": MEETING_S, "seed": 5}]
 
     found = ranks(mix, two(free_port()), keywords)
 
@@ -179,7 +172,7 @@ def test_a_mix_that_rank_0_cannot_open_ends_every_rank_with_its_reason(mix, tmp_
     text["sources"]["ids"]["path"] = "nowhere/*.parquet"
     (tmp_path / "mix.yaml").write_text(yaml.safe_dump(text))
 
-    found = ranks(tmp_path / "mix.yaml", two(free_port()), [{"steps": 4, "timeout": 30}] * 2)
+    found = ranks(tmp_path / "mix.yaml", two(free_port()), [{"steps": 4, "timeout": MEETING_S}] * 2)
 
     assert [result["error"] for result in found] == ["ConfigError"] * 2
     assert all("nowhere" in result["message"] for result in found)

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import select
 import shutil
 import signal
 import socket
@@ -12,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import click.testing
 import psutil
@@ -31,6 +29,7 @@ from omniload.base.errors import (
 )
 from tests.support.fusefs_model import TINY, fast_directory
 from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT
+from tests.support.mount_table import once_mounts_allow
 
 mounts = [pytest.mark.fuse, pytest.mark.skipif(NO_MOUNT, reason=WHY_NO_MOUNT)]
 BRIDGES = ["pyfuse3", "device"]
@@ -193,20 +192,8 @@ def watchers_of(mountpoint):
 
 
 def umount_when_back(mountpoint):
-    """Unmount as soon as the watch has mounted again: the kernel tells of changes of the mounts."""
-    with Path("/proc/self/mountinfo").open("rb") as table:
-        changes = select.poll()
-        changes.register(table, select.POLLPRI)
-        for _ in range(20):
-            waiter = UnmountClient.of(str(mountpoint))
-            if waiter is not None:
-                waiter.close()
-                umount(str(mountpoint))
-                return
-            changes.poll(500)
-            table.seek(0)
-            table.read()
-    raise AssertionError("the mount did not come back")
+    once_mounts_allow(lambda: UnmountClient.of(str(mountpoint))).close()
+    umount(str(mountpoint))
 
 
 @marked

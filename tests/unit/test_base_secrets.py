@@ -80,10 +80,15 @@ def test_secrets_of_options_are_noted_however_deep_they_lie():
     assert without_secrets("deep-canary-1 deep-canary-2 deep") == "*** *** deep"
 
 
-@pytest.mark.parametrize("kind", [e for e in vars(errors).values() if isinstance(e, type)])
+OURS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, OmniloadError)
+]
+
+
+@pytest.mark.parametrize("kind", OURS)
 def test_no_error_of_ours_carries_a_secret(kind):
-    if not issubclass(kind, OmniloadError):
-        pytest.skip("not an error of ours")
     error = kind(f"store 's3://K:{QUOTED}@bucket' does not answer")
 
     assert str(pickle.loads(pickle.dumps(error))) == "store 's3://***@bucket' does not answer"

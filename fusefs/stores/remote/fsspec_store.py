@@ -38,14 +38,10 @@ def fsspec_store(
 
     Raises:
         ConfigError: No installed package opens the URL.
+        UnavailableError: The store does not answer, where its client asks it at once (sftp does).
     """
-    try:
-        given = {**_impatience(urlsplit(url).scheme, give_up_after_s), **(options or {})}
-        filesystem, root = Callers("fsspec").call(
-            "open", url, lambda: url_to_fs(url, skip_instance_cache=True, **given)
-        )
-    except (ImportError, ValueError, TypeError) as error:
-        raise ConfigError(f"store {url!r}: {error}; install the package that opens it") from error
+    given = {**_impatience(urlsplit(url).scheme, give_up_after_s), **(options or {})}
+    filesystem, root = Callers("fsspec").call("open", url, lambda: _client_of(url, given))
     # Set here since not every client hands the option on: a cached listing would hide changes.
     filesystem.dircache.use_listings_cache = False
     protocol = filesystem.protocol
@@ -55,6 +51,18 @@ def fsspec_store(
         _limit_requests(filesystem, request_limit_s(give_up_after_s))
     backend = FsspecBackend(filesystem, root, url)
     return ObjectStore(backend) if names & _PUTTING else RenamingStore(backend)
+
+
+def _client_of(url: str, given: Mapping[str, Any]) -> tuple[fsspec.AbstractFileSystem, str]:
+    with translated(url):
+        try:
+            client: tuple[fsspec.AbstractFileSystem, str]
+            client = url_to_fs(url, skip_instance_cache=True, **given)
+        except (ImportError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"store {url!r}: {error}; install the package that opens it"
+            ) from error
+    return client
 
 
 class FsspecBackend(RootedBackend):
