@@ -52,6 +52,10 @@ class PieceTable:
         """Return the pieces at ``indices``."""
         return PieceTable(**{name: getattr(self, name)[indices] for name in PIECE_COLUMNS})
 
+    def part(self, begin: int, end: int) -> "PieceTable":
+        """Return the pieces ``begin`` to before ``end``, without a copy."""
+        return PieceTable(**{name: getattr(self, name)[begin:end] for name in PIECE_COLUMNS})
+
     def rows(self) -> list[list[int]]:
         """Return the pieces as ``[source, position, sub, start, stop, size]``, sources by number."""
         return [

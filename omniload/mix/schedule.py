@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from omniload.mix.config import MixConfig, Stage
 
-__all__ = ["boundaries", "weights_at"]
+__all__ = ["boundaries", "steps_alike", "weights_at"]
+
+_FOR_EVER = 1 << 62
 
 
 def weights_at(stages: Sequence[Stage], names: Sequence[str], step: int) -> tuple[float, ...]:
@@ -23,6 +25,14 @@ def weights_at(stages: Sequence[Stage], names: Sequence[str], step: int) -> tupl
     before = _shares(stages[current - 1], names)
     part = done / stage.ramp_steps
     return tuple(b + (t - b) * part for b, t in zip(before, target, strict=True))
+
+
+def steps_alike(stages: Sequence[Stage], step: int) -> int:
+    """Return for how many steps from ``step`` on the weights stay as they are there; at least 1."""
+    current = max(i for i, stage in enumerate(stages) if stage.from_step <= step)
+    if step - stages[current].from_step + 1 < stages[current].ramp_steps:
+        return 1
+    return stages[current + 1].from_step - step if current + 1 < len(stages) else _FOR_EVER
 
 
 def boundaries(mix: MixConfig) -> tuple[int, ...]:

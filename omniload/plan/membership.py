@@ -8,23 +8,23 @@ Shape suffixes:
     U  units drawn    P  pieces        R  rows
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omniload.mix.config import MixConfig
-from omniload.mix.deficit import Drawn, integer_weights
+from omniload.mix.deficit import integer_weights
 from omniload.mix.pieces import PieceTable
 from omniload.mix.samples import SampleTable
 from omniload.mix.schedule import weights_at
-from omniload.mix.state import Cursor, MixState
+from omniload.mix.state import MixState
 from omniload.plan.packing import CARRIED, best_fit, fill_in_order
 from omniload.plan.passes import Known, Starved, draw_step
+from omniload.plan.units import Units, pieces_of, units_of
 
-__all__ = ["Exhausted", "Membership", "Starved", "membership_of"]
+__all__ = ["Exhausted", "Membership", "Starved", "budget_of", "losses", "membership_of", "packed"]
 
 _NO_END = 1 << 62
 
@@ -77,18 +77,18 @@ def membership_of(
     if mix.mix.stop in ("first_exhausted", "each_once"):
         ahead = [_before(table, end) for table, end in zip(ahead, ends_S, strict=True)]
     units = [
-        _units_of(mix, cursor, table) for cursor, table in zip(state.cursors_S, ahead, strict=True)
+        units_of(mix, cursor, table) for cursor, table in zip(state.cursors_S, ahead, strict=True)
     ]
     known_S = [u.known(end) for u, end in zip(units, ends_S, strict=True)]
-    found = draw_step(mix, state, state.live_weights(weights_S), known_S, _budget(mix, state))
+    found = draw_step(mix, state, state.live_weights(weights_S), known_S, budget_of(mix, state))
     if isinstance(found, Starved):
         return found
     drawn = found.drawn
-    fresh = _pieces_of(ahead, units, drawn)
+    fresh = pieces_of(ahead, units, drawn)
     if found.is_last and not len(fresh) and not len(state.carried):
         return Exhausted()
 
-    pieces, row_offsets, carried = _pack(mix, state.carried, fresh, is_last=found.is_last)
+    pieces, row_offsets, carried = packed(mix, state.carried, fresh, is_last=found.is_last)
     counts = drawn.counts_S.tolist()
     cursors = [
         u.cursor_after(n) or c for u, n, c in zip(units, counts, state.cursors_S, strict=True)
@@ -96,13 +96,14 @@ def membership_of(
     finished = [u.finished_by(n) for u, n in zip(units, counts, strict=True)]
     for s in _ended(mix, known_S, counts):
         cursors[s], finished[s] = (ends_S[s], 0, 0), len(ahead[s])
+    dropped_S, lost_S = losses(mix, units, [(s, 0, stop) for s, stop in enumerate(finished)])
     return Membership(
         pieces=pieces,
         row_offsets=row_offsets,
         finished_S=np.asarray(finished, np.int64),
         served_S=drawn.served_S,
-        dropped_S=_sums(mix, [u.kept_N[:m] == 0 for u, m in zip(units, finished, strict=True)]),
-        lost_S=_sums(mix, [u.lost_N(m) for u, m in zip(units, finished, strict=True)]),
+        dropped_S=dropped_S,
+        lost_S=lost_S,
         after=state.after(
             cursors_S=cursors,
             served_S=drawn.served_S,
@@ -112,57 +113,7 @@ def membership_of(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Units:
-    """What the mix draws of one source: its samples, cut to at most a row each.
-
-    Drawing a long document row by row, and not at once, keeps a source within a row of
-    its share and keeps one document from filling whole steps.
-    """
-
-    table: SampleTable
-    kept_N: NDArray[np.int64]
-    """Tokens of each sample that the policy for overlong documents keeps."""
-    samples_U: NDArray[np.int64]
-    """Sample of each unit."""
-    starts_U: NDArray[np.int64]
-    stops_U: NDArray[np.int64]
-    first_U: NDArray[np.bool_]
-    """Whether the unit is the first of its sample."""
-
-    def known(self, end: int) -> Known:
-        """Return what is known of the source, whose first epoch ends before position ``end``."""
-        return Known(
-            lengths_U=self.stops_U - self.starts_U,
-            firsts_U=self.first_U,
-            samples_U=self.samples_U,
-            positions_N=self.table.positions_N,
-            end=end,
-            is_whole=self.table.stop >= end,
-        )
-
-    def lost_N(self, count: int) -> NDArray[np.int64]:
-        """Return the tokens of each of the first ``count`` samples that the policy does not keep."""
-        lost: NDArray[np.int64] = self.table.lengths_N[:count] - self.kept_N[:count]
-        return lost
-
-    def finished_by(self, count: int) -> int:
-        """Return how many samples are used up once ``count`` units are drawn."""
-        if count == 0:
-            return 0
-        sample = int(self.samples_U[count - 1])
-        return sample + int(self.stops_U[count - 1] == self.kept_N[sample])
-
-    def cursor_after(self, count: int) -> Cursor | None:
-        """Return the cursor once ``count`` units are drawn; ``None`` when that is none."""
-        if count == 0:
-            return None
-        sample, stop = int(self.samples_U[count - 1]), int(self.stops_U[count - 1])
-        position, sub = int(self.table.positions_N[sample]), int(self.table.subs_N[sample])
-        return (position, sub + 1, 0) if stop == self.kept_N[sample] else (position, sub, stop)
-
-
-def _budget(mix: MixConfig, state: MixState) -> int:
+def budget_of(mix: MixConfig, state: MixState) -> int:
     """Return what a step draws, as ``draw_step`` counts it: tokens, or rows where each unit has one to itself."""
     if mix.pack.method == "none":
         return mix.rows_per_step
@@ -203,68 +154,25 @@ def _before(table: SampleTable, end: int) -> SampleTable:
     )
 
 
-def _units_of(mix: MixConfig, cursor: Cursor, table: SampleTable) -> _Units:
-    length = mix.pack.length
-    kept_N = table.lengths_N.astype(np.int64)
-    if mix.pack.overlong == "truncate":
-        kept_N = np.minimum(kept_N, length)
-    elif mix.pack.overlong == "drop":
-        kept_N = np.where(kept_N > length, 0, kept_N)
-    begins_N = np.zeros_like(kept_N)
-    whole = cursor[2] == 0 and kept_N.min(initial=1) > 0 and kept_N.max(initial=1) <= length
-    if whole:  # the usual case, and there may be hundreds of sources
-        return _Units(
-            table=table,
-            kept_N=kept_N,
-            samples_U=np.arange(len(table)),
-            starts_U=begins_N,
-            stops_U=kept_N,
-            first_U=np.ones(len(table), np.bool_),
-        )
-    if len(table) and (int(table.positions_N[0]), int(table.subs_N[0])) == cursor[:2]:
-        begins_N[0] = cursor[2]
-    parts_N = -(-(kept_N - begins_N) // length)
-    samples_U = np.repeat(np.arange(len(table)), parts_N)
-    part_U = np.arange(len(samples_U)) - np.repeat(np.cumsum(parts_N) - parts_N, parts_N)
-    starts_U = begins_N[samples_U] + part_U * length
-    return _Units(
-        table=table,
-        kept_N=kept_N,
-        samples_U=samples_U,
-        starts_U=starts_U,
-        stops_U=np.minimum(starts_U + length, kept_N[samples_U]),
-        first_U=starts_U == 0,
-    )
+def losses(
+    mix: MixConfig, units_S: Sequence[Units], used: Iterable[tuple[int, int, int]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return what each source loses to the policy for overlong documents: samples and tokens, ``[S]``.
+
+    Args:
+        mix: The declared mix; where it splits such documents, nothing is lost.
+        units_S: The units of each source.
+        used: Sources, and which of their samples are used up: from, to before.
+    """
+    dropped_S, lost_S = (np.zeros(len(units_S), np.int64) for _ in range(2))
+    if mix.pack.overlong != "split":
+        for s, first, stop in used:
+            dropped_S[s] = np.count_nonzero(units_S[s].kept_N[first:stop] == 0)
+            lost_S[s] = units_S[s].lost_N(first, stop).sum()
+    return dropped_S, lost_S
 
 
-def _sums(mix: MixConfig, columns: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
-    """Sum what each source loses to the policy for overlong documents; splitting loses nothing."""
-    if mix.pack.overlong == "split":
-        return np.zeros(len(columns), np.int64)
-    return np.asarray([int(column.sum()) for column in columns], np.int64)
-
-
-def _pieces_of(ahead: Sequence[SampleTable], units: Sequence[_Units], drawn: Drawn) -> PieceTable:
-    """Return the drawn units as pieces, in drawing order."""
-    # Units of one source come in its order: a stable sort by source lines both up.
-    place = np.empty(len(drawn.sources_N), np.int64)
-    place[np.argsort(drawn.sources_N, kind="stable")] = np.arange(len(drawn.sources_N))
-    heads = [u.samples_U[:n] for u, n in zip(units, drawn.counts_S.tolist(), strict=True)]
-    counted = list(zip(units, drawn.counts_S.tolist(), strict=True))
-    columns: dict[str, list[NDArray[Any]]] = {
-        "positions_P": [t.positions_N[head] for t, head in zip(ahead, heads, strict=True)],
-        "subs_P": [t.subs_N[head] for t, head in zip(ahead, heads, strict=True)],
-        "starts_P": [u.starts_U[:n].astype(np.int32) for u, n in counted],
-        "stops_P": [u.stops_U[:n].astype(np.int32) for u, n in counted],
-        "sizes_P": [t.lengths_N[head] for t, head in zip(ahead, heads, strict=True)],
-    }
-    return PieceTable(
-        sources_P=drawn.sources_N,
-        **{name: np.concatenate(parts)[place] for name, parts in columns.items()},
-    )
-
-
-def _pack(
+def packed(
     mix: MixConfig, carried: PieceTable, fresh: PieceTable, *, is_last: bool
 ) -> tuple[PieceTable, NDArray[np.int64], PieceTable]:
     """Return the pieces grouped by row, the rows' boundaries, and what is carried on, oldest first.

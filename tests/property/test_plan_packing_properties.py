@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from omniload.mix.state import MixState
 from omniload.plan.membership import Starved, membership_of
 from omniload.plan.packing import CARRIED, best_fit, fill_in_order
+from omniload.plan.window import window_of
 from tests.support.builders import a_mix
 from tests.support.resume import assert_resumes_exactly
 from tests.support.simulation import known_ahead
@@ -70,6 +71,10 @@ def test_filling_in_order_deals_every_token_once_and_fills_rows_to_the_last(
 @st.composite
 def corpora(draw):
     names = ("web", "code", "books")[: draw(st.integers(1, 3))]
+    stages = [{"from_step": 0, "weights": {name: draw(st.integers(1, 5)) for name in names}}]
+    if draw(st.booleans()):
+        later = {name: draw(st.integers(1, 5)) for name in names}
+        stages.append({"from_step": 3, "weights": later, "ramp_steps": draw(st.integers(0, 2))})
     mix = a_mix(
         sources=names,
         rows=draw(st.integers(1, 5)),
@@ -81,9 +86,7 @@ def corpora(draw):
             "lookahead_rows": draw(st.integers(0, 2)),
         },
         mix={
-            "stages": [
-                {"from_step": 0, "weights": {name: draw(st.integers(1, 5)) for name in names}}
-            ],
+            "stages": stages,
             "level": draw(st.sampled_from(["token", "sample"])),
         },
     )
@@ -196,3 +199,40 @@ def test_every_token_drawn_is_in_one_row_or_carried_or_was_cut_off(corpus):
                 expected_lost += length - kept
     assert sorted(seen) == sorted(expected)
     assert lost == expected_lost
+
+
+def everything(membership):
+    state = membership.after
+    return (
+        content(membership),
+        membership.finished_S.tolist(),
+        membership.served_S,
+        membership.dropped_S.tolist(),
+        membership.lost_S.tolist(),
+        state.digest(),
+    )
+
+
+@given(corpora(), st.integers(2, 9), st.integers(4, 400), st.integers(0, 3))
+def test_steps_drawn_together_are_those_drawn_one_by_one(corpus, most, known, first):
+    mix, epochs = corpus
+    steps = Steps(*corpus)
+    for _ in range(first):
+        next(steps)
+    state = steps.state
+
+    window = window_of(mix, state, known_ahead(state, epochs, known), most=most)
+
+    if isinstance(window, Starved):
+        alone = membership_of(mix, state, known_ahead(state, epochs, known))
+        assert alone == window
+    else:
+        assert 1 <= len(window) <= most
+        assert [everything(step) for step in window] == [everything(next(steps)) for _ in window]
+
+
+def test_all_steps_wanted_come_from_one_pass_where_enough_is_known():
+    mix = a_mix(sources=("web",), rows=2, length=8, micro_rows=1)
+    state = MixState.start(1)
+
+    assert len(window_of(mix, state, known_ahead(state, [[[5], [9]]], 99), most=7)) == 7

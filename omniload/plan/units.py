@@ -1,0 +1,127 @@
+"""What a mix draws: the samples of each source, cut to at most a row each.
+
+Shape suffixes:
+    S  sources        N  samples of a source that are known ahead
+    U  units of a source        P  pieces
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.mix.config import MixConfig
+from omniload.mix.deficit import Drawn
+from omniload.mix.pieces import PieceTable
+from omniload.mix.samples import SampleTable
+from omniload.mix.state import Cursor
+from omniload.plan.passes import Known
+
+__all__ = ["Units", "pieces_of", "units_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Units:
+    """What the mix draws of one source: its samples, cut to at most a row each.
+
+    Drawing a long document row by row, and not at once, keeps a source within a row of
+    its share and keeps one document from filling whole steps.
+    """
+
+    table: SampleTable
+    kept_N: NDArray[np.int64]
+    """Tokens of each sample that the policy for overlong documents keeps."""
+    samples_U: NDArray[np.int64]
+    """Sample of each unit."""
+    starts_U: NDArray[np.int64]
+    stops_U: NDArray[np.int64]
+    first_U: NDArray[np.bool_]
+    """Whether the unit is the first of its sample."""
+
+    def known(self, end: int) -> Known:
+        """Return what is known of the source, whose first epoch ends before position ``end``."""
+        return Known(
+            lengths_U=self.stops_U - self.starts_U,
+            firsts_U=self.first_U,
+            samples_U=self.samples_U,
+            positions_N=self.table.positions_N,
+            end=end,
+            is_whole=self.table.stop >= end,
+        )
+
+    def lost_N(self, first: int, stop: int) -> NDArray[np.int64]:
+        """Return the tokens of each of the samples ``first`` to ``stop`` that the policy does not keep."""
+        lost: NDArray[np.int64] = self.table.lengths_N[first:stop] - self.kept_N[first:stop]
+        return lost
+
+    def finished_by(self, count: int) -> int:
+        """Return how many samples are used up once ``count`` units are drawn."""
+        if count == 0:
+            return 0
+        sample = int(self.samples_U[count - 1])
+        return sample + int(self.stops_U[count - 1] == self.kept_N[sample])
+
+    def cursor_after(self, count: int) -> Cursor | None:
+        """Return the cursor once ``count`` units are drawn; ``None`` when that is none."""
+        if count == 0:
+            return None
+        sample, stop = int(self.samples_U[count - 1]), int(self.stops_U[count - 1])
+        position, sub = int(self.table.positions_N[sample]), int(self.table.subs_N[sample])
+        return (position, sub + 1, 0) if stop == self.kept_N[sample] else (position, sub, stop)
+
+
+def units_of(mix: MixConfig, cursor: Cursor, table: SampleTable) -> Units:
+    """Return the units of the samples in ``table``, from ``cursor`` on."""
+    length = mix.pack.length
+    kept_N = table.lengths_N.astype(np.int64)
+    if mix.pack.overlong == "truncate":
+        kept_N = np.minimum(kept_N, length)
+    elif mix.pack.overlong == "drop":
+        kept_N = np.where(kept_N > length, 0, kept_N)
+    begins_N = np.zeros_like(kept_N)
+    whole = cursor[2] == 0 and kept_N.min(initial=1) > 0 and kept_N.max(initial=1) <= length
+    if whole:  # the usual case, and there may be hundreds of sources
+        return Units(
+            table=table,
+            kept_N=kept_N,
+            samples_U=np.arange(len(table)),
+            starts_U=begins_N,
+            stops_U=kept_N,
+            first_U=np.ones(len(table), np.bool_),
+        )
+    if len(table) and (int(table.positions_N[0]), int(table.subs_N[0])) == cursor[:2]:
+        begins_N[0] = cursor[2]
+    parts_N = -(-(kept_N - begins_N) // length)
+    samples_U = np.repeat(np.arange(len(table)), parts_N)
+    part_U = np.arange(len(samples_U)) - np.repeat(np.cumsum(parts_N) - parts_N, parts_N)
+    starts_U = begins_N[samples_U] + part_U * length
+    return Units(
+        table=table,
+        kept_N=kept_N,
+        samples_U=samples_U,
+        starts_U=starts_U,
+        stops_U=np.minimum(starts_U + length, kept_N[samples_U]),
+        first_U=starts_U == 0,
+    )
+
+
+def pieces_of(ahead: Sequence[SampleTable], units: Sequence[Units], drawn: Drawn) -> PieceTable:
+    """Return the drawn units as pieces, in drawing order."""
+    # Units of one source come in its order: a stable sort by source lines both up.
+    place = np.empty(len(drawn.sources_N), np.int64)
+    place[np.argsort(drawn.sources_N, kind="stable")] = np.arange(len(drawn.sources_N))
+    heads = [u.samples_U[:n] for u, n in zip(units, drawn.counts_S.tolist(), strict=True)]
+    counted = list(zip(units, drawn.counts_S.tolist(), strict=True))
+    columns: dict[str, list[NDArray[Any]]] = {
+        "positions_P": [t.positions_N[head] for t, head in zip(ahead, heads, strict=True)],
+        "subs_P": [t.subs_N[head] for t, head in zip(ahead, heads, strict=True)],
+        "starts_P": [u.starts_U[:n].astype(np.int32) for u, n in counted],
+        "stops_P": [u.stops_U[:n].astype(np.int32) for u, n in counted],
+        "sizes_P": [t.lengths_N[head] for t, head in zip(ahead, heads, strict=True)],
+    }
+    return PieceTable(
+        sources_P=drawn.sources_N,
+        **{name: np.concatenate(parts)[place] for name, parts in columns.items()},
+    )
