@@ -16,7 +16,7 @@ from benchmarks.planned_steps import Lengths, table_at
 from benchmarks.report import Table, print_table, write_report
 from omniload.machine.messages import (
     PlannerEvent,
-    PublishPlan,
+    PublishPlans,
     ReadAhead,
     SamplesReported,
     Started,
@@ -75,7 +75,8 @@ def steps_of(mix: MixConfig, dp: int) -> Iterator[Planned]:
                 s, start = command.source, command.start
                 table = table_at(lengths[s], start, command.stop - start)
                 events.append(SamplesReported(source=s, table=table))
-        plans = [command.plan for command in commands if isinstance(command, PublishPlan)]
+        published = [command for command in commands if isinstance(command, PublishPlans)]
+        plans = [plan for command in published for plan in command.plans]
         for plan in plans:
             yield Planned(
                 seconds=seconds / len(plans),

@@ -28,6 +28,8 @@ class PlaneAddress(StrictModel):
     """Data-parallel ranks of each data constructor, by actor name."""
     cp_size: int = 1
     """Peers that share a data-parallel rank's rows."""
+    steps_at_once: int = 1
+    """Steps that are handed over together."""
     board: Path
     """Folder of the heartbeats."""
     batch_timeout_s: float

@@ -7,7 +7,12 @@ from omniload.actors.board import Activity
 from omniload.base.errors import OmniloadError
 from omniload.base.ragged import Ranges
 from omniload.build.microbatch import Batch
-from omniload.machine.data_constructor import BuildStep, DataConstructor, FetchSlices, SlicesFetched
+from omniload.machine.data_constructor import (
+    BuildSteps,
+    DataConstructor,
+    FetchSlices,
+    SlicesFetched,
+)
 from omniload.machine.messages import ReleaseSteps, SliceRequest
 from omniload.plan.records import StepPlan
 
@@ -33,18 +38,19 @@ class ConstructorShell:
         self._error: OmniloadError | None = None
         self._end: int | None = None
 
-    def build(self, plan: StepPlan) -> int:
-        """Build the part of a plan that concerns this constructor; return the step."""
+    def build(self, plans: Sequence[StepPlan]) -> int:
+        """Build the parts of consecutive plans that concern this constructor; return the last step."""
         with self._changed:
-            commands = self._machine.handle(BuildStep(plan=plan))
+            commands = self._machine.handle(BuildSteps(plans=plans))
         for command in commands:
             if isinstance(command, FetchSlices):
-                with self._activity.doing(f"fetches step {command.step}", self._loaders):
+                named = _named(command.steps)
+                with self._activity.doing(f"fetches {named}", self._loaders):
                     slices = self._fetch(command.requests)
-                with self._activity.doing(f"builds step {command.step}"), self._changed:
-                    self._machine.handle(SlicesFetched(step=command.step, slices=slices))
+                with self._activity.doing(f"builds {named}"), self._changed:
+                    self._machine.handle(SlicesFetched(steps=command.steps, slices=slices))
                     self._changed.notify_all()
-        return plan.step
+        return plans[-1].step
 
     def wait(self, step: int, timeout_s: float) -> bool:
         """Wait for a step, its end or a failure; return whether one came in time."""
@@ -71,6 +77,37 @@ class ConstructorShell:
                 return None
             return self._machine.batch_of(step, dp_rank, cp_rank)
 
+    def take_several(
+        self, step: int, most: int, dp_rank: int, cp_rank: int = 0
+    ) -> tuple[Batch, ...]:
+        """Wait for a step and return one rank's batches of it and those behind it that are built.
+
+        Args:
+            step: The first step.
+            most: Steps wanted.
+            dp_rank: The rank.
+            cp_rank: Its place among its cp peers.
+
+        Returns:
+            One batch at least; none when the data ends before the step.
+
+        Raises:
+            OmniloadError: As for ``take``.
+        """
+        first = self.take(step, dp_rank, cp_rank)
+        if first is None:
+            return ()
+        batches = [first]
+        with self._changed:
+            while len(batches) < most and self._machine.has(step + len(batches)):
+                batches.append(self._machine.batch_of(step + len(batches), dp_rank, cp_rank))
+        return tuple(batches)
+
+    def has(self, step: int) -> bool:
+        """Return whether a step is built."""
+        with self._changed:
+            return self._machine.has(step)
+
     def release(self, command: ReleaseSteps) -> None:
         """Let go of steps that every rank has taken."""
         with self._changed:
@@ -92,3 +129,7 @@ class ConstructorShell:
         ended = self._end is not None and step >= self._end
         held = self._machine.has(step) or self._machine.is_released(step)
         return held or self._error is not None or ended
+
+
+def _named(steps: Sequence[int]) -> str:
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"

@@ -36,8 +36,8 @@ class ConstructorLink(Protocol):
         """Data-parallel ranks that it serves."""
         ...
 
-    def build(self, plan: StepPlan) -> "Future[int]":
-        """Start building; the future tells when it is done."""
+    def build(self, plans: Sequence[StepPlan]) -> "Future[int]":
+        """Start building consecutive steps; the future says when that is done."""
         ...
 
     def release(self, command: ReleaseSteps) -> None:

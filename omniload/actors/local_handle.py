@@ -30,6 +30,8 @@ class LocalHandle(RankHandle):
         self._name = rank_name(dp_rank, cp_rank, plane.spec.tree.size_of("cp"))
         self._activity = plane.board.add(Activity(self._name))
         self._activity.rest("has asked for no batch")
+        self._told_next = plane.first_step
+        """Step that is told of at the latest when it was taken."""
 
     @override
     def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
@@ -48,6 +50,10 @@ class LocalHandle(RankHandle):
 
     @override
     def taken(self, step: int) -> None:
+        # Steps are planned several at once: that they were taken is said as seldom.
+        if step < self._told_next and self._plane.constructor.has(step + 1):
+            return
+        self._told_next = step + self._plane.spec.mix.steps_at_once
         self._plane.planner.taken(step, self._dp_rank, self._cp_rank)
 
     @override

@@ -51,8 +51,8 @@ class LocalConstructor(ConstructorLink):
         return self._dp_ranks
 
     @override
-    def build(self, plan: StepPlan) -> "Future[int]":
-        return self._pool.submit(lambda: self._shell.build(plan))
+    def build(self, plans: Sequence[StepPlan]) -> "Future[int]":
+        return self._pool.submit(lambda: self._shell.build(plans))
 
     @override
     def release(self, command: ReleaseSteps) -> None:

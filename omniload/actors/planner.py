@@ -19,7 +19,7 @@ from omniload.machine.messages import (
     AppendJournal,
     EndOfData,
     PlannerEvent,
-    PublishPlan,
+    PublishPlans,
     ReadAhead,
     ReleaseSamples,
     ReleaseSteps,
@@ -150,21 +150,20 @@ class PlannerShell:
         for link in links.values():
             link.release(command)
 
-    def _tell_constructors(self, command: PublishPlan | ReleaseSteps | EndOfData) -> None:
+    def _tell_constructors(self, command: PublishPlans | ReleaseSteps | EndOfData) -> None:
         for constructor in self._constructors:
             match command:
-                case PublishPlan(plan=plan):
-                    constructor.build(plan.part_of(constructor.dp_ranks)).add_done_callback(
-                        self._on_built
-                    )
+                case PublishPlans(plans=plans):
+                    parts = [plan.part_of(constructor.dp_ranks) for plan in plans]
+                    constructor.build(parts).add_done_callback(self._on_built)
                 case ReleaseSteps():
                     constructor.release(command)
                 case EndOfData(step=step):
                     constructor.end(step)
                 case _:
                     assert_never(command)
-        if isinstance(command, PublishPlan):
-            measure(command.plan, self._planner.mix.names)
+        if isinstance(command, PublishPlans):
+            measure(command.plans, self._planner.mix.names)
 
     def _on_report(self, future: "Future[SamplesReported]") -> None:
         if future.cancelled():  # the data plane is closing

@@ -1,6 +1,10 @@
 """What the planner's shell counts, and who may ask for it."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+from prometheus_client import Counter
 
 from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
@@ -20,11 +24,18 @@ def count_skipped(name: str, skipped: int) -> None:
         _LOG.warning("source %s: skipped %d records that cannot be decoded", name, skipped)
 
 
-def measure(plan: StepPlan, names: Sequence[str]) -> None:
-    """Count what a plan holds of each source, and how even it is."""
-    IMBALANCE_RATIO.set(plan.imbalance)
-    for name, tokens in zip(names, plan.tokens_S, strict=True):
-        TOKENS_PLANNED.labels(name).inc(tokens)
+def measure(plans: Sequence[StepPlan], names: Sequence[str]) -> None:
+    """Count what plans hold of each source, and how even the last of them is."""
+    IMBALANCE_RATIO.set(plans[-1].imbalance)
+    tokens_S = np.sum([plan.tokens_S for plan in plans], axis=0)
+    for s in np.flatnonzero(tokens_S).tolist():
+        _tokens_planned(names[s]).inc(int(tokens_S[s]))
+
+
+@cache
+def _tokens_planned(name: str) -> Counter:
+    """Return the counter of a source, which is looked up by its label slowly."""
+    return TOKENS_PLANNED.labels(name)
 
 
 def serve_metrics(mix: MixConfig) -> Callable[[], None]:

@@ -1,6 +1,7 @@
 """A rank's way to a data plane of Ray actors, from the same process or another of the job."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,7 @@ _CLOSE_S = 10.0
 
 
 class RayHandle(RankHandle):
-    """A rank's way to its constructor. The next step's batch is asked for while this one trains."""
+    """A rank's way to its constructor. The next batches are asked for while those at hand are trained on."""
 
     def __init__(
         self, address: PlaneAddress, dp_rank: int, cp_rank: int, on_close: Callable[[], None]
@@ -46,7 +47,8 @@ class RayHandle(RankHandle):
         self._name = rank_name(self._dp_rank, self._cp_rank, address.cp_size)
         self._of = address.constructor_of(self._dp_rank)
         self._gate = Gate()
-        self._asked: dict[int, Any] = {}
+        self._held: deque[Batch] = deque()
+        self._asked: tuple[int, Any] | None = None
         self._check: Any = None
         self._check_from_s = 0.0
         self._lock = _claim(address, self._name)
@@ -70,21 +72,31 @@ class RayHandle(RankHandle):
             first=self._of,
             limit_s=timeout_s or self._address.batch_timeout_s,
         )
-        with self._gate.inside(), self._activity.doing(f"waits for step {step}", (self._of,)):
-            for ahead in (step, step + 1):
-                if ahead not in self._asked:
-                    self._asked[ahead] = self._constructor.take.remote(
-                        ahead, self._dp_rank, self._cp_rank
-                    )
-            asked = self._asked[step]
-            wait_until(lambda s: there(asked, s, self._check_planner), wait, self._board)
-            del self._asked[step]
-            batch: Batch | None = answer_to(asked, self._of)
+        with self._gate.inside():
+            if not self._held:
+                with self._activity.doing(f"waits for step {step}", (self._of,)):
+                    asked = self._ask(step)
+                    wait_until(lambda s: there(asked, s, self._check_planner), wait, self._board)
+                self._asked = None
+                self._held.extend(answer_to(asked, self._of))
+                if self._held:
+                    self._ask(step + len(self._held))
         self._activity.rest(f"has step {step} and has not asked for the next")
-        return batch
+        return self._held.popleft() if self._held else None
+
+    def _ask(self, step: int) -> Any:  # noqa: ANN401 -- Ray's references have no static type
+        """Ask for the batches from ``step`` on, unless that is under way; return the answer to be."""
+        if self._asked is None or self._asked[0] != step:
+            answer = self._constructor.take_several.remote(
+                step, self._address.steps_at_once, self._dp_rank, self._cp_rank
+            )
+            self._asked = step, answer
+        return self._asked[1]
 
     @override
     def taken(self, step: int) -> None:
+        if self._held:
+            return  # said with the last of those that came together
         with self._gate.inside():
             told = self._planner.taken.remote(step, self._dp_rank, self._cp_rank)
             log_failure(told, "the planner", f"hear that step {step} was taken")

@@ -25,5 +25,5 @@ def dp_ranks_of_constructors(spec: PlaneSpec) -> dict[str, tuple[int, ...]]:
 
 def store_bytes(mix: MixConfig) -> int:
     """Return room for the steps in flight, twice over: once as slices, once as batches."""
-    steps = mix.runtime.prefetch_steps + 4
+    steps = mix.steps_ahead + 4
     return max(_STORE_FLOOR_BYTES, 2 * steps * mix.batch.tokens * _BYTES_PER_TOKEN)

@@ -54,8 +54,8 @@ class RayConstructorLink(ConstructorLink):
         return self._dp_ranks
 
     @override
-    def build(self, plan: StepPlan) -> "Future[int]":
-        return future_of(self._actor.build.remote(plan), "a data constructor")
+    def build(self, plans: Sequence[StepPlan]) -> "Future[int]":
+        return future_of(self._actor.build.remote(plans), "a data constructor")
 
     @override
     def release(self, command: ReleaseSteps) -> None:

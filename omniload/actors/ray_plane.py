@@ -63,6 +63,7 @@ class RayPlane(DataPlane):
                 namespace=self._cluster.namespace,
                 dp_ranks_of={name: tuple(ranks) for name, ranks in dp_ranks_of.items()},
                 cp_size=spec.tree.size_of("cp"),
+                steps_at_once=mix.steps_at_once,
                 board=self._cluster.folder / "board",
                 batch_timeout_s=mix.runtime.batch_timeout,
             )

@@ -14,11 +14,11 @@ from omniload.actors.board import Activity
 from omniload.actors.loader import LoaderShell
 from omniload.actors.plane import PlaneSpec, make_planner, require_rows
 from omniload.build.microbatch import Batch
-from omniload.machine.data_constructor import BuildStep, DataConstructor, FetchSlices, SlicesFetched
+from omniload.machine.data_constructor import BuildSteps, DataConstructor, FetchSlices, SlicesFetched
 from omniload.machine.messages import (
     EndOfData,
     PlannerEvent,
-    PublishPlan,
+    PublishPlans,
     ReadAhead,
     ReleaseSamples,
     SliceRequest,
@@ -71,10 +71,10 @@ class Rehearsal:
                 match command:
                     case ReadAhead():
                         events.append(self._loader.read_ahead(command))
-                    case PublishPlan(plan=plan):
-                        yield plan
-                        ranks = range(self._spec.tree.size_of("dp"))
-                        events.extend(StepTaken(step=plan.step, dp_rank=rank) for rank in ranks)
+                    case PublishPlans(plans=plans):
+                        yield from plans
+                        ranks, last = range(self._spec.tree.size_of("dp")), plans[-1].step
+                        events.extend(StepTaken(step=last, dp_rank=rank) for rank in ranks)
                     case ReleaseSamples():
                         self._loader.release(command)
                     case EndOfData():
@@ -90,10 +90,10 @@ class Rehearsal:
         """Return every rank's batch of the plan that was yielded last."""
         mix, ranks = self._spec.mix, tuple(range(self._spec.tree.size_of("dp")))
         constructor = DataConstructor(dp_ranks=ranks, names=mix.names, row_length=mix.pack.length)
-        for command in constructor.handle(BuildStep(plan=plan)):
+        for command in constructor.handle(BuildSteps(plans=[plan])):
             assert isinstance(command, FetchSlices), f"a new step is fetched, not {command!r}"
             slices = self._loader.ranges(command.requests)
-            constructor.handle(SlicesFetched(step=plan.step, slices=slices))
+            constructor.handle(SlicesFetched(steps=(plan.step,), slices=slices))
         return tuple(constructor.batch_of(plan.step, rank) for rank in ranks)
 
     def tokens_of(self, pieces: PieceTable) -> list[NDArray[np.int32]]:

@@ -1,7 +1,8 @@
 """The Data Constructor machine: the samples of the coming steps, built and served to its ranks. It decides nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,46 +13,56 @@ from omniload.build.microbatch import Batch, Microbatch
 from omniload.build.rows import build_rows, split_rows, stops_with_next
 from omniload.build.slices import slice_for_cp
 from omniload.machine.messages import ReleaseSteps, SliceRequest
+from omniload.mix.pieces import PieceTable
 from omniload.plan.records import StepPlan
 
-__all__ = ["BatchesBuilt", "BuildStep", "DataConstructor", "FetchSlices", "SlicesFetched"]
+__all__ = ["BatchesBuilt", "BuildSteps", "DataConstructor", "FetchSlices", "SlicesFetched"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuildStep:
-    """A plan was published: this is the part of it that concerns this constructor."""
+class BuildSteps:
+    """Plans were published: these are the parts of them that concern this constructor, in step order."""
 
-    plan: StepPlan
+    plans: Sequence[StepPlan]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicesFetched:
     """The source loaders have answered: the ranges asked for, request by request."""
 
-    step: int
+    steps: tuple[int, ...]
     slices: Ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchSlices:
-    """Ask the source loaders, one request for each source of the step."""
+    """Ask the source loaders, one request for each source of the steps."""
 
-    step: int
+    steps: tuple[int, ...]
     requests: Sequence[SliceRequest]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchesBuilt:
-    """The step can be served."""
+    """The steps can be served."""
 
-    step: int
+    steps: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class _Pending:
-    plan: StepPlan
+    """Steps whose samples are being fetched."""
+
+    plans: Sequence[StepPlan]
+    pieces: PieceTable
+    """Pieces of all steps, one step behind the other."""
     order_K: NDArray[np.int64]
-    """Pieces in the order they were requested in."""
+    """Them in the order they were requested in."""
+
+    @classmethod
+    def of(cls, plans: Sequence[StepPlan]) -> "_Pending":
+        pieces = PieceTable.concatenated([plan.pieces for plan in plans])
+        return cls(plans, pieces, np.argsort(pieces.sources_P, kind="stable"))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,27 +76,29 @@ class DataConstructor:
     """Tokens in a row."""
     cp_size: int = 1
     """Peers that share a data-parallel rank's rows."""
-    _pending: dict[int, _Pending] = field(default_factory=dict, init=False)
+    _pending: dict[tuple[int, ...], _Pending] = field(default_factory=dict, init=False)
     _built: dict[tuple[int, int], Batch] = field(default_factory=dict, init=False)
     _released_to: int = field(default=0, init=False)
 
     def handle(
-        self, event: BuildStep | SlicesFetched | ReleaseSteps
+        self, event: BuildSteps | SlicesFetched | ReleaseSteps
     ) -> tuple[FetchSlices | BatchesBuilt, ...]:
         """Apply one event and return what must now be done, in order."""
         match event:
-            case BuildStep(plan=plan):
-                if self.has(plan.step) or self.is_released(plan.step):
-                    return (BatchesBuilt(step=plan.step),)
-                pending = _Pending(plan, np.argsort(plan.pieces.sources_P, kind="stable"))
-                self._pending[plan.step] = pending
-                return (FetchSlices(step=plan.step, requests=_requests(pending)),)
-            case SlicesFetched(step=step, slices=slices):
-                pending_step = self._pending.pop(step, None)
-                if pending_step is None or self.is_released(step):
+            case BuildSteps(plans=plans):
+                asked = tuple(plan.step for plan in plans)
+                new = [p for p in plans if not (self.has(p.step) or self.is_released(p.step))]
+                if not new:
+                    return (BatchesBuilt(steps=asked),)
+                steps = tuple(plan.step for plan in new)
+                pending = self._pending[steps] = _Pending.of(new)
+                return (FetchSlices(steps=steps, requests=_requests(pending)),)
+            case SlicesFetched(steps=steps, slices=slices):
+                fetched = self._pending.pop(steps, None)
+                if fetched is None:
                     return ()
-                self._build(pending_step, slices)
-                return (BatchesBuilt(step=step),)
+                self._build(fetched, slices)
+                return (BatchesBuilt(steps=steps),)
             case ReleaseSteps(step=step):
                 self._released_to = max(self._released_to, step)
                 for key in [key for key in self._built if key[0] < step]:
@@ -123,36 +136,48 @@ class DataConstructor:
         return replace(batch, microbatches=tuple(sliced))
 
     def _build(self, pending: _Pending, slices: Ranges) -> None:
-        plan = pending.plan
         asked_K = np.empty(len(pending.order_K), np.int64)
         asked_K[pending.order_K] = np.arange(len(pending.order_K))
+        by_name = [dict(zip(self.names, plan.tokens_S, strict=True)) for plan in pending.plans]
         for dp_rank in self.dp_ranks:
-            self._built[plan.step, dp_rank] = Batch(
-                step=plan.step,
-                microbatches=self._microbatches(plan, dp_rank, slices, asked_K),
-                loss_tokens=plan.loss_tokens,
-                imbalance=plan.imbalance,
-                bound=plan.bound,
-                tokens_by_source=_by_name(self.names, plan),
-            )
+            built = iter(self._microbatches(pending, dp_rank, slices, asked_K))
+            for plan, tokens_by_source in zip(pending.plans, by_name, strict=True):
+                microbatches = tuple(islice(built, plan.num_microbatches))
+                if self.is_released(plan.step):
+                    continue
+                self._built[plan.step, dp_rank] = Batch(
+                    step=plan.step,
+                    microbatches=microbatches,
+                    loss_tokens=plan.loss_tokens,
+                    imbalance=plan.imbalance,
+                    bound=plan.bound,
+                    tokens_by_source=tokens_by_source,
+                )
 
     def _microbatches(
-        self, plan: StepPlan, dp_rank: int, slices: Ranges, asked_K: NDArray[np.int64]
+        self, pending: _Pending, dp_rank: int, slices: Ranges, asked_K: NDArray[np.int64]
     ) -> tuple[Microbatch, ...]:
-        rows_M = [plan.rows_of(dp_rank, number) for number in range(plan.num_microbatches)]
-        rows = np.concatenate(rows_M)
-        counts = np.diff(plan.row_offsets)[rows]
-        offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-        at = np.repeat(plan.row_offsets[rows] - offsets[:-1], counts) + np.arange(offsets[-1])
+        """Return a rank's microbatches of all steps, in order."""
+        counts_M, firsts_R, pieces_R = [], [], []
+        before = 0
+        for plan in pending.plans:
+            rows, counts = plan.rows_by_microbatch(dp_rank)
+            counts_M += counts
+            firsts_R.append(plan.row_offsets[rows] + before)
+            pieces_R.append(np.diff(plan.row_offsets)[rows])
+            before += len(plan.pieces)
+        sizes_R = np.concatenate(pieces_R)
+        offsets = np.concatenate(([0], np.cumsum(sizes_R))).astype(np.int64)
+        at = np.repeat(np.concatenate(firsts_R) - offsets[:-1], sizes_R) + np.arange(offsets[-1])
         # One build for all microbatches: most of the work is the same few array operations.
         built = build_rows(
-            plan.pieces.take(at), offsets, slices.take(asked_K[at]), length=self.row_length
+            pending.pieces.take(at), offsets, slices.take(asked_K[at]), length=self.row_length
         )
-        return split_rows(built, [len(rows) for rows in rows_M], offsets)
+        return split_rows(built, counts_M, offsets)
 
 
 def _requests(pending: _Pending) -> list[SliceRequest]:
-    pieces = pending.plan.pieces.take(pending.order_K)
+    pieces = pending.pieces.take(pending.order_K)
     sources, firsts = np.unique(pieces.sources_P, return_index=True)
     bounds = [*firsts.tolist(), len(pieces)]
     stops = stops_with_next(pieces)
@@ -166,7 +191,3 @@ def _requests(pending: _Pending) -> list[SliceRequest]:
         )
         for source, a, b in zip(sources.tolist(), bounds, bounds[1:], strict=False)
     ]
-
-
-def _by_name(names: Sequence[str], plan: StepPlan) -> Mapping[str, int]:
-    return dict(zip(names, plan.tokens_S, strict=True))

@@ -3,7 +3,7 @@
 ::
 
     planner --ReadAhead--> source loader --SamplesReported--> planner
-    planner --AppendJournal--> journal, then --PublishPlan--> data constructor
+    planner --AppendJournal--> journal, then --PublishPlans--> data constructor
     data constructor --SliceRequest--> source loader --Ragged--> data constructor
     client --StepTaken--> planner --ReleaseSamples--> source loader
                                   --ReleaseSteps--> data constructor
@@ -26,7 +26,7 @@ __all__ = [
     "EndOfData",
     "PlannerCommand",
     "PlannerEvent",
-    "PublishPlan",
+    "PublishPlans",
     "ReadAhead",
     "ReleaseSamples",
     "ReleaseSteps",
@@ -94,10 +94,11 @@ class AppendJournal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishPlan:
-    """Build the step: every constructor its ranks' rows."""
+class PublishPlans:
+    """Build the steps: every constructor its ranks' rows."""
 
-    plan: StepPlan
+    plans: tuple[StepPlan, ...]
+    """One for each step, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +122,9 @@ class EndOfData:
     step: int
 
 
-PlannerCommand = ReadAhead | AppendJournal | PublishPlan | ReleaseSamples | ReleaseSteps | EndOfData
+PlannerCommand = (
+    ReadAhead | AppendJournal | PublishPlans | ReleaseSamples | ReleaseSteps | EndOfData
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

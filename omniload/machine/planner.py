@@ -1,15 +1,18 @@
 """The Planner machine: mix, pack membership, cost, balance, place; metadata only.
 
-It plans step after step, at most ``prefetch_steps`` ahead of the slowest rank, tells the
-source loaders what to read and what to let go, and makes every step durable in the
-journal before it is published.
+It plans at most ``prefetch_steps`` ahead of the slowest rank, several steps at once where
+steps are small, tells the source loaders what to read and what to let go, and makes every
+step durable in the journal before it is published.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import assert_never
+
+import numpy as np
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import JsonObject
@@ -18,7 +21,7 @@ from omniload.machine.messages import (
     EndOfData,
     PlannerCommand,
     PlannerEvent,
-    PublishPlan,
+    PublishPlans,
     ReadAhead,
     ReleaseSamples,
     ReleaseSteps,
@@ -34,13 +37,15 @@ from omniload.mix.deficit import WEIGHT_ONE
 from omniload.mix.possible import require_samples
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
-from omniload.plan.membership import Exhausted, Membership, Starved, membership_of
+from omniload.plan.membership import Exhausted, Membership, Starved
 from omniload.plan.place_tree import ClientPlaceTree
+from omniload.plan.records import StepPlan
+from omniload.plan.window import window_of
 
 __all__ = ["Planner", "Waits"]
 
-_STEPS_READ_AHEAD = 4
-"""Steps' worth of samples known ahead of the next plan, for each source by its share; half as many let every
+_PLANS_READ_AHEAD = 4
+"""Plans' worth of samples known ahead of the next plan, for each source by its share; half as many let every
 plan wait for a read."""
 
 
@@ -65,12 +70,14 @@ class Waits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Demand:
-    """Tokens of each source that must be known before a step can be planned, and below which more are asked for."""
+    """Tokens of each source that must be known before steps can be planned, and below which more are asked for."""
 
     step: int
-    """The step."""
+    """The first of the steps."""
+    steps: int
+    """How many."""
     needs_S: list[int]
-    """What the step is likely to draw; at least 1 where it draws any."""
+    """What they are likely to draw; at least 1 where they draw any."""
     targets_S: list[int]
     """What the coming steps are likely to draw."""
     short: set[int]
@@ -97,8 +104,14 @@ class Planner:
     """Tokens cut off or dropped with overlong documents so far, by source, in this life."""
     _queues: list[SampleQueue] = field(init=False)
     _states: dict[int, MixState] = field(init=False)
+    slowest_step: int = field(init=False)
+    """The step that the slowest rank wants next."""
     _wanted: dict[tuple[int, int], int] = field(init=False)
     """Next step of every rank, by its place along dp and cp."""
+    _ranks_at: Counter[int] = field(init=False)
+    """How many ranks want each step next: the slowest is found without looking at all of them."""
+    _released_to: int = field(init=False)
+    """The step before which everything was let go."""
     _reach_S: list[int] = field(init=False)
     """End of the positions that carried pieces lie in: after a resume they are read again, drawn from or not."""
     _resumed: MixState = field(init=False)
@@ -113,7 +126,7 @@ class Planner:
     def __post_init__(self) -> None:
         num_sources = len(self.mix.names)
         self.skipped_S, self.overlong_S = [0] * num_sources, [0] * num_sources
-        self._queues = [SampleQueue.at(self.state.floor_of(s)) for s in range(num_sources)]
+        self._queues = [SampleQueue.at(floor) for floor in self.state.floors()]
         carried = self.state.carried
         self._reach_S = [
             int(carried.positions_P[carried.sources_P == s].max(initial=-1)) + 1
@@ -127,6 +140,8 @@ class Planner:
         self._states = {self.state.step: self.state}
         ranks = product(range(self.tree.size_of("dp")), range(self.tree.size_of("cp")))
         self._wanted = dict.fromkeys(ranks, self.state.step)
+        self.slowest_step = self._released_to = self.state.step
+        self._ranks_at = Counter(self._wanted.values())
 
     def handle(self, event: PlannerEvent) -> tuple[PlannerCommand, ...]:
         """Apply one event and return what must now be done, in order.
@@ -146,18 +161,29 @@ class Planner:
                 self.skipped_S[source] += skipped
                 return tuple(self._advance((source,)))
             case StepTaken(step=step, dp_rank=dp_rank, cp_rank=cp_rank):
-                before, rank = self.slowest_step, (dp_rank, cp_rank)
-                self._wanted[rank] = max(self._wanted[rank], step + 1)
-                if self.slowest_step == before:
+                if not self._take((dp_rank, cp_rank), step):
                     return ()
                 return (*self._release(), *self._advance(()))
             case _:
                 assert_never(event)
 
-    @property
-    def slowest_step(self) -> int:
-        """The step that the slowest rank wants next."""
-        return min(self._wanted.values())
+    def _take(self, rank: tuple[int, int], step: int) -> bool:
+        """Note that a rank has a step; return whether the slowest rank has come further."""
+        before, slowest = self._wanted[rank], self.slowest_step
+        if step < before:
+            return False
+        self._wanted[rank] = step + 1
+        self._ranks_at[step + 1] += 1
+        self._ranks_at[before] -= 1
+        while not self._ranks_at[self.slowest_step]:
+            del self._ranks_at[self.slowest_step]
+            self.slowest_step += 1
+        return self.slowest_step > slowest
+
+    def _room(self) -> int:
+        """Return how many steps may be planned now; 0 until there is room for as many as go together."""
+        room = self.slowest_step + self.mix.steps_ahead - self.state.step
+        return room if room >= self.mix.steps_at_once else 0
 
     def waits(self) -> Waits:
         """Say what holds up the next plan."""
@@ -165,7 +191,7 @@ class Planner:
         if self._ended:
             return Waits(text=f"has planned every step before {step}, where the data ends")
         slowest = self.slowest_step
-        if step < slowest + self.mix.runtime.prefetch_steps:
+        if self._room():
             short = tuple(s for s in self._lacking() if self._is_asked(s))
             names = ", ".join(self.mix.names[s] for s in short[:_NAMES_SHOWN])
             return Waits(text=f"waits for samples of {len(short)} sources ({names})", sources=short)
@@ -204,10 +230,7 @@ class Planner:
         for s in changed:
             self._refuse_barren(s)
         self._recount(changed)
-        while (
-            not self._ended
-            and self.state.step < self.slowest_step + self.mix.runtime.prefetch_steps
-        ):
+        while not self._ended and (room := self._room()):
             if self.num_steps is not None and self.state.step >= self.num_steps:
                 self._ended = True
                 commands.append(EndOfData(step=self.state.step))
@@ -215,35 +238,50 @@ class Planner:
             demand = self._demanded()
             if demand.short:
                 break
-            tables = [queue.table for queue in self._queues]
-            membership = membership_of(self.mix, self.state, tables, self.positions_per_epoch_S)
-            if isinstance(membership, Starved):
-                source = membership.source
+            found = self._window(room)
+            if isinstance(found, Starved):
+                source = found.source
                 self._starved = source
                 commands += self._read(source, self._queues[source].tokens + demand.needs_S[source])
                 break
-            if isinstance(membership, Exhausted):
+            if isinstance(found, Exhausted):
                 self._ended = True
                 commands.append(EndOfData(step=self.state.step))
                 break
             self._starved = None
-            commands += self._publish(membership)
+            commands += self._publish(found)
             changed = range(len(self._queues))
         if not self._ended:
             commands += self._top_up(changed)
         return commands
 
+    def _window(self, room: int) -> list[Membership] | Starved | Exhausted:
+        """Draw the steps that are planned together."""
+        most = min(room, self.mix.steps_at_once)
+        if self.num_steps is not None:
+            most = min(most, self.num_steps - self.state.step)
+        tables = [queue.table for queue in self._queues]
+        return window_of(self.mix, self.state, tables, self.positions_per_epoch_S, most=most)
+
+    def _steps_demanded(self) -> int:
+        """Return how many steps the next plan is to have: one where a rank waits for it."""
+        return 1 if self.state.step == self.slowest_step else self.mix.steps_at_once
+
     def _demanded(self) -> _Demand:
-        """Return what the next step demands; found once a step, for there may be a report of every source in it."""
-        if self._demand is None or self._demand.step != self.state.step:
-            needs = self._needs()
-            ahead = self.state.step + _STEPS_READ_AHEAD
+        """Return what the next plan demands; found once a plan, for there may be a report of every source in it."""
+        step, steps = self.state.step, self._steps_demanded()
+        if self._demand is None or (self._demand.step, self._demand.steps) != (step, steps):
+            needs = self._needs(steps)
+            together = self.mix.steps_at_once
+            ahead = step + _PLANS_READ_AHEAD * together
             soon = weights_at(self.mix.mix.stages, self.mix.names, ahead)
+            tokens = self.mix.batch.tokens * together
             self._demand = _Demand(
-                step=self.state.step,
+                step=step,
+                steps=steps,
                 needs_S=needs,
                 targets_S=[
-                    max(need, int(weight * self.mix.batch.tokens)) * _STEPS_READ_AHEAD
+                    max(need, int(weight * tokens)) * _PLANS_READ_AHEAD
                     for need, weight in zip(needs, soon, strict=True)
                 ],
                 short={s for s, need in enumerate(needs) if self._is_short(s, need)},
@@ -257,12 +295,13 @@ class Planner:
             if not self._is_short(s, demand.needs_S[s]):
                 demand.short.remove(s)
 
-    def _needs(self) -> list[int]:
-        """Return the tokens of each source that the next step is likely to draw; at least 1 where it draws any."""
+    def _needs(self, steps: int) -> list[int]:
+        """Return the tokens of each source that the next steps are likely to draw; at least 1 where they draw any."""
         weights = weights_at(self.mix.mix.stages, self.mix.names, self.state.step)
         if self.mix.mix.level == "sample" or self.mix.pack.method == "none":
             return [1 if weight > 0 else 0 for weight in weights]
-        budget = (self.mix.rows_per_step + self.mix.pack.rows_ahead) * self.mix.pack.length
+        rows = self.mix.rows_per_step * steps + self.mix.pack.rows_ahead
+        budget = rows * self.mix.pack.length
         return [
             max(1, int(weight * budget + credit / WEIGHT_ONE)) if weight > 0 else 0
             for weight, credit in zip(weights, self.state.credits_S, strict=True)
@@ -313,23 +352,35 @@ class Planner:
                 f"{self.mix.pack.length}; remove the source, or change pack.overlong or its text key"
             )
 
-    def _publish(self, membership: Membership) -> list[PlannerCommand]:
-        plan = place(self.mix, self.tree, self.state, membership)
-        for s, count in enumerate(membership.finished_S.tolist()):
-            self._queues[s].draw(count)
-            self.overlong_S[s] += int(membership.lost_S[s])
-        before, self.state = self.state, membership.after
-        self._states[self.state.step] = self.state
-        journaled = AppendJournal(before=before, plan=plan, after=self.state, names=self.mix.names)
-        return [journaled, PublishPlan(plan=plan)]
+    def _publish(self, window: Sequence[Membership]) -> list[PlannerCommand]:
+        """Place the steps of a window; all of them are journaled before any is published."""
+        commands: list[PlannerCommand] = []
+        plans: list[StepPlan] = []
+        for membership in window:
+            before, plan = self.state, place(self.mix, self.tree, self.state, membership)
+            self.state = membership.after
+            self._states[self.state.step] = self.state
+            plans.append(plan)
+            commands.append(
+                AppendJournal(before=before, plan=plan, after=self.state, names=self.mix.names)
+            )
+        finished_S = np.sum([membership.finished_S for membership in window], axis=0)
+        for s in np.flatnonzero(finished_S).tolist():
+            self._queues[s].draw(int(finished_S[s]))
+        if self.mix.pack.overlong != "split":
+            for membership in window:
+                self.overlong_S = (membership.lost_S + self.overlong_S).tolist()
+        return [*commands, PublishPlans(plans=tuple(plans))]
 
     def _release(self) -> list[PlannerCommand]:
-        """Let go of what no rank can ask for again."""
+        """Let go of what no rank can ask for again, of as many steps at once as are planned together."""
         step = self.slowest_step
+        if step < self._released_to + self.mix.steps_at_once:
+            return []
+        self._released_to = step
         for old in [s for s in self._states if s < step]:
             del self._states[old]
-        state = self._states[step]
         return [
             ReleaseSteps(step=step),
-            ReleaseSamples(floors={s: state.floor_of(s) for s in range(len(self.mix.names))}),
+            ReleaseSamples(floors=dict(enumerate(self._states[step].floors()))),
         ]

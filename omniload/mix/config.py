@@ -49,6 +49,14 @@ LARGEST_BATCH = 1 << 32
 """Tokens of a step at most: 16 GiB of token ids, a hundred times the largest batches in use."""
 MOST_ROWS = 1 << 20
 """Rows of a step, or of what waits for one, at most: the planner keeps a record of each."""
+_LEAST_AHEAD, _MOST_AHEAD = 4, 64
+"""Steps that are built ahead where the mix does not say how many."""
+_TOKENS_AHEAD = 1 << 20
+"""Tokens that they hold about, between the two."""
+_PARTS_AHEAD = 4
+"""Steps ahead are planned in so many parts: while ranks take one, the next are made."""
+_MOST_AT_ONCE = 16
+"""Steps of a part at most; beyond that a part costs little less a step and its first step waits for more."""
 _SHOWN = 12
 """Names of sources that a message lists."""
 _LARGEST_NUMBER = 1e12
@@ -301,6 +309,17 @@ class MixConfig(StrictModel):
     def rows_per_step(self) -> int:
         """Rows of one step over all ranks."""
         return self.batch.tokens // self.pack.length
+
+    @property
+    def steps_ahead(self) -> int:
+        """Steps that are built ahead of the slowest rank."""
+        fitting = min(max(_LEAST_AHEAD, _TOKENS_AHEAD // self.batch.tokens), _MOST_AHEAD)
+        return self.runtime.prefetch_steps or fitting
+
+    @property
+    def steps_at_once(self) -> int:
+        """Steps that are planned, built and handed over together: what each costs beside its tokens is shared."""
+        return min(max(1, self.steps_ahead // _PARTS_AHEAD), _MOST_AT_ONCE)
 
     @property
     def rows_per_microbatch(self) -> int:

@@ -15,8 +15,8 @@ class RuntimeConfig(StrictModel):
 
     kind: Literal["auto", "local", "ray"] = "auto"
     """``local``: threads in the trainer's process, one rank. ``ray``: actors. ``auto``: local for one rank."""
-    prefetch_steps: int = Field(default=4, ge=1, le=1024)
-    """Steps built ahead of the slowest rank."""
+    prefetch_steps: int = Field(default=0, ge=0, le=1024)
+    """Steps built ahead of the slowest rank; 0 builds 4, and of small steps up to 64, about a million tokens."""
     loaders: int = Field(default=0, ge=0, le=4096)
     """Source loader actors; 0 groups sources by their cost."""
     constructors: int = Field(default=0, ge=0, le=4096)

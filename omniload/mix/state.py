@@ -108,13 +108,12 @@ class MixState:
             carried=carried,
         )
 
-    def floor_of(self, source: int) -> int:
-        """Return the first raw position of ``source`` that is still needed."""
-        carried = self.carried.positions_P[self.carried.sources_P == source]
-        return min(
-            self.cursors_S[source][0],
-            int(carried.min()) if len(carried) else self.cursors_S[source][0],
-        )
+    def floors(self) -> list[int]:
+        """Return the first raw position of each source that is still needed."""
+        floors_S = np.array([position for position, _, _ in self.cursors_S], np.int64)
+        np.minimum.at(floors_S, self.carried.sources_P, self.carried.positions_P)
+        floors: list[int] = floors_S.tolist()
+        return floors
 
     def digest(self) -> str:
         """Return a digest of every value: equal states, and no others, have equal digests."""

@@ -252,11 +252,11 @@ def warnings_of_a_step(mix: MixConfig, sizes: SourceSizes) -> list[str]:
         for s, (name, epochs) in enumerate(zip(mix.names, most_S.tolist(), strict=True))
         if epochs > 1
     ]
-    ahead = mix.rows_per_step * mix.runtime.prefetch_steps + mix.pack.lookahead_rows
+    ahead = mix.rows_per_step * mix.steps_ahead + mix.pack.lookahead_rows
     held_bytes = ahead * mix.pack.length * np.dtype(np.int32).itemsize
     if held_bytes > _MUCH_MEMORY_BYTES:
         warnings.append(
-            f"token ids of {ahead:,} rows are held ahead, {format_bytes(held_bytes)}: {mix.runtime.prefetch_steps} "
+            f"token ids of {ahead:,} rows are held ahead, {format_bytes(held_bytes)}: {mix.steps_ahead} "
             f"steps of {mix.rows_per_step:,} rows and pack.lookahead_rows {mix.pack.lookahead_rows:,}, of pack.length "
             f"{mix.pack.length:,}; lower one of them unless the loaders have that much"
         )

@@ -62,7 +62,10 @@ class StepPlan:
 
     def part_of(self, dp_ranks: Sequence[int]) -> "StepPlan":
         """Return the plan with the rows of ``dp_ranks`` only; what is said of the whole step stays."""
-        rows = np.flatnonzero(np.isin(self.dp_ranks_R, dp_ranks))
+        is_theirs_R = np.isin(self.dp_ranks_R, dp_ranks)
+        if is_theirs_R.all():
+            return self
+        rows = np.flatnonzero(is_theirs_R)
         counts = np.diff(self.row_offsets)[rows]
         offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
         pieces = np.repeat(self.row_offsets[rows] - offsets[:-1], counts) + np.arange(offsets[-1])
@@ -74,6 +77,9 @@ class StepPlan:
             microbatches_R=self.microbatches_R[rows],
         )
 
-    def rows_of(self, dp_rank: int, microbatch: int) -> NDArray[np.int64]:
-        """Return the rows of one microbatch of one data-parallel rank, in plan order."""
-        return np.flatnonzero((self.dp_ranks_R == dp_rank) & (self.microbatches_R == microbatch))
+    def rows_by_microbatch(self, dp_rank: int) -> tuple[NDArray[np.int64], list[int]]:
+        """Return the rows of a data-parallel rank, microbatch by microbatch in plan order, and how many each has."""
+        rows = np.flatnonzero(self.dp_ranks_R == dp_rank)
+        microbatches = self.microbatches_R[rows]
+        counts: list[int] = np.bincount(microbatches, minlength=self.num_microbatches).tolist()
+        return rows[np.argsort(microbatches, kind="stable")], counts

@@ -57,6 +57,7 @@ def a_mix(
             "mix": {"stages": stages} | dict(mix or {}),
             "pack": {"length": length} | dict(pack or {}),
             "batch": {"tokens": rows * length, "micro_tokens": micro_rows * length},
+            "runtime": {"prefetch_steps": 4},
         }
         | changes
     )

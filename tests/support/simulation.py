@@ -18,7 +18,7 @@ from omniload.build.digest import batch_digest, combined
 from omniload.build.microbatch import Batch
 from omniload.build.rows import build_rows, stops_with_next
 from omniload.machine.data_constructor import (
-    BuildStep,
+    BuildSteps,
     DataConstructor,
     FetchSlices,
     SlicesFetched,
@@ -27,7 +27,7 @@ from omniload.machine.messages import (
     AppendJournal,
     EndOfData,
     PlannerCommand,
-    PublishPlan,
+    PublishPlans,
     ReadAhead,
     ReleaseSamples,
     ReleaseSteps,
@@ -208,13 +208,8 @@ class Simulation:
             match command:
                 case AppendJournal(record=record):
                     self.journal.append(record)
-                case PublishPlan(plan=plan):
-                    assert self.journal[-1]["step"] == plan.step, (
-                        "published before it was journaled"
-                    )
-                    self.published.append(plan.step)
-                    for constructor in self._constructors:
-                        self._send(self._build, constructor, plan.part_of(constructor.dp_ranks))
+                case PublishPlans(plans=plans):
+                    self._publish(plans)
                 case ReadAhead():
                     self._send(self._read, command)
                 case ReleaseSamples() | ReleaseSteps():
@@ -224,11 +219,14 @@ class Simulation:
                 case EndOfData(step=step):
                     self._end = step
 
-    def _publish(self, plan: StepPlan) -> None:
-        assert self.journal[-1]["step"] == plan.step, "published before it was journaled"
-        self.published.append(plan.step)
+    def _publish(self, plans: Sequence[StepPlan]) -> None:
+        journaled = [record["step"] for record in self.journal]
+        for plan in plans:
+            assert plan.step in journaled, "published before it was journaled"
+            self.published.append(plan.step)
         for constructor in self._constructors:
-            self._send(self._build, constructor, plan.part_of(constructor.dp_ranks))
+            parts = [plan.part_of(constructor.dp_ranks) for plan in plans]
+            self._send(self._build, constructor, parts)
 
     def _send(self, receiver: Callable[..., object], *message: object) -> None:
         self._bag.append(lambda: receiver(*message))
@@ -253,8 +251,8 @@ class Simulation:
     def _report(self, report: SamplesReported) -> None:
         self._send(lambda: self._carry(self.planner.handle(report)))
 
-    def _build(self, constructor: DataConstructor, plan: object) -> None:
-        for command in constructor.handle(BuildStep(plan=plan)):  # type: ignore[arg-type]
+    def _build(self, constructor: DataConstructor, plans: Sequence[StepPlan]) -> None:
+        for command in constructor.handle(BuildSteps(plans=plans)):
             if isinstance(command, FetchSlices):
                 self._send(self._fetch, constructor, command)
 
@@ -263,9 +261,9 @@ class Simulation:
             slices = Ranges.of([self._loader_of(r.source).slices(r) for r in fetch.requests])
         except StateError:
             # Right for a repetition that comes when the step was served; else the test fails.
-            assert constructor.has(fetch.step) or constructor.is_released(fetch.step)
+            assert all(constructor.has(s) or constructor.is_released(s) for s in fetch.steps)
             return
-        self._send(constructor.handle, SlicesFetched(step=fetch.step, slices=slices))
+        self._send(constructor.handle, SlicesFetched(steps=fetch.steps, slices=slices))
 
     def _ready(self) -> list[int]:
         """Return the ranks whose next step is built."""

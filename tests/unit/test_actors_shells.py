@@ -27,7 +27,7 @@ def a_shell(fetch=None):
 def test_a_step_that_was_built_is_taken():
     shell = a_shell()
 
-    assert shell.build(a_plan([[A]], step=3)) == 3
+    assert shell.build([a_plan([[A]], step=3)]) == 3
     assert (
         shell.take(3, 0).microbatches[0].tokens_RT[0, :5].tolist() == tokens_of(0, 1, 0, 5).tolist()
     )
@@ -41,8 +41,8 @@ def test_a_step_is_fetched_once():
         return Ranges.of([Ragged.of([tokens_of(0, 1, 0, 5)])])
 
     shell = a_shell(fetch)
-    shell.build(a_plan([[A]]))
-    shell.build(a_plan([[A]]))
+    shell.build([a_plan([[A]])])
+    shell.build([a_plan([[A]])])
 
     assert asked == [1]
 
@@ -54,7 +54,7 @@ def test_a_step_that_is_not_built_in_time_is_a_timeout():
 
 def test_a_failure_reaches_whoever_waits_and_built_steps_are_still_served():
     shell = a_shell()
-    shell.build(a_plan([[A]]))
+    shell.build([a_plan([[A]])])
 
     shell.fail(IntegrityError("bad record"))
     shell.fail(StateError("a later one"))
@@ -66,7 +66,7 @@ def test_a_failure_reaches_whoever_waits_and_built_steps_are_still_served():
 
 def test_the_end_of_the_data_is_no_batch():
     shell = a_shell()
-    shell.build(a_plan([[A]]))
+    shell.build([a_plan([[A]])])
 
     shell.end(1)
 
@@ -75,9 +75,20 @@ def test_the_end_of_the_data_is_no_batch():
     assert shell.take(7, 0) is None
 
 
+def test_steps_at_hand_are_taken_together_up_to_as_many_as_asked_for():
+    shell = a_shell()
+    for step in range(3):
+        shell.build([a_plan([[A]], step=step)])
+    shell.end(3)
+
+    assert [batch.step for batch in shell.take_several(0, 2, 0)] == [0, 1]
+    assert [batch.step for batch in shell.take_several(2, 2, 0)] == [2]
+    assert shell.take_several(3, 2, 0) == ()
+
+
 def test_a_step_that_was_let_go_is_an_error_and_not_a_wait():
     shell = a_shell()
-    shell.build(a_plan([[A]]))
+    shell.build([a_plan([[A]])])
 
     shell.release(ReleaseSteps(step=1))
 

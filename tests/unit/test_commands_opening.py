@@ -96,4 +96,4 @@ def test_planning_ahead_may_be_set_apart_from_the_file(tmp_path):
     path = a_file(tmp_path, a_mixed_corpus(tmp_path))
 
     assert open_spec(path, dp=1, cache_dir=None, ahead=1).mix.runtime.prefetch_steps == 1
-    assert open_spec(path, dp=1, cache_dir=None).mix.runtime.prefetch_steps == 4
+    assert open_spec(path, dp=1, cache_dir=None).mix.steps_ahead == 4

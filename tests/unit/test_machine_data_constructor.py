@@ -8,7 +8,7 @@ from omniload.base.ragged import Ragged, Ranges
 from omniload.build.microbatch import CpSlice
 from omniload.machine.data_constructor import (
     BatchesBuilt,
-    BuildStep,
+    BuildSteps,
     DataConstructor,
     FetchSlices,
     SlicesFetched,
@@ -49,15 +49,15 @@ def answers(fetch):
 
 
 def built(constructor, plan):
-    (fetch,) = constructor.handle(BuildStep(plan=plan))
-    assert constructor.handle(SlicesFetched(step=plan.step, slices=Ranges.of(answers(fetch)))) == (
-        BatchesBuilt(step=plan.step),
-    )
+    (fetch,) = constructor.handle(BuildSteps(plans=[plan]))
+    assert constructor.handle(
+        SlicesFetched(steps=(plan.step,), slices=Ranges.of(answers(fetch)))
+    ) == (BatchesBuilt(steps=(plan.step,)),)
     return constructor
 
 
 def test_it_asks_once_for_each_source_with_one_token_more_where_a_sample_goes_on():
-    (fetch,) = a_constructor().handle(BuildStep(plan=the_plan()))
+    (fetch,) = a_constructor().handle(BuildSteps(plans=[the_plan()]))
 
     assert isinstance(fetch, FetchSlices)
     assert [request.source for request in fetch.requests] == [0, 1]
@@ -98,9 +98,9 @@ def test_a_rank_without_rows_in_a_microbatch_gets_an_empty_one():
 
 def test_a_step_without_pieces_is_built_without_asking():
     constructor = a_constructor(dp_ranks=[0])
-    (fetch,) = constructor.handle(BuildStep(plan=a_plan([[], []])))
+    (fetch,) = constructor.handle(BuildSteps(plans=[a_plan([[], []])]))
 
-    constructor.handle(SlicesFetched(step=0, slices=Ranges.of([])))
+    constructor.handle(SlicesFetched(steps=(0,), slices=Ranges.of([])))
 
     assert list(fetch.requests) == []
     assert constructor.batch_of(0, 0).microbatches[0].tokens_RT.tolist() == [[0] * 16] * 2
@@ -109,20 +109,20 @@ def test_a_step_without_pieces_is_built_without_asking():
 def test_building_again_answers_at_once():
     constructor = built(a_constructor(), the_plan())
 
-    assert constructor.handle(BuildStep(plan=the_plan())) == (BatchesBuilt(step=0),)
+    assert constructor.handle(BuildSteps(plans=[the_plan()])) == (BatchesBuilt(steps=(0,)),)
 
 
 def test_a_second_answer_changes_nothing():
     constructor = built(a_constructor(), the_plan())
 
-    assert constructor.handle(SlicesFetched(step=0, slices=Ranges.of([]))) == ()
+    assert constructor.handle(SlicesFetched(steps=(0,), slices=Ranges.of([]))) == ()
     assert constructor.has(0)
 
 
 def test_asking_again_while_the_answer_is_out_asks_the_same():
     constructor = a_constructor()
-    (first,) = constructor.handle(BuildStep(plan=the_plan()))
-    (second,) = constructor.handle(BuildStep(plan=the_plan()))
+    (first,) = constructor.handle(BuildSteps(plans=[the_plan()]))
+    (second,) = constructor.handle(BuildSteps(plans=[the_plan()]))
 
     assert [r.positions_N.tolist() for r in first.requests] == [
         r.positions_N.tolist() for r in second.requests
@@ -144,17 +144,18 @@ def test_a_released_step_is_not_built_again():
     constructor = built(a_constructor(), the_plan(0))
     constructor.handle(ReleaseSteps(step=1))
 
-    assert constructor.handle(BuildStep(plan=the_plan(0))) == (BatchesBuilt(step=0),)
+    assert constructor.handle(BuildSteps(plans=[the_plan(0)])) == (BatchesBuilt(steps=(0,)),)
     assert not constructor.has(0)
     assert constructor.is_released(0)
 
 
 def test_an_answer_for_a_released_step_is_dropped():
     constructor = a_constructor()
-    (fetch,) = constructor.handle(BuildStep(plan=the_plan(0)))
+    (fetch,) = constructor.handle(BuildSteps(plans=[the_plan(0)]))
     constructor.handle(ReleaseSteps(step=1))
 
-    assert constructor.handle(SlicesFetched(step=0, slices=Ranges.of(answers(fetch)))) == ()
+    constructor.handle(SlicesFetched(steps=(0,), slices=Ranges.of(answers(fetch))))
+
     assert not constructor.has(0)
 
 
@@ -178,9 +179,55 @@ def test_cp_peers_get_slices_of_the_same_rows():
 
 def test_a_sample_of_another_length_than_planned_stops_the_build():
     constructor = a_constructor()
-    (fetch,) = constructor.handle(BuildStep(plan=the_plan()))
+    (fetch,) = constructor.handle(BuildSteps(plans=[the_plan()]))
     slices = answers(fetch)
     slices[0] = Ragged.of([slices[0][0][:-1], slices[0][1], slices[0][2]])
 
     with pytest.raises(IntegrityError, match="gave 4 tokens where 5 were planned"):
-        constructor.handle(SlicesFetched(step=0, slices=Ranges.of(slices)))
+        constructor.handle(SlicesFetched(steps=(0,), slices=Ranges.of(slices)))
+
+
+def the_same(one, other):
+    return all(
+        np.array_equal(getattr(a, name), getattr(b, name))
+        for a, b in zip(one.microbatches, other.microbatches, strict=True)
+        for name in (
+            "tokens_RT",
+            "labels_RT",
+            "positions_RT",
+            "source_ids_RT",
+            "cu_seqlens",
+            "keys_K4",
+        )
+    )
+
+
+def test_steps_built_together_are_as_each_alone():
+    plans = [
+        the_plan(0),
+        a_plan([[A], [B], [A]], dp_ranks=[0, 0, 1], microbatches=[0, 1, 0], step=1),
+    ]
+    together = a_constructor()
+    (fetch,) = together.handle(BuildSteps(plans=plans))
+
+    assert together.handle(SlicesFetched(steps=(0, 1), slices=Ranges.of(answers(fetch)))) == (
+        BatchesBuilt(steps=(0, 1)),
+    )
+
+    assert [request.source for request in fetch.requests] == [0, 1]
+    for plan in plans:
+        for rank in (0, 1):
+            alone = built(a_constructor(), plan).batch_of(plan.step, rank)
+            assert the_same(together.batch_of(plan.step, rank), alone)
+
+
+def test_of_steps_asked_together_those_built_before_are_left_as_they_are():
+    constructor = built(a_constructor(), the_plan(0))
+    before = constructor.batch_of(0, 0)
+
+    (fetch,) = constructor.handle(BuildSteps(plans=[the_plan(0), the_plan(1)]))
+    constructor.handle(SlicesFetched(steps=(1,), slices=Ranges.of(answers(fetch))))
+
+    assert fetch.steps == (1,)
+    assert constructor.batch_of(0, 0) is before
+    assert constructor.has(1)

@@ -9,7 +9,7 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.machine.messages import (
     AppendJournal,
     EndOfData,
-    PublishPlan,
+    PublishPlans,
     ReadAhead,
     ReleaseSamples,
     ReleaseSteps,
@@ -44,7 +44,11 @@ def of_kind(commands, kind):
 
 
 def steps_of(commands):
-    return [command.plan.step for command in of_kind(commands, PublishPlan)]
+    return [plan.step for plan in plans_of(commands)]
+
+
+def plans_of(commands):
+    return [plan for command in of_kind(commands, PublishPlans) for plan in command.plans]
 
 
 def a_running_planner(lengths=(10,) * 40, mix=None, **changes):
@@ -105,11 +109,11 @@ def test_a_step_taken_lets_it_plan_one_more():
 def test_the_journal_record_comes_before_its_plan():
     _, commands = a_running_planner()
 
-    kinds = [type(c) for c in commands if isinstance(c, AppendJournal | PublishPlan)]
-    assert kinds == [AppendJournal, PublishPlan] * 2
+    kinds = [type(c) for c in commands if isinstance(c, AppendJournal | PublishPlans)]
+    assert kinds == [AppendJournal, PublishPlans] * 2
     records = of_kind(commands, AppendJournal)
     assert [r.record["digest"] for r in records] == [
-        p.plan.membership_digest() for p in of_kind(commands, PublishPlan)
+        plan.membership_digest() for plan in plans_of(commands)
     ]
 
 
@@ -216,7 +220,7 @@ def test_the_end_of_the_sources_leaves_no_token_without_a_row():
     commands = [*planner.handle(Started()), *planner.handle(report([3, 4] * 20))]
 
     assert len(planner.state.carried) == 0
-    plans = [command.plan for command in of_kind(commands, PublishPlan)]
+    plans = plans_of(commands)
     assert sum(int(plan.pieces.lengths_P.sum()) for plan in plans) == 20 * (3 + 4)
     assert of_kind(commands, EndOfData) == [EndOfData(step=len(plans))]
 
@@ -354,8 +358,8 @@ def test_a_resumed_planner_plans_the_next_step_as_the_first_one_did():
 
     again = second.handle(report(lengths[1:], start=1))
 
-    digests = {p.plan.step: p.plan.membership_digest() for p in of_kind(commands, PublishPlan)}
-    assert of_kind(again, PublishPlan)[0].plan.membership_digest() == digests[1]
+    digests = {plan.step: plan.membership_digest() for plan in plans_of(commands)}
+    assert plans_of(again)[0].membership_digest() == digests[1]
 
 
 def test_every_row_of_a_plan_goes_to_a_rank_and_a_microbatch():
@@ -363,7 +367,7 @@ def test_every_row_of_a_plan_goes_to_a_rank_and_a_microbatch():
 
     _, commands = a_running_planner(mix=mix, dp=2)
 
-    plan = of_kind(commands, PublishPlan)[0].plan
+    plan = plans_of(commands)[0]
     assert np.bincount(plan.dp_ranks_R).tolist() == [4, 4]
     assert plan.num_microbatches == 2
     assert plan.tokens_S == (80,)
@@ -414,3 +418,49 @@ def test_a_source_that_a_draw_ran_out_of_holds_up_the_next_plan():
     assert [command.source for command in of_kind(commands, ReadAhead)] == [1]
     assert planner.waits().sources == (1,)
     assert planner.waits().text == f"waits for samples of 1 sources ({mix.names[1]})"
+
+
+def test_small_steps_are_planned_together_once_there_is_room_for_all_of_them():
+    planner, commands = a_running_planner([10] * 200, mix=a_small_mix(prefetch=8))
+
+    assert [len(c.plans) for c in of_kind(commands, PublishPlans)] == [2, 2, 2, 2]
+    assert of_kind(planner.handle(StepTaken(step=0, dp_rank=0)), PublishPlans) == []
+    later = planner.handle(StepTaken(step=1, dp_rank=0))
+    assert steps_of(later) == [8, 9]
+    assert [len(c.plans) for c in of_kind(later, PublishPlans)] == [2]
+
+
+def test_steps_that_are_planned_together_are_journaled_before_any_is_published():
+    _, commands = a_running_planner([10] * 200, mix=a_small_mix(prefetch=8))
+
+    kinds = [type(c) for c in commands if isinstance(c, AppendJournal | PublishPlans)]
+    assert kinds[:3] == [AppendJournal, AppendJournal, PublishPlans]
+
+
+def test_no_more_steps_are_planned_together_than_there_are():
+    _, commands = a_running_planner([10] * 200, mix=a_small_mix(prefetch=40), num_steps=13)
+
+    assert [len(c.plans) for c in of_kind(commands, PublishPlans)] == [10, 3]
+    assert of_kind(commands, EndOfData) == [EndOfData(step=13)]
+
+
+def test_what_steps_that_go_together_used_is_let_go_together():
+    planner, _ = a_running_planner([10] * 200, mix=a_small_mix(prefetch=8))
+
+    assert of_kind(planner.handle(StepTaken(step=0, dp_rank=0)), ReleaseSteps) == []
+    assert planner.state_at(0)["step"] == 0
+    released = of_kind(planner.handle(StepTaken(step=1, dp_rank=0)), ReleaseSteps)
+    assert released == [ReleaseSteps(step=2)]
+    with pytest.raises(StateError, match="is not held"):
+        planner.state_at(1)
+
+
+def test_the_slowest_rank_is_known_whatever_order_ranks_go_in():
+    planner, _ = a_running_planner(dp=3)
+
+    slowest = []
+    for rank, step in [(0, 0), (0, 1), (2, 0), (1, 1), (2, 1), (1, 0)]:
+        planner.handle(StepTaken(step=step, dp_rank=rank))
+        slowest.append(planner.slowest_step)
+
+    assert slowest == [0, 0, 0, 1, 2, 2]

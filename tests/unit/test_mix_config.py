@@ -89,7 +89,7 @@ def test_a_good_file_says_what_a_step_holds(tmp_path):
         ({"pack.length": "4 kib"}, "pack.length: '4 kib' is not a quantity"),
         ({"balance": {"linear": 0, "quadratic": 0}}, "give a cost to balance"),
         ({"tokenizer": None}, "sources.code holds text and there is no tokenizer"),
-        ({"runtime": {"prefetch_steps": 0}}, "runtime.prefetch_steps: "),
+        ({"runtime": {"prefetch_steps": -1}}, "runtime.prefetch_steps: "),
     ],
 )
 def test_a_fault_is_named_with_its_key_and_remedy(changes, message):
@@ -211,3 +211,19 @@ def test_a_number_beyond_its_limit_is_refused_with_both(changes, message):
 def test_more_sources_than_a_batch_can_number_are_refused():
     with pytest.raises(ValidationError, match="at most 32767 items"):
         a_mix(sources=[f"s{i}" for i in range(32_768)])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "asked", "ahead", "at_once"),
+    [
+        (8_192, 0, 64, 16),
+        (65_536, 0, 16, 4),
+        (1 << 22, 0, 4, 1),
+        (8_192, 4, 4, 1),
+        (8_192, 1024, 1024, 16),
+    ],
+)
+def test_small_steps_are_made_further_ahead_and_several_at_once(tokens, asked, ahead, at_once):
+    mix = a_mix(rows=tokens // 1024, length=1024, micro_rows=1, runtime={"prefetch_steps": asked})
+
+    assert (mix.steps_ahead, mix.steps_at_once) == (ahead, at_once)

@@ -5,7 +5,7 @@ import pytest
 from omniload.base.errors import StateError
 from omniload.machine.messages import (
     AppendJournal,
-    PublishPlan,
+    PublishPlans,
     SamplesReported,
     Started,
     StepTaken,
@@ -28,8 +28,8 @@ def a_journal(mix, *, steps, epoch=(1000, 1000), length=10):
         for command in planner.handle(events.pop(0)):
             if isinstance(command, AppendJournal):
                 records.append(command.record)
-            elif isinstance(command, PublishPlan):
-                events.append(StepTaken(step=command.plan.step, dp_rank=0))
+            elif isinstance(command, PublishPlans):
+                events += [StepTaken(step=plan.step, dp_rank=0) for plan in command.plans]
     return base, records, planner
 
 

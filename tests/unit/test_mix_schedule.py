@@ -3,7 +3,7 @@
 import pytest
 
 from omniload.mix.config import Stage
-from omniload.mix.schedule import boundaries, weights_at
+from omniload.mix.schedule import boundaries, steps_alike, weights_at
 from tests.support.builders import a_mix
 
 NAMES = ("web", "code")
@@ -51,3 +51,13 @@ def test_boundaries_are_where_weights_start_or_stop_to_change():
     mix = a_mix(mix={"stages": [stage.model_dump() for stage in STAGES]})
 
     assert boundaries(mix) == (0, 10, 14, 20)
+
+
+def test_weights_stay_as_they_are_for_as_many_steps_as_is_said():
+    found = [weights_at(STAGES, NAMES, step) for step in range(40)]
+
+    for step in range(24):
+        alike = min(steps_alike(STAGES, step), 40 - step)
+        assert all(weights == found[step] for weights in found[step : step + alike])
+    assert [steps_alike(STAGES, step) for step in (0, 9, 10, 12, 13, 19)] == [10, 1, 1, 1, 7, 1]
+    assert steps_alike(STAGES, 20) > 10**18

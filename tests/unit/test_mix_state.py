@@ -130,13 +130,12 @@ def test_a_step_pays_every_source_its_share_and_takes_what_was_drawn():
     assert after.drawn_S == (10, 0)
 
 
-@pytest.mark.parametrize(("source", "floor"), [(0, 31), (1, 6)])
-def test_what_is_carried_is_still_needed(source, floor):
-    assert a_state().floor_of(source) == floor
+def test_what_is_carried_is_still_needed():
+    assert a_state().floors() == [31, 6]
 
 
 def test_without_anything_carried_the_cursor_is_the_floor():
-    assert a_state(carried=PieceTable.empty()).floor_of(0) == 40
+    assert a_state(carried=PieceTable.empty()).floors()[0] == 40
 
 
 def test_pieces_are_taken_and_joined_by_column():

@@ -19,9 +19,11 @@ def plan(**changes):
 
 def test_rows_are_found_by_rank_and_microbatch():
     assert plan().num_rows == 4
-    assert plan().rows_of(1, 1).tolist() == [3]
-    assert plan().rows_of(0, 0).tolist() == [0]
-    assert plan().rows_of(2, 0).tolist() == []
+    assert [
+        part if isinstance(part, list) else part.tolist() for part in plan().rows_by_microbatch(1)
+    ] == [[1, 3], [1, 1]]
+    rows, counts = plan().rows_by_microbatch(2)
+    assert (rows.tolist(), counts) == ([], [0, 0])
 
 
 def test_a_part_holds_the_rows_of_its_ranks_and_what_is_said_of_the_whole():
