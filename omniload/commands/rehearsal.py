@@ -14,7 +14,12 @@ from omniload.actors.board import Activity
 from omniload.actors.loader import LoaderShell
 from omniload.actors.plane import PlaneSpec, make_planner, require_rows
 from omniload.build.microbatch import Batch
-from omniload.machine.data_constructor import BuildSteps, DataConstructor, FetchSlices, SlicesFetched
+from omniload.machine.data_constructor import (
+    BuildSteps,
+    DataConstructor,
+    FetchSlices,
+    SlicesFetched,
+)
 from omniload.machine.messages import (
     EndOfData,
     PlannerEvent,

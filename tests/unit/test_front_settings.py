@@ -41,7 +41,9 @@ def test_sources_are_no_setting():
 
 
 def test_a_value_is_checked_with_the_whole_mix():
-    with pytest.raises(ConfigError, match=r"prefetch_steps: .*greater than or equal to 0, found -1"):
+    with pytest.raises(
+        ConfigError, match=r"prefetch_steps: .*greater than or equal to 0, found -1"
+    ):
         with_settings(a_mix(), {"prefetch_steps": -1})
     with pytest.raises(ConfigError, match=r"not a multiple of pack\.length"):
         with_settings(a_mix(), {"pack_length": 7})
