@@ -9,11 +9,25 @@ from omniload.actors.ray_environment import RayActorError, RayError, RayTaskErro
 from omniload.base.errors import DefectError, OmniloadError, UnavailableError, project_error
 from omniload.base.log import get_logger
 
-__all__ = ["answer_to", "future_of", "log_failure", "plain_error", "there"]
+__all__ = ["actor_named", "answer_to", "future_of", "log_failure", "plain_error", "there"]
 
 _TURN_S = 0.2
 """Ray must not be shut down under a call: whoever waits looks this often whether to leave."""
 _LOG = get_logger(__name__)
+
+
+def actor_named(name: str) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
+    """Return an actor of the plane that this process is connected to.
+
+    Raises:
+        UnavailableError: There is none of that name.
+    """
+    try:
+        return ray.get_actor(name)
+    except ValueError:
+        raise UnavailableError(
+            f"the data plane has no {name} any more; start again from the last checkpoint"
+        ) from None
 
 
 def answer_to(

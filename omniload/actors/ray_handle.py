@@ -12,7 +12,7 @@ from omniload.actors.board import Activity, FolderBoard
 from omniload.actors.gate import Gate
 from omniload.actors.patience import wait_until
 from omniload.actors.plane import RankHandle
-from omniload.actors.ray_answers import answer_to, log_failure, there
+from omniload.actors.ray_answers import actor_named, answer_to, log_failure, there
 from omniload.actors.ray_environment import ray
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.file_lock import FileLock
@@ -53,8 +53,8 @@ class RayHandle(RankHandle):
         self._check_from_s = 0.0
         self._lock = _claim(address, self._name)
         try:
-            self._constructor: Any = _actor(self._of)
-            self._planner: Any = _actor("planner")
+            self._constructor: Any = actor_named(self._of)
+            self._planner: Any = actor_named("planner")
             self.first_step = answer_to(self._planner.first_step.remote(), "the planner")
         except BaseException:
             self._lock.close()
@@ -140,15 +140,6 @@ class RayHandle(RankHandle):
         elif ray.wait([self._check], timeout=0)[0]:
             check, self._check = self._check, None
             answer_to(check, "the planner")
-
-
-def _actor(name: str) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
-    try:
-        return ray.get_actor(name)
-    except ValueError:
-        raise UnavailableError(
-            f"the data plane has no {name} any more; start again from the last checkpoint"
-        ) from None
 
 
 def _claim(address: PlaneAddress, name: str) -> FileLock:

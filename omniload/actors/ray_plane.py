@@ -104,10 +104,7 @@ class RayPlane(DataPlane):
             )
             for name, ranks in dp_ranks_of.items()
         ]
-        opening = [
-            actor.open.remote(spec, group)
-            for actor, group in zip(self._loaders, groups, strict=True)
-        ]
+        opening = [a.open.remote(spec, g) for a, g in zip(self._loaders, groups, strict=True)]
         facts: dict[int, SourceFacts] = {}
         for name, found in zip(names, opening, strict=True):
             facts |= self._patiently(found, name)
