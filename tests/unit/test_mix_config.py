@@ -73,7 +73,7 @@ def test_a_good_file_says_what_a_step_holds(tmp_path):
         ({"version": 2}, "version: Input should be 1"),
         ({"seed": -1}, "seed: "),
         ({"seeds": 3}, "seeds: Extra inputs"),
-        ({"sources.web.type": "csv"}, "sources.web: Input tag 'csv'"),
+        ({"sources.web.type": "tsv"}, "sources.web: Input tag 'tsv'"),
         ({"sources.web.colour": "x"}, "sources.web.colour: Extra inputs"),
         ({"sources.code.tokens": "ids"}, "name exactly one column"),
         ({"sources.code.text": None}, "text is None and tokens is None"),
@@ -122,7 +122,7 @@ def test_a_source_of_token_ids_needs_no_tokenizer():
 
 
 def test_faults_in_several_parts_are_reported_together():
-    found = fault_of({"version": 2, "pack.length": 1, "sources.web.type": "csv"}).splitlines()
+    found = fault_of({"version": 2, "pack.length": 1, "sources.web.type": "tsv"}).splitlines()
 
     assert len(found) == 3
 
