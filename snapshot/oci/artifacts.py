@@ -1,7 +1,7 @@
 """Artifacts: small documents about an image, kept in its registry and found by its digest."""
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import orjson
 
@@ -17,7 +17,7 @@ from snapshot.oci.manifest import (
 )
 from snapshot.oci.store import ImageStore, small_blob
 
-__all__ = ["artifacts", "push_artifact"]
+__all__ = ["artifact", "push_artifact"]
 
 
 def push_artifact(
@@ -61,25 +61,20 @@ def push_artifact(
     return store.push_manifest(data, MANIFEST_TYPE)
 
 
-def artifacts(
-    store: ImageStore, subject: str, artifact_type: str
-) -> Iterator[tuple[Descriptor, bytes]]:
-    """Yield the documents of one kind that refer to an image.
+def artifact(store: ImageStore, found: Descriptor) -> bytes:
+    """Return the document of an artifact that the store lists for an image.
 
-    They are what somebody with access to the repository wrote: right as bytes, and no more
+    It is what somebody with access to the repository wrote: right as bytes, and no more
     to be relied on than that.
 
     Raises:
-        IntegrityError: A document is not what its manifest says.
+        IntegrityError: It is not what its manifest says.
     """
-    for found in store.referrers(subject, artifact_type):
-        stored = store.manifest(found.digest)
-        manifest = parse_manifest(stored.data, stored.media_type, name=f"artifact {found.digest}")
-        if not isinstance(manifest, Manifest) or len(manifest.layers) != 1:
-            raise IntegrityError(f"artifact {found.digest}: is no document of one layer")
-        if manifest.subject is None or manifest.subject.digest != subject:
-            raise IntegrityError(f"artifact {found.digest}: is listed for {subject}, about another")
-        yield found, small_blob(store, manifest.layers[0])
+    stored = store.manifest(found.digest)
+    manifest = parse_manifest(stored.data, stored.media_type, name=f"artifact {found.digest}")
+    if not isinstance(manifest, Manifest) or len(manifest.layers) != 1:
+        raise IntegrityError(f"artifact {found.digest}: is no document of one layer")
+    return small_blob(store, manifest.layers[0])
 
 
 def _pushed(store: ImageStore, media_type: str, data: bytes) -> Descriptor:

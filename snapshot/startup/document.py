@@ -1,10 +1,11 @@
 """Start-ups as JSON, for other programs."""
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from typing import Any
 
 from snapshot.startup.attempts import Attempt, NodeStage, Stage
-from snapshot.startup.difference import Difference
+from snapshot.startup.difference import Difference, StageDifference
 
 __all__ = ["VERSION", "attempt_json", "difference_json"]
 
@@ -14,33 +15,19 @@ VERSION = 1
 
 def attempt_json(attempt: Attempt) -> dict[str, Any]:
     """Return an attempt with every stage on every node. Times are seconds from its begin."""
-    return {
-        "job": attempt.job,
+    begin_ns = attempt.begin_ns
+    path = [
+        {"stage": part.stage, "node": part.node}
+        | {"begin_s": (part.begin_ns - begin_ns) / 1e9, "end_s": (part.end_ns - begin_ns) / 1e9}
+        for part in attempt.path
+    ]
+    return _plain(attempt, "number", "end_ns") | {
         "attempt": attempt.number,
-        "begin_ns": attempt.begin_ns,
         "seconds": attempt.seconds,
-        "between_s": attempt.between_s,
-        "reached": attempt.reached,
-        "job_s": attempt.job_s,
-        "node_s": attempt.node_s,
-        "held_node_s": attempt.held_node_s,
         "nodes": list(attempt.nodes),
-        "bytes": dict(attempt.bytes),
-        "offsets_s": dict(attempt.offsets_s),
-        "moved_s": dict(attempt.moved_s),
         "doubt": None if attempt.doubt is None else asdict(attempt.doubt),
-        "strays": attempt.strays,
-        "backward": attempt.backward,
-        "path": [
-            {
-                "stage": part.stage,
-                "node": part.node,
-                "begin_s": _seconds(part.begin_ns, attempt.begin_ns),
-                "end_s": _seconds(part.end_ns, attempt.begin_ns),
-            }
-            for part in attempt.path
-        ],
-        "stages": [_stage_json(stage, attempt.begin_ns) for stage in attempt.stages],
+        "path": path,
+        "stages": [_stage(stage, begin_ns) for stage in attempt.stages],
     }
 
 
@@ -52,52 +39,47 @@ def difference_json(difference: Difference) -> dict[str, Any]:
         "ratio": difference.ratio,
         "explaining": None if explaining is None else explaining.name,
         "explained": difference.explained,
-        "stages": [
-            {
-                "stage": each.name,
-                "path_before_s": each.path_before_s,
-                "path_after_s": each.path_after_s,
-                "path_s": each.path_s,
-                "max_before_s": each.before and each.before.max_s,
-                "max_after_s": each.after and each.after.max_s,
-                "straggler_ratio_before": each.before and each.before.straggler_ratio,
-                "straggler_ratio_after": each.after and each.after.straggler_ratio,
-                "changed_bytes": dict(each.changed_bytes),
-                "changed_facts": {name: list(pair) for name, pair in each.changed_facts.items()},
-            }
-            for each in difference.stages
-        ],
+        "stages": [_changed(each) for each in difference.stages],
     }
 
 
-def _stage_json(stage: Stage, begin_ns: int) -> dict[str, Any]:
-    return {
+def _changed(each: StageDifference) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "stage": each.name,
+        "path_before_s": each.path_before_s,
+        "path_after_s": each.path_after_s,
+        "path_s": each.path_s,
+        "changed_bytes": dict(each.changed_bytes),
+        "changed_facts": {name: list(pair) for name, pair in each.changed_facts.items()},
+    }
+    for when, stage in (("before", each.before), ("after", each.after)):
+        found[f"max_{when}_s"] = stage and stage.max_s
+        found[f"straggler_ratio_{when}"] = stage and stage.straggler_ratio
+    return found
+
+
+def _stage(stage: Stage, begin_ns: int) -> dict[str, Any]:
+    return _plain(stage, "name") | {
         "stage": stage.name,
-        "median_s": stage.median_s,
-        "max_s": stage.max_s,
-        "straggler_ratio": stage.straggler_ratio,
-        "slowest": stage.slowest,
-        "lost_s": stage.lost_s,
-        "waited_node_s": stage.waited_node_s,
-        "path_s": stage.path_s,
-        "bytes": dict(stage.bytes),
         "unfinished": list(stage.unfinished),
         "failed": list(stage.failed),
-        "nodes": [_node_json(node, begin_ns) for node in stage.nodes],
+        "nodes": [_node(node, begin_ns) for node in stage.nodes],
     }
 
 
-def _node_json(node: NodeStage, begin_ns: int) -> dict[str, Any]:
-    return {
-        "node": node.node,
-        "begin_s": _seconds(node.begin_ns, begin_ns),
-        "end_s": _seconds(node.end_ns, begin_ns),
-        "seconds": node.seconds,
+def _node(node: NodeStage, begin_ns: int) -> dict[str, Any]:
+    return _plain(node, "begin_ns", "end_ns") | {
+        "begin_s": (node.begin_ns - begin_ns) / 1e9,
+        "end_s": None if node.end_ns is None else (node.end_ns - begin_ns) / 1e9,
         "runs": len(node.runs),
-        "bytes": dict(node.bytes),
-        "facts": dict(node.facts),
     }
 
 
-def _seconds(time_ns: int | None, begin_ns: int) -> float | None:
-    return None if time_ns is None else (time_ns - begin_ns) / 1e9
+def _plain(value: Attempt | Stage | NodeStage, *but: str) -> dict[str, Any]:
+    """Return the fields that are numbers, texts or maps of them."""
+    found = {f.name: getattr(value, f.name) for f in fields(value) if f.name not in but}
+    return {
+        name: dict(each) if isinstance(each, Mapping) else each
+        for name, each in found.items()
+        if each is None or isinstance(each, str | int | float | Mapping)
+    }

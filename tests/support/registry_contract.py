@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from omniload.base.errors import IntegrityError
-from snapshot.oci.artifacts import artifacts, push_artifact
+from snapshot.oci.artifacts import artifact, push_artifact
 from snapshot.oci.digest import digest_of
 from snapshot.oci.manifest import INDEX_TYPE, MANIFEST_TYPE, Descriptor
 
@@ -151,8 +151,8 @@ class ImageStoreContract:
         push_artifact(store, digest, "application/x.trace", b"two", {"command": "b"})
 
         found = {
-            described.annotations["command"]: data
-            for described, data in artifacts(store, digest, "application/x.trace")
+            listed.annotations["command"]: artifact(store, listed)
+            for listed in store.referrers(digest, "application/x.trace")
         }
         assert found == {"a": b"one", "b": b"two"}
         with pytest.raises(FileNotFoundError):

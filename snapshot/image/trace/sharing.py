@@ -13,9 +13,9 @@ from omniload.base.errors import IntegrityError, OmniloadError
 from omniload.base.log import get_logger
 from snapshot.image.trace.keys import most_run, nearest
 from snapshot.image.trace.trace import Trace, decode_trace, encode_trace, merge_traces
-from snapshot.oci.artifacts import push_artifact
-from snapshot.oci.manifest import Descriptor, Manifest, parse_manifest
-from snapshot.oci.store import ImageStore, small_blob
+from snapshot.oci.artifacts import artifact, push_artifact
+from snapshot.oci.manifest import Descriptor
+from snapshot.oci.store import ImageStore
 
 __all__ = ["ENOUGH_PARTS", "TRACE_TYPE", "pull_trace", "pull_traces", "push_trace"]
 
@@ -154,11 +154,7 @@ def _gathered(store: ImageStore, image: str, listed: Sequence[_Listed]) -> Trace
 
 def _fetched(store: ImageStore, image: str, each: _Listed) -> Trace:
     name = f"trace {each.found.digest}"
-    stored = store.manifest(each.found.digest)
-    manifest = parse_manifest(stored.data, stored.media_type, name=name)
-    if not isinstance(manifest, Manifest) or len(manifest.layers) != 1:
-        raise IntegrityError(f"{name}: is no document of one layer")
-    data = small_blob(store, manifest.layers[0])
+    data = artifact(store, each.found)
     try:
         trace = decode_trace(data, name=name)
     except OmniloadError as error:
