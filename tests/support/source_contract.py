@@ -28,6 +28,7 @@ from omniload.actors.local import LocalPlane
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import IntegrityError, OmniloadError
 from omniload.client import Client
+from omniload.commands.opening import find_sources
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.source import open_source
 from tests.support.builders import a_mix
@@ -272,6 +273,20 @@ class SourceContract:
 
         assert len(whole) == 6
         assert rest == whole[3:]
+
+    def test_a_check_decodes_the_first_records(self, folder, kind):
+        config = kind.config(folder).model_dump(mode="json")
+        spec = PlaneSpec(
+            mix=a_mix(sources={"web": config}, tokenizer=kind.tokenizer),
+            base_dir=folder,
+            tree=ClientPlaceTree.of(),
+        )
+
+        (found,) = find_sources(spec)
+
+        assert (found.format, found.records) == (config["type"], SHARDS * TEXTS_PER_SHARD)
+        lengths = [len(expected_tokens(text)) for text in texts_of_shard(0)]
+        assert min(lengths) <= found.tokens_per_record <= max(lengths)
 
 
 def rows_of(batch):

@@ -220,6 +220,8 @@ class _Rows:
     """Quotes seen."""
     before: int = _NEWLINE
     """The byte before the next chunk."""
+    waits: bool = False
+    """Whether that is a carriage return, outside of quotes."""
     row_start: int = 0
     ends: list[NDArray[np.int64]] = field(default_factory=list)
 
@@ -256,6 +258,8 @@ class _Rows:
         Raises:
             IntegrityError: A quoted field is still open.
         """
+        if self.waits:
+            raise self._alone(self.at - 1)
         if self.quoted and self.quotes % 2:
             raise IntegrityError(
                 f"{self.path}: the row that starts at byte {self.row_start} ends with the file in the middle of a "
@@ -283,17 +287,17 @@ class _Rows:
     def _require_pairs(self, data: NDArray[np.uint8], returns: NDArray[np.int64]) -> None:
         """Refuse a carriage return outside of quotes with no newline behind it: readers differ in what it means."""
         last = len(data) - 1
+        if self.waits and data[0] != _NEWLINE:
+            raise self._alone(self.at - 1)
         alone = returns[(returns < last) & (data[np.minimum(returns + 1, last)] != _NEWLINE)]
-        if len(alone) or (self.before == _RETURN and self._return_waits and data[0] != _NEWLINE):
-            at = self.at + int(alone[0]) if len(alone) else self.at - 1
-            raise IntegrityError(
-                f"{self.path}: byte {at}: a carriage return alone; end rows with newlines, and "
-                "quote fields that hold it"
-            )
+        if len(alone):
+            raise self._alone(self.at + int(alone[0]))
+        self.waits = bool(len(returns) and returns[-1] == last)
 
-    @property
-    def _return_waits(self) -> bool:
-        return not self.quoted or self.quotes % 2 == 0
+    def _alone(self, at: int) -> IntegrityError:
+        return IntegrityError(
+            f"{self.path}: byte {at}: a carriage return alone; end rows with newlines, and quote fields that hold it"
+        )
 
 
 def _opened(config: CsvSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:

@@ -1,0 +1,67 @@
+"""CSV against Python's own reader: any fields, cut into units anywhere."""
+
+import csv
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omniload.mix.sources import CsvSource
+from omniload.source.files import local_file
+from omniload.source.formats import csv as module
+from omniload.source.formats.csv import CsvFormat
+
+FIELDS = st.text(st.sampled_from('a,é"\n\r;\t '), max_size=6)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tmp_path_factory.mktemp("csv") / "a.csv"
+
+
+def texts_of(path, **keys):
+    found = CsvFormat(
+        [local_file(str(path))], CsvSource(type="csv", path="a.csv", text="text", **keys)
+    )
+    texts = []
+    for unit in range(len(found.units())):
+        column = found.read_unit(unit).column
+        texts += [column[i].tobytes().decode() for i in range(len(column))]
+    return texts
+
+
+@given(
+    rows=st.lists(st.tuples(FIELDS, FIELDS), max_size=12),
+    unit=st.integers(1, 60),
+    quoting=st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]),
+    end=st.sampled_from(["\n", "\r\n"]),
+    chunk=st.integers(1, 40),
+)
+def test_rows_are_those_that_python_reads(path, rows, unit, quoting, end, chunk):
+    if quoting == csv.QUOTE_MINIMAL:  # Python leaves a carriage return alone unquoted: refused
+        rows = [tuple(field.replace("\r", "") for field in row) for row in rows]
+    out = io.StringIO(newline="")
+    writer = csv.writer(out, quoting=quoting, lineterminator=end)
+    writer.writerows([("text", "note"), *rows])
+    path.write_bytes(out.getvalue().encode())
+    expected = [row[0] for row in csv.reader(io.StringIO(out.getvalue(), newline=""))][1:]
+
+    def chunks(stream):
+        while len(data := stream.read_buffer(chunk)):
+            yield data
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, "chunks_of", chunks)
+        assert texts_of(path, unit=unit) == expected == [text for text, _ in rows]
+
+
+@given(
+    lines=st.lists(
+        st.tuples(st.text(st.sampled_from('aé" '), max_size=5), st.just("1")), max_size=9
+    )
+)
+def test_without_quotes_a_quote_is_a_letter(path, lines):
+    path.write_text("text\tn\n" + "".join(f"{text}\t{n}\n" for text, n in lines), newline="")
+
+    assert texts_of(path, delimiter="\t", quoted=False, unit=10) == [text for text, _ in lines]
