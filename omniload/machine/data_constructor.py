@@ -138,10 +138,10 @@ class DataConstructor:
     def _build(self, pending: _Pending, slices: Ranges) -> None:
         asked_K = np.empty(len(pending.order_K), np.int64)
         asked_K[pending.order_K] = np.arange(len(pending.order_K))
-        by_name = [dict(zip(self.names, plan.tokens_S, strict=True)) for plan in pending.plans]
-        for dp_rank in self.dp_ranks:
-            built = iter(self._microbatches(pending, dp_rank, slices, asked_K))
-            for plan, tokens_by_source in zip(pending.plans, by_name, strict=True):
+        built = iter(self._microbatches(pending, slices, asked_K))
+        for plan in pending.plans:
+            by_name = dict(zip(self.names, plan.tokens_S, strict=True))
+            for dp_rank in self.dp_ranks:
                 microbatches = tuple(islice(built, plan.num_microbatches))
                 if self.is_released(plan.step):
                     continue
@@ -151,24 +151,25 @@ class DataConstructor:
                     loss_tokens=plan.loss_tokens,
                     imbalance=plan.imbalance,
                     bound=plan.bound,
-                    tokens_by_source=tokens_by_source,
+                    tokens_by_source=by_name,
                 )
 
     def _microbatches(
-        self, pending: _Pending, dp_rank: int, slices: Ranges, asked_K: NDArray[np.int64]
+        self, pending: _Pending, slices: Ranges, asked_K: NDArray[np.int64]
     ) -> tuple[Microbatch, ...]:
-        """Return a rank's microbatches of all steps, in order."""
-        counts_M, firsts_R, pieces_R = [], [], []
+        """Return the microbatches of all steps, of each those of rank after rank."""
+        counts_M, firsts_R, sizes_R = [], [], []
         before = 0
         for plan in pending.plans:
-            rows, counts = plan.rows_by_microbatch(dp_rank)
-            counts_M += counts
-            firsts_R.append(plan.row_offsets[rows] + before)
-            pieces_R.append(np.diff(plan.row_offsets)[rows])
+            for dp_rank in self.dp_ranks:
+                rows, counts = plan.rows_by_microbatch(dp_rank)
+                counts_M += counts
+                firsts_R.append(plan.row_offsets[rows] + before)
+                sizes_R.append(plan.row_offsets[rows + 1] - plan.row_offsets[rows])
             before += len(plan.pieces)
-        sizes_R = np.concatenate(pieces_R)
-        offsets = np.concatenate(([0], np.cumsum(sizes_R))).astype(np.int64)
-        at = np.repeat(np.concatenate(firsts_R) - offsets[:-1], sizes_R) + np.arange(offsets[-1])
+        counts_R = np.concatenate(sizes_R)
+        offsets = np.concatenate(([0], np.cumsum(counts_R))).astype(np.int64)
+        at = np.repeat(np.concatenate(firsts_R) - offsets[:-1], counts_R) + np.arange(offsets[-1])
         # One build for all microbatches: most of the work is the same few array operations.
         built = build_rows(
             pending.pieces.take(at), offsets, slices.take(asked_K[at]), length=self.row_length
