@@ -56,7 +56,7 @@ format: $(STAMP) ## Write the format that check wants
 	@$(BIN)/ruff check --fix .
 
 bench: $(STAMP) ## Take every measurement; reports go to benchmarks/reports
-	@for line in balance throughput mix_accuracy resume packing plan_time demo_wait fusefs fusefs_checkpoint environment \
+	@for line in balance throughput step_sizes mix_accuracy resume packing plan_time demo_wait fusefs fusefs_checkpoint environment \
 		"startup --folder .bench/startup" \
 		"containerd_start --folder .bench/containerd --report"; \
 	do $(BIN)/python -m benchmarks.$$line || exit 1; done

@@ -38,6 +38,8 @@ class Rows:
     """Tokens in a row."""
     rows: int
     """Rows of a batch."""
+    step_rows: int = 0
+    """Rows of a step of the data plane, in microbatches of ``rows``; as many as a batch has where it is 0."""
 
     def files(self, name: str) -> list[Path]:
         """Return the shards of one source."""

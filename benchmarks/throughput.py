@@ -32,11 +32,11 @@ NODES = "torchdata.nodes, threads, numpy views"
 
 
 def omniload(work: Rows) -> Iterator[int]:
-    """Read through the local runtime; a step is several microbatches of the rows that others give at a time."""
+    """Read through the local runtime; a step is as many rows as others give at a time."""
     mix = mix_of(
         work.corpus.names,
         work.corpus.weights,
-        rows=max(_ROWS_PER_STEP, work.rows),
+        rows=work.step_rows or work.rows,
         micro_rows=work.rows,
         length=work.length,
     )
@@ -140,7 +140,13 @@ def main(repeats: int, seconds: float, documents: int, folder: Path | None, repo
     """  # noqa: D301 -- click's own marker
     corpus = MixedSources(documents=documents)
     with tempfile.TemporaryDirectory() as made:
-        work = Rows(folder=folder or Path(made), corpus=corpus, length=8_192, rows=8)
+        work = Rows(
+            folder=folder or Path(made),
+            corpus=corpus,
+            length=8_192,
+            rows=8,
+            step_rows=_ROWS_PER_STEP,
+        )
         build_sources(work.folder, corpus)
         rates = rounds_of(work, repeats, seconds)
     table = table_of(rates)

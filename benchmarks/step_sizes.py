@@ -1,0 +1,95 @@
+"""What one rank gets at small steps and large, from the data plane and from what people use today.
+
+python -m benchmarks.step_sizes --help
+"""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+
+import click
+
+from benchmarks.baseline_loaders import Rows
+from benchmarks.mixed_sources import MixedSources, build_sources
+from benchmarks.report import Table, print_table, write_report
+from benchmarks.throughput import CONTENDERS, OURS, rounds_of
+
+__all__ = ["main", "table_of"]
+
+_ROW_TOKENS = 4_096
+_STEPS = (8_192, 32_768, 131_072, 524_288)
+
+
+def table_of(found: Mapping[int, Mapping[str, list[float]]]) -> Table:
+    """Return million tokens a second by tokens of a step, and how many times the best other is beaten."""
+    others = [name for name in CONTENDERS if name != OURS]
+    rows = []
+    for tokens, rates in found.items():
+        ours, best = median(rates[OURS]), max(median(rates[name]) for name in others)
+        rows.append(
+            (
+                f"{tokens // 1024}k",
+                f"{ours / 1e6:.1f} ({min(rates[OURS]) / 1e6:.1f} to {max(rates[OURS]) / 1e6:.1f})",
+                *(f"{median(rates[name]) / 1e6:.1f}" for name in others),
+                f"{ours / best:.2f}",
+            )
+        )
+    repeats = len(next(iter(found.values()))[OURS])
+    return Table(
+        columns=("tokens a step", OURS, *others, "omniload over the best other"),
+        rows=tuple(rows),
+        caption=f"Million tokens a second, medians of {repeats} runs of each, in turns; least and most in brackets",
+    )
+
+
+READING = """\
+One rank takes steps of 8 thousand to 512 thousand tokens of the same {sources} sources; a step of the others is a
+batch of as many rows of {row:,} tokens. The work is not the same, to our disadvantage, as in the report of
+`benchmarks.throughput`: the others give tokens alone and keep no exact place to resume from. Every run is a fresh
+process, warmed up for 1 s and measured for {seconds:g} s; files are in the page cache; the consumer touches
+nothing."""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--repeats", default=3, show_default=True, type=click.IntRange(1), help="Runs of each."
+)
+@click.option("--seconds", default=3.0, show_default=True, help="Measured time of a run.")
+@click.option(
+    "--documents", default=3_000, show_default=True, help="Documents in each of 32 files."
+)
+@click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
+def main(repeats: int, seconds: float, documents: int, report: bool) -> None:
+    """Compare loaders over the step sizes that users have.
+
+    \b
+    Example:
+      python -m benchmarks.step_sizes --repeats 1 --seconds 2 --no-report
+    """  # noqa: D301 -- click's own marker
+    corpus = MixedSources(documents=documents)
+    found = {}
+    with tempfile.TemporaryDirectory() as made:
+        build_sources(Path(made), corpus)
+        for tokens in _STEPS:
+            rows = tokens // _ROW_TOKENS
+            work = Rows(folder=Path(made), corpus=corpus, length=_ROW_TOKENS, rows=rows)
+            click.echo(f"{tokens} tokens a step")
+            found[tokens] = rounds_of(work, repeats, seconds)
+    table = table_of(found)
+    print_table(table)
+    if report:
+        path = write_report(
+            "step_sizes",
+            "Tokens a second of one rank, by the size of a step",
+            f"python -m benchmarks.step_sizes --repeats {repeats} --seconds {seconds:g} --documents {documents}",
+            [table],
+            READING.format(sources=corpus.sources, row=_ROW_TOKENS, seconds=seconds).replace(
+                "\n", " "
+            ),
+        )
+        click.echo(f"wrote {path.name}")
+
+
+if __name__ == "__main__":
+    main()
