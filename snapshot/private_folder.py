@@ -32,7 +32,7 @@ def private_folder(path: Path) -> Path:
         if seen.st_uid != os.geteuid():
             raise ConfigError(
                 f"cache folder {path} belongs to user {seen.st_uid}, not to user {os.geteuid()}, "
-                "who would have to believe what lies there; name a cache of your own"
+                "whose code would use what lies there; name a cache of your own"
             )
         if mode := stat.S_IMODE(seen.st_mode) & 0o077:
             os.fchmod(held, 0o700)

@@ -71,7 +71,7 @@ def serve_command(
     ended = threading.Event()
 
     def end(number: int, _: FrameType | None) -> None:
-        _log.info("told to end by signal %d", number)
+        _log.info("ending by signal %d", number)
         ended.set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -207,7 +207,7 @@ def restore_command(
       omniload env restore 3f9a01c2 -o /mnt/envs --form link
     """  # noqa: D301 -- click's own marker
     restored = _restored(given, url, words, auto=auto, form=form)
-    click.echo(json.dumps(_shown(restored)) if as_json else _told(restored))
+    click.echo(json.dumps(_shown(restored)) if as_json else _sentence(restored))
 
 
 @command.command("run")
@@ -242,7 +242,7 @@ def run_command(
         raise ConfigError(f"--install {install!r}: {error}; close it") from error
     wanted = (*key, *installing)
     restored = _restored(given, url, wanted, auto=auto, form=form, where="in --install")
-    click.echo(_told(restored), err=True)
+    click.echo(_sentence(restored), err=True)
     click.echo(f"environment: {time.monotonic() - begin:.3f} s", err=True)
     variables = environment_of(given.environment.interpreter, os.environ) | spawning()
     sys.stdout.flush()
@@ -384,7 +384,7 @@ def _shown(restored: Restored) -> dict[str, Any]:
     return {name: getattr(restored, name) for name in restored.__dataclass_fields__}
 
 
-def _told(restored: Restored) -> str:
+def _sentence(restored: Restored) -> str:
     spent = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in restored.seconds.items())
     if restored.already:
         return f"{restored.key[:16]}: there already ({restored.form})"

@@ -95,8 +95,8 @@ def _prune_store(
         done = prune_store(repository, keys, grace_s=grace_s, now_ns=time.time_ns(), act=act)
     if as_json:
         verdict = {name: list(packs) for name, packs in done.verdict._asdict().items()}
-        told = {"snapshots": list(done.snapshots), **verdict, "freed_bytes": done.freed_bytes}
-        click.echo(json.dumps(told))
+        document = {"snapshots": list(done.snapshots), **verdict, "freed_bytes": done.freed_bytes}
+        click.echo(json.dumps(document))
         return
     for key in done.snapshots:
         click.echo(f"snapshot {key[:16]}: {_tense('removed', act=act)}")

@@ -160,8 +160,8 @@ def prefetch_command(
     }
     options = (*options, f"bandwidth={bandwidth}")
     settings = mount_settings(image, "", options).model_copy(update=changed)
-    with _resolved(settings) as (store, resolved), _bar() as told:
-        done = _prefetched(settings, store, resolved, told)
+    with _resolved(settings) as (store, resolved), _bar() as report:
+        done = _prefetched(settings, store, resolved, report)
     if as_json:
         click.echo(json.dumps(asdict(done), indent=2))
     else:
@@ -223,7 +223,7 @@ def _recorded(settings: ImageMount, image: Image) -> Path:
 
 
 def _prefetched(
-    settings: ImageMount, store: ImageStore, image: Image, told: Callable[[int, int], None]
+    settings: ImageMount, store: ImageStore, image: Image, report: Callable[[int, int], None]
 ) -> Prefetched:
     trace = chosen_trace(settings, image, store)
     if trace is None:
@@ -241,7 +241,7 @@ def _prefetched(
         indexes,
         refs,
         bytes_per_s=float(settings.bandwidth) or None,
-        report=told,
+        report=report,
     )
 
 

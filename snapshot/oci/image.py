@@ -97,7 +97,7 @@ def resolve(store: ImageStore, name: str, platform: Platform | None = None) -> I
             config = parse_config(small_blob(store, parsed.config), name=where)
             if len(config.rootfs.diff_ids) != len(parsed.layers):
                 raise IntegrityError(
-                    f"{where}: {len(parsed.layers)} layers, but the configuration tells of "
+                    f"{where}: {len(parsed.layers)} layers, but the configuration has "
                     f"{len(config.rootfs.diff_ids)}; build the image anew"
                 )
             return Image(digest=stored.digest, manifest=parsed, config=config)

@@ -156,7 +156,7 @@ def _handler(
         def stream(request: WireMessage, context: grpc.ServicerContext) -> Iterator[WireMessage]:
             try:
                 yield from answer(request)
-            except Exception as error:  # noqa: BLE001 -- whatever it is, the caller is told
+            except Exception as error:  # noqa: BLE001 -- whatever it is, the caller gets it as a status
                 _refuse(method, error, context)
 
         return grpc.unary_stream_rpc_method_handler(stream, reads, method.encode)
@@ -164,7 +164,7 @@ def _handler(
     def unary(request: WireMessage, context: grpc.ServicerContext) -> WireMessage:
         try:
             return answer(request)
-        except Exception as error:  # noqa: BLE001 -- whatever it is, the caller is told
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the caller gets it as a status
             _refuse(method, error, context)
 
     return grpc.unary_unary_rpc_method_handler(unary, reads, method.encode)

@@ -325,7 +325,7 @@ class Snapshotter:
         try:
             return os.stat(path)  # noqa: PTH116
         except FileNotFoundError:
-            return None  # removed meanwhile, as who asked is told soon
+            return None  # removed meanwhile; the caller gets that answer soon
         except OSError as error:
             raise UnavailableError(f"{path} cannot be looked at: {error}; try again") from error
 

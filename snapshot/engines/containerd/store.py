@@ -67,7 +67,7 @@ class KeptImage:
         config = parse_config(data, name=self.reference)
         if len(config.rootfs.diff_ids) != len(manifest.layers):
             raise IntegrityError(
-                f"{self.reference}: {len(manifest.layers)} layers, but the configuration tells of "
+                f"{self.reference}: {len(manifest.layers)} layers, but the configuration has "
                 f"{len(config.rootfs.diff_ids)}; build the image anew"
             )
         return Image(digest=self.digest, manifest=manifest, config=config)

@@ -331,7 +331,7 @@ class LayerStoreFileSystem(ImageFileSystem):
         if name != b"use":
             raise OSError(errno.EROFS, "a layer store does not change")
         await in_thread(self._pool, self._store.use, parent)
-        raise _missing()  # what tells the engine that it was counted
+        raise _missing()  # the answer by which the engine knows that it was counted
 
     @override
     async def rmdir(self, parent: int, name: bytes) -> None:

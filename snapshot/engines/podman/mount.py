@@ -78,7 +78,7 @@ class LayerStoreMount(StrictModel):
     @field_validator("registries", "plain", "mirrors")
     @classmethod
     def _name_hosts(cls, hosts: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        # What is none would match no image, ever, and nobody would be told.
+        # What is none would match no image, ever, without a word.
         for host in hosts:
             bare = host.removeprefix("http://") if info.field_name == "mirrors" else host
             Reference(registry=bare, repository="any", tag="any")

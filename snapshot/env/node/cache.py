@@ -196,7 +196,7 @@ class Tree:
 
     def mark_mounted(self) -> None:
         """Note that a mount may show the tree until the machine starts again."""
-        with suppress(PermissionError):  # who may not note it may not drop it either
+        with suppress(PermissionError):  # a user that may not note it may not drop it either
             (self.folder / "mounted").write_text(boot_id(), encoding="ascii")
 
     def mark_unmounted(self) -> None:

@@ -52,7 +52,7 @@ class Environment:
 
             carry_out(self.records, journal)
         record = self.records.read("record")
-        # Also those of a restore that was told of more targets than we are.
+        # Also those of a restore with more targets than ours.
         paths = {target.path for target in self.targets} | set(record.targets if record else ())
         seen = {path: mounts_at(path) for path in paths}
         mounted = [path for path, mounts in seen.items() if mounts]

@@ -126,7 +126,7 @@ def carry_out(records: Records, journal: Record) -> None:
     for number, move in reversed(list(enumerate(journal.moves))):
         _put_back(Path(journal.targets[move.target]), number, move)
     records.remove("record")
-    # The journal goes first: without its trash it could not tell again what is put back.
+    # The journal goes first: without its trash nothing would say what is put back.
     records.remove("journal")
     for target in journal.targets:
         discard(Path(target) / OWN_FOLDER)

@@ -58,7 +58,7 @@ def index_image(store: ImageStore, image: Image, cache: IndexCache) -> tuple[Lay
     indexes = []
     for layer, diff_id in zip(image.layers, image.config.rootfs.diff_ids, strict=True):
         index = index_layer(store, layer, cache)
-        # A table of contents does not tell the digest of the tar; there the manifest must do.
+        # A table of contents does not hold the digest of the tar; there the manifest must do.
         if index.diff_id and index.diff_id != diff_id:
             raise IntegrityError(
                 f"layer {layer.digest}: uncompressed it is {index.diff_id}, the configuration "

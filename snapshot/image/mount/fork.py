@@ -71,14 +71,14 @@ def start_forked(
         log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise ConfigError(f"log {log_path!r} cannot be written: {error.strerror}") from error
-    ready, told = os.pipe()
+    ready, status = os.pipe()
 
     def child() -> int:
         os.close(ready)
-        return _be_daemon(serve, told, log, role)
+        return _be_daemon(serve, status, log, role)
 
     daemon = fork(child)
-    os.close(told)
+    os.close(status)
     os.close(log)
     with os.fdopen(ready, "rb") as pipe:
         answer = pipe.read()
@@ -109,7 +109,9 @@ def fork(child: Callable[[], int]) -> ForkedProcess:
         os._exit(code)
 
 
-def _be_daemon(serve: Callable[[Callable[[], None]], None], told: int, log: int, role: str) -> int:
+def _be_daemon(
+    serve: Callable[[Callable[[], None]], None], status: int, log: int, role: str
+) -> int:
     os.setsid()
     for number in _DEFAULT:
         signal.signal(number, signal.SIG_DFL)
@@ -125,11 +127,11 @@ def _be_daemon(serve: Callable[[Callable[[], None]], None], told: int, log: int,
     def ready() -> None:
         nonlocal is_ready
         is_ready = True
-        os.write(told, _READY)
-        os.close(told)
+        os.write(status, _READY)
+        os.close(status)
 
     try:
         serve(ready)
-    except Exception as error:  # noqa: BLE001 -- told to who forked, whatever it is
-        return report_failure(error, role, None if is_ready else told)
+    except Exception as error:  # noqa: BLE001 -- reported to the parent, whatever it is
+        return report_failure(error, role, None if is_ready else status)
     return 0

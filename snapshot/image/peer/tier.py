@@ -149,7 +149,7 @@ class PeerTier(BlockTier):
     ) -> tuple[dict[str, bytes], int]:
         """Ask one peer, waiting with it until a time, if one is given."""
         found: dict[str, bytes] = {}
-        self._tell(PeerTried(peer, self._clock.now_s()))
+        self._note(PeerTried(peer, self._clock.now_s()))
         waits = until_s is not None
         if until_s is None:
             until_s = self._clock.now_s() + self._patience.silent_s
@@ -167,14 +167,14 @@ class PeerTier(BlockTier):
                 if response.read1(1):  # the end, so that the connection serves again
                     raise _GoneError("sends more than was asked for")  # noqa: TRY301
         except IntegrityError as error:
-            self._tell(PeerCorrupt(peer, self._clock.now_s()), error)
+            self._note(PeerCorrupt(peer, self._clock.now_s()), error)
         except _LateError as error:
             _log.warning("peer %s: %s; asking elsewhere", peer, error)
-            self._tell(PeerAnswered(peer, self._clock.now_s()))
+            self._note(PeerAnswered(peer, self._clock.now_s()))
         except (_GoneError, HTTPError, OSError, ValueError) as error:
-            self._tell(PeerFailed(peer, self._clock.now_s()), error)
+            self._note(PeerFailed(peer, self._clock.now_s()), error)
         else:
-            self._tell(PeerAnswered(peer, self._clock.now_s()))
+            self._note(PeerAnswered(peer, self._clock.now_s()))
         with self._lock:
             taken = sum(len(data) for data in found.values())
             self.bytes_of[peer] = self.bytes_of.get(peer, 0) + taken
@@ -234,7 +234,7 @@ class PeerTier(BlockTier):
         with self._lock:
             return self._breaker.away(self._clock.now_s())
 
-    def _tell(self, event: BreakerEvent, reason: object = "") -> None:
+    def _note(self, event: BreakerEvent, reason: object = "") -> None:
         with self._lock:
             commands = self._breaker.handle(event)
         for command in commands:

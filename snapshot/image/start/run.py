@@ -221,10 +221,10 @@ def _text(image: Path, name: str) -> str:
 
 
 def _run(place: Path, start: Start, ids: tuple[int, int], entered: Callable[[], None]) -> int:
-    told, telling = os.pipe()
-    process = _entered(place, start, ids, told, telling)
-    os.close(telling)
-    with os.fdopen(told, "rb") as pipe:
+    reading, status = os.pipe()
+    process = _entered(place, start, ids, reading, status)
+    os.close(status)
+    with os.fdopen(reading, "rb") as pipe:
         said = sorted(pipe.readlines(), key=lambda line: not line.strip().isdigit())
     if b"done\n" not in said:
         code = process.wait()
@@ -239,21 +239,21 @@ def _run(place: Path, start: Start, ids: tuple[int, int], entered: Callable[[], 
 
 
 def _entered(
-    place: Path, start: Start, ids: tuple[int, int], told: int, telling: int
+    place: Path, start: Start, ids: tuple[int, int], reading: int, status: int
 ) -> "ForkedProcess | subprocess.Popen[bytes]":
     """Start the process that enters: a fork where this one may be forked, else another Python."""
     given = {"variables": dict(start.variables), "binds": [astuple(bind) for bind in start.binds]}
     if can_fork():
 
         def child() -> int:
-            os.close(told)
+            os.close(reading)
             os.chdir(place)
-            return entering.enter(telling, start.folder, ids, given, start.words)
+            return entering.enter(status, start.folder, ids, given, start.words)
 
         return fork(child)
-    line = [sys.executable, "-I", entering.__file__, str(telling), start.folder, *map(str, ids)]
+    line = [sys.executable, "-I", entering.__file__, str(status), start.folder, *map(str, ids)]
     return subprocess.Popen(  # noqa: S603 -- our own interpreter and file
-        [*line, json.dumps(given), *start.words], cwd=place, pass_fds=[telling]
+        [*line, json.dumps(given), *start.words], cwd=place, pass_fds=[status]
     )
 
 
