@@ -19,7 +19,8 @@ import click
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.log import get_logger
 from snapshot.commands.env_prune import prune_command
-from snapshot.env.flow.restore import RequestedForm, Restored, Restorer
+from snapshot.env.flow.forms import RequestedForm
+from snapshot.env.flow.restore import Restored, Restorer
 from snapshot.env.format.checks import Limits
 from snapshot.env.key.interpreter import environment_of
 from snapshot.env.key.keys import Installation

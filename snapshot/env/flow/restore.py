@@ -1,14 +1,20 @@
 """Restore a snapshot into an environment: mounted, linked or copied, whatever this machine can."""
 
-import errno
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from omniload.base.errors import OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
+from snapshot.env.flow.forms import (
+    RequestedForm,
+    form_to_put_back,
+    forms_of,
+    is_refusal,
+    kept_by,
+)
 from snapshot.env.format.checks import Limits
 from snapshot.env.key.keys import Installation, base_of, installed_in, key_of
 from snapshot.env.node.cache import NodeCache, Tree, boot_id
@@ -25,14 +31,9 @@ if TYPE_CHECKING:
     from snapshot.env.format.manifest import Manifest
     from snapshot.env.store.repository import Repository
 
-__all__ = ["RequestedForm", "Restored", "Restorer", "installed_record"]
+__all__ = ["Restored", "Restorer", "installed_record"]
 
-RequestedForm = Literal["auto", "mount", "link", "copy"]
-"""Form asked for; ``auto`` takes the first of the others that works."""
 _LOG = get_logger(__name__)
-_NO_LINKS = frozenset(
-    {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EROFS, errno.EMLINK, errno.EOPNOTSUPP}
-)
 _TRIES = 5
 
 
@@ -157,8 +158,7 @@ class Restorer:
     def _restore(self, key: str, requested: RequestedForm) -> Restored | None:
         begin, read = time.monotonic(), 0
         record = self.environment.heal()
-        held = record.form if record is not None and record.key == key else None
-        if record is not None and held == "mount" and requested in ("auto", "mount"):
+        if kept_by(record, key, requested) == "as it is":
             return Restored(key=key, form="mount", already=True)
         for _ in range(_TRIES):
             with together(self.cache.lock(key)):
@@ -198,20 +198,15 @@ class Restorer:
         self.environment.check_fits(tree.head)
         tree.mark_used()
         fetched, key = time.monotonic(), tree.head.key
-        if (
-            record is not None
-            and record.key == key
-            and (requested in ("auto", record.form) or record.form == "command")
-            and record.form != "mount"
-            and self._holds(tree, record)
-        ):
+        keeps = kept_by(record, key, requested)
+        if record is not None and keeps == "if sound" and self._holds(tree, record):
             return Restored(key=key, form=record.form, already=True, stored_bytes=read)
         base = self._cleared_base(record, tree)
         try:
             form = self._place(tree, key, requested, base)
         except UnavailableError:
-            if record is not None and record.key == key and record.form in {"link", "copy"}:
-                self._place(tree, key, record.form, base)  # it held the snapshot, and shall still
+            if (before := form_to_put_back(record, key)) is not None:
+                self._place_as(before, tree, key, base)  # it held the snapshot, and shall still
             raise
         return Restored(
             key=key,
@@ -249,21 +244,18 @@ class Restorer:
         return not faults
 
     def _place(self, tree: Tree, key: str, requested: RequestedForm, base: dict[str, str]) -> Form:
-        forms: tuple[Form, ...] = ("mount", "link", "copy") if requested == "auto" else (requested,)
-        for form in forms:
+        *others, last = forms_of(requested)
+        for form in others:
             try:
                 self._place_as(form, tree, key, base)
-            except UnavailableError as error:
-                if form == forms[-1]:
-                    raise
-                _LOG.debug("not as %s: %s", form, error)
-            except OSError as error:
-                if error.errno not in _NO_LINKS or form == forms[-1]:
+            except (UnavailableError, OSError) as error:
+                if not is_refusal(error):
                     raise
                 _LOG.debug("not as %s: %s", form, error)
             else:
                 return form
-        raise AssertionError(f"no form is left of {forms}")
+        self._place_as(last, tree, key, base)
+        return last
 
     def _place_as(self, form: Form, tree: Tree, key: str, base: dict[str, str]) -> None:
         environment = self.environment

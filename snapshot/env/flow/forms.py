@@ -1,0 +1,61 @@
+"""The form in which an environment gets a snapshot, or keeps it.
+
+::
+
+    held, as it was asked for    mount: kept as it is    link, copy, command: kept if no file changed
+    otherwise                    cleared, then placed: the first of the forms that this machine can
+    none of them can be had      what was held is put back, and the restore fails
+"""
+
+import errno
+from typing import Literal
+
+from omniload.base.errors import UnavailableError
+from snapshot.env.target.records import Form, Record
+
+__all__ = ["Keeps", "RequestedForm", "form_to_put_back", "forms_of", "is_refusal", "kept_by"]
+
+RequestedForm = Literal["auto", "mount", "link", "copy"]
+"""Form asked for; ``auto`` takes the first of the others that works."""
+Keeps = Literal["as it is", "if sound", "no"]
+
+_NO_LINKS = frozenset(
+    {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EROFS, errno.EMLINK, errno.EOPNOTSUPP}
+)
+"""Answers of a file system that has no links, or none to here."""
+
+
+def forms_of(requested: RequestedForm) -> tuple[Form, ...]:
+    """Return the forms to try, in order."""
+    return ("mount", "link", "copy") if requested == "auto" else (requested,)
+
+
+def kept_by(record: Record | None, key: str, requested: RequestedForm) -> Keeps:
+    """Return whether an environment keeps what it holds.
+
+    Args:
+        record: What it holds; a mount was found in place when the record was healed.
+        key: Of the snapshot that is wanted.
+        requested: Its form.
+    """
+    if record is None or record.key != key:
+        return "no"
+    if record.form == "command":  # it cannot be undone, so no other form can take its place
+        return "if sound"
+    if requested not in ("auto", record.form):
+        return "no"
+    return "as it is" if record.form == "mount" else "if sound"
+
+
+def form_to_put_back(record: Record | None, key: str) -> Form | None:
+    """Return the form of files that an environment held of the same snapshot, if any."""
+    if record is None or record.key != key or record.form not in ("link", "copy"):
+        return None
+    return record.form
+
+
+def is_refusal(error: Exception) -> bool:
+    """Return whether a form cannot be had here, so that another may be tried; anything else is a failure."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _NO_LINKS
+    return isinstance(error, UnavailableError)
