@@ -285,9 +285,16 @@ def local_file(path: str) -> ShardFile:
     )
 
 
-def remote_file(store: fsspec.AbstractFileSystem, path: str) -> ShardFile:
-    """Look at a file of a store; raises as ``local_file`` does, or what the store's client raises."""
-    entry = store.info(path)
+def remote_file(
+    store: fsspec.AbstractFileSystem, path: str, entry: dict[str, Any] | None = None
+) -> ShardFile:
+    """Look at a file of a store, or take ``entry`` for what the store says of it.
+
+    Raises:
+        ValueError: It is no file; the message says what it is.
+        Exception: What the store's client raises.
+    """
+    entry = store.info(path) if entry is None else entry
     if entry["type"] == "directory":
         raise ValueError(f"it is a folder; write a pattern such as {path}/*")
     if not is_file(entry):

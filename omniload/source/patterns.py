@@ -214,11 +214,13 @@ def _names(paths: Sequence[str] | dict[str, ShardFile]) -> str:
 def _expand_url(pattern: str, names: FileNames | None) -> list[ShardFile]:
     store, path = url_to_fs(pattern)
     if not glob.has_magic(path):
-        if names is not None and store.isdir(path):
-            return [remote_file(store, each) for each in _of_folder(store.find(path), path, names)]
         if names is not None and names.implied and not store.exists(path):
             path += names.implied
-        return [remote_file(store, path)]
+        # Not ``isdir``: over HTTP that fetches the whole file to look for links in it.
+        entry = store.info(path)
+        if names is None or entry["type"] != "directory":
+            return [remote_file(store, path, entry)]
+        return [remote_file(store, each) for each in _of_folder(store.find(path), path, names)]
     # Listings and single answers of one store may write the same time differently, so the
     # stamp comes from a single answer; stores that keep listings give it without a request.
     found = [name for name, entry in store.glob(path, detail=True).items() if is_file(entry)]
@@ -253,7 +255,7 @@ def _of_folder(held: Sequence[str], folder: str, names: FileNames) -> list[str]:
     if lists:
         sets = sorted(str(PurePosixPath(path).parent.relative_to(root)) for path in lists)
         raise ConfigError(
-            f"{folder} holds {len(sets)} data sets, each with a {names.manifest}: {', '.join(sets[:_NAMED])}; "
+            f"{folder} holds {len(sets)} data sets, each with its {names.manifest}: {', '.join(sets[:_NAMED])}; "
             f"name those that are wanted, such as {folder}/{sets[0]}"
         )
     taken: list[str] = []

@@ -57,6 +57,31 @@ def test_of_a_folder_of_a_store_the_files_of_the_type_are_taken(tmp_path, memory
     assert found(tmp_path, "memory://d") == [f"/{name}" for name in TAKEN]
 
 
+def test_a_path_of_a_store_is_asked_for_once_and_never_fetched(tmp_path, memory, monkeypatch):
+    """Over HTTP ``isdir`` fetches the whole file to look for links in it."""
+    memory.pipe("/d/a.jsonl", b"1")
+    asked = []
+    info = type(memory).info
+    monkeypatch.setattr(
+        type(memory), "info", lambda self, path, **o: asked.append(path) or info(self, path, **o)
+    )
+    monkeypatch.setattr(type(memory), "isdir", lambda *_: pytest.fail("it was fetched"))
+
+    assert found(tmp_path, "memory://d/a.jsonl") == ["/d/a.jsonl"]
+    assert asked == ["/d/a.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["d/c.v1", "d/c.v1.bin", "d"])
+@pytest.mark.parametrize("url", ["", "memory://"])
+def test_a_suffix_may_be_left_out_where_the_format_says_so(tmp_path, memory, name, url):
+    written(tmp_path, "d/c.v1.bin", "d/c.v1.idx")
+    memory.pipe({"/d/c.v1.bin": b"1", "/d/c.v1.idx": b"1"})
+    names = FileNames(suffixes=frozenset({".bin"}), implied=".bin")
+
+    (path,) = found(tmp_path, url + name, names=names)
+    assert path.endswith("d/c.v1.bin")
+
+
 def test_a_folder_without_a_file_of_the_type_says_what_it_holds(tmp_path):
     written(tmp_path, "d/a.csv", "d/_SUCCESS")
 
