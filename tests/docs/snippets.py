@@ -24,6 +24,8 @@ LANGUAGES = {"", "python", "yaml", "toml", "console", "sh"}
 FRAMEWORK_PAGES = {
     "how-to-accelerate.md",
     "how-to-huggingface-trainer.md",
+    "how-to-jax.md",
+    "how-to-lightning.md",
 }
 """Pages whose blocks need a framework: tests/frameworks/test_pages.py runs them."""
 

@@ -1,5 +1,6 @@
 """States of loaders in a checkpoint's folder: one file per rank, so that no rank's overwrites another's."""
 
+import io
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from omniload.base.errors import StateError
 from omniload.base.state import require_version
 
-__all__ = ["has_states", "load_states", "save_states"]
+__all__ = ["has_states", "load_states", "packed", "save_states", "unpacked"]
 
 _VERSION = 1
 _PATTERN = "omniload_loaders_rank*.pt"
@@ -20,6 +21,30 @@ def _file_of(folder: Path, rank: int) -> Path:
     return folder / f"omniload_loaders_rank{rank}.pt"
 
 
+def packed(state: Mapping[str, Any]) -> bytes:
+    """Return a state as one opaque value: checkpoint code that takes mappings apart keeps it whole."""
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    return buffer.getvalue()
+
+
+def unpacked(value: object, *, of: str) -> dict[str, Any]:
+    """Return what ``packed`` was given, read as tensors and plain values: nothing in it is run.
+
+    Raises:
+        StateError: It is damaged; ``of`` says what.
+    """
+    if not isinstance(value, bytes):
+        raise StateError(f"{of} is a {type(value).__name__}; resume from an earlier checkpoint")
+    try:
+        state = torch.load(io.BytesIO(value), map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise StateError(f"{of} is damaged ({error}); resume from an earlier checkpoint") from error
+    if not isinstance(state, dict):
+        raise StateError(f"{of} holds a {type(state).__name__}; resume from an earlier checkpoint")
+    return state
+
+
 def save_states(
     folder: str | Path, states: Sequence[Mapping[str, Any]], *, rank: int, world_size: int
 ) -> None:
@@ -27,10 +52,8 @@ def save_states(
     place = _file_of(Path(folder), rank)
     place.parent.mkdir(parents=True, exist_ok=True)
     draft = place.with_suffix(".draft")
-    torch.save(
-        {"version": _VERSION, "rank": rank, "world_size": world_size, "loaders": list(states)},
-        draft,
-    )
+    note = {"version": _VERSION, "rank": rank, "world_size": world_size, "loaders": list(states)}
+    draft.write_bytes(packed(note))
     draft.replace(place)
 
 
@@ -66,16 +89,7 @@ def load_states(
             f"{folder} holds loader states of {len(found)} ranks and none of rank {rank}; resume with the "
             "number of ranks that saved, from a checkpoint whose files are all there"
         )
-    try:
-        note = torch.load(place, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise StateError(
-            f"{place} is damaged ({error}); resume from an earlier checkpoint"
-        ) from error
-    if not isinstance(note, dict):
-        raise StateError(
-            f"{place} holds a {type(note).__name__}; resume from an earlier checkpoint"
-        )
+    note = unpacked(place.read_bytes(), of=str(place))
     require_version(note, _VERSION, of="rank")
     saved, loaders = note.get("world_size"), note.get("loaders")
     if saved != world_size and not elastic:

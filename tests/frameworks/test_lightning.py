@@ -1,0 +1,113 @@
+"""Lightning's Trainer over our loaders: checkpoints at every place resume at the next batch."""
+
+from itertools import chain
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from omniload.base.errors import StateError
+from tests.support.host_ranks import run_ranks
+from tests.support.loaders import Numbers, Stream, StreamWithState
+from trainer_integration.hosts.lightning import DataLoader
+
+LOADERS = {
+    "map": lambda: DataLoader(Numbers(10), 2, shuffle=True),
+    "workers": lambda: DataLoader(Numbers(10), 2, shuffle=True, num_workers=2),
+    "stream": lambda: DataLoader(Stream(10), 2),
+    "stream with state": lambda: DataLoader(StreamWithState(10), 2),
+}
+
+
+class Model(lightning.LightningModule):
+    """Notes what it is trained on."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = torch.nn.Linear(1, 1), []
+
+    def training_step(self, batch, _):
+        numbers = batch if isinstance(batch, torch.Tensor) else batch.tokens.flatten()
+        self.seen.append(numbers.tolist())
+        return self.layer(numbers.float()[:, None]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+def fit(folder, loader, steps, resume=None, **arguments):
+    """Train up to a step, with a checkpoint after each; return what was seen."""
+    lightning.seed_everything(3, verbose=False)
+    model = Model()
+    keep = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=1)
+    trainer = lightning.Trainer(
+        max_steps=steps,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[keep],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        **arguments,
+    )
+    trainer.fit(model, loader, ckpt_path=resume, weights_only=resume and False)
+    return model.seen
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_every_checkpoint_of_three_epochs_resumes_at_the_next_batch(name, tmp_path):
+    make = LOADERS[name]
+    unbroken = fit(tmp_path / "whole", make(), 15)
+    assert sorted(chain.from_iterable(unbroken[:5])) == list(range(10))
+    if "stream" not in name:
+        assert unbroken[:5] != unbroken[5:10]
+
+    for saved in (1, 3, 5, 7) if name == "map" else (3, 5):
+        again = fit(tmp_path / f"from-{saved}", make(), 15, tmp_path / f"whole/step={saved}.ckpt")
+        assert again == unbroken[saved:], saved
+
+
+def test_a_resumed_run_is_resumed(tmp_path):
+    unbroken = fit(tmp_path / "whole", LOADERS["stream"](), 5)
+    for begun, end in ((0, 1), (1, 3), (3, 5)):
+        resume = tmp_path / f"step={begun}.ckpt" if begun else None
+        assert fit(tmp_path, LOADERS["stream"](), end, resume) == unbroken[begun:end]
+
+
+@pytest.mark.parametrize("steps", [6, None], ids=["sized", "unsized"])
+def test_a_mix_resumes(steps, mix, tmp_path):
+    with DataLoader(mix, steps=steps) as loader:
+        unbroken = fit(tmp_path / "whole", loader, 6)
+    with DataLoader(mix, steps=steps) as loader:
+        resumed = fit(tmp_path / "again", loader, 6, tmp_path / "whole/step=2.ckpt")
+
+    assert len(unbroken) == 6
+    assert resumed == unbroken[2:]
+
+
+def test_two_ranks_resume(tmp_path):
+    run_ranks("lightning_rank.py", 2, str(tmp_path))
+
+
+def test_the_order_of_later_epochs_is_the_loaders_own():
+    loader = LOADERS["map"]()
+    list(loader)
+    torch.manual_seed(99)
+    epoch = [batch.tolist() for batch in loader]
+    torch.manual_seed(3)
+    again = LOADERS["map"]()
+    again.generator.manual_seed(loader.generator.initial_seed())
+    list(again)
+
+    assert [batch.tolist() for batch in again] == epoch
+
+
+def test_rank_0s_place_in_a_stream_is_refused_by_another_rank(monkeypatch):
+    loader = LOADERS["stream"]()
+    next(iter(loader))
+    state = loader.state_dict()
+    monkeypatch.setenv("RANK", "1")
+
+    with pytest.raises(StateError, match="rank 1 has no place"):
+        LOADERS["stream"]().load_state_dict(state)

@@ -1,0 +1,98 @@
+"""Megatron-style loops: an iterator of dictionaries, and a hook that saves its state.
+
+Megatron-LM, Bridge and trainers made like them call ``next(iterator)`` once per microbatch, on the
+ranks that feed a tensor-parallel group, and ``iterator.iterable.save_state()`` at a checkpoint.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from typing_extensions import override
+
+from omniload.base.errors import ConfigError
+from omniload.front.rows import TrainingBatch
+from trainer_integration.loader.data_loader import DataLoader
+
+__all__ = ["MegatronIterator", "microbatch"]
+
+
+def microbatch(batch: TrainingBatch, *, attention_mask: bool = False) -> dict[str, Any]:
+    """Return a batch under Megatron's names.
+
+    Args:
+        batch: Of a mix with shifted labels.
+        attention_mask: Whether to add the mask ``[R, 1, T, T]``, true where a token may *not* look;
+            varlen attention takes ``cu_seqlens`` instead.
+
+    Returns:
+        ``tokens``, ``labels``, ``position_ids`` ``[R, T]``; ``loss_mask`` ``[R, T]``, 0.0 where the label
+        counts for nothing (and is 0); ``cu_seqlens`` ``[D + 1]``, ``max_seqlen``; ``attention_mask`` or ``None``.
+
+    Raises:
+        ConfigError: The labels are not shifted; Megatron's loss compares in place.
+    """
+    if batch.label_form != "shifted":
+        raise ConfigError(
+            f"the labels are {batch.label_form}, and Megatron compares each output with the label at its place; "
+            "open the mix with labels='shifted'"
+        )
+    counts = batch.labels >= 0
+    return {
+        "tokens": batch.tokens,
+        "labels": batch.labels * counts,
+        "loss_mask": counts.float(),
+        "position_ids": batch.position_ids,
+        "cu_seqlens": batch.cu_seqlens,
+        "max_seqlen": batch.max_seqlen,
+        "attention_mask": ~batch.attention_mask if attention_mask else None,
+    }
+
+
+class MegatronIterator(Iterator[Any]):
+    """The training iterator of one data-parallel rank (``dataloader_type="external"``)."""
+
+    def __init__(self, loader: DataLoader, *, attention_mask: bool = False) -> None:
+        """Hand out the batches of ``loader``: those of a mix under Megatron's names, others as they are.
+
+        A loader over a dataset begins its next epoch by itself, as Megatron asks for steps and not for
+        epochs; a mix ends.
+        """
+        self._loader, self._attention_mask = loader, attention_mask
+        self._batches: Iterator[Any] | None = None
+
+    @property
+    def iterable(self) -> Self:
+        """What Megatron's hook asks for the state, wrapped or not."""
+        return self
+
+    @override
+    def __iter__(self) -> Self:
+        return self
+
+    @override
+    def __next__(self) -> Any:
+        # Made with the first batch: a wrapper that calls iter() early freezes no place.
+        if self._batches is None:
+            self._batches = iter(self._loader)
+        batch = next(self._batches, self)
+        if batch is self and not self._loader.is_mix:
+            self._batches = iter(self._loader)
+            batch = next(self._batches, self)
+        if batch is self:
+            raise StopIteration
+        if isinstance(batch, TrainingBatch):
+            return microbatch(batch, attention_mask=self._attention_mask)
+        return batch
+
+    def save_state(self) -> dict[str, Any]:
+        """Return the place after the microbatches handed out."""
+        return self._loader.state_dict()
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where ``save_state`` was called; before the first microbatch or later."""
+        self._loader.load_state_dict(state)
+        self._batches = None
+
+    # NeMo and VeOmni ask by torch's names.
+    state_dict = save_state
+    load_state_dict = restore_state
