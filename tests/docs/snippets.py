@@ -26,8 +26,9 @@ FRAMEWORK_PAGES = {
     "how-to-huggingface-trainer.md",
     "how-to-jax.md",
     "how-to-lightning.md",
+    "how-to-torchtitan.md",
 }
-"""Pages whose blocks need a framework: tests/frameworks/test_pages.py runs them."""
+"""Pages whose blocks need a framework, or make one warn: tests/frameworks/test_pages.py runs them."""
 
 _FENCE = re.compile(r"^( *)(```+)\s*(.*?)\s*$")
 

@@ -9,6 +9,7 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import get_worker_info
 
 import omniload
 from omniload.base.errors import StateError
@@ -16,7 +17,16 @@ from tests.support.loaders import Numbers, Stream, plain
 from trainer_integration import DataLoader
 from trainer_integration.hosts.accelerate import Accelerator
 
+
+class Seeds(Numbers):
+    """Samples that carry the seed of the worker that made them."""
+
+    def __getitem__(self, index):
+        return torch.tensor([index, get_worker_info().seed])
+
+
 CASES = {
+    "workers' seeds": ({}, lambda kind: kind(Seeds(12), 2, shuffle=True, num_workers=1)),
     # 23 samples in batches of 2 over two ranks: the last batch is filled up from the first.
     "even": ({}, lambda kind: kind(Numbers(23), 2, shuffle=True)),
     "uneven": ({"even_batches": False}, lambda kind: kind(Numbers(24), 2, shuffle=True)),
@@ -39,7 +49,7 @@ def prepared(kind, configuration, loader):
     torch.manual_seed(5)
     host = kind(cpu=True, dataloader_config=DataLoaderConfiguration(**configuration))
     made = host.prepare(loader())
-    torch.manual_seed(5)
+    torch.manual_seed(5 + host.process_index)  # workers of each rank have seeds of their own
     return host, made
 
 

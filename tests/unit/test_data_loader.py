@@ -441,6 +441,20 @@ def test_a_loader_that_accelerate_has_rebuilt_tells_so_until_it_is_iterated_itse
         loader._is_accelerate_prepared  # noqa: B018
 
 
+def test_a_stream_that_filters_resumes_after_what_it_gave():
+    class Odd(Stream):
+        def __iter__(self):
+            return (number for number in super().__iter__() if number % 2)
+
+    unbroken = plain(DataLoader(Odd(20), 2))
+    state = taken(DataLoader(Odd(20), 2), 2)
+    resumed = DataLoader(Odd(20), 2)
+    resumed.load_state_dict(state)
+
+    assert plain(resumed) == unbroken[2:]
+    assert unbroken[2] == [9, 11]
+
+
 def test_a_mapping_of_samples_is_a_map_dataset():
     assert plain(DataLoader({0: 5, 1: 6})) == [[5], [6]]
 
