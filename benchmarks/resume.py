@@ -26,8 +26,8 @@ from benchmarks.report import Table, print_table, write_report
 from omniload.actors.opening import open_plane
 from omniload.actors.plane import PlaneSpec
 from omniload.base.state import JsonObject
-from omniload.build.digest import batch_digest
-from omniload.build.microbatch import Microbatch
+from omniload.batch.digest import batch_digest
+from omniload.batch.microbatch import Microbatch
 from omniload.client import Client
 from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree

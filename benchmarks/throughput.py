@@ -16,7 +16,7 @@ import click
 from benchmarks.baseline_loaders import Rows, dataloader, torchdata_nodes
 from benchmarks.mixed_sources import MixedSources, build_sources, mix_of
 from benchmarks.report import Table, print_table, write_report
-from omniload.actors.local import LocalPlane
+from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
 from omniload.client import Client
 from omniload.plan.place_tree import ClientPlaceTree

@@ -17,7 +17,7 @@ from omniload.actors.plane import RankHandle
 from omniload.base.errors import ConfigError
 from omniload.base.metrics import BATCH_WAIT_SECONDS
 from omniload.base.state import JsonObject
-from omniload.build.microbatch import Batch
+from omniload.batch.microbatch import Batch
 
 __all__ = ["Client"]
 

@@ -17,8 +17,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, assert_never
 
 from omniload.actors.address import PlaneAddress
-from omniload.actors.guarding import Guard, marked
 from omniload.actors.opening import open_ray_plane, runtime_of
+from omniload.actors.reaper import Reaper, marked
 from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
 from omniload.machine.supervisor import (
@@ -49,7 +49,7 @@ from trainer_integration.run_lock import RunLock
 from trainer_integration.run_log import EventKind, EventLine, MemoryLine, RunLog, StepLine
 
 if TYPE_CHECKING:
-    from omniload.actors.ray_plane import RayPlane
+    from omniload.actors.ray.plane import RayPlane
 
 __all__ = ["Launcher", "Observer"]
 
@@ -156,11 +156,11 @@ class Launcher:
             return self._guarded()
 
     def _guarded(self) -> int:
-        """Run under the eyes of a guard; the folder is ours."""
+        """Run under the eyes of a reaper; the folder is ours."""
         for leftover in self.run_dir.glob("rendezvous-*"):
             leftover.unlink(missing_ok=True)
         self._first_log = next_log_number(self.run_dir)
-        guard = Guard(self._job)  # of the ranks; the data plane has one of its own
+        reaper = Reaper(self._job)  # of the ranks; the data plane has one of its own
         previous = {number: signal.getsignal(number) for number in _ENDING_SIGNALS}
         self._listen()
         try:
@@ -172,7 +172,7 @@ class Launcher:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-            guard.close()
+            reaper.close()
 
     def _logged(self) -> int:
         """Run while the log is open, and leave no thread that would write to it later."""

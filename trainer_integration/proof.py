@@ -12,12 +12,12 @@ from typing import Literal, Self
 import orjson
 from pydantic import ValidationError
 
-from omniload.actors.local import LocalPlane
+from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import JOURNAL_NAME, PlaneSpec
 from omniload.base.config import StrictModel
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.state import JsonObject
-from omniload.build.digest import batch_digest
+from omniload.batch.digest import batch_digest
 from omniload.client import Client
 from omniload.mix.config import MixConfig
 from omniload.mix.journal import read_journal

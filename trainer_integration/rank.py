@@ -19,12 +19,12 @@ import torch
 import torch.distributed as dist
 
 from omniload.actors.address import PlaneAddress
-from omniload.actors.local import LocalPlane
+from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec, RankHandle
 from omniload.base.errors import IntegrityError, OmniloadError
 from omniload.base.log import get_logger, set_up_logging
-from omniload.build.digest import batch_digest
-from omniload.build.microbatch import Batch
+from omniload.batch.digest import batch_digest
+from omniload.batch.microbatch import Batch
 from omniload.client import Client
 from omniload.plan.place_tree import ClientPlaceTree
 from snapshot.startup.events import restarted, stage
@@ -257,7 +257,7 @@ def _opened(spec: RankSpec, stack: ExitStack) -> Client:
 
 
 def _handle(plane: PlaneAddress, rank: int) -> RankHandle:
-    from omniload.actors.ray_joining import handle_in  # noqa: PLC0415 -- an extra, absent for local users
+    from omniload.actors.ray.joining import handle_in  # noqa: PLC0415 -- an extra, absent for local users
 
     return handle_in(plane, rank)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Self
 
 from omniload.base.errors import StateError, system_refusals
-from omniload.base.file_lock import FileLock
+from omniload.base.linux.file_lock import FileLock
 
 __all__ = ["LOCK_NAME", "RunLock"]
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from omniload.base.state import JsonObject
-from omniload.build.microbatch import Batch, CpSlice
+from omniload.batch.microbatch import Batch, CpSlice
 from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.optimizer import FlatAdamW

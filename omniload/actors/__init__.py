@@ -1,5 +1,5 @@
-"""Thin shells of the machines: threads or Ray actors around them. The only place that imports ray.
+"""Thin shells of the machines: threads or Ray actors around them.
 
-``loader``, ``constructor`` and ``planner`` are plain classes that carry events in and
-commands out; ``local`` runs them as threads, ``ray_plane`` as Ray actors.
+``roles`` holds the shells as plain classes, ``local`` runs them as threads, ``ray`` as Ray
+actors. What a plane is, whichever runs it, lies beside those rooms.
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import StateError, system_refusals
-from omniload.base.file_lock import FileLock
+from omniload.base.linux.file_lock import FileLock
 from omniload.base.log import get_logger
 
 __all__ = ["LOCK_NAME", "PlaneClaim", "claim", "launch_of"]

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from omniload.actors.local import LocalPlane
+from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
 from omniload.base.extras import missing_extra
 
 if TYPE_CHECKING:
-    from omniload.actors.ray_plane import RayPlane
+    from omniload.actors.ray.plane import RayPlane
 
 __all__ = ["open_plane", "open_ray_plane", "runtime_of"]
 
@@ -40,7 +40,7 @@ def open_ray_plane(spec: PlaneSpec) -> "RayPlane":
         StateError: As for ``open_plane``, or this process uses Ray already.
     """
     try:
-        from omniload.actors.ray_plane import RayPlane  # noqa: PLC0415 -- an extra, absent for local users
+        from omniload.actors.ray.plane import RayPlane  # noqa: PLC0415 -- an extra, absent for local users
     except ModuleNotFoundError as error:
         raise missing_extra("runtime.kind ray (local needs nothing)", error) from error
     return RayPlane(spec)

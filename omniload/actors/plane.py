@@ -8,7 +8,7 @@ from typing import Protocol, Self
 
 from omniload.base.errors import ConfigError, system_refusals
 from omniload.base.state import Json, JsonObject
-from omniload.build.microbatch import Batch
+from omniload.batch.microbatch import Batch
 from omniload.machine.planner import Planner
 from omniload.mix.config import MixConfig
 from omniload.mix.fingerprint import SourceFacts, fingerprint_of

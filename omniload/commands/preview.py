@@ -9,7 +9,7 @@ import numpy as np
 from rich.text import Text
 
 from omniload.base.errors import ConfigError
-from omniload.build.microbatch import Batch, CpSlice, Microbatch
+from omniload.batch.microbatch import Batch, CpSlice, Microbatch
 from omniload.commands.display import Cell, colour_of, emit_json, excerpt, output, row_bar, table
 from omniload.commands.opening import open_spec, tokenizer_of
 from omniload.commands.options import cache_option, dp_option, json_option, mix_argument

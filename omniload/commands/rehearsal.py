@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.actors.board import Activity
-from omniload.actors.loader import LoaderShell
+from omniload.actors.heartbeats import Activity
 from omniload.actors.plane import PlaneSpec, make_planner, require_rows
-from omniload.build.microbatch import Batch
+from omniload.actors.roles.loader import LoaderShell
+from omniload.batch.microbatch import Batch
 from omniload.machine.data_constructor import (
     BuildSteps,
     DataConstructor,

@@ -14,7 +14,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from omniload.actors.local import LocalPlane
+from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_ray_plane
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, StateError, UnavailableError
@@ -23,12 +23,12 @@ from omniload.base.state import Json
 from omniload.client import Client
 from omniload.front.launch import Launch, Place
 from omniload.front.loader import OpenClient
-from omniload.front.meeting import (
-    Board,
+from omniload.front.rendezvous import (
     Failure,
-    FileBoard,
+    FolderRendezvous,
     Invitation,
     Joined,
+    Rendezvous,
     read_as,
     wait_for_ranks,
 )
@@ -70,25 +70,29 @@ class Together(OpenClient):
     @override
     def __call__(self, stack: ExitStack, state: Mapping[str, Json] | None) -> Client:
         _take_turn(stack)
-        board = self._board()
+        rendezvous = self._rendezvous()
         prefix = f"omniload/{self.launch.attempt}/{next(_OPENED)}"
         if self.launch.rank == 0:
-            return self._bring_up(stack, board, prefix, replace(self.spec, state=state))
+            return self._bring_up(stack, rendezvous, prefix, replace(self.spec, state=state))
         try:
-            client = self._join(stack, board, prefix)
+            client = self._join(stack, rendezvous, prefix)
         except BaseException as error:
-            board.post(f"{prefix}/joined/{self.launch.rank}", Failure.of(error).model_dump_json())
+            rendezvous.post(
+                f"{prefix}/joined/{self.launch.rank}", Failure.of(error).model_dump_json()
+            )
             raise
         return client
 
-    def _bring_up(self, stack: ExitStack, board: Board, prefix: str, spec: PlaneSpec) -> Client:
-        from omniload.actors.ray_environment import token  # noqa: PLC0415 -- an extra
+    def _bring_up(
+        self, stack: ExitStack, rendezvous: Rendezvous, prefix: str, spec: PlaneSpec
+    ) -> Client:
+        from omniload.actors.ray.environment import token  # noqa: PLC0415 -- an extra
 
         try:
             plane = stack.enter_context(open_ray_plane(spec))
             handle = plane.handle(self.place.dp_rank, self.place.cp_rank)
         except BaseException as error:
-            board.post(f"{prefix}/plane", Failure.of(error).model_dump_json())
+            rendezvous.post(f"{prefix}/plane", Failure.of(error).model_dump_json())
             raise
         invitation = Invitation(
             plane=plane.address,
@@ -98,21 +102,21 @@ class Together(OpenClient):
             cp_size=self.place.cp_size,
             host=socket.gethostname(),
         )
-        if not board.post(f"{prefix}/plane", invitation.model_dump_json()):
+        if not rendezvous.post(f"{prefix}/plane", invitation.model_dump_json()):
             raise ConfigError(
                 "another process has brought up the plane as rank 0 of this job already; give each process its rank "
                 f"({self.launch.found_in}), and each start of the job a folder of its own where address= names one"
             )
         others = range(1, self.launch.world_size)
-        wait_for_ranks(board, [(r, f"{prefix}/joined/{r}") for r in others], self.timeout_s)
+        wait_for_ranks(rendezvous, [(r, f"{prefix}/joined/{r}") for r in others], self.timeout_s)
         client = stack.enter_context(Client(handle))
         # The others' last questions are answered before the plane ends.
-        stack.callback(_wait_until_left, board, [f"{prefix}/left/{r}" for r in others])
+        stack.callback(_wait_until_left, rendezvous, [f"{prefix}/left/{r}" for r in others])
         return client
 
-    def _join(self, stack: ExitStack, board: Board, prefix: str) -> Client:
+    def _join(self, stack: ExitStack, rendezvous: Rendezvous, prefix: str) -> Client:
         invitation = read_as(
-            board, f"{prefix}/plane", Invitation, of_rank=0, timeout_s=self.timeout_s
+            rendezvous, f"{prefix}/plane", Invitation, of_rank=0, timeout_s=self.timeout_s
         )
         if invitation is None:
             raise UnavailableError(
@@ -120,16 +124,16 @@ class Together(OpenClient):
                 "run, and does it call omniload.open as often as this rank? timeout= waits longer"
             )
         self._agree(invitation)
-        from omniload.actors.ray_environment import use_token  # noqa: PLC0415 -- an extra
+        from omniload.actors.ray.environment import use_token  # noqa: PLC0415 -- an extra
 
         use_token(invitation.token)
-        from omniload.actors.ray_joining import handle_in  # noqa: PLC0415
+        from omniload.actors.ray.joining import handle_in  # noqa: PLC0415
 
         handle = handle_in(invitation.plane, self.place.dp_rank, self.place.cp_rank)
-        stack.callback(board.post, f"{prefix}/left/{self.launch.rank}", "{}")
+        stack.callback(rendezvous.post, f"{prefix}/left/{self.launch.rank}", "{}")
         client = stack.enter_context(Client(handle))
         note = Joined(host=socket.gethostname(), pid=os.getpid())
-        if not board.post(f"{prefix}/joined/{self.launch.rank}", note.model_dump_json()):
+        if not rendezvous.post(f"{prefix}/joined/{self.launch.rank}", note.model_dump_json()):
             raise ConfigError(
                 f"another process has joined as rank {self.launch.rank} of this job already; give each process its "
                 f"own rank ({self.launch.found_in})"
@@ -158,11 +162,11 @@ class Together(OpenClient):
                 f"of {invitation.host} alone; run all ranks on one machine"
             )
 
-    def _board(self) -> Board:
+    def _rendezvous(self) -> Rendezvous:
         if self.folder is not None:
-            return FileBoard(self.folder / "omniload")
-        torch_board = torch_part("board_of")
-        return torch_board(self.launch, self.timeout_s)  # type: ignore[no-any-return]
+            return FolderRendezvous(self.folder / "omniload")
+        torch_rendezvous = torch_part("rendezvous_of")
+        return torch_rendezvous(self.launch, self.timeout_s)  # type: ignore[no-any-return]
 
 
 _TURN = threading.Lock()
@@ -183,9 +187,9 @@ def _take_turn(stack: ExitStack) -> None:
     stack.callback(_TURN.release)
 
 
-def _wait_until_left(board: Board, keys: list[str]) -> None:
+def _wait_until_left(rendezvous: Rendezvous, keys: list[str]) -> None:
     for key in keys:
-        if board.read(key, _LEAVE_S) is None:
+        if rendezvous.read(key, _LEAVE_S) is None:
             return
 
 

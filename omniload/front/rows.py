@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError
-from omniload.build.microbatch import IGNORE_LABEL, Batch, CpSlice, Microbatch
+from omniload.batch.microbatch import IGNORE_LABEL, Batch, CpSlice, Microbatch
 
 __all__ = ["Arrays", "BatchForm", "Labels", "NumpyArrays", "PackedRows", "TrainingBatch"]
 

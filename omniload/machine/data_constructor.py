@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import StateError
 from omniload.base.ragged import Ranges
-from omniload.build.microbatch import Batch, Microbatch
-from omniload.build.rows import build_rows, split_rows, stops_with_next
-from omniload.build.slices import slice_for_cp
+from omniload.batch.microbatch import Batch, Microbatch
+from omniload.batch.rows import build_rows, split_rows, stops_with_next
+from omniload.batch.slices import slice_for_cp
 from omniload.machine.messages import ReleaseSteps, SliceRequest
 from omniload.mix.pieces import PieceTable
 from omniload.plan.records import StepPlan

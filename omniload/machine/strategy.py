@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from omniload.build.rows import stops_with_next
+from omniload.batch.rows import stops_with_next
 from omniload.mix.config import MixConfig
 from omniload.mix.state import MixState
 from omniload.plan.cost import QuadraticCost

@@ -13,9 +13,9 @@ import fsspec
 import orjson
 import pyarrow as pa
 
+from omniload.base.concurrency.calls_under_way import under_way
 from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
 from omniload.base.reading import kind_of
-from omniload.base.under_way import under_way
 from omniload.base.units import format_bytes
 
 __all__ = [

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger
 from omniload.base.reading import open_file
-from omniload.base.threads import DaemonPool
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import UnitTable
 

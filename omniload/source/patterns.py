@@ -13,10 +13,10 @@ from pathlib import Path, PurePosixPath
 
 from fsspec.core import url_to_fs
 
+from omniload.base.concurrency.calls_under_way import under_way
+from omniload.base.concurrency.time_limit import call_within
 from omniload.base.errors import ConfigError, OmniloadError, UnavailableError, system_refusal
 from omniload.base.log import get_logger
-from omniload.base.under_way import under_way
-from omniload.base.waiting import within
 from omniload.source.braces import expanded
 from omniload.source.files import (
     ShardFile,
@@ -97,7 +97,7 @@ def find_files(
 
     # One thread for all of them: fsspec makes a client of a store for each thread that asks.
     # Local folders have the limit too: they may be mounts that do not answer, and ``/**`` is endless.
-    lists = within(_LISTING_S, listed, what=f"sources.{source}.path, a listing")
+    lists = call_within(_LISTING_S, listed, what=f"sources.{source}.path, a listing")
     found: dict[str, ShardFile] = {}
     for pattern, taken in zip(every, lists, strict=True):
         where = _where(pattern, source)

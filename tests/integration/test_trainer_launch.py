@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from omniload.actors.guard import MARKS, marks_of
+from omniload.actors.reaper_process import MARKS, marks_of
 from omniload.base.cli import main
 from omniload.mix.run_record import read_run_record
 from tests.support.builders import a_mix

@@ -7,8 +7,8 @@ import numpy as np
 
 from omniload.base.ragged import Ragged, Ranges
 from omniload.base.state import sealed
-from omniload.build.microbatch import Microbatch
-from omniload.build.rows import build_rows, stops_with_next
+from omniload.batch.microbatch import Microbatch
+from omniload.batch.rows import build_rows, stops_with_next
 from omniload.machine.planner import Planner
 from omniload.mix.config import MixConfig
 from omniload.mix.fingerprint import SourceFacts, fingerprint_of

@@ -6,7 +6,7 @@ import orjson
 import yaml
 from click.testing import CliRunner, Result
 
-from omniload.actors.local import LocalPlane
+from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
 from omniload.cli import command
 from omniload.client import Client

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omniload.build.microbatch import IGNORE_LABEL, Batch, Microbatch
+from omniload.batch.microbatch import IGNORE_LABEL, Batch, Microbatch
 from trainer_integration.config import OptimizerConfig
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.model import MoETransformer

@@ -14,9 +14,9 @@ import numpy as np
 from omniload.base.errors import StateError
 from omniload.base.ragged import Ragged, Ranges
 from omniload.base.state import JsonObject
-from omniload.build.digest import batch_digest, combined
-from omniload.build.microbatch import Batch
-from omniload.build.rows import build_rows, stops_with_next
+from omniload.batch.digest import batch_digest, combined
+from omniload.batch.microbatch import Batch
+from omniload.batch.rows import build_rows, stops_with_next
 from omniload.machine.data_constructor import (
     BuildSteps,
     DataConstructor,

@@ -24,7 +24,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from omniload.actors.local import LocalPlane
+from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import IntegrityError, OmniloadError
 from omniload.client import Client

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from omniload.build.microbatch import IGNORE_LABEL
+from omniload.batch.microbatch import IGNORE_LABEL
 from tests.support.moe_builders import all_close
 from trainer_integration.moe import head
 from trainer_integration.moe.head import summed_cross_entropy

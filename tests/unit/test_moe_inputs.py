@@ -3,8 +3,8 @@
 import numpy as np
 
 from omniload.base.ragged import Ragged, Ranges
-from omniload.build.microbatch import IGNORE_LABEL
-from omniload.build.rows import build_rows, stops_with_next
+from omniload.batch.microbatch import IGNORE_LABEL
+from omniload.batch.rows import build_rows, stops_with_next
 from omniload.plan.records import PieceTable
 from tests.support.moe_builders import a_model, all_close
 from trainer_integration.moe.inputs import ModelInputs

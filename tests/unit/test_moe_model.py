@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from omniload.build.microbatch import IGNORE_LABEL
+from omniload.batch.microbatch import IGNORE_LABEL
 from tests.support.moe_builders import (
     a_microbatch,
     a_model,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from omniload.build.microbatch import CpSlice
+from omniload.batch.microbatch import CpSlice
 from tests.support.moe_builders import (
     a_batch,
     a_microbatch,

@@ -12,10 +12,10 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, UnavailableError
 from omniload.front.launch import Launch
-from omniload.front.meeting import Board
+from omniload.front.rendezvous import Rendezvous
 from omniload.front.rows import Arrays
 
-__all__ = ["StoreBoard", "TorchArrays", "board_of"]
+__all__ = ["StoreRendezvous", "TorchArrays", "rendezvous_of"]
 
 
 class TorchArrays(Arrays):
@@ -52,7 +52,7 @@ class TorchArrays(Arrays):
         return tensor.to(place)
 
 
-class StoreBoard(Board):
+class StoreRendezvous(Rendezvous):
     """Notes as keys of torch's store."""
 
     def __init__(self, store: Store) -> None:
@@ -75,8 +75,8 @@ class StoreBoard(Board):
         return note
 
 
-def board_of(launch: Launch, timeout_s: float) -> StoreBoard:
-    """Return the board of a job: the store of its process group, or that of its launcher.
+def rendezvous_of(launch: Launch, timeout_s: float) -> StoreRendezvous:
+    """Return the rendezvous of a job: the store of its process group, or that of its launcher.
 
     Without torchrun's own store, rank 0 hosts one at ``MASTER_PORT``; a process group that is
     initialised later shares it, so the order of the two does not matter.
@@ -86,7 +86,7 @@ def board_of(launch: Launch, timeout_s: float) -> StoreBoard:
         UnavailableError: Nobody answers there.
     """
     if dist.is_initialized():
-        return StoreBoard(dist.distributed_c10d._get_default_store())
+        return StoreRendezvous(dist.distributed_c10d._get_default_store())
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65_536:
         raise ConfigError(
@@ -107,4 +107,4 @@ def board_of(launch: Launch, timeout_s: float) -> StoreBoard:
         raise UnavailableError(
             f"rank {launch.rank} finds no store at {host}:{port} within {timeout_s:g} s ({error}); does rank 0 run?"
         ) from error
-    return StoreBoard(store)
+    return StoreRendezvous(store)

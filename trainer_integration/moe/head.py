@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
-from omniload.build.microbatch import IGNORE_LABEL
+from omniload.batch.microbatch import IGNORE_LABEL
 
 __all__ = ["CHUNK_LOGITS", "summed_cross_entropy"]
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omniload.build.microbatch import IGNORE_LABEL, Microbatch
+from omniload.batch.microbatch import IGNORE_LABEL, Microbatch
 from trainer_integration.moe.documents import DocumentGroups
 
 __all__ = ["ModelInputs"]

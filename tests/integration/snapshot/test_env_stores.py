@@ -65,8 +65,8 @@ def test_a_snapshot_travels_through_an_object_store(tmp_path):
 
 DRIVER = """
 import json, sys
-from omniload.actors.ray_cluster import PrivateCluster
-from omniload.actors.ray_environment import ray
+from omniload.actors.ray.cluster import PrivateCluster
+from omniload.actors.ray.environment import ray
 store, key = sys.argv[1:3]
 cluster = PrivateCluster(object_store_bytes=80 << 20, workers=1)
 @ray.remote

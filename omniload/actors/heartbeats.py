@@ -1,0 +1,144 @@
+"""Where roles post their heartbeats, and ranks that wait read them, without asking anybody.
+
+A role that is stopped or stuck cannot answer. So each posts by itself: into memory in the
+local runtime, into a small file a second in the folder of the plane's Ray.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from typing_extensions import override
+
+from omniload.base.concurrency.calls_under_way import calls_under_way
+from omniload.machine.progress import Progress, Task
+
+__all__ = ["Activity", "Board", "FolderBoard", "MemoryBoard"]
+
+_BEAT_S = 1.0
+
+
+class Activity:
+    """What one role does at present. Safe to call from several threads."""
+
+    def __init__(self, name: str, *, reads: bool = False) -> None:
+        """Begin with nothing to do.
+
+        Args:
+            name: Of the role.
+            reads: Whether calls to stores that are under way in this process are the role's.
+        """
+        self.name, self._reads = name, reads
+        self._lock = threading.Lock()
+        self._tasks: dict[object, Task] = {}
+        self.idle: Callable[[], Task | None] = lambda: None
+        """Says what the role waits for while it has no task."""
+
+    @contextmanager
+    def doing(self, what: str, waits_for: tuple[str, ...] = ()) -> Iterator[None]:
+        """Do ``what`` inside."""
+        key = object()
+        task = Task(doing=what, since_s=time.monotonic(), waits_for=waits_for)
+        with self._lock:
+            self._tasks[key] = task
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._tasks[key]
+
+    def rest(self, what: str, waits_for: tuple[str, ...] = ()) -> None:
+        """Say what the role waits for from now on while it has no task."""
+        task = Task(doing=what, since_s=time.monotonic(), waits_for=waits_for)
+        self.idle = lambda: task
+
+    def progress(self) -> Progress:
+        """Return the role's heartbeat of now."""
+        with self._lock:
+            tasks = tuple(self._tasks.values())
+        if not tasks and (idle := self.idle()) is not None:
+            tasks = (idle,)
+        found = calls_under_way() if self._reads else []
+        calls = tuple(Task(doing=what, since_s=since_s) for what, since_s in found)
+        return Progress(
+            name=self.name, pid=os.getpid(), beat_s=time.monotonic(), tasks=tasks, calls=calls
+        )
+
+
+class Board(Protocol):
+    """Last heartbeats of all roles of a plane."""
+
+    def read(self) -> dict[str, Progress]:
+        """Return them by name."""
+        ...
+
+
+class MemoryBoard(Board):
+    """Roles of this process: their heartbeats are of now."""
+
+    def __init__(self) -> None:
+        self._roles: dict[str, Activity] = {}
+
+    def add(self, activity: Activity) -> Activity:
+        """Take in a role; return its activity."""
+        self._roles[activity.name] = activity
+        return activity
+
+    @override
+    def read(self) -> dict[str, Progress]:
+        return {name: role.progress() for name, role in self._roles.copy().items()}
+
+
+class FolderBoard(Board):
+    """Roles of several processes of one machine: a file each, in memory where the folder is."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def post(self, activity: Activity) -> Callable[[], None]:
+        """Write the heartbeat of a role of this process now and every second.
+
+        Returns:
+            A function that ends it.
+        """
+        ended = threading.Event()
+        self._write(activity)
+
+        def beat() -> None:
+            while not ended.wait(_BEAT_S):
+                self._write(activity)
+
+        thread = threading.Thread(target=beat, name="omniload-heartbeat", daemon=True)
+        thread.start()
+
+        def end() -> None:
+            ended.set()
+            thread.join(_BEAT_S)
+
+        return end
+
+    @override
+    def read(self) -> dict[str, Progress]:
+        found: dict[str, Progress] = {}
+        for path in self._folder.glob("*.json"):
+            # A file that goes or is of another make is no heartbeat; the role then has none.
+            try:
+                progress = Progress.from_json(json.loads(path.read_bytes()))
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+            found[progress.name] = progress
+        return found
+
+    def _write(self, activity: Activity) -> None:
+        place = self._folder / f"{activity.name.replace(' ', '-')}.json"
+        partial = place.with_suffix(".partial")
+        try:
+            partial.write_text(json.dumps(activity.progress().to_json()), encoding="utf-8")
+            partial.replace(place)
+        except OSError:
+            return  # the plane is being closed, or its disk is full: its heart is seen to stop

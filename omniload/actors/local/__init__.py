@@ -1,0 +1,1 @@
+"""The local runtime: the roles as threads of one process. No Ray."""

@@ -1,0 +1,154 @@
+"""The local runtime: planner, loader and constructor as threads of this process. No Ray."""
+
+import threading
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
+from typing import TypeVar
+
+from typing_extensions import override
+
+from omniload.actors.address import check_rank
+from omniload.actors.claim import claim
+from omniload.actors.gate import CLOSED
+from omniload.actors.heartbeats import Activity, MemoryBoard
+from omniload.actors.local.handle import CONSTRUCTOR, LocalHandle
+from omniload.actors.local.links import LocalConstructor, LocalLoader
+from omniload.actors.patience import wait_for_opening
+from omniload.actors.plane import (
+    DataPlane,
+    PlaneSpec,
+    RankHandle,
+    make_planner,
+    open_journal,
+    require_rows,
+)
+from omniload.actors.roles.constructor import ConstructorShell
+from omniload.actors.roles.loader import LoaderShell
+from omniload.actors.roles.planner import PlannerShell
+from omniload.actors.roles.planner_metrics import serve_metrics
+from omniload.base.concurrency.calls_under_way import calls_under_way
+from omniload.base.concurrency.threads import DaemonPool
+from omniload.base.errors import StateError, UnavailableError
+from omniload.base.log import get_logger
+from omniload.machine.data_constructor import DataConstructor
+from omniload.machine.progress import rank_name
+
+__all__ = ["LocalPlane"]
+
+_LOG = get_logger(__name__)
+_READER_THREADS = 2
+"""Decoding releases the interpreter lock, so two readers keep a second core busy."""
+_CLOSE_S = 10.0
+_LOADER = "loader-0"
+
+Found = TypeVar("Found")
+
+
+class LocalPlane(DataPlane):
+    """A data plane in this process, for the ranks of this process."""
+
+    def __init__(self, spec: PlaneSpec) -> None:
+        """Open the sources and start planning.
+
+        Raises:
+            ConfigError: A source or the batch is refused.
+            StateError: ``spec.state`` does not fit the mix or the data, or the plane is open already.
+            UnavailableError: A store did not answer.
+        """
+        require_rows(spec)
+        self.spec = spec
+        self.board = MemoryBoard()
+        self._lock, self._closing = threading.Lock(), threading.Lock()
+        self._ranks: set[str] = set()
+        self._closed = False
+        self._readers = DaemonPool(_READER_THREADS, "omniload-reader")
+        self._builder = DaemonPool(1, "omniload-builder")
+        self._opened = ExitStack()
+        try:
+            self._opened.callback(claim(spec).close)
+            self._opened.callback(self._end_threads)
+            self._open(spec)
+        except BaseException:
+            self._opened.close()
+            raise
+
+    def _open(self, spec: PlaneSpec) -> None:
+        mix, tree = spec.mix, spec.tree
+        every_source = range(len(mix.names))
+        activity = self.board.add(Activity(_LOADER, reads=True))
+        self.loader = self._patiently(
+            self._readers.submit(
+                lambda: LoaderShell(
+                    mix,
+                    every_source,
+                    base_dir=spec.base_dir,
+                    cache_dir=spec.cache_dir,
+                    activity=activity,
+                )
+            )
+        )
+        facts = self.loader.facts()
+        planner = make_planner(spec, [facts[s] for s in every_source])
+        self.first_step = planner.state.step
+        self._opened.callback(serve_metrics(mix))
+        dp_ranks = tuple(range(tree.size_of("dp")))
+        self.constructor = ConstructorShell(
+            DataConstructor(
+                dp_ranks=dp_ranks,
+                names=mix.names,
+                row_length=mix.pack.length,
+                cp_size=tree.size_of("cp"),
+            ),
+            self.loader.ranges,
+            self.board.add(Activity(CONSTRUCTOR)),
+        )
+        link = LocalLoader(self.loader, self._readers, _LOADER)
+        self.planner = PlannerShell(
+            planner,
+            lambda _source: link,
+            [LocalConstructor(self.constructor, dp_ranks, self._builder)],
+            open_journal(spec.run_dir, planner),
+            self.board.add(Activity("planner")),
+        )
+        self.planner.start()
+
+    def _patiently(self, opening: "Future[Found]") -> Found:
+        """Wait for sources to open for as long as something goes on."""
+        limit_s = self.spec.mix.runtime.batch_timeout
+        wait_for_opening(lambda s: bool(wait([opening], s).done), _LOADER, limit_s, self.board)
+        return opening.result()
+
+    @override
+    def handle(self, dp_rank: int, cp_rank: int = 0) -> RankHandle:
+        sizes = {axis: self.spec.tree.size_of(axis) for axis in ("dp", "cp")}
+        dp_rank, cp_rank = check_rank(sizes, dp_rank, cp_rank)
+        name = rank_name(dp_rank, cp_rank, sizes["cp"])
+        if self._closed:
+            raise UnavailableError(CLOSED)
+        with self._lock:
+            if name in self._ranks:
+                raise StateError(f"{name} of this data plane has a handle already; close it first")
+            self._ranks.add(name)
+        return LocalHandle(self, dp_rank, cp_rank)
+
+    def let_go(self, name: str) -> None:
+        """Let a rank have another handle."""
+        with self._lock:
+            self._ranks.discard(name)
+
+    @override
+    def close(self) -> None:
+        with self._closing:  # whoever closes as well waits for the end of the first
+            if self._closed:
+                return
+            self._closed = True
+            self.constructor.fail(UnavailableError(CLOSED))
+            self.loader.close()
+            self.planner.close()
+            self._opened.close()
+
+    def _end_threads(self) -> None:
+        for pool in (self._readers, self._builder):
+            if not pool.close(_CLOSE_S):
+                calls = [what for what, _ in calls_under_way()]
+                _LOG.warning("the data plane is closed while a call does not end: %s", calls[:1])

@@ -1,0 +1,135 @@
+"""Answers of Ray actors, with the errors that were raised in them."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from omniload.actors.ray.environment import RayActorError, RayError, RayTaskError, ray
+from omniload.base.errors import DefectError, OmniloadError, UnavailableError, project_error
+from omniload.base.log import get_logger
+
+__all__ = ["actor_named", "answer_to", "future_of", "log_failure", "plain_error", "there"]
+
+_TURN_S = 0.2
+"""Ray must not be shut down under a call: whoever waits looks this often whether to leave."""
+_LOG = get_logger(__name__)
+
+
+def actor_named(name: str) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
+    """Return an actor of the plane that this process is connected to.
+
+    Raises:
+        UnavailableError: There is none of that name.
+    """
+    try:
+        return ray.get_actor(name)
+    except ValueError:
+        raise UnavailableError(
+            f"the data plane has no {name} any more; start again from the last checkpoint"
+        ) from None
+
+
+def answer_to(
+    ref: Any,  # noqa: ANN401 -- as above
+    role: str,
+    *,
+    limit_s: float = 60.0,
+    check: Callable[[], None] = lambda: None,
+) -> Any:  # noqa: ANN401 -- whatever the actor's method returns
+    """Wait for an answer.
+
+    Args:
+        ref: The answer to be.
+        role: The role that was asked, for messages.
+        limit_s: Longest wait.
+        check: Called several times a second; what it raises ends the wait.
+
+    Raises:
+        OmniloadError: What the actor raised; ``UnavailableError`` naming ``role`` when it has died
+            or gave no answer in time.
+    """
+    if not there(ref, limit_s, check):
+        raise UnavailableError(
+            f"{role} gave no answer within {limit_s:.0f} s; it is stopped or stuck, "
+            "end the job and start again from the last checkpoint"
+        )
+    try:
+        return ray.get(ref)
+    except RayError as error:
+        raise plain_error(error, role) from None
+
+
+def there(ref: Any, timeout_s: float, check: Callable[[], None]) -> bool:  # noqa: ANN401 -- as above
+    """Wait for an answer in short turns, calling ``check`` before each; return whether it came."""
+    until_s = time.monotonic() + timeout_s
+    while True:
+        check()
+        left_s = until_s - time.monotonic()
+        if ray.wait([ref], timeout=max(0.0, min(left_s, _TURN_S)))[0]:
+            return True
+        if left_s <= _TURN_S:
+            return False
+
+
+def future_of(ref: Any, role: str) -> "Future[Any]":  # noqa: ANN401 -- as above
+    """Return a future of the answer whose error is the one that was raised in the actor."""
+    answer: Future[Any] = Future()
+
+    def settle(done: "Future[Any]") -> None:
+        error = done.exception()
+        if error is None:
+            answer.set_result(done.result())
+        else:
+            answer.set_exception(plain_error(error, role))
+
+    ref.future().add_done_callback(settle)
+    return answer
+
+
+def log_failure(ref: Any, role: str, task: str) -> None:  # noqa: ANN401 -- as above
+    """Log the error of a call whose answer nobody waits for."""
+
+    def report(done: "Future[Any]") -> None:
+        if not done.cancelled() and (error := done.exception()) is not None:
+            _LOG.warning("%s did not %s: %s", role, task, error)
+
+    future_of(ref, role).add_done_callback(report)
+
+
+def plain_error(error: BaseException, role: str) -> OmniloadError:
+    """Undo Ray's wrapping; a dead actor becomes an ``UnavailableError``, an unforeseen error a ``DefectError``."""
+    if isinstance(error, RayTaskError):
+        return _raised_in(error, role)
+    if isinstance(error, RayActorError):
+        if getattr(error, "actor_init_failed", False):
+            return _defect(role, error)
+        return UnavailableError(
+            f"{role} has died ({type(error).__name__}); start again from the last checkpoint"
+        )
+    if isinstance(error, RayError):
+        return UnavailableError(
+            f"{role} gave no answer: {type(error).__name__}: {error}; start again from the last checkpoint"
+        )
+    return project_error(error, role)
+
+
+def _raised_in(error: RayTaskError, role: str) -> OmniloadError:
+    """Return what an actor's method raised."""
+    cause = error.cause
+    if isinstance(cause, OmniloadError):
+        return cause
+    # Ray's base class itself stands for an error that could not be pickled.
+    if isinstance(cause, RayError) and type(cause) is not RayError:
+        return plain_error(cause, role)
+    # Only the text crossed the process boundary, with the place in the actor.
+    _LOG.error("%s failed: %s", role, error)
+    if isinstance(cause, RayError) or not isinstance(cause, BaseException):
+        return _defect(role, error)
+    return project_error(cause, role)
+
+
+def _defect(role: str, error: BaseException) -> DefectError:
+    return DefectError(
+        f"a fault of omniload itself in {role}: {error}; please report it with the log"
+    )

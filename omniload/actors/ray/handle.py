@@ -1,0 +1,157 @@
+"""A rank's way to a data plane of Ray actors, from the same process or another of the job."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from typing_extensions import override
+
+from omniload.actors.address import PlaneAddress, check_rank
+from omniload.actors.gate import Gate
+from omniload.actors.heartbeats import Activity, FolderBoard
+from omniload.actors.patience import wait_until
+from omniload.actors.plane import RankHandle
+from omniload.actors.ray.answers import actor_named, answer_to, log_failure, there
+from omniload.actors.ray.environment import ray
+from omniload.base.errors import StateError, UnavailableError
+from omniload.base.linux.file_lock import FileLock
+from omniload.base.log import get_logger
+from omniload.base.state import JsonObject
+from omniload.batch.microbatch import Batch
+from omniload.machine.progress import rank_name
+from omniload.machine.waiting import Wait
+
+__all__ = ["RayHandle"]
+
+_LOG = get_logger(__name__)
+_ALIVE_CHECK_S = 2.0
+_CLOSE_S = 10.0
+
+
+class RayHandle(RankHandle):
+    """A rank's way to its constructor. The next batches are asked for while those at hand are trained on."""
+
+    def __init__(
+        self, address: PlaneAddress, dp_rank: int, cp_rank: int, on_close: Callable[[], None]
+    ) -> None:
+        """Reach the plane over this process's Ray.
+
+        Raises:
+            ConfigError: The plane has no such rank.
+            StateError: The rank has a handle already; names the process that holds it.
+            UnavailableError: The plane has ended, or does not answer.
+        """
+        self._dp_rank, self._cp_rank = check_rank(address.sizes, dp_rank, cp_rank)
+        self._address, self._on_close = address, on_close
+        self._name = rank_name(self._dp_rank, self._cp_rank, address.cp_size)
+        self._of = address.constructor_of(self._dp_rank)
+        self._gate = Gate()
+        self._held: deque[Batch] = deque()
+        self._asked: tuple[int, Any] | None = None
+        self._check: Any = None
+        self._check_from_s = 0.0
+        self._lock = _claim(address, self._name)
+        try:
+            self._constructor: Any = actor_named(self._of)
+            self._planner: Any = actor_named("planner")
+            self.first_step = answer_to(self._planner.first_step.remote(), "the planner")
+        except BaseException:
+            self._lock.close()
+            raise
+        self._board = FolderBoard(address.board)
+        self._activity = Activity(self._name)
+        self._activity.rest("has asked for no batch")
+        self._end_heartbeats = self._board.post(self._activity)
+
+    @override
+    def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
+        wait = Wait(
+            who=self._name,
+            what=f"the batch of step {step}",
+            first=self._of,
+            limit_s=timeout_s or self._address.batch_timeout_s,
+        )
+        with self._gate.inside():
+            if not self._held:
+                with self._activity.doing(f"waits for step {step}", (self._of,)):
+                    asked = self._ask(step)
+                    wait_until(lambda s: there(asked, s, self._check_planner), wait, self._board)
+                self._asked = None
+                self._held.extend(answer_to(asked, self._of))
+                if self._held:
+                    self._ask(step + len(self._held))
+        self._activity.rest(f"has step {step} and has not asked for the next")
+        return self._held.popleft() if self._held else None
+
+    def _ask(self, step: int) -> Any:  # noqa: ANN401 -- Ray's references have no static type
+        """Ask for the batches from ``step`` on, unless that is under way; return the answer to be."""
+        if self._asked is None or self._asked[0] != step:
+            answer = self._constructor.take_several.remote(
+                step, self._address.steps_at_once, self._dp_rank, self._cp_rank
+            )
+            self._asked = step, answer
+        return self._asked[1]
+
+    @override
+    def taken(self, step: int) -> None:
+        if self._held:
+            return  # said with the last of those that came together
+        with self._gate.inside():
+            told = self._planner.taken.remote(step, self._dp_rank, self._cp_rank)
+            log_failure(told, "the planner", f"hear that step {step} was taken")
+
+    @override
+    def state_at(self, step: int) -> JsonObject:
+        with self._gate.inside():
+            answer: JsonObject = answer_to(
+                self._planner.state_at.remote(step), "the planner", check=self._gate.check
+            )
+        return answer
+
+    def leave(self, limit_s: float) -> bool:
+        """Give the rank back, and have whoever waits for a batch leave Ray.
+
+        Returns:
+            Whether that happened within the limit.
+        """
+        left = self._gate.close(limit_s)
+        self._end_heartbeats()
+        self._lock.close()
+        return left
+
+    @override
+    def close(self) -> None:
+        if self.leave(_CLOSE_S):
+            self._on_close()
+        else:
+            _LOG.warning("%s is closed while a call to Ray does not end", self._name)
+
+    def _check_planner(self) -> None:
+        """Leave a closed plane, and a planner that is dead or has failed: it would never let the step be built.
+
+        A planner that is stopped gives no answer, so none is waited for.
+        """
+        self._gate.check()
+        if self._check is None:
+            if time.monotonic() - self._check_from_s >= _ALIVE_CHECK_S:
+                self._check_from_s = time.monotonic()
+                self._check = self._planner.check.remote()
+        elif ray.wait([self._check], timeout=0)[0]:
+            check, self._check = self._check, None
+            answer_to(check, "the planner")
+
+
+def _claim(address: PlaneAddress, name: str) -> FileLock:
+    try:
+        return FileLock(address.board / f"{name.replace(' ', '-')}.lock")
+    except BlockingIOError as error:
+        raise StateError(
+            f"{name} of this data plane has a handle already, in {error.strerror}; close it first, "
+            "or give each process a rank of its own"
+        ) from None
+    except OSError as error:
+        raise UnavailableError(
+            f"the data plane's folder {address.board} cannot be used: {error.strerror}; the plane has ended, "
+            "or runs on another machine"
+        ) from error

@@ -1,0 +1,33 @@
+"""Joining a data plane from a process that is not the one that opened it."""
+
+from omniload.actors.address import PlaneAddress, check_rank
+from omniload.actors.plane import RankHandle
+from omniload.actors.ray.cluster import connect
+from omniload.actors.ray.environment import ray
+from omniload.actors.ray.handle import RayHandle
+from omniload.base.errors import UnavailableError
+
+__all__ = ["handle_in"]
+
+
+def handle_in(address: PlaneAddress, dp_rank: int, cp_rank: int = 0) -> RankHandle:
+    """Return a rank's handle in a process that is not the plane's: joins its Ray first.
+
+    Raises:
+        ConfigError: The plane has no such rank.
+        StateError: The rank has a handle already.
+        UnavailableError: The plane cannot be reached.
+    """
+    check_rank(address.sizes, dp_rank, cp_rank)
+    try:
+        connect(address.cluster, address.namespace)
+    except Exception as error:
+        raise UnavailableError(
+            f"the data plane at {address.cluster} cannot be joined: {error}; it has ended, or this process is none "
+            "that its opener started"
+        ) from error
+    try:
+        return RayHandle(address, dp_rank, cp_rank, on_close=ray.shutdown)
+    except BaseException:
+        ray.shutdown()
+        raise

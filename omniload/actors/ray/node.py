@@ -1,0 +1,150 @@
+"""The processes of a single-node Ray, without those that no data plane asks.
+
+``ray.init`` also starts an autoscaler, a log monitor, and a dashboard server even where the
+dashboard is left out, and waits for that one: 3.7 s of processor time together, most of the
+start on a small machine. Ray has no option against them, so this starts Ray's own ``Node``
+as Ray's ``cluster_utils`` does, without them.
+"""
+
+import socket
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Protocol
+
+from typing_extensions import override
+
+from omniload.actors.ray.environment import ray
+from omniload.base.clock import SystemClock
+from omniload.base.log import get_logger
+
+__all__ = ["RayNode", "start_node"]
+
+_LOG = get_logger(__name__)
+_REGISTERED_WITHIN_S = 120.0
+"""Ray itself waits another 30 s then; without this, those 30 s are all, too few where cores are scarce."""
+_LOOK_AGAIN_S = 0.02
+_NO_SERVICE = -1
+"""What Ray's own agent says of a service that its installation lacks."""
+
+
+class RayNode(Protocol):
+    """What was started: address, and an end to it."""
+
+    @property
+    def gcs_address(self) -> str:
+        """Where others join."""
+        ...
+
+    def kill_all_processes(
+        self, check_alive: bool, allow_graceful: bool, wait: bool
+    ) -> None:  # Ray's signature
+        """End every process of the node."""
+
+
+def start_node(
+    *, folder: str, address: str, workers: int, object_store_bytes: int
+) -> RayNode | None:
+    """Start a head node whose processes end with this one, however it ends.
+
+    Args:
+        folder: Where its sockets and logs go.
+        address: IP address it listens on.
+        workers: Processes started ahead of the actors that will run in them.
+        object_store_bytes: Shared memory.
+
+    Returns:
+        The node, or ``None`` where this version of Ray cannot be started this way.
+    """
+    begun: list[RayNode] = []
+    # Inside, so that a Ray that has moved them does not keep this module from loading.
+    try:
+        from ray._private.node import Node  # noqa: PLC0415
+        from ray._private.parameter import RayParams  # noqa: PLC0415
+
+        class Head(Node):
+            @override
+            def start_head_processes(self) -> None:
+                begun.append(self)
+                super().start_head_processes()  # type: ignore[no-untyped-call]
+
+            @override
+            def start_api_server(self, **_: Any) -> None:
+                """Start no dashboard server."""
+
+            @override
+            def start_ray_processes(self) -> None:
+                _leave_out_services(self)
+                super().start_ray_processes()  # type: ignore[no-untyped-call]
+                _look_often(self)
+
+        parameters = RayParams(
+            num_cpus=workers,
+            node_ip_address=address,
+            temp_dir=folder,
+            object_store_memory=object_store_bytes,
+            gcs_server_port=0,
+            runtime_env_agent_port=_free_port(address),
+            include_dashboard=False,
+            include_log_monitor=False,  # type: ignore[arg-type]  # annotated as text, used as a flag
+            no_monitor=True,
+        )
+        node: RayNode = Head(parameters, head=True, shutdown_at_exit=False, spawn_reaper=True)
+    except (ImportError, TypeError, AttributeError) as error:
+        # The node is Ray's inside and may change; ray.init is its promise, and only slower.
+        _LOG.info("Ray %s is started by ray.init: %s", ray.__version__, error)
+        _end(begun)
+        return None
+    except BaseException:
+        _end(begun)
+        raise
+    return node
+
+
+def _leave_out_services(node: Any) -> None:  # noqa: ANN401 -- Ray is untyped
+    """Say that the services of the node's agents that nobody asks are not there.
+
+    The raylet waits 15 s for its agents to say their ports and then ends itself; no option
+    changes that, and a loaded machine starts no Python process so fast. The port of the one
+    service that is asked is chosen before.
+    """
+    raylet: Any = import_module("ray._raylet")
+    for name in (
+        raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME,
+        raylet.METRICS_AGENT_PORT_NAME,
+        raylet.METRICS_EXPORT_PORT_NAME,
+    ):
+        raylet.persist_port(node._session_dir, node._node_id, name, _NO_SERVICE)
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+def _end(begun: Sequence[RayNode]) -> None:
+    """End the processes of a node that did not come to be."""
+    for node in begun:
+        node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+
+
+def _look_often(node: Any) -> None:  # noqa: ANN401 -- Ray is untyped
+    """Wait until a node has joined itself. Ray does too, but looks once a second, and not for long.
+
+    Raises:
+        RuntimeError: A process of the node has ended.
+    """
+    ended: list[Any] = []
+    try:
+        client, clock = node.get_gcs_client(), SystemClock()
+        numbers = [ray.NodeID.from_hex(node._node_id)]
+        until_s = clock.now_s() + _REGISTERED_WITHIN_S
+        while clock.now_s() < until_s and not client.check_alive(numbers, timeout=1)[0]:
+            if ended := node.dead_processes():
+                break
+            clock.sleep(_LOOK_AGAIN_S)
+    except Exception as error:  # noqa: BLE001 -- a short cut only: Ray waits in its own way now
+        _LOG.debug("the node is waited for as Ray does: %s", error)
+    if ended:
+        kind, process = ended[0]
+        raise RuntimeError(f"Ray's {kind} ended with {process.returncode} while the node started")

@@ -1,0 +1,106 @@
+"""A process that outlives whoever opened a data plane by a moment, to end what was left behind.
+
+Ray's own processes notice the SIGKILL of their opener only after most of a minute. The
+reaper waits for the end of the opener; then it kills every process that carries the mark of
+the plane in its environment, and removes the plane's folders.
+
+This module is the reaper's program, run by its path: it needs psutil alone.
+"""
+
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+__all__ = ["LEAVE", "MARKS", "PATIENCE_S", "clean_up", "end_all", "marks_of"]
+
+MARKS = "OMNILOAD_MARKS"
+"""Environment variable that processes inherit: the marks of all they were started under, outermost first."""
+LEAVE = b"leave\n"
+"""What an opener that closes the plane writes to the reaper."""
+PATIENCE_S = 30.0
+"""How long killed processes may take to end."""
+_ROUND_S = 0.05
+
+
+def marks_of(process: psutil.Process) -> list[str]:
+    """Return the marks that a process carries; none for one that cannot be looked at."""
+    with suppress(psutil.Error):
+        return process.environ().get(MARKS, "").split(":")
+    return []
+
+
+def end_all(mark: str) -> list[int]:
+    """Kill every process that carries a mark, but the caller.
+
+    Returns:
+        Process ids of those that were found, and may take a moment to end.
+    """
+    ended = []
+    for process in psutil.process_iter():
+        if process.pid != os.getpid() and mark in marks_of(process):
+            with suppress(psutil.Error):
+                process.kill()
+                ended.append(process.pid)
+    return ended
+
+
+def clean_up(
+    end: Callable[[], list[int]],
+    folders: Sequence[Path] = (),
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    wait: Callable[[float], object] = time.sleep,
+) -> list[int]:
+    """End what is left, and remove the folders it used.
+
+    Args:
+        end: Kills what it finds, and returns the process ids; as ``end_all``.
+        folders: Removed afterwards.
+        clock: Seconds.
+        wait: Waits that many seconds.
+
+    Returns:
+        Processes that would not end in time, such as those stuck in a disk's driver.
+    """
+    until_s = clock() + PATIENCE_S
+    # A process that was being started may appear only now: look until none is found.
+    while left := end():
+        if clock() >= until_s:
+            break
+        wait(_ROUND_S)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    return left
+
+
+def _wait_for_end(opener: int) -> None:
+    """Wait until the opener ends or says so; its pipe alone may be held by what it forked."""
+    waiting = select.poll()
+    waiting.register(sys.stdin, select.POLLIN)
+    with suppress(OSError):  # it has ended, or the kernel is older than 5.3
+        waiting.register(os.pidfd_open(opener), select.POLLIN)
+    if os.getppid() == opener:
+        waiting.poll()
+
+
+def _main(mark: str, opener: str, *folders: str) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    _wait_for_end(int(opener))
+    if left := clean_up(lambda: end_all(mark), [Path(folder) for folder in folders]):
+        sys.stderr.write(
+            f"processes {left} of a data plane were killed and have not ended after {PATIENCE_S:.0f} s; "
+            "they wait for the kernel, look at the disk or the mount they use\n"
+        )
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -1,0 +1,135 @@
+"""Shell of the Data Constructor: fetches what a plan names, builds, and serves its ranks."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from omniload.actors.heartbeats import Activity
+from omniload.base.errors import OmniloadError
+from omniload.base.ragged import Ranges
+from omniload.batch.microbatch import Batch
+from omniload.machine.data_constructor import (
+    BuildSteps,
+    DataConstructor,
+    FetchSlices,
+    SlicesFetched,
+)
+from omniload.machine.messages import ReleaseSteps, SliceRequest
+from omniload.plan.records import StepPlan
+
+__all__ = ["ConstructorShell"]
+
+
+class ConstructorShell:
+    """Builds in the thread that calls ``build``; ``take`` waits in any other."""
+
+    def __init__(
+        self,
+        machine: DataConstructor,
+        fetch: Callable[[Sequence[SliceRequest]], Ranges],
+        activity: Activity,
+        loaders: Sequence[str] = (),
+    ) -> None:
+        """Build with what ``fetch`` gets from the source loaders of these names."""
+        self._machine = machine
+        self._fetch = fetch
+        self._activity, self._loaders = activity, tuple(loaders)
+        activity.rest("has built every step that was planned", ("planner",))
+        self._changed = threading.Condition()
+        self._error: OmniloadError | None = None
+        self._end: int | None = None
+
+    def build(self, plans: Sequence[StepPlan]) -> int:
+        """Build the parts of consecutive plans that concern this constructor; return the last step."""
+        with self._changed:
+            commands = self._machine.handle(BuildSteps(plans=plans))
+        for command in commands:
+            if isinstance(command, FetchSlices):
+                named = _named(command.steps)
+                with self._activity.doing(f"fetches {named}", self._loaders):
+                    slices = self._fetch(command.requests)
+                with self._activity.doing(f"builds {named}"), self._changed:
+                    self._machine.handle(SlicesFetched(steps=command.steps, slices=slices))
+                    self._changed.notify_all()
+        return plans[-1].step
+
+    def wait(self, step: int, timeout_s: float) -> bool:
+        """Wait for a step, its end or a failure; return whether one came in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._settled(step), timeout_s)
+
+    def take(
+        self, step: int, dp_rank: int, cp_rank: int = 0, timeout_s: float | None = None
+    ) -> Batch | None:
+        """Wait for a step and return one rank's batch; ``None`` when the data ends before it.
+
+        Raises:
+            TimeoutError: ``timeout_s`` passed first.
+            OmniloadError: The data plane has failed; the cause as it was raised.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._settled(step), timeout_s):
+                raise TimeoutError(f"step {step} was not built within {timeout_s} s")
+            if self._machine.has(step):
+                return self._machine.batch_of(step, dp_rank, cp_rank)
+            if self._error is not None:
+                raise self._error
+            if self._end is not None and step >= self._end:
+                return None
+            return self._machine.batch_of(step, dp_rank, cp_rank)
+
+    def take_several(
+        self, step: int, most: int, dp_rank: int, cp_rank: int = 0
+    ) -> tuple[Batch, ...]:
+        """Wait for a step and return one rank's batches of it and those behind it that are built.
+
+        Args:
+            step: The first step.
+            most: Steps wanted.
+            dp_rank: The rank.
+            cp_rank: Its place among its cp peers.
+
+        Returns:
+            One batch at least; none when the data ends before the step.
+
+        Raises:
+            OmniloadError: As for ``take``.
+        """
+        first = self.take(step, dp_rank, cp_rank)
+        if first is None:
+            return ()
+        batches = [first]
+        with self._changed:
+            while len(batches) < most and self._machine.has(step + len(batches)):
+                batches.append(self._machine.batch_of(step + len(batches), dp_rank, cp_rank))
+        return tuple(batches)
+
+    def has(self, step: int) -> bool:
+        """Return whether a step is built."""
+        with self._changed:
+            return self._machine.has(step)
+
+    def release(self, command: ReleaseSteps) -> None:
+        """Let go of steps that every rank has taken."""
+        with self._changed:
+            self._machine.handle(command)
+
+    def end(self, step: int) -> None:
+        """Say that there is no step ``step`` nor any after it."""
+        with self._changed:
+            self._end = step
+            self._changed.notify_all()
+
+    def fail(self, error: OmniloadError) -> None:
+        """Wake every rank that waits, with the reason why its batch will not come."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def _settled(self, step: int) -> bool:
+        ended = self._end is not None and step >= self._end
+        held = self._machine.has(step) or self._machine.is_released(step)
+        return held or self._error is not None or ended
+
+
+def _named(steps: Sequence[int]) -> str:
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"

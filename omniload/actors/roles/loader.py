@@ -1,0 +1,136 @@
+"""Shell of the Source Loader: opens its sources, reads when told to, answers slice requests."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from omniload.actors.heartbeats import Activity
+from omniload.base.clock import Clock, SystemClock
+from omniload.base.concurrency.threads import DaemonPool
+from omniload.base.errors import UnavailableError
+from omniload.base.log import get_logger
+from omniload.base.ragged import Ragged, Ranges
+from omniload.base.retry import backoff_s, with_retries
+from omniload.machine.messages import ReadAhead, ReleaseSamples, SamplesReported, SliceRequest
+from omniload.machine.source_loader import SamplesRead, SourceLoader
+from omniload.mix.config import MixConfig
+from omniload.mix.fingerprint import SourceFacts
+from omniload.source.source import Source, open_source
+
+__all__ = ["LoaderShell"]
+
+_OPENING_THREADS = 8
+_WAITS_S = tuple(backoff_s(attempts=18))
+"""About a minute in all: what a storage server takes to come back, or to hand over to another."""
+
+_LOG = get_logger(__name__)
+
+
+class LoaderShell:
+    """Holds the only open copy of its sources. Safe to call from several threads."""
+
+    def __init__(
+        self,
+        mix: MixConfig,
+        sources: Sequence[int],
+        *,
+        base_dir: Path,
+        cache_dir: Path | None,
+        activity: Activity,
+    ) -> None:
+        names = mix.names
+        self._machine = SourceLoader(names={s: names[s] for s in sources})
+        self._clock: Clock = SystemClock()
+        self._activity = activity
+        self._lock = threading.Lock()
+        self._closed = False
+
+        def opened(s: int) -> Source:
+            with activity.doing(f"opens source {names[s]}"):
+                return open_source(
+                    names[s],
+                    mix.sources[names[s]],
+                    seed=mix.seed,
+                    tokenizer=mix.tokenizer,
+                    base_dir=base_dir,
+                    cache_dir=cache_dir,
+                )
+
+        # Footers and indexes are waited for, not computed: hundreds of sources open together.
+        with DaemonPool(_OPENING_THREADS, "omniload-opening") as pool:
+            self._sources: Mapping[int, Source] = dict(
+                zip(sources, pool.map(opened, sources), strict=True)
+            )
+        # A source decodes into its own state: one read of it at a time.
+        self._reading = {s: threading.Lock() for s in sources}
+
+    def facts(self) -> dict[int, SourceFacts]:
+        """Return what the planner must know of each source."""
+        return {
+            s: SourceFacts(
+                positions_per_epoch=source.positions_per_epoch,
+                order_digest=source.fingerprint,
+                shards_digest=source.shards_digest,
+                content_digest=source.content_digest,
+            )
+            for s, source in self._sources.items()
+        }
+
+    def read_ahead(self, command: ReadAhead) -> SamplesReported:
+        """Read and hold a range, and say what it gave; a store that does not answer is asked again for a while."""
+        name = self._sources[command.source].name
+        doing = f"reads records {command.start} to {command.stop} of source {name}"
+        with self._activity.doing(doing), self._reading[command.source]:
+            with self._lock:
+                (answer,) = self._machine.handle(command)
+            if isinstance(answer, SamplesReported):
+                return answer
+            source, start, stop = self._sources[answer.source], answer.start, answer.stop
+            block = with_retries(
+                lambda: source.read(start, stop), _WAITS_S, self._sleep, partial(_log_retry, source)
+            )
+            with self._lock:
+                (report,) = self._machine.handle(
+                    SamplesRead(
+                        source=answer.source,
+                        table=block.table,
+                        tokens=block.tokens,
+                        skipped=block.skipped,
+                    )
+                )
+            assert isinstance(report, SamplesReported)
+            return report
+
+    def slices(self, requests: Sequence[SliceRequest]) -> list[Ragged]:
+        """Return the asked token ranges, request by request: for a constructor in another process."""
+        with self._lock:
+            return self._machine.slices_of(requests)
+
+    def ranges(self, requests: Sequence[SliceRequest]) -> Ranges:
+        """Say where the asked token ranges lie: for a constructor in this process."""
+        with self._lock:
+            return self._machine.ranges_of(requests)
+
+    def release(self, command: ReleaseSamples) -> None:
+        """Let go of samples that no plan needs any more."""
+        with self._lock:
+            self._machine.handle(command)
+
+    def close(self) -> None:
+        """Read no more: a read that waits for its store to come back gives up at its next attempt."""
+        self._closed = True
+
+    def held_tokens(self) -> int:
+        """Return the tokens in the buffer, over all sources."""
+        with self._lock:
+            return self._machine.held_tokens()
+
+    def _sleep(self, duration_s: float) -> None:
+        self._clock.sleep(duration_s)
+        if self._closed:
+            raise UnavailableError("the data plane was closed while a store did not answer")
+
+
+def _log_retry(source: Source, error: UnavailableError, wait_s: float) -> None:
+    _LOG.warning("source %s: read again in %.1f s: %s", source.name, wait_s, error)

@@ -1,0 +1,192 @@
+"""Shell of the Planner: one thread that carries events in and commands out."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import assert_never
+
+from omniload.actors.heartbeats import Activity
+from omniload.actors.roles.links import ConstructorLink, LoaderLink
+from omniload.actors.roles.planner_metrics import count_skipped, measure
+from omniload.base.errors import OmniloadError, project_error
+from omniload.base.log import get_logger
+from omniload.base.metrics import PLAN_SECONDS
+from omniload.base.state import JsonObject
+from omniload.machine.messages import (
+    AppendJournal,
+    EndOfData,
+    PlannerEvent,
+    PublishPlans,
+    ReadAhead,
+    ReleaseSamples,
+    ReleaseSteps,
+    SamplesReported,
+    Started,
+    StepTaken,
+)
+from omniload.machine.planner import Planner
+from omniload.machine.progress import Task
+from omniload.mix.journal import Journal
+
+__all__ = ["PlannerShell"]
+
+_LOG = get_logger(__name__)
+_CLOSE_S = 8.0
+"""Shorter than the time that a caller in another process waits for the close."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    error: OmniloadError
+
+
+class _Stop:
+    pass
+
+
+class PlannerShell:
+    """Runs a planner. Any failure of a loader or a constructor reaches every waiting rank."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        loader_of: Callable[[int], LoaderLink],
+        constructors: Sequence[ConstructorLink],
+        journal: Journal | None,
+        activity: Activity,
+    ) -> None:
+        self._planner = planner
+        self._activity = activity
+        self._quiet_from_s = time.monotonic()
+        activity.idle = self._waits
+        self._loader_of = loader_of
+        self._constructors = constructors
+        self._journal = journal
+        self._lock = threading.Lock()
+        self._failure: OmniloadError | None = None
+        self._events: queue.SimpleQueue[PlannerEvent | _Failed | _Stop] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="omniload-planner", daemon=True)
+
+    def start(self) -> None:
+        """Begin to plan."""
+        self._events.put(Started())
+        self._thread.start()
+
+    def taken(self, step: int, dp_rank: int, cp_rank: int = 0) -> None:
+        """Tell that a rank's trainer has the batch of ``step``."""
+        self._events.put(StepTaken(step=step, dp_rank=dp_rank, cp_rank=cp_rank))
+
+    def state_at(self, step: int) -> JsonObject:
+        """Return the state before ``step``; see ``Planner.state_at``."""
+        with self._lock:
+            return self._planner.state_at(step)
+
+    def check(self) -> None:
+        """Return while planning goes on: a rank that waits need not have heard of its end.
+
+        Raises:
+            OmniloadError: What ended it.
+        """
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """Stop planning and close the journal."""
+        self._events.put(_Stop())
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            _LOG.warning("the planner did not stop within %.0f s; its journal stays open", _CLOSE_S)
+        elif self._journal is not None:
+            self._journal.close()
+
+    def _run(self) -> None:
+        try:
+            while not isinstance(event := self._events.get(), _Stop):
+                self._apply(event)
+                self._quiet_from_s = time.monotonic()
+        except Exception as error:  # noqa: BLE001 -- the outermost loop: everyone who waits must hear of it
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Tell every constructor, also after one that cannot be told."""
+        failure = project_error(error, "the planner")
+        _LOG.error("the data plane stops: %s", failure, exc_info=failure is not error and error)
+        self._failure = failure
+        for constructor in self._constructors:
+            try:
+                constructor.fail(failure)
+            except Exception:  # noqa: BLE001 -- whatever ails one, the others wait
+                _LOG.exception(
+                    "the data constructor of ranks %s cannot be told", constructor.dp_ranks
+                )
+
+    def _apply(self, event: PlannerEvent | _Failed) -> None:
+        if isinstance(event, _Failed):
+            raise event.error
+        doing = self._activity.doing(f"plans step {self._planner.state.step}")
+        with doing, self._lock, PLAN_SECONDS.time():
+            commands = self._planner.handle(event)
+        if isinstance(event, SamplesReported):
+            count_skipped(self._planner.mix.names[event.source], event.skipped)
+        for command in commands:
+            if isinstance(command, AppendJournal):
+                if self._journal is not None:
+                    with self._activity.doing("writes the journal"):
+                        self._journal.append(command.record)
+            elif isinstance(command, ReadAhead | ReleaseSamples):
+                self._tell_loaders(command)
+            else:
+                self._tell_constructors(command)
+
+    def _tell_loaders(self, command: ReadAhead | ReleaseSamples) -> None:
+        if isinstance(command, ReadAhead):
+            self._loader_of(command.source).read_ahead(command).add_done_callback(self._on_report)
+            return
+        links = {id(link): link for link in map(self._loader_of, command.floors)}
+        for link in links.values():
+            link.release(command)
+
+    def _tell_constructors(self, command: PublishPlans | ReleaseSteps | EndOfData) -> None:
+        for constructor in self._constructors:
+            match command:
+                case PublishPlans(plans=plans):
+                    parts = [plan.part_of(constructor.dp_ranks) for plan in plans]
+                    constructor.build(parts).add_done_callback(self._on_built)
+                case ReleaseSteps():
+                    constructor.release(command)
+                case EndOfData(step=step):
+                    constructor.end(step)
+                case _:
+                    assert_never(command)
+        if isinstance(command, PublishPlans):
+            measure(command.plans, self._planner.mix.names)
+
+    def _on_report(self, future: "Future[SamplesReported]") -> None:
+        if future.cancelled():  # the data plane is closing
+            return
+        error = future.exception()
+        self._events.put(future.result() if error is None else _failed(error, "a source loader"))
+
+    def _on_built(self, future: "Future[int]") -> None:
+        if not future.cancelled() and (error := future.exception()) is not None:
+            self._events.put(_failed(error, "a data constructor"))
+
+    def _waits(self) -> Task:
+        """Say what holds up the next plan."""
+        with self._lock:
+            waits = self._planner.waits()
+        loaders = {self._loader_of(source).name for source in waits.sources}
+        return Task(
+            doing=waits.text, since_s=self._quiet_from_s, waits_for=(*waits.ranks, *sorted(loaders))
+        )
+
+
+def _failed(error: BaseException, role: str) -> _Failed:
+    failure = project_error(error, role)
+    if failure is not error:
+        _LOG.error("%s failed", role, exc_info=error)
+    return _Failed(failure)

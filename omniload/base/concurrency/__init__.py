@@ -1,0 +1,1 @@
+"""Threads, calls with a limit, and the calls that are under way."""

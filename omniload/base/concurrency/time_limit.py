@@ -1,0 +1,59 @@
+"""Calls that may never return, given a limit: those of stores, whose clients have waits of their own."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import TypeVar
+
+from omniload.base.concurrency.threads import DaemonPool
+from omniload.base.errors import UnavailableError
+from omniload.base.log import get_logger
+
+__all__ = ["call_within"]
+
+Answer = TypeVar("Answer")
+
+_TOLD_EVERY_S = 10.0
+_LEAVE_S = 5.0
+_LOG = get_logger(__name__)
+
+
+def call_within(limit_s: float, call: Callable[[], Answer], *, what: str) -> Answer:
+    """Return what ``call`` returns, if it does so within the limit.
+
+    The call runs in a thread of its own, which is left behind where the limit passes: no
+    client of a store can be made to end a call. A line is logged every ten seconds.
+
+    Args:
+        limit_s: Most seconds to wait.
+        call: What may not return.
+        what: Whom the call asks for what, for messages.
+
+    Raises:
+        UnavailableError: The limit passed.
+        BaseException: What ``call`` raises.
+    """
+    pool = DaemonPool(1, f"omniload-within-{what[:40]}")
+    answer = pool.submit(call)
+    try:
+        return _answered(answer, limit_s, what)
+    finally:
+        # A thread whose call has ended ends at once; another one whenever its call does.
+        pool.close(_LEAVE_S if answer.done() else 0.0)
+
+
+def _answered(answer: "Future[Answer]", limit_s: float, what: str) -> Answer:
+    waited_s = 0.0
+    while True:
+        patience_s = min(_TOLD_EVERY_S, limit_s - waited_s)
+        try:
+            return answer.result(timeout=patience_s)
+        except FutureTimeoutError:
+            if answer.done():  # the call itself raised one
+                raise
+        waited_s += patience_s
+        if waited_s >= limit_s:
+            raise UnavailableError(
+                f"{what}: no answer within {limit_s:g} s; see whether the store can be reached from here"
+            )
+        _LOG.info("%s: no answer for %.0f s, given up after %g s", what, waited_s, limit_s)

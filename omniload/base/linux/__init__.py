@@ -1,0 +1,1 @@
+"""What only the kernel can promise: locks that end with their holder."""

@@ -1,0 +1,58 @@
+"""Digests of batches: how "the same samples" is proved.
+
+Every row has a 64-bit digest of its tokens, labels, document bounds and sample keys. A
+step's digest is the sum of its rows' modulo 2**64: it does not depend on which rank or
+microbatch holds a row, and the ranks' shares of it can be added up by an all-reduce.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import xxhash
+
+from omniload.batch.microbatch import Batch, Microbatch
+
+__all__ = ["DIGEST_MODULUS", "batch_digest", "combined", "microbatch_digest"]
+
+DIGEST_MODULUS = 1 << 64
+
+
+def microbatch_digest(microbatch: Microbatch) -> int:
+    """Return the sum of the row digests of one microbatch, in ``[0, 2**64)``."""
+    num_rows, length = microbatch.tokens_RT.shape
+    bounds = microbatch.cu_seqlens.astype("<i8")
+    # Padding is a document without a key, so keys are dealt to rows by their documents' sources.
+    begins = bounds[:-1]
+    held = microbatch.source_ids_RT.reshape(-1)[begins] >= 0 if len(begins) else np.empty(0, bool)
+    rows_of_keys = (begins[held] // length).astype(np.int64) if length else np.empty(0, np.int64)
+    key_bounds = np.searchsorted(rows_of_keys, np.arange(num_rows + 1))
+    bound_rows = np.searchsorted(begins, np.arange(num_rows + 1) * length)
+    total = 0
+    for row in range(num_rows):
+        digest = xxhash.xxh3_64()
+        digest.update(np.ascontiguousarray(microbatch.tokens_RT[row], "<i4").data)
+        digest.update(np.ascontiguousarray(microbatch.labels_RT[row], "<i4").data)
+        digest.update((begins[bound_rows[row] : bound_rows[row + 1]] - row * length).tobytes())
+        keys = microbatch.keys_K4[key_bounds[row] : key_bounds[row + 1]]
+        digest.update(np.ascontiguousarray(keys, "<i8").data if len(keys) else b"")
+        total += digest.intdigest()
+    return total % DIGEST_MODULUS
+
+
+def batch_digest(batch: Batch) -> int:
+    """Return one rank's share of the digest of its step, in ``[0, 2**64)``.
+
+    Raises:
+        ValueError: The batch holds context-parallel slices; a row's digest needs the whole row.
+    """
+    whole = [microbatch for microbatch in batch.microbatches if isinstance(microbatch, Microbatch)]
+    if len(whole) < len(batch.microbatches):
+        raise ValueError(
+            f"step {batch.step} holds context-parallel slices; take digests where whole rows are served"
+        )
+    return combined(microbatch_digest(microbatch) for microbatch in whole)
+
+
+def combined(digests: Iterable[int]) -> int:
+    """Add up digests of parts of a step."""
+    return sum(digests) % DIGEST_MODULUS

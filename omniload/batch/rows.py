@@ -1,0 +1,167 @@
+"""Packed rows from pieces and their tokens.
+
+Shape suffixes:
+    R  rows        T  tokens in a row        K  pieces        D  documents, a row's padding among them
+    M  microbatches
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.base.errors import IntegrityError
+from omniload.base.ragged import Ranges, gather_across
+from omniload.batch.microbatch import IGNORE_LABEL, Microbatch
+from omniload.mix.pieces import PieceTable
+
+__all__ = ["build_rows", "split_rows", "stops_with_next"]
+
+
+def stops_with_next(pieces: PieceTable) -> NDArray[np.int32]:
+    """Return where to stop reading each piece: one token on, where the sample goes on, to be its last label."""
+    return np.minimum(pieces.stops_P + 1, pieces.sizes_P)
+
+
+def build_rows(
+    pieces: PieceTable,
+    row_offsets: NDArray[np.int64],
+    fetched_K: Ranges,
+    *,
+    length: int,
+) -> Microbatch:
+    """Lay pieces out in rows of ``length`` tokens.
+
+    Args:
+        pieces: Pieces grouped by row, in their order within it, ``[K]``.
+        row_offsets: Boundaries of the rows in ``pieces``, ``[R + 1]``.
+        fetched_K: Tokens of each piece (int32), from its first to the end of ``stops_with_next``.
+        length: Tokens in a row, ``T``.
+
+    Returns:
+        The rows, right-padded. Labels never cross a document; a piece that was cut
+        predicts the token that follows the cut.
+
+    Raises:
+        IntegrityError: A source handed out a sample of another length than it had reported.
+    """
+    num_rows = len(row_offsets) - 1
+    _require_planned(pieces, fetched_K)
+    laid = _laid_out(pieces.lengths_P.astype(np.int64), row_offsets, length)
+    firsts_D, which_D = np.zeros_like(laid.lengths_D), np.zeros_like(laid.lengths_D)
+    firsts_D[laid.places_K], which_D[laid.places_K] = fetched_K.starts_N, fetched_K.which_N
+    which_D[laid.places_R] = len(fetched_K.columns)
+    sources_D = np.full(len(firsts_D), -1, np.int16)
+    sources_D[laid.places_K] = pieces.sources_P
+    blank_T = np.zeros(length, np.int32)
+    tokens, bounds_D = gather_across(
+        [*fetched_K.columns, blank_T], which_D, firsts_D, firsts_D + laid.lengths_D
+    )
+
+    positions = np.arange(num_rows * length, dtype=np.int32)
+    positions -= np.repeat(bounds_D[:-1].astype(np.int32), laid.lengths_D)
+    labels = np.empty_like(tokens)
+    labels[:-1] = tokens[1:]
+    last_K = bounds_D[laid.places_K + 1] - 1
+    labels[last_K] = IGNORE_LABEL
+    cut_K = fetched_K.lengths_N > pieces.lengths_P
+    labels[last_K[cut_K]] = _last_tokens(fetched_K.take(np.flatnonzero(cut_K)))
+    starts_R, ends_R = bounds_D[laid.places_R], bounds_D[laid.places_R + 1]
+    for start, end in zip(starts_R.tolist(), ends_R.tolist(), strict=True):
+        labels[start:end] = IGNORE_LABEL
+        positions[start:end] = 0
+    shape = (num_rows, length)
+    return Microbatch(
+        tokens_RT=tokens.reshape(shape),
+        labels_RT=labels.reshape(shape),
+        positions_RT=positions.reshape(shape),
+        source_ids_RT=np.repeat(sources_D, laid.lengths_D).reshape(shape),
+        cu_seqlens=bounds_D[np.append(laid.lengths_D > 0, True)].astype(np.int32),
+        keys_K4=_keys(pieces),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LaidOut:
+    """The documents of all rows: pieces, and behind those of each row its padding, which may be empty."""
+
+    lengths_D: NDArray[np.int64]
+    places_K: NDArray[np.int64]
+    """Documents that are pieces."""
+    places_R: NDArray[np.int64]
+    """Documents that are padding."""
+
+
+def _laid_out(
+    lengths_K: NDArray[np.int64], row_offsets: NDArray[np.int64], length: int
+) -> _LaidOut:
+    num_rows = len(row_offsets) - 1
+    begins_R = np.concatenate(([0], np.cumsum(lengths_K)))[row_offsets]
+    places_K = np.arange(len(lengths_K)) + np.repeat(np.arange(num_rows), np.diff(row_offsets))
+    places_R = row_offsets[1:] + np.arange(num_rows)
+    lengths_D = np.empty(len(lengths_K) + num_rows, np.int64)
+    lengths_D[places_K], lengths_D[places_R] = lengths_K, length - np.diff(begins_R)
+    return _LaidOut(lengths_D=lengths_D, places_K=places_K, places_R=places_R)
+
+
+def _last_tokens(ranges: Ranges) -> list[int]:
+    """Return the last token of each range; there are few: a row cuts one document at most."""
+    ends = zip(ranges.which_N.tolist(), ranges.stops_N.tolist(), strict=True)
+    return [int(ranges.columns[which][stop - 1]) for which, stop in ends]
+
+
+def _require_planned(pieces: PieceTable, fetched_K: Ranges) -> None:
+    """Refuse pieces of another length than was planned."""
+    wanted_K = (stops_with_next(pieces) - pieces.starts_P).astype(np.int64)
+    found_K = fetched_K.lengths_N
+    if not np.array_equal(found_K, wanted_K):
+        at = int(np.flatnonzero(found_K != wanted_K)[0])
+        raise IntegrityError(
+            f"sample {_key_of(pieces, at)} gave {int(found_K[at])} tokens where {int(wanted_K[at])} were "
+            "planned; the source changed while it was read"
+        )
+
+
+def _keys(pieces: PieceTable) -> NDArray[np.int64]:
+    columns: list[NDArray[Any]] = [
+        pieces.sources_P,
+        pieces.positions_P,
+        pieces.subs_P,
+        pieces.starts_P,
+    ]
+    return np.column_stack(columns).astype(np.int64, copy=False)
+
+
+def split_rows(
+    rows: Microbatch, counts_M: Sequence[int], row_offsets: NDArray[np.int64]
+) -> tuple[Microbatch, ...]:
+    """Cut rows that were built together into microbatches; they share the memory of the whole.
+
+    Args:
+        rows: What ``build_rows`` gave.
+        counts_M: Rows of each microbatch; they sum to ``R``.
+        row_offsets: Boundaries of the rows in the pieces, ``[R + 1]``.
+    """
+    length = rows.tokens_RT.shape[1]
+    cuts = np.concatenate(([0], np.cumsum(counts_M))).astype(np.int64)
+    document_cuts = np.searchsorted(rows.cu_seqlens, cuts * length)
+    return tuple(
+        Microbatch(
+            tokens_RT=rows.tokens_RT[a:b],
+            labels_RT=rows.labels_RT[a:b],
+            positions_RT=rows.positions_RT[a:b],
+            source_ids_RT=rows.source_ids_RT[a:b],
+            cu_seqlens=rows.cu_seqlens[first : last + 1] - np.int32(a * length),
+            keys_K4=rows.keys_K4[row_offsets[a] : row_offsets[b]],
+        )
+        for (a, b), (first, last) in zip(
+            pairwise(cuts.tolist()), pairwise(document_cuts.tolist()), strict=True
+        )
+    )
+
+
+def _key_of(pieces: PieceTable, at: int) -> str:
+    return f"(source {pieces.sources_P[at]}, position {pieces.positions_P[at]}, sub {pieces.subs_P[at]})"

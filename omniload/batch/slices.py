@@ -1,0 +1,55 @@
+"""Slices of rows for context parallelism: every peer of a cp group gets its part of the same rows.
+
+Shape suffixes:
+    R  rows        T  tokens in a row        C  tokens in a peer's slice, T / cp
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.batch.microbatch import CpSlice, Microbatch
+
+__all__ = ["cp_indices", "slice_for_cp"]
+
+
+def cp_indices(length: int, cp_rank: int, cp_size: int) -> NDArray[np.int64]:
+    """Return the columns of a row that one peer holds, in zig-zag order.
+
+    A row is cut into ``2 * cp_size`` equal parts; peer ``i`` takes part ``i`` and part
+    ``2 * cp_size - 1 - i``, so that with causal attention an early, cheap part is
+    paired with a late, dear one::
+
+        cp_size 2, 8 tokens:   peer 0  0 1 . . . . 6 7
+                               peer 1  . . 2 3 4 5 . .
+
+    Raises:
+        ValueError: The row cannot be cut evenly, or the rank is out of range.
+    """
+    if not 0 <= cp_rank < cp_size:
+        raise ValueError(f"cp_rank is {cp_rank}, outside 0 to {cp_size - 1}")
+    if cp_size == 1:
+        return np.arange(length)
+    if length % (2 * cp_size):
+        raise ValueError(
+            f"row length {length} is not a multiple of 2 * cp = {2 * cp_size}; change pack.length"
+        )
+    part = length // (2 * cp_size)
+    early = np.arange(cp_rank * part, (cp_rank + 1) * part)
+    late_at = 2 * cp_size - 1 - cp_rank
+    return np.concatenate((early, np.arange(late_at * part, (late_at + 1) * part)))
+
+
+def slice_for_cp(microbatch: Microbatch, cp_rank: int, cp_size: int) -> CpSlice:
+    """Return one peer's part of the rows.
+
+    Raises:
+        ValueError: As for ``cp_indices``.
+    """
+    indices = cp_indices(microbatch.tokens_RT.shape[1], cp_rank, cp_size)
+    return CpSlice(
+        tokens_RC=microbatch.tokens_RT[:, indices],
+        labels_RC=microbatch.labels_RT[:, indices],
+        positions_RC=microbatch.positions_RT[:, indices],
+        indices_C=indices,
+        cu_seqlens=microbatch.cu_seqlens,
+    )

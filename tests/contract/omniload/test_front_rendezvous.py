@@ -1,0 +1,132 @@
+"""What every rendezvous promises: a note is written once, read whole, and waited for no longer than told."""
+
+import threading
+
+import pytest
+from torch.distributed import TCPStore
+
+from omniload.base.errors import ConfigError, StateError, UnavailableError
+from omniload.front.launch import Launch
+from omniload.front.rendezvous import Failure, FolderRendezvous, Joined, read_as, wait_for_ranks
+from trainer_integration.loader.torch_arrays import StoreRendezvous, rendezvous_of
+
+NOTE = Joined(host="here", pid=1)
+LONG_S = 30.0
+
+
+@pytest.fixture(params=["folder", "store"])
+def boards(request, tmp_path):
+    """The boards of two ranks."""
+    if request.param == "folder":
+        return FolderRendezvous(tmp_path / "notes"), FolderRendezvous(tmp_path / "notes")
+    first = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return StoreRendezvous(first), StoreRendezvous(
+        TCPStore("127.0.0.1", first.port, is_master=False)
+    )
+
+
+@pytest.fixture
+def rendezvous(boards):
+    return boards[0]
+
+
+def test_a_note_is_read_by_another_rank_as_it_was_written(boards):
+    here, there = boards
+
+    assert here.post("a/b", "grün") is True
+    assert there.read("a/b", LONG_S) == "grün"
+
+
+def test_a_note_is_written_once(boards):
+    here, there = boards
+    here.post("a", "first")
+
+    assert there.post("a", "second") is False
+    assert here.read("a", LONG_S) == "first"
+
+
+def test_a_note_that_is_not_there_is_none_in_time(rendezvous):
+    assert rendezvous.read("a", 0.05) is None
+
+
+def test_a_note_written_while_it_is_waited_for_is_read(boards):
+    here, there = boards
+    writer = threading.Timer(0.1, there.post, ("a", "late"))
+    writer.start()
+
+    assert here.read("a", LONG_S) == "late"
+    writer.join()
+
+
+def test_a_failure_in_place_of_a_note_is_raised_by_its_reader(rendezvous):
+    rendezvous.post("plane", Failure.of(StateError("another mix")).model_dump_json())
+
+    with pytest.raises(StateError, match="rank 0: another mix"):
+        read_as(rendezvous, "plane", Joined, of_rank=0, timeout_s=LONG_S)
+
+
+def test_a_fault_of_another_rank_is_told_too(rendezvous):
+    rendezvous.post("plane", Failure.of(KeyError("x")).model_dump_json())
+
+    with pytest.raises(UnavailableError, match="rank 0: 'x'"):
+        read_as(rendezvous, "plane", Joined, of_rank=0, timeout_s=LONG_S)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 2, "host": "h", "pid": 1}'])
+def test_a_note_of_another_release_is_refused(rendezvous, text):
+    rendezvous.post("k", text)
+
+    with pytest.raises(ConfigError, match="install one release"):
+        read_as(rendezvous, "k", Joined, of_rank=3, timeout_s=LONG_S)
+
+
+def test_ranks_that_have_not_joined_are_named(rendezvous):
+    rendezvous.post("joined/2", NOTE.model_dump_json())
+
+    with pytest.raises(UnavailableError, match=r"ranks \[1, 3\] have not joined"):
+        wait_for_ranks(rendezvous, [(r, f"joined/{r}") for r in (1, 2, 3)], 0.2)
+
+
+def test_a_folder_of_notes_is_its_owners_alone(tmp_path):
+    rendezvous = FolderRendezvous(tmp_path / "notes")
+    rendezvous.post("plane", "secret")
+
+    modes = {
+        p.name: p.stat().st_mode & 0o777
+        for p in (tmp_path / "notes", *(tmp_path / "notes").iterdir())
+    }
+
+    assert modes == {"notes": 0o700, "plane": 0o600}
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+
+    with pytest.raises(ConfigError, match="name a folder that all ranks can write"):
+        FolderRendezvous(tmp_path / "file" / "notes")
+
+
+def test_a_file_far_too_large_for_a_note_is_not_read(tmp_path):
+    rendezvous = FolderRendezvous(tmp_path)
+    with (tmp_path / "plane").open("wb") as file:
+        file.truncate(1 << 40)
+
+    with pytest.raises(ConfigError, match="more than the 1048576 of a note"):
+        rendezvous.read("plane", LONG_S)
+
+
+@pytest.mark.parametrize("port", ["", "x", "0", "70000", "²"])
+def test_ranks_without_a_meeting_place_are_told_how_to_have_one(monkeypatch, port):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", port)
+
+    with pytest.raises(ConfigError, match="start by torchrun"):
+        rendezvous_of(Launch(rank=1, world_size=2, attempt="", found_in="the test"), 1.0)
+
+
+def test_a_store_that_nobody_hosts_is_unavailable(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "9")
+
+    with pytest.raises(UnavailableError, match=r"finds no store at 127\.0\.0\.1:9"):
+        rendezvous_of(Launch(rank=1, world_size=2, attempt="", found_in="the test"), 0.5)

@@ -1,0 +1,157 @@
+"""Whoever opened a data plane is killed: no process, no folder and no shared memory stays, in either runtime."""
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from omniload.actors.reaper_process import MARKS, marks_of
+from tests.support.corpora import a_corpus
+from tests.support.run_lines import write_mix
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("leaves_nothing_behind")]
+
+_LIMIT_S = 10.0
+"""What the project promises, from the kill to the end of everything."""
+_LONG_S = 120
+_OPENER = """
+import signal, sys, tempfile
+from pathlib import Path
+from omniload.actors.ray import cluster as ray_cluster
+from omniload.actors.opening import open_plane
+from omniload.actors.plane import PlaneSpec
+from omniload.client import Client
+from omniload.mix.config import load_mix
+from omniload.plan.place_tree import ClientPlaceTree
+
+# A shell has what it starts in the background ignore Ctrl-C, and all below it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+kind, stage = sys.argv[2:]
+mix, base_dir = load_mix(Path(sys.argv[1]))
+mix = mix.model_copy(update={"runtime": mix.runtime.model_copy(update={"kind": kind})})
+if stage == "starting":
+    start = ray_cluster.start_node
+    def halfway(**words):
+        node = start(**words)
+        print("there", flush=True)
+        signal.pause()
+    ray_cluster.start_node = halfway
+plane = open_plane(PlaneSpec(mix=mix, base_dir=base_dir, tree=ClientPlaceTree.of()))
+Client(plane.handle(0)).next_batch()
+print("there", flush=True)
+signal.pause()
+"""
+
+
+def left_of(mark):
+    return [process for process in psutil.process_iter() if mark in marks_of(process)]
+
+
+def shared_memory_of(mark):
+    """Return the files of shared memory that processes of a mark have mapped and that have a name."""
+    maps = [Path(f"/proc/{p.pid}/maps").read_text(errors="replace") for p in left_of(mark)]
+    words = {line.split(maxsplit=5)[-1] for text in maps for line in text.splitlines()}
+    return [Path(word) for word in words if word.startswith("/dev/shm/") and "deleted" not in word]
+
+
+class Opener:
+    """A process that opens a plane, with a mark and a folder for temporary files of its own."""
+
+    def __init__(self, folder, kind, stage):
+        write_mix(folder / "mix.yaml", a_corpus(folder))
+        self.mark = f"test-{secrets.token_hex(8)}"
+        # Not below the test's folder: the paths of Ray's sockets must be short.
+        self.temporary = Path(tempfile.mkdtemp(prefix="ok-"))
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _OPENER, str(folder / "mix.yaml"), kind, stage],
+            env={**os.environ, MARKS: self.mark, "TMPDIR": str(self.temporary)},
+            stdout=subprocess.PIPE,
+        )
+        assert self.process.stdout.readline() == b"there\n"
+        self.memory = shared_memory_of(self.mark)
+
+    def seconds_until_gone(self):
+        return seconds_until(
+            lambda: (
+                not left_of(self.mark)
+                and not any(self.temporary.iterdir())
+                and not any(map(Path.exists, self.memory))
+            )
+        )
+
+
+@contextmanager
+def an_opener(folder, kind, stage="open"):
+    opener = Opener(folder, kind, stage)
+    try:
+        yield opener
+    finally:
+        opener.process.kill()
+        opener.process.wait()
+        opener.process.stdout.close()
+        shutil.rmtree(opener.temporary, ignore_errors=True)
+
+
+def seconds_until(done):
+    """Return how long it takes until ``done``; a minute is never enough for what is not done then."""
+    began_s = time.monotonic()
+    while not done():
+        assert time.monotonic() - began_s < 60, "it stays"
+        time.sleep(0.05)
+    return time.monotonic() - began_s
+
+
+@pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_nothing_stays_after_the_opener_is_killed(tmp_path, kind):
+    with an_opener(tmp_path, kind) as opener:
+        found = len(left_of(opener.mark))
+        opener.process.kill()
+
+        took_s = opener.seconds_until_gone()
+
+    assert (found > 5) == (kind == "ray")
+    assert took_s < _LIMIT_S
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_stays_of_a_start_that_is_broken_off(tmp_path, number):
+    with an_opener(tmp_path, "ray", "starting") as opener:
+        opener.process.send_signal(number)
+
+        took_s = opener.seconds_until_gone()
+        assert opener.process.wait(_LONG_S) != 0
+
+    assert took_s < _LIMIT_S
+
+
+@pytest.mark.ray
+def test_nothing_stays_although_the_reaper_is_killed_before_the_opener(tmp_path):
+    with an_opener(tmp_path, "ray") as opener:
+        process = psutil.Process(opener.process.pid)
+        (reaper,) = reapers_of(process)
+        reaper.kill()
+        seconds_until(lambda: [g for g in reapers_of(process) if g != reaper])
+        opener.process.kill()
+
+        took_s = opener.seconds_until_gone()
+
+    assert took_s < _LIMIT_S
+
+
+def reapers_of(opener):
+    found = []
+    for process in opener.children():
+        with suppress(psutil.Error):  # it is ending
+            if any(word.endswith("reaper_process.py") for word in process.cmdline()):
+                found.append(process)
+    return found

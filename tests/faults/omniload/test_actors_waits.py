@@ -1,0 +1,309 @@
+"""Waits while a data plane runs: each names whom it waits for, ends at its limit, and ends with the plane."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from omniload.actors.local.plane import LocalPlane
+from omniload.actors.opening import open_plane
+from omniload.actors.plane import PlaneSpec
+from omniload.actors.roles import loader
+from omniload.base.concurrency.calls_under_way import under_way
+from omniload.base.errors import ConfigError, StateError, UnavailableError
+from omniload.client import Client
+from omniload.machine import queue
+from omniload.machine.waiting import Wait
+from omniload.plan.place_tree import ClientPlaceTree
+from tests.support.corpora import a_corpus
+from tests.support.run_lines import write_mix
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("leaves_nothing_behind")]
+
+_LONG_S = 120
+
+
+def a_spec(folder, *, dp=1, **changes):
+    mix = a_corpus(
+        folder, ("web",), rows=6, micro_rows=1, runtime={"prefetch_steps": 2, "kind": "local"}
+    )
+    return PlaneSpec(mix=mix, base_dir=folder, tree=ClientPlaceTree.of(dp=dp), **changes)
+
+
+class Store:
+    """The store of the only source: a call to it ends when it is let go."""
+
+    def __init__(self):
+        self.asked, self.gone_on = threading.Event(), threading.Event()
+        self.blocks_from = 0
+        self.reads = 0
+
+    def call(self):
+        self.reads += 1
+        if self.reads > self.blocks_from:
+            with under_way("reads /store/web/0.parquet"):
+                self.asked.set()
+                assert self.gone_on.wait(_LONG_S)
+
+
+class BlockedSource:
+    def __init__(self, source, store):
+        self._source, self._store = source, store
+
+    def __getattr__(self, name):
+        return getattr(self._source, name)
+
+    def read(self, start, stop):
+        self._store.call()
+        return self._source.read(start, stop)
+
+
+@pytest.fixture
+def store(monkeypatch):
+    found = Store()
+    real = loader.open_source
+    monkeypatch.setattr(
+        loader, "open_source", lambda *args, **words: BlockedSource(real(*args, **words), found)
+    )
+    monkeypatch.setattr(queue, "_FIRST_READ", 20)
+    yield found
+    found.gone_on.set()
+
+
+def test_a_store_that_blocks_is_named_when_the_time_has_passed_and_may_go_on(tmp_path, store):
+    with LocalPlane(a_spec(tmp_path)) as plane, Client(plane.handle(0)) as client:
+        assert store.asked.wait(_LONG_S)
+
+        with pytest.raises(UnavailableError, match=r"rank dp=0 waited 0 s for .* step 0") as caught:
+            client.next_batch(timeout=0.2)
+        store.gone_on.set()
+
+        assert client.next_batch().step == 0
+    text = str(caught.value)
+    assert "planner" in text
+    assert "waits for samples of 1 sources (web)" in text
+    assert "reads /store/web/0.parquet for" in text
+
+
+def take_on(clients, timeout):
+    """Take batches for ever, rank by rank."""
+    while True:
+        for client in clients:
+            client.next_batch(timeout=timeout)
+
+
+def test_a_rank_that_never_asks_is_named_to_the_others(tmp_path):
+    with LocalPlane(a_spec(tmp_path, dp=2)) as plane, Client(plane.handle(0)) as client:
+        with pytest.raises(UnavailableError, match=r"ahead of 1 ranks .* rank dp=1 has no handle"):
+            take_on([client], 0.5)
+        with Client(plane.handle(1)) as late:
+            late.next_batch()
+            assert client.next_batch() is not None
+            with pytest.raises(UnavailableError, match=r"rank dp=1 .* has step 0 and has not"):
+                take_on([client], 0.5)
+
+
+def test_a_wait_is_logged_with_whom_it_is_for(tmp_path, store, monkeypatch, caplog):
+    def impatient(**words):
+        wait = Wait(**words)
+        wait._next_say_s = 0.2
+        return wait
+
+    monkeypatch.setattr("omniload.actors.local.handle.Wait", impatient)
+    with LocalPlane(a_spec(tmp_path)) as plane, Client(plane.handle(0)) as client:
+        with pytest.raises(UnavailableError):
+            client.next_batch(timeout=0.6)
+        store.gone_on.set()
+
+    assert "rank dp=0 has waited 0 s for the batch of step 0: constructor-0" in caplog.text
+
+
+@contextmanager
+def waiting(client):
+    """Have another thread wait for batches; return the errors it got."""
+    got = []
+
+    def take():
+        try:
+            for _ in range(100):
+                client.next_batch()
+        except BaseException as error:  # noqa: BLE001 -- whatever it is
+            got.append(error)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    yield got
+    thread.join(_LONG_S)
+    assert not thread.is_alive()
+
+
+def test_closing_a_plane_ends_the_wait_of_another_thread(tmp_path, store):
+    plane = LocalPlane(a_spec(tmp_path))
+    client = Client(plane.handle(0))
+    with waiting(client) as got:
+        assert store.asked.wait(_LONG_S)
+        store.gone_on.set()
+        plane.close()
+
+    assert [str(error) for error in got] == ["the data plane was closed; open it again to go on"]
+    with pytest.raises(UnavailableError, match="was closed"):
+        plane.handle(0)
+
+
+def test_several_threads_may_close_a_plane(tmp_path):
+    plane = LocalPlane(a_spec(tmp_path, run_dir=tmp_path / "run"))
+    threads = [threading.Thread(target=plane.close) for _ in range(4)]
+
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_LONG_S)
+
+    LocalPlane(a_spec(tmp_path, run_dir=tmp_path / "run")).close()
+
+
+def test_closing_does_not_wait_for_a_store_that_blocks(tmp_path, store, monkeypatch, caplog):
+    monkeypatch.setattr("omniload.actors.local.plane._CLOSE_S", 0.1)
+    plane = LocalPlane(a_spec(tmp_path))
+    assert store.asked.wait(_LONG_S)
+
+    plane.close()
+
+    assert "a call does not end: ['reads /store/web/0.parquet']" in caplog.text
+    store.gone_on.set()
+    for thread in plane._readers._threads:
+        thread.join(_LONG_S)
+
+
+def test_a_source_that_blocks_while_it_opens_ends_the_opening(tmp_path, monkeypatch):
+    gone_on = threading.Event()
+
+    def blocked(name, *_, **__):
+        with under_way(f"lists hdfs://{name}/*"):
+            assert gone_on.wait(_LONG_S)
+        raise ConfigError("too late")
+
+    monkeypatch.setattr(loader, "open_source", blocked)
+    monkeypatch.setattr("omniload.actors.local.plane._CLOSE_S", 0.1)
+    spec = a_spec(tmp_path)
+    quick = spec.mix.runtime.model_copy(update={"batch_timeout": 0.3})
+    spec = PlaneSpec(
+        mix=spec.mix.model_copy(update={"runtime": quick}), base_dir=tmp_path, tree=spec.tree
+    )
+
+    with pytest.raises(
+        UnavailableError, match=r"for its start.*opens source web.*lists hdfs://web"
+    ):
+        LocalPlane(spec)
+    gone_on.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("omniload-"):
+            thread.join(_LONG_S)
+
+
+def test_a_plane_of_a_run_is_opened_once(tmp_path):
+    spec = a_spec(tmp_path, run_dir=tmp_path / "run")
+
+    with (
+        LocalPlane(spec),
+        pytest.raises(StateError, match=rf"is open in process {os.getpid()} on .*: one process"),
+    ):
+        LocalPlane(spec)
+    LocalPlane(spec).close()
+
+
+def test_a_folder_that_cannot_hold_a_run_is_refused_by_name(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(ConfigError, match=r"run's folder: .*file/run: Not a directory"):
+        LocalPlane(a_spec(tmp_path, run_dir=tmp_path / "file" / "run"))
+
+
+def test_a_rank_has_one_handle_at_a_time(tmp_path):
+    with LocalPlane(a_spec(tmp_path)) as plane:
+        with Client(plane.handle(0)), pytest.raises(StateError, match=r"rank dp=0 .* already"):
+            plane.handle(0)
+        with Client(plane.handle(0)) as client:
+            assert client.next_batch().step == 0
+
+
+_RANK = """
+import signal, sys
+from pathlib import Path
+from omniload.actors.opening import open_plane
+from omniload.actors.plane import PlaneSpec
+from omniload.base.errors import OmniloadError
+from omniload.mix.config import load_mix
+from omniload.plan.place_tree import ClientPlaceTree
+mix, base_dir = load_mix(Path(sys.argv[1]))
+try:
+    plane = open_plane(PlaneSpec(mix=mix, base_dir=base_dir, tree=ClientPlaceTree.of(dp=2)))
+except OmniloadError as error:
+    print(error, flush=True)
+    sys.exit(error.exit_code)
+print("open", flush=True)
+signal.pause()
+"""
+
+
+def test_ranks_of_one_launch_that_each_open_the_plane_are_refused_by_the_one_that_has_it(tmp_path):
+    write_mix(tmp_path / "mix.yaml", a_spec(tmp_path).mix)
+
+    def rank(port):
+        return subprocess.Popen(
+            [sys.executable, "-c", _RANK, str(tmp_path / "mix.yaml")],
+            env={**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    first, other = rank("29500"), rank("29501")
+    try:
+        assert [p.stdout.readline() for p in (first, other)] == ["open\n", "open\n"]
+        second = rank("29500")
+        said = second.communicate(timeout=_LONG_S)[0]
+        assert second.returncode == StateError.exit_code
+        assert f"is open in process {first.pid} with the same mix and ranks" in said
+        assert "handles" in said
+        first.kill()
+        first.wait()
+        third = rank("29500")  # the name went with its holder
+        assert third.stdout.readline() == "open\n"
+        third.kill()
+        third.communicate()
+    finally:
+        for process in (first, other):
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("role", ["loader-0", "constructor-0", "planner"])
+def test_a_role_that_is_stopped_is_named_and_the_plane_closes(tmp_path, role, caplog):
+    spec = a_spec(tmp_path, dp=2)
+    ray_mix = spec.mix.model_copy(
+        update={"runtime": spec.mix.runtime.model_copy(update={"kind": "ray"})}
+    )
+    spec = PlaneSpec(mix=ray_mix, base_dir=tmp_path, tree=spec.tree)
+    with open_plane(spec) as plane:
+        clients = [Client(plane.handle(rank)) for rank in range(2)]
+        for client in clients:
+            client.next_batch()
+        with pytest.raises(StateError, match=rf"rank dp=1 .* process {os.getpid()} on"):
+            plane.handle(1)
+        pid = plane.pids()[role]
+        os.kill(pid, signal.SIGSTOP)
+
+        with pytest.raises(UnavailableError) as caught:
+            take_on(clients, 12)
+        with waiting(clients[0]) as got:
+            plane.close()
+
+    assert f"{role} (process {pid}, last heartbeat" in str(caught.value)
+    assert "is stopped, or its machine is too busy" in str(caught.value)
+    assert "has waited 10 s for the batch of step" in caplog.text
+    assert [type(error) for error in got] == [UnavailableError]

@@ -1,0 +1,242 @@
+"""The Ray runtime: the steps of the local one, and the end of every process it started.
+
+Each test starts a Ray of its own, which takes seconds: they are few and each asks much.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from omniload.actors.local.plane import LocalPlane
+from omniload.actors.opening import open_plane
+from omniload.actors.plane import PlaneSpec
+from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
+from omniload.batch.digest import batch_digest, combined
+from omniload.client import Client
+from omniload.plan.place_tree import ClientPlaceTree
+from tests.support.corpora import a_corpus, a_mixed_corpus, write_texts
+
+pytest.importorskip("ray")
+from omniload.actors.ray.environment import ray
+from omniload.actors.ray.node import start_node
+from omniload.actors.ray.plane import RayPlane
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("leaves_nothing_behind"),
+]
+
+STEPS = 5
+
+
+def a_spec(folder, mix, *, dp=1, cp=1, **changes):
+    return PlaneSpec(mix=mix, base_dir=folder, tree=ClientPlaceTree.of(dp=dp, cp=cp), **changes)
+
+
+def local_steps(spec):
+    with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
+        return [client.next_batch() for _ in range(STEPS)]
+
+
+def with_runtime(mix, **changes):
+    return mix.model_copy(update={"runtime": mix.runtime.model_copy(update=changes)})
+
+
+def fails_after_prefetched(client):
+    """Take batches until an error comes; what was built before it may come first."""
+    return list(islice(client, 100))
+
+
+def is_gone(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def kill(plane, role):
+    os.kill(plane.pids()[role], signal.SIGKILL)
+
+
+def test_two_ranks_get_the_steps_of_a_local_run_until_a_loader_is_killed(tmp_path):
+    mix = a_mixed_corpus(tmp_path, rows=6, micro_rows=1)
+    local = [batch_digest(batch) for batch in local_steps(a_spec(tmp_path, mix))]
+
+    spread = with_runtime(mix, loaders=2, constructors=9)
+    with open_plane(a_spec(tmp_path, spread, dp=2, run_dir=tmp_path / "run")) as plane:
+        assert isinstance(plane, RayPlane)
+        pids = plane.pids()
+        folder = str(plane._cluster.folder)
+        with pytest.raises(StateError, match="connected to a Ray cluster already"):
+            RayPlane(a_spec(tmp_path, spread))
+        for wrong in ((2, 0), (0, 1), (-1, 0)):
+            with pytest.raises(ConfigError, match="this plane has"):
+                plane.handle(*wrong)
+        clients = [Client(plane.handle(rank)) for rank in range(2)]
+        steps = [[client.next_batch() for client in clients] for _ in range(STEPS)]
+        state = clients[1].state_dict()
+        kill(plane, "loader-0")
+        with pytest.raises(UnavailableError, match=r"has died .* from the last checkpoint"):
+            fails_after_prefetched(clients[0])
+
+    assert [combined(map(batch_digest, batches)) for batches in steps] == local
+    assert sorted(pids) == ["constructor-0", "constructor-1", "loader-0", "loader-1", "planner"]
+    assert len(set(pids.values()) | {os.getpid()}) == 6
+    assert [pid for pid in pids.values() if not is_gone(pid)] == []
+    assert not Path(folder).exists()
+    with LocalPlane(a_spec(tmp_path, mix)) as plane, Client(plane.handle(0)) as client:
+        for _ in range(STEPS):
+            client.next_batch()
+        assert json.loads(json.dumps(client.state_dict())) == json.loads(json.dumps(state))
+
+
+def test_three_ranks_of_two_cp_peers_resume_a_local_run_until_the_planner_is_killed(tmp_path):
+    mix = a_corpus(tmp_path, rows=6, micro_rows=2)
+    with LocalPlane(a_spec(tmp_path, mix)) as plane, Client(plane.handle(0)) as client:
+        client.next_batch()
+        client.next_batch()
+        state = json.loads(json.dumps(client.state_dict()))
+        rest = [client.next_batch() for _ in range(3)]
+
+    spec = a_spec(tmp_path, with_runtime(mix, kind="ray"), dp=3, cp=2, state=state)
+    with open_plane(spec) as plane:
+        peers = {(d, c): Client(plane.handle(d, c)) for d in range(3) for c in range(2)}
+        # One rank reads to its end before the others begin: nothing it read may be missing for them.
+        taken = {peer: [peers[peer].next_batch()] for peer in peers}
+        for peer in reversed(peers):
+            taken[peer] += [peers[peer].next_batch() for _ in range(2)]
+        kill(plane, "planner")
+        with pytest.raises(UnavailableError, match=r"the planner has died"):
+            fails_after_prefetched(peers[0, 0])
+
+    for step, whole in enumerate(rest):
+        found = []
+        for d in range(3):
+            both = (taken[d, 0][step], taken[d, 1][step])
+            assert both[0].step == whole.step
+            for first, second in zip(*(batch.microbatches for batch in both), strict=True):
+                rows = np.empty((len(first.tokens_RC), mix.pack.length), np.int32)
+                rows[:, first.indices_C], rows[:, second.indices_C] = (
+                    first.tokens_RC,
+                    second.tokens_RC,
+                )
+                found += rows.tolist()
+        expected = [row for m in whole.microbatches for row in m.tokens_RT.tolist()]
+        assert sorted(found) == sorted(expected)
+
+
+def test_a_bad_record_crosses_ray_as_the_error_it_is(tmp_path):
+    mix = with_runtime(a_mixed_corpus(tmp_path), kind="ray")
+    write_texts(tmp_path / "text" / "1.jsonl", ["good", None, "good"])
+
+    with (
+        open_plane(a_spec(tmp_path, mix)) as plane,
+        Client(plane.handle(0)) as client,
+        pytest.raises(IntegrityError, match=r"1\.jsonl.*on_error") as caught,
+    ):
+        fails_after_prefetched(client)
+    plane.close()  # a second time: nothing is left to close
+
+    assert type(caught.value) is IntegrityError
+
+
+def test_a_source_that_cannot_be_opened_is_refused_by_name_and_leaves_no_ray(tmp_path):
+    mix = with_runtime(a_mixed_corpus(tmp_path), kind="ray")
+    for file in (tmp_path / "text").iterdir():
+        file.unlink()
+
+    with pytest.raises(ConfigError, match=r"sources\.text\.path: .* matches no file"):
+        open_plane(a_spec(tmp_path, mix))
+
+    assert not ray.is_initialized()
+
+
+def test_a_ray_whose_inside_has_changed_is_started_by_its_promised_way(tmp_path, monkeypatch):
+    def moved(*_, **__):
+        raise TypeError("Node() takes other arguments now")
+
+    monkeypatch.setattr("ray._private.node.Node.__init__", moved)
+    assert (
+        start_node(folder=str(tmp_path), address="127.0.0.2", workers=1, object_store_bytes=0)
+        is None
+    )
+    monkeypatch.undo()
+    monkeypatch.setattr("omniload.actors.ray.cluster.start_node", lambda **_: None)
+    mix = a_mixed_corpus(tmp_path)
+    expected = [batch_digest(batch) for batch in local_steps(a_spec(tmp_path, mix))]
+
+    with (
+        RayPlane(a_spec(tmp_path, mix, run_dir=tmp_path / "run")) as plane,
+        Client(plane.handle(0)) as client,
+    ):
+        found = [batch_digest(client.next_batch()) for _ in range(STEPS)]
+
+    assert found == expected
+
+
+def test_no_process_is_started_that_no_data_plane_asks(tmp_path):
+    mix = a_mixed_corpus(tmp_path)
+
+    with RayPlane(a_spec(tmp_path, mix)) as plane:
+        folder = str(plane._cluster._folder)
+        started = [
+            " ".join(p.info["cmdline"] or [])
+            for p in psutil.process_iter(["cmdline"])
+            if folder in " ".join(p.info["cmdline"] or [])
+        ]
+
+    assert any("gcs_server" in line for line in started)
+    assert not [line for line in started if "dashboard.py" in line or "monitor.py" in line]
+
+
+EARLY = """
+import os
+import ray
+from omniload.actors.ray.cluster import PrivateCluster
+
+cluster = PrivateCluster(object_store_bytes=100 << 20, workers=1)
+print(cluster.address, flush=True)
+input()
+cluster.close()
+"""
+OUTSIDER = """
+import ray, sys
+ray.init(address=sys.argv[1], configure_logging=False, log_to_driver=False, _node_ip_address="127.0.0.2")
+print("joined")
+"""
+
+
+def test_a_ray_of_a_program_that_had_imported_ray_lets_no_outsider_in():
+    outside = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    opener = subprocess.Popen(
+        [sys.executable, "-c", EARLY],
+        env=outside,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        address = opener.stdout.readline().strip()
+        outsider = subprocess.run(
+            [sys.executable, "-c", OUTSIDER, address],
+            env=outside,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+    finally:
+        opener.communicate("\n", timeout=60)
+
+    assert address.startswith("127.0.0.2:")
+    assert outsider.returncode != 0
+    assert "joined" not in outsider.stdout

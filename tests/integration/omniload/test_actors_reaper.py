@@ -1,0 +1,176 @@
+"""The reaper of a plane: ends what carries its mark, gives up on what cannot end, removes the plane's folders."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from omniload.actors.reaper import Reaper, marked
+from omniload.actors.reaper_process import MARKS, clean_up, end_all, marks_of
+
+_SLEEPER = "import signal; print('up', flush=True); signal.pause()"
+_LONG_S = 60
+
+
+class Clock:
+    """Seconds that pass only by waiting."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.waits = []
+
+    def __call__(self):
+        return self.now
+
+    def wait(self, seconds):
+        self.waits.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def mark():
+    return f"test-{secrets.token_hex(8)}"
+
+
+def a_sleeper(*marks):
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SLEEPER],
+        env={**os.environ, MARKS: ":".join(marks)},
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout.readline() == b"up\n"
+    process.stdout.close()
+    return process
+
+
+@contextmanager
+def ending(*processes):
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_only_what_carries_the_mark_is_ended_whatever_other_marks_it_carries(mark):
+    own, inner, outer = a_sleeper(mark), a_sleeper("job", mark), a_sleeper(mark, "plane")
+    other = a_sleeper(f"{mark}-other")
+
+    with ending(own, inner, outer, other):
+        assert set(end_all(mark)) == {own.pid, inner.pid, outer.pid}
+        assert [process.wait(_LONG_S) for process in (own, inner, outer)] == [-9, -9, -9]
+        assert other.poll() is None
+
+
+def test_a_mark_is_carried_by_what_is_started_under_it_alone(monkeypatch):
+    monkeypatch.setenv(MARKS, "job")
+
+    with marked("plane"):
+        inside = os.environ[MARKS]
+    monkeypatch.delenv(MARKS)
+    with marked("alone"):
+        alone = os.environ[MARKS]
+
+    assert (inside, alone) == ("job:plane", "alone")
+    assert MARKS not in os.environ
+
+
+def test_a_process_that_is_gone_carries_no_mark():
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    process = psutil.Process(gone.pid)
+    gone.wait()
+
+    assert marks_of(process) == []
+
+
+def test_rounds_go_on_until_nothing_is_found_and_then_the_folders_go(tmp_path):
+    clock, rounds = Clock(), [[1, 2], [2], []]
+    (tmp_path / "ray" / "session").mkdir(parents=True)
+
+    left = clean_up(
+        lambda: rounds.pop(0),
+        [tmp_path / "ray", tmp_path / "never-made"],
+        clock=clock,
+        wait=clock.wait,
+    )
+
+    assert (left, rounds, clock.waits) == ([], [], [0.05, 0.05])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_cannot_end_is_waited_for_half_a_minute_and_named():
+    clock = Clock()
+
+    left = clean_up(lambda: [4711], clock=clock, wait=clock.wait)
+
+    assert left == [4711]
+    assert clock.now == pytest.approx(30.0, abs=0.06)
+
+
+def test_a_reaper_ends_what_is_marked_when_it_is_closed(mark, tmp_path):
+    reaper = Reaper(mark, [tmp_path / "ray"])
+    (tmp_path / "ray").mkdir()
+    process = a_sleeper(mark)
+
+    with ending(process):
+        reaper.close()
+
+        assert process.wait(_LONG_S) == -9
+    assert not (tmp_path / "ray").exists()
+    assert not psutil.pid_exists(reaper.pid)
+
+
+def test_a_reaper_that_is_killed_is_followed_by_another(mark):
+    reaper = Reaper(mark)
+    first = reaper.pid
+    process = a_sleeper(mark)
+
+    with ending(process):
+        os.kill(first, signal.SIGKILL)
+        while reaper.pid == first:
+            assert reaper._thread.is_alive()
+            reaper._thread.join(0.01)
+        reaper.close()
+
+        assert process.wait(_LONG_S) == -9
+
+
+_OPENER = """
+import os, signal, subprocess, sys
+from omniload.actors.reaper import Reaper, marked
+reaper = Reaper(sys.argv[1], [sys.argv[2]])
+os.mkdir(sys.argv[2])
+with marked(sys.argv[1]):
+    left = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+fork = os.fork()  # it holds the reaper's pipe, as what a trainer forks does
+if fork:
+    print(left.pid, reaper.pid, fork, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_opener_that_is_killed_leaves_nothing_although_a_fork_of_it_lives(
+    mark, tmp_path, number
+):
+    folder = tmp_path / "ray"
+    opener = subprocess.Popen(
+        [sys.executable, "-c", _OPENER, mark, str(folder)], stdout=subprocess.PIPE
+    )
+    pids = map(int, opener.stdout.readline().split())
+    opener.stdout.close()
+    left, reaper, fork = map(psutil.Process, pids)
+
+    with ending(opener, fork):
+        opener.send_signal(number)
+        opener.wait(_LONG_S)
+        _, alive = psutil.wait_procs([left, reaper], timeout=_LONG_S)
+
+    assert alive == []
+    assert not folder.exists()

@@ -1,0 +1,229 @@
+"""The verbs of ``omniload mix`` on a run: how far it is, what was in a step, and the proof of it."""
+
+import shutil
+
+import numpy as np
+import pytest
+import xxhash
+
+from omniload.actors.local.plane import LocalPlane
+from omniload.actors.plane import JOURNAL_NAME, PlaneSpec
+from omniload.base.errors import IntegrityError, StateError
+from omniload.client import Client
+from omniload.mix.config import BalanceConfig, load_mix
+from omniload.mix.run_record import write_run_record
+from omniload.plan.place_tree import ClientPlaceTree
+from tests.support.corpora import write_texts
+from tests.support.mix_commands import a_mix_file, a_run, json_of, run_mix
+
+
+@pytest.fixture
+def mix_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return a_mix_file(tmp_path)
+
+
+def keys_of(batch):
+    """Source, position and first token of every piece of a batch, sorted."""
+    keys = np.concatenate([microbatch.keys_K4 for microbatch in batch.microbatches])
+    return sorted((key[0], key[1], key[3]) for key in keys.tolist())
+
+
+def audited(samples, names=("ids", "text")):
+    return sorted((names.index(s["source"]), s["position"], s["first_token"]) for s in samples)
+
+
+def rewrite_line(journal, number, change):
+    """Change one line of a journal, and give it and all that follow the checksums of what they say now."""
+    texts = [line.rpartition(b"\t")[0] for line in journal.read_bytes().splitlines()]
+    texts[number] = change(texts[number])
+    lines, before = [], b""
+    for text in texts:
+        before = xxhash.xxh64_hexdigest(before + text).encode()
+        lines.append(text + b"\t" + before + b"\n")
+    journal.write_bytes(b"".join(lines))
+
+
+def test_show_tells_how_far_a_run_is(mix_path, tmp_path):
+    batches = a_run(tmp_path / "run", mix_path, steps=12)
+
+    shown = json_of("show", tmp_path / "run")
+
+    assert (shown["first_step"], shown["next_step"]) == (0, 12)
+    assert shown["sizes"] == {"dp": 2}
+    trained = sum(sum(pair[0].tokens_by_source.values()) for pair in batches.values())
+    drawn = sum(source["drawn"] for source in shown["sources"])
+    assert drawn == trained + shown["carried_tokens"]
+    assert [source["target"] for source in shown["sources"]] == pytest.approx([0.5, 0.5])
+
+
+def test_show_keeps_every_source_within_one_sample_of_its_target(mix_path, tmp_path):
+    a_run(tmp_path / "run", mix_path, steps=30)
+
+    for source in json_of("show", tmp_path / "run")["sources"]:
+        assert abs(source["drawn"] - source["due"]) <= 90
+
+
+def test_show_needs_no_source_any_more(mix_path, tmp_path):
+    a_run(tmp_path / "run", mix_path)
+    for folder in ("ids", "text"):
+        shutil.rmtree(tmp_path / folder)
+
+    result = run_mix("show", tmp_path / "run")
+
+    assert result.exit_code == 0
+    assert "planned up to step 12" in result.stdout
+    assert "50.000%" in result.stdout
+
+
+def test_show_of_a_folder_that_is_no_run_is_refused(tmp_path):
+    result = run_mix("show", tmp_path)
+
+    assert isinstance(result.exception, StateError)
+    assert "give the folder of a run" in str(result.exception)
+
+
+@pytest.mark.parametrize("step", [0, 5, 11])
+def test_audit_names_the_samples_that_each_rank_trained_on(mix_path, tmp_path, step):
+    batches = a_run(tmp_path / "run", mix_path, dp=2)
+
+    for rank in (0, 1):
+        shown = json_of("audit", tmp_path / "run", "--step", step, "--rank", rank)["samples"]
+        assert audited(shown) == keys_of(batches[step][rank])
+        assert {sample["dp_rank"] for sample in shown} == {rank}
+
+
+def test_audit_of_all_ranks_holds_what_the_ranks_hold(mix_path, tmp_path):
+    batches = a_run(tmp_path / "run", mix_path, dp=2)
+
+    shown = json_of("audit", tmp_path / "run", "--step", 7)["samples"]
+
+    assert audited(shown) == sorted(keys_of(batches[7][0]) + keys_of(batches[7][1]))
+
+
+def test_audit_finds_text(mix_path, tmp_path):
+    a_run(tmp_path / "run", mix_path)
+    everything = json_of("audit", tmp_path / "run", "--step", 3)["samples"]
+    wanted = next(sample for sample in everything if sample["source"] == "text")
+    words = wanted["text"].split(" ")[0] + " x"
+
+    found = json_of("audit", tmp_path / "run", "--step", 3, "--grep", words)["samples"]
+
+    assert wanted in found
+    assert len(found) < len(everything)
+    assert all(words in sample["text"] for sample in found)
+
+
+def test_audit_that_finds_nothing_says_so(mix_path, tmp_path):
+    a_run(tmp_path / "run", mix_path)
+
+    result = run_mix("audit", tmp_path / "run", "--step", 3, "--grep", "no such words")
+
+    assert result.exit_code == 0
+    assert "as journaled: 0 samples" in result.stdout
+
+
+def test_audit_answers_for_the_mix_as_it_was_though_the_file_was_edited(mix_path, tmp_path):
+    batches = a_run(tmp_path / "run", mix_path, dp=2)
+    mix_path.write_text("version: 1\n", encoding="utf-8")
+
+    shown = json_of("audit", tmp_path / "run", "--step", 4, "--rank", 1)["samples"]
+
+    assert audited(shown) == keys_of(batches[4][1])
+
+
+def test_audit_answers_with_the_ranks_that_trained_the_step(mix_path, tmp_path):
+    batches = a_run(tmp_path / "run", mix_path, dp=2)
+    write_run_record(tmp_path / "run", mix_path, {"dp": 4}, from_step=12)
+
+    shown = json_of("audit", tmp_path / "run", "--step", 11)["samples"]
+
+    assert {sample["dp_rank"] for sample in shown} == {0, 1}
+    assert audited(shown) == sorted(keys_of(batches[11][0]) + keys_of(batches[11][1]))
+
+
+def test_audit_deals_rows_as_the_run_did_though_its_file_does_not_say_how(mix_path, tmp_path):
+    mix, base_dir = load_mix(mix_path)
+    balance = BalanceConfig(method="none" if mix.balance.method != "none" else "greedy_swap")
+    write_run_record(tmp_path / "run", mix_path, {"dp": 2}, balance=balance)
+    spec = PlaneSpec(
+        mix=mix.model_copy(update={"balance": balance}),
+        base_dir=base_dir,
+        tree=ClientPlaceTree.of(dp=2),
+        run_dir=tmp_path / "run",
+        num_steps=8,
+    )
+    with LocalPlane(spec) as plane:
+        clients = [Client(plane.handle(rank)) for rank in (0, 1)]
+        as_run = [[keys_of(client.next_batch()) for client in clients] for _ in range(8)]
+
+    def audited_ranks():
+        asked = [[("--step", step, "--rank", rank) for rank in (0, 1)] for step in range(8)]
+        return [
+            [audited(json_of("audit", tmp_path / "run", *each)["samples"]) for each in pair]
+            for pair in asked
+        ]
+
+    assert audited_ranks() == as_run
+    write_run_record(tmp_path / "run", mix_path, {"dp": 2})
+    assert audited_ranks() != as_run
+
+
+def test_audit_refuses_a_plan_that_is_not_the_journaled_one(mix_path, tmp_path):
+    a_run(tmp_path / "run", mix_path)
+    rewrite_line(
+        tmp_path / "run" / JOURNAL_NAME,
+        5,
+        lambda text: text.replace(b'"digest":"', b'"digest":"0000'),
+    )
+
+    result = run_mix("audit", tmp_path / "run", "--step", 4)
+
+    assert isinstance(result.exception, IntegrityError)
+    assert "not the samples that were trained on" in str(result.exception)
+
+
+def test_audit_refuses_text_that_changed_in_length(mix_path, tmp_path):
+    a_run(tmp_path / "run", mix_path)
+    write_texts(tmp_path / "text" / "0.jsonl", [f"{i} other" for i in range(120)])
+
+    result = run_mix("audit", tmp_path / "run", "--step", 4)
+
+    assert isinstance(result.exception, IntegrityError | StateError)
+
+
+def test_audit_refuses_data_with_other_records(mix_path, tmp_path):
+    a_run(tmp_path / "run", mix_path)
+    write_texts(tmp_path / "text" / "0.jsonl", ["one more"] * 121)
+
+    result = run_mix("audit", tmp_path / "run", "--step", 4)
+
+    assert isinstance(result.exception, StateError)
+    assert "sources.text.records" in str(result.exception)
+
+
+def test_audit_refuses_a_damaged_journal(mix_path, tmp_path):
+    a_run(tmp_path / "run", mix_path)
+    journal = tmp_path / "run" / JOURNAL_NAME
+    journal.write_bytes(journal.read_bytes().replace(b'"step":3', b'"step":4', 1))
+
+    result = run_mix("audit", tmp_path / "run", "--step", 2)
+
+    assert isinstance(result.exception, IntegrityError)
+    assert "checksum" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--step", 12), "holds 12 steps from step 0, step 12 is not among them"),
+        (("--step", 3, "--rank", 2), "rank is 2; the step had data-parallel ranks 0 to 1"),
+    ],
+)
+def test_audit_outside_the_run_is_refused(mix_path, tmp_path, arguments, reason):
+    a_run(tmp_path / "run", mix_path, dp=2)
+
+    result = run_mix("audit", tmp_path / "run", *arguments)
+
+    assert isinstance(result.exception, StateError)
+    assert reason in str(result.exception)

@@ -1,0 +1,100 @@
+"""``omniload mix sample``: a corpus from nothing, and the mix that comes with it."""
+
+from pathlib import Path
+
+import pytest
+
+from omniload.base.errors import ConfigError
+from omniload.commands.sample import MIX_NAME
+from omniload.mix.config import load_mix
+from tests.support.mix_commands import json_of, run_mix
+
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
+SIZE = ("--size", "128KiB")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sample") / "corpus"
+    return folder, run_mix("sample", folder, *SIZE)
+
+
+def test_a_corpus_is_shown_by_source_and_by_length(corpus):
+    _, result = corpus
+
+    assert result.exit_code == 0
+    for shown in ("modules", "functions", "docstrings", "lengths, in powers of two", "█"):
+        assert shown in result.stdout
+    assert "corpus built" in result.stdout
+
+
+def test_a_corpus_that_is_there_is_shown_again_and_not_built(corpus):
+    folder, first = corpus
+
+    again = run_mix("sample", folder, *SIZE)
+
+    assert "corpus there already" in again.stdout
+    assert again.stdout.splitlines()[:-1] == first.stdout.splitlines()[:-1]
+
+
+def test_the_mix_beside_the_corpus_can_be_planned(corpus, tmp_path):
+    folder, _ = corpus
+    cache = ("--cache-dir", tmp_path)
+
+    assert run_mix("check", folder / MIX_NAME, *cache).exit_code == 0
+    planned = json_of("plan", folder / MIX_NAME, "--steps", 3, "--rehearse", 2, *cache)
+
+    assert planned["steps"] == 3
+
+
+def test_the_quickstart_is_the_mix_of_the_corpus_but_for_its_folder(corpus):
+    mix, _ = load_mix(corpus[0] / MIX_NAME)
+    quickstart, _ = load_mix(QUICKSTART)
+
+    for part in ("seed", "mix", "pack", "batch", "balance"):
+        assert getattr(mix, part) == getattr(quickstart, part)
+    found = {name: (s.type, s.paths) for name, s in mix.sources.items()}
+    declared = {
+        name: (s.type, tuple(path.removeprefix("../demo/corpus/") for path in s.paths))
+        for name, s in quickstart.sources.items()
+    }
+    assert declared == found
+
+
+def test_a_mix_file_that_was_changed_is_left_alone(corpus):
+    folder, _ = corpus
+    path = folder / MIX_NAME
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text + "# mine\n", encoding="utf-8")
+
+    run_mix("sample", folder, *SIZE)
+
+    assert path.read_text(encoding="utf-8").endswith("# mine\n")
+    path.write_text(text, encoding="utf-8")
+
+
+def test_json_holds_every_source(corpus):
+    folder, _ = corpus
+
+    shown = json_of("sample", folder, *SIZE)
+
+    assert shown["built"] is False
+    assert shown["mix"] == str(folder / MIX_NAME)
+    assert all(sum(s["lengths_log2"]) == s["records"] for s in shown["sources"])
+
+
+def test_a_folder_that_holds_something_else_is_refused(tmp_path):
+    (tmp_path / "mine.txt").write_text("", encoding="utf-8")
+
+    result = run_mix("sample", tmp_path)
+
+    assert isinstance(result.exception, ConfigError)
+    assert "choose another folder" in str(result.exception)
+
+
+def test_a_size_without_meaning_is_refused(tmp_path):
+    result = run_mix("sample", tmp_path / "corpus", "--size", "12 parsecs")
+
+    assert result.exit_code == 2
+    assert "not a quantity" in result.output
+    assert not (tmp_path / "corpus").exists()

@@ -1,0 +1,50 @@
+"""Errors that come back from Ray: what an actor raised, what became of it, and what is a fault of the project."""
+
+import pytest
+
+from omniload.base.errors import DefectError, IntegrityError, StateError, UnavailableError
+
+pytest.importorskip("ray")
+from ray.exceptions import ActorDiedError, GetTimeoutError, OutOfMemoryError, RayError, RayTaskError
+
+from omniload.actors.ray.answers import plain_error
+
+
+def raised_in_actor(cause):
+    return RayTaskError("take", "Traceback: planner.py:135", cause, "ray::Planner", 1, "127.0.0.2")
+
+
+def test_an_error_of_the_project_comes_back_as_it_is():
+    cause = IntegrityError("bad record")
+
+    assert plain_error(raised_in_actor(cause), "the planner") is cause
+    assert plain_error(raised_in_actor(raised_in_actor(cause)), "the planner") is cause
+
+
+def test_a_dead_actor_is_unavailable():
+    told = plain_error(ActorDiedError(), "the planner")
+
+    assert type(told) is UnavailableError
+    assert "the planner has died" in str(told)
+
+
+@pytest.mark.parametrize("error", [OutOfMemoryError("worker killed"), GetTimeoutError("late")])
+def test_what_ray_could_not_do_is_unavailable(error):
+    assert type(plain_error(error, "the planner")) is UnavailableError
+    assert type(plain_error(raised_in_actor(error), "the planner")) is UnavailableError
+
+
+@pytest.mark.parametrize(
+    "cause", [KeyError((0, 3)), AssertionError("step"), RayError("not pickled")]
+)
+def test_a_bug_in_a_role_is_never_told_as_unavailable(cause, caplog):
+    told = plain_error(raised_in_actor(cause), "the planner")
+
+    assert type(told) is DefectError
+    assert "a fault of omniload itself in the planner" in str(told)
+    assert "planner.py:135" in caplog.text
+
+
+def test_a_future_that_raises_a_bug_of_this_side_is_a_defect():
+    assert type(plain_error(KeyError("x"), "a source loader")) is DefectError
+    assert type(plain_error(StateError("released"), "a source loader")) is StateError

@@ -1,0 +1,129 @@
+"""A Ray that starts slowly or not at all: tried once more, and then told with what to do."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from omniload.base.clock import FakeClock
+from omniload.base.errors import UnavailableError
+
+pytest.importorskip("ray")
+from omniload.actors.ray import cluster as ray_cluster
+from omniload.actors.ray import node as ray_node
+from omniload.actors.ray.cluster import PrivateCluster
+
+
+class FakeNode:
+    """A node of Ray that has joined itself after so many looks."""
+
+    gcs_address = "127.0.0.2:1"
+
+    def __init__(self, looks=0, dead=()):
+        self._looks, self._dead = looks, list(dead)
+        self._node_id = "0" * 56
+        self.killed = False
+
+    def get_gcs_client(self):
+        return self
+
+    def check_alive(self, numbers, timeout):
+        self._looks -= 1
+        return [self._looks < 0]
+
+    def dead_processes(self):
+        return self._dead
+
+    def kill_all_processes(self, **_):
+        self.killed = True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    fake = FakeClock()
+    monkeypatch.setattr(ray_node, "SystemClock", lambda: fake)
+    return fake
+
+
+def test_a_node_may_take_longer_to_join_than_ray_itself_allows(clock):
+    ray_node._look_often(FakeNode(looks=4000))
+
+    assert 30 < clock.now_s() < 120
+
+
+def test_a_node_that_never_joins_is_left_to_ray_after_two_minutes(clock):
+    ray_node._look_often(FakeNode(looks=10**9))
+
+    assert clock.now_s() == pytest.approx(120, abs=0.1)
+
+
+def test_a_node_whose_process_has_ended_is_not_waited_for(clock):
+    dead = [("raylet", SimpleNamespace(returncode=-9))]
+
+    with pytest.raises(RuntimeError, match="raylet ended with -9 while the node started"):
+        ray_node._look_often(FakeNode(looks=10**9, dead=dead))
+
+    assert clock.now_s() == 0
+
+
+class FakeReaper:
+    """A reaper that only counts."""
+
+    begun, closed = 0, 0
+
+    def __init__(self, mark, folders):
+        FakeReaper.begun += 1
+
+    def close(self):
+        FakeReaper.closed += 1
+
+
+@pytest.fixture
+def outcomes(monkeypatch, tmp_path):
+    """What each start of the node does, in order; every reaper and folder must be gone in the end."""
+    script = []
+
+    def start_node(**_):
+        outcome = script.pop(0)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(FakeReaper, "begun", 0)
+    monkeypatch.setattr(FakeReaper, "closed", 0)
+    monkeypatch.setattr(ray_cluster, "Reaper", FakeReaper)
+    monkeypatch.setattr(ray_cluster, "start_node", start_node)
+    monkeypatch.setattr(ray_cluster, "connect", lambda address, namespace: None)
+    monkeypatch.setattr(ray_cluster.tempfile, "gettempdir", lambda: str(tmp_path))
+    yield script
+    assert FakeReaper.begun == FakeReaper.closed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_that_fails_once_is_tried_once_more(outcomes, caplog):
+    node = FakeNode()
+    outcomes += [Exception("The current node timed out during startup. This\ncould"), node]
+
+    cluster = PrivateCluster(object_store_bytes=0, workers=1)
+    cluster.close()
+
+    assert outcomes == []
+    assert "started once more: Exception: The current node timed out during startup" in caplog.text
+    assert node.killed
+
+
+def test_a_start_that_fails_twice_is_unavailable_with_the_remedy(outcomes):
+    outcomes += [Exception("timed out"), RuntimeError("Ray's raylet ended"), FakeNode()]
+
+    with pytest.raises(UnavailableError, match=r"twice: RuntimeError: Ray's raylet .* free cores"):
+        PrivateCluster(object_store_bytes=0, workers=1)
+
+    assert len(outcomes) == 1
+
+
+def test_ctrl_c_is_no_reason_to_start_once_more(outcomes):
+    outcomes += [KeyboardInterrupt(), FakeNode()]
+
+    with pytest.raises(KeyboardInterrupt):
+        PrivateCluster(object_store_bytes=0, workers=1)
+
+    assert len(outcomes) == 1

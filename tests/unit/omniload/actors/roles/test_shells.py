@@ -1,0 +1,229 @@
+"""The shells of loader, constructor and client, without threads: what they carry, and what ends a wait."""
+
+from concurrent.futures import Future
+
+import pytest
+
+from omniload.actors.heartbeats import Activity
+from omniload.actors.roles.constructor import ConstructorShell
+from omniload.actors.roles.planner import PlannerShell
+from omniload.base.errors import ConfigError, DefectError, IntegrityError, StateError
+from omniload.base.ragged import Ragged, Ranges
+from omniload.batch.microbatch import Batch
+from omniload.client import Client
+from omniload.machine.data_constructor import DataConstructor
+from omniload.machine.messages import ReleaseSteps
+from tests.support.builders import a_plan, a_planner, tokens_of
+
+A = [0, 1, 0, 0, 5, 5]
+
+
+def a_shell(fetch=None):
+    machine = DataConstructor(dp_ranks=[0], names=["web", "code"], row_length=8)
+    own = Ranges.of([Ragged.of([tokens_of(0, 1, 0, 5)])])
+    return ConstructorShell(machine, fetch or (lambda requests: own), Activity("constructor-0"))
+
+
+def test_a_step_that_was_built_is_taken():
+    shell = a_shell()
+
+    assert shell.build([a_plan([[A]], step=3)]) == 3
+    assert (
+        shell.take(3, 0).microbatches[0].tokens_RT[0, :5].tolist() == tokens_of(0, 1, 0, 5).tolist()
+    )
+
+
+def test_a_step_is_fetched_once():
+    asked = []
+
+    def fetch(requests):
+        asked.append(len(requests))
+        return Ranges.of([Ragged.of([tokens_of(0, 1, 0, 5)])])
+
+    shell = a_shell(fetch)
+    shell.build([a_plan([[A]])])
+    shell.build([a_plan([[A]])])
+
+    assert asked == [1]
+
+
+def test_a_step_that_is_not_built_in_time_is_a_timeout():
+    with pytest.raises(TimeoutError, match="step 4 was not built within 0"):
+        a_shell().take(4, 0, timeout_s=0)
+
+
+def test_a_failure_reaches_whoever_waits_and_built_steps_are_still_served():
+    shell = a_shell()
+    shell.build([a_plan([[A]])])
+
+    shell.fail(IntegrityError("bad record"))
+    shell.fail(StateError("a later one"))
+
+    assert shell.take(0, 0).step == 0
+    with pytest.raises(IntegrityError, match="bad record"):
+        shell.take(1, 0)
+
+
+def test_the_end_of_the_data_is_no_batch():
+    shell = a_shell()
+    shell.build([a_plan([[A]])])
+
+    shell.end(1)
+
+    assert shell.take(0, 0).step == 0
+    assert shell.take(1, 0) is None
+    assert shell.take(7, 0) is None
+
+
+def test_steps_at_hand_are_taken_together_up_to_as_many_as_asked_for():
+    shell = a_shell()
+    for step in range(3):
+        shell.build([a_plan([[A]], step=step)])
+    shell.end(3)
+
+    assert [batch.step for batch in shell.take_several(0, 2, 0)] == [0, 1]
+    assert [batch.step for batch in shell.take_several(2, 2, 0)] == [2]
+    assert shell.take_several(3, 2, 0) == ()
+
+
+def test_a_step_that_was_let_go_is_an_error_and_not_a_wait():
+    shell = a_shell()
+    shell.build([a_plan([[A]])])
+
+    shell.release(ReleaseSteps(step=1))
+
+    with pytest.raises(StateError, match="a rank takes steps in order, each once"):
+        shell.take(0, 0)
+
+
+class FakeHandle:
+    """A rank's handle over batches that are at hand."""
+
+    def __init__(self, steps, first_step=0):
+        self.first_step = first_step
+        self.steps, self.told, self.closed, self.timeouts_s = steps, [], False, []
+
+    def take(self, step, timeout_s=None):
+        self.timeouts_s.append(timeout_s)
+        if step not in self.steps:
+            return None
+        return Batch(step=step, microbatches=(), loss_tokens=0, imbalance=1.0, bound=1.0)
+
+    def taken(self, step):
+        self.told.append(step)
+
+    def state_at(self, step):
+        return {"step": step}
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_client_hands_out_steps_in_order_until_the_data_ends():
+    handle = FakeHandle(range(2, 5), first_step=2)
+
+    with Client(handle) as client:
+        steps = [batch.step for batch in client]
+
+    assert steps == [2, 3, 4]
+    assert handle.told == [2, 3, 4]
+    assert handle.closed
+
+
+def test_a_clients_timeout_is_passed_on_and_anything_but_seconds_above_0_is_refused():
+    handle = FakeHandle(range(9))
+    client = Client(handle)
+    for wrong in (0, -1.0, float("nan"), float("inf"), "5s"):
+        with pytest.raises(ConfigError, match="give seconds above 0, or None"):
+            client.next_batch(timeout=wrong)
+
+    assert client.next_batch(timeout=2.5).step == 0
+    assert client.next_batch().step == 1
+    assert handle.timeouts_s == [2.5, None]
+
+
+def test_a_clients_state_is_that_of_the_batches_handed_out():
+    client = Client(FakeHandle(range(9)))
+    before = client.state_dict()
+    client.next_batch()
+
+    assert before == {"step": 0}
+    assert client.state_dict() == {"step": 1}
+
+
+def test_the_end_of_the_data_is_said_again_when_asked_again():
+    client = Client(FakeHandle([]))
+
+    assert client.next_batch() is None
+    assert client.next_batch() is None
+    assert client.next_step == 0
+
+
+def test_a_planner_shell_that_never_started_closes():
+    PlannerShell(a_planner(), lambda source: None, [], None, Activity("planner")).close()
+
+
+class FakeLoader:
+    """A loader that answers each read with the same outcome."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def read_ahead(self, command):
+        answer = Future()
+        answer.set_exception(self.error)
+        return answer
+
+
+class FakeConstructor:
+    """A constructor that can or cannot be told of a failure."""
+
+    dp_ranks = (0,)
+
+    def __init__(self, deaf=False):
+        self.deaf, self.heard = deaf, []
+
+    def fail(self, error):
+        if self.deaf:
+            raise RuntimeError("no such actor")
+        self.heard.append(error)
+
+
+def stopped(error, constructors):
+    """Return a planner shell that ended with ``error``."""
+    shell = PlannerShell(
+        a_planner(), lambda source: FakeLoader(error), constructors, None, Activity("planner")
+    )
+    shell.check()
+    shell.start()
+    shell._thread.join()
+    return shell
+
+
+def test_a_failure_is_told_to_every_constructor_although_one_cannot_be_told(caplog):
+    deaf, hearing = FakeConstructor(deaf=True), FakeConstructor()
+    error = IntegrityError("bad record")
+
+    stopped(error, [deaf, hearing]).close()
+
+    assert hearing.heard == [error]
+    assert "the data constructor of ranks (0,) cannot be told" in caplog.text
+
+
+def test_a_fault_of_the_project_is_told_as_one_with_the_role_that_has_it():
+    constructor = FakeConstructor()
+
+    stopped(ValueError("bad shape"), [constructor]).close()
+
+    (heard,) = constructor.heard
+    assert isinstance(heard, DefectError)
+    assert "omniload itself in a source loader: ValueError: bad shape" in str(heard)
+
+
+def test_a_planner_that_has_stopped_says_why_whenever_asked():
+    shell = stopped(IntegrityError("bad record"), [])
+
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match="bad record"):
+            shell.check()
+    shell.close()

@@ -1,0 +1,68 @@
+"""Heartbeats: what a role says of itself, and how others read it without asking."""
+
+import os
+
+import pytest
+
+from omniload.actors.heartbeats import Activity, FolderBoard, MemoryBoard
+from omniload.base.concurrency.calls_under_way import under_way
+
+
+def test_a_role_says_its_oldest_task_and_what_it_waits_for_without_one():
+    role = Activity("constructor-0")
+    idle = role.progress()
+    role.rest("has built every step", ("planner",))
+    resting = role.progress()
+    with role.doing("fetches step 1", ("loader-0",)), role.doing("builds step 2"):
+        busy = role.progress()
+
+    assert idle.tasks == ()
+    assert [(t.doing, t.waits_for) for t in resting.tasks] == [
+        ("has built every step", ("planner",))
+    ]
+    assert [t.doing for t in busy.tasks] == ["fetches step 1", "builds step 2"]
+    assert [t.doing for t in role.progress().tasks] == ["has built every step"]
+
+
+def test_calls_to_stores_are_those_of_the_role_that_reads():
+    with under_way("reads x"):
+        reader, other = Activity("loader-0", reads=True).progress(), Activity("planner").progress()
+
+    assert "reads x" in [call.doing for call in reader.calls]
+    assert other.calls == ()
+
+
+def test_roles_of_one_process_are_read_as_they_are_now():
+    board = MemoryBoard()
+    role = board.add(Activity("rank dp=0"))
+    role.rest("has step 3")
+
+    (found,) = board.read().values()
+
+    assert (found.name, found.pid, found.tasks[0].doing) == ("rank dp=0", os.getpid(), "has step 3")
+
+
+def test_a_role_of_another_process_is_read_from_its_file(tmp_path):
+    role = Activity("rank dp=1 cp=0")
+    role.rest("has asked for no batch")
+    end = FolderBoard(tmp_path).post(role)
+
+    found = FolderBoard(tmp_path).read()["rank dp=1 cp=0"]
+    end()
+
+    assert found.tasks == role.progress().tasks
+    assert found.beat_s <= role.progress().beat_s
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"name": 1, "tasks": 3}', b"\xff"])
+def test_a_file_that_is_no_heartbeat_is_none(tmp_path, content):
+    (tmp_path / "planner.json").write_bytes(content)
+
+    assert FolderBoard(tmp_path).read() == {}
+
+
+def test_a_plane_that_is_closed_stops_hearts_silently(tmp_path):
+    end = FolderBoard(tmp_path / "gone").post(Activity("planner"))
+    end()
+
+    assert FolderBoard(tmp_path / "gone").read() == {}

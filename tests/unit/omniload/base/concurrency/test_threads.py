@@ -1,0 +1,56 @@
+"""Threads that do not hold up the end of a process, and the calls that are under way in it."""
+
+import threading
+
+import pytest
+
+from omniload.base.concurrency.calls_under_way import calls_under_way, under_way
+from omniload.base.concurrency.threads import DaemonPool
+
+_LONG_S = 60
+
+
+def test_results_come_in_the_order_of_the_items_and_the_first_error_is_raised():
+    with DaemonPool(3, "test") as pool:
+        assert pool.map(lambda n: n * n, range(20)) == [n * n for n in range(20)]
+        with pytest.raises(ZeroDivisionError):
+            pool.map(lambda n: 1 // n, [2, 0, 1])
+
+
+def test_threads_are_daemons_and_no_more_than_asked_for():
+    pool = DaemonPool(2, "test")
+    pool.map(int, range(9))
+
+    assert [thread.daemon for thread in pool._threads] == [True, True]
+    assert pool.close(_LONG_S)
+
+
+def test_what_has_not_begun_is_cancelled_and_what_is_stuck_is_left():
+    begun, gone_on = threading.Event(), threading.Event()
+    pool = DaemonPool(1, "test")
+
+    def stuck():
+        begun.set()
+        return gone_on.wait(_LONG_S)
+
+    first, second = pool.submit(stuck), pool.submit(stuck)
+    assert begun.wait(_LONG_S)
+    closed = pool.close(0.0)
+    late = pool.submit(stuck)
+    gone_on.set()
+
+    assert not closed
+    assert first.result(_LONG_S)
+    assert pool.close(_LONG_S)
+    assert second.cancelled()
+    assert late.cancelled()
+
+
+def test_calls_under_way_are_listed_the_oldest_first():
+    before = len(calls_under_way())
+    with under_way("reads a"), under_way("reads b"):
+        inside = calls_under_way()[before:]
+
+    assert [what for what, _ in inside] == ["reads a", "reads b"]
+    assert inside[0][1] <= inside[1][1]
+    assert len(calls_under_way()) == before

@@ -1,0 +1,38 @@
+"""Calls that may never return."""
+
+import threading
+
+import pytest
+
+from omniload.base.concurrency import time_limit
+from omniload.base.concurrency.time_limit import call_within
+from omniload.base.errors import UnavailableError
+
+
+def test_an_answer_is_returned():
+    assert call_within(60, lambda: 3, what="a store") == 3
+
+
+@pytest.mark.parametrize("error", [ValueError("wrong"), TimeoutError("slow"), KeyboardInterrupt()])
+def test_what_the_call_raises_is_raised(error):
+    def fail():
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        call_within(60, fail, what="a store")
+
+    assert caught.value is error
+
+
+def test_a_call_that_does_not_return_is_left_behind_and_named(monkeypatch, caplog):
+    release = threading.Event()
+    told = []
+    monkeypatch.setattr(time_limit, "_TOLD_EVERY_S", 0.02)
+    monkeypatch.setattr(time_limit._LOG, "info", lambda text, *given: told.append(text % given))
+
+    with pytest.raises(UnavailableError, match=r"s3://b: no answer within 0\.05 s"):
+        call_within(0.05, release.wait, what="s3://b")
+
+    release.set()
+    assert told
+    assert all(line.startswith("s3://b: no answer for") for line in told)

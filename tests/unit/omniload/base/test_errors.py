@@ -1,0 +1,79 @@
+"""The exception tree: what it promises to callers and to other processes."""
+
+import pickle
+
+import pytest
+
+from omniload.base.errors import (
+    ConfigError,
+    DefectError,
+    IntegrityError,
+    OmniloadError,
+    StateError,
+    UnavailableError,
+    project_error,
+)
+
+KINDS = [ConfigError, UnavailableError, StateError, IntegrityError, DefectError]
+
+
+@pytest.mark.parametrize("kind", [OmniloadError, *KINDS])
+def test_an_error_crosses_a_process_boundary_unchanged(kind):
+    error = kind("rank 3: 5 found, 4 at most; lower it")
+
+    again = pickle.loads(pickle.dumps(error))
+
+    assert type(again) is kind
+    assert str(again) == str(error)
+    assert again.exit_code == error.exit_code
+
+
+def test_notes_cross_a_process_boundary():
+    error = UnavailableError("no answer")
+    error.add_note("gave up after 3 attempts")
+
+    assert pickle.loads(pickle.dumps(error)).__notes__ == ["gave up after 3 attempts"]
+
+
+def test_exit_codes_tell_the_caller_what_to_do():
+    assert [kind.exit_code for kind in KINDS] == [2, 3, 4, 5, 1]
+    assert OmniloadError.exit_code == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_error_is_caught_as_the_projects_own(kind):
+    with pytest.raises(OmniloadError, match="found 5"):
+        raise kind("found 5")
+
+
+def raised(error):
+    """Return an error with the place where it was raised."""
+    try:
+        raise error
+    except type(error) as found:
+        return found
+
+
+def test_an_error_of_the_project_is_told_as_it_is():
+    error = StateError("rank 3: 5 found")
+
+    assert project_error(error, "the planner") is error
+
+
+@pytest.mark.parametrize("error", [KeyError((0, 3)), AssertionError("x"), ValueError("bad shape")])
+def test_an_error_that_nobody_foresaw_is_told_as_a_fault_of_the_project_with_its_place(error):
+    told = project_error(raised(error), "the planner")
+
+    assert type(told) is DefectError
+    assert told.exit_code == 1
+    assert f"a fault of omniload itself in the planner: {type(error).__name__}" in str(told)
+    assert "test_errors.py:" in str(told)
+    assert "please report" in str(told)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError()])
+def test_what_the_system_refuses_may_be_tried_again(error):
+    told = project_error(error, "the planner")
+
+    assert type(told) is UnavailableError
+    assert str(told).startswith("the planner ")

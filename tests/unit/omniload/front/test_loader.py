@@ -1,0 +1,196 @@
+"""The loader: opens when it is needed, resumes before and after iteration, closes once."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import omniload
+from omniload.base.errors import StateError
+from omniload.batch.microbatch import Batch, Microbatch
+from omniload.front.loader import Loader
+from omniload.front.rows import BatchForm, NumpyArrays
+
+
+class FakeClient:
+    """Four steps from wherever its state says."""
+
+    def __init__(self, state):
+        self.next_step = 0 if state is None else state["step"]
+        self.last_wait_s = 0.5
+        self.closed = 0
+
+    def next_batch(self, timeout=None):
+        if self.next_step == 4:
+            return None
+        self.next_step += 1
+        rows = np.zeros((1, 2), np.int32)
+        part = Microbatch(
+            tokens_RT=rows,
+            labels_RT=rows,
+            positions_RT=rows,
+            source_ids_RT=rows.astype(np.int16),
+            cu_seqlens=np.array([0, 2], np.int32),
+            keys_K4=np.zeros((0, 4), np.int64),
+        )
+        return Batch(
+            step=self.next_step - 1, microbatches=(part,), loss_tokens=0, imbalance=1.0, bound=1.0
+        )
+
+    def state_dict(self):
+        return {"step": self.next_step}
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def clients():
+    return []
+
+
+@pytest.fixture
+def make(clients):
+    def made(state=None):
+        def open_client(stack, state):
+            clients.append(FakeClient(state))
+            stack.callback(clients[-1].close)
+            return clients[-1]
+
+        return Loader(open_client, BatchForm(arrays=NumpyArrays()), state=state)
+
+    return made
+
+
+def steps_of(loader):
+    return [batch.step for batch in loader]
+
+
+def test_a_loader_opens_with_its_first_batch(make, clients):
+    loader = make()
+    assert clients == []
+
+    assert steps_of(loader) == [0, 1, 2, 3]
+    assert len(clients) == 1
+
+
+def test_a_loader_that_is_started_is_open(make, clients):
+    make().start()
+
+    assert len(clients) == 1
+
+
+def test_a_state_loaded_before_iteration_opens_nothing_twice(make, clients):
+    loader = make()
+    loader.load_state_dict({"step": 2})
+
+    assert steps_of(loader) == [2, 3]
+    assert len(clients) == 1
+
+
+def test_a_state_loaded_within_an_iteration_goes_on_there(make, clients):
+    loader = make()
+    seen = []
+    for batch in loader:
+        seen.append(batch.step)
+        if seen == [0, 1, 2]:
+            loader.load_state_dict({"step": 1})
+
+    assert seen == [0, 1, 2, 1, 2, 3]
+    assert [client.closed for client in clients] == [1, 0]
+
+
+def test_an_empty_state_changes_nothing(make, clients):
+    loader = make({"step": 3})
+    loader.load_state_dict({})
+
+    assert steps_of(loader) == [3]
+
+
+def test_a_loaded_state_is_the_callers_no_more(make):
+    state = {"step": 2}
+    loader = make()
+    loader.load_state_dict(state)
+    state["step"] = 0
+
+    assert steps_of(loader) == [2, 3]
+
+
+def test_what_is_no_state_is_refused_with_its_type(make):
+    with pytest.raises(StateError, match="of type list"):
+        make().load_state_dict([1])
+
+
+def test_a_path_in_place_of_a_state_is_told_to_be_read(make, tmp_path):
+    for state in (tmp_path / "state.json", "state.json"):
+        with pytest.raises(StateError, match=r"(PosixPath|str); read it first"):
+            make(state)
+
+
+def test_an_empty_state_opens_at_the_start(make):
+    assert steps_of(make({})) == [0, 1, 2, 3]
+
+
+def test_a_loader_shows_where_it_stands():
+    def open_client(stack, state):
+        return FakeClient(state)
+
+    loader = Loader(open_client, BatchForm(arrays=NumpyArrays()), names=["ids", "web"])
+    shown = [repr(loader)]
+    loader.next_batch()
+    shown.append(repr(loader))
+    loader.close()
+
+    assert [*shown, repr(loader)] == [
+        "Loader(sources=['ids', 'web'], not opened)",
+        "Loader(sources=['ids', 'web'], next_step=1)",
+        "Loader(sources=['ids', 'web'], closed)",
+    ]
+
+
+def test_a_closed_loader_says_so_and_closes_once(make, clients):
+    with make() as loader:
+        loader.start()
+    loader.close()
+
+    assert clients[0].closed == 1
+    for call in (loader.start, loader.state_dict, loader.next_batch):
+        with pytest.raises(StateError, match="the loader is closed"):
+            call()
+    with pytest.raises(StateError, match="the loader is closed"):
+        loader.load_state_dict({"step": 1})
+
+
+def test_an_opening_that_fails_leaves_nothing_open(clients):
+    def open_client(stack, state):
+        client = FakeClient(state)
+        clients.append(client)
+        stack.callback(client.close)
+        raise StateError("another mix")
+
+    loader = Loader(open_client, BatchForm(arrays=NumpyArrays()))
+
+    with pytest.raises(StateError, match="another mix"):
+        loader.start()
+    assert clients[0].closed == 1
+
+
+def test_what_is_public_is_listed_and_there():
+    assert omniload.__all__ == sorted(omniload.__all__)
+    assert [name for name in omniload.__all__ if getattr(omniload, name, None) is None] == []
+    assert set(omniload.__all__) <= set(dir(omniload))
+
+
+def test_what_type_checkers_see_is_what_is_there():
+    stub = {}
+    exec(Path(f"{omniload.__file__}i").read_text(encoding="utf-8"), stub)
+
+    assert stub["__all__"] == omniload.__all__
+    assert {name: stub[name] for name in stub["__all__"]} == {
+        name: getattr(omniload, name) for name in omniload.__all__
+    }
+
+
+def test_a_name_that_is_not_offered_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Loadr'"):
+        omniload.Loadr  # noqa: B018

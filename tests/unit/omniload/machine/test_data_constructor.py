@@ -1,0 +1,233 @@
+"""The Data Constructor machine: fetch, build, serve, let go."""
+
+import numpy as np
+import pytest
+
+from omniload.base.errors import IntegrityError, StateError
+from omniload.base.ragged import Ragged, Ranges
+from omniload.batch.microbatch import CpSlice
+from omniload.machine.data_constructor import (
+    BatchesBuilt,
+    BuildSteps,
+    DataConstructor,
+    FetchSlices,
+    SlicesFetched,
+)
+from omniload.machine.messages import ReleaseSteps
+from tests.support.builders import a_microbatch, a_plan, tokens_of
+
+A, B, CUT = [0, 1, 0, 0, 5, 5], [1, 5, 0, 0, 9, 12], [0, 2, 0, 4, 8, 16]
+ROWS = ([B, A], [CUT], [A], [B])
+
+
+def the_plan(step=0):
+    return a_plan(ROWS, dp_ranks=[0, 1, 0, 1], microbatches=[0, 0, 1, 1], step=step)
+
+
+def a_constructor(**changes):
+    defaults = {"dp_ranks": [0, 1], "names": ["web", "code"], "row_length": 16}
+    return DataConstructor(**(defaults | changes))
+
+
+def answers(fetch):
+    """Answer slice requests with the samples' own tokens."""
+    return [
+        Ragged.of(
+            [
+                tokens_of(r.source, p, sub, stop)[start:]
+                for p, sub, start, stop in zip(
+                    r.positions_N.tolist(),
+                    r.subs_N.tolist(),
+                    r.starts_N.tolist(),
+                    r.stops_N.tolist(),
+                    strict=True,
+                )
+            ]
+        )
+        for r in fetch.requests
+    ]
+
+
+def built(constructor, plan):
+    (fetch,) = constructor.handle(BuildSteps(plans=[plan]))
+    assert constructor.handle(
+        SlicesFetched(steps=(plan.step,), slices=Ranges.of(answers(fetch)))
+    ) == (BatchesBuilt(steps=(plan.step,)),)
+    return constructor
+
+
+def test_it_asks_once_for_each_source_with_one_token_more_where_a_sample_goes_on():
+    (fetch,) = a_constructor().handle(BuildSteps(plans=[the_plan()]))
+
+    assert isinstance(fetch, FetchSlices)
+    assert [request.source for request in fetch.requests] == [0, 1]
+    assert fetch.requests[0].positions_N.tolist() == [1, 2, 1]
+    assert fetch.requests[0].starts_N.tolist() == [0, 4, 0]
+    assert fetch.requests[0].stops_N.tolist() == [5, 9, 5]
+    assert fetch.requests[1].stops_N.tolist() == [10, 10]
+
+
+@pytest.mark.parametrize(("rank", "rows"), [(0, (ROWS[0], ROWS[2])), (1, (ROWS[1], ROWS[3]))])
+def test_every_rank_gets_its_rows_in_their_microbatches(rank, rows):
+    batch = built(a_constructor(), the_plan()).batch_of(0, rank)
+
+    expected = [a_microbatch([row], length=16) for row in rows]
+    assert [m.tokens_RT.tolist() for m in batch.microbatches] == [
+        m.tokens_RT.tolist() for m in expected
+    ]
+    assert [m.labels_RT.tolist() for m in batch.microbatches] == [
+        m.labels_RT.tolist() for m in expected
+    ]
+
+
+def test_a_batch_tells_what_the_plan_says_of_the_whole_step():
+    batch = built(a_constructor(dp_ranks=[1]), the_plan()).batch_of(0, 1)
+
+    assert batch.tokens_by_source == {"web": 14, "code": 18}
+    assert batch.loss_tokens == the_plan().loss_tokens
+    assert (batch.step, batch.imbalance, batch.bound) == (0, 1.0, 1.0)
+
+
+def test_a_rank_without_rows_in_a_microbatch_gets_an_empty_one():
+    plan = a_plan([[A], [B], [A]], dp_ranks=[0, 0, 1], microbatches=[0, 1, 0])
+
+    batch = built(a_constructor(), plan).batch_of(0, 1)
+
+    assert [m.tokens_RT.shape for m in batch.microbatches] == [(1, 16), (0, 16)]
+
+
+def test_a_step_without_pieces_is_built_without_asking():
+    constructor = a_constructor(dp_ranks=[0])
+    (fetch,) = constructor.handle(BuildSteps(plans=[a_plan([[], []])]))
+
+    constructor.handle(SlicesFetched(steps=(0,), slices=Ranges.of([])))
+
+    assert list(fetch.requests) == []
+    assert constructor.batch_of(0, 0).microbatches[0].tokens_RT.tolist() == [[0] * 16] * 2
+
+
+def test_building_again_answers_at_once():
+    constructor = built(a_constructor(), the_plan())
+
+    assert constructor.handle(BuildSteps(plans=[the_plan()])) == (BatchesBuilt(steps=(0,)),)
+
+
+def test_a_second_answer_changes_nothing():
+    constructor = built(a_constructor(), the_plan())
+
+    assert constructor.handle(SlicesFetched(steps=(0,), slices=Ranges.of([]))) == ()
+    assert constructor.has(0)
+
+
+def test_asking_again_while_the_answer_is_out_asks_the_same():
+    constructor = a_constructor()
+    (first,) = constructor.handle(BuildSteps(plans=[the_plan()]))
+    (second,) = constructor.handle(BuildSteps(plans=[the_plan()]))
+
+    assert [r.positions_N.tolist() for r in first.requests] == [
+        r.positions_N.tolist() for r in second.requests
+    ]
+
+
+def test_released_steps_are_gone_and_later_ones_stay():
+    constructor = built(built(a_constructor(), the_plan(0)), the_plan(1))
+
+    constructor.handle(ReleaseSteps(step=1))
+
+    assert not constructor.has(0)
+    assert constructor.has(1)
+    with pytest.raises(StateError, match=r"step 0 of dp rank 1 is not held \(steps \[1\]"):
+        constructor.batch_of(0, 1)
+
+
+def test_a_released_step_is_not_built_again():
+    constructor = built(a_constructor(), the_plan(0))
+    constructor.handle(ReleaseSteps(step=1))
+
+    assert constructor.handle(BuildSteps(plans=[the_plan(0)])) == (BatchesBuilt(steps=(0,)),)
+    assert not constructor.has(0)
+    assert constructor.is_released(0)
+
+
+def test_an_answer_for_a_released_step_is_dropped():
+    constructor = a_constructor()
+    (fetch,) = constructor.handle(BuildSteps(plans=[the_plan(0)]))
+    constructor.handle(ReleaseSteps(step=1))
+
+    constructor.handle(SlicesFetched(steps=(0,), slices=Ranges.of(answers(fetch))))
+
+    assert not constructor.has(0)
+
+
+def test_a_rank_that_it_does_not_serve_is_a_state_error():
+    with pytest.raises(StateError, match="dp rank 7 is not held"):
+        built(a_constructor(), the_plan()).batch_of(0, 7)
+
+
+def test_cp_peers_get_slices_of_the_same_rows():
+    batch = built(a_constructor(), the_plan()).batch_of(0, 0)
+    sliced = built(a_constructor(cp_size=2), the_plan())
+
+    for number, whole in enumerate(batch.microbatches):
+        found = np.empty_like(whole.tokens_RT)
+        for peer in range(2):
+            part = sliced.batch_of(0, 0, peer).microbatches[number]
+            assert isinstance(part, CpSlice)
+            found[:, part.indices_C] = part.tokens_RC
+        assert np.array_equal(found, whole.tokens_RT)
+
+
+def test_a_sample_of_another_length_than_planned_stops_the_build():
+    constructor = a_constructor()
+    (fetch,) = constructor.handle(BuildSteps(plans=[the_plan()]))
+    slices = answers(fetch)
+    slices[0] = Ragged.of([slices[0][0][:-1], slices[0][1], slices[0][2]])
+
+    with pytest.raises(IntegrityError, match="gave 4 tokens where 5 were planned"):
+        constructor.handle(SlicesFetched(steps=(0,), slices=Ranges.of(slices)))
+
+
+def the_same(one, other):
+    return all(
+        np.array_equal(getattr(a, name), getattr(b, name))
+        for a, b in zip(one.microbatches, other.microbatches, strict=True)
+        for name in (
+            "tokens_RT",
+            "labels_RT",
+            "positions_RT",
+            "source_ids_RT",
+            "cu_seqlens",
+            "keys_K4",
+        )
+    )
+
+
+def test_steps_built_together_are_as_each_alone():
+    plans = [
+        the_plan(0),
+        a_plan([[A], [B], [A]], dp_ranks=[0, 0, 1], microbatches=[0, 1, 0], step=1),
+    ]
+    together = a_constructor()
+    (fetch,) = together.handle(BuildSteps(plans=plans))
+
+    assert together.handle(SlicesFetched(steps=(0, 1), slices=Ranges.of(answers(fetch)))) == (
+        BatchesBuilt(steps=(0, 1)),
+    )
+
+    assert [request.source for request in fetch.requests] == [0, 1]
+    for plan in plans:
+        for rank in (0, 1):
+            alone = built(a_constructor(), plan).batch_of(plan.step, rank)
+            assert the_same(together.batch_of(plan.step, rank), alone)
+
+
+def test_of_steps_asked_together_those_built_before_are_left_as_they_are():
+    constructor = built(a_constructor(), the_plan(0))
+    before = constructor.batch_of(0, 0)
+
+    (fetch,) = constructor.handle(BuildSteps(plans=[the_plan(0), the_plan(1)]))
+    constructor.handle(SlicesFetched(steps=(1,), slices=Ranges.of(answers(fetch))))
+
+    assert fetch.steps == (1,)
+    assert constructor.batch_of(0, 0) is before
+    assert constructor.has(1)
