@@ -41,8 +41,8 @@ from fusefs.stores.retry import RetryingStore
 from fusefs.stores.url import open_store
 from fusefs.tree.namespace import StripedFiles
 from tests.support.hdfs.cluster import Cluster, hdfs_cluster
-from trainer_integration.striped_storage import load_striped, save_striped
-from trainer_integration.striped_storage_place import open_striped
+from trainer_integration.checkpoint.striped.place import open_striped
+from trainer_integration.checkpoint.striped.storage import load_striped, save_striped
 
 __all__ = ["main"]
 

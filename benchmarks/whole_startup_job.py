@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.startup_place import MAIN, environment
-from trainer_integration.run_log import LOG_NAME, StepLine, read_log
+from trainer_integration.run.run_log import LOG_NAME, StepLine, read_log
 
 __all__ = ["REQUIREMENTS", "FirstStep", "Job", "first_step_of"]
 

@@ -25,12 +25,12 @@ from rich.table import Table
 from omniload.base.errors import OmniloadError
 from omniload.base.log import set_up_logging
 from trainer_integration.config import load_train
-from trainer_integration.display import RunDisplay, print_proof, print_summary
-from trainer_integration.launch import Launcher
-from trainer_integration.proof import Proof, prove
-from trainer_integration.report import read_finished, write_report
-from trainer_integration.run_log import EventLine, StepLine
-from trainer_integration.run_summary import RunSummary
+from trainer_integration.report.display import RunDisplay, print_proof, print_summary
+from trainer_integration.report.proof import Proof, prove
+from trainer_integration.report.report import read_finished, write_report
+from trainer_integration.report.run_summary import RunSummary
+from trainer_integration.run.launch import Launcher
+from trainer_integration.run.run_log import EventLine, StepLine
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "demo"

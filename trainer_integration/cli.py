@@ -12,11 +12,11 @@ from typing_extensions import override
 
 from omniload.base.errors import OmniloadError
 from trainer_integration.config import load_train
-from trainer_integration.display import RunDisplay, print_proof, print_summary
-from trainer_integration.launch import Launcher
-from trainer_integration.proof import Proof, prove
-from trainer_integration.report import read_finished, write_report
-from trainer_integration.resuming import Resume
+from trainer_integration.report.display import RunDisplay, print_proof, print_summary
+from trainer_integration.report.proof import Proof, prove
+from trainer_integration.report.report import read_finished, write_report
+from trainer_integration.run.launch import Launcher
+from trainer_integration.run.resuming import Resume
 
 __all__ = ["command"]
 

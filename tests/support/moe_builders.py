@@ -10,8 +10,8 @@ from omniload.batch.microbatch import IGNORE_LABEL, Batch, Microbatch
 from trainer_integration.config import OptimizerConfig
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.model import MoETransformer
-from trainer_integration.optimizer import FlatAdamW
-from trainer_integration.training import use_one_thread
+from trainer_integration.run.optimizer import FlatAdamW
+from trainer_integration.run.training import use_one_thread
 
 use_one_thread()
 

@@ -20,8 +20,8 @@ from tests.support.moe_builders import (
     an_optimizer,
     rows_of,
 )
-from trainer_integration.checkpoint import Checkpoints
-from trainer_integration.training import train_step
+from trainer_integration.checkpoint.checkpoints import Checkpoints
+from trainer_integration.run.training import train_step
 
 
 def labels_of(rows):

@@ -8,8 +8,8 @@ from typing import Any
 from omniload.mix.config import MixConfig
 from omniload.mix.run_record import write_run_record
 from trainer_integration.config import TrainConfig
-from trainer_integration.launch_record import write_launch_record
-from trainer_integration.run_log import EventLine, MemoryLine, RunLog, StepLine
+from trainer_integration.run.launch_record import write_launch_record
+from trainer_integration.run.run_log import EventLine, MemoryLine, RunLog, StepLine
 
 __all__ = ["a_killed_run", "a_memory", "a_run_folder", "a_step", "an_event", "write_mix"]
 

@@ -27,11 +27,11 @@ from tests.support.moe_builders import (
     an_optimizer,
     rows_of,
 )
-from trainer_integration.checkpoint_place import StorePlace
-from trainer_integration.striped_checkpoints import StripedCheckpoints
-from trainer_integration.striped_storage import load_striped, save_striped
-from trainer_integration.striped_storage_place import open_striped
-from trainer_integration.training import train_step
+from trainer_integration.checkpoint.place import StorePlace
+from trainer_integration.checkpoint.striped.place import open_striped
+from trainer_integration.checkpoint.striped.storage import load_striped, save_striped
+from trainer_integration.checkpoint.striped_checkpoints import StripedCheckpoints
+from trainer_integration.run.training import train_step
 
 STRIPING = {"striping": {"unit": 4096, "count": 4}, "plain_limit": 4096}
 ROWS = 1000

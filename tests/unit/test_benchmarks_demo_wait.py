@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import demo_wait as bench
-from trainer_integration.run_log import RunLog, StepLine
+from trainer_integration.run.run_log import RunLog, StepLine
 
 
 def a_step(step, *, seconds=1.0, wait_s=(0.0, 0.0), attempt=0):

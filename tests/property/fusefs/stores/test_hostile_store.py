@@ -30,8 +30,8 @@ from fusefs.tree.directory_attributes import attributes_path, mark
 from omniload.base.errors import IntegrityError, StateError
 from tests.property.fusefs.format.test_manifest import a_segment
 from tests.support.fusefs_builders import some_files
-from trainer_integration.seals import sealed_json
-from trainer_integration.striped_storage_index import Index
+from trainer_integration.checkpoint.file_digests import sealed_json
+from trainer_integration.checkpoint.striped.index import Index
 
 PARTS = st.sampled_from(
     ["..", ".", "", "a", "other", "victim", ".omnifs", "new", "objects", "\0", "a\0b", "n" * 256]

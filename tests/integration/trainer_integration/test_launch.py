@@ -1,0 +1,416 @@
+"""Jobs as they are launched from a terminal: killed, stopped, resumed, and nothing left behind."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from omniload.actors.reaper_process import MARKS, marks_of
+from omniload.base.cli import main
+from omniload.mix.run_record import read_run_record
+from tests.support.builders import a_mix
+from tests.support.corpora import a_corpus, write_tokens
+from tests.support.disks import a_tmpfs
+from tests.support.run_lines import write_mix
+from trainer_integration.checkpoint.folder import steps_in
+from trainer_integration.report.proof import prove
+from trainer_integration.report.run_summary import attempts_of
+from trainer_integration.run.run_lock import RunLock
+from trainer_integration.run.run_log import EventLine, last_of_each_step, read_log
+
+pytestmark = pytest.mark.slow
+
+_COMMAND = (sys.executable, "-c", "from omniload.base.cli import main; main()", "train", "run")
+_LONG_S = 120
+_MODEL = {
+    "dim": 16,
+    "num_layers": 1,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "hidden": 16,
+    "num_experts": 2,
+    "top_k": 1,
+}
+
+
+def a_job(folder: Path, *, ranks: int, steps: int, every: int, **changes: object) -> Path:
+    """Write a small corpus, its mix and a training file; return the latter."""
+    mix = a_corpus(folder, **({"records": 80, "shards": 1} | changes))
+    write_mix(folder / "mix.yaml", mix)
+    return a_training_file(folder, ranks=ranks, steps=steps, every=every)
+
+
+def a_training_file(folder: Path, *, ranks: int = 1, steps: int, every: int) -> Path:
+    content = {
+        "version": 1,
+        "mix": "mix.yaml",
+        "steps": steps,
+        "parallel": {"dp": ranks},
+        "model": _MODEL,
+        "vocab_size": 5000,
+        "optimizer": {"warmup_steps": 1},
+        "checkpoint": {"every_steps": every},
+    }
+    path = folder / "train.yaml"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+class Job:
+    """A launcher in a process of its own."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self.output: list[str] = []
+
+    def reach(self, step: int) -> None:
+        """Read what it prints until it shows ``step`` or a later one."""
+        for line in self.process.stdout:
+            self.output.append(line)
+            shown = re.match(r"\s+(\d+)\s+\d+\.\d{3}\s", line)
+            if shown and int(shown[1]) >= step:
+                return
+        pytest.fail(f"the job ended before step {step}:\n{''.join(self.output)}")
+
+    def ranks(self) -> list[psutil.Process]:
+        """Return the processes of the ranks."""
+        children = psutil.Process(self.process.pid).children()
+        return [child for child in children if "trainer_integration.run.rank" in child.cmdline()]
+
+    def end(self) -> int:
+        """Read the rest; return the exit code."""
+        rest, _ = self.process.communicate(timeout=_LONG_S)
+        self.output.append(rest)
+        return self.process.returncode
+
+
+@contextmanager
+def launched(config: Path, *options: str) -> Iterator[Job]:
+    process = subprocess.Popen(
+        [*_COMMAND, str(config), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield Job(process)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Return the processes of a job, whoever their parent is."""
+    return [process for process in psutil.process_iter() if mark in marks_of(process)]
+
+
+def none_left_of(mark: str) -> bool:
+    _, alive = psutil.wait_procs(marked(mark), timeout=_LONG_S)
+    return alive == [] and marked(mark) == []
+
+
+def events_in(run: Path) -> list[str]:
+    return [line.what for line in read_log(run) if isinstance(line, EventLine)]
+
+
+@pytest.mark.ray
+def test_a_killed_rank_brings_the_job_back_with_the_same_samples_and_leaves_nothing(tmp_path):
+    config = a_job(tmp_path, ranks=2, steps=120, every=20)
+
+    with launched(config) as job:
+        job.reach(30)
+        victim = job.ranks()[-1]
+        mark = victim.environ()[MARKS]
+        victim.send_signal(signal.SIGKILL)
+        code = job.end()
+
+    assert code == 0, "".join(job.output)
+    first, second = attempts_of(read_log(tmp_path / "run"))
+    assert re.fullmatch(r"rank [01]: signal SIGKILL", first.cause)
+    assert second.resumed_from >= 20
+    assert second.resumed_from == second.steps[0].step <= first.steps[-1].step + 1
+    assert len(last_of_each_step(read_log(tmp_path / "run"))) == 120
+    assert prove(tmp_path / "run").require().num_logged >= 120
+    assert "report.html" in job.output[-1]
+    assert none_left_of(mark)
+
+
+@pytest.mark.ray
+def test_a_launcher_that_is_told_to_end_ends_every_process_and_exits_with_130(tmp_path):
+    config = a_job(tmp_path, ranks=2, steps=1_000_000, every=1_000_000)
+
+    with launched(config) as job:
+        job.reach(0)
+        mark = job.ranks()[0].environ()[MARKS]
+        started = marked(mark)
+        job.process.send_signal(signal.SIGTERM)
+        code = job.end()
+
+    assert code == 130, "".join(job.output)
+    assert len(started) > 2
+    assert none_left_of(mark)
+    assert read_log(tmp_path / "run")[-1].detail == "interrupted"
+
+
+@pytest.mark.ray
+def test_a_launcher_that_is_killed_leaves_no_process(tmp_path):
+    config = a_job(tmp_path, ranks=2, steps=1_000_000, every=1_000_000)
+
+    with launched(config) as job:
+        job.reach(0)
+        mark = job.ranks()[0].environ()[MARKS]
+        started = marked(mark)
+        job.process.kill()
+        _, alive = psutil.wait_procs(started, timeout=_LONG_S)
+
+    assert len(started) > 2
+    assert alive == []
+    assert none_left_of(mark)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A job of one rank that has trained four steps."""
+    folder = tmp_path_factory.mktemp("finished")
+    with launched(a_job(folder, ranks=1, steps=4, every=2)) as job:
+        assert job.end() == 0, "".join(job.output)
+    return folder
+
+
+@pytest.fixture
+def job_folder(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "job")
+
+
+def test_a_run_with_checkpoints_is_not_started_over_by_accident(job_folder, capsys):
+    before = (job_folder / "run" / "log.jsonl").read_bytes()
+
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "run", str(job_folder / "train.yaml")])
+
+    assert ended.value.code == 4
+    assert "holds step-00000004; pass --resume latest" in capsys.readouterr().err
+    assert (job_folder / "run" / "log.jsonl").read_bytes() == before
+
+
+def test_resuming_goes_on_from_the_newest_checkpoint(job_folder):
+    config = a_training_file(job_folder, steps=8, every=2)
+    (first_log,) = (job_folder / "run" / "logs").iterdir()
+    said = first_log.read_bytes()
+
+    with launched(config, "--resume", "latest") as job:
+        code = job.end()
+
+    assert code == 0, "".join(job.output)
+    run = job_folder / "run"
+    assert first_log.read_bytes() == said
+    assert len(list((run / "logs").iterdir())) == 2
+    assert [life.from_step for life in read_run_record(run).lives] == [0, 4]
+    assert [line.step for line in last_of_each_step(read_log(run))] == list(range(8))
+    assert events_in(run).count("start") == 2
+    assert events_in(run).count("resume") == 1
+    assert prove(run).require().num_logged == 8
+
+
+def spoil(file):
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_checkpoint_that_ranks_find_damaged_is_set_aside_and_the_one_before_is_used(job_folder):
+    run = job_folder / "run"
+    (shard,) = (run / "checkpoints" / "step-00000004").glob("shard-*")
+    spoil(shard)
+    config = a_training_file(job_folder, steps=8, every=2)
+    content = json.loads(config.read_text())
+    config.write_text(json.dumps(content | {"max_restarts": 0}))
+
+    with launched(config, "--resume", "latest") as job:
+        code = job.end()
+
+    shown = "".join(job.output)
+    assert code == 0, shown
+    assert re.search(r"set aside +step-00000004.aside-1: .*has checksum", shown)
+    told = events_in(run)
+    at = told.index("damaged")
+    assert told[at - 2 : at + 3] == ["start", "resume", "damaged", "exit", "restart"]
+    assert {"resume", "set_aside"} <= set(told[at + 3 : at + 6])
+    assert [life.from_step for life in read_run_record(run).lives] == [0, 2]
+    assert steps_in(run / "checkpoints") == (4, 6, 8)
+    assert (run / "checkpoints" / "step-00000004.aside-1" / "meta.json").exists()
+    assert prove(run).require().num_logged == 10
+
+
+def test_a_run_is_resumed_from_the_step_that_is_asked_for(job_folder):
+    config = a_training_file(job_folder, steps=6, every=2)
+    run = job_folder / "run"
+
+    with launched(config, "--resume", "2") as job:
+        code = job.end()
+
+    assert code == 0, "".join(job.output)
+    assert [life.from_step for life in read_run_record(run).lives] == [0, 2]
+    assert steps_in(run / "checkpoints") == (2, 4, 6)
+    assert (run / "checkpoints" / "step-00000004.aside-1").exists()
+    assert prove(run).require().num_logged == 8
+
+
+def test_a_finished_run_that_is_resumed_says_so_and_starts_nothing(job_folder, capsys):
+    log = job_folder / "run" / "log.jsonl"
+    before = log.read_bytes()
+
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "run", str(job_folder / "train.yaml"), "--resume", "latest"])
+
+    assert ended.value.code == 0
+    assert (
+        "step-00000004 is the end of the run: nothing is left to train" in capsys.readouterr().out
+    )
+    assert log.read_bytes() == before
+    assert len(list((job_folder / "run" / "logs").iterdir())) == 1
+
+
+def test_a_save_that_does_not_fit_ends_the_job_at_once_with_what_is_missing(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    config = a_job(tmp_path, ranks=1, steps=8, every=2)
+    content = json.loads(config.read_text())
+    config.write_text(json.dumps(content | {"run_dir": "disk/run"}))
+
+    with a_tmpfs(disk, "2M"), launched(config) as job:
+        code = job.end()
+        shown = "".join(job.output)
+        assert code == 4, shown
+        assert re.search(
+            r"step-00000002 needs \d+ bytes .*, \d+ bytes .* are free; make room", shown
+        )
+        assert "Traceback" not in shown
+        run = disk / "run"
+        assert "restart" not in events_in(run)
+        assert list((run / "checkpoints").iterdir()) == []
+        (log,) = (run / "logs").iterdir()
+        assert "Traceback" not in log.read_text()
+
+
+def test_resuming_with_another_mix_names_what_changed_and_is_not_tried_again(job_folder):
+    mix = json.loads((job_folder / "mix.yaml").read_text())
+    (job_folder / "mix.yaml").write_text(json.dumps(mix | {"seed": 8}))
+    config = a_training_file(job_folder, steps=8, every=2)
+    run = job_folder / "run"
+    records = [run / "run.json", run / "train.json"]
+    before = [path.read_bytes() for path in records]
+
+    with launched(config, "--resume", "latest") as job:
+        code = job.end()
+
+    assert code == 4
+    assert [path.read_bytes() for path in records] == before
+    assert "seed: 7 saved, 8 now" in "".join(job.output)
+    assert "restart" not in events_in(run)
+
+
+def test_a_run_that_another_launcher_holds_is_refused_and_left_as_it_is(job_folder, capsys):
+    config = a_training_file(job_folder, steps=8, every=2)
+    before = (job_folder / "run" / "log.jsonl").read_bytes()
+
+    with RunLock(job_folder / "run"), pytest.raises(SystemExit) as ended:
+        main(["train", "run", str(config), "--resume", "latest"])
+
+    assert ended.value.code == 4
+    assert f"process {os.getpid()} on" in capsys.readouterr().err
+    assert (job_folder / "run" / "log.jsonl").read_bytes() == before
+
+
+def test_what_a_library_prints_in_a_rank_goes_to_its_log(tmp_path, monkeypatch):
+    config = a_job(tmp_path, ranks=1, steps=2, every=2)
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import atexit\nprint('printed before', flush=True)\natexit.register(print, 'printed after')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(site))
+
+    with launched(config) as job:
+        code = job.end()
+
+    assert code == 0, "".join(job.output)
+    (log,) = (tmp_path / "run" / "logs").iterdir()
+    assert {"printed before", "printed after"} <= set(log.read_text().splitlines())
+    assert [line.step for line in last_of_each_step(read_log(tmp_path / "run"))] == [0, 1]
+
+
+def test_a_job_that_is_told_to_end_saves_its_last_step_first(tmp_path):
+    config = a_job(tmp_path, ranks=1, steps=1_000_000, every=1_000_000)
+
+    with launched(config) as job:
+        job.reach(0)
+        job.process.send_signal(signal.SIGTERM)
+        code = job.end()
+
+    assert code == 130, "".join(job.output)
+    run = tmp_path / "run"
+    last = last_of_each_step(read_log(run))[-1].step
+    assert steps_in(run / "checkpoints") == (last + 1,)
+    assert events_in(run)[-3:] == ["checkpoint", "exit", "end"]
+
+
+def test_a_run_over_each_document_once_trains_a_short_last_step_and_is_proved(tmp_path):
+    config = a_job(tmp_path, ranks=1, steps=1000, every=1000, records=21, mix={"stop": "each_once"})
+
+    with launched(config) as job:
+        code = job.end()
+
+    assert code == 0, "".join(job.output)
+    run = tmp_path / "run"
+    steps = last_of_each_step(read_log(run))
+    assert read_log(run)[-1].detail == f"done: the data ended at step {len(steps)}"
+    assert steps[-1].tokens < min(step.tokens for step in steps[:-1])
+    assert prove(run).require().num_logged == len(steps)
+    assert all(step.loss > 0 for step in steps)
+
+
+def test_the_steps_before_the_end_of_the_data_are_saved_and_the_end_is_told(tmp_path):
+    config = a_job(
+        tmp_path, ranks=1, steps=1000, every=1000, records=20, mix={"stop": "first_exhausted"}
+    )
+
+    with launched(config) as job:
+        code = job.end()
+
+    assert code == 0, "".join(job.output)
+    run = tmp_path / "run"
+    steps = last_of_each_step(read_log(run))[-1].step + 1
+    assert 1 < steps < 1000
+    assert events_in(run)[-4:] == ["data_end", "checkpoint", "exit", "end"]
+    assert read_log(run)[-1].detail == f"done: the data ended at step {steps}"
+    assert steps_in(run / "checkpoints") == (steps,)
+
+
+@pytest.mark.ray
+def test_two_ranks_over_actors_train_a_last_step_that_one_of_them_has_no_row_of(tmp_path):
+    # A row a document, four of them a step: nine leave one row for the last.
+    documents = [np.arange(32, dtype=np.int32) + at for at in range(9)]
+    write_tokens(tmp_path / "web" / "0.parquet", documents)
+    write_mix(tmp_path / "mix.yaml", a_mix(sources=("web",), mix={"stop": "each_once"}))
+    config = a_training_file(tmp_path, ranks=2, steps=1000, every=1000)
+
+    with launched(config) as job:
+        code = job.end()
+
+    assert code == 0, "".join(job.output)
+    run = tmp_path / "run"
+    assert [step.tokens for step in last_of_each_step(read_log(run))] == [128, 128, 32]
+    assert steps_in(run / "checkpoints") == (3,)
+    assert prove(run).require().num_logged == 3

@@ -1,0 +1,152 @@
+import orjson
+import pytest
+import torch
+from safetensors import safe_open
+
+from omniload.base.errors import StateError
+from tests.support.moe_builders import (
+    a_batch,
+    a_config,
+    a_microbatch,
+    a_model,
+    an_optimizer,
+    rows_of,
+)
+from trainer_integration.checkpoint.checkpoints import Checkpoints
+from trainer_integration.checkpoint.folder import latest, steps_in
+from trainer_integration.run.training import train_step
+
+LOADER = {"version": 1, "cursors": {"web": [3, 1 << 40]}, "note": "caf\u00e9"}
+
+
+def a_run(*, seed=0, steps=2):
+    model = a_model(seed=seed)
+    optimizer = an_optimizer(model)
+    for step in range(steps):
+        train_on(model, optimizer, step)
+    return model, optimizer
+
+
+def train_on(model, optimizer, step):
+    return train_step(model, optimizer, a_batch(step, [a_microbatch(rows_of(step))]))
+
+
+def checkpoints_in(folder, **changes):
+    return Checkpoints(folder, a_config().model_dump(), **changes)
+
+
+def test_a_run_that_is_resumed_goes_on_to_the_last_bit(tmp_path):
+    model, optimizer = a_run()
+    checkpoints_in(tmp_path).save(2, model, optimizer.adamw, LOADER)
+    resumed, resumed_optimizer = a_run(seed=9, steps=0)
+
+    restored = checkpoints_in(tmp_path).load(resumed, resumed_optimizer.adamw)
+
+    assert restored is not None
+    assert restored.step == 2
+    assert restored.loader_state == LOADER
+    for step in (2, 3):
+        expected, found = (
+            train_on(model, optimizer, step),
+            train_on(resumed, resumed_optimizer, step),
+        )
+        assert (found.loss, found.grad_norm) == (expected.loss, expected.grad_norm)
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True)
+    )
+
+
+def test_loading_into_a_used_optimiser_replaces_its_state(tmp_path):
+    model, optimizer = a_run()
+    checkpoints_in(tmp_path).save(2, model, optimizer.adamw, LOADER)
+    weights = model.embedding_VD.detach().clone()
+    train_on(model, optimizer, 2)
+
+    checkpoints_in(tmp_path).load(model, optimizer.adamw)
+
+    assert torch.equal(model.embedding_VD, weights)
+    assert optimizer.adamw.state[model.embedding_VD]["step"] == 2
+
+
+def test_saving_does_not_disturb_the_run(tmp_path):
+    quiet, saved = a_run(), a_run()
+    checkpoints_in(tmp_path).save(2, saved[0], saved[1].adamw, LOADER)
+
+    expected, found = train_on(*quiet, 2), train_on(*saved, 2)
+
+    assert found.loss == expected.loss
+    assert torch.equal(quiet[0].embedding_VD, saved[0].embedding_VD)
+
+
+def test_nothing_in_a_checkpoint_needs_pickle(tmp_path):
+    model, optimizer = a_run()
+
+    path = checkpoints_in(tmp_path).save(2, model, optimizer.adamw, LOADER)
+
+    assert {file.suffix for file in path.iterdir()} == {".json", ".safetensors"}
+    meta = orjson.loads((path / "meta.json").read_bytes())
+    assert set(meta["files"]) == {file.name for file in path.iterdir()} - {"meta.json"}
+    (shard,) = path.glob("*.safetensors")
+    with safe_open(shard, "pt") as tensors:
+        assert "model.embedding_VD" in tensors.keys()  # noqa: SIM118 -- not a mapping
+        assert "optimizer.state.embedding_VD.exp_avg_sq" in tensors.keys()  # noqa: SIM118
+
+
+def test_an_empty_folder_holds_no_checkpoint(tmp_path):
+    model, optimizer = a_run(steps=0)
+
+    assert latest(tmp_path) is None
+    assert steps_in(tmp_path / "absent") == ()
+    assert checkpoints_in(tmp_path).load(model, optimizer.adamw) is None
+
+
+def test_the_newest_are_kept_and_the_rest_removed(tmp_path):
+    model, optimizer = a_run(steps=1)
+    checkpoints = checkpoints_in(tmp_path, keep=2)
+
+    for step in (5, 10, 15):
+        checkpoints.save(step, model, optimizer.adamw, LOADER)
+
+    assert steps_in(tmp_path) == (10, 15)
+    assert latest(tmp_path) == tmp_path / "step-00000015"
+    assert {entry.name for entry in tmp_path.iterdir()} == {"step-00000010", "step-00000015"}
+
+
+def test_an_older_checkpoint_can_be_asked_for(tmp_path):
+    model, optimizer = a_run(steps=1)
+    checkpoints = checkpoints_in(tmp_path)
+    checkpoints.save(1, model, optimizer.adamw, {"version": 1, "next": 1})
+    checkpoints.save(2, model, optimizer.adamw, {"version": 1, "next": 2})
+
+    restored = checkpoints.load(model, optimizer.adamw, step=1)
+
+    assert restored is not None
+    assert restored.loader_state["next"] == 1
+    with pytest.raises(StateError, match=r"no checkpoint of step 7; it has \[1, 2\]"):
+        checkpoints.load(model, optimizer.adamw, step=7)
+
+
+def test_a_checkpoint_is_never_overwritten(tmp_path):
+    model, optimizer = a_run(steps=1)
+    checkpoints_in(tmp_path).save(1, model, optimizer.adamw, LOADER)
+
+    with pytest.raises(StateError, match="step-00000001 exists already"):
+        checkpoints_in(tmp_path).save(1, model, optimizer.adamw, LOADER)
+
+
+def test_an_optimiser_that_has_not_stepped_cannot_be_saved(tmp_path):
+    model, optimizer = a_run(steps=0)
+
+    with pytest.raises(StateError, match="no state at step 0"):
+        checkpoints_in(tmp_path).save(0, model, optimizer.adamw, LOADER)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_model_is_refused_with_both_values(tmp_path):
+    model, optimizer = a_run(steps=1)
+    checkpoints_in(tmp_path).save(1, model, optimizer.adamw, LOADER)
+    changed = Checkpoints(tmp_path, a_config(top_k=1, hidden=32).model_dump())
+
+    with pytest.raises(StateError, match=r"hidden was 24 and is 32; top_k was 2 and is 1"):
+        changed.load(model, optimizer.adamw)

@@ -1,0 +1,355 @@
+"""The page of a run, and the lines and tables of the terminal."""
+
+import builtins
+import io
+import re
+import xml.etree.ElementTree as ET
+from types import SimpleNamespace
+
+import orjson
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from omniload.base.errors import ConfigError, StateError
+from omniload.base.extras import DISTRIBUTION
+from tests.support.builders import a_mix
+from tests.support.run_lines import a_killed_run, a_run_folder, a_step, an_event
+from trainer_integration import cli
+from trainer_integration.report.display import (
+    HEAD,
+    RunDisplay,
+    print_summary,
+    share_lines,
+    step_line,
+)
+from trainer_integration.report.proof import Proof, StepProof
+from trainer_integration.report.report import page_of, read_finished, write_report
+from trainer_integration.report.run_summary import SourceShare, source_shares, summary_of
+from trainer_integration.run.launch_record import LAUNCH_RECORD_NAME, read_launch_record
+from trainer_integration.run.run_log import StepLine
+
+
+@pytest.fixture
+def run(tmp_path):
+    return a_run_folder(tmp_path, a_mix(weights={"web": 3, "code": 2}), a_killed_run())
+
+
+def a_page(run, **changes):
+    finished = read_finished(run)
+    fields = {name: getattr(finished, name) for name in finished.__slots__} | changes
+    return page_of(type(finished)(**fields))
+
+
+def test_a_page_refers_to_nothing_outside_itself(run):
+    page = a_page(run)
+    outside = re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
+
+    assert not re.search(r"https?://|//cdn|@import|<link|<script|src=|url\((?!#)", outside)
+
+
+def test_a_page_has_no_id_twice(run):
+    ids = re.findall(r' id="([^"]+)"', a_page(run))
+
+    assert len(ids) == len(set(ids))
+
+
+def test_every_chart_is_well_formed_and_told_in_words(run):
+    page = a_page(run)
+    charts = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
+
+    assert len(charts) == len(re.findall(r'<figure role="img" aria-label="[^"]{20,}"', page)) == 6
+    assert {ET.fromstring(chart).tag.rpartition("}")[2] for chart in charts} == {"svg"}
+
+
+def test_charts_take_their_colours_from_the_page(run):
+    charts = re.findall(r"<svg.*?</svg>", a_page(run), flags=re.DOTALL)
+
+    assert not re.search(r"#0[12]000\d", "".join(charts))
+    assert "var(--series-1)" in charts[0]
+    assert "var(--alarm)" in charts[0]
+
+
+def test_a_page_names_the_kill_and_the_resume(run):
+    page = a_page(run)
+
+    assert "rank 1: signal SIGKILL" in page
+    assert "resumed from step 2" in page
+    assert "1 failure survived" in page
+    assert "2 steps run again" in page
+
+
+def test_a_page_without_a_proof_says_how_to_get_one(run):
+    assert "omniload train verify" in a_page(run)
+
+
+@pytest.mark.parametrize(
+    ("logged", "verdict"),
+    [("aa", "Proved: same samples as an unbroken run"), ("bb", "Samples differ")],
+)
+def test_a_page_gives_the_verdict_of_the_proof(run, logged, verdict):
+    step = StepProof(step=0, replayed="aa", logged=(logged,))
+
+    assert verdict in a_page(run, proof=Proof(seconds=1.0, steps=(step,)))
+
+
+def test_text_of_a_run_cannot_become_markup(tmp_path):
+    lines = [*a_killed_run(), an_event("exit", "rank 0: code 1: <script>alert(1)</script>")]
+    run = a_run_folder(tmp_path, a_mix(), lines)
+
+    page = a_page(run)
+
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+def test_a_mix_by_samples_shows_shares_without_targets(tmp_path):
+    stages = [{"from_step": 0, "weights": {"web": 1, "code": 1}}]
+    mix = a_mix(mix={"level": "sample", "stages": stages})
+
+    page = a_page(a_run_folder(tmp_path, mix, a_killed_run()))
+
+    assert "count samples" in page
+    assert "target at the step" not in page
+
+
+def test_a_single_step_makes_a_page(tmp_path):
+    run = a_run_folder(tmp_path, a_mix(), [an_event("start"), a_step(0)])
+
+    assert "running or cut off" in a_page(run)
+
+
+def test_a_run_without_steps_has_no_page(tmp_path):
+    run = a_run_folder(tmp_path, a_mix(), [an_event("start")])
+
+    with pytest.raises(StateError, match="no step yet"):
+        write_report(run)
+
+
+def test_the_report_lies_whole_in_the_runs_folder(run):
+    path = write_report(run)
+
+    assert path == run / "report.html"
+    assert path.read_text().rstrip().endswith("</html>")
+    assert not list(run.glob("*.partial"))
+
+
+def test_a_missing_package_names_the_extra(run, monkeypatch):
+    real = builtins.__import__
+
+    def without_jinja(name, *rest, **named):
+        if name == "jinja2":
+            raise ModuleNotFoundError("No module named 'jinja2'", name="jinja2")
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without_jinja)
+
+    with pytest.raises(ConfigError, match=r"jinja2, .*; pip install 'omniload-data\[report\]'"):
+        write_report(run)
+
+
+def test_a_job_that_trained_ends_well_though_it_has_no_report(monkeypatch, tmp_path):
+    def refuse(_run):
+        raise ConfigError("the report needs the package jinja2")
+
+    class Launched:
+        def __init__(self, *_args, **_named):
+            self.train, self.mix, self.run_dir = SimpleNamespace(steps=1), a_mix(), tmp_path
+
+        def run(self):
+            return 0
+
+    monkeypatch.setattr(cli, "write_report", refuse)
+    monkeypatch.setattr(cli, "Launcher", Launched)
+
+    result = CliRunner().invoke(cli.command, ["run", "train.yaml"], standalone_mode=False)
+
+    assert result.return_value == 0
+    assert "no report: the report needs the package jinja2" in result.output
+
+
+def test_show_prints_figures_and_shares(run):
+    result = CliRunner().invoke(cli.command, ["show", str(run)])
+
+    assert result.exit_code == 0
+    assert re.search(r"restarts +1 +2 steps run again", result.output)
+    assert re.search(r"web +│ +3.6k │ 60.00% │ 60.00% │ +\+0.00", result.output)
+
+
+def test_show_as_json_holds_the_same_figures(run):
+    result = CliRunner().invoke(cli.command, ["show", str(run), "--json"])
+    shown = orjson.loads(result.output)
+
+    assert (shown["steps"], shown["repeated_steps"], shown["proved"]) == (6, 2, None)
+    (web,) = (source for source in shown["sources"] if source["name"] == "web")
+    assert (web["name"], web["tokens"], web["share"]) == ("web", 3600, 0.6)
+    assert web["target"] == pytest.approx(0.6)
+
+
+def test_show_writes_the_report_when_asked(run):
+    result = CliRunner().invoke(cli.command, ["show", str(run), "--html", "--json"])
+
+    assert result.exit_code == 0
+    assert (run / "report.html").exists()
+
+
+def test_a_launch_record_is_read_as_it_was_written(run):
+    record = read_launch_record(run)
+
+    assert record.train.steps == 100
+    assert record.versions.keys() >= {"python", DISTRIBUTION, "torch"}
+
+
+@pytest.mark.parametrize("content", ["", '{"version": 2}', "[]"])
+def test_a_damaged_launch_record_is_refused(run, content):
+    (run / LAUNCH_RECORD_NAME).write_text(content)
+
+    with pytest.raises(StateError, match="not a record of this release"):
+        read_launch_record(run)
+
+
+def test_a_folder_without_a_launch_record_is_no_run(tmp_path):
+    with pytest.raises(StateError, match="no record of a launch"):
+        read_launch_record(tmp_path)
+
+
+def test_a_step_fits_under_its_heading_and_in_80_columns():
+    line = step_line(a_step(123_456, tokens=12_345_678, seconds=0.1, imbalance=12.3456))
+
+    assert len(line) <= 80
+    assert len(HEAD) == len(step_line(a_step(1)))
+
+
+def test_a_step_shows_how_evenly_its_experts_are_busy_and_an_older_line_that_it_was_not_logged():
+    assert step_line(a_step(1, expert_imbalance=1.375)).endswith("1.375")
+    assert step_line(a_step(1, expert_imbalance=None)).endswith("        -")
+
+
+def test_rounding_never_puts_a_step_below_what_is_least_possible():
+    line = a_step(1, imbalance=1.25 - 1e-9, bound=1.25)
+
+    assert "-0.0" not in step_line(line)
+    assert "   0.00000%" in step_line(line)
+
+
+def test_an_event_tells_how_long_it_took():
+    out = io.StringIO()
+    display = RunDisplay(Console(file=out))
+
+    display.observe(None, an_event("checkpoint", "step-00000002", took_s=0.254))
+
+    assert "step-00000002 in 0.25 s" in out.getvalue()
+
+
+def test_a_page_shows_experts_saves_and_an_end_of_the_data_as_a_good_end(tmp_path):
+    lines = a_killed_run()
+    lines[-1] = an_event("end", "done: the data ended at step 6", seconds=12.0, attempt=1)
+    imbalanced = [
+        line.model_copy(update={"imbalance": 1 - 1e-9}) if isinstance(line, StepLine) else line
+        for line in lines
+    ]
+
+    page = page_of(read_finished(a_run_folder(tmp_path, a_mix(), imbalanced)))
+
+    assert "Completed: the data ended at step 6" in page
+    assert "step-00000002 in 0.25 s" in page
+    assert "Evenness of the experts" in page
+    assert re.search(r"Experts</dt><dd class=.value.>1\.250", page)
+    assert re.search(r"Saves</dt><dd class=.value.>0\.25 s", page)
+    assert "-0.0" not in page
+
+
+def test_a_page_of_a_run_without_those_figures_says_that_they_were_not_logged(tmp_path):
+    lines = [a_step(0, expert_imbalance=None), an_event("checkpoint", "step-00000001", step=1)]
+
+    page = page_of(read_finished(a_run_folder(tmp_path, a_mix(), lines)))
+
+    assert page.count("not logged") >= 2
+    assert "Evenness of the experts" not in page
+
+
+def test_a_step_that_took_no_time_has_no_speed():
+    assert " - " in step_line(a_step(1, seconds=0.0))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6, 9, 40])
+@pytest.mark.parametrize("length", [3, 12, 60])
+def test_shares_fit_in_80_columns_whatever_the_names(count, length):
+    shares = [
+        SourceShare(name=f"{i:0{length}d}", tokens=1, share=1.0, target=1.0) for i in range(count)
+    ]
+
+    lines = share_lines(shares, "to step 1000000")
+
+    assert max(map(len, lines)) <= 80
+    assert sum(line.count("(100.0)") for line in lines) == min(count, 9)
+
+
+def test_of_many_sources_those_farthest_from_their_targets_are_shown():
+    shares = [
+        SourceShare(name=f"s{i}", tokens=1, share=0.02, target=0.02 + 0.001 * i) for i in range(20)
+    ]
+
+    shown = " ".join(share_lines(shares, "so far"))
+
+    assert "s19" in shown
+    assert "s3 " not in shown
+
+
+def displayed(lines, *, steps=6, width=80):
+    written = io.StringIO()
+    with RunDisplay(Console(file=written, width=width)) as display:
+        display.expect(steps, a_mix())
+        for line in lines:
+            display.observe(None, line)
+    return written.getvalue().splitlines()
+
+
+def test_a_pipe_gets_a_line_for_every_step_of_a_short_run_and_a_heading_for_each_attempt():
+    shown = displayed(a_killed_run()[:4] + a_killed_run()[5:14])
+
+    assert sum(line == HEAD for line in shown) == 2
+    assert [int(line.split()[0]) for line in shown if re.match(r"\s+\d+\s+\d\.\d{3}\s", line)] == [
+        0,
+        1,
+        2,
+        3,
+        2,
+        3,
+        4,
+        5,
+    ]
+
+
+def test_a_long_run_shows_every_nth_step_and_the_last():
+    shown = displayed([a_step(step) for step in range(203)], steps=203)
+    steps = [int(line.split()[0]) for line in shown if re.match(r"\s+\d+\s+-?\d+\.\d{3}\s", line)]
+
+    assert steps == [*range(0, 203, 10), 202]
+
+
+def test_a_long_error_stays_one_line_in_a_pipe():
+    cause = "rank 0: code 4: [bracketed] " + "x" * 300
+
+    shown = displayed([an_event("exit", cause)])
+
+    assert [line for line in shown if cause in line] == shown
+
+
+def test_lines_of_figures_stay_within_80_columns():
+    shown = displayed([a_step(step) for step in range(6)])
+
+    assert max(map(len, shown)) <= 80
+    assert any("web" in line and "(50.0)" in line for line in shown)
+
+
+def test_the_summary_stays_within_80_columns():
+    written = io.StringIO()
+
+    print_summary(Console(file=written, width=80), summary_of(a_killed_run(), a_mix()))
+
+    assert max(map(len, written.getvalue().splitlines())) <= 80
+
+
+def test_shares_of_nothing_are_none():
+    assert source_shares([], a_mix()) == ()

@@ -1,0 +1,190 @@
+"""What is launched is read once: ranks are told all of it, and edits of the files change nothing."""
+
+import json
+import math
+import os
+
+import pytest
+
+from omniload.actors.address import PlaneAddress
+from omniload.base.errors import ConfigError, StateError
+from omniload.mix.run_record import read_run_record
+from tests.support.run_lines import an_event
+from trainer_integration.moe.flops import cost_of
+from trainer_integration.run.launch_plan import next_log_number, read_plan
+from trainer_integration.run.launch_record import read_launch_record
+from trainer_integration.run.rank_spec import RankSpec
+from trainer_integration.run.run_log import RunLog
+
+_MIX = {
+    "version": 1,
+    "seed": 5,
+    "sources": {"web": {"type": "text", "path": "*.txt"}},
+    "tokenizer": {"type": "bytes"},
+    "mix": {"stages": [{"from_step": 0, "weights": {"web": 1}}]},
+    "pack": {"length": 64},
+    "batch": {"tokens": 128, "micro_tokens": 64},
+}
+_TRAIN = {"version": 1, "mix": "mixes/mix.yaml", "steps": 20, "parallel": {"dp": 2}}
+
+
+def write(folder, *, mix=(), train=()):
+    """Write a mix and a training file; return the latter."""
+    (folder / "mixes").mkdir(exist_ok=True)
+    (folder / "mixes" / "mix.yaml").write_text(json.dumps(_MIX | dict(mix)))
+    path = folder / "train.yaml"
+    path.write_text(json.dumps(_TRAIN | dict(train)))
+    return path
+
+
+def a_checkpoint(folder, step):
+    (folder / "run" / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+
+
+def test_a_mix_without_a_cost_is_launched_with_the_models(tmp_path):
+    plan = read_plan(write(tmp_path))
+
+    assert plan.mix.balance.linear == cost_of(plan.model)[0]
+    assert plan.plane_spec(None).mix == plan.mix
+    assert plan.rank_spec(0, plan.start_of(0, tmp_path / "r"), None).mix == plan.mix
+
+
+def test_a_rank_reads_back_all_it_is_told(tmp_path):
+    plan = read_plan(write(tmp_path, train={"optimizer": {"clip_norm": math.inf}}))
+    plane = PlaneAddress(
+        cluster="127.0.0.2:1",
+        namespace="n",
+        dp_ranks_of={"constructor-0": (0, 1)},
+        board=tmp_path,
+        batch_timeout_s=60.0,
+    )
+
+    spec = plan.rank_spec(1, plan.start_of(3, tmp_path / "r"), plane)
+
+    assert RankSpec.model_validate_json(spec.to_json()) == spec
+    assert spec.train.optimizer.clip_norm == math.inf
+    assert (spec.rank, spec.attempt, spec.launcher_pid) == (1, 3, os.getpid())
+
+
+def test_what_was_read_stays_when_the_files_are_edited(tmp_path):
+    plan = read_plan(write(tmp_path))
+
+    write(tmp_path, mix={"seed": 6}, train={"steps": 99})
+
+    spec = plan.rank_spec(0, plan.start_of(1, tmp_path / "r"), None)
+    assert (spec.mix.seed, spec.train.steps) == (5, 20)
+    plan.note(0)
+    assert read_run_record(plan.run_dir).last.mix() == plan.mix
+    assert read_launch_record(plan.run_dir).train.steps == 20
+
+
+def test_a_launch_record_keeps_a_gradient_that_is_never_clipped(tmp_path):
+    plan = read_plan(write(tmp_path, train={"optimizer": {"clip_norm": math.inf}}))
+
+    plan.note(0)
+
+    assert read_launch_record(plan.run_dir).train == plan.train
+
+
+def test_folders_start_at_the_files_that_name_them(tmp_path, monkeypatch):
+    write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    plan = read_plan((tmp_path / "train.yaml").relative_to(tmp_path))
+
+    assert plan.folder == tmp_path
+    assert plan.base_dir == tmp_path / "mixes"
+    assert plan.run_dir == tmp_path / "run"
+
+
+def test_the_plane_keeps_its_indexes_where_the_commands_look_for_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    plan = read_plan(write(tmp_path))
+
+    folder = plan.plane_spec(None).cache_dir
+
+    assert folder.is_relative_to(tmp_path / "cache" / "omniload" / "index")
+    assert plan.rank_spec(0, plan.start_of(0, tmp_path / "r"), None).cache_dir == folder
+
+
+@pytest.mark.parametrize("step", [1, 20])
+def test_a_checkpoint_within_the_run_is_resumed_from(tmp_path, step):
+    plan = read_plan(write(tmp_path))
+    a_checkpoint(tmp_path, step)
+
+    assert plan.first_step("latest") == step
+
+
+def test_a_checkpoint_beyond_the_last_step_is_refused_with_both_numbers(tmp_path):
+    plan = read_plan(write(tmp_path))
+    a_checkpoint(tmp_path, 21)
+
+    with pytest.raises(StateError, match="steps is 20 and the newest checkpoint is of step 21"):
+        plan.first_step("latest")
+    with pytest.raises(StateError, match="steps is 20 and the checkpoint is of step 21"):
+        plan.first_step(21)
+
+
+def test_the_step_that_is_resumed_from_must_be_there(tmp_path):
+    plan = read_plan(write(tmp_path))
+    with pytest.raises(StateError, match="no checkpoint of step 4; it has none"):
+        plan.first_step(4)
+    a_checkpoint(tmp_path, 4)
+    a_checkpoint(tmp_path, 8)
+
+    assert plan.first_step(4) == 4
+    with pytest.raises(StateError, match=r"no checkpoint of step 5; it has \[4, 8\]"):
+        plan.first_step(5)
+
+
+def test_a_run_is_finished_at_its_last_step_or_where_the_same_mix_ended(tmp_path):
+    plan = read_plan(write(tmp_path))
+    assert not plan.is_finished(20), "nothing ran here yet"
+    plan.note(0)
+    with RunLog(plan.run_dir) as log:
+        log.write(an_event("data_end", step=7))
+
+    assert plan.is_finished(20)
+    assert plan.is_finished(7)
+    assert not plan.is_finished(6)
+    assert not plan.is_finished(None)
+    write(tmp_path, mix={"seed": 6})
+    assert not read_plan(tmp_path / "train.yaml").is_finished(7)
+
+
+def test_a_checkpoint_is_not_started_over_by_accident(tmp_path):
+    plan = read_plan(write(tmp_path))
+    a_checkpoint(tmp_path, 4)
+
+    with pytest.raises(StateError, match="holds step-00000004; pass --resume latest"):
+        plan.first_step("never")
+
+
+def test_a_run_without_checkpoints_starts_at_its_beginning(tmp_path):
+    plan = read_plan(write(tmp_path))
+
+    assert plan.first_step("never") == plan.first_step("latest") == 0
+    start = plan.start_of(0, tmp_path / "r")
+    assert (start.step, start.state) == (None, None)
+
+
+def test_a_training_file_that_does_not_fit_its_mix_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="does not fit its mix: vocab_size is 9"):
+        read_plan(write(tmp_path, train={"vocab_size": 9}))
+
+
+@pytest.mark.parametrize(
+    ("names", "number"),
+    [
+        ((), 0),
+        (("rank-0-attempt-0.log",), 1),
+        (("rank-0-attempt-9.log", "rank-1-attempt-10.log", "rank-0-attempt-2.log"), 11),
+        (("rank-0-attempt-x.log", "other.log"), 0),
+    ],
+)
+def test_logs_are_numbered_above_those_that_are_there(tmp_path, names, number):
+    (tmp_path / "logs").mkdir()
+    for name in names:
+        (tmp_path / "logs" / name).touch()
+
+    assert next_log_number(tmp_path) == number

@@ -1,0 +1,127 @@
+"""The log of a run on disk."""
+
+import math
+import threading
+
+import pytest
+
+from omniload.base.errors import StateError
+from tests.support.run_lines import a_killed_run, a_step, an_event
+from trainer_integration.run.run_log import (
+    LOG_NAME,
+    RunLog,
+    last_of_each_step,
+    parse_line,
+    read_log,
+)
+
+
+def write(run, lines, **named):
+    with RunLog(run, **named) as log:
+        for line in lines:
+            log.write(line)
+
+
+def test_a_log_is_read_as_it_was_written(tmp_path):
+    write(tmp_path, a_killed_run())
+
+    assert read_log(tmp_path) == a_killed_run()
+
+
+def test_a_second_launch_appends(tmp_path):
+    write(tmp_path, [a_step(0)])
+    write(tmp_path, [a_step(1)])
+
+    assert [line.step for line in read_log(tmp_path)] == [0, 1]
+
+
+def test_a_fresh_log_drops_work_that_left_no_checkpoint(tmp_path):
+    write(tmp_path, [a_step(0)])
+    write(tmp_path, [an_event("start")], fresh=True)
+
+    assert read_log(tmp_path) == [an_event("start")]
+
+
+def test_a_torn_last_line_is_left_out(tmp_path):
+    write(tmp_path, [a_step(0)])
+    with (tmp_path / LOG_NAME).open("a") as file:
+        file.write('{"kind":"step","vers')
+
+    assert read_log(tmp_path) == [a_step(0)]
+
+
+def test_a_launch_after_a_torn_line_does_not_join_its_own_to_it(tmp_path):
+    write(tmp_path, [a_step(0)])
+    with (tmp_path / LOG_NAME).open("a") as file:
+        file.write('{"kind":"step","vers')
+
+    write(tmp_path, [a_step(1)])
+
+    assert read_log(tmp_path) == [a_step(0), a_step(1)]
+
+
+def test_a_log_that_is_all_torn_begins_anew(tmp_path):
+    (tmp_path / LOG_NAME).write_text('{"kind"')
+
+    write(tmp_path, [a_step(0)])
+
+    assert read_log(tmp_path) == [a_step(0)]
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path):
+    write(tmp_path, [a_step(0)])
+    with (tmp_path / LOG_NAME).open("a") as file:
+        file.write("{}\n")
+    write(tmp_path, [a_step(1)])
+
+    with pytest.raises(StateError, match=r"log\.jsonl:2: not a line"):
+        read_log(tmp_path)
+
+
+def test_a_folder_without_a_log_is_no_run(tmp_path):
+    with pytest.raises(StateError, match="no such log"):
+        read_log(tmp_path)
+
+
+def test_a_line_of_somebody_else_is_none_of_ours():
+    with pytest.raises(ValueError, match="validation error"):
+        parse_line('{"kind": "gossip"}')
+
+
+def test_steps_that_were_run_again_count_as_they_were_run_last():
+    lines = [a_step(0), a_step(1, loss=1.0), an_event("restart"), a_step(1, loss=2.0)]
+
+    assert [(line.step, line.loss) for line in last_of_each_step(lines)] == [(0, 9.0), (1, 2.0)]
+
+
+@pytest.mark.parametrize("loss", [math.inf, -math.inf, math.nan])
+def test_a_loss_that_is_no_number_is_logged_all_the_same(tmp_path, loss):
+    write(tmp_path, [a_step(0, loss=loss)])
+
+    (line,) = read_log(tmp_path)
+    assert repr(line.loss) == repr(loss)
+    assert repr(parse_line(line.model_dump_json()).loss) == repr(loss)
+
+
+def test_the_end_of_the_data_is_an_event(tmp_path):
+    line = an_event("data_end", "after step 6", step=7)
+
+    write(tmp_path, [line])
+
+    assert read_log(tmp_path) == [line]
+
+
+def test_lines_of_many_threads_stay_whole(tmp_path):
+    with RunLog(tmp_path) as log:
+        threads = [
+            threading.Thread(
+                target=lambda t=t: [log.write(a_step(100 * t + i)) for i in range(100)]
+            )
+            for t in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert [line.step for line in last_of_each_step(read_log(tmp_path))] == list(range(400))

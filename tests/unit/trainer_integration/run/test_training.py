@@ -1,0 +1,149 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from omniload.batch.microbatch import CpSlice
+from tests.support.moe_builders import (
+    a_batch,
+    a_microbatch,
+    a_model,
+    a_text,
+    all_close,
+    an_optimizer,
+    rows_of,
+)
+from trainer_integration.run.training import train_step
+
+
+def trained(batches, *, seed=0):
+    model = a_model(seed=seed)
+    optimizer = an_optimizer(model, lr=1e-2)
+    return model, [train_step(model, optimizer, batch) for batch in batches]
+
+
+def figures(results):
+    return [dataclasses.replace(result, seconds_compute=0.0) for result in results]
+
+
+def test_the_same_batches_give_the_same_results_to_the_last_bit():
+    batches = [a_batch(step, [a_microbatch(rows_of(step))]) for step in range(3)]
+
+    first, second = trained(batches), trained(batches)
+
+    assert figures(first[1]) == figures(second[1])
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(first[0].parameters(), second[0].parameters(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("split", [[1, 3], [2, 2], [1, 1, 1, 1], [0, 4, 0]])
+def test_training_does_not_depend_on_how_rows_are_dealt_to_microbatches(split):
+    def microbatches_of(step):
+        rows = rows_of(step)
+        stops = np.cumsum(split)
+        return [a_microbatch(rows[stop - n : stop]) for n, stop in zip(split, stops, strict=True)]
+
+    whole = trained([a_batch(step, [a_microbatch(rows_of(step))]) for step in range(3)])
+    parts = trained([a_batch(step, microbatches_of(step)) for step in range(3)])
+
+    for a, b in zip(whole[1], parts[1], strict=True):
+        assert b.loss == pytest.approx(a.loss, rel=1e-5)
+        assert b.balance_loss == pytest.approx(a.balance_loss, rel=1e-5)
+        assert b.grad_norm == pytest.approx(a.grad_norm, rel=1e-4)
+        assert b.tokens == a.tokens
+    assert all(
+        all_close(a, b, 2e-4)
+        for a, b in zip(whole[0].parameters(), parts[0].parameters(), strict=True)
+    )
+
+
+def test_the_gradients_of_two_ranks_add_up_to_that_of_one():
+    """Ranks divide by the labels of the whole step, so the sum over ranks needs no mean."""
+    rows = rows_of(0)
+    whole = a_batch(0, [a_microbatch(rows)])
+    sums = []
+    for parts in ([rows], [rows[:1], rows[1:]]):
+        total = 0
+        for part in parts:
+            model = a_model()
+            optimizer = an_optimizer(model, clip_norm=1e9)
+            batch = a_batch(0, [a_microbatch(part)], loss_tokens=whole.loss_tokens)
+            train_step(model, optimizer, batch)
+            total = total + optimizer.gradients
+        sums.append(total)
+
+    assert all_close(sums[1], sums[0], 1e-5)
+
+
+def test_the_loss_is_the_mean_over_labels_not_over_microbatches():
+    model = a_model()
+    long, short = a_microbatch([rows_of(0)[2]]), a_microbatch([rows_of(0)[3]])
+    losses = []
+    for microbatches in ([long], [short], [long, short]):
+        model = a_model()
+        losses.append(train_step(model, an_optimizer(model), a_batch(0, microbatches)).loss)
+
+    assert losses[2] == pytest.approx((31 * losses[0] + 25 * losses[1]) / 56, rel=1e-6)
+
+
+def test_a_rank_without_rows_changes_nothing_but_its_weight_decay():
+    model = a_model()
+    optimizer = an_optimizer(model, weight_decay=0.0)
+    before = [p.detach().clone() for p in model.parameters()]
+
+    result = train_step(model, optimizer, a_batch(0, [a_microbatch([]), a_microbatch([[]])]))
+
+    assert result.loss == 0
+    assert result.tokens == 0
+    assert result.expert_imbalance == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_loss_falls_and_figures_are_reported():
+    text = a_text(32)
+    model = a_model(init_std=0.05)
+    optimizer = an_optimizer(model, lr=2e-2, steps=60)
+
+    results = [
+        train_step(model, optimizer, a_batch(step, [a_microbatch([[text]])])) for step in range(60)
+    ]
+
+    assert results[-1].loss < results[0].loss / 4
+    assert results[5].step == 5
+    assert results[5].tokens == 32
+    assert results[1].lr == 2e-2
+    assert 1 <= results[5].expert_imbalance <= 4
+    assert results[5].grad_norm > 0
+    assert results[5].seconds_compute > 0
+
+
+def test_the_weight_of_the_balance_loss_steers_the_router():
+    def router_gradient(weight):
+        model = a_model(balance_weight=weight)
+        optimizer = an_optimizer(model, clip_norm=1e9)
+        train_step(model, optimizer, a_batch(0, [a_microbatch(rows_of(0))]))
+        return model.blocks[0].router.weight_ED.grad.clone()
+
+    without, once, twice = (router_gradient(weight) for weight in (0.0, 0.5, 1.0))
+
+    assert not all_close(without, once)
+    assert all_close(twice - without, 2 * (once - without), 1e-4)
+
+
+def test_a_context_parallel_slice_is_refused():
+    empty = np.zeros((1, 0), np.int32)
+    piece = CpSlice(
+        tokens_RC=empty,
+        labels_RC=empty,
+        positions_RC=empty,
+        indices_C=np.zeros(0, np.int64),
+        cu_seqlens=np.zeros(1, np.int32),
+    )
+    model = a_model()
+    batch = dataclasses.replace(a_batch(4, []), microbatches=(piece,))
+
+    with pytest.raises(TypeError, match="step 4 brings a context-parallel slice"):
+        train_step(model, an_optimizer(model), batch)

@@ -1,0 +1,293 @@
+"""Checkpoints: whole or absent, checked on read, free of pickle.
+
+::
+
+    step-00000020/                  committed by one rename
+      meta.json                     version, model, size and checksum of every other file
+      loader.json                   the data plane's state at the same step
+      shard-00001-....safetensors   what rank 0 wrote; tensors are spread over the ranks
+      shard-00002-....safetensors
+    step-00000040.partial/          being written, or left by a crash; never read
+
+Tensors go through torch's distributed checkpoint (DCP) in its safetensors form, whose
+files hold JSON and numbers only; any number of ranks can load what any number saved.
+There is no RNG to save: randomness is a function of seed and position.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import orjson
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from omniload.base.errors import IntegrityError, StateError
+from omniload.base.log import get_logger
+from omniload.base.state import Json, JsonObject, require_version
+from trainer_integration.checkpoint.file_digests import (
+    FileDigest,
+    read_sealed_json,
+    sync_folder,
+    write_sealed_json,
+    write_synced,
+)
+from trainer_integration.checkpoint.folder import LOADER, META, VERSION, path_of, steps_in
+from trainer_integration.checkpoint.save_errors import (
+    NoRoomError,
+    is_full,
+    no_room,
+    own_errors,
+    require_room,
+)
+from trainer_integration.checkpoint.tensors import (
+    Restored,
+    require_same_model,
+    set_optimizer,
+    tensors_of,
+)
+
+__all__ = ["Checkpoints"]
+
+_PARTIAL_SUFFIX = ".partial"
+
+_log = get_logger(__name__)
+
+
+class Checkpoints:
+    """The checkpoints of one run, saved and loaded by all ranks together.
+
+    Every rank calls every method, in the same order.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model_config: Mapping[str, Json],
+        *,
+        keep: int = 3,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Use ``folder``, shared by all ranks of ``group``; ``model_config`` must not change."""
+        self.folder = folder
+        self._model_config = dict(model_config)
+        self._keep = keep
+        self._group = group
+        self._rank = 0 if group is None else dist.get_rank(group)
+        self._world_size = 1 if group is None else dist.get_world_size(group)
+
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader_state: Mapping[str, Json],
+    ) -> Path:
+        """Save and commit; when this returns on any rank the checkpoint is on storage.
+
+        Args:
+            step: Steps done.
+            model: Its parameters are saved.
+            optimizer: Has taken a step; its gradients are dropped.
+            loader_state: The data plane's state after the same steps; rank 0's is saved.
+
+        Returns:
+            The committed folder.
+
+        Raises:
+            NoRoomError: It does not fit; what was written of it is removed.
+            StateError: A checkpoint of this step exists, or the optimiser has no state.
+        """
+        final = path_of(self.folder, step)
+        partial = final.with_name(final.name + _PARTIAL_SUFFIX)
+        if final.exists():
+            raise StateError(f"{final} exists already; resume from it, or move it away")
+        if not optimizer.state:
+            raise StateError(f"the optimiser has no state at step {step}; save after a step")
+        tensors = tensors_of(model, optimizer)
+        need = sum(tensor.nbytes for tensor in tensors.values())
+        if self._rank == 0:
+            self._sweep()
+        require_room(str(final), need, self._room, self._group)
+        if self._rank == 0:
+            partial.mkdir()
+        self._barrier()
+        try:
+            with own_errors(str(final), "nothing was saved", need=need, room=self._room):
+                dcp_save(
+                    tensors,
+                    storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True),
+                    process_group=self._group,
+                    no_dist=self._group is None,
+                )
+            seals = self._gathered_seals(partial)
+            fault = None
+            if self._rank == 0:
+                fault = self._fault_of_commit(partial, final, seals, loader_state)
+            self._require_committed(final, fault)
+        except NoRoomError:
+            if self._rank == 0:  # all ranks leave a save together, so none still writes
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+        return final
+
+    def load(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int | None = None
+    ) -> Restored | None:
+        """Load into ``model`` and ``optimizer``, in place.
+
+        Every file is read and checked once, by one of the ranks, before any is used.
+
+        Args:
+            model: Built from the same configuration; any number of ranks.
+            optimizer: Its optimiser, used or fresh.
+            step: Which checkpoint; None takes the newest.
+
+        Returns:
+            What else was saved; None where there is no checkpoint.
+
+        Raises:
+            IntegrityError: A file is missing or not what was saved; raised on all ranks.
+            StateError: Written by another release or for another model, or not there.
+        """
+        steps = steps_in(self.folder)
+        if step is None and not steps:
+            return None
+        step = steps[-1] if step is None else step
+        if step not in steps:
+            raise StateError(
+                f"{self.folder} has no checkpoint of step {step}; it has {list(steps)}"
+            )
+        path = path_of(self.folder, step)
+        meta = read_sealed_json(path / META)
+        require_version(meta, VERSION, of=f"checkpoint {path}")
+        saved = meta.get("model")
+        assert isinstance(saved, dict), "the digest of meta.json fits, so its form does"
+        require_same_model(path, saved, self._model_config)
+        self._verify(path, meta)
+        tensors = tensors_of(model, optimizer)
+        with own_errors(str(path), "resume from an earlier checkpoint"):
+            dcp_load(
+                tensors,
+                storage_reader=HuggingFaceStorageReader(str(path)),
+                process_group=self._group,
+                no_dist=self._group is None,
+            )
+        set_optimizer(model, optimizer, tensors)
+        return Restored(step=step, loader_state=orjson.loads((path / LOADER).read_bytes()))
+
+    def _room(self) -> int:
+        return shutil.disk_usage(self.folder).free
+
+    def _fault_of_commit(
+        self,
+        partial: Path,
+        final: Path,
+        seals: dict[str, FileDigest],
+        loader_state: Mapping[str, Json],
+    ) -> NoRoomError | None:
+        """Commit, and return the error of a disk that is full by now: all ranks must hear of it."""
+        try:
+            self._commit(partial, final, seals, loader_state)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            need = sum(seal.size_bytes for seal in seals.values())
+            return no_room(str(final), need, self._room(), str(error))
+        return None
+
+    def _require_committed(self, final: Path, fault: NoRoomError | None) -> None:
+        """Wait for the commit by rank 0, and raise its fault on all ranks."""
+        told = torch.tensor(fault is not None)
+        if self._group is not None:
+            dist.broadcast(told, group_src=0, group=self._group)
+        if fault is not None:
+            raise fault
+        if bool(told):
+            raise NoRoomError(f"{final} does not fit, rank 0 found; make room and resume")
+
+    def _sweep(self) -> None:
+        """Remove what a crash left half written or half deleted."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for entry in sorted(self.folder.glob(f"step-*{_PARTIAL_SUFFIX}")):
+            _log.warning("removing %s, left by an interrupted save", entry)
+            shutil.rmtree(entry)
+
+    def _gathered_seals(self, partial: Path) -> dict[str, FileDigest]:
+        """Have every rank read its own file back, and return the seals of all."""
+        own = sorted(partial.glob(f"shard-{self._rank + 1:05d}-*.safetensors"))
+        seal = FileDigest.of(own[0]) if own else FileDigest(size_bytes=-1, xxh3=0)
+        # Two signed halves: a checksum does not fit a signed 64-bit element.
+        row = torch.tensor([seal.size_bytes, seal.xxh3 >> 32, seal.xxh3 & 0xFFFFFFFF])
+        rows = [torch.empty_like(row) for _ in range(self._world_size)]
+        if self._group is None:
+            rows = [row]
+        else:
+            dist.all_gather(rows, row, group=self._group)
+        found = {}
+        for i, (size_bytes, high, low) in enumerate((r.tolist() for r in rows), start=1):
+            for file in sorted(partial.glob(f"shard-{i:05d}-*.safetensors")):
+                found[file.name] = FileDigest(size_bytes=size_bytes, xxh3=high << 32 | low)
+        return found
+
+    def _commit(
+        self,
+        partial: Path,
+        final: Path,
+        seals: dict[str, FileDigest],
+        loader_state: Mapping[str, Json],
+    ) -> None:
+        write_synced(partial / LOADER, orjson.dumps(loader_state))
+        seals = {**seals, LOADER: FileDigest.of(partial / LOADER)}
+        meta: JsonObject = {
+            "version": VERSION,
+            "world_size": self._world_size,
+            "model": self._model_config,
+            "files": {name: seal.to_json() for name, seal in seals.items()},
+        }
+        write_sealed_json(partial / META, meta)
+        sync_folder(partial)
+        partial.rename(final)
+        sync_folder(self.folder)
+        for step in steps_in(self.folder)[: -self._keep]:
+            # Renamed first: deleting takes time, and half a checkpoint must not look whole.
+            old = path_of(self.folder, step)
+            shutil.rmtree(old.rename(old.with_name(old.name + _PARTIAL_SUFFIX)))
+
+    def _verify(self, path: Path, meta: JsonObject) -> None:
+        """Check every file once, spread over the ranks; all ranks raise if one finds a fault."""
+        listed = meta.get("files")
+        assert isinstance(listed, dict), "the digest of meta.json fits, so its form does"
+        names = sorted(listed)
+        present = {file.name for file in path.glob("*.safetensors")}
+        if strangers := sorted(present - listed.keys()):
+            raise IntegrityError(
+                f"{path} holds {strangers}, which were not saved with it; move them away"
+            )
+        faults = [
+            (i, fault)
+            for i, name in enumerate(names)
+            if i % self._world_size == self._rank
+            and (fault := FileDigest.from_json(listed[name]).fault_in(path / name)) is not None
+        ]
+        worst = torch.tensor(faults[0][0] if faults else -1)
+        if self._group is not None:
+            dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=self._group)
+        if faults:
+            raise IntegrityError(f"{faults[0][1]}; resume from an earlier checkpoint")
+        if int(worst) >= 0:
+            raise IntegrityError(
+                f"{path / names[int(worst)]} is not what was saved, another rank found; resume "
+                "from an earlier checkpoint"
+            )
+
+    def _barrier(self) -> None:
+        if self._group is not None:
+            dist.barrier(group=self._group)

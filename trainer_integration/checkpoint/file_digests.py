@@ -1,0 +1,148 @@
+"""Files whose size and checksum are known, and the small JSON file that lists them."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import orjson
+import xxhash
+
+from omniload.base.errors import IntegrityError
+from omniload.base.state import Json, JsonObject, json_digest
+
+__all__ = [
+    "FileDigest",
+    "read_sealed_json",
+    "sealed_json",
+    "sync_folder",
+    "unsealed_json",
+    "write_sealed_json",
+    "write_synced",
+]
+
+_READ_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileDigest:
+    """What a file must be."""
+
+    size_bytes: int
+    """Its size."""
+    xxh3: int
+    """Its 64-bit XXH3."""
+
+    @classmethod
+    def of(cls, file: Path) -> Self:
+        """Read ``file`` and return its seal."""
+        digest, size_bytes = xxhash.xxh3_64(), 0
+        with file.open("rb", buffering=0) as stream:
+            while data := stream.read(_READ_BYTES):
+                digest.update(data)
+                size_bytes += len(data)
+        return cls(size_bytes=size_bytes, xxh3=digest.intdigest())
+
+    def fault_in(self, file: Path) -> str | None:
+        """Return what is wrong with ``file``, None where nothing is."""
+        if (fault := self.size_fault_in(file)) is not None:
+            return fault
+        try:
+            found = type(self).of(file)
+        except OSError as error:
+            return f"{file} cannot be read: {error.strerror}"
+        if found.xxh3 != self.xxh3:
+            return f"{file} has checksum {found.xxh3:016x}, {self.xxh3:016x} was saved"
+        return None
+
+    def size_fault_in(self, file: Path) -> str | None:
+        """Return what is wrong with ``file`` that shows without reading it."""
+        if not file.is_file():
+            return f"{file} is missing, {self.size_bytes} bytes were saved"
+        if (size_bytes := file.stat().st_size) != self.size_bytes:
+            return f"{file} has {size_bytes} bytes, {self.size_bytes} were saved"
+        return None
+
+    def to_json(self) -> JsonObject:
+        """Return plain JSON."""
+        return {"size_bytes": self.size_bytes, "xxh3": f"{self.xxh3:016x}"}
+
+    @classmethod
+    def from_json(cls, value: Json) -> Self:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        match value:
+            case {"size_bytes": int(size_bytes), "xxh3": str(xxh3)}:
+                return cls(size_bytes=size_bytes, xxh3=int(xxh3, 16))
+            case _:
+                raise ValueError(f"{value!r} is not a seal; it needs size_bytes and xxh3")
+
+
+def write_synced(file: Path, data: bytes) -> None:
+    """Write ``data`` and wait until it is on storage."""
+    with file.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in ``folder`` are on storage."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sealed_json(value: Mapping[str, Json]) -> bytes:
+    """Return ``value`` as JSON that carries a digest of itself."""
+    sealed = {**value, "blake2b": json_digest(value)}
+    return orjson.dumps(sealed, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+
+
+def unsealed_json(data: bytes, *, name: str) -> JsonObject:
+    """Read what ``sealed_json`` made.
+
+    Args:
+        data: The bytes.
+        name: Of their file, for messages.
+
+    Raises:
+        IntegrityError: They are not such JSON, or the digest does not fit.
+    """
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise IntegrityError(f"{name} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise IntegrityError(f"{name} holds a {type(value).__name__}, not an object")
+    found = value.pop("blake2b", None)
+    if found != (expected := json_digest(value)):
+        raise IntegrityError(
+            f"{name} carries digest {found!r}, its content has {expected!r}; restore the file or "
+            "resume from an earlier checkpoint"
+        )
+    return value
+
+
+def write_sealed_json(file: Path, value: Mapping[str, Json]) -> None:
+    """Write ``value`` with a digest of itself, and wait until it is on storage."""
+    write_synced(file, sealed_json(value))
+
+
+def read_sealed_json(file: Path) -> JsonObject:
+    """Read what ``write_sealed_json`` wrote.
+
+    Raises:
+        IntegrityError: The file is missing, is not such JSON, or its digest does not fit.
+    """
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise IntegrityError(f"{file} cannot be read as JSON: {error}") from error
+    return unsealed_json(data, name=str(file))

@@ -1,0 +1,76 @@
+"""Committed checkpoints on disk, without torch: which there are, and the loader state in them."""
+
+import re
+from pathlib import Path
+
+import orjson
+
+from omniload.base.errors import IntegrityError
+from omniload.base.state import JsonObject, require_version
+from trainer_integration.checkpoint.file_digests import FileDigest, read_sealed_json
+
+__all__ = [
+    "LOADER",
+    "META",
+    "VERSION",
+    "latest",
+    "loader_state_of",
+    "path_of",
+    "step_of",
+    "steps_in",
+]
+
+VERSION = 1
+"""Version of the form of a checkpoint."""
+META = "meta.json"
+"""File that says what a checkpoint holds."""
+LOADER = "loader.json"
+"""File of the data plane's state in a checkpoint."""
+
+_COMMITTED = re.compile(r"step-(\d{8,})")
+
+
+def steps_in(folder: Path) -> tuple[int, ...]:
+    """Return the steps of the committed checkpoints in ``folder``, rising."""
+    if not folder.is_dir():
+        return ()
+    matches = (_COMMITTED.fullmatch(path.name) for path in folder.iterdir() if path.is_dir())
+    return tuple(sorted(int(match[1]) for match in matches if match))
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """Return the folder of the checkpoint of ``step``."""
+    return folder / f"step-{step:08d}"
+
+
+def latest(folder: Path) -> Path | None:
+    """Return the newest committed checkpoint in ``folder``, None where there is none."""
+    steps = steps_in(folder)
+    return path_of(folder, steps[-1]) if steps else None
+
+
+def step_of(path: Path) -> int:
+    """Return the step of a committed checkpoint's folder."""
+    match = _COMMITTED.fullmatch(path.name)
+    assert match is not None, f"{path} is not a committed checkpoint"
+    return int(match[1])
+
+
+def loader_state_of(path: Path) -> JsonObject:
+    """Return the data plane's state in a committed checkpoint; of the tensors, only sizes are looked at.
+
+    Raises:
+        IntegrityError: The state is not what was saved, or a file is missing or of another size.
+        StateError: The checkpoint was written by another release.
+    """
+    meta = read_sealed_json(path / META)
+    require_version(meta, VERSION, of=f"checkpoint {path}")
+    files = meta["files"]
+    assert isinstance(files, dict), "the digest of meta.json fits, so its form does"
+    seals = {name: FileDigest.from_json(seal) for name, seal in files.items()}
+    sizes = (seal.size_fault_in(path / name) for name, seal in sorted(seals.items()))
+    fault = seals[LOADER].fault_in(path / LOADER) or next(filter(None, sizes), None)
+    if fault is not None:
+        raise IntegrityError(f"{fault}; resume from an earlier checkpoint")
+    state: JsonObject = orjson.loads((path / LOADER).read_bytes())
+    return state

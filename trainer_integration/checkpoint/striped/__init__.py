@@ -1,0 +1,1 @@
+"""Distributed checkpoints (DCP) as stripes of a namespace, without a mount."""

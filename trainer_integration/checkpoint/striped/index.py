@@ -1,0 +1,219 @@
+"""What a striped checkpoint holds: the index, committed last, and the safetensors header of a shard.
+
+The index is sealed JSON (``trainer_integration.checkpoint.file_digests``)::
+
+    {"version": 1,
+     "files": {"shard-00001-of-00002.safetensors": {"size_bytes": 1052672}, ...},
+     "tensors": {"layers.0.w": {"dtype": "F32", "sizes": [1024, 512], "chunks": [
+         {"offsets": [0, 0], "sizes": [512, 512], "file": "shard-00001-...", "at": 4096}, ...]}},
+     "about": {...}, "blake2b": ...}
+
+Each shard is a safetensors file as torch's own DCP writes them, so that whatever reads
+those reads these through a mount. Free of torch: a launcher looks into the index, too.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import orjson
+from pydantic import Field, ValidationError
+
+from omniload.base.config import StrictModel
+from omniload.base.errors import IntegrityError
+from omniload.base.state import require_version
+from trainer_integration.checkpoint.file_digests import sealed_json, unsealed_json
+
+__all__ = [
+    "INDEX",
+    "ITEM_BYTES",
+    "MAX_INDEX_BYTES",
+    "VERSION",
+    "Chunk",
+    "ChunkToSave",
+    "Index",
+    "SavedTensor",
+    "ShardFile",
+    "lay_out",
+    "shard_name",
+]
+
+VERSION = 1
+INDEX = "index.json"
+"""File that makes a checkpoint: without it the shards beside it are nothing."""
+MAX_INDEX_BYTES = 256 << 20
+"""Nothing longer is read: over a million chunks."""
+ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3"), 1),
+    **dict.fromkeys(("I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("I32", "F32"), 4),
+    **dict.fromkeys(("I64", "F64"), 8),
+}
+"""Bytes of an element by the name of its type in safetensors."""
+_PAGE_BYTES = 4096
+
+
+_Elements = tuple[Annotated[int, Field(ge=0, le=2**63 - 1)], ...]
+
+
+class Chunk(StrictModel):
+    """A box of a tensor, and where its bytes lie: row-major, side by side."""
+
+    offsets: _Elements
+    """First element along each dimension of the tensor."""
+    sizes: _Elements
+    """Elements along each dimension."""
+    file: str = Field(pattern=r"^shard-\d{5,}-of-\d{5,}\.safetensors$")
+    at: int = Field(ge=0)
+    """First byte within the file."""
+
+
+class SavedTensor(StrictModel):
+    """A tensor of the checkpoint."""
+
+    dtype: str
+    """Name of ``ITEM_BYTES``."""
+    sizes: _Elements
+    """Elements along each dimension."""
+    chunks: tuple[Chunk, ...]
+    """Disjoint boxes that together are the tensor."""
+
+
+class ShardFile(StrictModel):
+    """A file of the checkpoint."""
+
+    size_bytes: int = Field(ge=0)
+
+
+class Index(StrictModel):
+    """Everything a reader must know to find the bytes of any tensor."""
+
+    version: int = VERSION
+    files: dict[str, ShardFile]
+    tensors: dict[str, SavedTensor]
+    about: dict[str, Any] = Field(default_factory=dict)
+    """Plain JSON of whoever saved, committed with the tensors."""
+
+    def encoded(self) -> bytes:
+        """Return the bytes of the index."""
+        return sealed_json(self.model_dump(mode="json"))
+
+    @classmethod
+    def decoded(cls, data: bytes, *, name: str) -> "Index":
+        """Read the bytes of an index.
+
+        Args:
+            data: The bytes.
+            name: Path for messages.
+
+        Raises:
+            IntegrityError: It is not what was written, or contradicts itself.
+            StateError: Another version wrote it.
+        """
+        value = unsealed_json(data, name=name)
+        require_version(value, VERSION, of=name)
+        try:
+            index = cls.model_validate_json(orjson.dumps(value))
+        except ValidationError as error:
+            raise IntegrityError(f"{name} breaks the format: {error}") from error
+        for key, tensor in index.tensors.items():
+            index._check(key, tensor, name)
+        return index
+
+    def _check(self, key: str, tensor: SavedTensor, name: str) -> None:
+        if tensor.dtype not in ITEM_BYTES:
+            raise IntegrityError(
+                f"{name}: tensor {key!r} has dtype {tensor.dtype!r}, none of {sorted(ITEM_BYTES)}"
+            )
+        found, wanted = sum(math.prod(c.sizes) for c in tensor.chunks), math.prod(tensor.sizes)
+        if found != wanted:
+            raise IntegrityError(
+                f"{name}: chunks of tensor {key!r} hold {found} elements, it has {wanted}"
+            )
+        for chunk in tensor.chunks:
+            self._check_box(key, tensor, chunk, name)
+            size = math.prod(chunk.sizes) * ITEM_BYTES[tensor.dtype]
+            file = self.files.get(chunk.file)
+            if file is None or chunk.at + size > file.size_bytes:
+                there = "is not listed" if file is None else f"has {file.size_bytes} bytes"
+                raise IntegrityError(
+                    f"{name}: tensor {key!r} lies at {chunk.at}+{size} of {chunk.file}, which {there}"
+                )
+
+    @staticmethod
+    def _check_box(key: str, tensor: SavedTensor, chunk: Chunk, name: str) -> None:
+        within = len(chunk.offsets) == len(chunk.sizes) == len(tensor.sizes) and all(
+            offset + size <= whole
+            for offset, size, whole in zip(chunk.offsets, chunk.sizes, tensor.sizes, strict=True)
+        )
+        if not within:
+            raise IntegrityError(
+                f"{name}: a chunk of tensor {key!r} is the box {chunk.sizes} at {chunk.offsets}, "
+                f"which leaves {tensor.sizes}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkToSave:
+    """A chunk that goes into a shard."""
+
+    tensor: str
+    dtype: str
+    """Name of ``ITEM_BYTES``."""
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the chunk."""
+        return math.prod(self.sizes) * ITEM_BYTES[self.dtype]
+
+
+def shard_name(number: int, count: int) -> str:
+    """Return the file of a rank: ``number`` of ``count``, from 1."""
+    return f"shard-{number:05d}-of-{count:05d}.safetensors"
+
+
+def lay_out(chunks: Sequence[ChunkToSave]) -> tuple[bytes, tuple[int, ...]]:
+    """Lay chunks side by side in a safetensors file, in the order given.
+
+    The header fills whole pages, so that tensors which fill pages lie on pages when the
+    file is mapped.
+
+    Returns:
+        The bytes ahead of the chunks, and the first byte of each chunk within the file.
+    """
+    entries: dict[str, object] = {}
+    offsets: dict[str, Mapping[str, Sequence[int]]] = {}
+    at, starts = 0, []
+    for chunk, key in zip(chunks, _keys_of(chunks), strict=True):
+        starts.append(at)
+        entries[key] = {
+            "dtype": chunk.dtype,
+            "shape": chunk.sizes,
+            "data_offsets": (at, at + chunk.size_bytes),
+        }
+        offsets[key] = {"saved_offsets": chunk.offsets}
+        at += chunk.size_bytes
+    # The names under which torch's own reader of safetensors looks for what DCP adds.
+    custom = {
+        "format": "pt",
+        "DCP_VERSION": "1.0",
+        "DCP_SHARDING_INFO": orjson.dumps(offsets).decode(),
+    }
+    text = orjson.dumps({"__metadata__": custom, **entries})
+    text = text.ljust(-(-(8 + len(text)) // _PAGE_BYTES) * _PAGE_BYTES - 8)
+    head = len(text).to_bytes(8, "little") + text
+    return head, tuple(len(head) + start for start in starts)
+
+
+def _keys_of(chunks: Iterable[ChunkToSave]) -> list[str]:
+    """Return a name for each chunk: its tensor's, with the offsets where a rank holds several."""
+    keys: list[str] = []
+    seen: set[str] = set()
+    for chunk in chunks:
+        place = ",".join(map(str, chunk.offsets))
+        keys.append(f"{chunk.tensor}@{place}" if chunk.tensor in seen else chunk.tensor)
+        seen.add(chunk.tensor)
+    return keys

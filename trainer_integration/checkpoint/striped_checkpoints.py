@@ -1,0 +1,135 @@
+"""The checkpoints of a run on a striped namespace, without a mount: ``Checkpoints`` for a store's URL.
+
+::
+
+    step-00000020/
+      shard-00001-of-00002.safetensors   what rank 0 wrote, striped; tensors are spread over the ranks
+      shard-00002-of-00002.safetensors
+      index.json                         commits: where every tensor lies, the model's configuration
+                                         and the data plane's state at the same step
+"""
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from omniload.base.errors import StateError
+from omniload.base.log import get_logger
+from omniload.base.state import Json, JsonObject
+from trainer_integration.checkpoint.place import StorePlace
+from trainer_integration.checkpoint.save_errors import NoRoomError
+from trainer_integration.checkpoint.striped.place import location_of, read_index
+from trainer_integration.checkpoint.striped.storage import load_striped, save_striped
+from trainer_integration.checkpoint.tensors import (
+    Restored,
+    require_same_model,
+    set_optimizer,
+    tensors_of,
+)
+
+__all__ = ["StripedCheckpoints"]
+
+_LOG = get_logger(__name__)
+
+
+class StripedCheckpoints:
+    """Saved and loaded by all ranks together. Every rank calls every method, in the same order."""
+
+    def __init__(
+        self,
+        place: StorePlace,
+        model_config: Mapping[str, Json],
+        *,
+        keep: int = 3,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Use ``place``, which all ranks of ``group`` open; ``model_config`` must not change."""
+        self._place = place
+        self._model_config = dict(model_config)
+        self._keep = keep
+        self._group = group
+        self._rank = 0 if group is None else dist.get_rank(group)
+
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader_state: Mapping[str, Json],
+    ) -> str:
+        """Save and commit; when this returns on any rank the checkpoint is on the store.
+
+        Args:
+            step: Steps done.
+            model: Its parameters are saved.
+            optimizer: Has taken a step; its gradients are dropped.
+            loader_state: The data plane's state after the same steps; rank 0's is saved.
+
+        Returns:
+            The folder within the namespace.
+
+        Raises:
+            NoRoomError: It does not fit; what was written of it is removed.
+            StateError: A checkpoint of this step exists, or the optimiser has no state.
+            UnavailableError: The store does not answer.
+        """
+        if not optimizer.state:
+            raise StateError(f"the optimiser has no state at step {step}; save after a step")
+        if self._rank == 0:
+            self._sweep()
+        about: JsonObject = {
+            "step": step,
+            "model": self._model_config,
+            "loader": dict(loader_state),
+        }
+        path, tensors = self._place.path_of(step), tensors_of(model, optimizer)
+        try:
+            save_striped(tensors, self._place.files, path, self._group, about=about)
+        except NoRoomError:
+            if self._rank == 0:  # all ranks leave a save together, so none still writes
+                self._sweep()
+            raise
+        if self._rank == 0:
+            for old in self._place.steps()[: -self._keep]:
+                self._place.remove(old)
+        if self._group is not None:
+            dist.barrier(group=self._group)
+        return path
+
+    def _sweep(self) -> None:
+        for left in self._place.unfinished():
+            _LOG.warning("removing step %d, left by an interrupted save", left)
+            self._place.remove(left)
+
+    def load(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int | None = None
+    ) -> Restored | None:
+        """Load into ``model`` and ``optimizer``, in place; every byte is checked as it is read.
+
+        Args:
+            model: Built from the same configuration; any number of ranks.
+            optimizer: Its optimiser, used or fresh.
+            step: Which checkpoint; None takes the newest.
+
+        Returns:
+            What else was saved; None where there is no checkpoint.
+
+        Raises:
+            IntegrityError: A piece is missing or not what was saved; raised on all ranks.
+            StateError: Written by another release or for another model, or not there.
+            UnavailableError: The store does not answer.
+        """
+        step = max(self._place.steps(), default=None) if step is None else step
+        if step is None:
+            return None
+        path = self._place.path_of(step)
+        about = read_index(self._place.files, path).about
+        location = location_of(self._place.files, path)
+        require_same_model(location, about.get("model", {}), self._model_config)
+        loader_state = self._place.loader_state_of(step)
+        tensors = tensors_of(model, optimizer)
+        load_striped(tensors, self._place.files, path, self._group)
+        set_optimizer(model, optimizer, tensors)
+        return Restored(step=step, loader_state=loader_state)

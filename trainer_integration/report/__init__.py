@@ -1,0 +1,1 @@
+"""What a run amounts to: the proof, the summary, the terminal, the page."""

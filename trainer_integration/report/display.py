@@ -1,0 +1,247 @@
+"""What a person sees of a job: a bar and tidy lines while it runs, tables of what it came to.
+
+Lines of figures fit 80 columns. A line without a bound, such as an error, is never
+wrapped here: a pipe gets it whole.
+"""
+
+import math
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from omniload.base.units import format_bytes, format_count
+from omniload.mix.config import MixConfig
+from trainer_integration.report.proof import Proof
+from trainer_integration.report.run_summary import (
+    RunSummary,
+    SourceShare,
+    excess,
+    source_shares,
+    wait_share,
+)
+from trainer_integration.run.launch import Launcher
+from trainer_integration.run.run_log import EventLine, StepLine
+
+__all__ = ["HEAD", "RunDisplay", "print_proof", "print_summary", "share_lines", "step_line"]
+
+_FEW_STEPS = 40
+_ROUND = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+_STEPS_BETWEEN_SHARES = 10
+_WIDTH = 80
+_INDENT = " " * 10
+_SHOWN_SOURCES = 9
+_LONGEST_NAME = 20
+_FIGURES_WIDTH = 15
+_SHOWN_KINDS = 3
+_FAR_OFF_POINTS = 1.0
+HEAD = "  step     loss    tok/s    wait   max/mean   over bound   experts"
+"""Heading of ``step_line``."""
+
+
+class RunDisplay:
+    """Shows one job; use it in a ``with``."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            # A bar that cannot be redrawn would leave a line per refresh.
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID | None = None
+        self._mix: MixConfig | None = None
+        self._every = 1
+        self._total = 0
+        self._attempt = -1
+        self._seen: dict[int, StepLine] = {}
+
+    def expect(self, steps: int, mix: MixConfig) -> None:
+        """Say how long the job is and what shares its mix asks for."""
+        self._total, self._mix = steps, mix
+        self._every = next((n for n in _ROUND if steps <= _FEW_STEPS * n), _ROUND[-1])
+        self._task = self._progress.add_task("training", total=steps)
+
+    def observe(self, _launcher: Launcher, line: StepLine | EventLine) -> None:
+        """Show a step or an event; an observer for ``Launcher``."""
+        if isinstance(line, EventLine):
+            self._show_event(line)
+        else:
+            self._show_step(line)
+
+    def say(self, markup: str) -> None:
+        """Show a line of somebody else's among those of the job."""
+        self._print(f"          {markup}")
+
+    def _show_event(self, line: EventLine) -> None:
+        failed = line.what == "exit" and not line.detail.endswith(": code 0")
+        style = "bold red" if failed else "bold green" if line.what == "resume" else "bold"
+        detail = escape(line.detail) + ("" if line.took_s is None else f" in {line.took_s:.2f} s")
+        text = (
+            f"[dim]{line.seconds:6.1f} s[/]  [{style}]{line.what.replace('_', ' '):<10}[/] {detail}"
+        )
+        self._console.print(text, soft_wrap=True, highlight=False)
+
+    def _show_step(self, line: StepLine) -> None:
+        self._seen[line.step] = line
+        begins = line.attempt != self._attempt
+        self._attempt = line.attempt
+        if begins:
+            self._print(f"[bold]{HEAD}[/]")
+        if begins or line.step % self._every == 0 or line.step + 1 == self._total:
+            self._print(step_line(line))
+        done = line.step + 1
+        shares_due = done % max(_STEPS_BETWEEN_SHARES, 10 * self._every) == 0 or done == self._total
+        if shares_due and self._mix is not None:
+            trained = [self._seen[step] for step in sorted(self._seen)]
+            for text in share_lines(source_shares(trained, self._mix), f"to step {line.step}"):
+                self._print(f"[dim]{text}[/]")
+        if self._task is not None:
+            self._progress.update(self._task, completed=done)
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, highlight=False)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+
+def step_line(line: StepLine) -> str:
+    """Return a step under ``HEAD``, in at most 80 characters."""
+    speed = format_count(line.tokens / line.seconds) if line.seconds > 0 else "-"
+    experts = "-" if line.expert_imbalance is None else f"{line.expert_imbalance:.3f}"
+    return (
+        f"{line.step:6d} {line.loss:8.3f} {speed:>8} {wait_share(line):7.2%} "
+        f"{line.imbalance:10.4f} {excess(line.imbalance / line.bound):12.5%} {experts:>9}"
+    )
+
+
+def share_lines(shares: Sequence[SourceShare], when: str) -> list[str]:
+    """Return shares against targets, a few sources to a line of at most 80 characters.
+
+    Of many sources, those farthest from their targets are shown.
+    """
+    chosen = sorted(shares, key=lambda share: -abs(share.share - (share.target or 0.0)))
+    kept = {share.name for share in chosen[:_SHOWN_SOURCES]}
+    shown = [share for share in shares if share.name in kept]
+    width = min(max((len(share.name) for share in shown), default=0), _LONGEST_NAME)
+    cells = [_share_cell(share, width) for share in shown]
+    per_line = (_WIDTH - len(_INDENT)) // (width + _FIGURES_WIDTH)
+    rows = [cells[at : at + per_line] for at in range(0, len(cells), per_line)]
+    head = f"{_INDENT}share of tokens {when}, and target (%)"
+    return [head, *(_INDENT + "".join(row).rstrip() for row in rows)]
+
+
+def _share_cell(share: SourceShare, width: int) -> str:
+    name = share.name if len(share.name) <= width else share.name[: width - 1] + "…"
+    target = "-" if share.target is None else f"{100 * share.target:.1f}"
+    return f"{name:<{width}} {100 * share.share:5.1f} {'(' + target + ')':<8}"
+
+
+def print_summary(console: Console, summary: RunSummary) -> None:
+    """Print what a run came to."""
+    figures = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    figures.add_column(style="dim")
+    figures.add_column(justify="right")
+    figures.add_column(style="dim")
+    for what, value, note in _figures(summary):
+        figures.add_row(what, value, note)
+    console.print(figures)
+    console.print(_share_table(summary.sources))
+
+
+def _figures(summary: RunSummary) -> list[tuple[str, str, str]]:
+    kinds = [f"{kind} {format_bytes(size)}" for kind, size in summary.peak_bytes.items()]
+    peaks = ", ".join([*kinds[:_SHOWN_KINDS], *(["…"] if len(kinds) > _SHOWN_KINDS else [])])
+    return [
+        ("outcome", summary.outcome, f"after {summary.seconds:.0f} s"),
+        ("steps", str(summary.steps), f"{format_count(summary.tokens)} tokens"),
+        ("restarts", str(summary.attempts - 1), f"{summary.repeated_steps} steps run again"),
+        ("loss", f"{summary.last_loss:.3f}", f"from {summary.first_loss:.3f}"),
+        ("speed", f"{format_count(summary.tokens_per_s)}", "tokens/s, median"),
+        ("wait for data", f"{summary.wait_share:.2%}", "of the step, median"),
+        ("imbalance", f"{summary.imbalance:.4f}", "planned max over mean, median"),
+        ("over the bound", f"{excess(summary.over_bound):.4%}", "above the least possible, median"),
+        ("compute", f"{summary.compute_imbalance:.3f}", "measured max over mean, median"),
+        ("experts", f"{summary.expert_imbalance:.3f}", "busiest over mean, worst layer, median"),
+        (
+            "save",
+            _seconds(summary.save_s),
+            f"median of {summary.saves}; longest {_seconds(summary.longest_save_s)}",
+        ),
+        ("memory", format_bytes(sum(summary.peak_bytes.values())), peaks or "not sampled"),
+    ]
+
+
+def _seconds(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f} s"
+
+
+def _share_table(sources: Sequence[SourceShare]) -> Table:
+    table = Table(title="Share of the tokens", title_justify="left", header_style="dim")
+    table.add_column("source")
+    for heading in ("tokens", "share", "target", "off, points"):
+        table.add_column(heading, justify="right")
+    for source in sources:
+        row: list[str | Text] = [
+            Text(source.name),
+            format_count(source.tokens),
+            f"{source.share:.2%}",
+        ]
+        if source.target is None:
+            table.add_row(*row, "-", "-")
+            continue
+        off = source.points_off or 0.0
+        style = "yellow" if abs(off) > _FAR_OFF_POINTS else ""
+        table.add_row(*row, f"{source.target:.2%}", Text(f"{off:+.2f}", style=style))
+    return table
+
+
+def print_proof(console: Console, proof: Proof) -> None:
+    """Print a proof: the steps that differ, or those that were run again and came out the same."""
+    shown = [step for step in proof.steps if not step.holds] or list(proof.repeated)
+    if shown:
+        title = "Steps that differ" if not proof.holds else "Steps that were run again"
+        table = Table(title=title, title_justify="left", header_style="dim")
+        table.add_column("step", justify="right")
+        table.add_column("unbroken replay")
+        table.add_column("as trained, each attempt")
+        for step in shown:
+            table.add_row(
+                str(step.step),
+                step.replayed or "no such step",
+                " ".join(step.logged) or "not logged",
+            )
+        console.print(table)
+    verdict = "[bold green]proved[/]" if proof.holds else "[bold red]not proved[/]"
+    console.print(
+        f"{verdict}: steps {proof.steps[0].step} to {proof.steps[-1].step}, {proof.num_logged} logged "
+        f"digests against an unbroken replay of {proof.seconds:.1f} s",
+        highlight=False,
+        soft_wrap=True,
+    )

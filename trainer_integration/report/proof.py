@@ -1,0 +1,219 @@
+"""Proof that an interrupted run saw the samples of an unbroken one.
+
+The mix is replayed on one rank, without training; every step's digest must be the one
+the trainers logged, in each attempt that ran the step.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+import orjson
+from pydantic import ValidationError
+
+from omniload.actors.local.plane import LocalPlane
+from omniload.actors.plane import JOURNAL_NAME, PlaneSpec
+from omniload.base.config import StrictModel
+from omniload.base.errors import ConfigError, IntegrityError, StateError
+from omniload.base.state import JsonObject
+from omniload.batch.digest import batch_digest
+from omniload.client import Client
+from omniload.mix.config import MixConfig
+from omniload.mix.journal import read_journal
+from omniload.mix.progress import fingerprint_in, fold
+from omniload.mix.run_record import RunLife, read_run_record
+from omniload.plan.place_tree import ClientPlaceTree
+from omniload.source.index import index_folder
+from trainer_integration.run.run_log import EventLine, MemoryLine, StepLine, read_log
+
+__all__ = [
+    "PROOF_NAME",
+    "Proof",
+    "StepProof",
+    "compared",
+    "logged_digests",
+    "prove",
+    "read_proof",
+    "replayed_digests",
+]
+
+PROOF_NAME = "proof.json"
+"""File of the last proof in the run's folder."""
+
+
+class StepProof(StrictModel):
+    """One step: what an unbroken run sees, and what each attempt saw."""
+
+    step: int
+    replayed: str | None
+    """Digest of the replay; ``None`` where the mix ends before the step."""
+    logged: tuple[str, ...]
+    """Digests in the order of the log; empty where the log has no such step."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the step was trained, and every time on these samples."""
+        return bool(self.logged) and all(digest == self.replayed for digest in self.logged)
+
+
+class Proof(StrictModel):
+    """A comparison of a run with its replay."""
+
+    version: Literal[1] = 1
+    seconds: float
+    """Time of the replay."""
+    steps: tuple[StepProof, ...]
+    """Consecutive steps."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether every step holds."""
+        return all(step.holds for step in self.steps)
+
+    @property
+    def num_logged(self) -> int:
+        """Lines of the log that were compared: more than steps where steps were run again."""
+        return sum(len(step.logged) for step in self.steps)
+
+    @property
+    def repeated(self) -> tuple[StepProof, ...]:
+        """Steps that more than one attempt trained."""
+        return tuple(step for step in self.steps if len(step.logged) > 1)
+
+    def require(self) -> Self:
+        """Return the proof, if it is one.
+
+        Raises:
+            IntegrityError: Naming the first step that differs, with both digests.
+        """
+        first = next((step for step in self.steps if not step.holds), None)
+        if first is None:
+            return self
+        if not first.logged:
+            raise IntegrityError(
+                f"step {first.step} is in no line of the log, and later steps are; an unbroken run trains it, "
+                "so this run left samples out"
+            )
+        expected = "no samples at all" if first.replayed is None else first.replayed
+        raise IntegrityError(
+            f"step {first.step} was trained on samples {' and '.join(first.logged)}, an unbroken run sees "
+            f"{expected}; do not trust what was trained from this step on"
+        )
+
+
+def compared(
+    replayed: Mapping[int, str], logged: Mapping[int, Sequence[str]], seconds: float
+) -> Proof:
+    """Put the digests of a replay beside those of a log, over all steps from the first to the last."""
+    return Proof(
+        seconds=seconds,
+        steps=tuple(
+            StepProof(step=step, replayed=replayed.get(step), logged=tuple(logged.get(step, ())))
+            for step in range(min(logged), max(logged) + 1)
+        ),
+    )
+
+
+def prove(
+    run_dir: Path,
+    *,
+    from_step: int = 0,
+    tell: Callable[[int, int], None] = lambda _done, _all: None,
+) -> Proof:
+    """Replay a run and compare; the result is also written to the run's folder.
+
+    Args:
+        run_dir: Folder of the run.
+        from_step: First step to replay; above 0, the journal says where it starts.
+        tell: Called after every step with the steps done and the steps there are.
+
+    Raises:
+        StateError: The folder holds no run, the run recorded no digests from ``from_step`` on, or
+            the data are not those of the run.
+    """
+    life = read_run_record(run_dir).last
+    mix = _as_written(life)
+    logged = logged_digests(read_log(run_dir), from_step)
+    if min(logged) > from_step:
+        logged[from_step] = []  # a step that the log should have
+    last = max(logged)
+    spec = PlaneSpec(
+        mix=mix.model_copy(update={"runtime": mix.runtime.model_copy(update={"kind": "local"})}),
+        base_dir=life.base_dir,
+        tree=ClientPlaceTree.of(dp=1),
+        state=_state_at(run_dir, mix, from_step) if from_step else None,
+        num_steps=last + 1,
+        cache_dir=index_folder(life.mix_path),
+    )
+    began_s = time.perf_counter()
+    replayed: dict[int, str] = {}
+    for step, digest in replayed_digests(spec):
+        replayed[step] = digest
+        tell(len(replayed), last + 1 - from_step)
+    proof = compared(replayed, logged, time.perf_counter() - began_s)
+    partial = run_dir / (PROOF_NAME + ".partial")
+    partial.write_bytes(orjson.dumps(proof.model_dump(mode="json")))
+    partial.replace(run_dir / PROOF_NAME)
+    return proof
+
+
+def logged_digests(
+    lines: Sequence[StepLine | EventLine | MemoryLine], from_step: int
+) -> dict[int, list[str]]:
+    """Return the digests of every attempt, by step.
+
+    Raises:
+        StateError: There are none from ``from_step`` on, or a step has none.
+    """
+    logged: dict[int, list[str]] = {}
+    for line in lines:
+        if isinstance(line, StepLine) and line.step >= from_step:
+            if line.digest is None:
+                raise StateError(
+                    f"step {line.step} has no digest; set digest: true in the training file and run it again"
+                )
+            logged.setdefault(line.step, []).append(line.digest)
+    if not logged:
+        raise StateError(
+            f"the log holds no step from step {from_step} on; train first, or choose an earlier step"
+        )
+    return logged
+
+
+def replayed_digests(spec: PlaneSpec) -> Iterator[tuple[int, str]]:
+    """Yield every step of a mix with the digest of its samples, on one rank in this process."""
+    with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
+        for batch in client:
+            yield batch.step, f"{batch_digest(batch):016x}"
+
+
+def read_proof(run_dir: Path) -> Proof | None:
+    """Return the last proof of a run, ``None`` where there is none.
+
+    Raises:
+        StateError: The file is damaged or of another version.
+    """
+    path = run_dir / PROOF_NAME
+    try:
+        return Proof.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise StateError(
+            f"{path}: not a proof of this release ({error.errors()[0]['msg']}); run `omniload train verify` again"
+        ) from error
+
+
+def _as_written(life: RunLife) -> MixConfig:
+    try:
+        return life.mix()
+    except ConfigError as error:
+        raise StateError(f"the run's mix is read no longer: {error}") from error
+
+
+def _state_at(run_dir: Path, mix: MixConfig, step: int) -> JsonObject:
+    """Return the state before ``step`` from the run's journal."""
+    base, records = read_journal(run_dir / JOURNAL_NAME)
+    held = fingerprint_in(base)
+    return fold(mix, base, records, held, step).to_json(mix.names, held)

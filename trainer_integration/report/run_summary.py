@@ -1,0 +1,360 @@
+"""What the log of a run amounts to: attempts, shares against target, waits, imbalance. Pure arithmetic.
+
+Shape suffixes:
+    N  steps, one line each      S  sources
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.mix.config import MixConfig
+from omniload.mix.schedule import weights_at
+from trainer_integration.run.run_log import EventLine, MemoryLine, StepLine, last_of_each_step
+
+__all__ = [
+    "Attempt",
+    "RunSummary",
+    "Shares",
+    "SourceShare",
+    "TimedEvent",
+    "attempts_of",
+    "compute_imbalance",
+    "events_of",
+    "excess",
+    "memory_by_kind",
+    "role_kind",
+    "shares_of",
+    "smoothed",
+    "source_shares",
+    "summary_of",
+    "wait_share",
+]
+
+AnyLine = StepLine | EventLine | MemoryLine
+_ENDS_OF_LOSS = 3
+"""Steps whose mean loss stands for the loss at an end of the run: one step's is noisy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What was trained between one start of the ranks and their end."""
+
+    launch: int
+    """Number of the launch, from 0; each ``train run`` is one."""
+    number: int
+    """Restarts before it in the same launch."""
+    resumed_from: int | None
+    """Step of the checkpoint it started from; ``None`` from nothing."""
+    steps: tuple[StepLine, ...]
+    """In the order they were run."""
+    cause: str | None
+    """How its first failing rank ended; ``None`` where none failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedEvent:
+    """An event on a clock that runs on over all launches."""
+
+    seconds: float
+    line: EventLine
+    after_step: int | None
+    """Last step that was logged before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceShare:
+    """One source over the whole run."""
+
+    name: str
+    tokens: int
+    share: float
+    """Of all tokens trained on."""
+    target: float | None
+    """What the mix file asked for over the same steps; ``None`` where weights count samples."""
+
+    @property
+    def points_off(self) -> float | None:
+        """How far the share is above its target, in percentage points, to a hundredth."""
+        # Adding 0 turns -0.0 into 0.0.
+        return None if self.target is None else round(100 * (self.share - self.target), 2) + 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Shares of the tokens of every step, ``[N, S]`` each, beside what the mix asked for."""
+
+    names: tuple[str, ...]
+    tokens_NS: NDArray[np.int64]
+    step_NS: NDArray[np.float64]
+    """Share of the step's tokens."""
+    total_NS: NDArray[np.float64]
+    """Share of all tokens up to and with the step."""
+    step_target_NS: NDArray[np.float64] | None
+    """Weights at the step; ``None`` where weights count samples, not tokens."""
+    total_target_NS: NDArray[np.float64] | None
+    """Weights so far, each step counting by its tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """A run in a dozen figures; medians are over the steps as they were last run."""
+
+    outcome: str
+    """Detail of the last ``end`` event, or ``running or cut off``."""
+    steps: int
+    """Distinct steps that were trained."""
+    attempts: int
+    failures: int
+    """Attempts that a failing rank ended."""
+    repeated_steps: int
+    """Steps run again because their work was lost."""
+    tokens: int
+    seconds: float
+    """From launch to the last line, over all launches."""
+    first_loss: float
+    """Mean of the first three steps."""
+    last_loss: float
+    """Mean of the last three steps."""
+    tokens_per_s: float
+    wait_share: float
+    """Longest wait of a rank over the step's time."""
+    imbalance: float
+    """Planned cost of the heaviest rank over the mean."""
+    over_bound: float
+    """The same over the least that was possible."""
+    compute_imbalance: float
+    """Measured time of the slowest rank over the mean."""
+    expert_imbalance: float
+    """Token slots of the busiest expert over the mean, in the worst layer."""
+    saves: int
+    """Checkpoints, those of work that was lost included."""
+    save_s: float
+    """Time of a save; no step's time holds it."""
+    longest_save_s: float
+    sources: tuple[SourceShare, ...]
+    peak_bytes: Mapping[str, int]
+    """Greatest proportional set size by kind of role."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last launch ran to its end: that of its steps or that of the data."""
+        return self.outcome.startswith("done")
+
+
+def attempts_of(lines: Iterable[AnyLine]) -> tuple[Attempt, ...]:
+    """Split a log at the starts of the ranks."""
+    attempts: list[Attempt] = []
+    launch = -1
+    number, resumed, cause = 0, None, None
+    steps: list[StepLine] = []
+
+    def close() -> None:
+        if launch >= 0:
+            attempts.append(
+                Attempt(
+                    launch=launch,
+                    number=number,
+                    resumed_from=resumed,
+                    steps=tuple(steps),
+                    cause=cause,
+                )
+            )
+
+    for line in lines:
+        if isinstance(line, StepLine):
+            launch = max(launch, 0)
+            steps.append(line)
+        elif isinstance(line, EventLine) and line.what in {"start", "restart"}:
+            close()
+            launch += line.what == "start" or launch < 0
+            number, resumed, cause, steps = line.attempt, None, None, []
+        elif isinstance(line, EventLine) and line.what == "resume":
+            resumed = line.step
+        elif isinstance(line, EventLine) and _is_failure(line) and cause is None:
+            cause = line.detail
+    close()
+    return tuple(attempts)
+
+
+def _is_failure(line: EventLine) -> bool:
+    return line.what == "exit" and not line.detail.endswith(": code 0")
+
+
+def events_of(lines: Iterable[AnyLine]) -> tuple[TimedEvent, ...]:
+    """Return the events on one clock."""
+    clock, events, step = _Clock(), [], None
+    for line in lines:
+        if isinstance(line, StepLine):
+            step = line.step
+            continue
+        seconds = clock.at(line)
+        if isinstance(line, EventLine):
+            events.append(TimedEvent(seconds=seconds, line=line, after_step=step))
+    return tuple(events)
+
+
+class _Clock:
+    """Puts one launch after the other: each counts its seconds from its own start."""
+
+    def __init__(self) -> None:
+        self._offset = self.latest = 0.0
+
+    def at(self, line: EventLine | MemoryLine) -> float:
+        if isinstance(line, EventLine) and line.what == "start":
+            self._offset = self.latest
+        seconds = self._offset + line.seconds
+        self.latest = max(self.latest, seconds)
+        return seconds
+
+
+def role_kind(role: str) -> str:
+    """Return what a role is, without its number: ``rank 0`` is a ``rank``, ``loader-3`` a ``loader``."""
+    return role.rstrip("0123456789").rstrip(" -")
+
+
+def memory_by_kind(
+    lines: Iterable[AnyLine],
+) -> tuple[NDArray[np.float64], dict[str, NDArray[np.int64]]]:
+    """Return the times of the memory samples, and bytes at them by kind of role, the greatest first."""
+    clock, times, samples = _Clock(), [], []
+    for line in lines:
+        if isinstance(line, StepLine):
+            continue
+        seconds = clock.at(line)
+        if isinstance(line, MemoryLine):
+            by_kind: dict[str, int] = {}
+            for role, size in line.pss_bytes.items():
+                by_kind[role_kind(role)] = by_kind.get(role_kind(role), 0) + size
+            times.append(seconds)
+            samples.append(by_kind)
+    kinds = {kind for sample in samples for kind in sample}
+    series = {
+        kind: np.asarray([sample.get(kind, 0) for sample in samples], np.int64) for kind in kinds
+    }
+    ordered = sorted(series.items(), key=lambda item: (-int(item[1].max()), item[0]))
+    return np.asarray(times, np.float64), dict(ordered)
+
+
+def shares_of(steps: Sequence[StepLine], mix: MixConfig) -> Shares:
+    """Return the shares of the sources at every step and so far.
+
+    Args:
+        steps: One line per step, in step order.
+        mix: The mix that was trained on.
+    """
+    names = mix.names
+    tokens_NS = np.asarray(
+        [[line.tokens_by_source.get(name, 0) for name in names] for line in steps], np.int64
+    ).reshape(len(steps), len(names))
+    tokens_N1 = tokens_NS.sum(1, keepdims=True)
+    so_far_N1 = np.maximum(tokens_N1.cumsum(0), 1)
+    target_NS = total_target_NS = None
+    if mix.mix.level == "token":
+        target_NS = np.asarray(
+            [weights_at(mix.mix.stages, names, line.step) for line in steps], np.float64
+        ).reshape(len(steps), len(names))
+        total_target_NS = (target_NS * tokens_N1).cumsum(0) / so_far_N1
+    return Shares(
+        names=names,
+        tokens_NS=tokens_NS,
+        step_NS=tokens_NS / np.maximum(tokens_N1, 1),
+        total_NS=tokens_NS.cumsum(0) / so_far_N1,
+        step_target_NS=target_NS,
+        total_target_NS=total_target_NS,
+    )
+
+
+def smoothed(values_NS: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+    """Return the mean over up to ``window`` rows around each row; fewer at the ends."""
+    sums = np.concatenate((np.zeros((1, values_NS.shape[1])), values_NS.cumsum(0)))
+    at = np.arange(len(values_NS))
+    first = np.maximum(at - window // 2, 0)
+    stop = np.minimum(at + (window + 1) // 2, len(values_NS))
+    means: NDArray[np.float64] = (sums[stop] - sums[first]) / (stop - first)[:, None]
+    return means
+
+
+def wait_share(line: StepLine) -> float:
+    """Return the part of a step that the rank that waited longest waited for its batch."""
+    return max(line.wait_s, default=0.0) / line.seconds if line.seconds > 0 else 0.0
+
+
+def compute_imbalance(line: StepLine) -> float:
+    """Return the slowest rank's time in its passes over the mean of all ranks."""
+    mean = sum(line.compute_s) / max(len(line.compute_s), 1)
+    return max(line.compute_s, default=0.0) / mean if mean > 0 else 1.0
+
+
+def excess(ratio: float) -> float:
+    """Return how far a ratio to a least value is above 1; rounding may put it a hair below."""
+    return max(0.0, ratio - 1)
+
+
+def summary_of(lines: Sequence[AnyLine], mix: MixConfig) -> RunSummary:
+    """Return the figures of a run.
+
+    Args:
+        lines: Its log.
+        mix: The mix that was trained on.
+    """
+    steps = last_of_each_step(lines)
+    attempts, clock = attempts_of(lines), _Clock()
+    for line in lines:
+        if not isinstance(line, StepLine):
+            clock.at(line)
+    ends = [line.detail for line in lines if isinstance(line, EventLine) and line.what == "end"]
+    saves_s = [line.took_s for line in lines if isinstance(line, EventLine) and line.took_s]
+    _, memory = memory_by_kind(lines)
+    return RunSummary(
+        outcome=ends[-1] if ends else "running or cut off",
+        steps=len(steps),
+        attempts=len(attempts),
+        failures=sum(attempt.cause is not None for attempt in attempts),
+        repeated_steps=sum(len(attempt.steps) for attempt in attempts) - len(steps),
+        tokens=sum(line.tokens for line in steps),
+        seconds=clock.latest,
+        first_loss=_mean([line.loss for line in steps[:_ENDS_OF_LOSS]]),
+        last_loss=_mean([line.loss for line in steps[-_ENDS_OF_LOSS:]]),
+        tokens_per_s=_median([line.tokens / line.seconds for line in steps if line.seconds > 0]),
+        wait_share=_median([wait_share(line) for line in steps]),
+        imbalance=_median([line.imbalance for line in steps]),
+        over_bound=_median([line.imbalance / line.bound for line in steps if line.bound > 0]),
+        compute_imbalance=_median([compute_imbalance(line) for line in steps]),
+        expert_imbalance=_median(
+            [line.expert_imbalance for line in steps if line.expert_imbalance is not None]
+        ),
+        saves=sum(isinstance(line, EventLine) and line.what == "checkpoint" for line in lines),
+        save_s=_median(saves_s),
+        longest_save_s=max(saves_s, default=float("nan")),
+        sources=source_shares(steps, mix),
+        peak_bytes={kind: int(sizes.max()) for kind, sizes in memory.items()},
+    )
+
+
+def source_shares(steps: Sequence[StepLine], mix: MixConfig) -> tuple[SourceShare, ...]:
+    """Return every source's share of the tokens of ``steps``, in the order of the mix file."""
+    if not steps:
+        return ()
+    shares = shares_of(steps, mix)
+    targets = shares.total_target_NS
+    return tuple(
+        SourceShare(
+            name=name,
+            tokens=int(shares.tokens_NS[:, s].sum()),
+            share=float(shares.total_NS[-1, s]),
+            target=None if targets is None else float(targets[-1, s]),
+        )
+        for s, name in enumerate(shares.names)
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")
+
+
+def _median(values: Sequence[float]) -> float:
+    return median(values) if values else float("nan")

@@ -1,0 +1,390 @@
+"""The launcher: starts the data plane and the ranks, restarts them from the last checkpoint, ends them all.
+
+A thin shell of ``omniload.machine.supervisor``. It never imports torch, so it is up at once.
+"""
+
+import queue
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, assert_never
+
+from omniload.actors.address import PlaneAddress
+from omniload.actors.opening import open_ray_plane, runtime_of
+from omniload.actors.reaper import Reaper, marked
+from omniload.base.errors import OmniloadError
+from omniload.base.log import get_logger
+from omniload.machine.supervisor import (
+    AskRanks,
+    CheckpointCommitted,
+    CheckpointDamaged,
+    Command,
+    Event,
+    GiveUp,
+    RankExited,
+    RanksStopped,
+    Start,
+    StartRanks,
+    Stop,
+    StopRanks,
+    Succeed,
+    Supervisor,
+)
+from omniload.mix.config import MixConfig
+from omniload.mix.run_record import RUN_RECORD_NAME, read_run_record
+from snapshot.startup.events import process_started, restarted, spawning, stage
+from trainer_integration.config import TrainConfig
+from trainer_integration.run.launch_plan import AttemptStart, next_log_number, read_plan
+from trainer_integration.run.memory import pss_by_role
+from trainer_integration.run.rank_process import RankProcess
+from trainer_integration.run.resuming import Resume, step_name
+from trainer_integration.run.run_lock import RunLock
+from trainer_integration.run.run_log import EventKind, EventLine, MemoryLine, RunLog, StepLine
+
+if TYPE_CHECKING:
+    from omniload.actors.ray.plane import RayPlane
+
+__all__ = ["Launcher", "Observer"]
+
+_LOG = get_logger(__name__)
+_MEMORY_EVERY_S = 5.0
+_INTERRUPTED_EXIT = 130
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_OTHER_EXITS_S = 0.5
+"""How long the peers of a rank that failed may take to say that something graver happened to them."""
+_FOLLOWER_S = 5.0
+_SAVING_S = 30.0
+"""How long ranks that were asked to end may take over their step and its checkpoint."""
+_RANK = (sys.executable, "-m", "trainer_integration.run.rank")
+
+Observer = Callable[["Launcher", StepLine | EventLine], None]
+"""Called for every step and event, in the launcher's threads; it may look at ``pids``."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What runs at present."""
+
+    number: int
+    plane: "RayPlane | None"
+    ranks: dict[int, RankProcess]
+    roles: Mapping[str, int]
+
+
+class Launcher:
+    """One training job on this machine, from its first attempt to its end."""
+
+    def __init__(
+        self, config: Path, *, resume: Resume = "never", observer: Observer | None = None
+    ) -> None:
+        """Read and check the configuration; nothing is started.
+
+        Raises:
+            ConfigError: The training or the mix file is faulty.
+            StateError: The run has checkpoints and ``resume`` is ``never``, or none of the step asked for.
+        """
+        self._plan = read_plan(config)
+        self._resume = resume
+        self._first_step = self._plan.first_step(resume)
+        self._observer = observer
+        self._machine = Supervisor(
+            num_ranks=self._plan.train.parallel.num_ranks,
+            max_restarts=self._plan.train.max_restarts,
+        )
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._attempt: _Attempt | None = None
+        self._job = secrets.token_hex(8)
+        self._began_s = time.monotonic()
+        self._log: RunLog | None = None
+        self._first_log = 0
+        self._noted = False
+        self._damaged: dict[int, str] = {}
+        self._data_end: int | None = None
+        self._patience: threading.Timer | None = None
+
+    @property
+    def train(self) -> TrainConfig:
+        """The training file."""
+        return self._plan.train
+
+    @property
+    def mix(self) -> MixConfig:
+        """The mix, as it is balanced."""
+        return self._plan.mix
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of the run."""
+        return self._plan.run_dir
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Processes by role at present: ``rank 0``, ``planner``, ``loader-0``, ..."""
+        attempt = self._attempt
+        if attempt is None:
+            return {}
+        return {
+            **{f"rank {rank}": p.pid for rank, p in dict(attempt.ranks).items()},
+            **attempt.roles,
+        }
+
+    def run(self) -> int:
+        """Run the job to its end; return the exit code.
+
+        Raises:
+            IntegrityError: No checkpoint to resume from is whole.
+            OmniloadError: The data plane cannot be started.
+        """
+        with RunLock(self.run_dir):
+            # Again: a launcher that held the folder until now may have saved.
+            self._plan.first_step(self._resume)
+            start = self._start_of(0)
+            if self._plan.is_finished(start.step):
+                step = step_name(start.step or 0)
+                self._tell("end", f"{step} is the end of the run: nothing is left to train")
+                return 0
+            self._first_step = start.step or 0
+            if (self.run_dir / RUN_RECORD_NAME).exists():
+                read_run_record(self.run_dir)  # refuse a damaged one now; it is written again later
+            return self._guarded()
+
+    def _guarded(self) -> int:
+        """Run under the eyes of a reaper; the folder is ours."""
+        for leftover in self.run_dir.glob("rendezvous-*"):
+            leftover.unlink(missing_ok=True)
+        self._first_log = next_log_number(self.run_dir)
+        reaper = Reaper(self._job)  # of the ranks; the data plane has one of its own
+        previous = {number: signal.getsignal(number) for number in _ENDING_SIGNALS}
+        self._listen()
+        try:
+            with (
+                marked(self._job),
+                RunLog(self.run_dir, fresh=self._first_step == 0) as self._log,
+            ):
+                return self._logged()
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            reaper.close()
+
+    def _logged(self) -> int:
+        """Run while the log is open, and leave no thread that would write to it later."""
+        ended = threading.Event()
+        watch = threading.Thread(
+            target=self._watch_memory, args=(ended,), name="omniload-memory", daemon=True
+        )
+        watch.start()
+        try:
+            return self._supervise()
+        except SystemExit:  # what Ray makes of a SIGTERM while it is starting
+            self._tell("end", "interrupted")
+            return _INTERRUPTED_EXIT
+        finally:
+            self._stop_ranks()
+            ended.set()
+            if self._patience is not None:
+                self._patience.cancel()
+            watch.join()
+
+    def _supervise(self) -> int:
+        event: Event = Start()
+        while True:
+            for command in self._machine.handle(event):
+                if (code := self._carry_out(command)) is not None:
+                    return code
+            event = self._events.get()
+
+    def _carry_out(self, command: Command) -> int | None:
+        match command:
+            case StartRanks(attempt=attempt):
+                self._start(attempt)
+            case StopRanks(at_once=at_once):
+                self._stop_ranks(0.0 if at_once else _OTHER_EXITS_S)
+                self._events.put(RanksStopped())
+            case AskRanks():
+                self._ask_ranks()
+            case Succeed():
+                end = self._data_end
+                self._tell("end", "done" if end is None else f"done: the data ended at step {end}")
+                return 0
+            case GiveUp(reason=reason, exit_code=code):
+                self._tell("end", reason)
+                return code
+            case _:
+                assert_never(command)
+        return None
+
+    def _start(self, number: int) -> None:
+        """Start data plane and ranks, from the newest checkpoint where there is one."""
+        start = self._start_of(number)
+        self._tell(
+            "restart" if number else "start", f"{self._machine.num_ranks} ranks", attempt=number
+        )
+        if start.step is not None:
+            self._tell("resume", step_name(start.step), attempt=number, step=start.step)
+        if (
+            start.step or 0
+        ) < self._first_step:  # the launch began from one that ranks found damaged
+            self._first_step, self._noted = start.step or 0, False
+        self._attempt = _Attempt(number, None, {}, {})
+        process_started()
+        plane = self._open_plane(start)
+        for step, why in start.beyond.items():
+            aside = self._plan.checkpoints.set_aside(step)
+            self._tell("set_aside", f"{aside}: {why}", attempt=number, step=step)
+        for rank in range(self._machine.num_ranks):
+            self._start_rank(rank, start, plane)
+
+    def _start_of(self, number: int) -> AttemptStart:
+        """Choose a checkpoint: the one that was asked for once, and the newest whole one ever after."""
+        rendezvous = self.run_dir.resolve() / f"rendezvous-{self._job}-{number}"
+        resume = self._resume if number == 0 else "latest"
+        return self._plan.start_of(number, rendezvous, resume, self._damaged)
+
+    def _open_plane(self, start: AttemptStart) -> PlaneAddress | None:
+        """Open the data plane, unless the rank does so itself; return where it is."""
+        spec = self._plan.plane_spec(start.state)
+        if runtime_of(spec) != "ray":
+            return None
+        assert self._attempt is not None
+        with stage("data_plane", restarted(start.attempt)):
+            self._attempt.plane = plane = open_ray_plane(spec)
+        self._listen()  # Ray has put its own handlers in place
+        self._attempt.roles = plane.pids()
+        self._note_launch()
+        self._tell("plane", ", ".join(self._attempt.roles), attempt=start.attempt)
+        return plane.address
+
+    def _note_launch(self) -> None:
+        if not self._noted:
+            self._noted = True
+            self._plan.note(self._first_step)
+
+    def _start_rank(self, rank: int, start: AttemptStart, plane: PlaneAddress | None) -> None:
+        assert self._attempt is not None
+        spec = self._plan.rank_spec(rank, start, plane)
+        log_file = (
+            self.run_dir / "logs" / f"rank-{rank}-attempt-{self._first_log + start.attempt}.log"
+        )
+        spawned = spawning(restarted(start.attempt))
+        process = RankProcess(_RANK, spec.to_json(), log_file, spawned)
+        self._attempt.ranks[rank] = process
+        process.listen(
+            lambda line: self._on_line(start.attempt, line),
+            lambda code: self._on_exit(start.attempt, rank, process, code),
+        )
+
+    def _on_line(self, attempt: int, line: StepLine | EventLine) -> None:
+        """Take a rank's line, in the thread that listens to it."""
+        if isinstance(line, StepLine):
+            self._write(line)
+            return
+        if line.what == "plane":
+            self._note_launch()
+        elif line.what == "checkpoint":
+            self._events.put(CheckpointCommitted(attempt=attempt))
+        elif line.what == "damaged":
+            assert line.step is not None, "a rank names the step that it cannot load"
+            if line.step in self._damaged:
+                return  # every rank tells of it
+            self._damaged[line.step] = line.detail
+            if attempt or not isinstance(self._resume, int):
+                self._events.put(CheckpointDamaged(attempt=attempt))
+        elif line.what == "data_end":
+            self._data_end = line.step
+        self._tell(line.what, line.detail, attempt=attempt, step=line.step, took_s=line.took_s)
+
+    def _on_exit(self, attempt: int, rank: int, process: RankProcess, code: int) -> None:
+        """Take a rank's exit, in the thread that listened to it."""
+        try:
+            if not process.killed:
+                self._tell("exit", f"rank {rank}: {process.cause(code)}", attempt=attempt)
+        finally:
+            self._events.put(RankExited(rank=rank, attempt=attempt, code=code))
+
+    def _ask_ranks(self) -> None:
+        """Have the ranks save and end, and ask for their end once more when that takes too long."""
+        if self._attempt is not None:
+            for process in self._attempt.ranks.values():
+                process.ask_to_end()
+        self._patience = threading.Timer(_SAVING_S, self._events.put, (Stop(),))
+        self._patience.daemon = True
+        self._patience.start()
+
+    def _stop_ranks(self, others_s: float = 0.0) -> None:
+        """End every process of the attempt. Ranks wait for each other in collectives, so they are killed.
+
+        Args:
+            others_s: How long ranks may still end by themselves.
+        """
+        attempt, self._attempt = self._attempt, None
+        if attempt is None:
+            return
+        stop_s = time.monotonic() + others_s
+        for process in attempt.ranks.values():
+            process.wait(max(0.0, stop_s - time.monotonic()))
+        for process in attempt.ranks.values():
+            process.kill()
+        for process in attempt.ranks.values():
+            process.join(_FOLLOWER_S)
+        if attempt.plane is not None:
+            with suppress(OmniloadError):
+                attempt.plane.close()
+        for leftover in self.run_dir.glob(f"rendezvous-{self._job}-*"):
+            leftover.unlink(missing_ok=True)
+
+    def _listen(self) -> None:
+        for number in _ENDING_SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        _LOG.warning(
+            "%s: the ranks save and end; once more ends them at once", signal.Signals(number).name
+        )
+        self._events.put(Stop())
+
+    def _watch_memory(self, ended: threading.Event) -> None:
+        while not ended.wait(_MEMORY_EVERY_S):
+            attempt = self._attempt
+            if attempt is not None and attempt.ranks and self._log is not None:
+                self._log.write(
+                    MemoryLine(
+                        attempt=attempt.number,
+                        seconds=time.monotonic() - self._began_s,
+                        pss_bytes=pss_by_role(self.pids),
+                    )
+                )
+
+    def _tell(
+        self,
+        what: EventKind,
+        detail: str = "",
+        *,
+        attempt: int | None = None,
+        step: int | None = None,
+        took_s: float | None = None,
+    ) -> None:
+        number = self._machine.attempt if attempt is None else attempt
+        seconds = time.monotonic() - self._began_s
+        self._write(
+            EventLine(
+                attempt=number, seconds=seconds, what=what, detail=detail, step=step, took_s=took_s
+            )
+        )
+
+    def _write(self, line: StepLine | EventLine) -> None:
+        if self._log is not None:  # a launch that starts nothing has none
+            self._log.write(line)
+        if self._observer is not None:
+            try:
+                self._observer(self, line)
+            except Exception:  # noqa: BLE001 -- anybody's code
+                # What is shown of a job must not end it.
+                _LOG.exception("an observer of the job failed at a line of kind %s", line.kind)

@@ -1,0 +1,229 @@
+"""What is launched: the training file and its mix, read once.
+
+Everything later, every restart included, goes by what was read then. Both files may be
+edited while the job runs.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from omniload.actors.address import PlaneAddress
+from omniload.actors.plane import PlaneSpec
+from omniload.base.errors import ConfigError, StateError
+from omniload.base.state import JsonObject
+from omniload.mix.config import MixConfig, load_mix
+from omniload.mix.run_record import read_run_record, write_run_record
+from omniload.plan.place_tree import ClientPlaceTree
+from omniload.source.index import index_folder
+from trainer_integration.checkpoint.place import CheckpointPlace, place_of
+from trainer_integration.config import TrainConfig, load_train
+from trainer_integration.moe.config import MoEConfig
+from trainer_integration.run.launch_record import write_launch_record
+from trainer_integration.run.model_of import model_of, with_cost_of
+from trainer_integration.run.rank_spec import RankSpec
+from trainer_integration.run.resuming import Resume, choose, require_step, step_name
+from trainer_integration.run.run_log import LOG_NAME, EventLine, read_log
+
+__all__ = ["AttemptStart", "LaunchPlan", "next_log_number", "read_plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStart:
+    """Where an attempt starts from."""
+
+    attempt: int
+    step: int | None
+    """Checkpoint to load; ``None`` starts from nothing."""
+    state: JsonObject | None
+    """The data plane's state at ``step``."""
+    beyond: Mapping[int, str]
+    """Checkpoints of later steps, to be set aside, and why."""
+    rendezvous: Path
+    """File over which the ranks find each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """One training file and its mix."""
+
+    config: Path
+    """The training file."""
+    train: TrainConfig
+    mix_file: Path
+    mix_text: str
+    """The mix file as it read."""
+    mix: MixConfig
+    """As it is balanced: by the model's cost, unless the file gives one."""
+    model: MoEConfig
+
+    @property
+    def folder(self) -> Path:
+        """Folder that the training file's relative paths start at."""
+        return self.config.parent
+
+    @property
+    def base_dir(self) -> Path:
+        """Folder that the mix's relative paths start at."""
+        return self.mix_file.resolve().parent
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of the run."""
+        return self.train.run_folder(self.folder)
+
+    @property
+    def checkpoints(self) -> CheckpointPlace:
+        """Where the checkpoints are."""
+        return place_of(self.train.checkpoint_location(self.folder))
+
+    def first_step(self, resume: Resume) -> int:
+        """Return the first step to train, if the checkpoint of it is whole.
+
+        Raises:
+            StateError: There are checkpoints and nobody asked to resume, the one asked for is not
+                there, or it is beyond the run's end.
+        """
+        place = self.checkpoints
+        steps = place.steps()
+        if isinstance(resume, int):
+            require_step(place, resume, steps)
+        elif not steps:
+            return 0
+        elif resume == "never":
+            raise StateError(
+                f"{place.location} holds {step_name(steps[-1])}; pass --resume latest to go on from it, "
+                "or give another run_dir"
+            )
+        first = resume if isinstance(resume, int) else steps[-1]
+        if first > self.train.steps:
+            which = "the checkpoint" if isinstance(resume, int) else "the newest checkpoint"
+            raise StateError(
+                f"steps is {self.train.steps} and {which} is of step {first}, beyond it; "
+                "raise steps, resume from an earlier one, or give another run_dir"
+            )
+        return first
+
+    def start_of(
+        self,
+        attempt: int,
+        rendezvous: Path,
+        resume: Resume = "latest",
+        damaged: Mapping[int, str] = MappingProxyType({}),
+    ) -> AttemptStart:
+        """Return where an attempt that begins now starts from.
+
+        Args:
+            attempt: Its number.
+            rendezvous: File over which its ranks find each other.
+            resume: Which checkpoint.
+            damaged: Steps that ranks of earlier attempts could not load, and why.
+
+        Raises:
+            IntegrityError: No checkpoint is what was saved, or the one asked for is not.
+            StateError: It was written by another release.
+        """
+        choice = choose(self.checkpoints, resume, damaged)
+        return AttemptStart(
+            attempt=attempt,
+            step=choice.step,
+            state=choice.state,
+            beyond=choice.beyond,
+            rendezvous=rendezvous,
+        )
+
+    def is_finished(self, step: int | None) -> bool:
+        """Tell whether nothing is left to train after ``step``: by ``steps``, or as the data ended there."""
+        if step is None or not (self.run_dir / LOG_NAME).exists():
+            return False
+        if step >= self.train.steps:
+            return True
+        ends = [
+            line.step
+            for line in read_log(self.run_dir)
+            if isinstance(line, EventLine) and line.what == "data_end"
+        ]
+        return ends[-1:] == [step] and read_run_record(self.run_dir).last.text == self.mix_text
+
+    def plane_spec(self, state: JsonObject | None) -> PlaneSpec:
+        """Return the data plane to open, from nothing or from ``state``."""
+        return PlaneSpec(
+            mix=self.mix,
+            base_dir=self.base_dir,
+            tree=ClientPlaceTree.of(dp=self.train.parallel.dp),
+            run_dir=self.run_dir,
+            state=state,
+            num_steps=self.train.steps,
+            cache_dir=index_folder(self.mix_file),
+        )
+
+    def rank_spec(self, rank: int, start: AttemptStart, plane: PlaneAddress | None) -> RankSpec:
+        """Return what a rank is told; without a ``plane`` it runs the data plane itself."""
+        return RankSpec(
+            launcher_pid=os.getpid(),
+            train=self.train,
+            folder=self.folder,
+            model=self.model,
+            mix=self.mix,
+            base_dir=self.base_dir,
+            cache_dir=index_folder(self.mix_file),
+            rank=rank,
+            attempt=start.attempt,
+            rendezvous=start.rendezvous,
+            resume_step=start.step,
+            plane=plane,
+            loader_state=start.state if plane is None else None,
+        )
+
+    def note(self, first_step: int) -> None:
+        """Write the records of the launch to the run's folder.
+
+        Only after the data plane took the launch: a refused one must not rewrite what the
+        run was trained with.
+        """
+        write_run_record(
+            self.run_dir,
+            self.mix_file,
+            {"dp": self.train.parallel.dp},
+            from_step=first_step,
+            text=self.mix_text,
+            balance=self.mix.balance,
+        )
+        write_launch_record(self.run_dir, self.config, self.train)
+
+
+def read_plan(config: Path) -> LaunchPlan:
+    """Read and check a training file and its mix.
+
+    Raises:
+        ConfigError: One of them is faulty, or they do not fit each other.
+    """
+    train, folder = load_train(config)
+    mix_file = train.mix_file(folder)
+    mix, base_dir = load_mix(mix_file)
+    try:
+        model = model_of(train, mix, base_dir)
+    except ValueError as error:
+        raise ConfigError(f"the training file does not fit its mix: {error}") from error
+    if mix.runtime.kind == "local" and train.parallel.num_ranks > 1:
+        raise ConfigError(
+            f"runtime.kind is local and parallel.dp is {train.parallel.dp}: threads of one process "
+            "serve one rank; set runtime.kind to auto or ray, or parallel.dp to 1"
+        )
+    return LaunchPlan(
+        config=config.resolve(),
+        train=train,
+        mix_file=mix_file,
+        mix_text=mix_file.read_text(encoding="utf-8"),
+        mix=with_cost_of(model, mix),
+        model=model,
+    )
+
+
+def next_log_number(run_dir: Path) -> int:
+    """Return a number above those of all logs of ranks in a run's folder, so that none is overwritten."""
+    stems = [path.stem for path in (run_dir / "logs").glob("rank-*-attempt-*.log")]
+    numbers = [stem.rpartition("-")[2] for stem in stems]
+    return max((int(number) + 1 for number in numbers if number.isdecimal()), default=0)
