@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omniload.source.formats.cutting import cuts
+from omniload.source.parsing.cutting import cuts
 
 
 @given(sizes=st.lists(st.integers(0, 9), max_size=14), unit=st.integers(1, 20))

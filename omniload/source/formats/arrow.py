@@ -17,11 +17,11 @@ from omniload.base.units import format_bytes
 from omniload.mix.sources import ArrowSource
 from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, beside, read_json, reading
-from omniload.source.formats.arrow_columns import records_of, require_column
-from omniload.source.formats.arrow_messages import END_OF_STREAM, FILE_MAGIC, messages_of
 from omniload.source.formats.format import MAX_UNIT_BYTES, Format, Records, UnitTable
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.parsing.arrow_columns import records_of, require_column
+from omniload.source.parsing.arrow_messages import END_OF_STREAM, FILE_MAGIC, messages_of
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "ArrowFormat"]

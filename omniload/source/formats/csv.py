@@ -20,18 +20,18 @@ from omniload.base.ragged import Ragged
 from omniload.mix.sources import CsvSource
 from omniload.source.content import digested
 from omniload.source.files import ShardFile, reading
-from omniload.source.formats.arrow_columns import records_of
-from omniload.source.formats.compressed import (
+from omniload.source.formats.format import Format, Records, UnitTable
+from omniload.source.formats.spec import FormatSpec
+from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.parsing.arrow_columns import records_of
+from omniload.source.parsing.compressed import (
     chunks_of,
     codec_of,
     range_of,
     require_held_whole,
     stream_of,
 )
-from omniload.source.formats.cutting import cuts, require_sizes
-from omniload.source.formats.format import Format, Records, UnitTable
-from omniload.source.formats.spec import FormatSpec
-from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.parsing.cutting import cuts, require_sizes
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "CsvFormat"]

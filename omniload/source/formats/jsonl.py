@@ -20,17 +20,17 @@ from omniload.base.units import format_bytes
 from omniload.mix.sources import JsonlSource
 from omniload.source.content import digested
 from omniload.source.files import ShardFile, reading
-from omniload.source.formats.compressed import (
+from omniload.source.formats.format import FIRST_BYTES, MAX_UNIT_BYTES, Format, Records, UnitTable
+from omniload.source.formats.spec import FormatSpec
+from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.parsing.compressed import (
     chunks_of,
     codec_of,
     range_of,
     require_held_whole,
     stream_of,
 )
-from omniload.source.formats.format import FIRST_BYTES, MAX_UNIT_BYTES, Format, Records, UnitTable
-from omniload.source.formats.lines import BadLineError, text_of
-from omniload.source.formats.spec import FormatSpec
-from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.parsing.lines import BadLineError, text_of
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "JsonlFormat"]

@@ -27,11 +27,11 @@ from omniload.base.ragged import Ragged
 from omniload.mix.sources import MegatronSource
 from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, beside, reading
-from omniload.source.formats.arrow_columns import token_ids
-from omniload.source.formats.cutting import cuts, require_sizes
 from omniload.source.formats.format import FIRST_BYTES, Format, Records, UnitTable
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.parsing.arrow_columns import token_ids
+from omniload.source.parsing.cutting import cuts, require_sizes
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "MegatronFormat"]

@@ -11,10 +11,10 @@ from omniload.base.errors import IntegrityError
 from omniload.mix.sources import ParquetSource
 from omniload.source.content import digest_of_ranges, parquet_ranges
 from omniload.source.files import ShardFile, reading
-from omniload.source.formats.arrow_columns import records_of, require_column
 from omniload.source.formats.format import Format, Records, UnitTable
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.parsing.arrow_columns import records_of, require_column
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "ParquetFormat"]

@@ -16,19 +16,19 @@ from omniload.base.errors import IntegrityError
 from omniload.mix.sources import WebDatasetSource
 from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, reading
-from omniload.source.formats.compressed import (
+from omniload.source.formats.format import Format, Records, UnitTable
+from omniload.source.formats.spec import FormatSpec
+from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.parsing.compressed import (
     chunks_of,
     codec_of,
     range_of,
     require_held_whole,
     stream_of,
 )
-from omniload.source.formats.cutting import cuts, require_sizes
-from omniload.source.formats.format import Format, Records, UnitTable
-from omniload.source.formats.lines import BadLineError, text_of
-from omniload.source.formats.spec import FormatSpec
-from omniload.source.formats.tar_members import Member, TarBytes, members_of
-from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.parsing.cutting import cuts, require_sizes
+from omniload.source.parsing.lines import BadLineError, text_of
+from omniload.source.parsing.tar_members import Member, TarBytes, members_of
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "WebDatasetFormat"]

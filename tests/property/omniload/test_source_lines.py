@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omniload.base.errors import IntegrityError
 from omniload.mix.config import ByteTokenizer, JsonlSource, OnError, ShuffleConfig
 from omniload.source.formats.jsonl import JsonlFormat
-from omniload.source.formats.lines import LARGEST_DEPTH, BadLineError, text_of
+from omniload.source.parsing.lines import LARGEST_DEPTH, BadLineError, text_of
 from omniload.source.patterns import find_files
 from omniload.source.source import open_source
 

@@ -32,7 +32,7 @@ def test_a_type_is_named_in_its_module_and_in_the_table_alone(kind):
         )
     }
 
-    assert naming - {f"source/formats/{kind}.py", f"source/formats/{kind}_index.py"} == {
+    assert naming - {f"source/formats/{kind}.py", f"source/parsing/{kind}_index.py"} == {
         "mix/sources.py"
     }
 

@@ -1,0 +1,1 @@
+"""What formats share: columns of Arrow, lines, archives, indexes, compressed streams, cuts."""
