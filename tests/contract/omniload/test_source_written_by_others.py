@@ -24,7 +24,7 @@ from omniload.source.source import open_source
 from tests.support.source_contract import expected_tokens, samples
 
 WRITTEN = orjson.loads(
-    Path(__file__).parents[1].joinpath("support/written_by_others.json").read_bytes()
+    Path(__file__).parents[2].joinpath("support/written_by_others.json").read_bytes()
 )
 TEXTS = [f'document {i} {"é" * i} "quoted"\nline two' for i in range(12)]
 IDS = [[(i * 37 + j) % 500 for j in range(3 + i)] for i in range(12)]
