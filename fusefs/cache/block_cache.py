@@ -2,13 +2,13 @@
 
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from fusefs.cache.page_cache_estimate import PageCacheEstimate
 from fusefs.metrics.counters import Traffic
+from omniload.base.lru import Lru
 
 __all__ = ["Block", "BlockCache", "Data"]
 
@@ -53,8 +53,8 @@ class BlockCache:
         self.capacity_bytes = capacity_bytes
         self._traffic = traffic or Traffic()
         self._lock = threading.Lock()
-        self._blocks: OrderedDict[Hashable, Block] = OrderedDict()
-        self._used_bytes = 0
+        self._blocks: Lru[Hashable, Block] = Lru(capacity_bytes)
+        """Those on their way are pinned."""
         self._kernel = PageCacheEstimate(_MOST_BELIEVED)
 
     @property
@@ -65,16 +65,12 @@ class BlockCache:
     @property
     def used_bytes(self) -> int:
         """Bytes of all blocks, those on their way included; never above the capacity."""
-        return self._used_bytes
+        return self._blocks.used
 
     def get(self, key: Hashable) -> Data | None:
         """Return a block that is here, or None."""
-        with self._lock:
-            block = self._blocks.get(key)
-            if block is None or not block.data.done():
-                return None
-            self._blocks.move_to_end(key)
-            return block.data.result()
+        block = self._blocks.get(key)
+        return block.data.result() if block is not None and block.data.done() else None
 
     def claim(self, key: Hashable, size_bytes: int) -> tuple[Block | None, bool]:
         """Return the block of ``key`` and whether the caller must now fetch it.
@@ -87,13 +83,13 @@ class BlockCache:
         with self._lock:
             block = self._blocks.get(key)
             if block is not None:
-                self._blocks.move_to_end(key)
                 return block, False
             self._kernel.asked(key)
             if not self._make_room(size_bytes):
                 return None, False
-            block = self._blocks[key] = Block(size_bytes)
-            self._used_bytes += size_bytes
+            block = Block(size_bytes)
+            self._blocks.put(key, block, size_bytes)
+            self._blocks.pin(key)
             return block, True
 
     def fill(self, filled: Mapping[Hashable, Data]) -> None:
@@ -106,15 +102,17 @@ class BlockCache:
             keys, size_bytes = tuple(filled), sum(map(len, filled.values()))
             memory = _Memory(keys, size_bytes if self._kernel.will_keep(keys) else math.inf)
             for key, data in filled.items():
-                block = self._blocks[key]
+                block = self._blocks.peek(key)
+                assert block is not None
                 block.memory, block.unserved_bytes = memory, len(data)
+                self._blocks.unpin(key)
                 block.data.set_result(data)
 
     def served(self, parts: Iterable[tuple[Hashable, int]]) -> None:
         """Note that so many bytes of blocks went to where they are kept: to the page cache."""
         with self._lock:
             for key, size_bytes in parts:
-                block = self._blocks.get(key)
+                block = self._blocks.peek(key)
                 if block is None or block.memory is None:
                     continue
                 # A block that is read twice says nothing of those beside it.
@@ -134,14 +132,13 @@ class BlockCache:
         """Give up a claimed block: waiting readers get ``error``, the next read tries again."""
         with self._lock:
             block = self._blocks.pop(key)
-            self._used_bytes -= block.size_bytes
+            assert block is not None
         block.data.set_exception(error)
 
     def holds(self, key: Hashable) -> bool:
         """Return whether a block is here; unlike ``get`` no sign of use."""
-        with self._lock:
-            block = self._blocks.get(key)
-            return block is not None and block.data.done()
+        block = self._blocks.peek(key)
+        return block is not None and block.data.done()
 
     def drop(self, keys: Iterable[Hashable]) -> int:
         """Forget blocks that are here, with those that share their memory; return their bytes.
@@ -151,23 +148,25 @@ class BlockCache:
         dropped = 0
         with self._lock:
             for key in keys:
-                block = self._blocks.get(key)
+                block = self._blocks.peek(key)
                 if block is not None and block.data.done():
                     dropped += self._drop_with_siblings(key)[1]
         return dropped
 
     def _make_room(self, size_bytes: int) -> bool:
-        while self._used_bytes + size_bytes > self.capacity_bytes:
+        while self._blocks.used + size_bytes > self.capacity_bytes:
             # Blocks on their way are few and recent, so the first that is here is found at once.
-            oldest = next((k for k, block in self._blocks.items() if block.data.done()), None)
+            oldest = self._blocks.oldest()
             if oldest is None:
                 return False
             self._traffic.evicted("memory", self._drop_with_siblings(oldest)[0])
         return True
 
     def _drop_with_siblings(self, key: Hashable) -> tuple[int, int]:
-        memory = self._blocks[key].memory
-        assert memory is not None
-        size_bytes = sum(self._blocks.pop(sibling).size_bytes for sibling in memory.keys)
-        self._used_bytes -= size_bytes
-        return len(memory.keys), size_bytes
+        block = self._blocks.peek(key)
+        assert block is not None
+        assert block.memory is not None
+        keys, before = block.memory.keys, self._blocks.used
+        for sibling in keys:
+            self._blocks.pop(sibling)
+        return len(keys), before - self._blocks.used

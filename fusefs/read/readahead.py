@@ -11,11 +11,11 @@ Where a request is dear, what begins with a long read is fetched in whole blocks
 so that readers here and there never leave parts of a block behind that cost one more each.
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple, assert_never
 
 from fusefs.read.speculation import SpeculativeReads
+from omniload.base.lru import Lru
 
 __all__ = ["Closed", "Fetch", "Invalidated", "Read", "ReadAhead"]
 
@@ -100,7 +100,7 @@ class ReadAhead:
         self._most_streams = most_streams
         self._block_bytes = block_bytes
         self._speculative = speculative
-        self._streams: OrderedDict[int, _Stream] = OrderedDict()
+        self._streams: Lru[int, _Stream] = Lru(most_streams)
         self._of_process: dict[int, list[_Stream]] = {}
         self._standing_at: dict[tuple[int, int], _Stream] = {}
         self._num_reads = 0
@@ -135,7 +135,7 @@ class ReadAhead:
         stream = self._stream_at(process, offset)
         if stream is None:
             return self._begin(process, offset, size_bytes)
-        self._streams.move_to_end(id(stream))
+        self._streams.get(id(stream))
         stream.read_at = self._num_reads
         stream.run_bytes += size_bytes
         if end <= stream.next_offset:
@@ -214,14 +214,16 @@ class ReadAhead:
         return min(self._largest_bytes, share) if share >= self._first_bytes else 0
 
     def _remember(self, stream: _Stream) -> None:
-        self._streams[id(stream)] = stream
         self._of_process.setdefault(stream.process, []).append(stream)
         self._standing_at[stream.process, stream.next_offset] = stream
-        while len(self._streams) > self._most_streams:
-            self._forget(next(iter(self._streams.values())))
+        for _, oldest in self._streams.put(id(stream), stream):
+            self._unlink(oldest)
 
     def _forget(self, stream: _Stream) -> None:
-        del self._streams[id(stream)]
+        self._streams.pop(id(stream))
+        self._unlink(stream)
+
+    def _unlink(self, stream: _Stream) -> None:
         place = (stream.process, stream.next_offset)
         if self._standing_at.get(place) is stream:
             del self._standing_at[place]

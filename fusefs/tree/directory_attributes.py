@@ -14,7 +14,6 @@ name shares the digits of another's costs a look that finds nothing.)
 import errno
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -28,6 +27,7 @@ from fusefs.format.manifest_header import HEADER_BYTES
 from fusefs.stores.protocol import RESERVED, Entry, Store, name_of
 from omniload.base.errors import IntegrityError, OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
+from omniload.base.lru import Lru
 
 __all__ = [
     "ATTRIBUTES_NAME",
@@ -49,7 +49,7 @@ NOT_KEPT = -(2**63)
 """As ``mtime_ns`` of a directory: it has the store's own."""
 _SIZE_BYTES = HEADER_BYTES + 1365
 """Of every such manifest: it has no body."""
-_BELIEVED_S = 1.0
+_KEPT_S = 1.0
 """As long as a mount keeps attributes: what another mount changed shows then."""
 _MOST_KNOWN = 100_000
 _PLAIN_MODE = 0o755
@@ -109,7 +109,7 @@ class DirectoryAttributes:
         self._marked_until = 0.0
         self._unanswered: tuple[float, str] | None = None
         """When the store last failed to list the markers, and how."""
-        self._known: OrderedDict[str, tuple[float, Manifest | None]] = OrderedDict()
+        self._known: Lru[str, tuple[float, Manifest | None]] = Lru(_MOST_KNOWN)
         self._num_changes = 0
         """So that what was read before a change is not remembered after it."""
 
@@ -122,17 +122,14 @@ class DirectoryAttributes:
         if _digits(path) not in self._markers():
             return None
         with self._lock:
-            known = self._known.get(path)
+            known = self._known.peek(path)
             if known is not None and known[0] > time.monotonic():
                 return known[1]
             before = self._num_changes
         found = self._read(path)
         with self._lock:
             if self._num_changes == before:
-                self._known[path] = (time.monotonic() + _BELIEVED_S, found)
-                self._known.move_to_end(path)
-                while len(self._known) > _MOST_KNOWN:
-                    self._known.popitem(last=False)
+                self._known.put(path, (time.monotonic() + _KEPT_S, found))
         return found
 
     def set(self, path: str, changes: Attributes, entry: Entry) -> None:
@@ -178,8 +175,7 @@ class DirectoryAttributes:
         below = f"{path}/" if path else ""
         with self._lock:
             self._num_changes += 1
-            for known in [p for p in self._known if p == path or p.startswith(below)]:
-                del self._known[known]
+            self._known.pop_where(lambda known: known == path or known.startswith(below))
 
     def as_empty(self, path: str, call: Callable[[], None]) -> None:
         """Do what needs a directory to be empty, where its attributes are all it may hold."""
@@ -211,7 +207,7 @@ class DirectoryAttributes:
         self._store.publish(attributes_path(path), data)
         with self._lock:
             self._num_changes += 1
-            self._known.pop(path, None)
+            self._known.pop(path)
 
     def _read(self, path: str) -> Manifest | None:
         try:
@@ -237,7 +233,7 @@ class DirectoryAttributes:
                 raise
             # What was marked here stays: a store may list it late.
             self._marked |= found
-            self._marked_until = time.monotonic() + _BELIEVED_S
+            self._marked_until = time.monotonic() + _KEPT_S
             return self._marked
 
     def _mark(self, path: str) -> None:

@@ -1,10 +1,8 @@
 """What was read of manifests and cannot have changed since: their headers, and the bytes of short ones."""
 
-import threading
-from collections import OrderedDict
-
 from fusefs.format.manifest_header import Header
 from fusefs.stores.protocol import Entry
+from omniload.base.lru import Lru
 
 __all__ = ["SETTLED_NS", "ManifestCache", "is_settled"]
 
@@ -31,67 +29,48 @@ class ManifestCache:
     """
 
     def __init__(self, *, most_headers: int, most_bytes: int) -> None:
-        self._most_headers = most_headers
-        self._most_bytes = most_bytes
-        self._lock = threading.Lock()
-        self._headers: OrderedDict[str, tuple[Version, Header]] = OrderedDict()
-        self._bodies: OrderedDict[str, tuple[Version, bytes]] = OrderedDict()
-        self.used_bytes = 0
-        """Of whole manifests."""
+        self._headers: Lru[str, tuple[Version, Header]] = Lru(most_headers)
+        self._bodies: Lru[str, tuple[Version, bytes]] = Lru(most_bytes)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of whole manifests."""
+        return self._bodies.used
 
     def header(self, path: str, entry: Entry) -> Header | None:
         """Return the header of this version, if it is known."""
-        with self._lock:
-            known = self._headers.get(path)
-            if known is None or known[0] != _version(entry):
-                return None
-            self._headers.move_to_end(path)
-            return known[1]
+        known = self._headers.peek(path)
+        if known is None or known[0] != _version(entry):
+            return None
+        self._headers.get(path)
+        return known[1]
 
     def whole(self, path: str, entry: Entry) -> bytes | None:
         """Return the whole manifest of this version, if it is known."""
-        with self._lock:
-            known = self._bodies.get(path)
-            if known is None or known[0] != _version(entry):
-                return None
-            self._bodies.move_to_end(path)
-            return known[1]
+        known = self._bodies.peek(path)
+        if known is None or known[0] != _version(entry):
+            return None
+        self._bodies.get(path)
+        return known[1]
 
     def put_header(self, path: str, entry: Entry, header: Header) -> None:
-        """Remember the header of a version, in place of another of this path."""
-        with self._lock:
-            self._headers[path] = (_version(entry), header)
-            self._headers.move_to_end(path)
-            if len(self._headers) > self._most_headers:
-                self._headers.popitem(last=False)
+        """Keep the header of a version, in place of another of this path."""
+        self._headers.put(path, (_version(entry), header))
 
     def put_body(self, path: str, entry: Entry, data: bytes) -> None:
-        """Remember the whole manifest of a version, in place of another of this path."""
-        with self._lock:
-            self._drop_body(path)
-            self._bodies[path] = (_version(entry), data)
-            self.used_bytes += len(data)
-            while self.used_bytes > self._most_bytes:
-                self._drop_body(next(iter(self._bodies)))
+        """Keep the whole manifest of a version, in place of another of this path."""
+        self._bodies.put(path, (_version(entry), data), len(data))
 
     def forget(self, path: str) -> None:
         """Forget what is known at a path."""
-        with self._lock:
-            self._headers.pop(path, None)
-            self._drop_body(path)
+        self._headers.pop(path)
+        self._bodies.pop(path)
 
     def drop_below(self, path: str) -> None:
         """Forget what is known below a directory; the root is the empty path."""
         below = f"{path}/" if path else ""
-        with self._lock:
-            for known in [p for p in self._headers if p.startswith(below)]:
-                del self._headers[known]
-            for known in [p for p in self._bodies if p.startswith(below)]:
-                self._drop_body(known)
-
-    def _drop_body(self, path: str) -> None:
-        if (known := self._bodies.pop(path, None)) is not None:
-            self.used_bytes -= len(known[1])
+        for lru in (self._headers, self._bodies):
+            lru.pop_where(lambda known: known.startswith(below))
 
 
 def _version(entry: Entry) -> Version:

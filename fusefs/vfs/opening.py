@@ -120,10 +120,10 @@ class Opening(Lookup):
         The kernel keeps a size for a second, and reads no further: of a file that another mount
         has replaced by a longer one it would read the beginning.
         """
-        if body.path is not None and (known := self._infos.get(body.path)) is not None:
+        if body.path is not None and (known := self._infos.peek(body.path)) is not None:
             version = body.reader_if_clean()
             if version is None or version.info.entry != known[1].entry:
-                del self._infos[body.path]
+                self._infos.pop(body.path)
         if node.advertised_size not in {None, body.size_bytes} and self._kernel is not None:
             self._kernel.outdated(node.number)
             node.advertised_size = None

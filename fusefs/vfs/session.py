@@ -4,7 +4,6 @@ import errno
 import os
 import stat as stat_bits
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from fusefs.vfs.flush_all import flush_all
 from fusefs.vfs.fresh_single_flight import FreshSingleFlight
 from fusefs.vfs.inode_table import ROOT, InodeTable, Node
 from fusefs.vfs.open_file import OpenFile, SpoolPlace
+from omniload.base.lru import Lru
 
 __all__ = ["STATS_DIRECTORY_INODE", "STATS_INODE", "TTL_S", "Handle", "Listed", "Session"]
 
@@ -74,8 +74,8 @@ class Session(FileSystem):
         self._next_handle = 1
         self._line_bytes = 0
         """Size in the line of a listing that was read last."""
-        self._infos: OrderedDict[str, tuple[float, FileInfo]] = OrderedDict()
-        self._missed: OrderedDict[str, float] = OrderedDict()
+        self._infos: Lru[str, tuple[float, FileInfo]] = Lru(_MOST_INFOS)
+        self._missed: Lru[str, float] = Lru(_MOST_MISSED)
         """Paths of which the kernel has just heard that nothing is there."""
         self._asked = FreshSingleFlight()
         """By path: what is there. By node: which version an open shows."""
@@ -151,13 +151,11 @@ class Session(FileSystem):
 
     def _miss(self, path: str) -> None:
         """Note the answer that nothing is at a path: what it asks to make there comes next."""
-        self._missed[path] = time.monotonic() + _MISSED_S
-        while len(self._missed) > _MOST_MISSED:
-            self._missed.popitem(last=False)
+        self._missed.put(path, time.monotonic() + _MISSED_S)
 
     def _was_just_missed(self, path: str) -> bool:
         """Return whether a path was looked up in vain a moment ago; once for each look-up."""
-        return self._missed.pop(path, 0.0) > time.monotonic()
+        return (self._missed.pop(path) or 0.0) > time.monotonic()
 
     async def _info(self, path: str) -> FileInfo:
         """Describe a path from what is known for less than ``TTL_S``, else from the store."""
@@ -166,7 +164,7 @@ class Session(FileSystem):
         return await self._asked.call(path, partial(self._ask_info, path))
 
     def _known_info(self, path: str) -> FileInfo | None:
-        known = self._infos.get(path)
+        known = self._infos.peek(path)
         return known[1] if known is not None and known[0] > time.monotonic() else None
 
     async def _ask_info(self, path: str) -> FileInfo:
@@ -181,24 +179,21 @@ class Session(FileSystem):
         return info
 
     def _remember(self, path: str, info: FileInfo) -> None:
-        self._infos[path] = (time.monotonic() + TTL_S, info)
-        self._infos.move_to_end(path)
-        while len(self._infos) > _MOST_INFOS:
-            self._infos.popitem(last=False)
+        self._infos.put(path, (time.monotonic() + TTL_S, info))
 
     def _forget_info(self, path: str) -> None:
         self._num_changes += 1
-        self._infos.pop(path, None)
-        self._missed.pop(path, None)
+        self._infos.pop(path)
+        self._missed.pop(path)
 
     def _names_changed(self, path: str) -> None:
         """Note that names in a directory changed: its time moves, here at once."""
-        known = self._infos.get(path)
+        known = self._infos.peek(path)
         if known is not None:
             until, info = known
             now_ns = time.time_ns()
             entry = replace(info.entry, mtime_ns=now_ns)
-            self._infos[path] = (until, replace(info, mtime_ns=now_ns, entry=entry))
+            self._infos.put(path, (until, replace(info, mtime_ns=now_ns, entry=entry)))
 
     def _file_changed(self, node: Node, path: str) -> None:
         """Forget what is known of a file, also in listings that are being read."""
@@ -209,9 +204,7 @@ class Session(FileSystem):
         self._num_changes += 1
         self._missed.clear()
         for path in paths:
-            below = f"{path}/"
-            for known in [p for p in self._infos if p == path or p.startswith(below)]:
-                del self._infos[known]
+            self._infos.pop_where(partial(_is_at_or_below, path))
 
     async def _entry(self, node: Node) -> Entry:
         entry = await self._described_now(node)
@@ -280,3 +273,7 @@ class Session(FileSystem):
             entry_timeout_s=TTL_S,
             attr_timeout_s=TTL_S,
         )
+
+
+def _is_at_or_below(top: str, path: str) -> bool:
+    return path == top or path.startswith(f"{top}/")

@@ -28,7 +28,7 @@ from typing_extensions import override
 
 from fusefs.base.huge_pages import huge_page_buffer
 from fusefs.stores.deadlines import GIVE_UP_AFTER_S, Callers, request_limit_s
-from fusefs.stores.handle_cache import HandleCache, RecentNames, never_changes
+from fusefs.stores.handle_cache import HandleCache, never_changes
 from fusefs.stores.protocol import Data, Entry, ObjectWriter, Store, name_of
 from fusefs.stores.remote.client import ClientWriter, RootedBackend
 from fusefs.stores.remote.error_translation import translated
@@ -41,6 +41,7 @@ from fusefs.stores.remote.hadoop import (
 from fusefs.stores.remote.object_store import ObjectStore
 from fusefs.stores.remote.rename_store import RenamingStore
 from omniload.base.errors import ConfigError, UnavailableError
+from omniload.base.lru import Lru
 
 __all__ = ["arrow_store"]
 
@@ -134,7 +135,7 @@ class ArrowBackend(RootedBackend):
             # Arrow's open file on S3 is a key and a length; on GCS a generation, on HDFS blocks.
             any_path=filesystem.type_name == "s3",
         )
-        self._seen = RecentNames(_MOST_SEEN)
+        self._seen: Lru[str, None] = Lru(_MOST_SEEN)
         """Paths that were files when they were listed or found last, where opening shows as much."""
         self._is_s3 = filesystem.type_name == "s3"
         self._fs = filesystem
@@ -160,7 +161,7 @@ class ArrowBackend(RootedBackend):
             try:
                 file = self._fs.open_input_file(self._at(path))
             except FileNotFoundError:
-                self._seen.discard(path)
+                self._seen.pop(path)
                 return None
             size_bytes, metadata = file.size(), file.metadata()
         # What is empty may stand for a directory.
@@ -176,7 +177,7 @@ class ArrowBackend(RootedBackend):
         if self._is_s3:
             mtime_ns -= mtime_ns % _S_NS
             if not is_directory:
-                self._seen.add(path)
+                self._seen.put(path, None)
         return Entry(name_of(info.path), is_directory, info.size or 0, mtime_ns)
 
     def _find_surely(self, path: str) -> Entry | None:
@@ -266,14 +267,14 @@ class ArrowBackend(RootedBackend):
 
     @override
     def move(self, source: str, target: str) -> None:
-        self._seen.discard(source)
+        self._seen.pop(source)
         with _mapped(source):
             self._fs.move(self._at(source), self._at(target))
 
     @override
     def remove(self, path: str) -> None:
         self._held.drop(path)
-        self._seen.discard(path)
+        self._seen.pop(path)
         with _mapped(path):
             self._fs.delete_file(self._at(path))
 

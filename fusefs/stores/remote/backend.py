@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 from typing_extensions import override
 
-from fusefs.stores.handle_cache import RecentNames
 from fusefs.stores.protocol import (
     RESERVED,
     Abandoned,
@@ -31,6 +30,7 @@ from fusefs.stores.remote.bounded_client import BoundedBackend
 from fusefs.stores.remote.client import Backend
 from omniload.base.errors import IntegrityError, UnavailableError
 from omniload.base.log import get_logger
+from omniload.base.lru import Lru
 
 __all__ = ["BackendStore"]
 
@@ -43,7 +43,7 @@ class BackendStore(Store):
 
     def __init__(self, backend: Backend, *, sends_at_close: bool = False) -> None:
         self._backend = BoundedBackend(backend, sends_at_close=sends_at_close)
-        self._complained = RecentNames(_MOST_COMPLAINED)
+        self._complained: Lru[str, None] = Lru(_MOST_COMPLAINED)
         """Directories of which it was logged that something in them cannot be shown."""
 
     @property
@@ -104,7 +104,7 @@ class BackendStore(Store):
                 stored_name(entry.name, where=where)
             except IntegrityError as error:
                 if path not in self._complained:
-                    self._complained.add(path)
+                    self._complained.put(path, None)
                     _LOG.warning("%s: %s; it is not shown", self.location, error)
             else:
                 named.append(entry)

@@ -5,7 +5,6 @@ from contextlib import suppress
 
 from typing_extensions import override
 
-from fusefs.stores.handle_cache import RecentNames
 from fusefs.stores.protocol import (
     RESERVED,
     TEMPORARY,
@@ -25,6 +24,7 @@ from fusefs.stores.remote.rename_intents import (
 )
 from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
 from omniload.base.log import get_logger
+from omniload.base.lru import Lru
 
 __all__ = ["RenamingStore", "ReplacingStore"]
 
@@ -42,7 +42,7 @@ class RenamingStore(BackendStore):
 
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend)
-        self._distrusted = RecentNames(_MOST_DISTRUSTED)
+        self._distrusted: Lru[str, None] = Lru(_MOST_DISTRUSTED)
         """Intents that were logged as no intents."""
 
     @override
@@ -149,7 +149,7 @@ class RenamingStore(BackendStore):
         except IntegrityError as error:
             # Half written by a writer that has not removed the target yet, or forged.
             if where not in self._distrusted:
-                self._distrusted.add(where)
+                self._distrusted.put(where, None)
                 _LOG.warning("%s; it promises nothing", error)
             return None
 

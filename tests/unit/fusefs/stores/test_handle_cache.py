@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs as pafs
 
-from fusefs.stores.handle_cache import HandleCache, RecentNames
+from fusefs.stores.handle_cache import HandleCache
 from fusefs.stores.remote.arrow import ArrowBackend, store_on
 from tests.support.fusefs_builders import contents, some_files
 
@@ -119,7 +119,7 @@ def test_a_file_that_broke_while_held_is_opened_afresh(store):
         path = files.manifest("f").segments[0].object_path(0)
         broken = pa.BufferReader(b"")
         broken.close()
-        store._backend.inner._held._files[path] = broken
+        store._backend.inner._held.put(path, broken)
 
         assert contents(files, "f") == DATA
 
@@ -146,17 +146,6 @@ def test_a_file_opened_elsewhere_takes_the_place_of_the_one_held():
     held.put("c", "c")
 
     assert [held.held(path) for path in "abc"] == ["new a", None, "c"]
-
-
-def test_names_added_longest_ago_go_first():
-    names = RecentNames(3)
-    names.add("a", "b", "c")
-    names.add("a")
-    names.add("d")
-    names.discard("c")
-    names.discard("never added")
-
-    assert [name for name in "abcd" if name in names] == ["a", "d"]
 
 
 class CountingS3:
