@@ -100,7 +100,7 @@ class Killed:
         os._exit(0)  # as killed, with the daemon on its way
 
 
-daemons.os.fdopen = lambda *_: Killed()
+launch.os.fdopen = lambda *_: Killed()
 store, mountpoint, log, bridge, watched = sys.argv[1:]
 config = MountConfig(store=store, mountpoint=mountpoint, bridge=bridge)
 start(config, log_path=log, watched=watched == "True")

@@ -214,7 +214,7 @@ if os.getuid() == 0:
     os.setresgid(65534, 65534, 65534)
     os.setresuid(65534, 65534, 65534)
 shown = Threaded(Example())
-serving.serve(shown, sys.argv[1], BridgeOptions(bridge="device"), ready=lambda: print("ready", flush=True))
+server.serve(shown, sys.argv[1], BridgeOptions(bridge="device"), ready=lambda: print("ready", flush=True))
 shown.close()
 """
 
