@@ -60,7 +60,7 @@ def test_a_mount_shows_no_secret_of_its_url_on_any_way_out(url, tmp_path):
             "stat": CliRunner().invoke(command, ["stat", str(root / "f"), "--json"]).output,
         }
         with pytest.raises(
-            StateError, match=r"does not tell the secrets .* give --store"
+            StateError, match=r"does not show the secrets .* give --store"
         ) as refused:
             place_on_mount(root / "f")
         ways_out["refusal"] = str(refused.value)

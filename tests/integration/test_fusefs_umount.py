@@ -99,7 +99,7 @@ def test_umount_by_the_command_waits_and_ends_with_0(place):
 def test_a_mount_in_use_stays_and_its_daemon_goes_on(place, bridge):
     daemon = start(config_of(place, bridge=bridge), log_path=os.devnull)
     with (place / "mount/f").open("wb", buffering=0) as file:
-        with pytest.raises(StateError, match=r"stays mounted: .*fuser -vm names who has it"):
+        with pytest.raises(StateError, match=r"stays mounted: .*fuser -vm names the processes"):
             umount(str(place / "mount"))
 
         file.write(b"goes on")
@@ -318,7 +318,7 @@ def test_a_daemon_that_lacks_descriptors_for_a_while_answers_afterwards(daemon, 
 def test_one_address_has_one_process(daemon):
     daemon.notifier.listen()
 
-    with pytest.raises(StateError, match="cannot be told"):
+    with pytest.raises(StateError, match="cannot be reported"):
         UnmountNotifier(daemon.folder).listen()
 
 
