@@ -8,7 +8,7 @@ from pathlib import Path
 
 __all__ = ["free_port", "run_ranks"]
 
-LIMIT_S = 120
+LIMIT_S = 240
 
 
 def free_port():
