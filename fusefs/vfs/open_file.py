@@ -112,6 +112,13 @@ class OpenFile:
             and self._opened.reads_path
         )
 
+    @property
+    def flushes_briefly(self) -> bool:
+        """Whether a flush makes one small file, and nothing of it is on its way to the store."""
+        if self.published or self._spool is not None:
+            return False
+        return self._writer is None or self._writer.is_small
+
     # Reading
 
     def try_read(self, offset: int, size_bytes: int, process: int) -> bytes | memoryview | None:
@@ -147,6 +154,12 @@ class OpenFile:
         """Return whether a write would be taken without waiting for the store."""
         if self._spool is not None:
             return self._spool.writes_now(offset, size_bytes)
+        if self._writer is None and self._opened is None and offset == 0:
+            # Of a file made here: what takes its bytes is made without the store, and holds a unit.
+            return (
+                not self.replaced
+                and size_bytes < self._files.config.striping_of(self.path or "").unit
+            )
         if self._writer is None or offset != self._writer.size_bytes:
             return False
         return not self._writer.would_wait(size_bytes)
