@@ -92,6 +92,6 @@ def _user_in(rest: str) -> tuple[int, str]:
     if "@" not in place and ":" in place:
         # A password that is not quoted may hold a slash; a host has a number behind its colon.
         port = place.rpartition(":")[2].partition("?")[0]
-        place = place if port.isdecimal() or not port else rest
+        place = place if (port.isascii() and port.isdecimal()) or not port else rest
     at = place.rfind("@")
     return (at, place[:at]) if at > 0 else (0, "")

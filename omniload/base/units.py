@@ -10,6 +10,7 @@ __all__ = [
     "Bytes",
     "Count",
     "Seconds",
+    "decimal_of",
     "format_bytes",
     "format_count",
     "parse_bytes",
@@ -17,6 +18,7 @@ __all__ = [
     "parse_seconds",
 ]
 
+_DIGITS = re.compile(r"[0-9]{1,19}")
 _NUMBER = re.compile(r"^\s*([0-9][0-9_]{0,29}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*$")
 
 _COUNT_OF_SUFFIX = {
@@ -90,6 +92,15 @@ def parse_seconds(value: object) -> object:
         return value
     number, suffix = _split(value, list(_SECONDS_OF_SUFFIX))
     return float(number) * _SECONDS_OF_SUFFIX[suffix]
+
+
+def decimal_of(text: str) -> int | None:
+    """Return the whole number that ASCII digits spell; None for any other text, and past 19 digits.
+
+    ``str.isdecimal`` and ``str.isdigit`` take the digits of every script, and ``int`` refuses some of them
+    and texts that are long.
+    """
+    return int(text) if _DIGITS.fullmatch(text) else None
 
 
 def format_bytes(size_bytes: float) -> str:

@@ -32,8 +32,10 @@ from typing import BinaryIO, Self
 from omniload.base.errors import IntegrityError, StateError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.state import Json, JsonObject, whole_number
+from omniload.base.units import format_bytes
 from omniload.mix.journal_lines import (
     JOURNAL_VERSION,
+    JournalLine,
     base_of,
     line_of,
     sound_lines,
@@ -44,6 +46,7 @@ from omniload.mix.state import COUNT_LIMIT, Cursor, MixState, cursor_of
 __all__ = ["JOURNAL_VERSION", "Journal", "StepRecord", "read_journal", "state_before"]
 
 _LOG = get_logger(__name__)
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,11 +164,12 @@ class Journal:
 
         Raises:
             StateError: The journal leads up to this step of this mix, and to another state.
+            StateError: The disk, or a quota, is full.
             UnavailableError: The file cannot be written.
         """
         self.path = path
         head = _leading_up(path, state, digest)
-        with _writing(path):
+        with _writing(path, 0 if head is not None else len(bytes(_first_line(state, digest)))):
             if head is None:
                 head = _begun(path, state, digest)
             self._file: BinaryIO = path.open("r+b", buffering=0)
@@ -176,12 +180,12 @@ class Journal:
         """Write one record and wait until it is on the disk.
 
         Raises:
-            UnavailableError: It could not be written whole, as on a full disk; the file ends
-                with the record before.
+            StateError: The disk, or a quota, is full; the file ends with the record before.
+            UnavailableError: It could not be written whole for another reason; likewise.
         """
         line = line_of(record, self._last)
         content = bytes(line)
-        with _writing(self.path):
+        with _writing(self.path, len(content)):
             try:
                 _write_whole(self._file, content, self._end)
                 os.fsync(self._file.fileno())
@@ -316,13 +320,17 @@ def _head_before(path: Path, state: JsonObject) -> _Head:
 def _begun(path: Path, state: JsonObject, digest: str) -> _Head:
     """Write a journal of a base alone, whole or not at all."""
     partial = path.with_name(path.name + ".partial")
-    head = line_of({"version": JOURNAL_VERSION, "base": state, "after": digest}, b"")
+    head = _first_line(state, digest)
     with partial.open("wb", buffering=0) as file:
         _write_whole(file, bytes(head), 0)
         os.fsync(file.fileno())
     partial.replace(path)
     _sync_folder(path.parent)
     return _Head(len(bytes(head)), head.checksum, digest)
+
+
+def _first_line(state: JsonObject, digest: str) -> JournalLine:
+    return line_of({"version": JOURNAL_VERSION, "base": state, "after": digest}, b"")
 
 
 def _aside(path: Path, number: int) -> Path:
@@ -353,12 +361,22 @@ def _write_whole(file: BinaryIO, content: bytes, offset: int) -> None:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Say what went wrong, and what room there is: mostly it is a full disk."""
+def _writing(path: Path, need: int) -> Iterator[None]:
+    """Tell what went wrong. A full disk is no outage: a restart would train up to the same record.
+
+    Raises:
+        StateError: The disk, or a quota, is full; names what ``need`` bytes found.
+        UnavailableError: The file cannot be written for another reason.
+    """
     try:
         yield
     except OSError as error:
+        free = shutil.disk_usage(path.parent).free
+        if error.errno in _FULL:
+            raise StateError(
+                f"{path}: needs {need} bytes, {free} bytes ({format_bytes(free)}) are free there: "
+                f"{error.strerror}; make room, or raise the quota or the limit of file sizes, and resume"
+            ) from error
         raise UnavailableError(
-            f"{path}: cannot be written: {error}; {shutil.disk_usage(path.parent).free} bytes are free there; "
-            "make room and resume"
+            f"{path}: cannot be written: {error}; {free} bytes are free there; resume once it can be"
         ) from error

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from omniload.base.errors import StateError
 from omniload.base.state import Json
+from omniload.base.units import decimal_of
 from omniload.mix.config import MixConfig
 from omniload.mix.deficit import WEIGHT_ONE, integer_weights
 from omniload.mix.journal import StepRecord, state_before
@@ -151,9 +152,9 @@ def fingerprint_in(base: Mapping[str, Json]) -> dict[str, str]:
 def _records_of(fingerprint: Mapping[str, str], name: str) -> int:
     """Return the records in an epoch of a source, as its fingerprint says."""
     found = fingerprint.get(f"sources.{name}.records", "")
-    if not found.isdecimal() or int(found) == 0:
+    if not (records := decimal_of(found)):
         raise StateError(
             f"the fingerprint of source {name!r} gives {found!r} for its number of records; "
             "read the journal with the release that wrote it"
         )
-    return int(found)
+    return records

@@ -26,6 +26,7 @@ import orjson
 
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger
+from omniload.base.units import decimal_of
 
 __all__ = [
     "LOG_VARIABLE",
@@ -156,12 +157,13 @@ def process_started(environment: Mapping[str, str] = os.environ) -> None:
     """
     began, _, attempt = os.environ.pop(_SPAWNED, "").partition(" ")
     path = environment.get(LOG_VARIABLE)
+    began_ns = decimal_of(began)
     # A launcher in between may start its processes again; then they were not spawned at that time.
-    if not path or not began.isdecimal() or attempt != str(_attempt(environment)):
+    if not path or began_ns is None or attempt != str(_attempt(environment)):
         return
     run = secrets.token_hex(8)
     begin = _event(_PROCESS_START, "begin", Tally(), run, environment)
-    _append(path, replace(begin, time_ns=min(int(began), begin.time_ns)))
+    _append(path, replace(begin, time_ns=min(began_ns, begin.time_ns)))
     _append(path, _event(_PROCESS_START, "end", Tally(), run, environment))
 
 
@@ -265,7 +267,7 @@ def _event(
 
 def _attempt(known: Mapping[str, str]) -> int:
     text = _first(known, _ATTEMPT)
-    return int(text) if text.isdecimal() else 0
+    return decimal_of(text) or 0
 
 
 def _first(known: Mapping[str, str], names: tuple[str, ...]) -> str:

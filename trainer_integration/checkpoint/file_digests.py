@@ -9,7 +9,8 @@ from typing import Self
 import orjson
 import xxhash
 
-from omniload.base.errors import IntegrityError
+from omniload.base.errors import IntegrityError, StateError
+from omniload.base.reading import open_file, read_kept_file
 from omniload.base.state import Json, JsonObject, json_digest
 
 __all__ = [
@@ -23,6 +24,8 @@ __all__ = [
 ]
 
 _READ_BYTES = 4 << 20
+_MOST_BYTES = 256 << 20
+"""Of a list: a million files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +41,7 @@ class FileDigest:
     def of(cls, file: Path) -> Self:
         """Read ``file`` and return its seal."""
         digest, size_bytes = xxhash.xxh3_64(), 0
-        with file.open("rb", buffering=0) as stream:
+        with open_file(file) as stream:
             while data := stream.read(_READ_BYTES):
                 digest.update(data)
                 size_bytes += len(data)
@@ -52,6 +55,8 @@ class FileDigest:
             found = type(self).of(file)
         except OSError as error:
             return f"{file} cannot be read: {error.strerror}"
+        except StateError as error:
+            return str(error)
         if found.xxh3 != self.xxh3:
             return f"{file} has checksum {found.xxh3:016x}, {self.xxh3:016x} was saved"
         return None
@@ -142,7 +147,7 @@ def read_sealed_json(file: Path) -> JsonObject:
         IntegrityError: The file is missing, is not such JSON, or its digest does not fit.
     """
     try:
-        data = file.read_bytes()
+        data = read_kept_file(file, most_bytes=_MOST_BYTES, what="a list of a checkpoint's files")
     except OSError as error:
         raise IntegrityError(f"{file} cannot be read as JSON: {error}") from error
     return unsealed_json(data, name=str(file))

@@ -16,6 +16,7 @@ from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import JOURNAL_NAME, PlaneSpec
 from omniload.base.config import StrictModel
 from omniload.base.errors import ConfigError, IntegrityError, StateError
+from omniload.base.reading import read_kept_file
 from omniload.base.state import JsonObject
 from omniload.batch.digest import batch_digest
 from omniload.client import Client
@@ -40,6 +41,7 @@ __all__ = [
 
 PROOF_NAME = "proof.json"
 """File of the last proof in the run's folder."""
+_MOST_BYTES = 4 << 30
 
 
 class StepProof(StrictModel):
@@ -196,9 +198,15 @@ def read_proof(run_dir: Path) -> Proof | None:
     """
     path = run_dir / PROOF_NAME
     try:
-        return Proof.model_validate_json(path.read_bytes())
+        return Proof.model_validate_json(
+            read_kept_file(path, most_bytes=_MOST_BYTES, what="a proof")
+        )
     except FileNotFoundError:
         return None
+    except IntegrityError as error:
+        raise StateError(str(error)) from error
+    except OSError as error:
+        raise StateError(f"{path}: cannot be read: {error.strerror}; move it away") from error
     except ValidationError as error:
         raise StateError(
             f"{path}: not a proof of this release ({error.errors()[0]['msg']}); run `omniload train verify` again"

@@ -14,6 +14,7 @@ from omniload.actors.address import PlaneAddress
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import JsonObject
+from omniload.base.units import decimal_of
 from omniload.mix.config import MixConfig, load_mix
 from omniload.mix.run_record import read_run_record, write_run_record
 from omniload.plan.place_tree import ClientPlaceTree
@@ -225,5 +226,5 @@ def read_plan(config: Path) -> LaunchPlan:
 def next_log_number(run_dir: Path) -> int:
     """Return a number above those of all logs of ranks in a run's folder, so that none is overwritten."""
     stems = [path.stem for path in (run_dir / "logs").glob("rank-*-attempt-*.log")]
-    numbers = [stem.rpartition("-")[2] for stem in stems]
-    return max((int(number) + 1 for number in numbers if number.isdecimal()), default=0)
+    numbers = [decimal_of(stem.rpartition("-")[2]) for stem in stems]
+    return max((number + 1 for number in numbers if number is not None), default=0)

@@ -10,14 +10,16 @@ from typing import Literal
 from pydantic import ValidationError
 
 from omniload.base.config import StrictModel
-from omniload.base.errors import StateError, system_refusals
+from omniload.base.errors import IntegrityError, StateError, system_refusals
 from omniload.base.extras import DISTRIBUTION
+from omniload.base.reading import read_kept_file
 from trainer_integration.config import TrainConfig
 
 __all__ = ["LAUNCH_RECORD_NAME", "LaunchRecord", "read_launch_record", "write_launch_record"]
 
 LAUNCH_RECORD_NAME = "train.json"
 """File of the record in the run's folder."""
+_MOST_BYTES = 16 << 20
 _PACKAGES = (DISTRIBUTION, "torch", "ray", "numpy", "pyarrow", "tokenizers")
 
 
@@ -58,9 +60,13 @@ def read_launch_record(run_dir: Path) -> LaunchRecord:
     """
     path = run_dir / LAUNCH_RECORD_NAME
     try:
-        return LaunchRecord.model_validate_json(path.read_bytes())
+        return LaunchRecord.model_validate_json(
+            read_kept_file(path, most_bytes=_MOST_BYTES, what="the record of a launch")
+        )
     except FileNotFoundError:
         raise StateError(f"{path}: no record of a launch; give the folder of a run") from None
+    except IntegrityError as error:
+        raise StateError(str(error)) from error
     except OSError as error:
         raise StateError(
             f"{path}: cannot be read: {error.strerror}; give the folder of a run"

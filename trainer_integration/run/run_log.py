@@ -10,13 +10,14 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Literal, Self
+from typing import Annotated, BinaryIO, Literal, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from omniload.base.config import StrictModel
-from omniload.base.errors import StateError, system_refusals
+from omniload.base.errors import IntegrityError, StateError, system_refusals
 from omniload.base.log import get_logger
+from omniload.base.reading import open_file, read_kept_file
 
 __all__ = [
     "LOG_NAME",
@@ -34,6 +35,9 @@ __all__ = [
 _LOG = get_logger(__name__)
 LOG_NAME = "log.jsonl"
 """File in the run's folder."""
+_STRIDE_BYTES = 1 << 20
+_MOST_BYTES = 4 << 30
+"""Of a log that is read whole: ten million steps."""
 
 
 EventKind = Literal[
@@ -132,9 +136,11 @@ class RunLog:
         """Open the log; ``fresh`` drops lines of work that left no checkpoint, as the journal does."""
         run_dir.mkdir(parents=True, exist_ok=True)
         path = run_dir / LOG_NAME
-        if not fresh and path.exists():
-            _cut_torn_line(path)
-        self._file = path.open("w" if fresh else "a", encoding="utf-8", buffering=1)
+        if path.exists():
+            with open_file(path) as kept:  # nothing but a file: a pipe would be waited for
+                whole_bytes = 0 if fresh else _whole_bytes(kept)
+            os.truncate(path, whole_bytes)
+        self._file = path.open("a", encoding="utf-8", buffering=1)
         self._lock = threading.Lock()
         self._told = False
 
@@ -166,10 +172,16 @@ class RunLog:
         self.close()
 
 
-def _cut_torn_line(path: Path) -> None:
-    """Cut off what a kill left of a line, or the next line would be joined to it."""
-    whole = path.read_bytes().rfind(b"\n") + 1
-    os.truncate(path, whole)
+def _whole_bytes(log: BinaryIO) -> int:
+    """Return the bytes up to the last newline: a kill may leave a part of a line, which the next would be joined to."""
+    end = log.seek(0, os.SEEK_END)
+    while end:
+        begin = max(0, end - _STRIDE_BYTES)
+        log.seek(begin)
+        if (at := log.read(end - begin).rfind(b"\n")) >= 0:
+            return begin + at + 1
+        end = begin
+    return 0
 
 
 def read_log(run_dir: Path) -> list[StepLine | EventLine | MemoryLine]:
@@ -180,14 +192,16 @@ def read_log(run_dir: Path) -> list[StepLine | EventLine | MemoryLine]:
     """
     path = run_dir / LOG_NAME
     try:
-        texts = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        held = read_kept_file(path, most_bytes=_MOST_BYTES, what="the log of a run")
     except FileNotFoundError:
         raise StateError(f"{path}: no such log; give the folder of a run") from None
     except OSError as error:
         raise StateError(
             f"{path}: cannot be read: {error.strerror}; give the folder of a run"
         ) from error
-    lines = []
+    except IntegrityError as error:
+        raise StateError(str(error)) from error
+    lines, texts = [], held.decode(errors="replace").splitlines()
     for number, text in enumerate(texts, start=1):
         try:
             lines.append(_LINES.validate_json(text))

@@ -27,6 +27,7 @@ from fusefs.stores.remote.hadoop import site_settings
 from fusefs.stores.remote.rename_store import ReplacingStore
 from omniload.base.errors import ConfigError, UnavailableError
 from omniload.base.extras import missing_extra
+from omniload.base.units import decimal_of
 
 __all__ = ["native_hdfs_store"]
 
@@ -95,11 +96,11 @@ def _folders_of_the_site() -> list[str]:
 def _copies(given: list[str], url: str) -> int | None:
     """Return the copies of a block that a URL asks for; None leaves them to the site."""
     for text in filter(None, given):
-        if not text.isdecimal():
+        if (copies := decimal_of(text)) is None:
             raise ConfigError(
                 f"store {url!r}: replication={text}; a number of copies, 0 for the site's"
             )
-        return int(text) or None
+        return copies or None
     return None
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
 from omniload.base.log import get_logger
+from omniload.base.units import decimal_of
 from snapshot.engines.containerd.chain import (
     LayerWanted,
     MountEntry,
@@ -359,7 +360,7 @@ class Snapshotter:
     def _skip_numbers(self) -> None:
         """Begin above all that could not be removed: a view of that number would be taken for the new one's."""
         names = [path.name.removeprefix("gone-") for path in self._folder.iterdir()]
-        left = [int(name) for name in names if name.isdecimal()]
+        left = [number for number in map(decimal_of, names) if number is not None]
         self._all.next_number = max(self._all.next_number - 1, *left, *self._views.numbers(), 0) + 1
 
     def _path(self, number: int) -> str:

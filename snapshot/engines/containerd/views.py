@@ -15,6 +15,7 @@ from fusefs.bridge.process.launch import start_daemon, umount
 from fusefs.bridge.process.tuning import mount_table
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger
+from omniload.base.units import decimal_of
 from snapshot.engines.containerd import daemon as snapshotter_daemon
 from snapshot.engines.containerd.daemon import ChainMount
 from snapshot.engines.containerd.images import address_of
@@ -113,7 +114,7 @@ class MountedViews(Views):
     @override
     def numbers(self) -> set[int]:
         names = os.listdir(self._folder)  # noqa: PTH208 -- a dead mount has no attributes
-        return {int(name) for name in names if name.isdecimal()}
+        return {number for number in map(decimal_of, names) if number is not None}
 
     def _reap(self) -> None:
         """Take leave of daemons that have ended."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from omniload.base.errors import StateError, UnavailableError
+from omniload.base.units import decimal_of
 from snapshot.env.node.cache import Tree
 
 __all__ = [
@@ -90,7 +91,7 @@ def keys_mounted(proc: Path = Path("/proc")) -> tuple[set[str], bool]:
     with suppress(OSError):
         whole = (proc / "self" / "ns" / "pid").stat().st_ino == _FIRST_PROCESSES
     for process in proc.iterdir():
-        if not process.name.isdecimal():
+        if decimal_of(process.name) is None:
             continue
         try:
             space = os.readlink(process / "ns" / "mnt")  # noqa: PTH115

@@ -6,12 +6,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from omniload.base.errors import StateError
+from omniload.base.errors import IntegrityError, StateError
+from omniload.base.reading import read_kept_file
 from snapshot.env.target.scan import OWN_FOLDER
 
 __all__ = ["VERSION", "Form", "Move", "Record", "Records"]
 
 VERSION = 1
+_MOST_BYTES = 256 << 20
+"""Of a journal, which names every path that a restore moves: a million of them."""
 Form = Literal["mount", "link", "copy", "command"]
 """How an environment came to hold a snapshot; ``command``: it was installed here."""
 
@@ -61,9 +64,12 @@ class Records:
         """
         path = self.folder / f"{name}.json"
         try:
-            fields: dict[str, Any] = json.loads(path.read_bytes())
+            text = read_kept_file(path, most_bytes=_MOST_BYTES, what=f"a {name}")
+            fields: dict[str, Any] = json.loads(text)
         except FileNotFoundError:
             return None
+        except IntegrityError as error:
+            raise StateError(f"{error}, and make the environment anew") from error
         except ValueError as error:
             raise StateError(f"{path} is damaged: {error}; make the environment anew") from error
         if fields.get("version") != VERSION:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from omniload.base.errors import IntegrityError, OmniloadError
 from omniload.base.log import get_logger
+from omniload.base.units import decimal_of
 from snapshot.image.trace.keys import most_run, nearest
 from snapshot.image.trace.trace import Trace, decode_trace, encode_trace, merge_traces
 from snapshot.oci.artifacts import artifact, push_artifact
@@ -31,6 +32,7 @@ _PART = "io.omniload.trace.part"
 _MERGED = "io.omniload.trace.parts"
 """Of a document that a former release merged of parts, which are listed beside it."""
 _LONGEST_COMMAND = 4096
+_MOST_RUNS = 10**9 - 1
 _MAX_REFERRERS = 4000
 _ATTEMPTS = 8
 
@@ -125,10 +127,10 @@ def _listed(store: ImageStore, image: str) -> list[_Listed]:
     listed = []
     for found in store.referrers(image, TRACE_TYPE)[:_MAX_REFERRERS]:
         words, runs = _words(found), found.annotations.get(_RUNS, "")
-        if words is None or not runs.isdecimal() or _MERGED in found.annotations:
+        if words is None or (count := decimal_of(runs)) is None or _MERGED in found.annotations:
             continue
         part = found.annotations.get(_PART, found.digest)
-        listed.append(_Listed(words, int(runs[:9]), part, found))
+        listed.append(_Listed(words, min(count, _MOST_RUNS), part, found))
     return listed
 
 

@@ -191,7 +191,9 @@ def test_a_step_that_cannot_be_journaled_is_not_handed_out(tmp_path, monkeypatch
     )
     run = tmp_path / "run"
 
-    steps = until_error(a_spec(tmp_path, run_dir=run), UnavailableError, "no space left")
+    steps = until_error(
+        a_spec(tmp_path, run_dir=run), StateError, "no space left on the device; make room"
+    )
 
     assert steps == [0, 1]
     assert [record["step"] for record in read_journal(run / JOURNAL_NAME)[1]] == [0, 1]

@@ -7,6 +7,7 @@ from omniload.base.units import (
     Bytes,
     Count,
     Seconds,
+    decimal_of,
     format_bytes,
     format_count,
     parse_bytes,
@@ -122,3 +123,22 @@ def test_sizes_are_written_without_exponents(size_bytes, text):
 )
 def test_counts_are_written_without_exponents(count, text):
     assert format_count(count) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0),
+        ("0042", 42),
+        ("9" * 19, 10**19 - 1),
+        ("9" * 20, None),  # and a text that int() refuses after a second of thought
+        ("", None),
+        ("-1", None),
+        ("1\n", None),
+        (" 1", None),
+        ("\u0663", None),  # a decimal of another script
+        ("\u00b2", None),  # a digit that int() refuses
+    ],
+)
+def test_a_whole_number_is_one_of_ascii_digits_and_not_long(text, number):
+    assert decimal_of(text) == number

@@ -11,7 +11,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from omniload.base.errors import IntegrityError, StateError, UnavailableError
+from omniload.base.errors import IntegrityError, StateError
 from omniload.mix.deficit import WEIGHT_ONE
 from omniload.mix.journal import (
     Journal,
@@ -424,7 +424,10 @@ def test_a_record_that_finds_no_room_leaves_the_one_before_as_the_last(
     with opened(path, found[2]) as journal:
         with monkeypatch.context() as patched:
             patched.setattr(os, "pwrite", failing_after(9, error))
-            with pytest.raises(UnavailableError, match=rf"{path}: .* \d+ bytes are free there"):
+            with pytest.raises(
+                StateError,
+                match=rf"{path}: needs \d+ bytes, \d+ bytes .* are free there: .*; make room",
+            ):
                 journal.append(last)
         assert path.read_bytes() == whole
 
@@ -433,10 +436,12 @@ def test_a_record_that_finds_no_room_leaves_the_one_before_as_the_last(
     assert steps_in(path) == (0, [0, 1, 2])
 
 
-def test_a_new_journal_that_finds_no_room_is_an_outage(tmp_path, monkeypatch):
+def test_a_new_journal_that_finds_no_room_is_no_outage(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "pwrite", failing_after(0, OSError(errno.ENOSPC, "full")))
 
-    with pytest.raises(UnavailableError, match="bytes are free there; make room and resume"):
+    with pytest.raises(
+        StateError, match=r"needs \d{2,} bytes, .* full; make room, or raise the quota"
+    ):
         a_journal(tmp_path / "j", states(2))
 
     assert not (tmp_path / "j").exists()
@@ -462,7 +467,7 @@ def test_a_limit_of_the_system_on_the_file_leaves_whole_records(tmp_path):
         [sys.executable, "-c", LIMITED, str(path)], capture_output=True, text=True, check=False
     )
 
-    assert "UnavailableError" in ended.stderr
+    assert "StateError" in ended.stderr
     assert "File too large" in ended.stderr
     assert steps_in(path) == (0, [0])
     assert path.read_bytes().endswith(b"\n")

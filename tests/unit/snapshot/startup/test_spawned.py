@@ -159,3 +159,19 @@ def test_lines_written_with_what_was_handed_down_are_of_the_same_start(tmp_path)
         for e in map(json.loads, (tmp_path / "log").read_text().splitlines())
     }
     assert seen == {("7", socket.gethostname(), 1)}
+
+
+@pytest.mark.parametrize("began", ["\u0664" * 10, "9" * 5000, "\u00b2", ""])
+def test_a_start_whose_time_is_no_number_of_ours_has_no_such_stage(known, monkeypatch, began):
+    monkeypatch.setenv(SPAWNED, f"{began} 0")
+
+    process_started(known)
+
+    assert not Path(known[LOG_VARIABLE]).exists()
+
+
+def test_an_attempt_of_thousands_of_digits_is_none(known):
+    with stage("data_plane", known | {"OMNILOAD_ATTEMPT": "9" * 5000}):
+        pass
+
+    assert {line.attempt for line in lines_of(known)} == {0}
