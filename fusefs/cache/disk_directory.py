@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat as stat_bits
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,8 +114,15 @@ class DiskDirectory:
                 raise ConfigError(
                     f"disk cache {path!r} holds something else; give an empty or new directory"
                 )
-            self._marker = os.open(self._root / MARKER, os.O_RDWR | os.O_CREAT, 0o600)
+            _check_owner(path, self._root.stat())
+            # Whoever could write here before us may have left a link to a file of ours, or a pipe.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            self._marker = os.open(self._root / MARKER, flags, 0o600)
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise ConfigError(
+                    f"disk cache {path!r}: {MARKER} is a symbolic link, which no cache of ours is; remove it"
+                ) from error
             raise ConfigError(f"disk cache {path!r}: {error.strerror or error}") from error
         try:
             self._take(path)
@@ -132,8 +140,11 @@ class DiskDirectory:
                 f"disk cache {path!r} is used by another process; "
                 "give each mount and each process a directory of its own"
             ) from None
-        found = os.pread(self._marker, 4096, 0)
         try:
+            _check_owner(f"{path}/{MARKER}", marker := os.fstat(self._marker))
+            if not stat_bits.S_ISREG(marker.st_mode):
+                raise ConfigError(f"disk cache {path!r}: {MARKER} is no file; remove it")
+            found = os.pread(self._marker, 4096, 0)
             if found:
                 check_marker(found, path)
             else:
@@ -239,3 +250,21 @@ class DiskDirectory:
                 path.rename(target)
                 aside.append(target)
         return aside
+
+
+def _check_owner(path: str, found: os.stat_result) -> None:
+    """Refuse a place of another user, or one that every user may write: copies in it would be read as ours.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    if found.st_uid != os.geteuid():
+        raise ConfigError(
+            f"disk cache {path!r} belongs to user {found.st_uid}, and this process is user {os.geteuid()}; "
+            "give a directory of your own"
+        )
+    if found.st_mode & stat_bits.S_IWOTH:
+        mode = stat_bits.S_IMODE(found.st_mode)
+        raise ConfigError(
+            f"disk cache {path!r} has mode {mode:o}, so every user may write there; chmod o-w it, or give another"
+        )

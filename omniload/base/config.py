@@ -18,7 +18,7 @@ from omniload.base.errors import ConfigError
 from omniload.base.reading import read_small_file
 from omniload.base.yaml_tree import LARGEST_TEXT_BYTES, Node, compose
 
-__all__ = ["StrictModel", "checked", "fault_at", "load_yaml", "parse_yaml", "read_text"]
+__all__ = ["StrictModel", "checked", "fault_at", "line_of", "load_yaml", "parse_yaml", "read_text"]
 
 _MOST_FAULTS = 50
 _SHOWN_WIDTH = 60
@@ -66,6 +66,15 @@ def read_text(file: Path) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: cannot be read as UTF-8 text: {error}") from error
+
+
+def line_of(file: Path, *at: str | int) -> int | None:
+    """Return the line of a key of a YAML file, or of the nearest one above it; None where it cannot be told now."""
+    try:
+        root = compose(read_text(file), name=str(file))
+    except ConfigError:
+        return None  # it was changed since it was read
+    return None if root is None else _place(root, at, is_missing=False)[0]
 
 
 def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:

@@ -38,7 +38,7 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
       omniload mix check examples/quickstart.yaml --dp 2
     """  # noqa: D301 -- click's own marker
     spec = open_spec(file, dp=dp, cache_dir=cache_dir)
-    found = find_sources(spec)
+    found = find_sources(spec, file)
     mix = spec.mix
     warnings = warnings_of_a_step(mix, _sizes(found))
     if as_json:

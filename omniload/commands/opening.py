@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from omniload.actors.plane import PlaneSpec, require_rows
+from omniload.base.config import line_of
 from omniload.base.errors import (
     ConfigError,
     IntegrityError,
@@ -93,8 +94,12 @@ def tokenizer_of(mix: MixConfig, base_dir: Path) -> Tokenizer | None:
     return None if mix.tokenizer is None else open_tokenizer(mix.tokenizer, base_dir)
 
 
-def find_sources(spec: PlaneSpec) -> list[FoundSource]:
+def find_sources(spec: PlaneSpec, file: Path | None = None) -> list[FoundSource]:
     """Find and index every source, several at a time, and test the tokenizer and the batch.
+
+    Args:
+        spec: What to open.
+        file: The mix file, for messages.
 
     Returns:
         The sources, sorted by name.
@@ -114,7 +119,7 @@ def find_sources(spec: PlaneSpec) -> list[FoundSource]:
         _outcome(lambda: require_rows(spec)),
         _outcome(lambda: tokenizer_of(mix, spec.base_dir)),
         *(
-            _named(_outcome(future.result), name)
+            _named(_outcome(future.result), name, file)
             for name, future in zip(mix.names, opening, strict=True)
         ),
     ]
@@ -130,11 +135,19 @@ def _outcome(check: Callable[[], object]) -> object:
         return error
 
 
-def _named(result: object, source: str) -> object:
-    """Say of an error whose source it is, where its message names a file only."""
-    if not isinstance(result, OmniloadError) or f"sources.{source}" in str(result):
+def _named(result: object, source: str, file: Path | None) -> object:
+    """Say of an error whose source it is, where its message names a file only, and the line of the key to change."""
+    if not isinstance(result, OmniloadError):
         return result
-    named = type(result)(f"sources.{source}: {result}")
+    key, said = f"sources.{source}", str(result)
+    if key not in said:
+        said = f"{key}: {said}"
+    below = said.removeprefix(f"{key}.").partition(":")[0] if said.startswith(f"{key}.") else ""
+    at = ("sources", source, below) if below.isidentifier() else ("sources", source)
+    line = None if file is None else line_of(file, *at)
+    if line is not None:
+        said = f"{file}:{line}: {said}"
+    named = type(result)(said)
     named.__cause__ = result
     return named
 

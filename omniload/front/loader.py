@@ -9,11 +9,14 @@ from typing import NoReturn, Protocol, Self
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError, StateError
+from omniload.base.log import get_logger
 from omniload.base.state import Json, JsonObject
 from omniload.client import Client
 from omniload.front.rows import BatchForm, TrainingBatch
 
 __all__ = ["Loader", "OpenClient"]
+
+_LOG = get_logger(__name__)
 
 
 _ELSEWHERE = (
@@ -50,6 +53,23 @@ def _as_state(state: object) -> JsonObject | None:
     return dict(state) or None
 
 
+def _check_left(state: JsonObject | None, num_steps: int | None) -> None:
+    """Say where a state leaves no step ahead of ``steps``: at it, a log line, as of a job that had ended.
+
+    Raises:
+        ConfigError: The state is behind it.
+    """
+    step = None if state is None else state.get("step")
+    if num_steps is None or not isinstance(step, int) or step < num_steps:
+        return  # what is no number is told with the rest of the state
+    said = f"steps is {num_steps}, and the state stands before step {step}: no batch is left"
+    if step > num_steps:
+        raise ConfigError(
+            f"{said}; give a later step, None for the data's end, or an earlier state"
+        )
+    _LOG.warning("%s; give a later step, or None for the data's end, to go on", said)
+
+
 class Loader:
     """Batches of one rank in step order; torch's ``Stateful``.
 
@@ -65,8 +85,11 @@ class Loader:
         state: Mapping[str, Json] | None = None,
         names: Sequence[str] = (),
         vocab_size: int | None = None,
+        num_steps: int | None = None,
     ) -> None:
+        self._num_steps = num_steps
         self._open_client, self._form, self._state = open_client, form, _as_state(state)
+        _check_left(self._state, num_steps)
         self.source_names = tuple(names)
         """Names of the sources; ``source_ids`` are places here."""
         self.vocab_size = vocab_size
@@ -119,6 +142,7 @@ class Loader:
             raise StateError("the loader is closed; load the state into one that is open")
         if wanted is None:
             return
+        _check_left(wanted, self._num_steps)
         self._end_plane()
         self._state = wanted
 

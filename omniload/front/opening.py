@@ -137,6 +137,7 @@ def _loader_of(
         state=state,
         names=spec.mix.names,
         vocab_size=None if tokenizer is None else tokenizer.vocab_size,
+        num_steps=spec.num_steps,
     )
 
 

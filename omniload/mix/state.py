@@ -188,13 +188,37 @@ def _require_same(saved: Json, now: Mapping[str, str]) -> None:
         )
     changed = sorted(k for k in saved.keys() | now.keys() if saved.get(k) != now.get(k))
     if changed:
-        shown = "; ".join(
-            f"{k}: {saved.get(k, 'absent')} saved, {now.get(k, 'absent')} now" for k in changed
-        )
+        shown = "; ".join(_difference(k, saved.get(k), now.get(k)) for k in changed)
         raise StateError(
             f"the mix is not the one the checkpoint was written with ({shown}); "
             "resume with the old file, data and tokenizer, or start a new run"
         )
+
+
+_MEANING = {
+    "mix": "the section mix: weights, stages or groups",
+    "pack": "the section pack",
+    "tokenizer": "the file of the tokenizer",
+    "tokenizer.library": "the library that reads it",
+    "records": "how many records it has",
+    "order": "its shards, their units or their records",
+    "shards": "the names or sizes of its files",
+    "content": "the bytes in files of the same names and sizes",
+}
+"""What the digests of ``fingerprint_of`` are of."""
+
+
+def _difference(part: str, saved: Json, now: str | None) -> str:
+    """Return what differs, and in words what a digest is of: which source, and what of it."""
+    digests = f"{part}: {saved or 'absent'} saved, {now or 'absent'} now"
+    source, _, found = part.removeprefix("sources.").rpartition(".")
+    if not part.startswith("sources."):
+        return f"{digests}, {_MEANING[part]}" if part in _MEANING else digests
+    if source and found in _MEANING:
+        return f"{digests}, of source {source!r} {_MEANING[found]}"
+    if saved is None or now is None:
+        return digests
+    return f"{digests}, keys of source {found!r} other than path, tags and on_error"
 
 
 def _entries(sources: Json, names: Sequence[str]) -> "list[_Entry]":

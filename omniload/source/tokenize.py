@@ -5,7 +5,8 @@ Shape suffixes:
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 _BYTES_END = 256
+_PANIC = "PanicException"
+"""What a fault in the library's Rust becomes: a ``BaseException`` that no module names."""
 _LARGEST_BYTES = 256 << 20
 """Largest ``tokenizer.json``: ten times that of a vocabulary of 256,000 tokens."""
 
@@ -112,7 +115,13 @@ class BpeEncoder(Tokenizer):
     4 % of encoding, and the other ways (an array a list, Arrow) cost as much or more.
     """
 
-    def __init__(self, library: tokenizers.Tokenizer, end_of_document_id: int | None) -> None:
+    def __init__(
+        self,
+        library: tokenizers.Tokenizer,
+        end_of_document_id: int | None,
+        path: Path | None = None,
+    ) -> None:
+        self._path = path
         library.no_truncation()
         library.no_padding()
         self._library = library
@@ -122,10 +131,9 @@ class BpeEncoder(Tokenizer):
     @override
     def encode(self, texts: pa.Array | Sequence[str]) -> Ragged:
         batch = texts.to_pylist() if isinstance(texts, pa.Array) else list(texts)
-        ids = [
-            encoding.ids
-            for encoding in self._library.encode_batch_fast(batch, add_special_tokens=False)
-        ]
+        with _faults_of(self._path, "encodes no text"):
+            encoded = self._library.encode_batch_fast(batch, add_special_tokens=False)
+        ids = [encoding.ids for encoding in encoded]
         if self.end_of_document_id is not None:
             for sequence in ids:
                 if sequence:
@@ -137,8 +145,29 @@ class BpeEncoder(Tokenizer):
 
     @override
     def decode(self, ids_V: NDArray[np.integer[Any]]) -> str:
-        text: str = self._library.decode(np.asarray(ids_V).tolist(), skip_special_tokens=True)
+        with _faults_of(self._path, "decodes no tokens"):
+            text: str = self._library.decode(np.asarray(ids_V).tolist(), skip_special_tokens=True)
         return text
+
+
+@contextmanager
+def _faults_of(path: Path | None, said: str) -> Iterator[None]:
+    """Tell what the library raises as a fault of its file: it raises nothing narrow, and ``BaseException`` of its own.
+
+    Raises:
+        ConfigError: It raised something.
+    """
+    try:
+        yield
+    except (ConfigError, MemoryError, FileNotFoundError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            raise
+        raise ConfigError(
+            f"tokenizer.path: {path or 'the tokenizer'}: {said}: {error}; check the file, or write it anew with the "
+            "library that made it"
+        ) from error
 
 
 @lru_cache(maxsize=8)
@@ -170,18 +199,15 @@ def _open_bpe(config: BpeTokenizer, base_dir: Path) -> BpeEncoder:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     path = _file_of(base_dir / config.path)
     try:
-        library = _library(path, path.stat().st_mtime_ns)
+        with _faults_of(path, "is no tokenizer.json"):
+            library = _library(path, path.stat().st_mtime_ns)
     except FileNotFoundError:
         raise ConfigError(
             f"tokenizer.path: {path}: no such file; give the path of a tokenizer.json or of its folder, "
             "relative ones start at the mix file"
         ) from None
-    except ConfigError:
-        raise
-    except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(f"tokenizer.path: {path}: is no tokenizer.json: {error}") from error
     if config.end_of_document is None:
-        return BpeEncoder(library, None)
+        return BpeEncoder(library, None, path)
     end = library.token_to_id(config.end_of_document)
     if end is None:
         special = [token.content for token in library.get_added_tokens_decoder().values()]
@@ -189,4 +215,4 @@ def _open_bpe(config: BpeTokenizer, base_dir: Path) -> BpeEncoder:
             f"tokenizer.end_of_document is {config.end_of_document!r}, not in the vocabulary of {path}; "
             f"its special tokens are {', '.join(special) or 'none'}"
         )
-    return BpeEncoder(library, end)
+    return BpeEncoder(library, end, path)

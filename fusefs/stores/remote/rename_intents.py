@@ -1,11 +1,13 @@
 """The intent to replace a file, on stores where that is not one step: written down ahead, for recovery.
 
-``.omnifs/intents/<xxh3-128 of the target path>`` holds ``{"version":1,"source":...,"target":...}``.
+``.omnifs/intents/<xxh3-128 of the target path>`` holds ``{"version":1,"source":...,"target":...}``;
+version 2, of names that are no UTF-8, has a character for each byte of a name.
 Any caller that can write to the store can write an intent, and reading one moves a file: so it
 promises nothing unless both its names are plain paths within the store and it lies where an intent
 of its target belongs.
 """
 
+import os
 from dataclasses import dataclass
 
 import orjson
@@ -37,7 +39,11 @@ def intent_path(target: str) -> str:
 
 def encode_intent(intent: Intent) -> bytes:
     """Return the bytes of an intent."""
-    return orjson.dumps({"version": 1, "source": intent.source, "target": intent.target})
+    try:
+        return orjson.dumps({"version": 1, "source": intent.source, "target": intent.target})
+    except TypeError:  # a name of bytes that are no UTF-8: JSON has no text for it
+        source, target = map(_as_text, (intent.source, intent.target))
+        return orjson.dumps({"version": 2, "source": source, "target": target})
 
 
 def decode_intent(data: bytes, *, path: str) -> Intent:
@@ -56,10 +62,13 @@ def decode_intent(data: bytes, *, path: str) -> Intent:
         record = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise IntegrityError(f"{name} is no JSON: {error}; repair removes it") from error
-    if not isinstance(record, dict) or record.get("version") != 1:
-        raise IntegrityError(f"{name} is no record of version 1; repair removes it")
-    source = stored_path(record.get("source"), where=f"source of {name}")
-    target = stored_path(record.get("target"), where=f"target of {name}")
+    if not isinstance(record, dict) or record.get("version") not in {1, 2}:
+        raise IntegrityError(f"{name} is no record of version 1 or 2; repair removes it")
+    given = [record.get(field) for field in ("source", "target")]
+    if record["version"] == 2:
+        given = [_from_text(value, name) for value in given]
+    source = stored_path(given[0], where=f"source of {name}")
+    target = stored_path(given[1], where=f"target of {name}")
     if intent_path(target) != path or _is_of_the_store(target):
         raise IntegrityError(
             f"{name} is for {target!r}, which belongs elsewhere; repair removes it"
@@ -69,6 +78,21 @@ def decode_intent(data: bytes, *, path: str) -> Intent:
             f"{name} names the source {source!r}, which belongs to the store; repair removes it"
         )
     return Intent(source, target)
+
+
+def _as_text(path: str) -> str:
+    return os.fsencode(path).decode("latin-1")
+
+
+def _from_text(value: object, name: str) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return os.fsdecode(value.encode("latin-1"))
+    except UnicodeEncodeError as error:
+        raise IntegrityError(
+            f"{name} holds {error.object[error.start]!r}, no byte; repair removes it"
+        ) from error
 
 
 def _is_of_the_store(path: str) -> bool:

@@ -89,7 +89,7 @@ class JsonlFormat(Format):
     def _index(self, file: ShardFile) -> FileUnits:
         digest = xxhash.xxh3_128()
         with reading(file, "lines"), stream_of(file) as stream:
-            chunks = digested(digest, chunks_of(stream))
+            chunks = digested(digest, _no_zeros(chunks_of(stream), file))
             plain = codec_of(file) is None
             units = _ranges(chunks, self._unit_bytes) if plain else _whole(chunks, file)
         if len(units.rows) and (widest := int((units.stops - units.starts).max())) > MAX_UNIT_BYTES:
@@ -98,6 +98,24 @@ class JsonlFormat(Format):
                 f"{format_bytes(MAX_UNIT_BYTES)}; lower unit, or split the line"
             )
         return replace(units, content=digest.hexdigest())
+
+
+def _no_zeros(chunks: Iterator[pa.Buffer], file: ShardFile) -> Iterator[pa.Buffer]:
+    """Refuse what begins like a device or a file with a hole: it may be of terabytes, and have no line.
+
+    Raises:
+        ConfigError: It is zeros as far as its first records would reach.
+    """
+    first = next(chunks, None)
+    if first is None:
+        return
+    if first.size >= FIRST_BYTES and not np.frombuffer(first, np.uint8, FIRST_BYTES).any():
+        raise ConfigError(
+            f"{file.path}: begins with {format_bytes(FIRST_BYTES)} of zero bytes, which no line of JSON holds; "
+            "replace the file, or leave it out"
+        )
+    yield first
+    yield from chunks
 
 
 def _ranges(chunks: Iterator[pa.Buffer], unit_bytes: int) -> FileUnits:

@@ -107,7 +107,10 @@ def test_a_shard_replaced_by_one_of_its_size_and_time_is_refused(world, shard, i
 
     replaced(folder / "web" / f"{shard}.{suffix}", content_of(99), in_place=in_place)
 
-    with pytest.raises(StateError, match=r"\(sources\.web\.content: \w+ saved, \w+ now\)"):
+    with pytest.raises(
+        StateError,
+        match=r"\(sources\.web\.content: \w+ saved, \w+ now, of source .web. the bytes in files",
+    ):
         resumed(folder, mix, state)
 
 

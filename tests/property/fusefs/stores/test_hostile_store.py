@@ -347,3 +347,25 @@ def test_an_index_names_shards_and_boxes_within_its_tensors_alone(changes):
         return
     (chunk,) = index.tensors["w"].chunks
     assert (chunk.file, chunk.offsets, chunk.sizes) == (CHUNK["file"], (0,), (4,))
+
+
+NAMES_OF_BYTES = st.binary(min_size=1, max_size=12).filter(
+    lambda name: not {0, ord("/")} & set(name) and name not in {b".", b"..", b".omnifs"}
+)
+
+
+@given(
+    st.lists(NAMES_OF_BYTES, min_size=1, max_size=3),
+    st.lists(NAMES_OF_BYTES, min_size=1, max_size=3),
+)
+def test_an_intent_holds_names_of_any_bytes(source, target):
+    intent = Promise(*("/".join(map(os.fsdecode, names)) for names in (source, target)))
+
+    assert decode_intent(encode_intent(intent), path=intent_path(intent.target)) == intent
+
+
+def test_an_intent_of_bytes_that_are_none_is_refused():
+    text = '{"version": 2, "source": "\u0100", "target": "f"}'.encode()
+
+    with pytest.raises(IntegrityError, match=r"holds .*, no byte; repair removes it"):
+        decode_intent(text, path=intent_path("f"))

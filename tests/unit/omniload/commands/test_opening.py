@@ -97,3 +97,29 @@ def test_planning_ahead_may_be_set_apart_from_the_file(tmp_path):
 
     assert open_spec(path, dp=1, cache_dir=None, ahead=1).mix.runtime.prefetch_steps == 1
     assert open_spec(path, dp=1, cache_dir=None).mix.steps_ahead == 4
+
+
+def test_a_fault_of_a_source_has_the_line_of_its_key(tmp_path):
+    file = tmp_path / "mix.yaml"
+    file.write_text(
+        "version: 1\nseed: 1\n"
+        "sources:\n"
+        "  web: {type: jsonl, path: web.jsonl, text: body}\n"
+        "  books:\n"
+        "    type: jsonl\n"
+        "    path: none-*.jsonl\n"
+        "    text: text\n"
+        "mix: {stages: [{from_step: 0, weights: {web: 1, books: 1}}]}\n"
+        "tokenizer: {type: bytes}\n"
+        "pack: {length: 16}\n"
+        "batch: {tokens: 64, micro_tokens: 64}\n"
+    )
+    (tmp_path / "web.jsonl").write_text('{"text": "a"}\n')
+    spec = open_spec(file, dp=1, cache_dir=tmp_path / "cache")
+
+    with pytest.raises(ConfigError) as caught:
+        find_sources(spec, file)
+
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith(f"{file}:7: sources.books.path: ")
+    assert lines[1].startswith(f"{file}:4: sources.web: ")

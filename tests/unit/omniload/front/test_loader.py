@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import omniload
-from omniload.base.errors import StateError
+from omniload.base.errors import ConfigError, StateError
 from omniload.batch.microbatch import Batch, Microbatch
 from omniload.front.loader import Loader
 from omniload.front.rows import BatchForm, NumpyArrays
@@ -194,3 +194,25 @@ def test_what_type_checkers_see_is_what_is_there():
 def test_a_name_that_is_not_offered_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'Loadr'"):
         omniload.Loadr  # noqa: B018
+
+
+def held_to(steps, state):
+    return Loader(lambda *_: None, BatchForm(arrays=NumpyArrays()), state=state, num_steps=steps)
+
+
+def test_a_state_behind_the_last_step_is_refused_with_both():
+    with pytest.raises(
+        ConfigError, match="steps is 4, and the state stands before step 5: no batch is left"
+    ):
+        held_to(4, {"step": 5})
+    loader = held_to(4, {"step": 3})
+    with pytest.raises(ConfigError, match="steps is 4, and the state stands before step 9"):
+        loader.load_state_dict({"step": 9})
+
+
+def test_a_state_at_the_last_step_is_that_of_a_job_that_had_ended(caplog):
+    held_to(4, {"step": 3})
+    assert not caplog.text
+
+    held_to(4, {"step": 4})
+    assert "steps is 4, and the state stands before step 4: no batch is left" in caplog.text

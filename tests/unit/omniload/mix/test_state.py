@@ -1,6 +1,7 @@
 """The state of a mix: plain JSON there and back, and what is refused."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -151,3 +152,21 @@ def test_pieces_are_taken_and_joined_by_column():
 def test_what_is_no_object_is_no_state(state):
     with pytest.raises(StateError, match="no object; give what state_dict returned"):
         MixState.from_json(state, ("web",), {})
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("sources.web.content", "of source 'web' the bytes in files of the same names and sizes"),
+        ("sources.web.shards", "of source 'web' the names or sizes of its files"),
+        ("sources.a.b.records", "of source 'a.b' how many records it has"),
+        ("sources.web", "keys of source 'web' other than path, tags and on_error"),
+        ("tokenizer", "the file of the tokenizer"),
+        ("mix", "the section mix: weights, stages or groups"),
+    ],
+)
+def test_what_a_digest_is_of_is_said_in_words(part, said):
+    saved = a_state().to_json(NAMES, PRINT | {part: "aa"})
+
+    with pytest.raises(StateError, match=re.escape(f"({part}: aa saved, cc now, {said}); resume")):
+        MixState.from_json(saved, NAMES, PRINT | {part: "cc"})

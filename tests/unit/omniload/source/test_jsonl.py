@@ -185,3 +185,40 @@ def test_many_lines_are_cut_into_units_of_about_the_size_asked_for(opened):
     assert np.all(sizes[:-1] >= 4000)
     assert np.all(sizes < 4000 + len(GOOD))
     assert len(read(reader)) == 2000
+
+
+def test_a_file_that_begins_with_zeros_is_refused_by_its_first_bytes(tmp_path):
+    with (tmp_path / "a.jsonl").open("wb") as hole:
+        hole.truncate(1 << 41)
+    files = find_files(["a.jsonl"], tmp_path, source="web")
+
+    with pytest.raises(
+        ConfigError, match=r"a.jsonl: begins with 1 MiB of zero bytes, which no line"
+    ):
+        JsonlFormat(files, key="text", unit_bytes=1 << 20)
+
+
+def test_a_few_zeros_are_one_bad_record(opened):
+    assert read(opened(b"\0" * 100 + b"\n" + GOOD)) == [None, "one", "zwölf\n"]
+
+
+@pytest.mark.parametrize("fill", [b"\0", b"x", b"\n"])
+def test_a_bomb_is_decompressed_up_to_the_limit_of_a_unit_and_no_further(opened, monkeypatch, fill):
+    seen = []
+    chunks_of = jsonl.chunks_of
+    monkeypatch.setattr("omniload.source.formats.compressed.MAX_UNIT_BYTES", 1 << 20)
+    monkeypatch.setattr("omniload.source.formats.compressed._SCAN_BYTES", 1 << 18)
+    monkeypatch.setattr(jsonl, "FIRST_BYTES", 1 << 18)
+
+    def counted(stream):
+        for chunk in chunks_of(stream):
+            seen.append(len(chunk))
+            yield chunk
+
+    monkeypatch.setattr(jsonl, "chunks_of", counted)
+    with pytest.raises(
+        ConfigError, match=r"begins with .* zero bytes|holds more than 1 MiB when decompressed"
+    ):
+        opened(gzip.compress(fill * (64 << 20)), name="a.jsonl.gz")
+
+    assert sum(seen) <= (1 << 20) + (1 << 18)

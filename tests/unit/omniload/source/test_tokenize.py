@@ -1,5 +1,6 @@
 """Tokenizers."""
 
+import json
 import os
 
 import numpy as np
@@ -181,3 +182,47 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content):
 def test_an_end_of_document_outside_the_vocabulary_is_named_with_those_in_it(a_bpe):
     with pytest.raises(ConfigError, match=r"'</s>', not in the vocabulary .* are <eos>, <bos>"):
         a_bpe(end="</s>")
+
+
+def a_broken(folder, **changes):
+    model = {"type": "BPE", "vocab": {"a": 0}, "merges": []} | changes.pop("model", {})
+    file = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "model": model,
+    }
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(file | changes))
+    return BpeTokenizer(type="bpe", path=str(path))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {"model": {"vocab": {"a": 0, "b": 1}, "merges": ["a b"]}},
+    ],
+    ids=["charsmap", "merges"],
+)
+def test_what_ends_the_library_in_a_panic_is_a_fault_of_the_file(tmp_path, changes):
+    with pytest.raises(ConfigError, match=r"tokenizer.path: .*tokenizer.json: .*; check the file"):
+        open_tokenizer(a_broken(tmp_path, **changes), tmp_path)
+
+
+def test_a_file_whose_vocabulary_lacks_what_its_model_needs_is_told_as_one(tmp_path):
+    model = {"type": "WordLevel", "unk_token": "[UNK]", "vocab": {"a": 0}}
+    tokenizer = open_tokenizer(a_broken(tmp_path, model=model), tmp_path)
+
+    with pytest.raises(ConfigError, match=r"tokenizer.json: encodes no text: .*\[UNK\]"):
+        tokenizer.encode(["b"])
+
+
+def test_ctrl_c_while_a_tokenizer_is_read_stays_what_it_is(a_bpe, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("omniload.source.tokenize._library", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        a_bpe()
