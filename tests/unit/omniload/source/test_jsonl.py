@@ -155,7 +155,7 @@ def test_a_shard_that_is_not_compressed_at_all_is_named(opened, name):
 
 
 def test_a_compressed_shard_too_large_for_memory_is_refused(opened, monkeypatch):
-    monkeypatch.setattr(jsonl, "MAX_UNIT_BYTES", 100)
+    monkeypatch.setattr("omniload.source.formats.compressed.MAX_UNIT_BYTES", 100)
 
     with pytest.raises(ConfigError, match=r"more than 100 B when decompressed.* split it"):
         opened(gzip.compress(GOOD * 10), name="a.jsonl.gz")
