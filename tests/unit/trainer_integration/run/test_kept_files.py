@@ -6,12 +6,14 @@ import pytest
 
 from omniload.base.errors import IntegrityError, StateError
 from snapshot.env.target.records import Records
-from trainer_integration import launch_record, proof, run_log, seals
-from trainer_integration.launch_plan import next_log_number
-from trainer_integration.launch_record import LAUNCH_RECORD_NAME, read_launch_record
-from trainer_integration.proof import PROOF_NAME, read_proof
-from trainer_integration.run_log import LOG_NAME, RunLog, read_log
-from trainer_integration.seals import FileSeal, read_sealed_json
+from trainer_integration.checkpoint import file_digests as seals
+from trainer_integration.checkpoint.file_digests import FileDigest, read_sealed_json
+from trainer_integration.report import proof
+from trainer_integration.report.proof import PROOF_NAME, read_proof
+from trainer_integration.run import launch_record, run_log
+from trainer_integration.run.launch_plan import next_log_number
+from trainer_integration.run.launch_record import LAUNCH_RECORD_NAME, read_launch_record
+from trainer_integration.run.run_log import LOG_NAME, RunLog, read_log
 
 READERS = [
     (LAUNCH_RECORD_NAME, launch_record, read_launch_record),
@@ -62,11 +64,11 @@ def test_a_torn_line_of_any_length_is_cut_off(tmp_path, monkeypatch, stride, bef
     assert (tmp_path / LOG_NAME).read_bytes() == kept
 
 
-def test_a_pipe_has_no_seal(tmp_path):
+def test_a_pipe_has_no_digest(tmp_path):
     os.mkfifo(tmp_path / "data")
 
     with pytest.raises(StateError, match="is a pipe"):
-        FileSeal.of(tmp_path / "data")
+        FileDigest.of(tmp_path / "data")
 
 
 def test_only_ascii_digits_number_a_log(tmp_path):
