@@ -13,7 +13,7 @@ FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 LANES := -n 4 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test test-fast check format bench soak clean
+.PHONY: help setup system demo test test-fast check format bench soak mutants clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -63,6 +63,9 @@ bench: $(STAMP) ## Take every measurement; reports go to benchmarks/reports
 
 soak: $(STAMP) ## Race readers with writers over mounts for some ten minutes
 	@$(BIN)/python -m benchmarks.fusefs_versions --no-report
+
+mutants: $(STAMP) ## Try the mutants of tests/mutants against the tests that are to catch them
+	@$(BIN)/python -m tests.mutants
 
 clean: ## Remove the environment and what the demo made
 	rm -rf $(VENV) $(FRAMEWORKS) demo

@@ -21,7 +21,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 TESTS = Path(__file__).parent
 UNIT = TESTS / "unit"
-COMPUTING = (UNIT, TESTS / "house", TESTS / "property")
+COMPUTING = (UNIT, TESTS / "house", TESTS / "property", TESTS / "mutants")
 """Folders whose tests touch the machine only where a marker says so."""
 
 LANES = {"files": ("fusefs",), "images": ("snapshot", "docs", "distribution")}

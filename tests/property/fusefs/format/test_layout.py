@@ -56,6 +56,7 @@ def test_runs_hold_every_unit_once_and_lie_side_by_side_in_their_object(
         held = objects[run.object_number][run.object_offset : run.object_offset + run.size_bytes]
         wanted = b"".join(data[u * layout.unit_bytes :][: layout.unit_bytes] for u in run.units)
         assert held == wanted
+        assert run.size_bytes == len(wanted)
         assert run.size_bytes <= max(longest, layout.unit_bytes)
 
 

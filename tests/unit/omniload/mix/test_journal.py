@@ -200,6 +200,19 @@ def test_records_that_are_renumbered_with_new_checksums_are_found(tmp_path):
         read_journal(path)
 
 
+def test_a_line_of_another_run_at_the_same_step_is_found(tmp_path):
+    path = a_journal(tmp_path / "j", states(5))
+    ours = path.read_bytes().splitlines(keepends=True)
+    values = [orjson.loads(line.rpartition(b"\t")[0]) for line in ours]
+    theirs = [line_of(values[0], b"")]
+    for value in [{**values[1], "elsewhere": True}, *values[2:]]:
+        theirs.append(line_of(value, theirs[-1].checksum))
+    path.write_bytes(b"".join([*ours[:2], bytes(theirs[2]), *ours[3:]]))
+
+    with pytest.raises(IntegrityError, match=r"j:3: the line does not match its checksum"):
+        read_journal(path)
+
+
 @pytest.mark.parametrize("hole", [slice(0, 30), slice(30, 60)])
 def test_a_last_line_with_a_hole_as_a_power_cut_leaves_it_is_cut_off(tmp_path, hole):
     path = a_journal(tmp_path / "j", states(4))

@@ -205,7 +205,7 @@ def test_an_image_whose_configuration_tells_of_other_layers_is_refused(tmp_path)
     store = OciLayout.create(tmp_path)
     store.push_manifest(a_manifest(store), MANIFEST_TYPE, "v")
 
-    with pytest.raises(IntegrityError, match="1 layers, but the configuration tells of 0"):
+    with pytest.raises(IntegrityError, match="1 layers, but the configuration has 0"):
         resolve(store, "v")
 
 
