@@ -310,7 +310,9 @@ import encodings.ascii, encodings.utf_8_sig, encodings.latin_1
 root, home, roots, key = sys.argv[1:]
 sys.path.insert(0, root)
 from tests.support import snapshot_env_builders as builders
-from snapshot.env import applying, extracting, node_cache, saving, verifying
+from snapshot.env.flow import save
+from snapshot.env.node import cache, extraction
+from snapshot.env.target import moves, verification
 # Imported before, since nobody may not read an interpreter below /root.
 os.setgroups([])
 os.setresgid(65534, 65534, 65534)

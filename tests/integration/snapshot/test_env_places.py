@@ -153,12 +153,12 @@ import importlib, os, pkgutil, sys
 root, home, *words = sys.argv[1:]
 sys.path.insert(0, root)
 import difflib, encodings.ascii, encodings.utf_8_sig, encodings.latin_1
-import fusefs.stores, snapshot.env
+import fusefs.stores, snapshot.commands, snapshot.env
 import fusefs.stores.url, fusefs.stores.retry, concurrent.futures.thread, subprocess
 from omniload.base import cli, units
-for package in (snapshot.env,):
-    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-        if not module.name.endswith("ray_plugin"):
+for package in (snapshot.env, snapshot.commands):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if ".env" in module.name and not module.name.endswith("ray_plugin"):
             importlib.import_module(module.name)
 # Loaded before, since nobody may not read an interpreter below /root; then nobody it is.
 os.setgroups([])
