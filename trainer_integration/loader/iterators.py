@@ -1,12 +1,15 @@
 """torch's iterators, noting what they hand out. Workers, queues, pinning and errors are torch's own."""
 
 import itertools
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import get_worker_info
+from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
+from torch.utils.data import IterDataPipe, MapDataPipe, get_worker_info
 from torch.utils.data.dataloader import (
+    _DatasetKind,
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )
@@ -16,11 +19,15 @@ from omniload.base.errors import UnavailableError
 from trainer_integration.loader.hung_workers import StackPipes, show_stack_on_signal
 from trainer_integration.loader.progress import Progress
 from trainer_integration.loader.samples import Carried, CarryingCollate
+from trainer_integration.loader.transport.room import Room
+from trainer_integration.loader.transport.sealing import SealingCollate
 
 if TYPE_CHECKING:
     from trainer_integration.loader.data_loader import DataLoader
 
 __all__ = ["ManyProcesses", "OneProcess", "WorkerTimeoutError"]
+
+_log = logging.getLogger(__name__)
 
 
 class WorkerTimeoutError(UnavailableError, RuntimeError):
@@ -36,6 +43,17 @@ class _Settings:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
+
+
+def _sealing(loader: Any) -> Any:
+    """Return the ``collate_fn`` of the workers: into shared memory, where this machine has such."""
+    if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
+        return loader.collate_fn
+    try:
+        return SealingCollate(loader.collate_fn, Room(loader.num_workers))
+    except OSError as error:
+        _log.warning("batches come torch's way, for there is no memory to share: %s", error)
+        return loader.collate_fn
 
 
 class _WorkerStart:
@@ -82,6 +100,16 @@ class _Noting:
         self._seed = drawn if self._progress.seed is None else self._progress.seed
         self._progress.began(self._seed)
 
+    def _torchs_next(self: Any) -> Any:
+        """Return torch's next batch, without a mark for a profiler where none runs: it costs more than the rest."""
+        if self._dataset_kind == _DatasetKind.Iterable or _profiler_enabled():
+            return super().__next__()  # type: ignore[misc]
+        if self._sampler_iter is None:
+            self._reset(None)
+        batch = self._next_data()
+        self._num_yielded += 1
+        return batch
+
     def _here(self) -> None:
         """Go to the place of a state that the loader was given meanwhile."""
         loader, self._moved = self._moved, None
@@ -105,7 +133,7 @@ class OneProcess(_Noting, _SingleProcessDataLoaderIter):  # type: ignore[misc]
         if self._moved is not None:
             self._here()
         try:
-            batch = super().__next__()
+            batch = self._torchs_next()
         except StopIteration:
             self._progress.finished()
             raise
@@ -127,8 +155,9 @@ class ManyProcesses(_Noting, _MultiProcessingDataLoaderIter):  # type: ignore[mi
         """Start the workers, and begin or go on as ``OneProcess`` does."""
         replaced = self._replaced(loader)
         progress, self._pipes = self._progress, None
+        collate = replaced["collate_fn"] = _sealing(loader)
         if progress.samples is not None:
-            replaced["collate_fn"] = CarryingCollate(loader.collate_fn, progress.samples)
+            replaced["collate_fn"] = CarryingCollate(collate, progress.samples)
         if loader.timeout > 0:
             context = loader.multiprocessing_context or torch.multiprocessing
             self._pipes = StackPipes(context, loader.num_workers)
@@ -160,7 +189,7 @@ class ManyProcesses(_Noting, _MultiProcessingDataLoaderIter):  # type: ignore[mi
         if self._moved is not None:
             self._here()
         try:
-            batch = super().__next__()
+            batch = self._torchs_next()
         except StopIteration:
             self._progress.finished()
             raise

@@ -1,0 +1,185 @@
+"""The memory that a loader and its workers share, and how long a tensor in it is held.
+
+A worker owns a region of it: a page of states, one byte a block, and the blocks. The worker sets a
+state to held, the consumer sets it to free when the last tensor over the block is gone. Nothing
+else is ever written by both, so there is no lock, and a process that is killed leaves none held.
+"""
+
+import mmap
+import os
+import weakref
+from collections.abc import Iterable
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from trainer_integration.loader.transport.extents import Extents
+
+__all__ = ["LIMIT_BYTES", "Room", "WorkersRoom", "block_of"]
+
+LIMIT_BYTES = 1 << 30
+"""Of one worker's region; pages that were never used take no memory."""
+_STATES = mmap.PAGESIZE
+_FREE, _HELD = 0, 1
+
+
+class Room:
+    """Memory without a name, one region per worker: the kernel frees it with the last process and tensor."""
+
+    def __init__(self, workers: int, limit_bytes: int = LIMIT_BYTES) -> None:
+        """Make room for ``workers`` workers.
+
+        Raises:
+            OSError: The address space or the files of this process are limited too far.
+        """
+        handle = os.memfd_create("omniload-loader", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(handle, workers * (_STATES + limit_bytes))
+            self._map(handle)
+        except BaseException:
+            os.close(handle)
+            raise
+        self._closing = weakref.finalize(self, os.close, handle)
+        self._handle, self.limit_bytes = handle, limit_bytes
+        self.key = _next_key()
+        self._owner = os.getpid()
+        self._held: dict[int, weakref.ref[memoryview]] = {}
+        self._kept: set[int] = set()
+        _ROOMS[self.key] = self
+
+    def _map(self, handle: int) -> None:
+        self.memory = memoryview(mmap.mmap(handle, 0))
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        """Go to a worker that is being started by another way than a fork."""
+        return {
+            "handle": DupFd(self._handle),
+            "limit_bytes": self.limit_bytes,
+            "key": self.key,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Map the memory in a worker."""
+        handle = state["handle"].detach()
+        try:
+            self._map(handle)
+        finally:
+            os.close(handle)
+        self.limit_bytes, self.key, self._owner = state["limit_bytes"], state["key"], 0
+
+    def region_of(self, worker: int) -> int:
+        """Return where a worker's states begin."""
+        return worker * (_STATES + self.limit_bytes)
+
+    def tensor(self, state: int, start: int, size_bytes: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a block as a flat tensor; the block is free again when its last view is gone."""
+        view = self.memory[start : start + size_bytes]
+        self._held[state] = weakref.ref(view, _Release(self, state))
+        return torch.frombuffer(view, dtype=dtype)
+
+    def _dropped(self, state: int) -> None:
+        # A forked child's copy of a tensor goes with the child, while the parent still holds its own.
+        if os.getpid() == self._owner:
+            self._held.pop(state, None)
+            if state not in self._kept:
+                self.memory[state] = _FREE
+
+    def keep_held(self) -> None:
+        """Never give away what is held now: a process is forked that will see it."""
+        if os.getpid() == self._owner:
+            self._kept.update(tuple(self._held))
+
+    @property
+    def held(self) -> int:
+        """Blocks that the consumer holds."""
+        return len(self._held)
+
+
+class _Release:
+    """Told when the last tensor over a block is gone, in whichever thread drops it."""
+
+    __slots__ = ("_room", "_state")
+
+    def __init__(self, room: Room, state: int) -> None:
+        self._room, self._state = weakref.ref(room), state
+
+    def __call__(self, _: object) -> None:
+        room = self._room()
+        if room is not None:
+            room._dropped(self._state)
+
+
+_ROOMS: "weakref.WeakValueDictionary[int, Room]" = weakref.WeakValueDictionary()
+_keys = iter(range(1 << 62))
+
+
+def _next_key() -> int:
+    return next(_keys)
+
+
+def _before_fork() -> None:
+    for room in list(_ROOMS.values()):
+        room.keep_held()
+
+
+os.register_at_fork(before=_before_fork)
+
+
+def block_of(key: int, state: int, start: int, size_bytes: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return a block of a room of this process, as ``Room.tensor`` does: what a worker's message calls."""
+    return _ROOMS[key].tensor(state, start, size_bytes, dtype)
+
+
+class WorkersRoom:
+    """A worker's region as the worker writes it."""
+
+    def __init__(self, room: Room, worker: int) -> None:
+        """Take the region of ``worker``; all of it is free."""
+        self.key, self._memory = room.key, room.memory
+        self._states = room.region_of(worker)
+        self._base = self._states + _STATES
+        self._extents = Extents(room.limit_bytes)
+        self._spare = list(range(_STATES - 1, -1, -1))
+        self._live: dict[int, tuple[int, int]] = {}
+
+    def collect(self) -> None:
+        """Take back what the consumer has let go of."""
+        memory, states = self._memory, self._states
+        for slot in [slot for slot in self._live if memory[states + slot] == _FREE]:
+            self._extents.give(*self._live.pop(slot))
+            self._spare.append(slot)
+
+    def take(self, size_bytes: int) -> "Block | None":
+        """Return a block of ``size_bytes``, held; ``None`` where so much is not free."""
+        if not self._spare or (start := self._extents.take(size_bytes)) is None:
+            return None
+        slot = self._spare.pop()
+        self._live[slot] = start, size_bytes
+        self._memory[self._states + slot] = _HELD
+        return Block(self, slot, self._base + start, size_bytes)
+
+    def give_back(self, blocks: Iterable["Block"]) -> None:
+        """Free blocks that were sent to nobody, with the next ``collect``."""
+        for block in blocks:
+            self._memory[self._states + block.slot] = _FREE
+
+    def message(self, block: "Block", dtype: torch.dtype) -> tuple[Any, ...]:
+        """Return the arguments of ``block_of`` for a block."""
+        return self.key, self._states + block.slot, block.start, block.size_bytes, dtype
+
+
+class Block:
+    """Bytes of a worker's region."""
+
+    __slots__ = ("room", "size_bytes", "slot", "start")
+
+    def __init__(self, room: WorkersRoom, slot: int, start: int, size_bytes: int) -> None:
+        self.room, self.slot, self.start, self.size_bytes = room, slot, start, size_bytes
+
+    def tensor(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the block as a flat tensor, to be filled."""
+        count = self.size_bytes // dtype.itemsize
+        return torch.frombuffer(self.room._memory, dtype=dtype, count=count, offset=self.start)
