@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import chdir
 from pathlib import Path
 from statistics import median
-from typing import cast
+from typing import Any, cast
 
 import click
 import torch
@@ -96,18 +96,18 @@ def resumes(rounds: int) -> Table:
     return Table(columns=columns, rows=tuple(rows), caption=caption)
 
 
-def _map_loader(workers: int = 2) -> DataLoader:
+def _map_loader(workers: int = 2) -> DataLoader[Any]:
     generator = torch.Generator().manual_seed(1)
     samples = Tokens(4 * (_RESUMED + 100))
     return DataLoader(samples, 4, shuffle=True, num_workers=workers, generator=generator)
 
 
-def _mix_loader(corpus: MixedSources) -> DataLoader:
+def _mix_loader(corpus: MixedSources) -> DataLoader[Any]:
     mix = mix_of(corpus.names, corpus.weights, rows=1, micro_rows=1, length=256)
     return DataLoader(mix)
 
 
-def _resume(name: str, make: Callable[[], DataLoader], rounds: int) -> tuple[str, ...]:
+def _resume(name: str, make: Callable[[], DataLoader[Any]], rounds: int) -> tuple[str, ...]:
     loader = make()
     batches = iter(loader)
     next(itertools.islice(batches, _RESUMED - 1, _RESUMED))

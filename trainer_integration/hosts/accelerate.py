@@ -88,7 +88,7 @@ class Accelerator(accelerate.Accelerator):
             each.dl_state_dict = dict(state)
 
 
-class _Hosted(DataLoader):
+class _Hosted(DataLoader[Any]):
     """Our loader below one of accelerate's, which runs a batch ahead and edits what it is given."""
 
     _is_accelerate_prepared = True
@@ -174,7 +174,7 @@ def keep_place(prepared: Any) -> None:
     prepared.dl_state_dict = hosted.state_dict()
 
 
-def prepare_mix(loader: DataLoader, device: Any) -> Any:
+def prepare_mix(loader: DataLoader[Any], device: Any) -> Any:
     """Return a mix's loader as accelerate's own: on the device, and known to gradient accumulation.
 
     Its batches are this rank's already: nothing is dealt again.

@@ -3,14 +3,14 @@
 import inspect
 import weakref
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch.utils.data
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 from typing_extensions import override
 
 from omniload.base.errors import StateError
-from trainer_integration.loader.iterators import ManyProcesses, OneProcess
+from trainer_integration.loader.iterators import ManyProcesses, Noting, OneProcess
 from trainer_integration.loader.loader_state import LoaderState
 from trainer_integration.loader.mix_client import (
     MixBatches,
@@ -21,16 +21,18 @@ from trainer_integration.loader.mix_client import (
 )
 from trainer_integration.loader.progress import Progress
 from trainer_integration.loader.samplers import Anatomy, shape_of
+from trainer_integration.loader.ways import Ways
 
 __all__ = ["DataLoader"]
 
+T_co = TypeVar("T_co", covariant=True)
 _REMADE = (
     "accelerate has made a new loader of this one, which was never iterated: ask the prepared loader. It has a state "
     "where the Accelerator is that of trainer_integration.hosts.accelerate"
 )
 
 
-class DataLoader(torch.utils.data.DataLoader[Any]):
+class DataLoader(torch.utils.data.DataLoader[T_co]):
     """``torch.utils.data.DataLoader`` with ``state_dict`` and ``load_state_dict``.
 
     Arguments, batches, seeding and errors are torch's. The state is of the batches handed out,
@@ -45,22 +47,29 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     """Of the last iterator made."""
     _remade = False
     """Whether a framework has made another loader of this one."""
-    _live: "weakref.ref[OneProcess | ManyProcesses] | None" = None
+    _live: "weakref.ref[Noting] | None" = None
+    _ways = Ways()
 
     def __init__(self, dataset: Any, *args: Any, **keywords: Any) -> None:
         """Make a loader of torch's arguments, or of a mix and those of ``omniload.open``.
 
+        Beside torch's it takes ``workers``, ``"process"`` or ``"thread"``, and ``on_hang``, ``"raise"`` or
+        ``"replace"``.
+
         Raises:
-            ConfigError: The dataset is a loader, or a keyword does not go with a mix.
+            ConfigError: The dataset is a loader, or keywords do not go together.
         """
         refuse_unbuilt(keywords)
         refuse_loader(dataset)
         self._batches: MixBatches | None = None
         if is_mix(dataset):
             self._batches = open_batches(dataset, args, keywords)
-            super().__init__(self._batches, batch_size=None, collate_fn=self._batches.form)
+            batches: Any = self._batches
+            super().__init__(batches, batch_size=None, collate_fn=self._batches.form)
             return
+        self._ways = Ways.taken_from(keywords)
         super().__init__(dataset, *args, **keywords)
+        self._ways.check(self)
 
     # Frameworks read the arguments from the signature.
     __init__.__signature__ = inspect.signature(torch.utils.data.DataLoader.__init__)  # type: ignore[attr-defined]
@@ -167,10 +176,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._batches is not None:
             return _SingleProcessDataLoaderIter(self)
         if self.num_workers == 0:
-            made: OneProcess | ManyProcesses = OneProcess(self)
+            made: Noting = OneProcess(self)
         else:
             self.check_worker_number_rationality()
-            made = ManyProcesses(self)
+            made = self._ways.kind(self)
         self._live = weakref.ref(made)
         return made
 

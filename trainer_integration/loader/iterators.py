@@ -21,11 +21,20 @@ from trainer_integration.loader.progress import Progress
 from trainer_integration.loader.samples import Carried, CarryingCollate
 from trainer_integration.loader.transport.room import Room
 from trainer_integration.loader.transport.sealing import SealingCollate
+from trainer_integration.loader.transport.sending import DirectContext
 
 if TYPE_CHECKING:
     from trainer_integration.loader.data_loader import DataLoader
 
-__all__ = ["ManyProcesses", "OneProcess", "WorkerTimeoutError"]
+__all__ = [
+    "ManyProcesses",
+    "Noting",
+    "OneProcess",
+    "Settings",
+    "WorkerStart",
+    "WorkerTimeoutError",
+    "sealing",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +43,7 @@ class WorkerTimeoutError(UnavailableError, RuntimeError):
     """A worker did not give its batch within ``timeout=``."""
 
 
-class _Settings:
+class Settings:
     """A loader's settings as torch's iterators read them, some replaced."""
 
     def __init__(self, loader: Any, replaced: dict[str, Any]) -> None:
@@ -45,18 +54,18 @@ class _Settings:
         return getattr(self._loader, name)
 
 
-def _sealing(loader: Any) -> Any:
+def sealing(dataset: Any, collate: Any, workers: int) -> Any:
     """Return the ``collate_fn`` of the workers: into shared memory, where this machine has such."""
-    if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
-        return loader.collate_fn
+    if isinstance(dataset, IterDataPipe | MapDataPipe):
+        return collate
     try:
-        return SealingCollate(loader.collate_fn, Room(loader.num_workers))
+        return SealingCollate(collate, Room(workers))
     except OSError as error:
         _log.warning("batches come torch's way, for there is no memory to share: %s", error)
-        return loader.collate_fn
+        return collate
 
 
-class _WorkerStart:
+class WorkerStart:
     """A worker's ``worker_init_fn``: what is ours first, then the user's."""
 
     def __init__(self, user: Any, progress: Progress, pipes: StackPipes | None) -> None:
@@ -64,6 +73,7 @@ class _WorkerStart:
         self._writers = None if pipes is None else pipes.writers
 
     def __call__(self, worker: int) -> None:
+        """Begin in a worker."""
         if self._samples is not None:
             # get_worker_info() shows the user's dataset, not what it is wrapped in.
             object.__setattr__(get_worker_info(), "dataset", self._samples.dataset)
@@ -73,11 +83,11 @@ class _WorkerStart:
             self._user(worker)
 
 
-class _Noting:
+class Noting:
     """What both iterators do beside torch's."""
 
     _progress: Progress
-    _moved: "DataLoader | None" = None
+    _moved: "DataLoader[Any] | None" = None
     """A loader that was given a state after this iterator was made."""
 
     def _replaced(self, loader: Any) -> dict[str, Any]:
@@ -120,12 +130,12 @@ class _Noting:
         raise NotImplementedError
 
 
-class OneProcess(_Noting, _SingleProcessDataLoaderIter):  # type: ignore[misc]
+class OneProcess(Noting, _SingleProcessDataLoaderIter):  # type: ignore[misc]
     """Batches made in this process."""
 
     def __init__(self, loader: Any) -> None:
         """Begin an epoch, or go on in the one that ``loader`` was given a state of."""
-        super().__init__(_Settings(loader, self._replaced(loader)))
+        super().__init__(Settings(loader, self._replaced(loader)))
         self._num_yielded = self._progress.batches_before
 
     @override
@@ -145,7 +155,7 @@ class OneProcess(_Noting, _SingleProcessDataLoaderIter):  # type: ignore[misc]
         self.__init__(loader)  # type: ignore[misc]
 
 
-class ManyProcesses(_Noting, _MultiProcessingDataLoaderIter):  # type: ignore[misc]
+class ManyProcesses(Noting, _MultiProcessingDataLoaderIter):  # type: ignore[misc]
     """Batches made by torch's workers."""
 
     _shutdown = True
@@ -154,18 +164,22 @@ class ManyProcesses(_Noting, _MultiProcessingDataLoaderIter):  # type: ignore[mi
     def __init__(self, loader: Any) -> None:
         """Start the workers, and begin or go on as ``OneProcess`` does."""
         replaced = self._replaced(loader)
-        progress, self._pipes = self._progress, None
-        collate = replaced["collate_fn"] = _sealing(loader)
+        progress, pipes = self._progress, None
+        self._user_collate, self._user_start = loader.collate_fn, loader.worker_init_fn
+        self._context = loader.multiprocessing_context or torch.multiprocessing
+        collate = sealing(loader.dataset, loader.collate_fn, loader.num_workers)
+        replaced["collate_fn"] = collate
+        replaced["multiprocessing_context"] = DirectContext(self._context)
         if progress.samples is not None:
             replaced["collate_fn"] = CarryingCollate(collate, progress.samples)
         if loader.timeout > 0:
-            context = loader.multiprocessing_context or torch.multiprocessing
-            self._pipes = StackPipes(context, loader.num_workers)
-        if progress.samples is not None or self._pipes is not None:
-            replaced["worker_init_fn"] = _WorkerStart(loader.worker_init_fn, progress, self._pipes)
-        super().__init__(_Settings(loader, replaced))
-        if self._pipes is not None:
-            self._pipes.close_writers()
+            pipes = StackPipes(self._context, loader.num_workers)
+        if progress.samples is not None or pipes is not None:
+            replaced["worker_init_fn"] = WorkerStart(loader.worker_init_fn, progress, pipes)
+        super().__init__(Settings(loader, replaced))
+        self._pipes_of = [pipes] * loader.num_workers
+        if pipes is not None:
+            pipes.close_writers()
 
     @property  # type: ignore[override, explicit-override]
     def _worker_queue_idx_cycle(self) -> Iterator[int]:
@@ -226,7 +240,8 @@ class ManyProcesses(_Noting, _MultiProcessingDataLoaderIter):  # type: ignore[mi
             else f" of indices {self._progress.order.epoch.index_of(task)!r:.400}"
         )
         pid = self._workers[worker].pid
-        stacks = "" if self._pipes is None else self._pipes.stack_of(worker, pid)
+        pipes = self._pipes_of[worker]
+        stacks = "" if pipes is None else pipes.stack_of(worker, pid)
         return f"worker {worker} (pid {pid}) has not given the batch{index}. Where it is:\n{stacks}"
 
     @override

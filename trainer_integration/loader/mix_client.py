@@ -17,8 +17,10 @@ __all__ = ["MixBatches", "as_it_is", "is_mix", "open_batches", "refuse_loader", 
 
 Mix = str | Path | Mapping[str, object] | MixConfig
 
-_UNBUILT = ("share", "cost_fn", "workers", "on_hang")
+_UNBUILT = ("share", "cost_fn")
 _TORCHS = {
+    "workers": "the data plane has workers of its own",
+    "on_hang": "the data plane replaces what hangs by itself",
     "batch_size": "batch.tokens of the mix sets how much a batch holds",
     "shuffle": "the mix orders its samples, by its seed",
     "sampler": "the mix orders its samples, by its seed",

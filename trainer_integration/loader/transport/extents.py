@@ -22,7 +22,7 @@ class Extents:
 
     def take(self, size_bytes: int) -> int | None:
         """Return the start of ``size_bytes`` that were free, or ``None`` where no extent is large enough."""
-        wanted = rounded(size_bytes)
+        wanted = _rounded(size_bytes)
         for place, free in enumerate(self._sizes):
             if free >= wanted:
                 start = self._starts[place]
@@ -35,7 +35,7 @@ class Extents:
 
     def give(self, start: int, size_bytes: int) -> None:
         """Free what ``take`` returned for ``size_bytes``; neighbours become one extent."""
-        size, place = rounded(size_bytes), bisect_left(self._starts, start)
+        size, place = _rounded(size_bytes), bisect_left(self._starts, start)
         if place < len(self._starts) and start + size == self._starts[place]:
             size += self._sizes[place]
             del self._starts[place], self._sizes[place]
@@ -47,6 +47,6 @@ class Extents:
         self._sizes.insert(place, size)
 
 
-def rounded(size_bytes: int) -> int:
+def _rounded(size_bytes: int) -> int:
     """Return a size as whole cache lines."""
     return -(-size_bytes // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,188 @@
+"""Batches made by threads of this process: for datasets and transforms that release the interpreter's lock."""
+
+import sys
+import threading
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from queue import SimpleQueue
+from typing import Any
+
+from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
+from typing_extensions import override
+
+from trainer_integration.loader.iterators import Noting, Settings, WorkerTimeoutError
+
+__all__ = ["Lanes", "ManyThreads"]
+
+_PATIENCE_S = 5.0
+"""For a thread that ends with its sample; torch waits as long for a worker."""
+_Task = tuple[Future[Any], Any]
+
+
+class Lanes:
+    """Threads that call one function, each call as a future."""
+
+    def __init__(
+        self, make: Callable[[Any], Any], threads: int, begin: Callable[[int], object] | None
+    ) -> None:
+        """Start ``threads`` threads; ``begin`` is called in each, with its number."""
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._over = threading.Event()
+        self._at: dict[int, int] = {}
+        """Ident of the thread that a task is in, by the ``id`` of its future."""
+        arguments = self._tasks, self._over, self._at, make, begin
+        self._threads = [
+            threading.Thread(
+                target=_serve, args=(n, *arguments), name=f"omniload-loader-{n}", daemon=True
+            )
+            for n in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, argument: Any) -> Future[Any]:
+        """Have a thread call the function."""
+        future: Future[Any] = Future()
+        self._tasks.put((future, argument))
+        return future
+
+    def stack_of(self, future: Future[Any]) -> str:
+        """Return where the thread stands that makes ``future``."""
+        frame = sys._current_frames().get(self._at.get(id(future), 0))
+        return "".join(traceback.format_stack(frame)[2:]) if frame else "no thread has begun it"
+
+    def close(self) -> None:
+        """End the threads, each after the sample that it is at."""
+        self._over.set()
+        for _ in self._threads:
+            self._tasks.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_PATIENCE_S)
+
+
+def _serve(
+    number: int,
+    tasks: "SimpleQueue[_Task | None]",
+    over: threading.Event,
+    at: dict[int, int],
+    make: Callable[[Any], Any],
+    begin: Callable[[int], object] | None,
+) -> None:
+    why = _begun(number, begin)
+    while (task := tasks.get()) is not None and not over.is_set():
+        future, argument = task
+        at[id(future)] = threading.get_ident()
+        _answer(future, make, argument, why)
+        at.pop(id(future), None)
+        del task, future, argument
+
+
+def _begun(number: int, begin: Callable[[int], object] | None) -> list[BaseException]:
+    try:
+        if begin is not None:
+            begin(number)
+    except BaseException as error:  # noqa: BLE001 -- told by the first batch
+        return [RuntimeError(f"worker_init_fn failed in thread {number}: {error!r}"), error]
+    return []
+
+
+def _answer(
+    future: Future[Any],
+    make: Callable[[Any], Any],
+    argument: Any,
+    why: list[BaseException],
+) -> None:
+    if why:
+        # An error holds the frames that it went through, the iterator's among them: it is given away once.
+        future.set_exception(why.pop() if len(why) > 1 else RuntimeError(*why[0].args))
+        return
+    try:
+        future.set_result(make(argument))
+    except BaseException as error:  # noqa: BLE001 -- raised where the batch is asked for
+        future.set_exception(error)
+
+
+class ManyThreads(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
+    """Batches made ahead by threads, in the order of their indices."""
+
+    def __init__(self, loader: Any) -> None:
+        """Begin an epoch, or go on in the one that ``loader`` was given a state of."""
+        super().__init__(Settings(loader, self._replaced(loader)))  # type: ignore[arg-type]
+        self._num_yielded = self._progress.batches_before
+        fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
+            self._dataset_kind,
+            self._dataset,
+            self._auto_collation,
+            self._collate_fn,
+            self._drop_last,
+        )
+        self._lanes = Lanes(
+            _pinned(fetcher.fetch) if self._pin_memory else fetcher.fetch,
+            loader.num_workers,
+            loader.worker_init_fn,
+        )
+        self._end = weakref.finalize(self, self._lanes.close)
+        self._ahead = loader.prefetch_factor * loader.num_workers
+        self._asked: deque[Future[Any]] = deque()
+        self._given = 0
+        self._ask()
+
+    def _ask(self) -> None:
+        while len(self._asked) < self._ahead:
+            try:
+                index = self._next_index()  # type: ignore[no-untyped-call]
+            except StopIteration:
+                return
+            self._asked.append(self._lanes.submit(index))
+
+    @override
+    def _next_data(self) -> Any:
+        if not self._asked:
+            self._end()
+            raise StopIteration
+        first = self._asked[0]
+        try:
+            return first.result(self._timeout or None)
+        except FutureTimeoutError:
+            if first.done():  # the dataset's own
+                raise
+            raise WorkerTimeoutError(self._awaited(first)) from None
+        finally:
+            if first.done():
+                self._asked.popleft()
+                self._given += 1
+                self._ask()
+
+    def _awaited(self, first: Future[Any]) -> str:
+        index = self._progress.order.epoch.index_of(self._given)
+        return (
+            f"DataLoader timed out after {self._timeout} seconds: a thread has not given the batch of indices "
+            f"{index!r:.400}. Where it is:\n{self._lanes.stack_of(first)}"
+        )
+
+    @override
+    def __next__(self) -> Any:
+        if self._moved is not None:
+            self._here()
+        try:
+            batch = self._torchs_next()
+        except StopIteration:
+            self._progress.finished()
+            raise
+        self._progress.gave(self._given)
+        return batch
+
+    @override
+    def _begin_again(self, loader: Any) -> None:
+        self._end()
+        self.__init__(loader)  # type: ignore[misc]
+
+
+def _pinned(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda index: pin_memory(make(index))  # type: ignore[no-untyped-call]
