@@ -3,11 +3,11 @@
 import inspect
 import weakref
 from collections.abc import Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import torch.utils.data
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
-from typing_extensions import override
+from typing_extensions import TypeVar, override
 
 from omniload.base.errors import StateError
 from trainer_integration.loader.iterators import ManyProcesses, Noting, OneProcess
@@ -25,7 +25,7 @@ from trainer_integration.loader.ways import Ways
 
 __all__ = ["DataLoader"]
 
-T_co = TypeVar("T_co", covariant=True)
+T_co = TypeVar("T_co", covariant=True, default=Any)
 _REMADE = (
     "accelerate has made a new loader of this one, which was never iterated: ask the prepared loader. It has a state "
     "where the Accelerator is that of trainer_integration.hosts.accelerate"
