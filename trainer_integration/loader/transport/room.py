@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from trainer_integration.loader.transport.extents import Extents
 
-__all__ = ["LIMIT_BYTES", "Room", "WorkersRoom", "block_of"]
+__all__ = ["LIMIT_BYTES", "Block", "Room", "WorkersRoom", "block_of"]
 
 LIMIT_BYTES = 1 << 30
 """Of one worker's region; pages that were never used take no memory."""
