@@ -4,6 +4,7 @@ python -m benchmarks.dataloader --help
 """
 
 import itertools
+import os
 import tempfile
 import time
 import warnings
@@ -89,7 +90,9 @@ def resumes(rounds: int) -> Table:
     ]
     corpus = MixedSources(sources=2, shards=1, documents=4_000)
     with tempfile.TemporaryDirectory() as name, chdir(name):
-        build_sources(Path(name), corpus)
+        folder = Path(name, "corpus")
+        build_sources(folder, corpus)  # makes its folder anew
+        os.chdir(folder)
         rows.append(_resume("mix of 2 sources", lambda: _mix_loader(corpus), rounds))
     columns = ("dataset", "median s", "slowest s", "same batch")
     caption = f"From load_state_dict to the first batch, after {_RESUMED:,} batches, {rounds} times"
