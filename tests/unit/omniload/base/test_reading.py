@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from omniload.base.errors import ConfigError
-from omniload.base.reading import read_small_file
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.reading import read_kept_file, read_small_file
 
 
 def read(path, most_bytes=100):
@@ -48,3 +48,10 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, name, said):
 
     with pytest.raises(ConfigError, match=said):
         read(tmp_path / name)
+
+
+def test_a_pipe_in_place_of_a_kept_file_is_told_as_one(tmp_path):
+    os.mkfifo(tmp_path / "kept")
+
+    with pytest.raises(IntegrityError, match="is a pipe, not an index; remove it"):
+        read_kept_file(tmp_path / "kept", most_bytes=10, what="an index")
