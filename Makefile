@@ -13,7 +13,7 @@ FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 LANES := -n 4 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test test-fast check format bench soak mutants clean
+.PHONY: help setup system demo test test-fast check format bench soak mutants docs clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -50,6 +50,9 @@ check: $(STAMP) ## Format, lint, types, import contracts
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+docs: $(STAMP) ## Build the site, with warnings as errors, into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(STAMP) ## Write the format that check wants
 	@$(BIN)/ruff format .

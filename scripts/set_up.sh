@@ -10,7 +10,7 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 
 case $purpose in
     demo) extras=ray,torch,report ;;
-    tests) extras=all,dev ;;
+    tests) extras=all,dev,docs ;;
     *) echo "set-up: demo or tests, not $purpose" >&2; exit 2 ;;
 esac
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then

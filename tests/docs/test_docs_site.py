@@ -1,0 +1,59 @@
+"""The site is built without a warning, and links lead from page to page."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.docs.snippets import ROOT
+
+pytest.importorskip("mkdocs")
+
+
+def hooks():
+    path = ROOT / "docs/site_hooks.py"
+    spec = importlib.util.spec_from_file_location("site_hooks", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+OUTSIDE = {"reports/a.md": ROOT / "benchmarks/reports/a.md", "CHANGELOG.md": ROOT / "CHANGELOG.md"}
+
+
+@pytest.mark.parametrize(
+    ("page", "target", "expected"),
+    [
+        ("how-to.md", "#here", "[text](#here)"),
+        ("how-to.md", "https://example.org/a.md", "[text](https://example.org/a.md)"),
+        ("how-to.md", "reference/mix.md#pack", "[text](reference/mix.md#pack)"),
+        ("how-to.md", "../benchmarks/reports/a.md", "[text](reports/a.md)"),
+        ("design/0010-fusefs-format.md", "../../CHANGELOG.md", "[text](../CHANGELOG.md)"),
+        ("CHANGELOG.md", "docs/how-to.md", "[text](how-to.md)"),
+        ("CHANGELOG.md", "README.md#measured", "[text](index.md)"),
+        ("how-to.md", "../examples/train.yaml", "text"),
+    ],
+)
+def test_a_link_of_the_repository_becomes_one_of_the_site(page, target, expected):
+    assert hooks().link_in_site(page, "text", target, OUTSIDE) == expected
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocstrings")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    for page in ("index.html", "data-plane.html", "fusefs.html", "snapshot.html"):
+        assert (tmp_path / "site" / page).exists()
+    assert "state_dict" in (tmp_path / "site/api/omniload.html").read_text(encoding="utf-8")
