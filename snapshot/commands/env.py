@@ -24,6 +24,7 @@ from snapshot.env.flow.restore import Restored, Restorer
 from snapshot.env.format.checks import Limits
 from snapshot.env.key.interpreter import environment_of
 from snapshot.env.key.keys import Installation
+from snapshot.env.node.background_check import recheck_later
 from snapshot.env.node.cache import CACHE_VARIABLE, NodeCache
 from snapshot.env.node.tree_head import TreeHead
 from snapshot.env.store.access import StoreMissingError, opened
@@ -199,8 +200,10 @@ def restore_command(
 ) -> None:
     """Bring a snapshot into the environment; without one, run COMMAND and record it.
 
-    Linked files are the node's own: what damages one, does so for every environment. A disk may
-    rot: 'env verify --node' reads all files of the node and removes damaged trees.
+    Before linking or copying, a sample (20 ms) of the node's files is read again; a mount reads
+    none. Linked files are the node's own: what damages one, does so for every environment. Once
+    a day a background process reads them all (64 MiB/s, log: recheck.log in the node cache) and
+    removes damaged trees, unless OMNILOAD_ENV_NO_RECHECK=1; 'env verify --node' does it now.
 
     \b
     Example:
@@ -288,6 +291,8 @@ def _restored(
         if found is None:
             found = restorer.restore_or_install(given.installation(installing), given.image, form)
         tally.add("store", found.stored_bytes)
+        if found.form != "command":
+            recheck_later(restorer.cache, found.key)
         if not found.stored_bytes:
             tally.add("disk", found.raw_bytes)
         tally.note("packages", found.key)

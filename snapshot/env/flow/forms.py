@@ -13,7 +13,15 @@ from typing import Literal
 from omniload.base.errors import UnavailableError
 from snapshot.env.target.records import Form, Record
 
-__all__ = ["Keeps", "RequestedForm", "form_to_put_back", "forms_of", "is_refusal", "kept_by"]
+__all__ = [
+    "Keeps",
+    "RequestedForm",
+    "form_to_put_back",
+    "forms_of",
+    "is_refusal",
+    "kept_by",
+    "mounts_first",
+]
 
 RequestedForm = Literal["auto", "mount", "link", "copy"]
 """Form asked for; ``auto`` takes the first of the others that works."""
@@ -28,6 +36,14 @@ _NO_LINKS = frozenset(
 def forms_of(requested: RequestedForm) -> tuple[Form, ...]:
     """Return the forms to try, in order."""
     return ("mount", "link", "copy") if requested == "auto" else (requested,)
+
+
+def mounts_first(requested: RequestedForm, *, is_root: bool) -> bool:
+    """Return whether a tree is mounted without a look at its files.
+
+    A mount is there before the digests would be loaded; its tree is checked in the background.
+    """
+    return requested == "mount" or (requested == "auto" and is_root)
 
 
 def kept_by(record: Record | None, key: str, requested: RequestedForm) -> Keeps:

@@ -1,12 +1,13 @@
 """Restore a snapshot into an environment: mounted, linked or copied, whatever this machine can."""
 
+import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from omniload.base.errors import OmniloadError, StateError, UnavailableError
+from omniload.base.errors import IntegrityError, OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
 from snapshot.env.flow.forms import (
     RequestedForm,
@@ -14,6 +15,7 @@ from snapshot.env.flow.forms import (
     forms_of,
     is_refusal,
     kept_by,
+    mounts_first,
 )
 from snapshot.env.format.checks import Limits
 from snapshot.env.key.keys import Installation, base_of, installed_in, key_of
@@ -35,6 +37,8 @@ __all__ = ["Restored", "Restorer", "installed_record"]
 
 _LOG = get_logger(__name__)
 _TRIES = 5
+_SAMPLE_S = 0.02
+"""How long files of a tree are read again before it is linked or copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +167,11 @@ class Restorer:
         for _ in range(_TRIES):
             with together(self.cache.lock(key)):
                 tree = self.cache.tree(key)
-                if tree is not None:
-                    return self._take(tree, record, requested, begin=begin, read=read)
+                with suppress(_RottedError):
+                    if tree is not None and (self._mounts_first(requested) or self._is_sound(tree)):
+                        return self._take(tree, record, requested, begin=begin, read=read)
+            if tree is not None:
+                record = self.environment.heal()  # it may have been cleared before damage was seen
             from snapshot.env.node.extraction import provide  # noqa: PLC0415
 
             with self.opened() as repository:
@@ -184,6 +191,26 @@ class Restorer:
             f"{self.cache.folder} loses {key[:16]} as often as it is fetched ({_TRIES} times); end "
             "what writes into environments that are linked to it, or restore with --form copy"
         )
+
+    def _mounts_first(self, requested: RequestedForm) -> bool:
+        return mounts_first(requested, is_root=os.geteuid() == 0)
+
+    def _is_sound(self, tree: Tree) -> bool:
+        """Look at a few files; damage has all of them compared before the tree is used again.
+
+        Raises:
+            IntegrityError: It is damaged, and another user's to mend.
+        """
+        path = tree.rotted_file(_SAMPLE_S)
+        if path is None:
+            return True
+        found = f"{path} in {tree.folder} holds other bytes than were extracted, at the same size"
+        try:
+            tree.invalidate()
+        except PermissionError as error:
+            raise IntegrityError(f"{found}; its owner mends it by 'env verify --node'") from error
+        _LOG.warning("%s and time; the snapshot is fetched again", found)
+        return False
 
     def _take(
         self,
@@ -252,6 +279,8 @@ class Restorer:
                 if not is_refusal(error):
                     raise
                 _LOG.debug("not as %s: %s", form, error)
+                if form == "mount" and not self._is_sound(tree):
+                    raise _RottedError from error
             else:
                 return form
         self._place_as(last, tree, key, base)
@@ -327,6 +356,10 @@ class Restorer:
             _LOG.warning("installed, but no snapshot was saved: %s", error)
             return False
         return True
+
+
+class _RottedError(Exception):
+    """A mount cannot be had, and a file that would be linked or copied instead is damaged."""
 
 
 def installed_record(environment: Environment, document: dict[str, Any]) -> Record:

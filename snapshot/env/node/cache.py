@@ -7,9 +7,11 @@
     <cache>/trees/<key>/manifest            as on the store
     <cache>/trees/<key>/head.json           the little of it that a mount needs
     <cache>/trees/<key>/listing.json        what links and copies need
-    <cache>/trees/<key>/boot                start of the kernel under which it was written
+    <cache>/trees/<key>/boot                start of the kernel under which it was written; empty: to be compared
+    <cache>/trees/<key>/checked.json        when all its files were last compared with their digests
     <cache>/trees/<key>/linked, mounted     whether environments share its inodes, or show it
     <cache>/partial/<key>/                  the same, being made
+    <cache>/recheck.log                     what checks in the background found
     <cache>/shared                          if its owner made it: other users may read all this
     <cache>/locks/<key>                     held while it is made; shared while it is used
 
@@ -20,8 +22,10 @@ boot id, every file is compared with its digest before the tree is used again.
 
 import errno
 import os
+import random
 import shutil
 import stat
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +43,7 @@ from snapshot.env.format.listing import (
     encode_listing,
     listing_of,
 )
+from snapshot.env.node.last_check import note_check
 from snapshot.env.node.tree_head import TreeHead, decode_head, encode_head
 
 if TYPE_CHECKING:
@@ -178,6 +183,10 @@ class Tree:
         """Start of the kernel under which the tree was written or last compared."""
         return (self.folder / "boot").read_text(encoding="ascii")
 
+    def invalidate(self) -> None:
+        """Have every file compared with its digest before the tree is used again."""
+        (self.folder / "boot").write_text("", encoding="ascii")
+
     @property
     def used_ns(self) -> int:
         """When it was last placed into an environment."""
@@ -215,6 +224,21 @@ class Tree:
     def hides_deletions(self) -> bool:
         """Whether marks for overlayfs could be made for all that was deleted."""
         return not (self.folder / "unmarked").exists()
+
+    def rotted_file(self, within_s: float) -> str | None:
+        """Compare files picked at random with their digests for a while; return one that is not what it was.
+
+        A disk that gives back other bytes changes neither size nor time.
+        """
+        files = [entry for entry in self.manifest.entries if entry.kind is Kind.FILE]
+        random.shuffle(files)
+        until_s = time.monotonic() + within_s
+        for entry in files:
+            if not self._has_digest(entry):
+                return entry.path
+            if time.monotonic() >= until_s:
+                break
+        return None
 
     def changed_files(self, *, digests: bool) -> list[str]:
         """Return the files that are not what the manifest says.
@@ -309,6 +333,7 @@ class NodeCache:
                 return False
             with suppress(PermissionError):
                 (tree.folder / "boot").write_text(boot_id(), encoding="ascii")
+                note_check(tree.folder, time.time())
             return True
         shared = (tree.folder / "linked").exists()
         return not shared or not tree.changed_files(digests=False)
@@ -332,6 +357,7 @@ class NodeCache:
         (tree.folder / "manifest").write_bytes(data)
         tree.keep(manifest)
         (tree.folder / "boot").write_text(boot_id(), encoding="ascii")
+        note_check(tree.folder, time.time())
         final = self.folder / "trees" / key
         tree.folder.rename(final)
         return Tree(final)

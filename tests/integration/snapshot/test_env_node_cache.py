@@ -3,12 +3,13 @@
 import os
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from snapshot.commands.env import command
 from snapshot.env.format.entries import Kind
 from snapshot.env.node.cache import (
@@ -220,3 +221,58 @@ def test_all_trees_of_a_node_are_compared_and_the_damaged_removed(tmp_path, monk
     remake(environment, tmp_path)
     restorer.restore(key, "link")
     assert contents(environment) == held
+
+
+def test_auto_samples_what_it_links_where_a_mount_cannot_be_had(tmp_path, monkeypatch):
+    environment, manifest, held = saved(tmp_path)
+    restorer = a_restorer(environment, tmp_path)
+    key = manifest.head.key
+    restorer.restore(key, "link")
+    remake(environment, tmp_path)
+    a_rotted_file(restorer, key)
+    monkeypatch.setattr("snapshot.env.flow.restore.os.geteuid", lambda: 0)
+
+    def refused(*_):
+        raise UnavailableError("no overlay")
+
+    monkeypatch.setattr("snapshot.env.flow.restore.mount_overlay", refused)
+
+    restored = restorer.restore(key, "auto")
+
+    assert (restored.form, restored.stored_bytes > 0) == ("link", True)
+    assert contents(environment) == held
+
+
+@pytest.mark.parametrize("form", ["link", "copy"])
+def test_a_rotted_file_is_not_given_out_but_fetched_again(tmp_path, form, caplog):
+    environment, manifest, held = saved(tmp_path)
+    restorer = a_restorer(environment, tmp_path)
+    key = manifest.head.key
+    restorer.restore(key, form)
+    remake(environment, tmp_path)
+    path = a_rotted_file(restorer, key)
+
+    restored = restorer.restore(key, form)
+
+    assert restored.stored_bytes > 0
+    assert contents(environment) == held
+    assert restorer.cache.tree(key).changed_files(digests=True) == []
+    assert f"{path.name} in " in caplog.text
+    assert "holds other bytes than were extracted" in caplog.text
+
+
+def test_a_rotted_file_without_its_store_is_an_error_and_no_environment(tmp_path):
+    environment, manifest, _ = saved(tmp_path)
+    restorer = a_restorer(environment, tmp_path)
+    key = manifest.head.key
+    restorer.restore(key, "link")
+    remake(environment, tmp_path)
+    before = contents(environment)
+    a_rotted_file(restorer, key)
+
+    def away():
+        raise UnavailableError("no answer")
+
+    with pytest.raises(UnavailableError, match="no answer"):
+        replace(restorer, opened=away).restore(key, "link")
+    assert contents(environment) == before
