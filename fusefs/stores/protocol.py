@@ -233,11 +233,6 @@ class Store(Protocol):
         """
         ...
 
-    @property
-    def answers_at_once(self) -> bool:
-        """Whether to describe a file, and to publish a small new one, takes microseconds: nothing is waited for."""
-        return False
-
     def set_mode(self, path: str, mode: int | None) -> None:
         """Let others read, or search, what is at a path as the mode of its file says; where ``keeps_modes``.
 

@@ -152,8 +152,7 @@ class Opening(Lookup):
         if body.dirty and (body.path is not None or body.replaced):
             try:
                 # While nobody looks what its path shows: that would be taken for another mount's.
-                wait = self._wait_briefly if body.flushes_briefly else self._wait
-                publish = partial(wait, body.flush, last=last)
+                publish = partial(self._wait, body.flush, last=last)
                 await self._asked.exclusive(handle.node, publish)
             finally:
                 if body.replaced and handle.node.body is body:

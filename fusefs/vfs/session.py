@@ -6,7 +6,6 @@ import stat as stat_bits
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -21,10 +20,8 @@ from fusefs.tree.catalog import FileInfo
 from fusefs.tree.namespace import StripedFiles
 from fusefs.vfs.flush_all import flush_all
 from fusefs.vfs.fresh_single_flight import FreshSingleFlight
-from fusefs.vfs.inline_calls import InlineCalls
 from fusefs.vfs.inode_table import ROOT, InodeTable, Node
 from fusefs.vfs.open_file import OpenFile, SpoolPlace
-from omniload.base.errors import UnavailableError
 from omniload.base.lru import Lru
 
 __all__ = ["STATS_DIRECTORY_INODE", "STATS_INODE", "TTL_S", "Handle", "Listed", "Session"]
@@ -86,7 +83,6 @@ class Session(FileSystem):
         """Of paths, so that what was asked before a change is not remembered after it."""
         self._owner = (os.getuid(), os.getgid())
         self._pool = ThreadPoolExecutor(_CALLS_WAITING, "fusefs-call")
-        self._inline = InlineCalls(answers_at_once=files.store.answers_at_once)
         self._kernel: Kernel | None = None
         self.statistics = Statistics(files)
 
@@ -113,18 +109,6 @@ class Session(FileSystem):
     ) -> Result:
         """Run a call that may wait for the store in a thread."""
         return await in_thread(self._pool, call, *arguments, **named)
-
-    async def _wait_briefly(
-        self,
-        call: Callable[Arguments, Result],
-        *arguments: Arguments.args,
-        **named: Arguments.kwargs,
-    ) -> Result:
-        """Run a call of little work: here where the store answers at once, else in a thread."""
-        if self._inline.may_run:
-            with suppress(UnavailableError):
-                return self._inline.run(partial(call, *arguments, **named))
-        return await self._wait(call, *arguments, **named)
 
     def _place_for(self, parent_inode: int, name: bytes) -> tuple[Node, str]:
         """Return directory and name of something to be changed, which the store's own is not."""
@@ -189,7 +173,7 @@ class Session(FileSystem):
         if (known := self._known_info(path)) is not None:
             return known
         before = self._num_changes
-        info = await self._wait_briefly(self._files.stat, path)
+        info = await self._wait(self._files.stat, path)
         if self._num_changes == before:
             self._remember(path, info)
         return info

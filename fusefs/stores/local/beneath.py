@@ -14,7 +14,6 @@ import errno
 import os
 import stat as stat_bits
 import struct
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -32,12 +31,6 @@ _MOST_PATH_BYTES = 4095
 _HOW = struct.Struct("=3Q")
 """Flags, mode and rules of resolving: ``struct open_how``."""
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-_LOCAL_DISKS = frozenset(
-    {0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0x2FC12FC1, 0xF2F52010}
-)
-"""ext4, XFS, Btrfs, tmpfs, overlay, ZFS, F2FS: the numbers of statfs(2). NFS, Lustre and FUSE are not among them."""
-_STATFS_BYTES = 256
-"""More than ``struct statfs`` has anywhere."""
 _ABSENT = frozenset({errno.ENOSYS, errno.EPERM, errno.EINVAL})
 """Of a call that the kernel does not have, or that a sandbox forbids."""
 
@@ -63,8 +56,6 @@ class Beneath:
             if not isinstance(error, FileNotFoundError | NotADirectoryError):
                 said = f"cannot be opened: {error.strerror}"
             raise ConfigError(f"store {str(root)!r} {said}") from error
-        self.is_local_disk = _kind_of(self._fd) in _LOCAL_DISKS
-        """Whether a disk, or the memory, of this machine is behind it, as far as that can be told."""
         self.walks = _lacks_openat2(self._fd) if walks is None else walks
 
     def __del__(self) -> None:
@@ -152,15 +143,6 @@ def syncfs(file: int) -> None:
     if _libc().syncfs(ctypes.c_int(file)) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-
-
-def _kind_of(file: int) -> int:
-    """Return the number of the kind of file system of an open file; 0 where it cannot be told."""
-    found = ctypes.create_string_buffer(_STATFS_BYTES)
-    if _libc().fstatfs(ctypes.c_int(file), found) != 0:
-        return 0
-    # The first field; of 4 or 8 bytes, and the kernel's numbers have at most 4.
-    return int.from_bytes(found.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) & 0xFFFFFFFF
 
 
 def umask() -> int:

@@ -72,11 +72,6 @@ class LocalStore(Store):
     def keeps_modes(self) -> bool:
         return True
 
-    @property
-    @override
-    def answers_at_once(self) -> bool:
-        return self._settling is not None and self._at.is_local_disk
-
     @override
     def stat(self, path: str) -> Entry:
         with _errors(path):
