@@ -223,7 +223,13 @@ def test_all_trees_of_a_node_are_compared_and_the_damaged_removed(tmp_path, monk
     assert contents(environment) == held
 
 
-def test_auto_samples_what_it_links_where_a_mount_cannot_be_had(tmp_path, monkeypatch):
+@pytest.fixture
+def every_file(monkeypatch):
+    """A sample of all files: a busy machine reads only some of them in the usual time."""
+    monkeypatch.setattr("snapshot.env.flow.restore._SAMPLE_S", 60.0)
+
+
+def test_auto_samples_what_it_links_where_a_mount_cannot_be_had(tmp_path, monkeypatch, every_file):
     environment, manifest, held = saved(tmp_path)
     restorer = a_restorer(environment, tmp_path)
     key = manifest.head.key
@@ -244,7 +250,7 @@ def test_auto_samples_what_it_links_where_a_mount_cannot_be_had(tmp_path, monkey
 
 
 @pytest.mark.parametrize("form", ["link", "copy"])
-def test_a_rotted_file_is_not_given_out_but_fetched_again(tmp_path, form, caplog):
+def test_a_rotted_file_is_not_given_out_but_fetched_again(tmp_path, form, caplog, every_file):
     environment, manifest, held = saved(tmp_path)
     restorer = a_restorer(environment, tmp_path)
     key = manifest.head.key
@@ -261,7 +267,7 @@ def test_a_rotted_file_is_not_given_out_but_fetched_again(tmp_path, form, caplog
     assert "holds other bytes than were extracted" in caplog.text
 
 
-def test_a_rotted_file_without_its_store_is_an_error_and_no_environment(tmp_path):
+def test_a_rotted_file_without_its_store_is_an_error_and_no_environment(tmp_path, every_file):
     environment, manifest, _ = saved(tmp_path)
     restorer = a_restorer(environment, tmp_path)
     key = manifest.head.key
