@@ -192,7 +192,7 @@ def test_a_disk_that_really_is_full_costs_the_cache_and_no_read(store, tmp_path)
     directory = tmp_path / "small"
     directory.mkdir()
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", directory],
+        ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", directory],
         capture_output=True,
         check=False,
     )

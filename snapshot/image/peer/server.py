@@ -197,9 +197,9 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._send(block_frame(len(data)), data)
                 served += len(data)
-        self.wfile.write(b"0\r\n\r\n")
-        with self.ours.lock:
+        with self.ours.lock:  # before the end of the answer: a peer that has it finds it counted
             self.ours.served_bytes += served
+        self.wfile.write(b"0\r\n\r\n")
 
     def _kept(self, promise: Promise) -> dict[str, bytes]:
         """Wait for what was promised, and say so to the peer all the while."""
