@@ -155,7 +155,7 @@ def test_a_shard_that_is_not_compressed_at_all_is_named(opened, name):
 
 
 def test_a_compressed_shard_too_large_for_memory_is_refused(opened, monkeypatch):
-    monkeypatch.setattr("omniload.source.formats.compressed.MAX_UNIT_BYTES", 100)
+    monkeypatch.setattr("omniload.source.parsing.compressed.MAX_UNIT_BYTES", 100)
 
     with pytest.raises(ConfigError, match=r"more than 100 B when decompressed.* split it"):
         opened(gzip.compress(GOOD * 10), name="a.jsonl.gz")
@@ -206,8 +206,8 @@ def test_a_few_zeros_are_one_bad_record(opened):
 def test_a_bomb_is_decompressed_up_to_the_limit_of_a_unit_and_no_further(opened, monkeypatch, fill):
     seen = []
     chunks_of = jsonl.chunks_of
-    monkeypatch.setattr("omniload.source.formats.compressed.MAX_UNIT_BYTES", 1 << 20)
-    monkeypatch.setattr("omniload.source.formats.compressed._SCAN_BYTES", 1 << 18)
+    monkeypatch.setattr("omniload.source.parsing.compressed.MAX_UNIT_BYTES", 1 << 20)
+    monkeypatch.setattr("omniload.source.parsing.compressed._SCAN_BYTES", 1 << 18)
     monkeypatch.setattr(jsonl, "FIRST_BYTES", 1 << 18)
 
     def counted(stream):
