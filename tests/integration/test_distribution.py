@@ -81,13 +81,13 @@ HELP_OF_ALL = """
 import sys
 import click
 from click.testing import CliRunner
-from omniload.base.cli import main
+from omniload.base.cli import omniload
 
-group = main.get_command(click.Context(main), sys.argv[1])
+group = omniload.get_command(click.Context(omniload), sys.argv[1])
 verbs = group.list_commands(click.Context(group))
 assert verbs
 for verb in verbs:
-    done = CliRunner().invoke(main, [sys.argv[1], verb, "--help"])
+    done = CliRunner().invoke(omniload, [sys.argv[1], verb, "--help"])
     assert done.exit_code == 0 and "Usage:" in done.output, (verb, done.output, done.exception)
     print(verb)
 """
