@@ -26,7 +26,10 @@ UNIT = TESTS / "unit"
 COMPUTING = (UNIT, TESTS / "house", TESTS / "property", TESTS / "mutants")
 """Folders whose tests touch the machine only where a marker says so."""
 
-LANES = {"files": ("fusefs",), "images": ("snapshot", "docs", "distribution")}
+LANES = {
+    "files": ("fusefs", "striped_hdfs", "data_loader"),
+    "images": ("snapshot", "docs", "distribution", "frameworks", "hosts"),
+}
 """Words of the paths of a lane's tests; what has none of them goes to the lane ``jobs``."""
 
 settings.register_profile(

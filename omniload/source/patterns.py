@@ -212,6 +212,11 @@ def _names(paths: Sequence[str] | dict[str, ShardFile]) -> str:
 
 
 def _expand_url(pattern: str, names: FileNames | None) -> list[ShardFile]:
+    host = pattern.partition("://")[2].partition("/")[0]
+    if "[" in host and "::" in host:
+        raise ConfigError(
+            f"{pattern!r} names its host as {host!r}, and '::' joins stores in a URL; give the host by name"
+        )
     store, path = url_to_fs(pattern)
     if not glob.has_magic(path):
         if names is not None and names.implied and not store.exists(path):

@@ -1,5 +1,7 @@
 """Folders, braces, and files that lie beside others."""
 
+from pathlib import Path
+
 import fsspec
 import numpy as np
 import pyarrow as pa
@@ -202,3 +204,8 @@ def test_a_broken_file_is_not_told_to_be_of_another_format(tmp_path):
 
     with pytest.raises(IntegrityError, match=r"a\.parquet: footer: cannot be decoded"):
         open_format("web", config, base_dir=tmp_path)
+
+
+def test_a_host_in_brackets_is_refused_for_what_it_would_be_read_as():
+    with pytest.raises(ConfigError, match=r"names its host as '\[::1'.*give the host by name"):
+        find_files(["http://[::1"], Path(), source="web")
