@@ -283,7 +283,8 @@ def test_workers_end_when_the_trainer_is_killed():
         from tests.support.loaders import Numbers
         from trainer_integration import DataLoader
         batches = iter(DataLoader(Numbers(100), num_workers=2))
-        next(batches)
+        # A batch of each: torch's workers look for their trainer only once they have begun.
+        next(batches), next(batches)
         print(*(worker.pid for worker in batches._workers), flush=True)
         time.sleep(600)
     """)
