@@ -24,21 +24,34 @@ REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Items:
+    """What is dealt: ``[N]`` of each column."""
+
+    cost_N: NDArray[np.float64]
+    """What a bin waits for."""
+    tokens_N: NDArray[np.float64]
+    longest_N: NDArray[np.float64]
+    """Tokens of the longest document."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """Items to deal, drawn anew for every seed."""
 
     name: str
     num_items: int
     num_bins: int
-    draw: Callable[[np.random.Generator], NDArray[np.float64]]
+    draw: Callable[[np.random.Generator], Items]
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to deal ``[N]`` costs to a number of bins."""
+    """A way to deal ``[N]`` weights to a number of bins."""
 
     name: str
     deal: Callable[[NDArray[np.float64], int], NDArray[np.integer[Any]]]
+    sees: str = field(default="cost_N", kw_only=True)
+    """Column of the items that it deals by."""
     capped: bool = field(default=False, kw_only=True)
     """All bins take the same number of items."""
     quadratic: bool = field(default=False, kw_only=True)
@@ -55,9 +68,11 @@ def lengths_of(
 def samples(num: int, num_bins: int, longest: int) -> Case:
     """Whole samples of log-normal length, as a bucket of variable-length training takes them."""
 
-    def draw(rng: np.random.Generator) -> NDArray[np.float64]:
+    def draw(rng: np.random.Generator) -> Items:
         lengths_N = lengths_of(rng, num, longest=longest, median=665, sigma=1.4)
-        return QuadraticCost(24_576.0, 1.0)(lengths_N)
+        tokens_N = lengths_N.astype(np.float64)
+        cost_N = QuadraticCost(24_576.0, 1.0)(lengths_N)
+        return Items(cost_N=cost_N, tokens_N=tokens_N, longest_N=tokens_N)
 
     return Case(
         name=f"{num:,} samples to {longest // 1024}k", num_items=num, num_bins=num_bins, draw=draw
@@ -67,7 +82,7 @@ def samples(num: int, num_bins: int, longest: int) -> Case:
 def rows(num: int, num_bins: int, row_length: int) -> Case:
     """Packed rows of equal tokens, whose work differs by the documents in them."""
 
-    def draw(rng: np.random.Generator) -> NDArray[np.float64]:
+    def draw(rng: np.random.Generator) -> Items:
         lengths = lengths_of(
             rng, num * row_length // 100, longest=row_length, median=665, sigma=1.4
         )
@@ -75,7 +90,12 @@ def rows(num: int, num_bins: int, row_length: int) -> Case:
         bounds = np.union1d(np.cumsum(lengths), np.arange(1, num + 1) * row_length)
         bounds = np.concatenate(([0], bounds[bounds <= num * row_length]))
         row_offsets = np.searchsorted(bounds[1:], np.arange(num + 1) * row_length, side="right")
-        return row_costs(QuadraticCost(768.0, 1.0)(np.diff(bounds)), row_offsets)
+        lengths_P = np.diff(bounds).astype(np.float64)
+        return Items(
+            cost_N=row_costs(QuadraticCost(768.0, 1.0)(lengths_P), row_offsets),
+            tokens_N=row_costs(lengths_P, row_offsets),
+            longest_N=np.maximum.reduceat(lengths_P, row_offsets[:-1]),
+        )
 
     return Case(
         name=f"{num:,} rows of {row_length // 1024}k", num_items=num, num_bins=num_bins, draw=draw
@@ -107,6 +127,13 @@ def equal_count_differencing(cost_N: NDArray[np.float64], num_bins: int) -> NDAr
     return bins_N
 
 
+def by_rank_in_turns(weight_N: NDArray[np.float64], num_bins: int) -> NDArray[np.int64]:
+    """Sort, and give the bins one item each in turns: grouping by length, where weights are lengths."""
+    bins_N = np.empty(len(weight_N), np.int64)
+    bins_N[np.argsort(-weight_N, kind="stable")] = np.arange(len(weight_N)) % num_bins
+    return bins_N
+
+
 def equal_count(cost_N: NDArray[np.float64], num_bins: int) -> int:
     """Return the least cap that holds all items."""
     return -(-len(cost_N) // num_bins)
@@ -115,6 +142,8 @@ def equal_count(cost_N: NDArray[np.float64], num_bins: int) -> int:
 METHODS = (
     Method("none (contiguous)", lambda c, b: balance(c, b, method="none").bins_N, capped=True),
     Method("round robin", lambda c, b: np.arange(len(c)) % b, capped=True),
+    Method("grouped by length", by_rank_in_turns, sees="longest_N", capped=True),
+    Method("equal tokens", lambda c, b: balance(c, b).bins_N, sees="tokens_N"),
     Method("KK, equal counts", equal_count_differencing, capped=True, quadratic=True),
     Method(
         "karmarkar_karp", lambda c, b: balance(c, b, method="karmarkar_karp").bins_N, quadratic=True
@@ -143,15 +172,14 @@ CASES = (
 )
 
 
-def fastest(
-    method: Method, cost_N: NDArray[np.float64], num_bins: int
-) -> tuple[NDArray[np.integer[Any]], float]:
+def fastest(method: Method, items: Items, num_bins: int) -> tuple[NDArray[np.integer[Any]], float]:
     """Return the dealing and the milliseconds of the fastest of several runs."""
-    bins_N = method.deal(cost_N, num_bins)
+    weight_N = getattr(items, method.sees)
+    bins_N = method.deal(weight_N, num_bins)
     runs_s = []
     for _ in range(REPEATS):
         start_s = time.perf_counter()
-        method.deal(cost_N, num_bins)
+        method.deal(weight_N, num_bins)
         runs_s.append(time.perf_counter() - start_s)
     return bins_N, min(runs_s) * 1e3
 
@@ -160,9 +188,10 @@ def measured(case: Case, method: Method, draws: int) -> tuple[str, ...]:
     """Return the row of the table for one method on one case."""
     times_ms, over_mean, over_bound = [], [], []
     for seed in range(draws):
-        cost_N = case.draw(np.random.default_rng(seed))
+        items = case.draw(np.random.default_rng(seed))
+        cost_N = items.cost_N
         cap = equal_count(cost_N, case.num_bins) if method.capped else None
-        bins_N, duration_ms = fastest(method, cost_N, case.num_bins)
+        bins_N, duration_ms = fastest(method, items, case.num_bins)
         times_ms.append(duration_ms)
         loads_B = np.bincount(bins_N, weights=cost_N, minlength=case.num_bins)
         over_mean.append(loads_B.max() / loads_B.mean())
@@ -182,7 +211,9 @@ READING = """\
 {claim} `max/mean` is what the slowest bin costs the step; `max/bound` is how far that is from what no dealing can
 beat, so a method with `max/bound` of 1 and a high `max/mean` has met a sample that outweighs a bin: only
 splitting it or a larger step helps. Lengths are log-normal (median 665 tokens, sigma 1.4), cut at the length
-shown; samples cost `24,576 L + L^2`, rows the sum over their documents of `768 L + L^2`. Times are of the
+shown; samples cost `24,576 L + L^2`, rows the sum over their documents of `768 L + L^2`. "grouped by length"
+sorts by the longest document and deals in turns, "equal tokens" balances token counts, as packing to equal
+lengths does: both are blind to what attention costs. Times are of the
 call alone on one core: the fastest of {repeats} runs on each draw, the median over {draws} draws. "capped"
 allows every bin the same number of items; "KK, equal counts" is differencing of whole groups, as
 post-training frameworks commonly use it, written for this comparison and not tuned for speed; "karmarkar_karp,

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch.utils.data import DataLoader
 
-from benchmarks.baseline_loaders import MixedRows, Rows
-from benchmarks.mixed_sources import MixedSources, mix_of
+from benchmarks.loaders.baseline_loaders import MixedRows, Rows
+from benchmarks.loaders.mixed_sources import MixedSources, mix_of
 from benchmarks.report import Table, print_table, write_report
 from omniload.actors.opening import open_plane
 from omniload.actors.plane import PlaneSpec

@@ -1,6 +1,6 @@
 """How many batches a second a loader hands out: torch's, torchdata's and ours, in turns.
 
-python -m benchmarks.dataloader --help
+python -m benchmarks.loaders.dataloader --help
 """
 
 import itertools
@@ -18,8 +18,9 @@ import click
 import torch
 from torch.utils.data import DataLoader as TorchLoader
 
-from benchmarks.loader_work import CONTENDERS, Tokens, Turn, turn_of
-from benchmarks.mixed_sources import MixedSources, build_sources, mix_of
+from benchmarks.loaders.mixed_sources import MixedSources, build_sources, mix_of
+from benchmarks.loaders.ranks_memory import memory_rows
+from benchmarks.loaders.work import CONTENDERS, Tokens, Turn, turn_of
 from benchmarks.report import Table, print_table, write_report
 from omniload.front.rows import TrainingBatch
 from trainer_integration import DataLoader
@@ -140,9 +141,12 @@ def _digest(batch: object) -> list[int]:
 @click.command()
 @click.option("--rounds", default=5, show_default=True, help="Turns of every loader.")
 @click.option("--share", default=1.0, show_default=True, help="Part of the batches of a turn.")
-@click.option("--parts", default="throughput,resume", show_default=True, help="What to measure.")
+@click.option("--samples", default=2_000_000, show_default=True, help="Of the part 'memory'.")
+@click.option(
+    "--parts", default="throughput,resume,memory", show_default=True, help="What to measure."
+)
 @click.option("--report/--no-report", default=True, help="Write the dated report.")
-def main(rounds: int, share: float, parts: str, report: bool) -> None:
+def main(rounds: int, share: float, samples: int, parts: str, report: bool) -> None:
     """Measure loaders of plain datasets against torch's and torchdata's."""
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     warnings.filterwarnings("ignore", message="'set_vital'")
@@ -151,12 +155,15 @@ def main(rounds: int, share: float, parts: str, report: bool) -> None:
         tables.append(throughput(rounds, share))
     if "resume" in parts:
         tables.append(resumes(rounds))
+    if "memory" in parts:
+        rows = tuple(memory_rows(4, samples))
+        columns = ("loader", "processes", "PSS, MiB", "of torch's")
+        caption = f"4 ranks, 2 workers each, one shuffled epoch of {samples:,} small dicts read, each rank its part"
+        tables.append(Table(columns=columns, rows=rows, caption=caption))
     for table in tables:
         print_table(table)
     if report:
-        command = (
-            f"python -m benchmarks.dataloader --rounds {rounds} --share {share:g} --parts {parts}"
-        )
+        command = f"python -m benchmarks.loaders.dataloader --rounds {rounds} --share {share:g} --parts {parts}"
         print(write_report("dataloader", "Loaders of plain datasets", command, tables, _READING))
 
 

@@ -1,6 +1,6 @@
 """How many tokens a second one rank gets, from the data plane and from what people use today.
 
-python -m benchmarks.throughput --help
+python -m benchmarks.loaders.throughput --help
 """
 
 import multiprocessing
@@ -13,8 +13,8 @@ from statistics import median
 
 import click
 
-from benchmarks.baseline_loaders import Rows, dataloader, torchdata_nodes
-from benchmarks.mixed_sources import MixedSources, build_sources, mix_of
+from benchmarks.loaders.baseline_loaders import Rows, dataloader, torchdata_nodes
+from benchmarks.loaders.mixed_sources import MixedSources, build_sources, mix_of
 from benchmarks.report import Table, print_table, write_report
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
@@ -136,7 +136,7 @@ def main(repeats: int, seconds: float, documents: int, folder: Path | None, repo
 
     \b
     Example:
-      python -m benchmarks.throughput --repeats 1 --seconds 2 --no-report
+      python -m benchmarks.loaders.throughput --repeats 1 --seconds 2 --no-report
     """  # noqa: D301 -- click's own marker
     corpus = MixedSources(documents=documents)
     with tempfile.TemporaryDirectory() as made:
@@ -166,7 +166,8 @@ def main(repeats: int, seconds: float, documents: int, folder: Path | None, repo
         path = write_report(
             "throughput",
             "Tokens a second of one rank",
-            f"python -m benchmarks.throughput --repeats {repeats} --seconds {seconds:g} --documents {documents}",
+            f"python -m benchmarks.loaders.throughput --repeats {repeats} --seconds {seconds:g} "
+            f"--documents {documents}",
             [table],
             reading.replace("\n", " "),
         )

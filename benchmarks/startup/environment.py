@@ -1,6 +1,6 @@
 """What a start pays for its packages: pip, uv, and a snapshot mounted, linked or fetched.
 
-    python -m benchmarks.environment [--rounds 5] [--only "uv, warm" mounted ...] [--folder DIR]
+    python -m benchmarks.startup.environment [--rounds 5] [--only "uv, warm" mounted ...] [--folder DIR]
 
 Every contender brings the same packages into an environment made anew; contenders take
 turns in rounds, so that other work on the machine meets them alike. Wall seconds and
@@ -30,9 +30,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.environment_far import download, far_away
 from benchmarks.report import Table, print_table, write_report
-from benchmarks.whole_startup_place import KEYS
+from benchmarks.startup.environment_far import download, far_away
+from benchmarks.startup.whole_place import KEYS
 
 PACKAGES = ("numpy", "pandas", "pyarrow", "scipy", "scikit-learn")
 IMPORTS = "import numpy, pandas, pyarrow, pyarrow.parquet, scipy.stats, sklearn.linear_model"
@@ -85,7 +85,7 @@ class Bench:
             **os.environ,
             "PIP_CACHE_DIR": str(folder / "pip-cache"),
             "UV_CACHE_DIR": str(folder / "uv-cache"),
-            "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
+            "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
         }
         (folder / "store").mkdir(exist_ok=True)
         self.uv = self._uv()
@@ -325,7 +325,7 @@ def main() -> None:
     path = write_report(
         "environment",
         "Environment snapshots: what a start pays for its packages",
-        f"python -m benchmarks.environment --rounds {given.rounds} --far-mb {given.far_mb:g}{chosen}",
+        f"python -m benchmarks.startup.environment --rounds {given.rounds} --far-mb {given.far_mb:g}{chosen}",
         tables,
         "Contenders took turns in rounds, so ratios hold where seconds do not. uv leaves byte code "
         "out, unless it is told; pip and a snapshot have it, unless told. What was emptied between "

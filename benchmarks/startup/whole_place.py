@@ -1,4 +1,4 @@
-"""Where ``benchmarks.whole_startup`` starts its job: an image, wheels, stores, and the links to them."""
+"""Where ``benchmarks.startup.whole`` starts its job: an image, wheels, stores, and the links to them."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ from urllib.parse import quote
 from packaging.requirements import Requirement
 from pyarrow import fs
 
-from benchmarks.startup_place import MAIN, TOOLS, called, copy_libraries, copy_tree, environment
+from benchmarks.startup.place import MAIN, TOOLS, called, copy_libraries, copy_tree, environment
 from omniload.base.extras import DISTRIBUTION
 from tests.support.hdfs.cluster import CACHE, JAVA_HOME, ROOT, hdfs_cluster
 

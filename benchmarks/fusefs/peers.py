@@ -1,6 +1,6 @@
 """The mount against the mounts people use: rclone and s3fs, on the same S3 server and the same HDFS.
 
-python -m benchmarks.fusefs_peers --help
+python -m benchmarks.fusefs.peers --help
 """
 
 import os
@@ -17,7 +17,7 @@ from statistics import median
 
 import click
 
-from benchmarks.fusefs_contenders import (
+from benchmarks.fusefs.contenders import (
     CACHE,
     KEYS,
     NATIVE,
@@ -289,7 +289,7 @@ def main(
 
     \b
     Example:
-      python -m benchmarks.fusefs_peers --s3rver node_modules/.bin/s3rver --rounds 1 --no-report
+      python -m benchmarks.fusefs.peers --s3rver node_modules/.bin/s3rver --rounds 1 --no-report
     """  # noqa: D301 -- click's own marker
     data = os.urandom(size_mib * MiB)
     stores: dict[str, Callable[[Path], Costs]] = {}
@@ -314,7 +314,7 @@ def main(
         path = write_report(
             "fusefs_peers",
             "fusefs and its peers on the same stores",
-            f"python -m benchmarks.fusefs_peers --size-mib {size_mib} --rounds {rounds}"
+            f"python -m benchmarks.fusefs.peers --size-mib {size_mib} --rounds {rounds}"
             + (" --s3rver node_modules/.bin/s3rver" if s3rver else "")
             + (" --hadoop-client jars" if hadoop_client else ""),
             tables,

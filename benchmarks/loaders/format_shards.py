@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import zstandard
 from numpy.typing import NDArray
 
-from benchmarks.mixed_sources import lengths_of
+from benchmarks.loaders.mixed_sources import lengths_of
 
 __all__ = ["END", "TEXT_FORMATS", "TOKEN_FORMATS", "Documents", "StoredFormat", "documents_of"]
 

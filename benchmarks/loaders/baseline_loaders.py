@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchdata import nodes
 from typing_extensions import override
 
-from benchmarks.mixed_sources import MixedSources
+from benchmarks.loaders.mixed_sources import MixedSources
 
 __all__ = ["Rows", "dataloader", "torchdata_nodes"]
 

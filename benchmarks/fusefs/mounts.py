@@ -1,6 +1,6 @@
 """What the mount costs and what striping gains. All figures of one run, as ratios.
 
-    python -m benchmarks.fusefs [--hdfs] [--size-mib 512]
+    python -m benchmarks.fusefs.mounts [--hdfs] [--size-mib 512]
 
 - *cached*: reads of a file in memory through the mount, against the same reads of tmpfs and
   against a pyfuse3 mount that sends each request to a thread (*hop*): 1 MiB and 4 KiB with

@@ -1,29 +1,35 @@
 """Small files on a local store: creations a second, an archive unpacked, a repository cloned; beside disk and memory.
 
-python -m benchmarks.fusefs_small_files --help
+python -m benchmarks.fusefs.small_files --help
 """
 
 import io
+import math
 import os
 import random
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import click
 
 from benchmarks.report import Table, print_table, write_report
+from fusefs.bridge.process.launch import umount
 from fusefs.mounts.lifecycle import mount
 
 __all__ = ["main"]
 
 _FOLDERS = 50
+_EMPTY = "pyfuse3, answers alone"
+_MOUNTED_WITHIN_S = 60.0
 _TASKS = ("creations a second", "tar x, s", "git clone, s")
 
 
@@ -73,15 +79,19 @@ def seconds(*command: str | Path) -> float:
     return time.perf_counter() - begin
 
 
-def measured(root: Path, base: Path, turn: int, num_files: int) -> tuple[float, float, float]:
-    """Measure the three tasks below a directory."""
+def measured(
+    root: Path, base: Path, turn: int, num_files: int, *, clones: bool
+) -> tuple[float, float, float]:
+    """Measure the three tasks below a directory; NaN for a clone where none is made."""
     folder = root / f"turn-{turn}"
     folder.mkdir()
     (folder / "tar").mkdir()
     found = (
         creations(folder / "made", num_files),
         seconds("tar", "xf", base / "files.tar", "-C", folder / "tar"),
-        seconds("git", "clone", "-q", "--no-hardlinks", base / "repository", folder / "git"),
+        seconds("git", "clone", "-q", "--no-hardlinks", base / "repository", folder / "git")
+        if clones
+        else math.nan,
     )
     shutil.rmtree(folder)
     return found
@@ -89,15 +99,33 @@ def measured(root: Path, base: Path, turn: int, num_files: int) -> tuple[float, 
 
 @contextmanager
 def _place(base: Path, what: str, settings: dict[str, str]) -> Iterator[Path]:
-    if not settings:
-        (base / what).mkdir(exist_ok=True)
-        yield base / what
-        return
     store, root = base / f"{what}-store", base / what
-    store.mkdir(exist_ok=True)
     root.mkdir(exist_ok=True)
-    with mount(str(store), root, settings):
+    if what == _EMPTY:
+        with _empty(root):
+            yield root
+    elif settings:
+        store.mkdir(exist_ok=True)
+        with mount(str(store), root, settings):
+            yield root
+    else:
         yield root
+
+
+@contextmanager
+def _empty(root: Path) -> Iterator[None]:
+    """Mount what only answers, and wait for it by the first answer."""
+    serving = subprocess.Popen([sys.executable, "-m", "benchmarks.fusefs.empty", root])
+    until = time.monotonic() + _MOUNTED_WITHIN_S
+    while not root.is_mount():
+        if serving.poll() is not None or time.monotonic() > until:
+            raise click.ClickException(f"{root} was not mounted within {_MOUNTED_WITHIN_S:g} s")
+        os.sched_yield()
+    try:
+        yield
+    finally:
+        umount(str(root))
+        serving.wait(_MOUNTED_WITHIN_S)
 
 
 _PLACES: dict[str, dict[str, str]] = {
@@ -105,6 +133,7 @@ _PLACES: dict[str, dict[str, str]] = {
     "memory": {},
     "device": {"bridge": "device"},
     "pyfuse3": {"bridge": "pyfuse3"},
+    _EMPTY: {},
     "device, durable_at=close": {"bridge": "device", "durable_at": "close"},
 }
 
@@ -126,7 +155,8 @@ def main(num_files: int, turns: int, *, report: bool) -> None:
             for what, settings in _PLACES.items():
                 with _place(memory if what == "memory" else base, what, settings) as root:
                     loads.append(os.getloadavg()[0])
-                    found[what].append(measured(root, base, turn, num_files))
+                    measure = partial(measured, clones=what != _EMPTY)
+                    found[what].append(measure(root, base, turn, num_files))
         rows = tuple(
             (what, *(_shown(task, [turn[task] for turn in each]) for task in range(3)))
             for what, each in found.items()
@@ -141,6 +171,8 @@ def main(num_files: int, turns: int, *, report: bool) -> None:
 
 
 def _shown(task: int, turns: list[float]) -> str:
+    if any(map(math.isnan, turns)):
+        return "-"
     form: Callable[[float], str] = (lambda n: f"{n:,.0f}") if task == 0 else (lambda n: f"{n:.2f}")
     return f"{form(median(turns))} ({form(min(turns))} to {form(max(turns))})"
 
@@ -150,10 +182,12 @@ def _write(table: Table, num_files: int, turns: int, loads: list[float]) -> None
         f"{num_files} files of 1,000 bytes created one after the other; an archive of as many of 100 to 8,100 bytes; a "
         f"repository of {num_files // 5}. Medians of {turns} turns, all places in each turn; in brackets the least and "
         f"the most. The load of the machine, which others used, was {min(loads):.1f} to {max(loads):.1f} on two cores. "
-        "Disk and memory are without a mount, and without fsync of their own."
+        "Disk and memory are without a mount, and without fsync of their own. "
+        f"*{_EMPTY}* is a file system in memory that answers the same requests through pyfuse3 and does nothing "
+        "else: what no store behind that binding can be quicker than."
     )
     command = (
-        f"python -m benchmarks.fusefs_small_files --files {num_files} --turns {turns} --report"
+        f"python -m benchmarks.fusefs.small_files --files {num_files} --turns {turns} --report"
     )
     path = write_report(
         "fusefs_small_files", "Small files on a local store", command, [table], reading

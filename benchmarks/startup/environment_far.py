@@ -1,4 +1,4 @@
-"""What ``benchmarks.environment`` measures far from everything: one slow link to the index and to the store.
+"""What ``benchmarks.startup.environment`` measures far from everything: one slow link to the index and to the store.
 
 An object store holds the wheels, with a page that lists them, and the snapshots. All bytes of
 either contender pass one relay that holds them to a rate together, as a service does that
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import boto3
 
-from benchmarks.startup_place import Relay
-from benchmarks.whole_startup_place import object_store, s3_url
+from benchmarks.startup.place import Relay
+from benchmarks.startup.whole_place import object_store, s3_url
 
 __all__ = ["Far", "download", "far_away"]
 

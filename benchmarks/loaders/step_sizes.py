@@ -1,6 +1,6 @@
 """What one rank gets at small steps and large, from the data plane and from what people use today.
 
-python -m benchmarks.step_sizes --help
+python -m benchmarks.loaders.step_sizes --help
 """
 
 import tempfile
@@ -10,10 +10,10 @@ from statistics import median
 
 import click
 
-from benchmarks.baseline_loaders import Rows
-from benchmarks.mixed_sources import MixedSources, build_sources
+from benchmarks.loaders.baseline_loaders import Rows
+from benchmarks.loaders.mixed_sources import MixedSources, build_sources
+from benchmarks.loaders.throughput import CONTENDERS, OURS, rounds_of
 from benchmarks.report import Table, print_table, write_report
-from benchmarks.throughput import CONTENDERS, OURS, rounds_of
 
 __all__ = ["main", "table_of"]
 
@@ -46,8 +46,8 @@ def table_of(found: Mapping[int, Mapping[str, list[float]]]) -> Table:
 READING = """\
 One rank takes steps of 8 thousand to 512 thousand tokens of the same {sources} sources; a step of the others is a
 batch of as many rows of {row:,} tokens. The work is not the same, to our disadvantage, as in the report of
-`benchmarks.throughput`: the others give tokens alone and keep no exact place to resume from. Every run is a fresh
-process, warmed up for 1 s and measured for {seconds:g} s; files are in the page cache; the consumer touches
+`benchmarks.loaders.throughput`: the others give tokens alone and keep no exact place to resume from. Every run
+is a fresh process, warmed up for 1 s and measured for {seconds:g} s; files are in the page cache; the consumer touches
 nothing."""
 
 
@@ -65,7 +65,7 @@ def main(repeats: int, seconds: float, documents: int, report: bool) -> None:
 
     \b
     Example:
-      python -m benchmarks.step_sizes --repeats 1 --seconds 2 --no-report
+      python -m benchmarks.loaders.step_sizes --repeats 1 --seconds 2 --no-report
     """  # noqa: D301 -- click's own marker
     corpus = MixedSources(documents=documents)
     found = {}
@@ -82,7 +82,8 @@ def main(repeats: int, seconds: float, documents: int, report: bool) -> None:
         path = write_report(
             "step_sizes",
             "Tokens a second of one rank, by the size of a step",
-            f"python -m benchmarks.step_sizes --repeats {repeats} --seconds {seconds:g} --documents {documents}",
+            f"python -m benchmarks.loaders.step_sizes --repeats {repeats} --seconds {seconds:g} "
+            f"--documents {documents}",
             [table],
             READING.format(sources=corpus.sources, row=_ROW_TOKENS, seconds=seconds).replace(
                 "\n", " "

@@ -1,6 +1,6 @@
 """A whole start of the included trainer, to the end of its first step: the plain way and ours.
 
-    python -m benchmarks.whole_startup --help
+    python -m benchmarks.startup.whole --help
 
 One machine, one job, one image, the same packages, the same checkpoint; starts of the two take
 turns in rounds, each from an empty node.
@@ -34,9 +34,9 @@ from pyarrow import fs
 from rich.console import Console
 
 from benchmarks.report import Table, print_table, write_report
-from benchmarks.startup_place import Relay, Shape, running_registry
-from benchmarks.whole_startup_job import REQUIREMENTS, Job
-from benchmarks.whole_startup_place import (
+from benchmarks.startup.place import Relay, Shape, running_registry
+from benchmarks.startup.whole_job import REQUIREMENTS, Job
+from benchmarks.startup.whole_place import (
     IMAGE_PACKAGES,
     KEYS,
     build_images,
@@ -47,7 +47,7 @@ from benchmarks.whole_startup_place import (
     serving,
     wheels,
 )
-from benchmarks.whole_startup_ways import Places, Start, begin, ours, plain
+from benchmarks.startup.whole_ways import Places, Start, begin, ours, plain
 from snapshot.startup.attempts import BETWEEN, Attempt, attempts_of
 from snapshot.startup.difference import difference_of
 from snapshot.startup.perfetto import write_trace
@@ -354,8 +354,8 @@ def main(  # noqa: PLR0913, PLR0917 -- one for each option
 
     \b
     Example:
-      python -m benchmarks.whole_startup --folder ~/whole --perfetto timelines
-      python -m benchmarks.whole_startup --rounds 1 --checkpoint-mib 64 --store s3
+      python -m benchmarks.startup.whole --folder ~/whole --perfetto timelines
+      python -m benchmarks.startup.whole --rounds 1 --checkpoint-mib 64 --store s3
     """  # noqa: D301 -- click's own marker
     kind = check_machine(store)
     with tempfile.TemporaryDirectory(prefix="whole-startup-") as text:
@@ -380,7 +380,7 @@ def main(  # noqa: PLR0913, PLR0917 -- one for each option
         perfetto.mkdir(parents=True, exist_ok=True)
         timelines(bench.rounds, perfetto)
     if reading:
-        line = f"python -m benchmarks.whole_startup --rounds {rounds} --mbit {mbit:g} --delay-ms {delay_ms:g}"
+        line = f"python -m benchmarks.startup.whole --rounds {rounds} --mbit {mbit:g} --delay-ms {delay_ms:g}"
         line += f" --checkpoint-mib {checkpoint_mib} --stream-mb {stream_mb:g} --store {kind}"
         title = "A whole start of a job: image, environment, checkpoint, first step"
         write_report("whole_startup", title, line, tables, reading)

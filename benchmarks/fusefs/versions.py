@@ -1,6 +1,6 @@
 """Files that two mounts replace while processes on both read them: is every open one version, whole?
 
-    python -m benchmarks.fusefs_versions --help
+    python -m benchmarks.fusefs.versions --help
 
 Readers on two mounts open, read and ``fstat`` a few files. Writers on both rename new versions over
 them, and one on a third mount writes into them. Every eight bytes of a version tell which one it is, and
@@ -18,8 +18,8 @@ import click
 
 from benchmarks.report import Table, print_table, write_report
 from fusefs.mounts.lifecycle import mount
-from tests.support.fusefs_model import fast_directory
-from tests.support.fusefs_versions import NAMES, race_over_mounts, wrong_in
+from tests.support.fusefs.model import fast_directory
+from tests.support.fusefs.versions import NAMES, race_over_mounts, wrong_in
 
 __all__ = ["main"]
 
@@ -46,7 +46,7 @@ def main(reads: int, readers: int, bridges: tuple[str, ...], rest_ms: float, rep
 
     \b
     Example:
-      python -m benchmarks.fusefs_versions --reads 10000 --no-report
+      python -m benchmarks.fusefs.versions --reads 10000 --no-report
     """  # noqa: D301 -- click's own marker
     runs = [(bridge, kind) for bridge in bridges for kind in _KINDS]
     rows, num_wrong = [], 0
@@ -88,7 +88,7 @@ def main(reads: int, readers: int, bridges: tuple[str, ...], rest_ms: float, rep
             "Racing reads of files that two mounts replace",
             " ".join(
                 (
-                    f"python -m benchmarks.fusefs_versions --reads {reads} --readers {readers}",
+                    f"python -m benchmarks.fusefs.versions --reads {reads} --readers {readers}",
                     f"--rest-ms {rest_ms:g}",
                     *(f"--bridge {bridge}" for bridge in bridges),
                 )

@@ -1,4 +1,4 @@
-"""What ``benchmarks.startup`` measures on: a root file system with torch, a registry, a slow link to it."""
+"""What ``benchmarks.startup.images`` measures on: a root file system with torch, a registry, a slow link to it."""
 
 import asyncio
 import contextlib
@@ -287,4 +287,4 @@ def build_images(folder: Path, address: str, variables: dict[str, str]) -> None:
 
 def environment() -> dict[str, str]:
     """Return the variables with which our own commands find this tree."""
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}

@@ -1,4 +1,4 @@
-"""The two ways to start a job that ``benchmarks.whole_startup`` compares, and one start of either."""
+"""The two ways to start a job that ``benchmarks.startup.whole`` compares, and one start of either."""
 
 import os
 import signal
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.startup_place import MAIN, environment
-from benchmarks.whole_startup_job import FirstStep, first_step_of
-from benchmarks.whole_startup_place import IMAGE_VARIABLES
+from benchmarks.startup.place import MAIN, environment
+from benchmarks.startup.whole_job import FirstStep, first_step_of
+from benchmarks.startup.whole_place import IMAGE_VARIABLES
 from omniload.base.errors import StateError
 from snapshot.startup.events import parse_event
 from snapshot.startup.path import FIRST_STEP

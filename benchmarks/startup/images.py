@@ -1,6 +1,6 @@
 """What a container waits for until ``import torch`` is done: the whole image, or the bytes it touches.
 
-    python -m benchmarks.startup --folder DIR [--rounds 3] [--mbit 200] [--delay-ms 5]
+    python -m benchmarks.startup.images --folder DIR [--rounds 3] [--mbit 200] [--delay-ms 5]
 
 A registry (Debian's ``docker-registry``) on loopback lies behind a relay that holds all
 connections together to a rate and delays each direction; the image is the running Python
@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.report import Table, print_table, write_report
-from benchmarks.startup_place import MAIN, Relay, build_images, environment, running_registry
+from benchmarks.startup.place import MAIN, Relay, build_images, environment, running_registry
 from snapshot.image.block.fetcher import FetchSettings, Priority
 from snapshot.image.block.loader import BlockLoader, RegistryTier
 from snapshot.image.block.refs import block_refs
@@ -254,9 +254,7 @@ def main() -> None:
     tables = _tables(bench, without, streaming)
     for table in tables:
         print_table(table)
-    line = (
-        f"python -m benchmarks.startup --folder DIR --rounds {asked.rounds} --misses {asked.misses}"
-    )
+    line = f"python -m benchmarks.startup.images --folder DIR --rounds {asked.rounds} --misses {asked.misses}"
     line += f" --mbit {asked.mbit:g} --delay-ms {asked.delay_ms:g}"
     title = "Starts of an image: pulled whole, read lazily, hot blocks first"
     write_report("startup", title, line, tables, asked.reading)

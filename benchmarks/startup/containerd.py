@@ -1,6 +1,6 @@
 """From an image's name to a container that has imported torch: pulled by containerd, or served lazily to it.
 
-    python -m benchmarks.containerd_start --folder DIR [--rounds 3] [--mbit 400] [--delay-ms 2]
+    python -m benchmarks.startup.containerd --folder DIR [--rounds 3] [--mbit 400] [--delay-ms 2]
 
 The image is the running Python and its torch, built in DIR at the first time, in a real registry
 behind a link of that rate and delay; a real containerd, with its own folders, starts a container of it
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.report import Table, print_table, write_report
-from benchmarks.startup_place import (
+from benchmarks.startup.place import (
     MAIN,
     Relay,
     build_images,
@@ -28,7 +28,7 @@ from benchmarks.startup_place import (
     environment,
     running_registry,
 )
-from tests.support.containerd_builders import Containerd, served_snapshotter, views_of
+from tests.support.snapshot.containerd_builders import Containerd, served_snapshotter, views_of
 
 WAYS = ("pulled", "lazy", "traced", "here")
 WORK = ("/usr/bin/python", "-c", "import torch; print(int(torch.ones(8).sum()))")
@@ -78,7 +78,7 @@ def main(words: Sequence[str] | None = None) -> None:
     table = starts_table(samples)
     print_table(table)
     if given.report:
-        line = f"python -m benchmarks.containerd_start --folder DIR --rounds {given.rounds}"
+        line = f"python -m benchmarks.startup.containerd --folder DIR --rounds {given.rounds}"
         line += f" --mbit {given.mbit:g} --delay-ms {given.delay_ms:g}"
         title = "A container of containerd: pulled, and served lazily"
         write_report("containerd_start", title, line, [table], given.reading)

@@ -1,4 +1,4 @@
-"""The job of ``benchmarks.whole_startup``: the included trainer, a small corpus, and a checkpoint to go on from."""
+"""The job of ``benchmarks.startup.whole``: the included trainer, a small corpus, and a checkpoint to go on from."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.startup_place import MAIN, environment
+from benchmarks.startup.place import MAIN, environment
 from trainer_integration.run.run_log import LOG_NAME, StepLine, read_log
 
 __all__ = ["REQUIREMENTS", "FirstStep", "Job", "first_step_of"]

@@ -1,6 +1,6 @@
 """A sharded checkpoint over HDFS whose every stream is held to a rate: striped against one file per rank.
 
-    python -m benchmarks.fusefs_checkpoint --help
+    python -m benchmarks.fusefs.checkpoint --help
 
 Real ranks (gloo) save and load the same tensors with torch's distributed checkpoint:
 
@@ -317,7 +317,7 @@ def main(reading: str, single_mib: int, times: int, **sizes: Any) -> None:  # no
 
     \b
     Example:
-      python -m benchmarks.fusefs_checkpoint --size-mib 4096 --stream-mb 8
+      python -m benchmarks.fusefs.checkpoint --size-mib 4096 --stream-mb 8
     """  # noqa: D301 -- click's own marker
     work = Work(**sizes)
     with hdfs_cluster(work.datanodes, replication=1, stream_rate=work.stream_mb * 1e6) as cluster:
@@ -330,7 +330,7 @@ def main(reading: str, single_mib: int, times: int, **sizes: Any) -> None:  # no
         print_table(table)
     if reading:
         command = (
-            f"python -m benchmarks.fusefs_checkpoint --size-mib {work.size_mib} "
+            f"python -m benchmarks.fusefs.checkpoint --size-mib {work.size_mib} "
             f"--stream-mb {work.stream_mb:g} --single-mib {single_mib} --times {times}"
         )
         title = "A sharded checkpoint over HDFS, striped and not, under a cap per stream"
