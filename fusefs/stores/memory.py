@@ -31,7 +31,8 @@ class MemoryStore(Store):
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._nodes: dict[str, bytes | None] = {"": _DIRECTORY}
-        self._mtimes_ns: dict[str, int] = {"": 0}
+        self.mtimes_ns: dict[str, int] = {"": 0}
+        """Time stamps by path. A simulation may set them, as a skewed clock does."""
 
     @property
     @override
@@ -42,7 +43,7 @@ class MemoryStore(Store):
     def stat(self, path: str) -> Entry:
         with self._lock:
             data = self._node(path)
-            return Entry(name_of(path), data is None, len(data or b""), self._mtimes_ns[path])
+            return Entry(name_of(path), data is None, len(data or b""), self.mtimes_ns[path])
 
     @override
     def listing(self, path: str) -> list[Entry]:
@@ -81,7 +82,7 @@ class MemoryStore(Store):
                 raise IsADirectoryError(errno.EISDIR, "a directory is there", path)
             self._make_parents(path)
             self._put(path, data)
-            return Entry(name_of(path), False, len(data), self._mtimes_ns[path])
+            return Entry(name_of(path), False, len(data), self.mtimes_ns[path])
 
     @override
     def rename(self, source: str, target: str) -> None:
@@ -98,14 +99,14 @@ class MemoryStore(Store):
             for path in [p for p in self._nodes if p == source or p.startswith(f"{source}/")]:
                 moved = target + path[len(source) :]
                 self._nodes[moved] = self._nodes.pop(path)
-                self._mtimes_ns[moved] = self._mtimes_ns.pop(path)
+                self.mtimes_ns[moved] = self.mtimes_ns.pop(path)
 
     @override
     def remove(self, path: str) -> None:
         with self._lock:
             if self._node(path) is None:
                 raise IsADirectoryError(errno.EISDIR, "is a directory", path)
-            del self._nodes[path], self._mtimes_ns[path]
+            del self._nodes[path], self.mtimes_ns[path]
 
     @override
     def make_directory(self, path: str) -> None:
@@ -120,7 +121,7 @@ class MemoryStore(Store):
         with self._lock:
             if self.listing(path):
                 raise not_empty(path)
-            del self._nodes[path], self._mtimes_ns[path]
+            del self._nodes[path], self.mtimes_ns[path]
 
     @override
     def usage(self) -> Usage | None:
@@ -146,13 +147,13 @@ class MemoryStore(Store):
         above = parent_of(path)
         if self._nodes.setdefault(above, _DIRECTORY) is not None:
             raise NotADirectoryError(errno.ENOTDIR, "a parent is a file", above)
-        self._mtimes_ns.setdefault(above, time.time_ns())
+        self.mtimes_ns.setdefault(above, time.time_ns())
         if above:
             self._make_parents(above)
 
     def _put(self, path: str, data: bytes | None) -> None:
         self._nodes[path] = data
-        self._mtimes_ns[path] = time.time_ns()
+        self.mtimes_ns[path] = time.time_ns()
 
 
 class _MemoryWriter(ObjectWriter):

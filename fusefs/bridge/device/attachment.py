@@ -2,22 +2,21 @@
 
 # ruff: noqa: S603 -- fusermount3, no shell
 import array
-import ctypes
 import os
 import shutil
 import socket
 import stat as stat_bits
 import subprocess
+from contextlib import suppress
 
 from fusefs.bridge.api.options import BridgeOptions
 from omniload.base.errors import ConfigError, StateError
+from omniload.base.linux import calls
 from omniload.base.log import get_logger
 
-__all__ = ["attach", "detach"]
+__all__ = ["attach", "attach_as_root", "detach"]
 
 _LOG = get_logger(__name__)
-_RDONLY, _NOSUID, _NODEV = 1, 2, 4
-_DETACH = 2
 
 
 def attach(target: str, options: BridgeOptions, name: str) -> int:
@@ -32,7 +31,7 @@ def attach(target: str, options: BridgeOptions, name: str) -> int:
         ConfigError: fusermount3 is not installed, and we are not root.
         StateError: The kernel or fusermount3 refuses.
     """
-    device = _attach_as_root(target, options, name) if os.geteuid() == 0 else None
+    device = attach_as_root(target, options, name) if os.geteuid() == 0 else None
     if device is None:
         device = _attach_as_user(target, options, name)
     os.set_blocking(device, False)
@@ -41,21 +40,24 @@ def attach(target: str, options: BridgeOptions, name: str) -> int:
 
 def detach(target: str) -> None:
     """Take the mount away from its place; open files stay as long as the daemon answers."""
-    if os.geteuid() == 0 and _libc().umount2(os.fsencode(target), _DETACH) == 0:
-        return
+    if os.geteuid() == 0:
+        with suppress(OSError):
+            calls.umount(target, lazily=True)
+            return
     if (tool := shutil.which("fusermount3")) is not None:
         subprocess.run([tool, "-u", "-q", "-z", target], check=False, capture_output=True)
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
 
 
 def _words(options: BridgeOptions) -> list[str]:
     return ["default_permissions", *(["allow_other"] if options.allow_other else [])]
 
 
-def _attach_as_root(target: str, options: BridgeOptions, name: str) -> int | None:
+def attach_as_root(target: str, options: BridgeOptions, name: str) -> int | None:
+    """Mount by mount(2); return None where it refuses and fusermount3 may be asked.
+
+    Raises:
+        StateError: There is no device, or nobody else to ask.
+    """
     try:
         device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -66,23 +68,17 @@ def _attach_as_root(target: str, options: BridgeOptions, name: str) -> int | Non
     rootmode = stat_bits.S_IFMT(os.stat(target).st_mode)  # noqa: PTH116 -- before it is ours
     given = [f"fd={device}", f"rootmode={rootmode:o}", f"user_id={os.getuid()}"]
     given += [f"group_id={os.getgid()}", *_words(options)]
-    flags = 0 if options.trusted else _NOSUID | _NODEV
-    flags |= _RDONLY if options.read_only else 0
-    done = _libc().mount(
-        name.encode(),
-        os.fsencode(target),
-        f"fuse.{name}".encode(),
-        ctypes.c_ulong(flags),
-        ",".join(given).encode(),
-    )
-    if done == 0:
-        return device
-    os.close(device)
-    reason = os.strerror(ctypes.get_errno())
-    if shutil.which("fusermount3") is None:
-        raise StateError(f"{target!r} cannot be mounted: {reason}")
-    _LOG.debug("mount(2) of %s: %s; asking fusermount3", target, reason)
-    return None
+    flags = 0 if options.trusted else calls.MS_NOSUID | calls.MS_NODEV
+    flags |= calls.MS_RDONLY if options.read_only else 0
+    try:
+        calls.mount(name, target, f"fuse.{name}", flags, ",".join(given))
+    except OSError as error:
+        os.close(device)
+        if shutil.which("fusermount3") is None:
+            raise StateError(f"{target!r} cannot be mounted: {error.strerror}") from error
+        _LOG.debug("mount(2) of %s: %s; asking fusermount3", target, error.strerror)
+        return None
+    return device
 
 
 def _attach_as_user(target: str, options: BridgeOptions, name: str) -> int:

@@ -111,7 +111,7 @@ class Loop:
         """Serve until unmounted or asked to end."""
         self.take_requests(on=True)
         while self.connected and not self._ending:
-            self._once(_LOOK_AGAIN_MS if self._interrupted else None)
+            self.once(_LOOK_AGAIN_MS if self._interrupted else None)
 
     def watch(self, descriptor: int, call: Callable[[], None]) -> None:
         """Have ``call`` made whenever ``descriptor`` has something to read."""
@@ -127,10 +127,11 @@ class Loop:
         """Go on without new requests until no handler waits; return whether it came to that."""
         until = time.monotonic() + within_s
         while self._tasks and (left := until - time.monotonic()) > 0:
-            self._once(min(left * 1000, _LOOK_AGAIN_MS))
+            self.once(min(left * 1000, _LOOK_AGAIN_MS))
         return not self._tasks and self._replies.finish(max(0.0, until - time.monotonic()))
 
-    def _once(self, timeout_ms: float | None) -> None:
+    def once(self, timeout_ms: float | None) -> None:
+        """Wait for events no longer than so many milliseconds, and carry out what they ask."""
         for descriptor, _ in self._poll.poll(timeout_ms):
             call = self._calls_of.get(descriptor)
             if call is not None:

@@ -33,23 +33,38 @@ from fusefs.bridge.process.unmount_notice import UnmountClient
 from omniload.base.errors import OmniloadError, StateError
 from omniload.base.log import get_logger
 
-__all__ = ["FINISH_WITHIN_S", "Door", "Taken", "admitted", "handed_over", "listen", "take"]
+__all__ = [
+    "FINISH_WITHIN_S",
+    "HELLO_WITHIN_S",
+    "LENGTH",
+    "REST_S",
+    "Door",
+    "Taken",
+    "admitted",
+    "handed_over",
+    "listen",
+    "received",
+    "socket_address",
+    "take",
+    "why_nobody",
+]
 
 _LOG = get_logger(__name__)
 _HELLO = b"take over 1"
 _READY, _YOURS = b"ready", b"yours"
-_LENGTH = struct.Struct("<Q")
-_NOTHING = _LENGTH.pack(0)
+LENGTH = struct.Struct("<Q")
+_NOTHING = LENGTH.pack(0)
 ANSWER_WITHIN_S = 60.0
 """For the other side's next word: it may have to finish requests, or open files."""
 FINISH_WITHIN_S = 30.0
 """For requests under way; a mount whose store does not answer stays where it is."""
-_HELLO_WITHIN_S = 5.0
-_REST_S = 0.1
+HELLO_WITHIN_S = 5.0
+REST_S = 0.1
 _MOST_STATE_BYTES = 1 << 30
 
 
-def _address(target: str) -> bytes:
+def socket_address(target: str) -> bytes:
+    """Return where the server of a mount listens for the one that takes it over."""
     return address_of("mount", target, os.getuid())
 
 
@@ -57,7 +72,7 @@ def listen(target: str) -> socket.socket | None:
     """Return the socket at which the mount at ``target`` may be asked for; None where another has it."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listener.bind(_address(target))
+        listener.bind(socket_address(target))
         listener.listen(1)
     except OSError as error:
         listener.close()
@@ -81,10 +96,10 @@ def admitted(listener: socket.socket) -> socket.socket | None:
             raise
         # Out of descriptors, say. The peer stays in the queue, which would be asked without rest.
         _LOG.warning("the mount is asked for, and nobody can be answered: %s", error)
-        time.sleep(_REST_S)
+        time.sleep(REST_S)
         return None
     try:
-        peer.settimeout(_HELLO_WITHIN_S)
+        peer.settimeout(HELLO_WITHIN_S)
         if _is_ours(peer) and peer.recv(64) == _HELLO:
             return peer
     except OSError as error:
@@ -129,7 +144,7 @@ class Door:
             self._listener.shutdown(
                 socket.SHUT_RDWR
             )  # wakes the thread, which else keeps the address
-        self._thread.join(_REST_S)
+        self._thread.join(REST_S)
         self._listener.close()
         while not self._asking.empty():
             self._asking.get_nowait().close()
@@ -174,7 +189,7 @@ def handed_over(
         try:
             peer.settimeout(ANSWER_WITHIN_S)
             data = orjson.dumps({"version": 1, **state()})
-            socket.send_fds(peer, [_LENGTH.pack(len(data))], [device])
+            socket.send_fds(peer, [LENGTH.pack(len(data))], [device])
             peer.sendall(data)
             _await_ready(peer)
             peer.sendall(_YOURS)
@@ -260,23 +275,21 @@ def take(target: str) -> Taken:
     try:
         _connect(peer, target)
         peer.sendall(_HELLO)
-        return _received(peer, target)
+        return received(peer, target)
     except BaseException as error:
         peer.close()
         if not isinstance(error, OSError | struct.error):
             raise
-        raise StateError(
-            f"{target!r} cannot be taken over: {_why_nobody(target, error)}"
-        ) from error
+        raise StateError(f"{target!r} cannot be taken over: {why_nobody(target, error)}") from error
 
 
 def _connect(peer: socket.socket, target: str) -> None:
-    peer.connect(_address(target))
+    peer.connect(socket_address(target))
     if not _is_ours(peer):  # anybody may take an abstract name
         raise PermissionError(f"{peer_name(peer)}, another user, answers")
 
 
-def _why_nobody(target: str, error: BaseException) -> str:
+def why_nobody(target: str, error: BaseException) -> str:
     """Return why no process hands a mount over, and what to do."""
     try:
         waiter = UnmountClient.of(target)
@@ -300,9 +313,10 @@ def _why_nobody(target: str, error: BaseException) -> str:
     )
 
 
-def _received(peer: socket.socket, target: str) -> Taken:
-    head, descriptors, _, _ = socket.recv_fds(peer, _LENGTH.size, 1)
-    (size,) = _LENGTH.unpack(head)
+def received(peer: socket.socket, target: str) -> Taken:
+    """Read what a server hands over: a descriptor of the device, and its state."""
+    head, descriptors, _, _ = socket.recv_fds(peer, LENGTH.size, 1)
+    (size,) = LENGTH.unpack(head)
     if not descriptors or not 0 < size <= _MOST_STATE_BYTES:
         raise StateError(f"{target!r} is not handed over: {_rest(peer)}")
     try:

@@ -36,6 +36,7 @@ __all__ = [
     "run_daemon",
     "start_daemon",
     "umount",
+    "unmount_command",
     "why_not",
 ]
 
@@ -201,7 +202,7 @@ def umount(mountpoint: str) -> None:
         StateError: It is not a mount, or it is in use.
     """
     done = subprocess.run(
-        [*_unmounting(lazily=False), mountpoint], capture_output=True, text=True, check=False
+        [*unmount_command(lazily=False), mountpoint], capture_output=True, text=True, check=False
     )
     if done.returncode:
         if line_of_mount(os.path.realpath(mountpoint), mount_table()) is None:
@@ -211,7 +212,7 @@ def umount(mountpoint: str) -> None:
         raise StateError(f"{mountpoint!r} stays mounted: {done.stderr.strip()}{remedy}")
 
 
-def _unmounting(*, lazily: bool) -> list[str]:
+def unmount_command(*, lazily: bool) -> list[str]:
     """Return the command that unmounts; root needs none of FUSE's own.
 
     Raises:
@@ -260,7 +261,7 @@ def clear_dead_mount(mountpoint: str) -> None:
             if error.errno != errno.ENOTCONN:
                 raise StateError(f"mount point {mountpoint!r} cannot be used: {error}") from error
             subprocess.run(
-                [*_unmounting(lazily=True), mountpoint], check=False, capture_output=True
+                [*unmount_command(lazily=True), mountpoint], check=False, capture_output=True
             )
         else:
             if not stat_bits.S_ISDIR(found.st_mode):

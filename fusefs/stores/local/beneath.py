@@ -9,27 +9,20 @@ done to a name in the directory that was found, never to a path.
 A path may be of any length: what the kernel takes at once, it is given at once.
 """
 
-import ctypes
 import errno
 import os
 import stat as stat_bits
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 
 from omniload.base.errors import ConfigError
+from omniload.base.linux.calls import openat2
 
-__all__ = ["Beneath", "syncfs", "umask"]
+__all__ = ["Beneath", "umask"]
 
-_OPENAT2 = 437
-"""Number of the call; one of those that are the same on every architecture."""
-_NO_MAGIC_LINKS, _NO_LINKS, _BENEATH = 0x02, 0x04, 0x08
 _MOST_PATH_BYTES = 4095
 """Of one call; a longer path is resolved in several."""
-_HOW = struct.Struct("=3Q")
-"""Flags, mode and rules of resolving: ``struct open_how``."""
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _ABSENT = frozenset({errno.ENOSYS, errno.EPERM, errno.EINVAL})
 """Of a call that the kernel does not have, or that a sandbox forbids."""
@@ -56,7 +49,7 @@ class Beneath:
             if not isinstance(error, FileNotFoundError | NotADirectoryError):
                 said = f"cannot be opened: {error.strerror}"
             raise ConfigError(f"store {str(root)!r} {said}") from error
-        self.walks = _lacks_openat2(self._fd) if walks is None else walks
+        self.walks = _lacksopenat2(self._fd) if walks is None else walks
 
     def __del__(self) -> None:
         # Not in a call of its own: a thread that still used the number could find another
@@ -81,7 +74,7 @@ class Beneath:
         if not path:
             return os.open(".", flags | os.O_CLOEXEC, dir_fd=self._fd)
         if not self.walks and len(encoded := os.fsencode(path)) <= _MOST_PATH_BYTES:
-            return _openat2(self._fd, encoded, flags, mode)
+            return openat2(self._fd, encoded, flags, mode)
         with self.parent(path) as (above, name):
             return _step(above, name, flags, mode)
 
@@ -112,7 +105,7 @@ class Beneath:
         return os.statvfs(self._fd)
 
     def _directory(self, path: str) -> int:
-        step = _step if self.walks else _openat2
+        step = _step if self.walks else openat2
         at = os.dup(self._fd)
         for part in self._parts(os.fsencode(path)):
             try:
@@ -134,17 +127,6 @@ class Beneath:
         yield path
 
 
-def syncfs(file: int) -> None:
-    """Make everything durable on the file system of an open file.
-
-    Raises:
-        OSError: ``EIO``, ``ENOSPC``: something could not be written.
-    """
-    if _libc().syncfs(ctypes.c_int(file)) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
 def umask() -> int:
     """Return the mask of this process, without setting it."""
     for line in (
@@ -153,25 +135,6 @@ def umask() -> int:
         if line.startswith("Umask:"):
             return int(line.split()[1], 8)
     return 0o022
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def _openat2(directory: int, path: bytes, flags: int, mode: int = 0) -> int:
-    how = _HOW.pack(flags | os.O_CLOEXEC, mode, _BENEATH | _NO_LINKS | _NO_MAGIC_LINKS)
-    size = ctypes.c_size_t(len(how))
-    while True:
-        found: int = _libc().syscall(
-            ctypes.c_long(_OPENAT2), ctypes.c_int(directory), path, how, size
-        )
-        if found >= 0:
-            return found
-        # A call that a signal broke off is begun anew, as Python does with its own.
-        if (number := ctypes.get_errno()) != errno.EINTR:
-            raise OSError(number, os.strerror(number), os.fsdecode(path))
 
 
 def _step(directory: int, name: str | bytes, flags: int, mode: int = 0) -> int:
@@ -186,9 +149,9 @@ def _step(directory: int, name: str | bytes, flags: int, mode: int = 0) -> int:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fsdecode(name)) from None
 
 
-def _lacks_openat2(directory: int) -> bool:
+def _lacksopenat2(directory: int) -> bool:
     try:
-        os.close(_openat2(directory, b".", _DIRECTORY))
+        os.close(openat2(directory, b".", _DIRECTORY))
     except OSError as error:
         if error.errno in _ABSENT:
             return True

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from fusefs.base.huge_pages import huge_page_buffer
 from fusefs.stores.handle_cache import never_changes
-from fusefs.stores.local.beneath import Beneath, syncfs, umask
+from fusefs.stores.local.beneath import Beneath, umask
 from fusefs.stores.local.durability import Settling
 from fusefs.stores.protocol import (
     RESERVED,
@@ -36,6 +36,7 @@ from fusefs.stores.protocol import (
     parent_of,
 )
 from omniload.base.errors import UnavailableError
+from omniload.base.linux.calls import syncfs
 
 __all__ = ["LocalStore"]
 
