@@ -19,7 +19,7 @@ from snapshot.image.mount.daemon import AUTO, ImageMount
 from snapshot.image.mount.options import mount_settings, platform_of
 from snapshot.oci.image import open_store
 
-__all__ = ["export_command", "serve_command"]
+__all__ = ["export_command", "mount_template", "serve_command"]
 
 _log = get_logger(__name__)
 _SOCKET = "/run/omniload/snapshotter.sock"
@@ -59,7 +59,7 @@ def serve_command(
         raise ConfigError(f"user {os.geteuid()} cannot mount for containers; run it as root")
     start_server = _part("server").start_server
     set_up_logging("INFO", role="snapshotter")
-    template, place = _template(options), Path(root).absolute()
+    template, place = mount_template(options), Path(root).absolute()
     place.mkdir(parents=True, exist_ok=True)
     images = RegistryImages(
         Path(template.cache) / "indexes",
@@ -137,7 +137,7 @@ def _part(name: str) -> ModuleType:
         raise missing_extra("containerd", error) from error
 
 
-def _template(options: tuple[str, ...]) -> ImageMount:
+def mount_template(options: tuple[str, ...]) -> ImageMount:
     """Return the settings of every mount.
 
     Raises:

@@ -2,16 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
-import orjson
 from rich.console import Console
 
 from omniload.base.errors import ConfigError
 from snapshot.startup.attempts import Attempt, attempts_of
 from snapshot.startup.difference import difference_of
-from snapshot.startup.document import VERSION, attempt_json, difference_json
 from snapshot.startup.perfetto import write_trace
 from snapshot.startup.reading import read_events
 from snapshot.startup.tables import print_attempt, print_attempts, print_difference
@@ -44,7 +41,6 @@ _WIDE = 200
     metavar="STAGE",
     help="Move clocks together at `start` or at the end of a stage all nodes leave at once.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option(
     "--perfetto",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -57,7 +53,6 @@ def startup_command(  # noqa: PLR0913, PLR0917 -- one for each option
     against: tuple[Path, ...],
     against_attempt: int | None,
     align: str,
-    as_json: bool,
     perfetto: Path | None,
 ) -> None:
     """Show what a start-up took, from the event files of its nodes.
@@ -68,7 +63,7 @@ def startup_command(  # noqa: PLR0913, PLR0917 -- one for each option
     Example:
       omniload image startup /mnt/logs/pretrain-7
       omniload image startup /mnt/logs/pretrain-7 --perfetto startup.json --align process_group
-      omniload image startup new/ --against old/ --json
+      omniload image startup new/ --against old/
     """  # noqa: D301 -- click's own marker
     log = read_events(paths)
     attempts = _of_job(attempts_of(log.events, align=align), job)
@@ -82,13 +77,6 @@ def startup_command(  # noqa: PLR0913, PLR0917 -- one for each option
     if perfetto is not None:
         write_trace(perfetto, chosen)
         click.echo(f"timeline: {perfetto.resolve()}", err=True)
-    if as_json:
-        document: dict[str, Any] = {"version": VERSION, "files": log.files, "torn": log.torn}
-        document |= attempt_json(chosen)
-        document["attempts"] = [each.number for each in attempts]
-        document["against"] = None if difference is None else difference_json(difference)
-        click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
-        return
     console = Console()
     if not console.is_terminal:
         console.width = _WIDE  # a pipe has no width, and a table cut to 80 columns helps nobody

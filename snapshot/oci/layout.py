@@ -7,7 +7,6 @@
     blobs/sha256/4f53...     manifests, configurations and layers
 """
 
-import fcntl
 import os
 import uuid
 from collections.abc import Iterator
@@ -18,6 +17,8 @@ import orjson
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.linux.file_lock import locked
+from omniload.base.writing import write_whole
 from snapshot.oci.digest import check_digest, digest_of, verified
 from snapshot.oci.manifest import (
     INDEX_TYPE,
@@ -145,7 +146,7 @@ class OciLayout(ImageStore):
         subject = parsed.subject if isinstance(parsed, Manifest) else None
         if tag is None and subject is None:
             return digest
-        with self._locked():
+        with locked(self._root):
             kept = [
                 entry
                 for entry in self._index().manifests
@@ -208,27 +209,8 @@ class OciLayout(ImageStore):
         finally:
             os.close(file)
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Keep other processes from writing the index meanwhile."""
-        file = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(file)
-
 
 def _publish(target: Path, data: bytes) -> None:
     """Put a file at ``target`` durably and whole, over one that may be there."""
-    temporary = target.with_name(f".{uuid.uuid4().hex}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_whole(target, data, durable=True)

@@ -1,5 +1,6 @@
 """One repository of a registry over HTTP: OCI distribution 1.1, and what came before it."""
 
+import random
 import re
 from collections.abc import Iterator, Mapping
 from urllib.parse import urlencode
@@ -28,6 +29,8 @@ __all__ = ["Registry"]
 
 _CHUNK_BYTES = 1 << 20
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(?:\d+|\*)\Z")
+_SETTLING_S = (0.2, 0.4, 0.8, 1.6)
+"""Longest pause before each look whether an entry of a list that is a tag has stayed."""
 _MAX_PAGES = 64
 
 
@@ -281,10 +284,15 @@ class Registry(ImageStore):
         return index.manifests if isinstance(index, Index) else ()
 
     def _add_to_fallback(self, digest: str, added: Descriptor) -> None:
-        # Two clients at once may lose one entry of the two: the protocol has no better way.
-        kept = [entry for entry in self._fallback(digest) if entry.digest != added.digest]
-        index = Index(schema_version=2, media_type=INDEX_TYPE, manifests=(*kept, added))
-        self.push_manifest(encode(index), INDEX_TYPE, tag=digest.replace(":", "-", 1)[:128])
+        # Two clients at once may lose one entry of the two: the protocol has no better way than to look again,
+        # at another moment than the other one, and to add what was lost.
+        for most_s in _SETTLING_S:
+            kept = [entry for entry in self._fallback(digest) if entry.digest != added.digest]
+            index = Index(schema_version=2, media_type=INDEX_TYPE, manifests=(*kept, added))
+            self.push_manifest(encode(index), INDEX_TYPE, tag=digest.replace(":", "-", 1)[:128])
+            self._transport.pause(random.uniform(most_s / 2, most_s))  # noqa: S311 -- no secret
+            if any(entry.digest == added.digest for entry in self._fallback(digest)):
+                return
 
 
 def _check_range(response: BaseHTTPResponse, offset: int, size_bytes: int, url: str) -> None:

@@ -79,8 +79,6 @@ class Stage:
     slowest: str | None
     lost_s: float
     """``max_s - median_s``: what the slowest node may cost the job; 0 where none ended."""
-    waited_node_s: float
-    """Sum over the nodes of how much sooner than the slowest they were done."""
     path_s: float
     """Part of the critical path."""
     bytes: Mapping[str, int]
@@ -326,7 +324,6 @@ def _stage(name: str, nodes: Sequence[NodeStage], path_s: float) -> Stage:
         straggler_ratio=most / middle if most is not None and middle else None,
         lost_s=0.0 if most is None or middle is None else most - middle,
         slowest=slowest,
-        waited_node_s=sum(most - each for each in took.values()) if most is not None else 0.0,
         path_s=path_s,
         bytes=_sum_bytes(each.bytes for each in nodes),
     )

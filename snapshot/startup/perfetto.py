@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from omniload.base.errors import ConfigError
+from omniload.base.writing import write_whole
 from snapshot.startup.attempts import BETWEEN, Attempt
 from snapshot.startup.runs import Run
 
@@ -30,10 +31,8 @@ def write_trace(path: Path, attempt: Attempt) -> None:
     Raises:
         ConfigError: It cannot be written.
     """
-    partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_bytes(orjson.dumps(trace_of(attempt)))
-        partial.replace(path)
+        write_whole(path, orjson.dumps(trace_of(attempt)))
     except OSError as error:
         raise ConfigError(f"trace {path} cannot be written: {error.strerror}") from error
 

@@ -1,10 +1,9 @@
-"""Folders of snapshots on the disk: what they take, how they go, what holds them.
+"""Folders of snapshots on the disk: what they take, how they go.
 
 What lies in them was written by containers, so nothing is too deep, too strange or too
 quickly changed for it to happen.
 """
 
-import fcntl
 import os
 import shutil
 import stat as stat_bits
@@ -12,37 +11,11 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from omniload.base.errors import StateError
 from omniload.base.log import get_logger
 
-__all__ = ["HeldFolder", "take_away", "usage_of"]
+__all__ = ["take_away", "usage_of"]
 
 _log = get_logger(__name__)
-
-
-class HeldFolder:
-    """A lock on a folder, for as long as this process lives or until it is closed.
-
-    Args:
-        path: Of the file that is locked; its folder is what is held.
-
-    Raises:
-        StateError: Another process holds it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._file)
-            raise StateError(
-                f"{path.parent} is served by another process; end that one first"
-            ) from None
-
-    def close(self) -> None:
-        """Let go of it."""
-        os.close(self._file)
 
 
 def usage_of(folder: Path) -> tuple[int, int]:

@@ -1,24 +1,34 @@
 """From the labels of a layer to the image it belongs to, and to its index: can it be read lazily?"""
 
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from typing_extensions import override
 
+from omniload.base.concurrency.single_flight import SingleFlight
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.log import get_logger
+from omniload.base.lru import Lru
 from snapshot.engines.containerd.chain import LayerWanted, chain_ids
 from snapshot.engines.containerd.store import KeptImage
+from snapshot.image.layer.index import LayerIndex
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_layer
 from snapshot.oci.image import Image, open_store, resolve
 from snapshot.oci.manifest import Platform
 from snapshot.oci.store import ImageStore, small_blob
 
-__all__ = ["FoundLayer", "LazyImages", "RegistryImages", "address_of", "keep_image", "place_of"]
+__all__ = [
+    "FoundLayer",
+    "LazyImages",
+    "RegistryImages",
+    "address_of",
+    "keep_image",
+    "lies_in",
+    "place_of",
+]
 
 _log = get_logger(__name__)
 
@@ -72,19 +82,17 @@ class RegistryImages(LazyImages):
         self._cache = IndexCache(cache)
         self._mirrors = tuple(mirrors)
         self._platform = platform
-        self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str, str | None], KeptImage] = OrderedDict()
-        self._indexing: dict[str, threading.Lock] = {}
+        self._known: Lru[tuple[str, str | None], KeptImage] = Lru(_KEPT_IMAGES)
+        self._indexing: SingleFlight[str, LayerIndex] = SingleFlight()
 
     @override
     def find(self, wanted: LayerWanted, below: int) -> FoundLayer:
-        if self._lazy_from and not _lies_in(wanted.reference, self._lazy_from):
+        if self._lazy_from and not lies_in(wanted.reference, self._lazy_from):
             raise ConfigError(
                 f"{wanted.reference} is in none of {', '.join(self._lazy_from)}; it is unpacked instead"
             )
         name = (wanted.reference, wanted.manifest)
-        with self._lock:
-            kept = self._known.get(name)
+        kept = self._known.get(name)
         store, label = open_store(address_of(wanted.reference), mirrors=self._mirrors)
         try:
             # What a tag meant when the last layer was asked for may not be what it means now.
@@ -100,24 +108,18 @@ class RegistryImages(LazyImages):
             self._index(store, image, place)
         finally:
             store.close()
-        with self._lock:
-            self._known[name] = kept
-            self._known.move_to_end(name)
-            while len(self._known) > _KEPT_IMAGES:
-                self._known.popitem(last=False)
+        self._known.put(name, kept)
         return kept, place + 1
 
     def _index(self, store: ImageStore, image: Image, place: int) -> None:
         """Make sure that a layer's index is here; two calls for the same one read the layer once."""
         layer, diff_id = image.layers[place], image.config.rootfs.diff_ids[place]
-        with self._lock:
-            one = self._indexing.setdefault(layer.digest, threading.Lock())
-        try:
-            with one, self._few:
-                index = index_layer(store, layer, self._cache)
-        finally:
-            with self._lock:
-                self._indexing.pop(layer.digest, None)
+
+        def read() -> LayerIndex:
+            with self._few:
+                return index_layer(store, layer, self._cache)
+
+        index = self._indexing.call(layer.digest, read)
         if index.diff_id and index.diff_id != diff_id:
             raise IntegrityError(
                 f"layer {layer.digest}: uncompressed it is {index.diff_id}, the configuration says "
@@ -165,7 +167,7 @@ def address_of(reference: str) -> str:
     return reference
 
 
-def _lies_in(reference: str, places: Sequence[str]) -> bool:
+def lies_in(reference: str, places: Sequence[str]) -> bool:
     """Return whether an image's repository is one of those, or lies in one."""
     repository = reference.partition("@")[0]
     folder, slash, last = repository.rpartition("/")

@@ -21,7 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
+from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
+from omniload.base.linux.file_lock import FileLock
 from omniload.base.log import get_logger
 from omniload.base.units import decimal_of
 from snapshot.engines.containerd.chain import (
@@ -32,7 +33,7 @@ from snapshot.engines.containerd.chain import (
     split_chain,
 )
 from snapshot.engines.containerd.filters import parse_filters
-from snapshot.engines.containerd.folders import HeldFolder, take_away, usage_of
+from snapshot.engines.containerd.folders import take_away, usage_of
 from snapshot.engines.containerd.images import LazyImages
 from snapshot.engines.containerd.records import (
     Commit,
@@ -87,7 +88,10 @@ class Snapshotter:
         root.chmod(0o700)  # images hold set-uid programs, which users of the machine must not reach
         self._images, self._views, self._now_ns = images, views, now_ns
         self._lock = threading.Lock()
-        self._held = HeldFolder(root / "lock")
+        try:
+            self._held = FileLock(root / "lock")
+        except BlockingIOError as error:
+            raise StateError(f"{root} is served by {error.strerror}; end that first") from error
         try:
             self._store = SnapshotStore(root / "state.sqlite")
             self._all = Snapshots.of(self._store.snapshots())

@@ -11,7 +11,7 @@
 import errno
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,8 +76,10 @@ class KeptImage:
 class SnapshotStore:
     """The file. Not safe in threads: one lock is held around the machine and this."""
 
-    def __init__(self, path: Path) -> None:
-        self._base = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    def __init__(
+        self, path: Path, connect: Callable[..., sqlite3.Connection] = sqlite3.connect
+    ) -> None:
+        self._base = connect(path, isolation_level=None, check_same_thread=False)
         try:
             self._base.execute("PRAGMA journal_mode=WAL")
             # containerd writes its own names down durably; ours must not be older than they are.

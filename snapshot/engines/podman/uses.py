@@ -12,12 +12,12 @@ name another image, so what is kept is the digest of this one.
 
 import hashlib
 import json
-import os
 import threading
 from pathlib import Path
 from typing import Any
 
 from omniload.base.log import get_logger
+from omniload.base.writing import write_whole
 from snapshot.oci.digest import check_digest
 from snapshot.oci.reference import Reference
 from snapshot.private_folder import private_folder
@@ -97,12 +97,10 @@ class LayerUses:
     def _write(self, reference: Reference, layer: str, image: str, uses: int) -> None:
         path = self._path(reference, layer)
         value = {_KEY: VERSION, "reference": str(reference), "layer": layer}
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             private_folder(self._folder)
             path.parent.mkdir(exist_ok=True)
-            temporary.write_text(json.dumps({**value, "image": image, "uses": uses}))
-            temporary.replace(path)
+            write_whole(path, json.dumps({**value, "image": image, "uses": uses}).encode())
         except OSError as error:
             _log.warning("%s: the use of a layer is not kept: %s", path, error)
 

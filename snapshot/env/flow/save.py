@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from omniload.base.errors import StateError
+from omniload.base.linux import exec_with_parent
 from omniload.base.log import get_logger
-from snapshot.env.flow import exec_with_parent as leashed
 from snapshot.env.format.checks import Limits, check_entries
 from snapshot.env.format.digests import file_digest
 from snapshot.env.format.entries import Delta, Entry, Kind, Place, Target, difference
@@ -82,7 +82,7 @@ def capture(
     try:
         # Standard output is for the key. A killed save takes the command along, or the next
         # one would look at files that are still being written.
-        leash = [interpreter.executable, "-I", leashed.__file__, str(os.getpid())]
+        leash = [interpreter.executable, "-I", exec_with_parent.__file__, str(os.getpid())]
         done = subprocess.run(  # noqa: S603
             # A user who may not run the interpreter can do nothing with it but copy into it.
             [*leash, *words] if os.access(interpreter.executable, os.X_OK) else words,
@@ -93,7 +93,7 @@ def capture(
         )
     except OSError as error:
         raise StateError(f"{words[0]!r} cannot be run: {error.strerror}") from error
-    if done.returncode == leashed.CANNOT_RUN:
+    if done.returncode == exec_with_parent.CANNOT_RUN:
         raise StateError(f"{words[0]!r} cannot be run; why is said above")
     if done.returncode != 0:
         raise StateError(f"{' '.join(words)!r} ended with {done.returncode}; nothing was saved")

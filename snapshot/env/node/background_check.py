@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from omniload.base.errors import OmniloadError
+from omniload.base.linux import exec_detached
 from omniload.base.log import get_logger, set_up_logging
-from snapshot.env.node import detached
 from snapshot.env.node.cache import NodeCache
 from snapshot.env.node.last_check import is_due, note_check
 from snapshot.env.node.locks import locked_now
@@ -74,7 +74,7 @@ def _start(cache: NodeCache, key: str) -> None:
     try:
         if os.fstat(log).st_size > _LARGEST_LOG_BYTES:
             os.ftruncate(log, 0)
-        starter = [sys.executable, "-I", "-S", detached.__file__]
+        starter = [sys.executable, "-I", "-S", exec_detached.__file__]
         subprocess.run(  # noqa: S603 -- our own modules
             [*starter, *_words("check", cache.folder.absolute(), key)],
             stdin=subprocess.DEVNULL,

@@ -5,11 +5,11 @@ damaged, of another version or of a time to come counts as never: the tree is ch
 """
 
 import json
-import os
 from pathlib import Path
 
 from omniload.base.errors import IntegrityError
 from omniload.base.reading import read_kept_file
+from omniload.base.writing import write_whole
 
 __all__ = ["CHECKED", "VERSION", "is_due", "note_check"]
 
@@ -22,9 +22,8 @@ _DAY_S = 24 * 60 * 60
 
 def note_check(folder: Path, now_s: float) -> None:
     """Note that the tree in ``folder`` was found sound at ``now_s``."""
-    new = folder / f"{CHECKED}.{os.getpid()}"
-    new.write_text(json.dumps({"version": VERSION, "checked_s": int(now_s)}), encoding="ascii")
-    new.replace(folder / CHECKED)
+    text = json.dumps({"version": VERSION, "checked_s": int(now_s)})
+    write_whole(folder / CHECKED, text.encode("ascii"))
 
 
 def is_due(folder: Path, now_s: float) -> bool:

@@ -1,20 +1,20 @@
-"""Locks of a node: files that the kernel lets go of when their holder dies."""
+"""Locks of a node's trees and environments, over the kernel's, which end with their holder."""
 
 import errno
-import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from omniload.base.linux.file_lock import locked
 
 __all__ = ["exclusively", "locked_now", "together"]
 
 
 @contextmanager
 def exclusively(path: Path) -> Iterator[None]:
-    """Hold the lock file at ``path``; the kernel lets go of it when the process dies."""
+    """Hold the lock file at ``path``; folders above are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path, fcntl.LOCK_EX):
+    with locked(path):
         yield
 
 
@@ -24,7 +24,7 @@ def locked_now(path: Path) -> Iterator[bool]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
-            stack.enter_context(_locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB))
+            stack.enter_context(locked(path, waits=False))
         except BlockingIOError:
             yield False
             return
@@ -39,18 +39,8 @@ def together(path: Path) -> Iterator[None]:
     """
     with ExitStack() as stack:
         try:
-            stack.enter_context(_locked(path, fcntl.LOCK_SH))
+            stack.enter_context(locked(path, shared=True))
         except OSError as error:
             if error.errno not in {errno.EACCES, errno.EROFS}:
                 raise
         yield
-
-
-@contextmanager
-def _locked(path: Path, how: int) -> Iterator[None]:
-    file = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(file, how)
-        yield
-    finally:
-        os.close(file)

@@ -6,7 +6,6 @@ the same pages. One ``mount`` call for each target: this is what makes a warm re
 cost milliseconds, whatever the size.
 """
 
-import ctypes
 import errno
 import os
 import re
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from omniload.base.errors import StateError, UnavailableError
+from omniload.base.linux import calls
 from omniload.base.units import decimal_of
 from snapshot.env.node.cache import Tree
 
@@ -32,10 +32,6 @@ __all__ = [
 
 _FIRST_PROCESSES = 0xEFFFFFFC
 """Number that the kernel gives to its first namespace of processes."""
-_READ_ONLY = 1
-_NO_DEVICES = 4
-_NO_SETUID = 2
-_DETACH = 2
 _CANNOT = frozenset(
     {errno.EPERM, errno.EACCES, errno.ENODEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 )
@@ -132,12 +128,15 @@ def mount_overlay(tree: Tree, number: int, path: str, key: str) -> None:
         options = overlay_options([*layers, path])
     except ValueError as error:
         raise UnavailableError(f"{path}: {error}") from error
-    flags = _READ_ONLY | _NO_DEVICES | _NO_SETUID
-    code = _call("mount", mount_source(key), path, "overlay", flags, options)
-    if code in _CANNOT:
-        raise UnavailableError(f"{path}: no overlay can be mounted here: {os.strerror(code)}")
-    if code:
-        raise StateError(f"{path}: mounting an overlay failed: {os.strerror(code)}")
+    flags = calls.MS_RDONLY | calls.MS_NODEV | calls.MS_NOSUID
+    try:
+        calls.mount(mount_source(key), path, "overlay", flags, options)
+    except OSError as error:
+        if error.errno in _CANNOT:
+            raise UnavailableError(
+                f"{path}: no overlay can be mounted here: {error.strerror}"
+            ) from error
+        raise StateError(f"{path}: mounting an overlay failed: {error.strerror}") from error
 
 
 def umount(path: str, *, lazily: bool = False) -> None:
@@ -150,23 +149,13 @@ def umount(path: str, *, lazily: bool = False) -> None:
     Raises:
         StateError: It is in use, or cannot be unmounted.
     """
-    code = _call("umount2", path, _DETACH if lazily else 0)
-    if code == errno.EBUSY:
-        raise StateError(
-            f"{path} is in use; end the processes that work in it, or unmount it with --lazy"
-        )
-    if code:
-        raise StateError(f"{path} cannot be unmounted: {os.strerror(code)}")
-
-
-def _call(name: str, *arguments: str | int) -> int:
-    """Call the C library; return 0 or the error number."""
-    library = ctypes.CDLL(None, use_errno=True)
-    words: list[ctypes.c_char_p | ctypes.c_ulong] = [
-        ctypes.c_char_p(os.fsencode(word)) if isinstance(word, str) else ctypes.c_ulong(word)
-        for word in arguments
-    ]
-    return 0 if getattr(library, name)(*words) == 0 else ctypes.get_errno()
+    try:
+        calls.umount(path, lazily=lazily)
+    except OSError as error:
+        said = f"cannot be unmounted: {error.strerror}"
+        if error.errno == errno.EBUSY:
+            said = "is in use; end the processes that work in it, or unmount it with --lazy"
+        raise StateError(f"{path} {said}") from error
 
 
 def _plain(word: str) -> str:

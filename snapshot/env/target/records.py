@@ -1,13 +1,13 @@
 """What was done to an environment: the journal of a restore under way, the record of one that is done."""
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.reading import read_kept_file
+from omniload.base.writing import write_whole
 from snapshot.env.target.scan import OWN_FOLDER
 
 __all__ = ["VERSION", "Form", "Move", "Record", "Records"]
@@ -84,12 +84,8 @@ class Records:
     def write(self, name: Literal["journal", "record"], record: Record) -> None:
         """Write the journal or the record, durably and in one rename."""
         self.folder.mkdir(exist_ok=True)
-        temporary = self.folder / f"{name}.new"
-        with temporary.open("wb") as file:
-            file.write(json.dumps(asdict(record)).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.folder / f"{name}.json")
+        data = json.dumps(asdict(record)).encode()
+        write_whole(self.folder / f"{name}.json", data, durable=True)
 
     def remove(self, name: Literal["journal", "record"]) -> None:
         """Remove the journal or the record."""

@@ -1,7 +1,6 @@
 """Carries wanted blocks to a ``Fetcher``, and its requests to tiers. Decides nothing."""
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
@@ -11,6 +10,7 @@ from typing_extensions import override
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
 from omniload.base.log import get_logger
+from omniload.base.lru import Lru
 from snapshot.image.block.fetcher import (
     LOOK_AHEAD,
     BlocksFetched,
@@ -105,8 +105,7 @@ class BlockLoader(BlockSource):
         self._fetcher = Fetcher(settings=settings, now_s=self._clock.now_s())
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(settings.slots, "omniload-fetch")
-        self._memory: OrderedDict[str, bytes] = OrderedDict()
-        self._memory_bytes, self._room_bytes = 0, memory_bytes
+        self._memory: Lru[str, bytes] = Lru(memory_bytes)
         self._waiting: dict[str, Future[bytes]] = {}
         self._came: dict[str, bytes] = {}
         self._errors: dict[str, Exception] = {}
@@ -137,7 +136,6 @@ class BlockLoader(BlockSource):
             digest = index.digest(number)
             data = self._memory.get(digest)
             if data is not None:
-                self._memory.move_to_end(digest)
                 self._count(digest, "memory", len(data))
             return data
 
@@ -155,7 +153,7 @@ class BlockLoader(BlockSource):
         (ref,) = block_refs(index, (number,))
         if self._disk is not None and (data := self._disk.get(ref.digest)) is not None:
             with self._lock:
-                self._keep(ref.digest, data)
+                self._memory.put(ref.digest, data, len(data))
                 self.bytes_of["disk"] += len(data)
                 self._count(ref.digest, "disk", len(data))
             return data
@@ -241,7 +239,7 @@ class BlockLoader(BlockSource):
                 case HandOverBlock(digest=digest):
                     data = self._came.pop(digest)
                     self._errors.pop(digest, None)
-                    self._keep(digest, data)
+                    self._memory.put(digest, data, len(data))
                     if (future := self._waiting.pop(digest, None)) is not None:
                         future.set_result(data)
                     self._on_settled(digest, True)
@@ -309,13 +307,3 @@ class BlockLoader(BlockSource):
         if digest not in self._needed:
             self._needed.add(digest)
             self.needed_of[tier] += size_bytes
-
-    def _keep(self, digest: str, data: bytes) -> None:
-        """Keep a block in memory, the least recently used ones making room; the lock is held."""
-        if digest in self._memory or len(data) > self._room_bytes:
-            return
-        self._memory[digest] = data
-        self._memory_bytes += len(data)
-        while self._memory_bytes > self._room_bytes:
-            _, dropped = self._memory.popitem(last=False)
-            self._memory_bytes -= len(dropped)

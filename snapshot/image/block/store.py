@@ -12,7 +12,6 @@ on disk is a miss and nothing worse; that is why none of them needs a sync.
 """
 
 import errno
-import fcntl
 import os
 import re
 import threading
@@ -21,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError
+from omniload.base.linux.file_lock import locked
 from omniload.base.log import get_logger
 from snapshot.oci.digest import check_digest, verified
 from snapshot.private_folder import private_folder
@@ -205,13 +205,8 @@ class BlockStore:
     @contextmanager
     def _locked(self) -> Iterator[int]:
         """Keep out every other writer of the node; the lock goes with the process."""
-        with self._mutex:
-            file = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                yield file
-            finally:
-                os.close(file)
+        with self._mutex, locked(self._root / "lock", writable=True) as file:
+            yield file
 
 
 def _counter(lock: int) -> int | None:

@@ -12,8 +12,6 @@ All numbers are little-endian. ``docs/design/0020-images.md`` gives every byte.
 
 import hashlib
 import json
-import os
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ import zstandard
 
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.reading import read_kept_file
+from omniload.base.writing import write_whole
 from snapshot.image.layer.entries import Entry, Extent
 from snapshot.image.layer.index import BLOCK, LayerIndex
 from snapshot.oci.digest import check_digest
@@ -180,17 +179,7 @@ class IndexCache:
     def put(self, index: LayerIndex) -> None:
         """Keep an index, durably and whole."""
         private_folder(self._folder)
-        path = self._path(index.blob_digest)
-        temporary = path.with_name(f".{uuid.uuid4().hex}")
-        try:
-            with temporary.open("xb") as file:
-                file.write(encode_index(index))
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        write_whole(self._path(index.blob_digest), encode_index(index), durable=True)
 
     def _path(self, blob_digest: str) -> Path:
         return self._folder / f"{check_digest(blob_digest).replace(':', '-')}.v{VERSION}.index"

@@ -45,6 +45,7 @@ __all__ = [
     "mount",
     "mount_resolved",
     "serve",
+    "trace_at",
     "traces_of",
 ]
 
@@ -256,7 +257,7 @@ def chosen_trace(settings: ImageMount, image: Image, store: ImageStore) -> Trace
         if settings.command is None:
             return find_any_trace(traces_of(settings), store, image.digest, image.config.command)
         return find_trace(traces_of(settings), store, image.digest, settings.command)
-    return _kept_trace(settings.trace, image.digest)
+    return trace_at(settings.trace, image.digest)
 
 
 def traces_of(settings: ImageMount) -> TraceStore:
@@ -264,7 +265,7 @@ def traces_of(settings: ImageMount) -> TraceStore:
     return TraceStore(Path(settings.cache) / "traces")
 
 
-def _kept_trace(path: str, image: str) -> Trace | None:
+def trace_at(path: str, image: str) -> Trace | None:
     """Return the trace at ``path``; it is a hint and no more.
 
     Raises:

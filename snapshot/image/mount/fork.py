@@ -15,12 +15,12 @@ from fusefs.bridge.process.launch import clear_dead_mount, failure_of, report_fa
 from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger, set_up_logging
 
-__all__ = ["ForkedProcess", "can_fork", "fork", "start_forked"]
+__all__ = ["DEFECT_CODE", "ForkedProcess", "can_fork", "fork", "start_forked"]
 
 _log = get_logger(__name__)
 
 _READY = b"ready"
-_DEFECT = 70
+DEFECT_CODE = 70
 """Exit code of a daemon that ended by a defect; its traceback is in the log."""
 _DEFAULT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -98,7 +98,7 @@ def fork(child: Callable[[], int]) -> ForkedProcess:
     pid = os.fork()
     if pid:
         return ForkedProcess(pid)
-    code = _DEFECT
+    code = DEFECT_CODE
     try:
         code = child()
     except BaseException:  # noqa: BLE001 -- the child must never go on as its parent

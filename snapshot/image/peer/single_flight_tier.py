@@ -1,12 +1,11 @@
 """One request for a block at a time in a node, for its own readers and for peers."""
 
-import threading
-from collections import OrderedDict
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Mapping, Sequence
 
 from typing_extensions import override
 
+from omniload.base.concurrency.single_flight import SingleFlight
+from omniload.base.lru import Lru
 from snapshot.image.block.fetcher import BRIDGE_BYTES
 from snapshot.image.block.loader import BlockTier
 from snapshot.image.block.refs import BlockRef
@@ -29,14 +28,11 @@ class HeldBlocks:
 
     def __init__(self, disk: BlockStore | None, recent_bytes: int = 64 << 20) -> None:
         self._disk = disk
-        self._recent: OrderedDict[str, bytes] = OrderedDict()
-        self._recent_bytes, self._room_bytes = 0, recent_bytes
-        self._lock = threading.Lock()
+        self._recent: Lru[str, bytes] = Lru(recent_bytes)
 
     def recent(self, digest: str) -> bytes | None:
-        """Return a block if it is in memory."""
-        with self._lock:
-            return self._recent.get(digest)
+        """Return a block if it is in memory; no sign of use: the first that came goes first."""
+        return self._recent.peek(digest)
 
     def get(self, digest: str) -> bytes | None:
         """Return a block that is here and right, or None."""
@@ -53,14 +49,7 @@ class HeldBlocks:
 
     def remember(self, digest: str, data: bytes) -> None:
         """Keep a block in memory for a while; it was compared with its digest."""
-        with self._lock:
-            if digest in self._recent or len(data) > self._room_bytes:
-                return
-            self._recent[digest] = data
-            self._recent_bytes += len(data)
-            while self._recent_bytes > self._room_bytes:
-                _, dropped = self._recent.popitem(last=False)
-                self._recent_bytes -= len(dropped)
+        self._recent.put(digest, data, len(data))
 
     def store(self, digest: str, data: bytes) -> None:
         """Keep a block on disk; it was compared with its digest."""
@@ -86,8 +75,7 @@ class SharedTier(BlockTier):
         self._by_region = by_region
         self._tier = tier
         self._held = held
-        self._lock = threading.Lock()
-        self._flights: dict[str, Future[bytes | None]] = {}
+        self._flights: SingleFlight[str, bytes | None] = SingleFlight()
 
     @override
     def fetch(self, index: LayerIndex, blocks: Sequence[BlockRef]) -> tuple[dict[str, bytes], int]:
@@ -105,20 +93,10 @@ class SharedTier(BlockTier):
         # A peer may have had it fetched since it was wanted here.
         here = {ref.digest: self._held.get(ref.digest) for ref in blocks}
         found = {digest: data for digest, data in here.items() if data is not None}
-        mine: list[BlockRef] = []
-        joined: dict[str, Future[bytes | None]] = {}
-        with self._lock:
-            for ref in blocks:
-                if ref.digest in found:
-                    continue
-                if (data := self._held.recent(ref.digest)) is not None:
-                    found[ref.digest] = data
-                elif (flight := self._flights.get(ref.digest)) is not None:
-                    joined[ref.digest] = flight
-                else:
-                    self._flights[ref.digest] = Future()
-                    mine.append(ref)
-        came, moved = self._fetch_and_resolve(index, mine)
+        mine, joined = self._flights.claim(
+            dict.fromkeys(ref.digest for ref in blocks if ref.digest not in found)
+        )
+        came, moved = self._fetch_and_resolve(index, blocks, set(mine))
         found |= came
         for digest, flight in joined.items():
             if (data := came.get(digest) or flight.result()) is not None:
@@ -126,26 +104,27 @@ class SharedTier(BlockTier):
         return found, moved
 
     def _fetch_and_resolve(
-        self, index: LayerIndex, mine: Sequence[BlockRef]
+        self, index: LayerIndex, blocks: Sequence[BlockRef], left: set[str]
     ) -> tuple[dict[str, bytes], int]:
-        """Ask the tier, and resolve every call that joined meanwhile, also where it fails."""
-        found: dict[str, bytes] = {}
+        """Ask the tier for what is left, and resolve every call that joined meanwhile, also where it fails."""
+        # What came since it was looked for, another call has just resolved.
+        recent = {digest: self._held.recent(digest) for digest in left}
+        found = {digest: data for digest, data in recent.items() if data is not None}
         moved = 0
         try:
-            for run in runs(mine, BRIDGE_BYTES):
+            self._resolve(left, found, found)
+            for run in runs([ref for ref in blocks if ref.digest in left], BRIDGE_BYTES):
                 came, size = self._tier.fetch(index, run)
                 moved += size
                 found |= came
-                self._land(run, came)
+                self._resolve(left, (ref.digest for ref in run), came)
         finally:
-            self._land(mine, {})
+            self._resolve(left, tuple(left), {})
         return found, moved
 
-    def _land(self, blocks: Sequence[BlockRef], came: dict[str, bytes]) -> None:
+    def _resolve(self, left: set[str], digests: Iterable[str], came: Mapping[str, bytes]) -> None:
         for digest, data in came.items():
             self._held.remember(digest, data)
-        with self._lock:
-            landed = {ref.digest: self._flights.pop(ref.digest, None) for ref in blocks}
-        for digest, flight in landed.items():
-            if flight is not None:
-                flight.set_result(came.get(digest))
+        for digest in left.intersection(digests):
+            left.discard(digest)
+            self._flights.resolve(digest, came.get(digest))

@@ -1,9 +1,9 @@
-"""The way into an image: in a forked process, or ``python -I namespaces.py STATUS FOLDER USER GROUP GIVEN WORD...``.
+"""The way into an image: in a forked process, or in a Python of its own with STATUS FOLDER USER GROUP GIVEN WORD...
 
 In a folder with ``image``, ``upper``, ``work`` and ``root`` it makes new mount and process
 namespaces, an overlay at ``root``, and becomes the command there; to the descriptor STATUS it
-writes the number of the command's process, then ``done``, or what went wrong. As a file of
-its own it imports nothing of the project, so that it starts at once.
+writes the number of the command's process, then ``done``, or what went wrong. It imports next
+to nothing of the project, so that it starts at once.
 GIVEN is JSON: the variables of the command, and the binds as source, target and whether read-only.
 
 ``unshare --fork`` of util-linux 2.38 would lose the exit code of a command that was
@@ -11,7 +11,6 @@ signalled. The variables of the image are for the command alone: given to a prog
 machine, ``LD_PRELOAD`` would have it load code of the image before it is inside.
 """
 
-import ctypes
 import json
 import os
 import signal
@@ -21,23 +20,24 @@ import warnings  # noqa: F401 -- by execvpe, which must not import it from the i
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from omniload.base.linux import calls
+from omniload.base.linux.calls import MS_BIND, MS_PRIVATE, MS_RDONLY, MS_REC, MS_REMOUNT, MS_SLAVE
+from omniload.base.linux.exec_with_parent import end_with_parent
+
 __all__ = ["enter", "main"]
 
 _NEW_MOUNTS, _NEW_PROCESSES = 0x20000, 0x20000000
-_DEATH_SIGNAL = 1
 _SPAWNED = "OMNILOAD_STARTUP_SPAWNED"
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_READ_ONLY, _REMOUNT, _BIND, _RECURSIVE = 0x1, 0x20, 0x1000, 0x4000
-_PRIVATE, _SLAVE = 0x40000, 0x80000
 _RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
 """Ignored by Python, and so by what it becomes, unless they are put back."""
 _MOUNTS = (
     # Nothing leaks out; yet what the machine unmounts is no longer held here, where it is shared.
-    ("none", "/", "", _RECURSIVE | _SLAVE, ""),
+    ("none", "/", "", MS_REC | MS_SLAVE, ""),
     ("omniload", "root", "overlay", 0, "lowerdir=image,upperdir=upper,workdir=work"),
     ("proc", "root/proc", "proc", 0, ""),
-    ("/dev", "root/dev", "", _BIND | _RECURSIVE, ""),
-    ("/sys", "root/sys", "", _BIND | _RECURSIVE, ""),
+    ("/dev", "root/dev", "", MS_BIND | MS_REC, ""),
+    ("/sys", "root/sys", "", MS_BIND | MS_REC, ""),
 )
 
 
@@ -61,9 +61,10 @@ def enter(
         given: ``variables``, its environment; ``binds``, each source, target, and whether read-only.
         words: The command.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_NEW_MOUNTS | _NEW_PROCESSES):
-        os.write(status, f"no namespaces: {os.strerror(ctypes.get_errno())}".encode())
+    try:
+        calls.unshare(_NEW_MOUNTS | _NEW_PROCESSES)
+    except OSError as error:
+        os.write(status, f"no namespaces: {error.strerror}".encode())
         return 1
     child = os.fork()
     if child:
@@ -74,8 +75,8 @@ def enter(
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         return 128 - code if code < 0 else code
     try:
-        libc.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        _mount(libc, status, given["binds"])
+        end_with_parent(signal.SIGKILL)
+        _mount(status, given["binds"])
         os.write(status, b"done\n")
         os.close(status)
         _become(folder, ids, dict(given["variables"]), list(words))
@@ -83,21 +84,20 @@ def enter(
         os._exit(126)  # never back into what this process was forked from
 
 
-def _mount(libc: ctypes.CDLL, status: int, binds: Sequence[tuple[str, str, bool]]) -> None:
+def _mount(status: int, binds: Sequence[tuple[str, str, bool]]) -> None:
     mounts = list(_MOUNTS)
     for source, target, read_only in binds:
-        mounts.append((source, f"root{target}", "", _BIND | _RECURSIVE, ""))
+        mounts.append((source, f"root{target}", "", MS_BIND | MS_REC, ""))
         # What a start was given stays as it was then.
-        mounts.append(("none", f"root{target}", "", _RECURSIVE | _PRIVATE, ""))
+        mounts.append(("none", f"root{target}", "", MS_REC | MS_PRIVATE, ""))
         if read_only:
-            mounts.append(("none", f"root{target}", "", _BIND | _REMOUNT | _READ_ONLY, ""))
+            mounts.append(("none", f"root{target}", "", MS_BIND | MS_REMOUNT | MS_RDONLY, ""))
     for source, target, kind, flags, data in mounts:
-        texts = [os.fsencode(text) or None for text in (source, target, kind)]
-        if libc.mount(*texts, ctypes.c_ulong(flags), data.encode() or None):
-            problem = os.strerror(ctypes.get_errno())
-            os.write(
-                status, f"mount of {kind or source} at {target}: {problem}".encode(errors="replace")
-            )
+        try:
+            calls.mount(source, target, kind, flags, data)
+        except OSError as error:
+            said = f"mount of {kind or source} at {target}: {error.strerror}"
+            os.write(status, said.encode(errors="replace"))
             os._exit(1)
 
 

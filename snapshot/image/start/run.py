@@ -28,8 +28,12 @@ from snapshot.image.start.bind_mounts import Bind, make_mount_points
 from snapshot.oci.image import Image
 from snapshot.oci.manifest import Process
 
-__all__ = ["Start", "check_machine", "ids_of", "run_in", "start_of"]
+__all__ = ["Start", "check_machine", "etc_text", "ids_of", "prepare_upper", "run_in", "start_of"]
 
+_CHECKOUT = Path(__file__).parents[3]
+_ENTER = (
+    f"import sys; sys.path.insert(0, sys.argv.pop(1)); from {entering.__name__} import main; main()"
+)
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TOOLS = ("fusermount3",)
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -154,9 +158,9 @@ def run_in(
         for name in ("image", "upper", "work", "root"):
             (place / name).mkdir()
         with _mounted(settings, image, place / "image", log_path):
-            _prepare(place / "image", place / "upper")
+            prepare_upper(place / "image", place / "upper")
             make_mount_points(start.binds, place / "image", place / "upper")
-            ids = ids_of(start.user, *(_text(place / "image", f) for f in ("passwd", "group")))
+            ids = ids_of(start.user, *(etc_text(place / "image", f) for f in ("passwd", "group")))
             return _run(place, start, ids, entered)
 
 
@@ -190,7 +194,7 @@ def _mounted(
         daemon.wait()
 
 
-def _prepare(image: Path, upper: Path) -> None:
+def prepare_upper(image: Path, upper: Path) -> None:
     """Make the mount points in the upper layer, where a link of the image cannot lead them elsewhere."""
     for name in ("proc", "dev", "sys"):
         (upper / name).mkdir(mode=0o755)
@@ -205,7 +209,7 @@ def _prepare(image: Path, upper: Path) -> None:
             (upper / "etc/resolv.conf").write_bytes(here.read_bytes())
 
 
-def _text(image: Path, name: str) -> str:
+def etc_text(image: Path, name: str) -> str:
     """Return a small file of the image's ``/etc``; links are not followed: they may lead out."""
     etc = image / "etc"
     try:
@@ -251,7 +255,16 @@ def _entered(
             return entering.enter(status, start.folder, ids, given, start.words)
 
         return fork(child)
-    line = [sys.executable, "-I", entering.__file__, str(status), start.folder, *map(str, ids)]
+    line = [
+        sys.executable,
+        "-I",
+        "-c",
+        _ENTER,
+        str(_CHECKOUT),
+        str(status),
+        start.folder,
+        *map(str, ids),
+    ]
     return subprocess.Popen(  # noqa: S603 -- our own interpreter and file
         [*line, json.dumps(given), *start.words], cwd=place, pass_fds=[status]
     )

@@ -8,17 +8,16 @@ or beside the image in its registry, as referrer artifacts. One that others push
 hint like any other: it may cost requests, never right bytes.
 """
 
-import fcntl
 import hashlib
-import os
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from omniload.base.errors import OmniloadError
+from omniload.base.linux.file_lock import locked
 from omniload.base.log import get_logger
 from omniload.base.reading import read_kept_file
+from omniload.base.writing import write_whole
 from snapshot.image.trace.keys import command_key, most_run, nearest
 from snapshot.image.trace.sharing import pull_trace, pull_traces, push_trace
 from snapshot.image.trace.trace import (
@@ -76,7 +75,7 @@ class TraceStore:
 
 def merge_into(path: Path, new: Trace) -> Trace:
     """Merge a trace into a file, whole or not at all; one of something else, or broken, is replaced."""
-    with _locked(path.parent):
+    with locked(path.parent):
         merged = new
         try:
             old = decode_trace(_bytes_of(path), name=str(path))
@@ -87,7 +86,7 @@ def merge_into(path: Path, new: Trace) -> Trace:
             old = None
         if old is not None and (old.image, old.command) == (new.image, new.command):
             merged = merge_traces([old, new])
-        _write(path, merged)
+        write_whole(path, encode_trace(merged))
     return merged
 
 
@@ -105,7 +104,7 @@ def push_new(store: ImageStore, path: Path) -> str | None:
     """
     place = hashlib.sha256(store.location.encode()).hexdigest()[:12]
     before = path.with_name(f"{path.name}.{place}.pushed")
-    with _locked(path.parent, f".{path.name}.pushing"):
+    with locked(path.with_name(f".{path.name}.pushing")):
         whole = decode_trace(_bytes_of(path), name=str(path))
         pushed = _read(before)
         new = whole if pushed is None else trace_since(whole, pushed)
@@ -113,7 +112,7 @@ def push_new(store: ImageStore, path: Path) -> str | None:
             return None
         # Two starts may have touched the same: they are still two.
         digest = push_trace(store, new, uuid.uuid4().hex)
-        _write(before, whole)
+        write_whole(before, encode_trace(whole))
     return digest
 
 
@@ -173,21 +172,3 @@ def _read(path: Path) -> Trace | None:
 
 def _bytes_of(path: Path) -> bytes:
     return read_kept_file(path, most_bytes=MAX_TRACE_BYTES, what="a trace")
-
-
-def _write(path: Path, trace: Trace) -> None:
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_bytes(encode_trace(trace))
-    temporary.replace(path)
-
-
-@contextmanager
-def _locked(folder: Path, name: str | None = None) -> Iterator[None]:
-    """Keep out others that merge in a folder, by locking it; or those that do what a file is named for."""
-    flags = os.O_RDONLY | os.O_DIRECTORY if name is None else os.O_RDWR | os.O_CREAT
-    held = os.open(folder / (name or ""), flags | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(held)
