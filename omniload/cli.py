@@ -10,6 +10,7 @@ from omniload.commands.preview import preview
 from omniload.commands.sample import sample
 from omniload.commands.schema import schema
 from omniload.commands.show import show
+from omniload.commands.top import top
 
 __all__ = ["command"]
 
@@ -25,5 +26,5 @@ def command() -> None:
     """  # noqa: D301 -- click's own marker
 
 
-for _verb in (audit, bench, check, plan, preview, sample, schema, show):
+for _verb in (audit, bench, check, plan, preview, sample, schema, show, top):
     command.add_command(_verb)

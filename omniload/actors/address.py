@@ -5,16 +5,54 @@ a key-value store.
 """
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import SupportsIndex
 
 import numpy as np
+from pydantic import Field
 
 from omniload.base.config import StrictModel
-from omniload.base.errors import ConfigError
+from omniload.base.errors import ConfigError, UnavailableError
 
-__all__ = ["PlaneAddress", "check_rank"]
+__all__ = ["Gather", "Head", "HostPlace", "Hosts", "PlaneAddress", "check_rank"]
+
+
+class HostPlace(StrictModel):
+    """What a plane has on one host."""
+
+    node: str
+    """Number of its Ray's node there."""
+    address: str
+    """IP address of that node; empty where Ray finds its node by itself."""
+    board: Path
+    """Folder of the heartbeats of the host's roles and ranks."""
+
+
+class Head(StrictModel):
+    """What a host needs to become part of a plane's Ray."""
+
+    cluster: str
+    """Host and port that nodes join."""
+    namespace: str
+    """Of the plane's actors."""
+    token: str | None
+    """Secret of a Ray of our own; ``None`` where the Ray is somebody else's, and each host has its own way to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosts:
+    """The hosts of a plane, as its opener finds them."""
+
+    host_of_R: Sequence[str]
+    """Host of each data-parallel rank."""
+    elsewhere: dict[str, HostPlace]
+    """What the plane has on other hosts than the opener's."""
+
+
+Gather = Callable[[Head], Hosts]
+"""Has a node join from every other host of a job, and returns where they are."""
 
 
 class PlaneAddress(StrictModel):
@@ -31,7 +69,17 @@ class PlaneAddress(StrictModel):
     steps_at_once: int = 1
     """Steps that are handed over together."""
     board: Path
-    """Folder of the heartbeats."""
+    """Folder of the heartbeats on the opener's host."""
+    node_address: str = "127.0.0.1"
+    """IP address of the node on the opener's host; empty where Ray finds its node by itself."""
+    host: str = ""
+    """Number of the opener's host; empty where all ranks are on it."""
+    elsewhere: dict[str, HostPlace] = Field(default_factory=dict)
+    """What the plane has on other hosts, by their numbers."""
+    host_of: dict[str, str] = Field(default_factory=dict)
+    """Host of each data constructor that is not on the opener's."""
+    lifeline: str = ""
+    """Host and port that stay connected for as long as the opener lives; empty on one host."""
     batch_timeout_s: float
     """Longest that a rank waits for a batch unless it says otherwise."""
 
@@ -39,6 +87,41 @@ class PlaneAddress(StrictModel):
     def sizes(self) -> Mapping[str, int]:
         """Ranks along each axis that a handle is asked for by."""
         return {"dp": sum(map(len, self.dp_ranks_of.values())), "cp": self.cp_size}
+
+    def on_host(self, host: str) -> tuple[str, Path]:
+        """Return the IP address of the node of a host, and the folder of its heartbeats.
+
+        Raises:
+            UnavailableError: The plane has no node there.
+        """
+        if not self.elsewhere or host == self.host:
+            return self.node_address, self.board
+        if host not in self.elsewhere:
+            raise UnavailableError(
+                f"the data plane has no node on this host ({host}); open it on every host with omniload.open, at once"
+            )
+        place = self.elsewhere[host]
+        return place.address, place.board
+
+    def node_of(self, constructor: str, opener: str) -> str:
+        """Return the node of a data constructor, given that of the opener."""
+        host = self.host_of.get(constructor)
+        return opener if host is None else self.elsewhere[host].node
+
+    def board_of(self, constructor: str) -> Path:
+        """Return the folder of the heartbeats of a data constructor."""
+        host = self.host_of.get(constructor)
+        return self.board if host is None else self.elsewhere[host].board
+
+    def roles_away_from(self, host: str) -> dict[str, tuple[str, ...]]:
+        """Return roles of every other host, any of which can tell the heartbeats of its host."""
+        roles: dict[str, tuple[str, ...]] = {}
+        if host != self.host:
+            roles[self.host] = ("planner", "loader-0")
+        for name, there in self.host_of.items():
+            if there != host:
+                roles[there] = (*roles.get(there, ()), name)
+        return roles if self.elsewhere else {}
 
     def constructor_of(self, dp_rank: int) -> str:
         """Return the name of the data constructor that serves a rank."""

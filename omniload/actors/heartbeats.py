@@ -16,6 +16,8 @@ from typing import Protocol
 from typing_extensions import override
 
 from omniload.base.concurrency.calls_under_way import calls_under_way
+from omniload.base.concurrency.figures import Figures
+from omniload.base.writing import write_whole
 from omniload.machine.progress import Progress, Task
 
 __all__ = ["Activity", "Board", "FolderBoard", "MemoryBoard"]
@@ -36,6 +38,7 @@ class Activity:
         self.name, self._reads = name, reads
         self._lock = threading.Lock()
         self._tasks: dict[object, Task] = {}
+        self.figures = Figures()
         self.idle: Callable[[], Task | None] = lambda: None
         """Says what the role waits for while it has no task."""
 
@@ -66,7 +69,12 @@ class Activity:
         found = calls_under_way() if self._reads else []
         calls = tuple(Task(doing=what, since_s=since_s) for what, since_s in found)
         return Progress(
-            name=self.name, pid=os.getpid(), beat_s=time.monotonic(), tasks=tasks, calls=calls
+            name=self.name,
+            pid=os.getpid(),
+            beat_s=time.monotonic(),
+            tasks=tasks,
+            calls=calls,
+            figures=self.figures.read(),
         )
 
 
@@ -134,11 +142,16 @@ class FolderBoard(Board):
             found[progress.name] = progress
         return found
 
+    def forget(self, name: str) -> None:
+        """Take a role that has ended off the board."""
+        self._place_of(name).unlink(missing_ok=True)
+
+    def _place_of(self, name: str) -> Path:
+        return self._folder / f"{name.replace(' ', '-')}.json"
+
     def _write(self, activity: Activity) -> None:
-        place = self._folder / f"{activity.name.replace(' ', '-')}.json"
-        partial = place.with_suffix(".partial")
+        heartbeat = json.dumps(activity.progress().to_json()).encode()
         try:
-            partial.write_text(json.dumps(activity.progress().to_json()), encoding="utf-8")
-            partial.replace(place)
+            write_whole(self._place_of(activity.name), heartbeat)
         except OSError:
             return  # the plane is being closed, or its disk is full: its heart is seen to stop

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from omniload.actors.address import Gather
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
 from omniload.base.extras import missing_extra
@@ -32,8 +33,12 @@ def open_plane(spec: PlaneSpec) -> "LocalPlane | RayPlane":
     return open_ray_plane(spec)
 
 
-def open_ray_plane(spec: PlaneSpec) -> "RayPlane":
-    """Open the data plane as actors in a private Ray; use it in a ``with``.
+def open_ray_plane(spec: PlaneSpec, gather: Gather | None = None) -> "RayPlane":
+    """Open the data plane as Ray actors; use it in a ``with``.
+
+    Args:
+        spec: The run.
+        gather: Has the other hosts of the job join; ``None`` where all ranks are on this one.
 
     Raises:
         ConfigError: As for ``open_plane``.
@@ -43,4 +48,4 @@ def open_ray_plane(spec: PlaneSpec) -> "RayPlane":
         from omniload.actors.ray.plane import RayPlane  # noqa: PLC0415 -- an extra, absent for local users
     except ModuleNotFoundError as error:
         raise missing_extra("runtime.kind ray (local needs nothing)", error) from error
-    return RayPlane(spec)
+    return RayPlane(spec, gather)

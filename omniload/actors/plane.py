@@ -49,6 +49,8 @@ class PlaneSpec:
     """Loader state to resume from."""
     num_steps: int | None = None
     """First step that is not planned."""
+    restarts: int = 0
+    """Times that its launcher has started the job again."""
     cache_dir: Path | None = None
     """Folder for indexes of sources that have none of their own."""
 

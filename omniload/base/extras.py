@@ -38,8 +38,12 @@ def install_line(*extras: str) -> str:
     return f"pip install '{DISTRIBUTION}[{','.join(extras)}]'"
 
 
-def missing_extra(what: str, error: ModuleNotFoundError) -> ConfigError:
+def missing_extra(
+    what: str, error: ModuleNotFoundError, *, extra: str | None = None
+) -> ConfigError:
     """Return the refusal of ``what``, which needs the module that ``error`` did not find.
+
+    ``extra`` names the one to install where several bring it.
 
     Raises:
         ModuleNotFoundError: ``error`` itself, where no extra brings its module: a fault of ours.
@@ -48,7 +52,7 @@ def missing_extra(what: str, error: ModuleNotFoundError) -> ConfigError:
     if module not in EXTRA_OF:
         raise error
     return ConfigError(
-        f"{what} needs the package {module}, which is not installed; {install_line(EXTRA_OF[module])}"
+        f"{what} needs the package {module}, which is not installed; {install_line(extra or EXTRA_OF[module])}"
     )
 
 

@@ -15,9 +15,12 @@ __all__ = [
     "format_count",
     "parse_bytes",
     "parse_count",
+    "parse_ports",
     "parse_seconds",
 ]
 
+_PORT = re.compile(r"[0-9]{1,5}")
+_FIRST_PORT, _LAST_PORT = 1024, 65_535
 _DIGITS = re.compile(r"[0-9]{1,19}")
 _NUMBER = re.compile(r"^\s*([0-9][0-9_]{0,29}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*$")
 
@@ -80,6 +83,24 @@ def parse_bytes(value: object) -> object:
         ValueError: The text is not a number with a known suffix.
     """
     return _whole(value, _BYTES_OF_SUFFIX) if isinstance(value, str) else value
+
+
+def parse_ports(text: str) -> range | None:
+    """Return the ports that ``20000-20099`` means; ``None`` for an empty text.
+
+    Raises:
+        ValueError: It is no range of ports above 1023.
+    """
+    if not text:
+        return None
+    first, dash, last = text.partition("-")
+    if dash and all(_PORT.fullmatch(part) for part in (first, last)):
+        ports = range(int(first), int(last) + 1)
+        if ports and _FIRST_PORT <= ports[0] <= ports[-1] <= _LAST_PORT:
+            return ports
+    raise ValueError(
+        f"{text!r:.60} is no range of ports; give the first and the last, {_FIRST_PORT} to {_LAST_PORT}, as 20000-20099"
+    )
 
 
 def parse_seconds(value: object) -> object:

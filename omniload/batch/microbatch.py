@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from omniload.base.ragged import Ragged
+
 __all__ = ["IGNORE_LABEL", "Batch", "CpSlice", "Microbatch"]
 
 IGNORE_LABEL = -100
@@ -30,7 +32,8 @@ class Microbatch:
     tokens_RT: NDArray[np.int32]
     """Token ids; 0 in the padding."""
     labels_RT: NDArray[np.int32]
-    """The next token of the same document, also across a cut; ``IGNORE_LABEL`` at its end and in the padding."""
+    """The next token of the same document, also across a cut; ``IGNORE_LABEL`` at its end, in the padding, and where
+    the sample's ``loss_mask`` leaves that next token out."""
     positions_RT: NDArray[np.int32]
     """Place of the token in its piece, from 0."""
     source_ids_RT: NDArray[np.int16]
@@ -39,6 +42,8 @@ class Microbatch:
     """Boundaries of the documents in the flattened rows, ``[D + 1]``, from 0 to ``R * T``."""
     keys_K4: NDArray[np.int64]
     """Source, position, sub and first token of every piece: the address of its bytes."""
+    columns_K: Mapping[str, Ragged] = field(default_factory=dict)
+    """Whole-sample columns by name, one sequence a piece; empty for a piece without its sample's first token."""
 
     @property
     def loss_mask_RT(self) -> NDArray[np.bool_]:
@@ -65,6 +70,12 @@ class CpSlice:
     """Columns of the row that the slice holds, in order."""
     cu_seqlens: NDArray[np.int32]
     """Document bounds of the whole rows: attention reaches beyond the slice."""
+    sources_D: NDArray[np.int16]
+    """Number of the source of each document; -1 for the padding of a row."""
+    keys_K4: NDArray[np.int64]
+    """Keys of all pieces of the whole rows."""
+    columns_K: Mapping[str, Ragged] = field(default_factory=dict)
+    """Whole-sample columns of the rows, as in a ``Microbatch``: all peers have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

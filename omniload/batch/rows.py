@@ -5,7 +5,7 @@ Shape suffixes:
     M  microbatches
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ranges, gather_across
 from omniload.batch.microbatch import IGNORE_LABEL, Microbatch
+from omniload.mix.columns import COLUMNS, LOSS_MASK, NO_COLUMNS
 from omniload.mix.pieces import PieceTable
 
 __all__ = ["build_rows", "split_rows", "stops_with_next"]
@@ -32,6 +33,7 @@ def build_rows(
     fetched_K: Ranges,
     *,
     length: int,
+    others_K: Mapping[str, Ranges] = NO_COLUMNS,
 ) -> Microbatch:
     """Lay pieces out in rows of ``length`` tokens.
 
@@ -40,26 +42,21 @@ def build_rows(
         row_offsets: Boundaries of the rows in ``pieces``, ``[R + 1]``.
         fetched_K: Tokens of each piece (int32), from its first to the end of ``stops_with_next``.
         length: Tokens in a row, ``T``.
+        others_K: Further columns of each piece; an aligned one over the same tokens as ``fetched_K``.
 
     Returns:
-        The rows, right-padded. Labels never cross a document; a piece that was cut
-        predicts the token that follows the cut.
+        The rows, right-padded. Labels never cross a document; a piece that was cut predicts the token
+        that follows the cut. A token that ``loss_mask`` leaves out is no label.
 
     Raises:
         IntegrityError: A source handed out a sample of another length than it had reported.
     """
-    num_rows = len(row_offsets) - 1
     _require_planned(pieces, fetched_K)
+    num_rows = len(row_offsets) - 1
     laid = _laid_out(pieces.lengths_P.astype(np.int64), row_offsets, length)
-    firsts_D, which_D = np.zeros_like(laid.lengths_D), np.zeros_like(laid.lengths_D)
-    firsts_D[laid.places_K], which_D[laid.places_K] = fetched_K.starts_N, fetched_K.which_N
-    which_D[laid.places_R] = len(fetched_K.columns)
-    sources_D = np.full(len(firsts_D), -1, np.int16)
+    sources_D = np.full(len(laid.lengths_D), -1, np.int16)
     sources_D[laid.places_K] = pieces.sources_P
-    blank_T = np.zeros(length, np.int32)
-    tokens, bounds_D = gather_across(
-        [*fetched_K.columns, blank_T], which_D, firsts_D, firsts_D + laid.lengths_D
-    )
+    tokens, bounds_D = _gathered(fetched_K, laid, np.zeros(length, np.int32))
 
     positions = np.arange(num_rows * length, dtype=np.int32)
     positions -= np.repeat(bounds_D[:-1].astype(np.int32), laid.lengths_D)
@@ -68,12 +65,18 @@ def build_rows(
     last_K = bounds_D[laid.places_K + 1] - 1
     labels[last_K] = IGNORE_LABEL
     cut_K = fetched_K.lengths_N > pieces.lengths_P
-    labels[last_K[cut_K]] = _last_tokens(fetched_K.take(np.flatnonzero(cut_K)))
+    labels[last_K[cut_K]] = _last_values(fetched_K.take(np.flatnonzero(cut_K)))
+    if (mask_K := others_K.get(LOSS_MASK)) is not None:
+        _require_planned(pieces, mask_K)
+        kept, _ = _gathered(mask_K, laid, np.zeros(length, np.bool_))
+        is_label = np.append(kept[1:], False)
+        is_label[last_K[cut_K]] = _last_values(mask_K.take(np.flatnonzero(cut_K)))
+        labels[~is_label] = IGNORE_LABEL
     starts_R, ends_R = bounds_D[laid.places_R], bounds_D[laid.places_R + 1]
     for start, end in zip(starts_R.tolist(), ends_R.tolist(), strict=True):
         labels[start:end] = IGNORE_LABEL
         positions[start:end] = 0
-    shape = (num_rows, length)
+    shape = num_rows, length
     return Microbatch(
         tokens_RT=tokens.reshape(shape),
         labels_RT=labels.reshape(shape),
@@ -81,6 +84,7 @@ def build_rows(
         source_ids_RT=np.repeat(sources_D, laid.lengths_D).reshape(shape),
         cu_seqlens=bounds_D[np.append(laid.lengths_D > 0, True)].astype(np.int32),
         keys_K4=_keys(pieces),
+        columns_K={n: r.packed() for n, r in others_K.items() if not COLUMNS[n].aligned},
     )
 
 
@@ -107,8 +111,18 @@ def _laid_out(
     return _LaidOut(lengths_D=lengths_D, places_K=places_K, places_R=places_R)
 
 
-def _last_tokens(ranges: Ranges) -> list[int]:
-    """Return the last token of each range; there are few: a row cuts one document at most."""
+def _gathered(
+    ranges_K: Ranges, laid: _LaidOut, blank_T: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the values of all documents end to end, those of ``blank_T`` in the padding, and their bounds."""
+    firsts_D, which_D = np.zeros_like(laid.lengths_D), np.zeros_like(laid.lengths_D)
+    firsts_D[laid.places_K], which_D[laid.places_K] = ranges_K.starts_N, ranges_K.which_N
+    which_D[laid.places_R] = len(ranges_K.columns)
+    return gather_across([*ranges_K.columns, blank_T], which_D, firsts_D, firsts_D + laid.lengths_D)
+
+
+def _last_values(ranges: Ranges) -> list[int]:
+    """Return the last value of each range; there are few: a row cuts one document at most."""
     ends = zip(ranges.which_N.tolist(), ranges.stops_N.tolist(), strict=True)
     return [int(ranges.columns[which][stop - 1]) for which, stop in ends]
 
@@ -156,6 +170,10 @@ def split_rows(
             source_ids_RT=rows.source_ids_RT[a:b],
             cu_seqlens=rows.cu_seqlens[first : last + 1] - np.int32(a * length),
             keys_K4=rows.keys_K4[row_offsets[a] : row_offsets[b]],
+            columns_K={
+                name: column.part(int(row_offsets[a]), int(row_offsets[b]))
+                for name, column in rows.columns_K.items()
+            },
         )
         for (a, b), (first, last) in zip(
             pairwise(cuts.tolist()), pairwise(document_cuts.tolist()), strict=True

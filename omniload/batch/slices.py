@@ -2,6 +2,7 @@
 
 Shape suffixes:
     R  rows        T  tokens in a row        C  tokens in a peer's slice, T / cp
+    P  peers       N  tokens of all rows, R * T
 """
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from omniload.batch.microbatch import CpSlice, Microbatch
 
-__all__ = ["cp_indices", "slice_for_cp"]
+__all__ = ["cp_indices", "slice_for_cp", "whole_rows"]
 
 
 def cp_indices(length: int, cp_rank: int, cp_size: int) -> NDArray[np.int64]:
@@ -52,4 +53,39 @@ def slice_for_cp(microbatch: Microbatch, cp_rank: int, cp_size: int) -> CpSlice:
         positions_RC=microbatch.positions_RT[:, indices],
         indices_C=indices,
         cu_seqlens=microbatch.cu_seqlens,
+        sources_D=microbatch.source_ids_RT.reshape(-1)[microbatch.cu_seqlens[:-1]],
+        keys_K4=microbatch.keys_K4,
+        columns_K=microbatch.columns_K,
+    )
+
+
+def whole_rows(
+    piece: CpSlice, tokens_PRC: NDArray[np.int32], labels_PRC: NDArray[np.int32]
+) -> Microbatch:
+    """Put the rows of all peers together again: the inverse of ``slice_for_cp``.
+
+    Args:
+        piece: The slice of any peer; what is no token of it is the same for all.
+        tokens_PRC: Token ids of the slices of all ``P`` peers.
+        labels_PRC: Their labels.
+    """
+    peers, rows, columns = tokens_PRC.shape
+    length = peers * columns
+    tokens_RT, labels_RT = np.empty((rows, length), np.int32), np.empty((rows, length), np.int32)
+    for peer in range(peers):
+        at = cp_indices(length, peer, peers)
+        tokens_RT[:, at], labels_RT[:, at] = tokens_PRC[peer], labels_PRC[peer]
+    sizes = np.diff(piece.cu_seqlens)
+    sources_N = np.repeat(piece.sources_D, sizes)
+    within_N = np.arange(rows * length) - np.repeat(piece.cu_seqlens[:-1], sizes)
+    return Microbatch(
+        tokens_RT=tokens_RT,
+        labels_RT=labels_RT,
+        positions_RT=np.where(sources_N >= 0, within_N, 0)
+        .reshape(rows, length)
+        .astype(piece.positions_RC.dtype),
+        source_ids_RT=sources_N.reshape(rows, length),
+        cu_seqlens=piece.cu_seqlens,
+        keys_K4=piece.keys_K4,
+        columns_K=piece.columns_K,
     )

@@ -19,6 +19,7 @@ from omniload.base.errors import (
 from omniload.commands.display import progress
 from omniload.mix.config import MixConfig, load_mix
 from omniload.plan.place_tree import ClientPlaceTree
+from omniload.plan.strategies import require_strategy
 from omniload.source.columns import as_binary, take, text_array
 from omniload.source.formats.format import Format
 from omniload.source.formats.opening import open_format
@@ -117,6 +118,7 @@ def find_sources(spec: PlaneSpec, file: Path | None = None) -> list[FoundSource]
             advance(1)
     results = [
         _outcome(lambda: require_rows(spec)),
+        _outcome(lambda: require_strategy(mix.balance)),
         _outcome(lambda: tokenizer_of(mix, spec.base_dir)),
         *(
             _named(_outcome(future.result), name, file)

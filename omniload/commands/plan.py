@@ -16,6 +16,8 @@ from omniload.commands.opening import find_sources, open_spec
 from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
 from omniload.commands.plan_tables import Rehearsed, print_plan
 from omniload.commands.rehearsal import Rehearsal
+from omniload.commands.resources import kept_by_name, print_resources, resources_json
+from omniload.machine.loader_groups import costs_of, partition
 from omniload.mix.config import MixConfig
 from omniload.mix.schedule import boundaries, weights_at
 from omniload.plan.forecast import (
@@ -45,11 +47,21 @@ _PROFILERS = 2
     type=click.IntRange(min=1),
     help="Steps to plan for real; by default up to 64, as long as they hold 16 million tokens.",
 )
+@click.option(
+    "--resources", is_flag=True, help="Say which loaders there would be, and why, and plan no step."
+)
 @dp_option
 @cache_option
 @json_option
-def plan(
-    file: Path, steps: int, rehearse: int | None, dp: int, cache_dir: Path | None, as_json: bool
+def plan(  # noqa: PLR0913 -- one for each option
+    file: Path,
+    *,
+    steps: int,
+    rehearse: int | None,
+    resources: bool,
+    dp: int,
+    cache_dir: Path | None,
+    as_json: bool,
 ) -> None:
     """Say what a run will draw, before anything starts.
 
@@ -59,10 +71,19 @@ def plan(
     \b
     Example:
       omniload mix plan examples/quickstart.yaml --steps 60 --dp 2
+      omniload mix plan examples/quickstart.yaml --steps 60 --resources
     """  # noqa: D301 -- click's own marker
     spec = open_spec(file, dp=dp, cache_dir=cache_dir, ahead=1)
     find_sources(spec)
     profiles = _profiles(spec)
+    if resources:
+        costs = costs_of(spec.mix, kept_by_name(profiles))
+        shares = partition(costs, num_loaders=spec.mix.runtime.loaders)
+        if as_json:
+            emit_json(resources_json(spec.mix, costs, shares))
+        else:
+            print_resources(output(), spec.mix, costs, shares)
+        return
     most = rehearse or _most_rehearsed(spec.mix)
     rehearsed = _rehearse(replace(spec, num_steps=min(steps, most)), dp)
     sizes = _sizes(profiles, rehearsed)

@@ -94,7 +94,7 @@ class Rehearsal:
     def build(self, plan: StepPlan) -> tuple[Batch, ...]:
         """Return every rank's batch of the plan that was yielded last."""
         mix, ranks = self._spec.mix, tuple(range(self._spec.tree.size_of("dp")))
-        constructor = DataConstructor(dp_ranks=ranks, names=mix.names, row_length=mix.pack.length)
+        constructor = DataConstructor.of(mix, ranks)
         for command in constructor.handle(BuildSteps(plans=[plan])):
             assert isinstance(command, FetchSlices), f"a new step is fetched, not {command!r}"
             slices = self._loader.ranges(command.requests)
@@ -115,7 +115,7 @@ class Rehearsal:
                 starts_N=wanted.starts_P,
                 stops_N=wanted.stops_P,
             )
-            (ragged,) = self._loader.slices([request])
+            (columns,) = self._loader.slices([request])
             for i, piece in enumerate(at.tolist()):
-                tokens[piece] = ragged[i]
+                tokens[piece] = columns.tokens[i]
         return tokens

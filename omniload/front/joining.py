@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import os
-import socket
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -16,22 +15,17 @@ from typing_extensions import override
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_ray_plane
-from omniload.actors.plane import PlaneSpec
-from omniload.base.errors import ConfigError, StateError, UnavailableError
+from omniload.actors.plane import PlaneSpec, RankHandle
+from omniload.base.errors import ConfigError, StateError
 from omniload.base.extras import missing_extra
+from omniload.base.linux.network import host_id
 from omniload.base.state import Json
 from omniload.client import Client
 from omniload.front.launch import Launch, Place
 from omniload.front.loader import OpenClient
-from omniload.front.rendezvous import (
-    Failure,
-    FolderRendezvous,
-    Invitation,
-    Joined,
-    Rendezvous,
-    read_as,
-    wait_for_ranks,
-)
+from omniload.front.meeting import Meeting
+from omniload.front.peers import FetchingHandle, FollowingHandle, Peers
+from omniload.front.rendezvous import FolderRendezvous, Invitation, NodeUp, Rendezvous
 from omniload.mix.config import MixConfig
 
 __all__ = ["Alone", "Together", "torch_part"]
@@ -40,7 +34,6 @@ _TORCH = "trainer_integration.loader.torch_arrays"
 """Adapters for torch, imported by name: this package imports none of those above it."""
 _OPENED = itertools.count()
 """Planes that this process has opened or joined: the n-th of every rank is one plane."""
-_LEAVE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,75 +63,89 @@ class Together(OpenClient):
     @override
     def __call__(self, stack: ExitStack, state: Mapping[str, Json] | None) -> Client:
         _take_turn(stack)
-        rendezvous = self._rendezvous()
-        prefix = f"omniload/{self.launch.attempt}/{next(_OPENED)}"
-        if self.launch.rank == 0:
-            return self._bring_up(stack, rendezvous, prefix, replace(self.spec, state=state))
-        try:
-            client = self._join(stack, rendezvous, prefix)
-        except BaseException as error:
-            rendezvous.post(
-                f"{prefix}/joined/{self.launch.rank}", Failure.of(error).model_dump_json()
-            )
-            raise
-        return client
-
-    def _bring_up(
-        self, stack: ExitStack, rendezvous: Rendezvous, prefix: str, spec: PlaneSpec
-    ) -> Client:
-        from omniload.actors.ray.environment import token  # noqa: PLC0415 -- an extra
-
-        try:
-            plane = stack.enter_context(open_ray_plane(spec))
-            handle = plane.handle(self.place.dp_rank, self.place.cp_rank)
-        except BaseException as error:
-            rendezvous.post(f"{prefix}/plane", Failure.of(error).model_dump_json())
-            raise
-        invitation = Invitation(
-            plane=plane.address,
-            token=token(),
-            mix=_digest(spec.mix),
-            dp_size=self.place.dp_size,
-            cp_size=self.place.cp_size,
-            host=socket.gethostname(),
+        meeting = Meeting(
+            self._rendezvous(),
+            f"omniload/{self.launch.attempt}/{next(_OPENED)}",
+            self.launch,
+            self.place,
+            self.timeout_s,
         )
-        if not rendezvous.post(f"{prefix}/plane", invitation.model_dump_json()):
-            raise ConfigError(
-                "another process has brought up the plane as rank 0 of this job already; give each process its rank "
-                f"({self.launch.found_in}), and each start of the job a folder of its own where address= names one"
+        role = self._bring_up if self.launch.rank == 0 else self._join
+        if not self.place.fetches(self.launch.rank):
+            role = self._follow
+        try:
+            return role(stack, meeting, replace(self.spec, state=state))
+        except BaseException as error:
+            meeting.fail(error)
+            raise
+
+    def _bring_up(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
+        # Said at the very end: nodes on other hosts live until then.
+        stack.callback(meeting.end)
+        plane = stack.enter_context(open_ray_plane(spec, meeting.gather))
+        handle = plane.handle(self.place.dp_rank, self.place.cp_rank)
+        meeting.invite(
+            Invitation(
+                plane=plane.address,
+                mix=_digest(spec.mix),
+                dp_size=self.place.dp_size,
+                cp_size=self.place.cp_size,
             )
-        others = range(1, self.launch.world_size)
-        wait_for_ranks(rendezvous, [(r, f"{prefix}/joined/{r}") for r in others], self.timeout_s)
-        client = stack.enter_context(Client(handle))
+        )
+        meeting.wait_until_joined(range(1, self.launch.world_size))
+        client = stack.enter_context(Client(self._shared(handle, meeting)))
         # The others' last questions are answered before the plane ends.
-        stack.callback(_wait_until_left, rendezvous, [f"{prefix}/left/{r}" for r in others])
+        stack.callback(meeting.wait_until_left, range(1, self.launch.world_size))
         return client
 
-    def _join(self, stack: ExitStack, rendezvous: Rendezvous, prefix: str) -> Client:
-        invitation = read_as(
-            rendezvous, f"{prefix}/plane", Invitation, of_rank=0, timeout_s=self.timeout_s
-        )
-        if invitation is None:
-            raise UnavailableError(
-                f"rank {self.launch.rank}: rank 0 has not brought up the plane within {self.timeout_s:g} s; does it "
-                "run, and does it call omniload.open as often as this rank? timeout= waits longer"
-            )
-        self._agree(invitation)
-        from omniload.actors.ray.environment import use_token  # noqa: PLC0415 -- an extra
-
-        use_token(invitation.token)
+    def _join(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
+        from omniload.actors.ray.environment import use_given_token, use_token  # noqa: PLC0415 -- an extra
+        from omniload.actors.ray.hosts.members import MemberNode, listening_of  # noqa: PLC0415
         from omniload.actors.ray.joining import handle_in  # noqa: PLC0415
 
-        handle = handle_in(invitation.plane, self.place.dp_rank, self.place.cp_rank)
-        stack.callback(rendezvous.post, f"{prefix}/left/{self.launch.rank}", "{}")
-        client = stack.enter_context(Client(handle))
-        note = Joined(host=socket.gethostname(), pid=os.getpid())
-        if not rendezvous.post(f"{prefix}/joined/{self.launch.rank}", note.model_dump_json()):
-            raise ConfigError(
-                f"another process has joined as rank {self.launch.rank} of this job already; give each process its "
-                f"own rank ({self.launch.found_in})"
-            )
-        return client
+        listening = listening_of(spec.mix.runtime, os.environ.get("MASTER_ADDR"))
+        muster = meeting.arrive()
+        starts_node = muster.first_of.get(host_id()) == self.launch.rank
+        if starts_node:
+            node = MemberNode(spec, muster.head, listening)
+            stack.callback(node.close)
+            # Other ranks of this host use it, and rank 0 its actors until the plane has ended.
+            stack.callback(meeting.wait_until_ended)
+            meeting.post(f"node/{self.launch.rank}", NodeUp(place=node.place).model_dump_json())
+        elif muster.head.token is None:
+            use_given_token()
+        else:
+            use_token(muster.head.token)
+        invitation = meeting.invitation()
+        self._agree(invitation)
+        handle = handle_in(
+            invitation.plane, self.place.dp_rank, self.place.cp_rank, is_connected=starts_node
+        )
+        stack.callback(meeting.leave)
+        stack.callback(handle.close)
+        meeting.join()
+        meeting.wait_until_joined(self.place.peers[1:])
+        return stack.enter_context(Client(self._shared(handle, meeting)))
+
+    def _follow(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
+        """Have the batches from the peer that fetches them."""
+        meeting.arrive()
+        self._agree(meeting.invitation())
+        stack.callback(meeting.leave)
+        meeting.join()
+        # What that rank failed with comes by its note; rank 0, which has none, has brought the plane up.
+        meeting.wait_until_joined(rank for rank in self.place.peers[:1] if rank)
+        batch_timeout_s = spec.mix.runtime.batch_timeout
+        handle = FollowingHandle(self._peers(meeting), self.timeout_s, batch_timeout_s)
+        return stack.enter_context(Client(handle))
+
+    def _shared(self, handle: RankHandle, meeting: Meeting) -> RankHandle:
+        """Return a rank's handle, which serves its peers too where it has some: they have joined."""
+        return FetchingHandle(handle, self._peers(meeting)) if self.place.peers else handle
+
+    def _peers(self, meeting: Meeting) -> Peers:
+        meet: Callable[..., Peers] = torch_part("peers_of")
+        return meet(self.place.peers, self.launch.rank, meeting.prefix, self.timeout_s)
 
     def _agree(self, invitation: Invitation) -> None:
         """Refuse to join a plane that is not this rank's."""
@@ -155,11 +162,6 @@ class Together(OpenClient):
             raise ConfigError(
                 f"rank {self.launch.rank} opens another mix than rank 0, or with other settings; give all ranks the "
                 "same file and keywords, and open their loaders in the same order"
-            )
-        if invitation.host != socket.gethostname():
-            raise ConfigError(
-                f"rank {self.launch.rank} is on {socket.gethostname()}, and the plane of rank 0 listens on loopback "
-                f"of {invitation.host} alone; run all ranks on one machine"
             )
 
     def _rendezvous(self) -> Rendezvous:
@@ -187,12 +189,6 @@ def _take_turn(stack: ExitStack) -> None:
     stack.callback(_TURN.release)
 
 
-def _wait_until_left(rendezvous: Rendezvous, keys: list[str]) -> None:
-    for key in keys:
-        if rendezvous.read(key, _LEAVE_S) is None:
-            return
-
-
 def torch_part(name: str) -> Callable[..., Any]:
     """Return a part of the adapter for torch.
 
@@ -209,4 +205,6 @@ def torch_part(name: str) -> Callable[..., Any]:
 
 
 def _digest(mix: MixConfig) -> str:
-    return hashlib.blake2b(mix.model_dump_json().encode(), digest_size=8).hexdigest()
+    """Return what ranks that open one mix have in common: where each of them listens is its own."""
+    text = mix.model_dump_json(exclude={"runtime": {"bind", "metrics_bind"}})
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,8 +1,9 @@
 """Which rank this process is, and of how many: from arguments, a device mesh or the launcher's variables."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Protocol
 
 from omniload.base.errors import ConfigError
 
@@ -11,6 +12,7 @@ __all__ = ["DeviceMesh", "Launch", "Place", "launch_of", "place_of"]
 _DP_NAMES = {"dp", "ddp", "fsdp", "dp_replicate", "dp_shard", "replicate", "shard"}
 """Names of mesh axes whose ranks take other samples, as torchtitan, FSDP2 and DDP call them."""
 _SAME_DATA = {"tp", "pp", "ep"}
+"""Names of mesh axes whose ranks take the same batch: one fetches it, and broadcasts."""
 
 
 class DeviceMesh(Protocol):
@@ -18,6 +20,8 @@ class DeviceMesh(Protocol):
 
     mesh_dim_names: tuple[str, ...] | None
     """Names of its axes."""
+    mesh: Any
+    """Numbers of its ranks, an array or tensor with those axes."""
 
     def size(self, mesh_dim: int | None = None) -> int:
         """Return the ranks along an axis, or of the whole mesh."""
@@ -40,6 +44,8 @@ class Launch:
     """Tells one start of the job from the next, where the launcher restarts it."""
     found_in: str
     """Where the numbers come from, for messages."""
+    restarts: int = 0
+    """Times that the launcher has started the job again, where it says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +56,12 @@ class Place:
     dp_size: int
     cp_rank: int = 0
     cp_size: int = 1
+    peers: tuple[int, ...] = ()
+    """Numbers of the ranks that take the same batch, this one among them, in order; none where it has no peers."""
+
+    def fetches(self, rank: int) -> bool:
+        """Tell whether ``rank``, this one, asks the data plane itself; its peers get the batch from it."""
+        return not self.peers or rank == self.peers[0]
 
 
 def launch_of(
@@ -72,7 +84,10 @@ def launch_of(
     if "RANK" in environment and "WORLD_SIZE" in environment:
         attempt = "/".join(environment.get(name, "") for name in ("TORCHELASTIC_RUN_ID", _RESTARTS))
         names = ("RANK", "WORLD_SIZE")
-        return _checked(*_numbers(environment, *names), attempt, "the variables " + _shown(names))
+        launch = _checked(*_numbers(environment, *names), attempt, "the variables " + _shown(names))
+        restarts = environment.get(_RESTARTS, "")
+        counts = restarts.isascii() and restarts.isdigit() and len(restarts) < 9
+        return replace(launch, restarts=int(restarts) if counts else 0)
     if "SLURM_STEP_ID" in environment:
         names = ("SLURM_PROCID", "SLURM_NTASKS")
         attempt = "/".join(
@@ -104,28 +119,46 @@ def place_of(launch: Launch, mesh: DeviceMesh | None) -> Place:
             "for example ('dp', 'cp'), and with this rank in it"
         )
     place = {"dp": (0, 1), "cp": (0, 1)}
+    same, lines = 1, []
     for axis, (name, here) in enumerate(zip(names, at, strict=True)):
         size = mesh.size(axis)
         kind = "dp" if name in _DP_NAMES else name
         if kind in place:
             before, extent = place[kind]
             place[kind] = (before * size + here, extent * size)
+        elif kind in _SAME_DATA:
+            same *= size
         elif size > 1:
+            known = sorted(_DP_NAMES | _SAME_DATA | {"cp"})
             raise ConfigError(
-                f"the mesh has {size} ranks along {name!r}; "
-                + (
-                    "those take the same batch: open on the mesh of the other axes and broadcast along it"
-                    if name in _SAME_DATA
-                    else f"axes are called {sorted(_DP_NAMES | {'cp'})} here; rename it"
-                )
+                f"the mesh has {size} ranks along {name!r}; axes are called {known} here; rename it"
             )
+        lines.append(range(size) if kind in _SAME_DATA else range(here, here + 1))
     (dp_rank, dp_size), (cp_rank, cp_size) = place["dp"], place["cp"]
-    if dp_size * cp_size != launch.world_size:
+    if dp_size * cp_size * same != launch.world_size:
         raise ConfigError(
-            f"the mesh has {dp_size * cp_size} ranks and the job {launch.world_size}, from {launch.found_in}; "
+            f"the mesh has {dp_size * cp_size * same} ranks and the job {launch.world_size}, from {launch.found_in}; "
             "make the mesh of all ranks, or give rank and world_size"
         )
-    return Place(dp_rank=dp_rank, dp_size=dp_size, cp_rank=cp_rank, cp_size=cp_size)
+    peers = tuple(int(mesh.mesh[point]) for point in product(*lines)) if same > 1 else ()
+    _require_peers(launch, peers)
+    return Place(dp_rank=dp_rank, dp_size=dp_size, cp_rank=cp_rank, cp_size=cp_size, peers=peers)
+
+
+def _require_peers(launch: Launch, peers: tuple[int, ...]) -> None:
+    """Refuse a mesh that numbers ranks in another way than the job does."""
+    if not peers:
+        return
+    if launch.rank not in peers:
+        raise ConfigError(
+            f"this is rank {launch.rank}, from {launch.found_in}, and the mesh has ranks {list(peers)} in its place; "
+            "make the mesh of all ranks of this job"
+        )
+    if launch.rank == 0 and peers[0] != 0:
+        raise ConfigError(
+            f"the mesh has rank {peers[0]} before rank 0 along tp, pp and ep; rank 0 brings the data plane up, so it "
+            "stands first: number the mesh as init_device_mesh does"
+        )
 
 
 def _numbers(environment: Mapping[str, str], *names: str) -> tuple[int, int]:

@@ -55,7 +55,7 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
 
     Args:
         mix: The mix file, its contents as a mapping, or the model of it.
-        mesh: torch's ``DeviceMesh`` with named axes; ranks along dp take other samples, along cp slices.
+        mesh: torch's ``DeviceMesh``: ranks along dp take other samples, along cp slices, along tp, pp and ep the same.
         rank: This process's number; from torchrun's or Slurm's variables by default.
         world_size: Processes of the job; likewise.
         state: What ``state_dict`` returned, to continue from.
@@ -81,15 +81,15 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
     _check_timeout(timeout)
     launch = launch_of(os.environ, rank=rank, world_size=world_size)
     place = place_of(launch, mesh)
-    spec = _spec_of(mix, settings, runtime, place)
+    spec = _spec_of(mix, settings, runtime, place, launch.restarts)
     spec = replace(spec, run_dir=None if run_dir is None else Path(run_dir), num_steps=num_steps)
     form = _form_of(arrays, _labels_for(place, labels), device)
     if launch.world_size == 1:
         loader = _loader_of(Alone(spec), form, spec, state)
         loader.start()
         return loader
-    folder = None if address is None else Path(address)
-    return _loader_of(Together(spec, place, launch, folder, timeout), form, spec, state)
+    meet = None if address is None else Path(address)
+    return _loader_of(Together(spec, place, launch, meet, timeout), form, spec, state)
 
 
 def _refuse_workers() -> None:
@@ -108,6 +108,7 @@ def _spec_of(
     settings: Mapping[str, object],
     runtime: Runtime,
     place: Place,
+    restarts: int,
 ) -> PlaneSpec:
     model, base_dir, cache_dir = _mix_of(mix)
     model = with_settings(model, settings)
@@ -122,6 +123,7 @@ def _spec_of(
         mix=model,
         base_dir=base_dir,
         tree=ClientPlaceTree.of(dp=place.dp_size, cp=place.cp_size),
+        restarts=restarts,
         cache_dir=cache_dir,
     )
 

@@ -2,9 +2,12 @@
 
 ::
 
-    rank 0   open the plane ── post "plane" ──────────────────┐  read "joined/1", "joined/2"
-    rank 1                     read "plane" ── join ── post "joined/1"
-    rank 2                     read "plane" ── join ── post "joined/2"
+    rank 0   start Ray ── read "here/1", "here/2" ── post "hosts" ── open the plane ── post "plane" ── read "joined/1"
+    rank 1                post "here/1" ──────────── read "hosts" ──────────────────── read "plane" ── post "joined/1"
+    rank 2                post "here/2" ──────────── read "hosts" ── its host's node ── post "node/2" ── and so on
+
+The first rank of each other host starts a node of Ray there, and rank 0 waits for "node/2" before
+it opens the plane.
 
 What is posted is JSON text. A rank that fails posts its error in place of what it was to post,
 so that no other waits for it.
@@ -22,7 +25,7 @@ from typing import Literal, Protocol, TypeVar
 from pydantic import ValidationError
 from typing_extensions import override
 
-from omniload.actors.address import PlaneAddress
+from omniload.actors.address import Head, HostPlace, PlaneAddress
 from omniload.base.config import StrictModel
 from omniload.base.errors import (
     ConfigError,
@@ -33,10 +36,13 @@ from omniload.base.errors import (
 )
 
 __all__ = [
+    "Arrival",
     "Failure",
     "FolderRendezvous",
     "Invitation",
     "Joined",
+    "Muster",
+    "NodeUp",
     "Rendezvous",
     "read_as",
     "wait_for_ranks",
@@ -88,19 +94,45 @@ class Failure(StrictModel):
         return kind(f"rank {rank}: {self.message}")
 
 
+class Arrival(StrictModel):
+    """What another rank posts first."""
+
+    version: Literal[1] = 1
+    host: str
+    """Number of its host."""
+    name: str
+    """Name of its host."""
+    dp_rank: int
+    fetches: bool = True
+    """Whether it asks the data plane itself; a peer along tp, pp or ep has its batches from another rank."""
+
+
+class Muster(StrictModel):
+    """What rank 0 posts once it knows where all ranks are."""
+
+    version: Literal[1] = 1
+    head: Head
+    """The plane's Ray; its secret is as private as the rendezvous, and that as the job."""
+    first_of: dict[str, int]
+    """Rank that starts the node of each other host."""
+
+
+class NodeUp(StrictModel):
+    """What that rank posts."""
+
+    version: Literal[1] = 1
+    place: HostPlace
+
+
 class Invitation(StrictModel):
     """What rank 0 posts once the plane is up."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     plane: PlaneAddress
-    token: str
-    """Secret of the plane's Ray; the rendezvous is as private as the job."""
     mix: str
     """Digest of the mix and its settings."""
     dp_size: int
     cp_size: int
-    host: str
-    """Name of the machine that the plane listens on."""
 
 
 class Joined(StrictModel):
@@ -191,25 +223,38 @@ def read_as(
 
 
 def wait_for_ranks(
-    rendezvous: Rendezvous, keys: Iterable[tuple[int, str]], timeout_s: float
-) -> None:
-    """Wait until every other rank has joined.
+    rendezvous: Rendezvous,
+    keys: Iterable[tuple[int, str]],
+    timeout_s: float,
+    kind: type[Note],
+    what: str = "joined the plane of rank 0",
+) -> dict[int, Note]:
+    """Wait until every other rank has posted a note, and return the notes.
+
+    Args:
+        rendezvous: Where they post.
+        keys: Ranks and the keys of their notes.
+        timeout_s: Longest wait for all of them.
+        kind: Of the notes.
+        what: What a rank that has not posted has not done, for the message.
 
     Raises:
         UnavailableError: Some have not, in the time; their numbers.
         OmniloadError: What one of them failed with.
     """
     until_s = time.monotonic() + timeout_s
-    absent = [
-        rank
-        for rank, key in keys
-        if read_as(
-            rendezvous, key, Joined, of_rank=rank, timeout_s=max(0.0, until_s - time.monotonic())
-        )
-        is None
-    ]
+    found: dict[int, Note] = {}
+    absent = []
+    for rank, key in keys:
+        left_s = max(0.0, until_s - time.monotonic())
+        note = read_as(rendezvous, key, kind, of_rank=rank, timeout_s=left_s)
+        if note is None:
+            absent.append(rank)
+        else:
+            found[rank] = note
     if absent:
         raise UnavailableError(
-            f"ranks {absent} have not joined the plane of rank 0 on {socket.gethostname()} within {timeout_s:g} s; "
+            f"ranks {absent} have not {what} on {socket.gethostname()} within {timeout_s:g} s; "
             "do they run, and do they call omniload.open as often as rank 0? timeout= waits longer"
         )
+    return found

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError
+from omniload.base.ragged import Ranges
 from omniload.batch.microbatch import IGNORE_LABEL, Batch, CpSlice, Microbatch
 
 __all__ = ["Arrays", "BatchForm", "Labels", "NumpyArrays", "PackedRows", "TrainingBatch"]
@@ -133,6 +134,27 @@ class PackedRows:
         same_RTT = document_RT[:, :, None] == document_RT[:, None, :]
         mask = same_RTT & np.tri(length, dtype=np.bool_)
         return self._tensor(mask[:, None], np.bool_)
+
+    def column(self, name: str) -> tuple[Any, Any]:
+        """Return a column of whole samples, one that ``batch.columns`` of the mix names.
+
+        Returns:
+            Values ``[V]``, and their bounds by piece ``[K + 1]``, int64; pieces as in ``cu_seqlens``, without
+            the padding. A piece that goes on with a cut document has none: they are with its first piece.
+
+        Raises:
+            ConfigError: The rows bring no such column.
+        """
+        found = self._part.columns_K.get(name)
+        if found is None:
+            raise ConfigError(
+                f"the rows bring no column {name!r}, only {sorted(self._part.columns_K) or 'tokens'}; name it under "
+                "batch.columns of the mix, and under columns of a source"
+            )
+        return (
+            self._tensor(found.values_V, found.values_V.dtype.type),
+            self._tensor(found.offsets, np.int64),
+        )
 
     @property
     def label_form(self) -> Labels:
@@ -260,13 +282,21 @@ def _joined(parts: Sequence[Microbatch | CpSlice]) -> Microbatch | CpSlice:
         bounds.append(part.cu_seqlens[1:] + end)
         end += int(part.cu_seqlens[-1])
     cu_seqlens = np.concatenate(bounds).astype(np.int32)
+    columns_K = {
+        name: Ranges.of([p.columns_K[name] for p in parts], column.values_V.dtype.type).packed()
+        for name, column in first.columns_K.items()
+    }
     if isinstance(first, CpSlice):
+        slices = [p for p in parts if isinstance(p, CpSlice)]
         return CpSlice(
             tokens_RC=np.concatenate([_rows_of(p, "tokens") for p in parts]),
             labels_RC=np.concatenate([_rows_of(p, "labels") for p in parts]),
             positions_RC=np.concatenate([_rows_of(p, "positions") for p in parts]),
             indices_C=first.indices_C,
             cu_seqlens=cu_seqlens,
+            sources_D=np.concatenate([p.sources_D for p in slices]),
+            keys_K4=np.concatenate([p.keys_K4 for p in slices]),
+            columns_K=columns_K,
         )
     whole = [p for p in parts if isinstance(p, Microbatch)]
     return Microbatch(
@@ -276,4 +306,5 @@ def _joined(parts: Sequence[Microbatch | CpSlice]) -> Microbatch | CpSlice:
         source_ids_RT=np.concatenate([p.source_ids_RT for p in whole]),
         cu_seqlens=cu_seqlens,
         keys_K4=np.concatenate([p.keys_K4 for p in whole]),
+        columns_K=columns_K,
     )

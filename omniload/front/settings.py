@@ -45,7 +45,7 @@ def with_settings(mix: MixConfig, settings: Mapping[str, object]) -> MixConfig:
 def _places(mix: MixConfig) -> dict[str, list[tuple[str | None, str]]]:
     """Return the place of each setting, by every name it goes by."""
     places: dict[str, list[tuple[str | None, str]]] = {"seed": [(None, "seed")]}
-    for section in ("pack", "batch", "balance", "runtime"):
+    for section in ("pack", "batch", "balance", "loader", "runtime"):
         part = getattr(mix, section)
         assert isinstance(part, BaseModel)
         for key in type(part).model_fields:

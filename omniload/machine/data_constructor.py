@@ -3,16 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import StateError
-from omniload.base.ragged import Ranges
 from omniload.batch.microbatch import Batch, Microbatch
 from omniload.batch.rows import build_rows, split_rows, stops_with_next
 from omniload.batch.slices import slice_for_cp
 from omniload.machine.messages import ReleaseSteps, SliceRequest
+from omniload.mix.columns import LOSS_MASK, ColumnRanges
+from omniload.mix.config import MixConfig
 from omniload.mix.pieces import PieceTable
 from omniload.plan.records import StepPlan
 
@@ -31,7 +33,7 @@ class SlicesFetched:
     """The source loaders have answered: the ranges asked for, request by request."""
 
     steps: tuple[int, ...]
-    slices: Ranges
+    slices: ColumnRanges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +78,22 @@ class DataConstructor:
     """Tokens in a row."""
     cp_size: int = 1
     """Peers that share a data-parallel rank's rows."""
+    columns: tuple[str, ...] = (LOSS_MASK,)
+    """Columns that its ranks use beside the tokens; others are never copied."""
     _pending: dict[tuple[int, ...], _Pending] = field(default_factory=dict, init=False)
     _built: dict[tuple[int, int], Batch] = field(default_factory=dict, init=False)
     _released_to: int = field(default=0, init=False)
+
+    @classmethod
+    def of(cls, mix: MixConfig, dp_ranks: Sequence[int], *, cp_size: int = 1) -> Self:
+        """Return the constructor of some ranks of a mix."""
+        return cls(
+            dp_ranks=dp_ranks,
+            names=mix.names,
+            row_length=mix.pack.length,
+            cp_size=cp_size,
+            columns=mix.batch.columns_used,
+        )
 
     def handle(
         self, event: BuildSteps | SlicesFetched | ReleaseSteps
@@ -92,7 +107,7 @@ class DataConstructor:
                     return (BatchesBuilt(steps=asked),)
                 steps = tuple(plan.step for plan in new)
                 pending = self._pending[steps] = _Pending.of(new)
-                return (FetchSlices(steps=steps, requests=_requests(pending)),)
+                return (FetchSlices(steps=steps, requests=_requests(pending, self.columns)),)
             case SlicesFetched(steps=steps, slices=slices):
                 fetched = self._pending.pop(steps, None)
                 if fetched is None:
@@ -104,6 +119,11 @@ class DataConstructor:
                 for key in [key for key in self._built if key[0] < step]:
                     del self._built[key]
                 return ()
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that are held: built, and not released."""
+        return len(self._built) // len(self.dp_ranks)
 
     def has(self, step: int) -> bool:
         """Tell whether ``step`` is built."""
@@ -135,7 +155,7 @@ class DataConstructor:
         )
         return replace(batch, microbatches=tuple(sliced))
 
-    def _build(self, pending: _Pending, slices: Ranges) -> None:
+    def _build(self, pending: _Pending, slices: ColumnRanges) -> None:
         asked_K = np.empty(len(pending.order_K), np.int64)
         asked_K[pending.order_K] = np.arange(len(pending.order_K))
         built = iter(self._microbatches(pending, slices, asked_K))
@@ -155,7 +175,7 @@ class DataConstructor:
                 )
 
     def _microbatches(
-        self, pending: _Pending, slices: Ranges, asked_K: NDArray[np.int64]
+        self, pending: _Pending, slices: ColumnRanges, asked_K: NDArray[np.int64]
     ) -> tuple[Microbatch, ...]:
         """Return the microbatches of all steps, of each those of rank after rank."""
         counts_M, firsts_R, sizes_R = [], [], []
@@ -171,13 +191,18 @@ class DataConstructor:
         offsets = np.concatenate(([0], np.cumsum(counts_R))).astype(np.int64)
         at = np.repeat(np.concatenate(firsts_R) - offsets[:-1], counts_R) + np.arange(offsets[-1])
         # One build for all microbatches: most of the work is the same few array operations.
+        fetched = slices.take(asked_K[at])
         built = build_rows(
-            pending.pieces.take(at), offsets, slices.take(asked_K[at]), length=self.row_length
+            pending.pieces.take(at),
+            offsets,
+            fetched.tokens,
+            length=self.row_length,
+            others_K=fetched.others,
         )
         return split_rows(built, counts_M, offsets)
 
 
-def _requests(pending: _Pending) -> list[SliceRequest]:
+def _requests(pending: _Pending, columns: tuple[str, ...]) -> list[SliceRequest]:
     pieces = pending.pieces.take(pending.order_K)
     sources, firsts = np.unique(pieces.sources_P, return_index=True)
     bounds = [*firsts.tolist(), len(pieces)]
@@ -189,6 +214,7 @@ def _requests(pending: _Pending) -> list[SliceRequest]:
             subs_N=pieces.subs_P[a:b],
             starts_N=pieces.starts_P[a:b],
             stops_N=stops[a:b],
+            columns=columns,
         )
         for source, a, b in zip(sources.tolist(), bounds, bounds[1:], strict=False)
     ]

@@ -4,12 +4,14 @@
 
     planner --ReadAhead--> source loader --SamplesReported--> planner
     planner --AppendJournal--> journal, then --PublishPlans--> data constructor
-    data constructor --SliceRequest--> source loader --Ragged--> data constructor
+    data constructor --SliceRequest--> source loader --SampleColumns--> data constructor
     client --StepTaken--> planner --ReleaseSamples--> source loader
                                   --ReleaseSteps--> data constructor
+    roster --ConstructorReplaced--> planner --Republish--> the new data constructor
+    roster --LoaderReplaced--> planner --TakeOver, ReadAhead--> the new source loader
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,17 +25,21 @@ from omniload.plan.records import StepPlan
 
 __all__ = [
     "AppendJournal",
+    "ConstructorReplaced",
     "EndOfData",
+    "LoaderReplaced",
     "PlannerCommand",
     "PlannerEvent",
     "PublishPlans",
     "ReadAhead",
     "ReleaseSamples",
     "ReleaseSteps",
+    "Republish",
     "SamplesReported",
     "SliceRequest",
     "Started",
     "StepTaken",
+    "TakeOver",
 ]
 
 
@@ -62,7 +68,22 @@ class StepTaken:
     """Peers of a cp group fetch a slice each: the step is needed until all of them have theirs."""
 
 
-PlannerEvent = Started | SamplesReported | StepTaken
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderReplaced:
+    """Another loader serves these sources from now on. It holds nothing yet, or what it has mirrored."""
+
+    sources: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstructorReplaced:
+    """Another constructor serves the ranks of this one from now on. It holds nothing yet."""
+
+    number: int
+    """Place among the constructors."""
+
+
+PlannerEvent = Started | SamplesReported | StepTaken | LoaderReplaced | ConstructorReplaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +93,14 @@ class ReadAhead:
     source: int
     start: int
     stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeOver:
+    """Serve sources that another loader served: samples of these raw positions may be asked for at any time."""
+
+    ranges: Mapping[int, tuple[int, int]]
+    """For each source the first position that is still needed, and the end of what was reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +131,20 @@ class PublishPlans:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Republish:
+    """Have one constructor build what the one before it held, or was to build."""
+
+    number: int
+    """Place among the constructors."""
+    released_to: int
+    """Every rank has taken the steps before this one."""
+    windows: tuple[tuple[StepPlan, ...], ...]
+    """The steps after them that are planned, as they were published."""
+    end: int | None
+    """First step that there is none of, where that is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseSamples:
     """Samples of these sources before these raw positions are no longer needed."""
 
@@ -123,7 +166,14 @@ class EndOfData:
 
 
 PlannerCommand = (
-    ReadAhead | AppendJournal | PublishPlans | ReleaseSamples | ReleaseSteps | EndOfData
+    ReadAhead
+    | TakeOver
+    | AppendJournal
+    | PublishPlans
+    | Republish
+    | ReleaseSamples
+    | ReleaseSteps
+    | EndOfData
 )
 
 
@@ -136,3 +186,5 @@ class SliceRequest:
     subs_N: NDArray[np.int32]
     starts_N: NDArray[np.int32]
     stops_N: NDArray[np.int32]
+    columns: tuple[str, ...] = ()
+    """Columns wanted beside the tokens; one that the source has not is left out of the answer."""

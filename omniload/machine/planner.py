@@ -6,7 +6,7 @@ step durable in the journal before it is published.
 """
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -16,21 +16,27 @@ import numpy as np
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import JsonObject
+from omniload.batch.rows import stops_with_next
+from omniload.machine.loss_spans import LossSpans
 from omniload.machine.messages import (
     AppendJournal,
+    ConstructorReplaced,
     EndOfData,
+    LoaderReplaced,
     PlannerCommand,
     PlannerEvent,
     PublishPlans,
     ReadAhead,
     ReleaseSamples,
     ReleaseSteps,
+    Republish,
     SamplesReported,
     Started,
     StepTaken,
+    TakeOver,
 )
-from omniload.machine.progress import rank_name
-from omniload.machine.queue import SampleQueue
+from omniload.machine.progress import Waits, rank_name
+from omniload.machine.queue import Demand, SampleQueue
 from omniload.machine.strategy import place
 from omniload.mix.config import MixConfig
 from omniload.mix.deficit import WEIGHT_ONE
@@ -40,48 +46,17 @@ from omniload.mix.state import MixState
 from omniload.plan.membership import Exhausted, Membership, Starved
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.records import StepPlan
+from omniload.plan.strategies import require_strategy
 from omniload.plan.window import window_of
 
-__all__ = ["Planner", "Waits"]
+__all__ = ["Planner"]
 
 _PLANS_READ_AHEAD = 4
 """Plans' worth of samples known ahead of the next plan, for each source by its share; half as many let every
 plan wait for a read."""
-
-
 _SMALL_READ = 1024
 """Records that are read at once, however few there are: each epoch costs a read of its own, each request more."""
-
-
 _NAMES_SHOWN = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waits:
-    """What holds up the next plan: ranks that are behind, or sources of which too little is known."""
-
-    text: str
-    """As words that follow the planner's name."""
-    ranks: tuple[str, ...] = ()
-    """Names of the ranks."""
-    sources: tuple[int, ...] = ()
-    """Sources that were asked for more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Demand:
-    """Tokens of each source that must be known before steps can be planned, and below which more are asked for."""
-
-    step: int
-    """The first of the steps."""
-    steps: int
-    """How many."""
-    needs_S: list[int]
-    """What they are likely to draw; at least 1 where they draw any."""
-    targets_S: list[int]
-    """What the coming steps are likely to draw."""
-    short: set[int]
-    """Sources of which less than the need is known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,20 +85,25 @@ class Planner:
     """Next step of every rank, by its place along dp and cp."""
     _ranks_at: Counter[int] = field(init=False)
     """How many ranks want each step next: the slowest is found without looking at all of them."""
-    _released_to: int = field(init=False)
-    """The step before which everything was let go."""
+    released_to: int = field(init=False)
+    """The step before which everything was let go: every rank has taken it."""
     _reach_S: list[int] = field(init=False)
     """End of the positions that carried pieces lie in: after a resume they are read again, drawn from or not."""
+    _loss_spans: LossSpans = field(default_factory=LossSpans, init=False)
+    """Of what is held, which tokens are trained on."""
     _resumed: MixState = field(init=False)
     """The state that this life began with."""
     _checked_to_S: list[int] = field(init=False)
     """Last position that ``_resumed`` says anything of."""
-    _demand: _Demand | None = field(default=None, init=False)
+    _demand: Demand | None = field(default=None, init=False)
     _starved: int | None = field(default=None, init=False)
     """Source that the last draw ran out of: a need is a guess, most of all with weights by samples."""
     _ended: bool = field(default=False, init=False)
+    _published: deque[tuple[StepPlan, ...]] = field(default_factory=deque, init=False)
+    """Plans that a constructor may be asked to build once more: not every rank has taken their steps."""
 
     def __post_init__(self) -> None:
+        require_strategy(self.mix.balance)
         num_sources = len(self.mix.names)
         self.skipped_S, self.overlong_S = [0] * num_sources, [0] * num_sources
         self._queues = [SampleQueue.at(floor) for floor in self.state.floors()]
@@ -140,10 +120,10 @@ class Planner:
         self._states = {self.state.step: self.state}
         ranks = product(range(self.tree.size_of("dp")), range(self.tree.size_of("cp")))
         self._wanted = dict.fromkeys(ranks, self.state.step)
-        self.slowest_step = self._released_to = self.state.step
+        self.slowest_step = self.released_to = self.state.step
         self._ranks_at = Counter(self._wanted.values())
 
-    def handle(self, event: PlannerEvent) -> tuple[PlannerCommand, ...]:
+    def handle(self, event: PlannerEvent) -> tuple[PlannerCommand, ...]:  # noqa: PLR0911 -- one for each event
         """Apply one event and return what must now be done, in order.
 
         Raises:
@@ -158,12 +138,17 @@ class Planner:
                     require_samples(self._resumed, source, self.mix.names[source], table)
                 if not self._queues[source].report(table, self.state.cursors_S[source]):
                     return ()
+                self._loss_spans.add(source, table)
                 self.skipped_S[source] += skipped
                 return tuple(self._advance((source,)))
             case StepTaken(step=step, dp_rank=dp_rank, cp_rank=cp_rank):
                 if not self._take((dp_rank, cp_rank), step):
                     return ()
                 return (*self._release(), *self._advance(()))
+            case LoaderReplaced(sources=sources):
+                return self._read_again(sources)
+            case ConstructorReplaced(number=number):
+                return self._build_again(number)
             case _:
                 assert_never(event)
 
@@ -267,7 +252,7 @@ class Planner:
         """Return how many steps the next plan is to have: one where a rank waits for it."""
         return 1 if self.state.step == self.slowest_step else self.mix.steps_at_once
 
-    def _demanded(self) -> _Demand:
+    def _demanded(self) -> Demand:
         """Return what the next plan demands; found once a plan, for there may be a report of every source in it."""
         step, steps = self.state.step, self._steps_demanded()
         if self._demand is None or (self._demand.step, self._demand.steps) != (step, steps):
@@ -276,7 +261,7 @@ class Planner:
             ahead = step + _PLANS_READ_AHEAD * together
             soon = weights_at(self.mix.mix.stages, self.mix.names, ahead)
             tokens = self.mix.batch.tokens * together
-            self._demand = _Demand(
+            self._demand = Demand(
                 step=step,
                 steps=steps,
                 needs_S=needs,
@@ -340,6 +325,23 @@ class Planner:
         queue.asked_to = stop
         return [ReadAhead(source=source, start=start, stop=stop)]
 
+    def _read_again(self, sources: Sequence[int]) -> tuple[PlannerCommand, ...]:
+        """Have another loader hold what the lost one held, and answer what it was asked."""
+        floors_S = self._states[self.released_to].floors()
+        ends = {s: self._queues[s].table.stop for s in sources}
+        ranges = {s: (floors_S[s], max(floors_S[s], end)) for s, end in ends.items()}
+        asked = [
+            ReadAhead(source=s, start=ends[s], stop=self._queues[s].asked_to)
+            for s in sources
+            if self._is_asked(s)
+        ]
+        return (TakeOver(ranges=ranges), *asked)
+
+    def _build_again(self, number: int) -> tuple[PlannerCommand, ...]:
+        windows, end = tuple(self._published), self.state.step if self._ended else None
+        to = self.released_to
+        return (Republish(number=number, released_to=to, windows=windows, end=end),)
+
     def _refuse_barren(self, source: int) -> None:
         """Stop a run that would read a source round and round and never find a usable sample."""
         queue, epoch = self._queues[source], self.positions_per_epoch_S[source]
@@ -357,7 +359,7 @@ class Planner:
         commands: list[PlannerCommand] = []
         plans: list[StepPlan] = []
         for membership in window:
-            before, plan = self.state, place(self.mix, self.tree, self.state, membership)
+            before, plan = self.state, self._placed(membership)
             self.state = membership.after
             self._states[self.state.step] = self.state
             plans.append(plan)
@@ -370,17 +372,24 @@ class Planner:
         if self.mix.pack.overlong != "split":
             for membership in window:
                 self.overlong_S = (membership.lost_S + self.overlong_S).tolist()
-        return [*commands, PublishPlans(plans=tuple(plans))]
+        self._published.append(tuple(plans))
+        return [*commands, PublishPlans(plans=self._published[-1])]
+
+    def _placed(self, membership: Membership) -> StepPlan:
+        pieces = membership.pieces
+        left_out = self._loss_spans.labels_left_out(pieces, stops_with_next(pieces))
+        return place(self.mix, self.tree, self.state, membership, labels_left_out=left_out)
 
     def _release(self) -> list[PlannerCommand]:
         """Let go of what no rank can ask for again, of as many steps at once as are planned together."""
         step = self.slowest_step
-        if step < self._released_to + self.mix.steps_at_once:
+        if step < self.released_to + self.mix.steps_at_once:
             return []
-        self._released_to = step
+        self.released_to = step
+        while self._published and self._published[0][-1].step < step:
+            self._published.popleft()
         for old in [s for s in self._states if s < step]:
             del self._states[old]
-        return [
-            ReleaseSteps(step=step),
-            ReleaseSamples(floors=dict(enumerate(self._states[step].floors()))),
-        ]
+        floors = dict(enumerate(self._states[step].floors()))
+        self._loss_spans.release(floors)
+        return [ReleaseSteps(step=step), ReleaseSamples(floors=floors)]

@@ -5,12 +5,12 @@ for in turn. Seconds are of one clock, shared by all who write and read.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from omniload.base.state import JsonObject
 
-__all__ = ["SILENT_S", "Progress", "Task", "rank_name", "reason_of"]
+__all__ = ["SILENT_S", "Progress", "Task", "Waits", "rank_name", "reason_of"]
 
 _RANK = "rank dp="
 SILENT_S = 5.0
@@ -41,6 +41,16 @@ class Progress:
     """The oldest first."""
     calls: tuple[Task, ...] = ()
     """Calls to a store that are under way in its process, the oldest first."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """What it counts of itself; what only grows ends in ``_total``."""
+
+    def moved(self, by_s: float) -> "Progress":
+        """Return it by another host's clock, which is ahead by so many seconds."""
+        tasks, calls = (
+            tuple(replace(task, since_s=task.since_s + by_s) for task in several)
+            for several in (self.tasks, self.calls)
+        )
+        return replace(self, beat_s=self.beat_s + by_s, tasks=tasks, calls=calls)
 
     def to_json(self) -> JsonObject:
         """Return it as plain JSON."""
@@ -54,6 +64,18 @@ class Progress:
             for key in ("tasks", "calls")
         )
         return cls(**{**stored, "tasks": tasks, "calls": calls})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """What holds up the next plan: ranks that are behind, or sources of which too little is known."""
+
+    text: str
+    """As words that follow the planner's name."""
+    ranks: tuple[str, ...] = ()
+    """Names of the ranks."""
+    sources: tuple[int, ...] = ()
+    """Sources that were asked for more."""
 
 
 def rank_name(dp_rank: int, cp_rank: int, cp_size: int) -> str:

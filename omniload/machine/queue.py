@@ -7,11 +7,27 @@ import numpy as np
 from omniload.mix.samples import SampleTable
 from omniload.mix.state import Cursor
 
-__all__ = ["SampleQueue"]
+__all__ = ["Demand", "SampleQueue"]
 
 _FIRST_READ = 16
 """Records read before anything is known of their length: a record may hold a million tokens."""
 _LARGEST_READ = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """Tokens of each source that must be known before steps can be planned, and below which more are asked for."""
+
+    step: int
+    """The first of the steps."""
+    steps: int
+    """How many."""
+    needs_S: list[int]
+    """What they are likely to draw; at least 1 where they draw any."""
+    targets_S: list[int]
+    """What the coming steps are likely to draw."""
+    short: set[int]
+    """Sources of which less than the need is known."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,21 +4,34 @@ It is the only holder of a source's payload until a data constructor takes it. T
 planner says what to read and when to let go, so the buffer is bounded by the plan.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import StateError
 from omniload.base.ragged import Ragged, Ranges
-from omniload.machine.messages import ReadAhead, ReleaseSamples, SamplesReported, SliceRequest
+from omniload.machine.messages import (
+    ReadAhead,
+    ReleaseSamples,
+    SamplesReported,
+    SliceRequest,
+    TakeOver,
+)
+from omniload.mix.columns import COLUMNS, ColumnRanges, SampleColumns, joined_ranges
 from omniload.mix.pieces import POSITION_LIMIT, SUB_LIMIT
 from omniload.mix.samples import SampleTable
 
 __all__ = ["Read", "SamplesRead", "SourceLoader"]
+
+_CHUNK = 1024
+"""Records that a loader that takes over reads again at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +42,8 @@ class SamplesRead:
     table: SampleTable
     tokens: Ragged
     skipped: int
+    others: Mapping[str, Ragged] = field(default_factory=dict)
+    """Further columns by name, in the order of the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +59,27 @@ class Read:
 class _Held:
     table: SampleTable
     tokens: Ragged
+    others: Mapping[str, Ragged]
+
+    def within(self, start: int, stop: int) -> "_Held":
+        """Return the part from ``start`` to ``stop``; nothing is copied."""
+        if (start, stop) == (self.table.start, self.table.stop):
+            return self
+        table = self.table.within(start, stop)
+        first = int(np.searchsorted(self.table.positions_N, start))
+        last = first + len(table)
+        others = {name: column.between(first, last) for name, column in self.others.items()}
+        return _Held(table, self.tokens.between(first, last), others)
+
+
+@dataclass(slots=True)
+class _Column:
+    """One further column of every held sample of one source."""
+
+    starts_N: NDArray[np.int64]
+    stops_N: NDArray[np.int64]
+    values: list[NDArray[Any]]
+    """Values of each block."""
 
 
 @dataclass(slots=True)
@@ -57,6 +93,8 @@ class _Index:
     stops_N: NDArray[np.int64]
     columns: list[NDArray[np.int32]]
     """Tokens of each block."""
+    others: dict[str, _Column]
+    """Further columns by name."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,62 +106,106 @@ class SourceLoader:
     _held: dict[int, deque[_Held]] = field(default_factory=dict, init=False)
     _indexes: dict[int, _Index] = field(default_factory=dict, init=False)
     """Indexes of what is held; made anew when asked for after a change."""
+    _taken_over: dict[int, int] = field(default_factory=dict, init=False)
+    """Sources of which what is asked for may have been read by another loader only, and from which position on."""
 
     def handle(
-        self, event: ReadAhead | SamplesRead | ReleaseSamples
+        self, event: ReadAhead | SamplesRead | ReleaseSamples | TakeOver
     ) -> tuple[Read | SamplesReported, ...]:
         """Apply one event and return what must now be done, in order."""
         match event:
             case ReadAhead(source=source, start=start, stop=stop):
                 held = self._find(source, start, stop)
                 if held is not None:  # asked again: the answer is at hand
-                    return (SamplesReported(source=source, table=held.table),)
+                    return (SamplesReported(source=source, table=held),)
                 return (Read(source=source, start=start, stop=stop),)
-            case SamplesRead(source=source, table=table, tokens=tokens, skipped=skipped):
-                queue = self._held.setdefault(source, deque())
-                if not queue or queue[-1].table.stop <= table.start:  # else read twice: it is held
-                    queue.append(_Held(table, tokens))
-                    self._indexes.pop(source, None)
+            case SamplesRead(
+                source=source, table=table, tokens=tokens, skipped=skipped, others=others
+            ):
+                self._hold(source, _Held(table, tokens, others))
                 return (SamplesReported(source=source, table=table, skipped=skipped),)
             case ReleaseSamples(floors=floors):
                 for source, floor in floors.items():
-                    queue = self._held.get(source, deque())
-                    while queue and queue[0].table.stop <= floor:
-                        queue.popleft()
-                        self._indexes.pop(source, None)
+                    self._release(source, floor)
                 return ()
+            case TakeOver(ranges=ranges):
+                self._taken_over |= {source: floor for source, (floor, _) in ranges.items()}
+                return tuple(
+                    Read(source=source, start=start, stop=stop)
+                    for source, (first, last) in ranges.items()
+                    for start, stop in _chunks(first, last)
+                    if self._find(source, start, stop) is None
+                )
 
-    def slices(self, request: SliceRequest) -> Ragged:
+    def unread(self, requests: Sequence[SliceRequest]) -> tuple[Read, ...]:
+        """Return what must be read before these can be answered: what another loader had read, and died."""
+        reads = []
+        for request in requests if self._taken_over else ():
+            floor = self._taken_over.get(request.source)
+            if floor is None or not len(request.positions_N):
+                continue
+            keys_N = self._index_of(request.source).keys_N
+            missing = ~np.isin(_keys(request.positions_N, request.subs_N), keys_N)
+            positions = request.positions_N[missing & (request.positions_N >= floor)]
+            if len(positions):
+                start, stop = int(positions.min()), int(positions.max()) + 1
+                reads.append(Read(source=request.source, start=start, stop=stop))
+        return tuple(reads)
+
+    def slices(self, request: SliceRequest) -> SampleColumns:
         """Return the asked token ranges of one source; see ``slices_of``."""
         return self.slices_of([request])[0]
 
-    def slices_of(self, requests: Sequence[SliceRequest]) -> list[Ragged]:
-        """Return the asked token ranges of each request, copied end to end, in the order asked for.
+    def slices_of(self, requests: Sequence[SliceRequest]) -> list[SampleColumns]:
+        """Return the asked ranges of each request, copied end to end, in the order asked for.
 
         Raises:
             StateError: A sample is not held: it was released, or never read.
         """
-        # One gather for all sources: a step asks many of them for a few ranges each.
-        packed = self.ranges_of(requests).packed()
-        values, offsets = packed.values_V, packed.offsets
+        # One gather for the tokens of all sources: a step asks many of them for a few ranges each.
+        found, others = self._found(requests)
         cuts = np.cumsum([0, *(len(request.positions_N) for request in requests)]).tolist()
+        tokens = found.packed()
         return [
-            Ragged(
-                values_V=values[offsets[a] : offsets[b]], offsets=offsets[a : b + 1] - offsets[a]
+            SampleColumns(
+                tokens=tokens.part(a, b),
+                others={
+                    name: of_place[place].packed()
+                    for name, of_place in others.items()
+                    if place in of_place
+                },
             )
-            for a, b in pairwise(cuts)
+            for place, (a, b) in enumerate(pairwise(cuts))
         ]
 
-    def ranges_of(self, requests: Sequence[SliceRequest]) -> Ranges:
-        """Say where the asked token ranges lie, request by request, in the order asked for; nothing is copied.
+    def ranges_of(self, requests: Sequence[SliceRequest]) -> ColumnRanges:
+        """Say where the asked ranges lie, request by request, in the order asked for; nothing is copied.
+
+        A column that was not asked for, or that no source of the requests has, is not looked at.
 
         Raises:
             StateError: A sample is not held: it was released, or never read. Or a range is none.
         """
+        tokens, others = self._found(requests)
+        cuts = np.cumsum([0, *(len(request.positions_N) for request in requests)]).tolist()
+        lengths = [tokens.lengths_N[a:b] for a, b in pairwise(cuts)] if others else []
+        return ColumnRanges(
+            tokens=tokens,
+            others={
+                name: joined_ranges(name, [of_place.get(i, own) for i, own in enumerate(lengths)])
+                for name, of_place in sorted(others.items())
+            },
+        )
+
+    def _found(
+        self, requests: Sequence[SliceRequest]
+    ) -> tuple[Ranges, dict[str, dict[int, Ranges]]]:
+        """Return where the tokens lie, and of each further column the ranges of the requests that have it."""
         nothing = np.empty(0, np.int64)
         columns: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
         which, starts, stops = [nothing], [nothing], [nothing]
-        for request in requests:
+        others: dict[str, dict[int, Ranges]] = {}
+        for place, request in enumerate(requests):
             _require_ranges(request)
             index = self._index_of(request.source)
             wanted = _keys(request.positions_N, request.subs_N)
@@ -137,12 +219,15 @@ class SourceLoader:
             stops.append(np.minimum(first + request.stops_N, last))
             which.append(index.blocks_N[row] + len(columns))
             columns += index.columns
-        return Ranges(
+            for name in index.others.keys() & request.columns:
+                others.setdefault(name, {})[place] = _ranges_in(name, index, row, request)
+        tokens = Ranges(
             columns=columns,
             which_N=np.concatenate(which),
             starts_N=np.concatenate(starts),
             stops_N=np.concatenate(stops),
         )
+        return tokens, others
 
     def held_positions(self, source: int) -> tuple[int, int]:
         """Return the range of raw positions at hand; equal ends when there are none."""
@@ -153,15 +238,51 @@ class SourceLoader:
         """Return the tokens held, over all sources."""
         return sum(len(block.tokens.values_V) for queue in self._held.values() for block in queue)
 
-    def _find(self, source: int, start: int, stop: int) -> _Held | None:
-        return next(
-            (
-                b
-                for b in self._held.get(source, ())
-                if b.table.start == start and b.table.stop == stop
-            ),
-            None,
+    def held_bytes(self) -> int:
+        """Return what held samples take of memory, over all sources."""
+        return sum(
+            column.values_V.nbytes + column.offsets.nbytes
+            for queue in self._held.values()
+            for block in queue
+            for column in (block.tokens, *block.others.values())
         )
+
+    def _find(self, source: int, start: int, stop: int) -> SampleTable | None:
+        """Return the metadata of a range of which every position is held."""
+        parts, reached = [], start
+        for block in self._held.get(source, ()):
+            if block.table.start <= reached < block.table.stop:
+                parts.append(block.within(reached, min(stop, block.table.stop)).table)
+                reached = parts[-1].stop
+            if reached >= stop:
+                return _joined(parts)
+        return None
+
+    def _hold(self, source: int, read: _Held) -> None:
+        """Take in of a block what is not held yet: it may have been read twice, in other parts."""
+        queue = self._held.setdefault(source, deque())
+        new, start = [], read.table.start
+        for block in queue:
+            if start < block.table.start:
+                new.append(read.within(start, min(block.table.start, read.table.stop)))
+            start = max(start, block.table.stop)
+            if start >= read.table.stop:
+                break
+        if start < read.table.stop:
+            new.append(read.within(start, read.table.stop))
+        for block in new:
+            if block.table.stop > block.table.start:
+                at = bisect_left(queue, block.table.start, key=lambda held: held.table.start)
+                queue.insert(at, block)
+                self._indexes.pop(source, None)
+
+    def _release(self, source: int, floor: int) -> None:
+        queue = self._held.get(source, deque())
+        while queue and queue[0].table.stop <= floor:
+            queue.popleft()
+            self._indexes.pop(source, None)
+        if source in self._taken_over:
+            self._taken_over[source] = max(self._taken_over[source], floor)
 
     def _index_of(self, source: int) -> _Index:
         index = self._indexes.get(source)
@@ -181,17 +302,67 @@ class SourceLoader:
         )
 
 
+def _joined(parts: Sequence[SampleTable]) -> SampleTable:
+    """Return tables that follow each other as one, with their metadata."""
+    if len(parts) == 1:
+        return parts[0]
+    names = set.intersection(*(set(part.metadata) for part in parts))
+    return replace(
+        reduce(SampleTable.followed_by, parts),
+        metadata={
+            name: Ranges.of(
+                [part.metadata[name] for part in parts], parts[0].metadata[name].values_V.dtype.type
+            ).packed()
+            for name in names
+        },
+    )
+
+
+def _chunks(start: int, stop: int) -> Iterable[tuple[int, int]]:
+    """Cut a range into parts that are read at once: what is asked for meanwhile waits for one part only."""
+    return ((at, min(at + _CHUNK, stop)) for at in range(start, stop, _CHUNK))
+
+
 def _index_of(blocks: Iterable[_Held]) -> _Index:
-    held = list(blocks)
+    held = [block for block in blocks if len(block.table)]
     nothing = np.empty(0, np.int64)
+
+    def bounds(columns: list[Ragged]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        starts_N = np.concatenate([nothing, *(column.offsets[:-1] for column in columns)])
+        return starts_N, np.concatenate([nothing, *(column.offsets[1:] for column in columns)])
+
+    starts_N, stops_N = bounds([b.tokens for b in held])
+    others = {
+        name: _Column(
+            *bounds([b.others[name] for b in held]), [b.others[name].values_V for b in held]
+        )
+        for name in (held[0].others if held else ())
+    }
     return _Index(
         keys_N=np.concatenate(
             [nothing, *(_keys(b.table.positions_N, b.table.subs_N) for b in held)]
         ),
         blocks_N=np.repeat(np.arange(len(held)), [len(b.table) for b in held]),
-        starts_N=np.concatenate([nothing, *(b.tokens.offsets[:-1] for b in held)]),
-        stops_N=np.concatenate([nothing, *(b.tokens.offsets[1:] for b in held)]),
+        starts_N=starts_N,
+        stops_N=stops_N,
         columns=[b.tokens.values_V for b in held],
+        others=others,
+    )
+
+
+def _ranges_in(
+    name: str, index: _Index, rows_N: NDArray[np.int64], request: SliceRequest
+) -> Ranges:
+    """Say where the asked ranges of a further column lie."""
+    column = index.others[name]
+    first, last = column.starts_N[rows_N], column.stops_N[rows_N]
+    if COLUMNS[name].aligned:
+        starts_N = np.minimum(first + request.starts_N, last)
+        stops_N = np.minimum(first + request.stops_N, last)
+    else:  # with the piece that holds the sample's first token
+        starts_N, stops_N = first, np.where(request.starts_N == 0, last, first)
+    return Ranges(
+        columns=column.values, which_N=index.blocks_N[rows_N], starts_N=starts_N, stops_N=stops_N
     )
 
 

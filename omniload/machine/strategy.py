@@ -1,6 +1,6 @@
-"""The strategy that a mix file declares, as the chain of the paper's primitives.
+"""The strategy that a mix file names, run on the rows of a step.
 
-The same chain can be written by hand against ``DGraph``; this is the one the planner runs.
+The strategies themselves, chains of the paper's primitives, stand in ``omniload.plan.strategies``.
 """
 
 from typing import Any
@@ -10,20 +10,28 @@ import numpy as np
 from omniload.batch.rows import stops_with_next
 from omniload.mix.config import MixConfig
 from omniload.mix.state import MixState
-from omniload.plan.cost import QuadraticCost
 from omniload.plan.dgraph import DGraph
 from omniload.plan.membership import Membership
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.placement import num_microbatches_of
 from omniload.plan.records import StepPlan
+from omniload.plan.strategies import PlacementRequest, cost_of, placed_by, strategy_of
 
 __all__ = ["dealt_by_chain", "place"]
 
 
 def place(
-    mix: MixConfig, tree: ClientPlaceTree, state: MixState, membership: Membership
+    mix: MixConfig,
+    tree: ClientPlaceTree,
+    state: MixState,
+    membership: Membership,
+    *,
+    labels_left_out: int = 0,
 ) -> StepPlan:
-    """Deal the rows of a step to data-parallel ranks and microbatches, balanced by cost."""
+    """Deal the rows of a step to data-parallel ranks and microbatches, balanced by cost.
+
+    ``labels_left_out`` of its labels are masked: they are not in ``loss_tokens``.
+    """
     pieces = membership.pieces
     num_rows = len(membership.row_offsets) - 1
     num_microbatches = num_microbatches_of(num_rows, tree.size_of("dp"), mix.rows_per_microbatch)
@@ -36,7 +44,7 @@ def place(
     }
     # The chain takes longer than the rest of a small step's plan: where there is one bucket, none is run.
     if tree.size_of("dp") * num_microbatches > 1:
-        dealt = dealt_by_chain(mix, tree, membership, num_microbatches)
+        dealt = dealt_by_chain(mix, tree, state.step, membership, num_microbatches)
     lengths = pieces.lengths_P
     return StepPlan(
         step=state.step,
@@ -48,24 +56,36 @@ def place(
             .astype(np.int64)
             .tolist()
         ),
-        loss_tokens=int((stops_with_next(pieces) - pieces.starts_P).sum()) - len(pieces),
+        loss_tokens=int((stops_with_next(pieces) - pieces.starts_P).sum())
+        - len(pieces)
+        - labels_left_out,
         mix_revision=state.mix_revision,
         **dealt,
     )
 
 
 def dealt_by_chain(
-    mix: MixConfig, tree: ClientPlaceTree, membership: Membership, num_microbatches: int
+    mix: MixConfig, tree: ClientPlaceTree, step: int, membership: Membership, num_microbatches: int
 ) -> dict[str, Any]:
-    """Return the rank and microbatch of each row by the chain of primitives, and how even that is."""
-    placement = (
-        DGraph.of_rows(membership.pieces.lengths_P, membership.row_offsets)
-        .distribute("dp", microbatches=num_microbatches, max_count=mix.rows_per_microbatch)
-        .cost(QuadraticCost(linear=mix.balance.linear, quadratic=mix.balance.quadratic))
-        .balance(mix.balance.method)
-        .broadcast_at("tp")
-        .plan(tree)
+    """Return the rank and microbatch of each row by the mix's strategy, and how even that is.
+
+    Raises:
+        ConfigError: The strategy is a user's and fails, or its placement is not whole.
+    """
+    pieces = membership.pieces
+    cost, columns = cost_of(mix.balance)
+    request = PlacementRequest(
+        tree=tree,
+        step=step,
+        microbatches=num_microbatches,
+        rows_per_microbatch=mix.rows_per_microbatch,
+        cost=cost,
+        cost_columns=columns,
+        method=mix.balance.method,
     )
+    rows = DGraph.of_rows(pieces.lengths_P, membership.row_offsets, {"sources": pieces.sources_P})
+    name = mix.balance.strategy
+    placement = placed_by(strategy_of(name), name, rows, request)
     return {
         "dp_ranks_R": placement.buckets_N,
         "microbatches_R": placement.microbatches_N,

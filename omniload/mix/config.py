@@ -11,7 +11,8 @@ from pydantic import Field, field_validator, model_validator
 
 from omniload.base.config import StrictModel, fault_at, load_yaml
 from omniload.base.units import Count
-from omniload.mix.runtime import RuntimeConfig
+from omniload.mix.columns import LOSS_MASK, WholeColumn
+from omniload.mix.runtime import LoaderConfig, RuntimeConfig
 from omniload.mix.sources import (
     JsonlSource,
     Name,
@@ -180,11 +181,22 @@ class BatchConfig(StrictModel):
     """Tokens of a step over all ranks; a multiple of ``pack.length``."""
     micro_tokens: Count = Field(ge=2, le=LARGEST_BATCH)
     """Most tokens in one microbatch of one rank; a multiple of ``pack.length``."""
+    columns: tuple[WholeColumn, ...] = ()
+    """Columns of whole samples that batches bring beside the tokens; others are not read."""
+
+    @property
+    def columns_used(self) -> tuple[str, ...]:
+        """Every column that becomes part of a batch: a loss mask does wherever a source has one."""
+        return (LOSS_MASK, *self.columns)
 
 
 class BalanceConfig(StrictModel):
     """How rows are dealt to ranks and microbatches."""
 
+    strategy: Name = "balanced"
+    """Strategy: ``balanced``, ``in_order``, ``by_length``, or one that an installed distribution registers."""
+    cost: Name = "quadratic"
+    """Cost of a document: ``quadratic`` of its length, or a function that an installed distribution registers."""
     method: Literal["greedy_swap", "karmarkar_karp", "none"] = "greedy_swap"
     """Balancing algorithm; ``none`` deals rows in order."""
     linear: float = Field(default=768.0, ge=0, le=_LARGEST_NUMBER, allow_inf_nan=False)
@@ -218,6 +230,8 @@ class MixConfig(StrictModel):
     """Needed when a source holds text."""
     balance: BalanceConfig = BalanceConfig()
     """Equal work."""
+    loader: LoaderConfig = LoaderConfig()
+    """Memory of source loaders."""
     runtime: RuntimeConfig = RuntimeConfig()
     """Threads or actors."""
 

@@ -17,6 +17,8 @@ __all__ = ["SourceFacts", "fingerprint_of"]
 
 _NOT_MEMBERSHIP = {"tags", "on_error", "path"}
 """What may change: data that moved is told from other data by its shards."""
+_LATER_KEYS = ("columns", "transforms")
+"""Keys that came after the first release: one that is not used leaves the digest as it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,8 @@ class SourceFacts:
     """Digest of the shards' names and sizes."""
     content_digest: str
     """Digest of what the shards hold: one that was replaced by another of its name and size is another."""
+    transforms_digest: str = ""
+    """Digest of the files that its transforms read, such as a chat template; empty where they read none."""
 
 
 def fingerprint_of(
@@ -51,7 +55,7 @@ def fingerprint_of(
     Returns:
         Digests by part: ``seed``, ``mix``, ``pack``, ``batch.tokens``, ``tokenizer``,
         ``tokenizer.library``, and for each source ``sources.NAME`` (what was declared),
-        ``sources.NAME.records``, ``.order``, ``.shards`` and ``.content`` (what was found).
+        ``sources.NAME.records``, ``.order``, ``.shards``, ``.content`` and ``.transforms`` (what was found).
     """
     parts: dict[str, str] = {
         "seed": str(mix.seed),
@@ -62,11 +66,17 @@ def fingerprint_of(
         "tokenizer.library": tokenizer_library,
     }
     for (name, source), facts in zip(mix.sources.items(), facts_S, strict=True):
-        parts[f"sources.{name}"] = _digest(source.model_dump(mode="json", exclude=_NOT_MEMBERSHIP))
+        declared = source.model_dump(mode="json", exclude=_NOT_MEMBERSHIP)
+        for key in _LATER_KEYS:
+            if not declared.get(key):
+                declared.pop(key, None)
+        parts[f"sources.{name}"] = _digest(declared)
         parts[f"sources.{name}.records"] = str(facts.positions_per_epoch)
         parts[f"sources.{name}.order"] = facts.order_digest
         parts[f"sources.{name}.shards"] = facts.shards_digest
         parts[f"sources.{name}.content"] = facts.content_digest
+        if facts.transforms_digest:
+            parts[f"sources.{name}.transforms"] = facts.transforms_digest
     return parts
 
 

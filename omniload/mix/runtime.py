@@ -1,13 +1,23 @@
 """The part of the data-mix file that changes nothing of what is trained on."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from omniload.base.config import StrictModel
-from omniload.base.units import Seconds
+from omniload.base.units import Bytes, Seconds, parse_ports
 
-__all__ = ["RuntimeConfig"]
+__all__ = ["LoaderConfig", "RuntimeConfig"]
+
+
+class LoaderConfig(StrictModel):
+    """What a source loader may take of its machine; none of this changes what is trained on."""
+
+    memory: Annotated[Bytes, Field(ge=1 << 20)] = 256 << 20
+    """What one loader's samples may take of memory: those read ahead, and the decoded blocks that a shuffle draws
+    from. Blocks over it lie on the node's disk."""
+    spill: str = ""
+    """Folder of that disk; by default ``TMPDIR``, else ``/var/tmp``. On a tmpfs it would be memory again."""
 
 
 class RuntimeConfig(StrictModel):
@@ -19,9 +29,38 @@ class RuntimeConfig(StrictModel):
     """Steps built ahead of the slowest rank; 0 builds 4, and of small steps up to 64, about a million tokens."""
     loaders: int = Field(default=0, ge=0, le=4096)
     """Source loader actors; 0 groups sources by their cost."""
+    shadows: int = Field(default=0, ge=0, le=2)
+    """Processes that stand by for each source loader, their sources open, and take over when it is lost."""
     constructors: int = Field(default=0, ge=0, le=4096)
     """Data constructor actors; 0 starts one for every 8 data-parallel ranks."""
+    address: str = ""
+    """A Ray that runs already, to be used in place of one of our own: ``HOST:PORT``, or ``auto`` for this machine's."""
+    bind: str = ""
+    """Where the Ray of our own listens: loopback by default; for ranks on several hosts an interface (``eth0``),
+    a network (``10.0.0.0/8``) of which each host has an address, or ``auto``, the way to ``MASTER_ADDR``."""
+    ports: str = ""
+    """Ports that it listens on, as ``20000-20099``; any by default."""
     metrics_port: int = Field(default=0, ge=0, le=65_535)
-    """Port on loopback where the planner's process answers Prometheus at ``/metrics``; 0 for none."""
+    """Port where the planner's process answers Prometheus at ``/metrics``; 0 for none."""
+    metrics_bind: str = ""
+    """Where it does: loopback by default; otherwise as ``bind``."""
     batch_timeout: Annotated[Seconds, Field(gt=0)] = 1800.0
     """Longest that a rank waits for a batch before it is told who holds it up; it is logged from 10 s on."""
+
+    @field_validator("ports")
+    @classmethod
+    def _ports_are_a_range(cls, ports: str) -> str:
+        parse_ports(ports)
+        return ports
+
+    @model_validator(mode="after")
+    def _one_ray(self) -> Self:
+        if self.address and self.kind == "local":
+            raise ValueError(
+                f"runtime.address {self.address!r} names a Ray, and runtime.kind is local; use kind: ray"
+            )
+        if self.address and (self.bind or self.ports):
+            raise ValueError(
+                f"runtime.address {self.address!r} names a Ray that listens where it was told; leave out bind and ports"
+            )
+        return self

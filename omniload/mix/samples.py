@@ -4,11 +4,14 @@ Shape suffixes:
     N  samples of one source, in position order
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from omniload.base.ragged import Ragged
 
 __all__ = ["SampleTable"]
 
@@ -32,6 +35,9 @@ class SampleTable:
     """Number of the sample within its record."""
     lengths_N: NDArray[np.int32]
     """Tokens in each sample, at least 1."""
+    metadata: Mapping[str, Ragged] = field(default_factory=dict)
+    """Small numbers of each sample by name, such as ``LOSS_SPANS``; empty for plain tokens. The planner files
+    them away when they are reported; tables made from this one have none."""
 
     def __len__(self) -> int:
         return len(self.positions_N)
@@ -58,4 +64,17 @@ class SampleTable:
             positions_N=np.concatenate((self.positions_N, other.positions_N)),
             subs_N=np.concatenate((self.subs_N, other.subs_N)),
             lengths_N=np.concatenate((self.lengths_N, other.lengths_N)),
+        )
+
+    def within(self, start: int, stop: int) -> "SampleTable":
+        """Return the part from raw position ``start`` to ``stop``, as far as it is covered, with its metadata."""
+        start, stop = max(start, self.start), min(stop, self.stop)
+        first, last = np.searchsorted(self.positions_N, (start, stop))
+        return SampleTable(
+            start=start,
+            stop=stop,
+            positions_N=self.positions_N[first:last],
+            subs_N=self.subs_N[first:last],
+            lengths_N=self.lengths_N[first:last],
+            metadata={name: each.between(first, last) for name, each in self.metadata.items()},
         )

@@ -6,6 +6,7 @@ To add a format: its keys here, with a line in ``SourceConfig``; its reader in a
 knows formats one by one.
 """
 
+from collections.abc import Collection
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
@@ -13,6 +14,8 @@ from typing_extensions import override
 
 from omniload.base.config import StrictModel, fault_at
 from omniload.base.units import Bytes, Count
+from omniload.mix.columns import LOSS_MASK, ColumnName
+from omniload.mix.schema.transforms import ChatTransform, TransformConfig
 
 __all__ = [
     "LARGEST_UNIT_BYTES",
@@ -73,6 +76,21 @@ class SourceBase(StrictModel):
     """Order of the records."""
     on_error: OnError = OnError()
     """What to do with a record that cannot be decoded."""
+    transforms: tuple[TransformConfig, ...] = ()
+    """What is done to records on their way to samples, in order."""
+
+    @model_validator(mode="after")
+    def _chat_comes_first(self) -> Self:
+        for i, transform in enumerate(self.transforms):
+            if not isinstance(transform, ChatTransform):
+                continue
+            if i or not self.holds_text:
+                why = "comes after another" if i else "needs text, and the source holds token ids"
+                raise fault_at(
+                    f"transforms[{i}]: chat {why}; make it the first transform of a source of text",
+                    *("transforms", i),
+                )
+        return self
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -83,6 +101,15 @@ class SourceBase(StrictModel):
     def holds_text(self) -> bool:
         """Whether its records are text, to be tokenised, and not token ids."""
         return True
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether its text may be nested values, such as lists of messages, that a transform takes as JSON."""
+        return bool(self.transforms) and isinstance(self.transforms[0], ChatTransform)
+
+    def using(self, columns: Collection[str]) -> Self:  # noqa: ARG002 -- few types have any
+        """Return the source without further columns that are not among ``columns``: they are not read."""
+        return self
 
 
 class _TextOrTokens(SourceBase):
@@ -106,12 +133,39 @@ class _TextOrTokens(SourceBase):
         return self.tokens is None
 
     @property
+    def holds(self) -> Literal["text", "tokens", "nested"]:
+        """What its column holds; ``nested`` is text, or lists and objects."""
+        return "nested" if self.is_nested else "text" if self.holds_text else "tokens"
+
+    @property
     def column(self) -> str:
         """The column that is read."""
         return str(self.text if self.tokens is None else self.tokens)
 
 
-class ParquetSource(_TextOrTokens):
+class _Table(_TextOrTokens):
+    columns: dict[ColumnName, str] = Field(default_factory=dict)
+    """Further columns of a sample, and the column of the file that each is read from: ``loss_mask`` (a list of 0 and 1,
+    or of booleans, one for each token; a token of 0 is read but is no label), ``scores`` (a number, or a list of
+    numbers, of the whole sample)."""
+
+    @model_validator(mode="after")
+    def _masks_go_with_tokens(self) -> Self:
+        if self.tokens is None and LOSS_MASK in self.columns:
+            raise fault_at(
+                f"columns.{LOSS_MASK} has a value for each token and the source holds text; name its column of token "
+                "ids under tokens, or leave the mask out",
+                *("columns", LOSS_MASK),
+            )
+        return self
+
+    @override
+    def using(self, columns: Collection[str]) -> Self:
+        kept = {name: column for name, column in self.columns.items() if name in columns}
+        return self if kept == self.columns else self.model_copy(update={"columns": kept})
+
+
+class ParquetSource(_Table):
     """Parquet shards; one row is one record."""
 
     type: Literal["parquet"]
@@ -135,7 +189,7 @@ class TextSource(SourceBase):
     """Files read together."""
 
 
-class ArrowSource(_TextOrTokens):
+class ArrowSource(_Table):
     """Arrow IPC files and streams, and folders of Hugging Face ``save_to_disk``; one row is one record."""
 
     type: Literal["arrow"]

@@ -14,24 +14,18 @@ Shape suffixes:
 """
 
 import heapq
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from omniload.plan.exchange import TOLERANCE, exchanged
+
 __all__ = ["TOLERANCE", "BalanceMethod", "Balanced", "balance", "reachable_bound"]
 
 BalanceMethod: TypeAlias = Literal["greedy_swap", "karmarkar_karp", "none"]
 """``none`` deals contiguous runs in order."""
-
-TOLERANCE = 2e-5
-"""Exchanges stop once the heaviest bin is within this part of the reachable bound."""
-
-_TRIALS_PER_BIN = 16
-_MOST_TRIALS = 8_192
-"""Pairs of bins that may be tried, for every bin and in all: bounds the time where gains are tiny."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +93,13 @@ def balance(
         bins_N = np.arange(len(costs)) * num_bins // max(len(costs), 1)
     elif method == "greedy_swap":
         bins_N = _longest_first(costs, num_bins, most, min_count)
-        bins_N = _exchanged(costs, bins_N, num_bins, (min_count, most), bound)
+        bins_N = exchanged(costs, bins_N, num_bins, (min_count, most), bound)
     else:
         bins_N = _differenced(costs, num_bins)
         counts_B = np.bincount(bins_N, minlength=num_bins)
         if len(costs) and (counts_B.max() > most or counts_B.min() < min_count):
             bins_N = _repaired(costs, bins_N, num_bins, most, min_count)
-            bins_N = _exchanged(costs, bins_N, num_bins, (min_count, most), bound)
+            bins_N = exchanged(costs, bins_N, num_bins, (min_count, most), bound)
     return Balanced(
         bins_N=bins_N.astype(np.int32), loads_B=_loads(costs, bins_N, num_bins), bound=bound
     )
@@ -199,118 +193,6 @@ def _longest_first(
     bins_N = np.empty(len(costs), np.int64)
     bins_N[order] = dealt
     return bins_N
-
-
-@dataclass(slots=True)
-class _Bins:
-    """Bins while they exchange items: members of each, sorted by cost."""
-
-    items: list[NDArray[np.int64]]
-    costs: list[NDArray[np.float64]]
-    loads_B: NDArray[np.float64]
-    counts: tuple[int, int]
-    """Least and most items in a bin."""
-
-    def best_exchange(self, heavy: int, light: int) -> tuple[int, int] | None:
-        """Return what to give and what to take back, by place in the bin; -1 takes nothing.
-
-        The best exchange shifts half of the difference of the loads. Only one that
-        leaves both bins below the heavy one is returned.
-        """
-        gap = float(self.loads_B[heavy] - self.loads_B[light])
-        give_H, take_L = self.costs[heavy], self.costs[light]
-        least, most = self.counts
-        if len(take_L) < most and len(give_H) > least:
-            back_L = np.concatenate(([0.0], take_L))
-            shift = -1
-        elif len(take_L):
-            back_L, shift = take_L, 0
-        else:
-            return None
-        at = np.searchsorted(back_L, give_H - gap / 2)
-        above = np.minimum(at, len(back_L) - 1)
-        below = np.maximum(at - 1, 0)
-        missed_above = np.abs(give_H - back_L[above] - gap / 2)
-        missed_below = np.abs(give_H - back_L[below] - gap / 2)
-        missed = np.minimum(missed_above, missed_below)
-        best = int(missed.argmin())
-        # A gain lost in rounding would be tried for ever.
-        if missed[best] >= gap / 2 * (1 - 1e-6):
-            return None
-        place = above[best] if missed_above[best] <= missed_below[best] else below[best]
-        return best, int(place) + shift
-
-    def exchange(self, heavy: int, light: int, give: int, take: int) -> None:
-        """Carry out an exchange."""
-        given = self.items[heavy][give : give + 1]
-        taken = self.items[light][take : take + 1] if take >= 0 else given[:0]
-        given_cost = self.costs[heavy][give : give + 1]
-        taken_cost = self.costs[light][take : take + 1] if take >= 0 else given_cost[:0]
-        self._replace(heavy, give, taken, taken_cost)
-        self._replace(light, take, given, given_cost)
-
-    def _replace(
-        self, b: int, place: int, item: NDArray[np.int64], cost: NDArray[np.float64]
-    ) -> None:
-        items, costs = self.items[b], self.costs[b]
-        if place >= 0:
-            items = np.concatenate((items[:place], items[place + 1 :]))
-            costs = np.concatenate((costs[:place], costs[place + 1 :]))
-        if len(item):
-            at = int(costs.searchsorted(cost[0]))
-            items = np.concatenate((items[:at], item, items[at:]))
-            costs = np.concatenate((costs[:at], cost, costs[at:]))
-        self.items[b], self.costs[b] = items, costs
-        self.loads_B[b] = costs.sum()
-
-
-def _exchanged(
-    costs: NDArray[np.float64],
-    bins_N: NDArray[np.int64],
-    num_bins: int,
-    counts: tuple[int, int],
-    bound: float,
-) -> NDArray[np.int64]:
-    """Exchange items between the heaviest bin and light ones while that lowers it."""
-    order = np.lexsort((costs, bins_N))
-    cuts = np.cumsum(np.bincount(bins_N, minlength=num_bins))[:-1]
-    bins = _Bins(
-        items=np.split(order, cuts),
-        costs=np.split(costs[order], cuts),
-        loads_B=_loads(costs, bins_N, num_bins),
-        counts=counts,
-    )
-    trials = min(_TRIALS_PER_BIN * num_bins, _MOST_TRIALS)
-    enough = bound * (1 + TOLERANCE)
-    while trials > 0:
-        heavy = int(bins.loads_B.argmax())
-        if bins.loads_B[heavy] <= enough:
-            break
-        for light in _lightest_first(bins.loads_B, heavy):
-            trials -= 1
-            found = bins.best_exchange(heavy, light)
-            if found is not None:
-                bins.exchange(heavy, light, *found)
-                break
-            if trials <= 0:
-                break
-        else:
-            break  # no bin can relieve the heaviest one
-    out_N = np.empty_like(bins_N)
-    out_N[np.concatenate(bins.items)] = np.repeat(
-        np.arange(num_bins), [len(items) for items in bins.items]
-    )
-    return out_N
-
-
-def _lightest_first(loads_B: NDArray[np.float64], heavy: int) -> Iterable[int]:
-    """Yield the other bins by load; the sort is spared when the first one serves."""
-    first = int(loads_B.argmin())
-    if first != heavy:
-        yield first
-    for b in np.argsort(loads_B, kind="stable").tolist():
-        if b not in (first, heavy):
-            yield b
 
 
 def _differenced(costs: NDArray[np.float64], num_bins: int) -> NDArray[np.int64]:

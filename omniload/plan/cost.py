@@ -7,13 +7,21 @@ Shape suffixes:
     N  samples or pieces      P  pieces, grouped by row      R  rows      M  measurements
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CostFunction", "QuadraticCost", "fit_quadratic", "row_costs"]
+__all__ = [
+    "CostFunction",
+    "QuadraticCost",
+    "combined_cost",
+    "fit_quadratic",
+    "require_costs",
+    "row_costs",
+]
 
 
 class CostFunction(Protocol):
@@ -87,6 +95,45 @@ def row_costs(cost_P: NDArray[np.floating[Any]], row_offsets: NDArray[Any]) -> N
     if filled_R.any():
         out_R[filled_R] = np.add.reduceat(np.asarray(cost_P, np.float64), offsets[:-1][filled_R])
     return out_R
+
+
+def require_costs(
+    function: CostFunction, columns: Mapping[str, NDArray[Any]], of: Sequence[str], module: str
+) -> NDArray[np.float64]:
+    """Return the cost of each sample or piece for one module of the model, once it is seen to be one.
+
+    Args:
+        function: The cost.
+        columns: Metadata by name, ``lengths`` always.
+        of: Columns that the function is called with, in order.
+        module: Name of the module, for messages.
+
+    Raises:
+        ValueError: A column is missing, or a cost is not finite and at least 0.
+    """
+    if missing := [name for name in of if name not in columns]:
+        raise ValueError(f"columns {missing} are not among {sorted(columns)}; load them")
+    values = np.asarray(function(*(columns[name] for name in of)), np.float64)
+    if values.shape != columns["lengths"].shape:
+        raise ValueError(
+            f"cost of {module!r} has shape {values.shape} for {len(columns['lengths'])} "
+            "samples or pieces; return one for each"
+        )
+    wrong = ~(values >= 0) | ~np.isfinite(values)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise ValueError(
+            f"cost of {module!r} at {at} is {values[at]}; a cost is finite and at least 0"
+        )
+    return values
+
+
+def combined_cost(costs: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return the one module's cost, ``[N]``, or the sum of all, each over its mean."""
+    if len(costs) == 1:
+        return next(iter(costs.values()))
+    parts = [c / c.mean() for c in costs.values() if len(c) and c.mean() > 0]
+    return np.sum(parts, axis=0) if parts else np.zeros(len(next(iter(costs.values()))))
 
 
 def fit_quadratic(

@@ -38,10 +38,16 @@ from omniload.base.units import format_count
 from omniload.mix.deficit import Drawn
 from omniload.plan.balance import BalanceMethod
 from omniload.plan.balance import balance as balanced_over
-from omniload.plan.cost import CostFunction, row_costs
+from omniload.plan.cost import CostFunction, combined_cost, require_costs, row_costs
 from omniload.plan.mixing import MixSchedule, draw_candidates
 from omniload.plan.place_tree import BucketAxis, ClientPlaceTree, MeshAxis
-from omniload.plan.placement import Distribution, Placement, imbalance_of, place
+from omniload.plan.placement import (
+    Distribution,
+    Placement,
+    imbalance_of,
+    place,
+    require_dealing,
+)
 
 __all__ = ["DGraph", "Node", "SampleGraph", "State"]
 
@@ -88,6 +94,8 @@ class DGraph:
     """Cost of each member by module, ``[N]`` each."""
     method: BalanceMethod = "none"
     """What ``balance`` declared."""
+    dealing: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
+    """Bucket and microbatch of each member, where ``deal`` gave them."""
     broadcast: tuple[MeshAxis, ...] = ()
     """Axes that ``broadcast_at`` declared."""
 
@@ -171,7 +179,7 @@ class DGraph:
             credits_S: Credits left by the step before (``drawn.credits_S``); zeros at the start.
 
         Raises:
-            ValueError: The candidates have no sources or are rows; otherwise as for ``draw_candidates``.
+            ValueError: The candidates have no sources or are rows; else as for ``draw_candidates``.
         """
         self._require("mix", "loaded", "loaded")
         if self.row_offsets is not None or "sources" not in self.columns:
@@ -238,20 +246,7 @@ class DGraph:
         self._require("cost", "distributed", "costed")
         if module in self.costs:
             raise ValueError(f"module {module!r} has a cost already; name another module")
-        if missing := [name for name in of if name not in self.columns]:
-            raise ValueError(f"columns {missing} are not among {sorted(self.columns)}; load them")
-        values = np.asarray(function(*(self.columns[name] for name in of)), np.float64)
-        if values.shape != self.columns["lengths"].shape:
-            raise ValueError(
-                f"cost of {module!r} has shape {values.shape} for {len(self.columns['lengths'])} "
-                "samples or pieces; return one for each"
-            )
-        wrong = ~(values >= 0) | ~np.isfinite(values)
-        if wrong.any():
-            at = int(np.argmax(wrong))
-            raise ValueError(
-                f"cost of {module!r} at {at} is {values[at]}; a cost is finite and at least 0"
-            )
+        values = require_costs(function, self.columns, of, module)
         cost_N = values if self.row_offsets is None else row_costs(values, self.row_offsets)
         detail = f"{module}: mean {cost_N.mean() if len(cost_N) else 0:.4g}, most {cost_N.max(initial=0):.4g}"
         node = Node(f"cost({module!r}, of={tuple(of)})", "costed", detail)
@@ -270,6 +265,18 @@ class DGraph:
         node = Node(f"balance({method!r})", "balanced", f"by {' + '.join(self.costs)}")
         return replace(self, method=method, nodes=(*self.nodes, node))
 
+    def deal(self, buckets_N: NDArray[Any], microbatches_N: NDArray[Any]) -> Self:
+        """Deal members by hand, in the place of ``balance``: each to a bucket, and a microbatch of it.
+
+        Raises:
+            ValueError: A column has not a number for each member, within what was distributed.
+        """
+        self._require("deal", "costed", "costed")
+        assert self.distribution is not None, "a costed graph has been distributed"
+        dealing = require_dealing(buckets_N, microbatches_N, len(self), self.distribution)
+        node = Node("deal()", "balanced", "by hand")
+        return replace(self, dealing=dealing, nodes=(*self.nodes, node))
+
     def broadcast_at(self, axis: MeshAxis) -> Self:
         """Declare that one rank along ``axis`` fetches and the trainer broadcasts; repeatable."""
         self._require("broadcast_at", "distributed", "balanced")
@@ -285,13 +292,15 @@ class DGraph:
         that none drowns the others.
 
         Raises:
-            ValueError: A call is missing, or the members do not fit the buckets.
+            ValueError: A call is missing, or the members do not fit the buckets of the mesh.
         """
         self._require("plan", "balanced", "balanced")
         assert self.distribution is not None, "a balanced graph has been distributed"
         num_buckets = tree.num_buckets(self.distribution.axis, self.distribution.group_size)
-        cost_N = _combined(self.costs)
-        dealt, microbatches_N = place(cost_N, num_buckets, self.distribution, method=self.method)
+        cost_N = combined_cost(self.costs)
+        dealt, microbatches_N = place(
+            cost_N, num_buckets, self.distribution, method=self.method, dealing=self.dealing
+        )
         in_order = balanced_over(cost_N, num_buckets, method="none")
         flat_N = dealt.bins_N * np.int64(self.distribution.microbatches) + microbatches_N
         shape = (num_buckets, self.distribution.microbatches)
@@ -330,7 +339,7 @@ class DGraph:
             lines.append(f"distributed: to a bucket along {self.distribution.axis}")
         lines += [f"costed: {name} {cost_N[at]:.6g}" for name, cost_N in self.costs.items()]
         if self.state == "balanced":
-            lines.append(f"balanced: by {self.method}")
+            lines.append(f"balanced: by {self.method if self.dealing is None else 'hand'}")
         return tuple(lines)
 
     def describe(self) -> str:
@@ -389,11 +398,3 @@ def _columns(
                 "give one value for each"
             )
     return MappingProxyType(held)
-
-
-def _combined(costs: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return the one module's cost, or the sum of all, each over its mean."""
-    if len(costs) == 1:
-        return next(iter(costs.values()))
-    parts = [c / c.mean() for c in costs.values() if len(c) and c.mean() > 0]
-    return np.sum(parts, axis=0) if parts else np.zeros(len(next(iter(costs.values()))))

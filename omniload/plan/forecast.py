@@ -20,8 +20,9 @@ from omniload.base.units import format_bytes
 from omniload.mix.config import MixConfig
 from omniload.mix.schedule import boundaries, weights_at
 from omniload.plan.balance import balance
-from omniload.plan.cost import QuadraticCost, row_costs
+from omniload.plan.cost import row_costs
 from omniload.plan.records import StepPlan
+from omniload.plan.strategies import cost_of
 
 __all__ = [
     "Forecast",
@@ -181,8 +182,9 @@ def forecast(
 
 def figures_of(mix: MixConfig, plan: StepPlan, dp: int) -> StepFigures:
     """Measure a planned step against its rows dealt to ``dp`` ranks in order."""
-    cost = QuadraticCost(linear=mix.balance.linear, quadratic=mix.balance.quadratic)
-    costs_R = row_costs(cost(plan.pieces.lengths_P), plan.row_offsets)
+    cost, columns = cost_of(mix.balance)
+    known = {"lengths": plan.pieces.lengths_P, "sources": plan.pieces.sources_P}
+    costs_R = row_costs(cost(*(known[name] for name in columns)), plan.row_offsets)
     return StepFigures(
         tokens=int(plan.pieces.lengths_P.sum()),
         capacity=plan.num_rows * mix.pack.length,

@@ -6,6 +6,7 @@ Shape suffixes:
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,16 +50,25 @@ def best_fit(
         )
     falling = num_first + np.argsort(-np.asarray(lengths[num_first:], np.int64), kind="stable")
     rows = [CARRIED] * len(lengths)
-    # Room and row in one integer, sorted: bisection finds the fullest row with room.
-    free = [capacity * num_rows + row for row in range(num_rows)]
+    # Rows by the room they have left: far fewer rooms than rows where a step has many.
+    rooms = [capacity] if num_rows else []
+    rows_of = {capacity: list(range(num_rows))}  # heaps: of rows with equal room the first
     for p in [*range(num_first), *falling.tolist()]:
-        size = lengths[p] * num_rows
-        at = bisect_left(free, size)
-        if at < len(free):
-            left = free.pop(at) - size
-            rows[p] = left % num_rows
-            if left >= num_rows:
-                insort(free, left)
+        size = lengths[p]
+        at = bisect_left(rooms, size)
+        if at == len(rooms):
+            continue
+        room = rooms[at]
+        same = rows_of[room]
+        row = rows[p] = heappop(same)
+        if not same:
+            del rooms[at], rows_of[room]
+        if left := room - size:
+            if left in rows_of:
+                heappush(rows_of[left], row)
+            else:
+                rows_of[left] = [row]
+                insort(rooms, left)
     return np.asarray(rows, np.int32)
 
 

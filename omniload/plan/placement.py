@@ -16,10 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.plan.balance import Balanced, BalanceMethod, balance
+from omniload.plan.balance import Balanced, BalanceMethod, balance, reachable_bound
 from omniload.plan.place_tree import BucketAxis, ClientPlaceTree, MeshAxis
 
-__all__ = ["Distribution", "Placement", "imbalance_of", "num_microbatches_of", "place"]
+__all__ = [
+    "Distribution",
+    "Placement",
+    "imbalance_of",
+    "num_microbatches_of",
+    "place",
+    "require_dealing",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +148,7 @@ def place(
     distribution: Distribution,
     *,
     method: BalanceMethod = "greedy_swap",
+    dealing: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None,
 ) -> tuple[Balanced, NDArray[np.int32]]:
     """Deal members to buckets, then the members of each bucket to its microbatches.
 
@@ -149,6 +157,7 @@ def place(
         num_buckets: Buckets.
         distribution: Microbatches of a bucket, and the most members of one.
         method: Balancing algorithm, at both levels.
+        dealing: Bucket and microbatch of each member, where they are dealt by hand.
 
     Returns:
         The dealing over buckets, and the microbatch of each member. No microbatch is
@@ -158,21 +167,18 @@ def place(
         ValueError: The members do not fit, or a cost is not finite and at least 0.
     """
     num, deal = distribution.microbatches, distribution
-    cap = None if deal.max_count is None else deal.max_count * num
-    if cap is not None and cap * num_buckets < len(costs_N):
-        needed = num_microbatches_of(len(costs_N), num_buckets, deal.max_count or 1)
-        raise ValueError(
-            f"{num_buckets} buckets of {num} microbatches of {deal.max_count} members hold "
-            f"{cap * num_buckets} of {len(costs_N)}; use {needed} microbatches"
-        )
-    # An empty microbatch would leave its ranks out of step with the others.
-    least = min(num, len(costs_N) // num_buckets) if num_buckets > 0 else 0
+    least, cap = _counts_of(len(costs_N), num_buckets, deal)
+    if dealing is not None:
+        bound = reachable_bound(costs_N, num_buckets, cap, least)
+        return _by_hand(costs_N, num_buckets, deal, dealing, bound), dealing[1]
     over_buckets = balance(costs_N, num_buckets, method=method, max_count=cap, min_count=least)
     microbatches_N = np.zeros(len(costs_N), np.int32)
-    if num == 1:
+    if num == 1 or not len(costs_N):
         return over_buckets, microbatches_N
-    order = np.argsort(over_buckets.bins_N, kind="stable")
     counts_B = np.bincount(over_buckets.bins_N, minlength=num_buckets)
+    if method == "greedy_swap" and counts_B.max() <= num and _is_one_each(costs_N, counts_B, deal):
+        return over_buckets, _by_falling_cost(costs_N, over_buckets.bins_N, counts_B)
+    order = np.argsort(over_buckets.bins_N, kind="stable")
     for members in np.split(order, np.cumsum(counts_B)[:-1]):
         inside = balance(
             costs_N[members],
@@ -183,3 +189,90 @@ def place(
         )
         microbatches_N[members] = inside.bins_N
     return over_buckets, microbatches_N
+
+
+def _is_one_each(costs_N: NDArray[Any], counts_B: NDArray[np.int64], deal: Distribution) -> bool:
+    """Return whether buckets with a microbatch for each member put two members in none.
+
+    Longest-first dealing puts members that cost nothing together, unless counts forbid it.
+    """
+    full = deal.max_count == 1 or counts_B.min() == deal.microbatches
+    return bool(full or costs_N.min(initial=1.0) > 0)
+
+
+def _by_falling_cost(
+    costs_N: NDArray[Any], buckets_N: NDArray[np.int32], counts_B: NDArray[np.int64]
+) -> NDArray[np.int32]:
+    """Return the place of each member in its bucket by falling cost, of ties the first: a microbatch for each.
+
+    This is what balancing each bucket by itself comes to, for thousands of buckets in one sort.
+    """
+    order = np.lexsort((-np.asarray(costs_N, np.float64), buckets_N))
+    places_N = np.empty(len(order), np.int32)
+    places_N[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts_B) - counts_B, counts_B)
+    return places_N
+
+
+def require_dealing(
+    buckets_N: NDArray[Any], microbatches_N: NDArray[Any], num: int, deal: Distribution
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return a dealing by hand in the planner's type, once it is seen to give ``num`` members a place.
+
+    Raises:
+        ValueError: A column has not one whole number for each member, from 0, or names a microbatch
+            that there is not.
+    """
+    for name, column_N in (("buckets_N", buckets_N), ("microbatches_N", microbatches_N)):
+        if column_N.shape != (num,) or not np.issubdtype(column_N.dtype, np.integer):
+            raise ValueError(
+                f"{name} has shape {column_N.shape} and type {column_N.dtype} for {num} members; "
+                "give a whole number for each"
+            )
+        if column_N.min(initial=0) < 0:
+            at = int(column_N.argmin())
+            raise ValueError(f"{name}[{at}] is {column_N[at]}; numbers start at 0")
+    if (most := int(microbatches_N.max(initial=0))) >= deal.microbatches:
+        raise ValueError(
+            f"microbatches_N holds {most}; a bucket has {deal.microbatches}, numbered from 0"
+        )
+    return buckets_N.astype(np.int32), microbatches_N.astype(np.int32)
+
+
+def _by_hand(
+    costs_N: NDArray[Any],
+    num_buckets: int,
+    deal: Distribution,
+    dealing: tuple[NDArray[np.int32], NDArray[np.int32]],
+    bound: float,
+) -> Balanced:
+    """Return a dealing that was made elsewhere, once it is seen to fit."""
+    buckets_N, microbatches_N = dealing
+    if (most := int(buckets_N.max(initial=0))) >= num_buckets:
+        raise ValueError(f"a member is dealt to bucket {most} of {num_buckets}, numbered from 0")
+    flat_N = buckets_N * np.int64(deal.microbatches) + microbatches_N
+    counts = np.bincount(flat_N, minlength=num_buckets * deal.microbatches)
+    if deal.max_count is not None and counts.max() > deal.max_count:
+        bucket, microbatch = divmod(int(counts.argmax()), deal.microbatches)
+        raise ValueError(
+            f"microbatch {microbatch} of bucket {bucket} is dealt {counts.max()} members; "
+            f"the most is {deal.max_count}"
+        )
+    loads_B = np.bincount(buckets_N, costs_N, num_buckets).astype(np.float64, copy=False)
+    return Balanced(bins_N=buckets_N, loads_B=loads_B, bound=bound)
+
+
+def _counts_of(num: int, num_buckets: int, deal: Distribution) -> tuple[int, int | None]:
+    """Return the least and the most members of a bucket.
+
+    Raises:
+        ValueError: The members do not fit.
+    """
+    cap = None if deal.max_count is None else deal.max_count * deal.microbatches
+    if cap is not None and cap * num_buckets < num:
+        needed = num_microbatches_of(num, num_buckets, deal.max_count or 1)
+        raise ValueError(
+            f"{num_buckets} buckets of {deal.microbatches} microbatches of {deal.max_count} members hold "
+            f"{cap * num_buckets} of {num}; use {needed} microbatches"
+        )
+    # An empty microbatch would leave its ranks out of step with the others.
+    return (min(deal.microbatches, num // num_buckets) if num_buckets > 0 else 0), cap

@@ -53,9 +53,9 @@ def even_ranges(size_bytes: int) -> list[tuple[int, int]]:
 
 
 def parquet_ranges(
-    file: ShardFile, metadata: pq.FileMetaData, column: str
+    file: ShardFile, metadata: pq.FileMetaData, columns: Sequence[str]
 ) -> list[tuple[int, int]]:
-    """Return the footer, and ranges in the middle of the chunks of ``column`` in row groups spread over the shard.
+    """Return the footer, and ranges in the middle of the chunks of ``columns`` in row groups spread over the shard.
 
     Raises:
         IntegrityError: The footer is longer than the file.
@@ -72,7 +72,8 @@ def parquet_ranges(
     groups = _spread(metadata.num_row_groups)
     for group in (metadata.row_group(i) for i in groups):
         for chunk in (group.column(i) for i in range(group.num_columns)):
-            if not f"{chunk.path_in_schema}.".startswith(f"{column}."):
+            path = f"{chunk.path_in_schema}."
+            if not any(path.startswith(f"{column}.") for column in columns):
                 continue
             start = chunk.data_page_offset
             if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:

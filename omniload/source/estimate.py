@@ -4,6 +4,7 @@ Shape suffixes:
     R  records of a unit
 """
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from omniload.source.columns import as_binary, take, text_array
 from omniload.source.formats.format import Format
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
-from omniload.source.tokenize import Tokenizer, open_tokenizer
+from omniload.source.kept_profile import KeptProfile, keep
+from omniload.source.transforms.opening import Pipeline, open_pipeline
+from omniload.source.transforms.samples import Samples
 
 __all__ = ["SourceProfile", "profile"]
 
@@ -46,6 +49,8 @@ class SourceProfile:
     """Longest sampled record."""
     block_bytes: int
     """Memory of the largest block that is held decoded while reading, estimated from above."""
+    preprocess_s_per_token: float = 0.0
+    """Processor seconds of decoding and tokenising, as sampled."""
 
     @property
     def tokens(self) -> int:
@@ -77,7 +82,7 @@ def profile(
         config: What the file says of it.
         tokenizer: Tokenizer of the mix; needed when the source holds text.
         base_dir: Folder that relative paths start at.
-        cache_dir: Folder that keeps the index.
+        cache_dir: Folder that keeps the index, and what was measured for later starts.
         units: Most units to decode.
 
     Raises:
@@ -91,21 +96,17 @@ def profile(
         raise ConfigError(
             f"sources.{name}: {', '.join(config.paths)} holds no record; remove the source or add data"
         )
-    if opened.format.holds_text and tokenizer is None:
-        raise ConfigError(f"sources.{name} holds text and there is no tokenizer; add a tokenizer")
-    encoder = (
-        open_tokenizer(tokenizer, base_dir)
-        if opened.format.holds_text and tokenizer is not None
-        else None
-    )
+    pipeline = open_pipeline(name, config, tokenizer, base_dir)
     chosen = filled[_evenly(len(filled), units)]
-    sampled = [_sample(opened.format, unit, encoder) for unit in chosen.tolist()]
+    sampled = [_sample(opened.format, unit, pipeline) for unit in chosen.tolist()]
     lengths = np.concatenate([sample.lengths for sample in sampled])
     # A unit speaks for as many records as it holds, however many of them were tokenised.
     means = [float(sample.lengths.mean()) for sample in sampled]
     bytes_per_record = sum(s.decoded_bytes for s in sampled) / int(rows_U[chosen].sum())
     block_units = config.shuffle.block_units if config.shuffle.method == "block" else 1
-    return SourceProfile(
+    # The first unit pays for what is loaded once, so the cheapest one speaks for all.
+    preprocess_s = min(sample.preprocess_s_per_token for sample in sampled)
+    made = SourceProfile(
         name=name,
         records=int(rows_U.sum()),
         shards=len(opened.files),
@@ -115,7 +116,18 @@ def profile(
         bad_records=sum(sample.bad for sample in sampled),
         longest_tokens=int(lengths.max(initial=0)),
         block_bytes=round(int(np.sort(rows_U)[-block_units:].sum()) * bytes_per_record),
+        preprocess_s_per_token=min(preprocess_s, 1.0),
     )
+    _keep(made, cache_dir)
+    return made
+
+
+def _keep(made: SourceProfile, cache_dir: Path | None) -> None:
+    if cache_dir is not None:
+        costs = KeptProfile(
+            preprocess_s_per_token=made.preprocess_s_per_token, block_bytes=made.block_bytes
+        )
+        keep(cache_dir, made.name, costs)
 
 
 def _evenly(count: int, wanted: int) -> NDArray[np.int64]:
@@ -126,28 +138,41 @@ def _evenly(count: int, wanted: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sample:
-    """Tokens of sampled records of a unit, how many of them are bad, and the unit's memory."""
+    """Tokens of sampled records of a unit, how many of them are bad, and what the unit costs."""
 
     lengths: NDArray[np.int64]
     bad: int
     decoded_bytes: int
+    preprocess_s_per_token: float
 
 
-def _sample(record_format: Format, unit: int, encoder: Tokenizer | None) -> _Sample:
+def _sample(record_format: Format, unit: int, pipeline: Pipeline) -> _Sample:
+    began_s = time.thread_time()  # decoding and tokenising are work; waiting for a store is none
     records = record_format.read_unit(unit)
+    decode_s = time.thread_time() - began_s
     column = records.column
-    limit = _UNIT_TOKENS if encoder is None else _UNIT_TEXT_BYTES
+    limit = _UNIT_TEXT_BYTES if pipeline.takes_text else _UNIT_TOKENS
     mean = max(1.0, len(column.values_V) / len(column))
     rows = _evenly(len(column), int(limit / mean))
     bad_R = records.bad_B[rows]
-    if encoder is None:
-        lengths = np.where(bad_R, 0, column.lengths_N[rows])
-    else:
-        lengths = np.zeros(len(rows), np.int64)
-        texts = take(as_binary(column), rows[~bad_R], column.values_V.dtype)
-        lengths[~bad_R] = encoder.encode(text_array(texts)).lengths_N
+    good = np.flatnonzero(~bad_R)
+    taken = take(as_binary(column), rows[good], column.values_V.dtype)
+    samples = (
+        pipeline.of_texts(text_array(taken))
+        if pipeline.takes_text
+        else pipeline.of(Samples(tokens=taken))
+    )
+    lengths = np.zeros(len(rows), np.int64)
+    lengths[good] = samples.tokens.lengths_N
+    if samples.bad_N is not None:
+        bad_R[good] = samples.bad_N
+    tokens = max(1, int(lengths.sum()))
+    transform_s = time.thread_time() - began_s - decode_s
+    # All records of the unit were decoded, and a part of them was transformed.
+    decode_s *= len(rows) / len(column)
     return _Sample(
         lengths=lengths,
+        preprocess_s_per_token=(decode_s + transform_s) / tokens,
         bad=int(np.count_nonzero(bad_R)),
         decoded_bytes=column.values_V.nbytes + column.offsets.nbytes,
     )

@@ -43,6 +43,7 @@ __all__ = [
     "SampleSource",
     "build_sample_corpus",
     "this_installation",
+    "train_tokenizer",
 ]
 
 CORPUS_VERSION = 1
@@ -233,7 +234,7 @@ def _write(
     folder: Path, texts: dict[str, list[Text]], vocab_size: int, tell: Progress
 ) -> SampleCorpus:
     tell("training the tokenizer", 0.4)
-    _train(texts, vocab_size).save(str(folder / _TOKENIZER))
+    train_tokenizer(texts, vocab_size).save(str(folder / _TOKENIZER))
     tokenizer = open_tokenizer(
         BpeTokenizer(type="bpe", path=_TOKENIZER, end_of_document=END_OF_DOCUMENT), folder
     )
@@ -246,7 +247,7 @@ def _write(
     )
 
 
-def _train(texts: dict[str, list[Text]], vocab_size: int) -> Library:
+def train_tokenizer(texts: dict[str, list[Text]], vocab_size: int) -> Library:
     """Train on an even part of every source, so that no one kind of text decides the merges."""
     total = sum(len(text.text) for found in texts.values() for text in found)
     every = -(-total // _TRAINING_BYTES)

@@ -4,28 +4,35 @@ Shape suffixes:
     N  samples        R  records of a block, or of a read
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
+from omniload.mix.columns import COLUMNS, LOSS_MASK, LOSS_SPANS, spans_of
 from omniload.mix.config import OnError, SourceConfig, TokenizerConfig
 from omniload.mix.order import Order, Span
 from omniload.mix.samples import SampleTable
-from omniload.source.columns import as_binary, drained, take, text_array
+from omniload.source.block_memory import BlockMemory, HeldBlock
+from omniload.source.columns import drained, text_array
 from omniload.source.files import digest_of, digest_of_texts
 from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
-from omniload.source.tokenize import Tokenizer, open_tokenizer
+from omniload.source.transforms.opening import Pipeline, open_pipeline
+from omniload.source.transforms.samples import Samples
 
 __all__ = ["RecordSource", "SampleBlock", "ShardDigests", "Source", "open_source"]
+
+
+_TOKENS = "tokens"
+"""Column of a block that holds token ids, or the text that they are made from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +45,8 @@ class SampleBlock:
     """Token ids (int32), one sequence a sample, in the order of the table."""
     skipped: int
     """Records among the positions that could not be decoded and were left out."""
+    others: Mapping[str, Ragged] = field(default_factory=dict)
+    """Further columns by name, in the order of the table."""
 
 
 class Source(Protocol):
@@ -53,6 +62,12 @@ class Source(Protocol):
     """Digest of the names and sizes of the shards that hold records, in their order."""
     content_digest: str
     """Digest of what those shards hold."""
+    transforms_digest: str
+    """Digest of the files that transforms read; empty where they read none."""
+
+    def share(self, memory: BlockMemory) -> None:
+        """Decode blocks within a budget that is shared with other sources, from the next block on."""
+        ...
 
     def read(self, start: int, stop: int) -> SampleBlock:
         """Return the samples of positions ``start`` to ``stop``, which may span epochs.
@@ -74,11 +89,12 @@ class _Block:
     """Decoded units, their records end to end."""
 
     units: tuple[int, ...]
-    binary_R: pa.LargeBinaryArray
-    dtype: np.dtype[Any]
+    held: HeldBlock
     usable_R: NDArray[np.bool_]
     """Decoded and not empty."""
     bad_R: NDArray[np.bool_]
+    begins_U: NDArray[np.int64]
+    """First record of each unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +119,7 @@ class RecordSource(Source):
         order: Order,
         record_format: Format,
         *,
-        tokenizer: Tokenizer | None,
+        pipeline: Pipeline,
         on_error: OnError,
         digests: ShardDigests = ShardDigests(),
     ) -> None:
@@ -111,11 +127,18 @@ class RecordSource(Source):
         self.positions_per_epoch = order.positions_per_epoch
         self.fingerprint = order.fingerprint
         self.shards_digest, self.content_digest = digests.names, digests.contents
-        self._order, self._format, self._tokenizer = order, record_format, tokenizer
+        self.transforms_digest = pipeline.digest
+        self._order, self._format, self._pipeline = order, record_format, pipeline
         self._on_error = on_error
+        self._bad_samples: set[tuple[int, int]] = set()
         self._bad_of_unit: dict[int, int] = {}
+        self._memory = BlockMemory()
         self._block: _Block | None = None
         self._rows: tuple[int, int, NDArray[np.int64]] | None = None
+
+    @override
+    def share(self, memory: BlockMemory) -> None:
+        self._memory = memory
 
     @override
     def read(self, start: int, stop: int) -> SampleBlock:
@@ -129,6 +152,10 @@ class RecordSource(Source):
             table=_joined([part.table for part in parts], start),
             tokens=drained(tokens, np.dtype(np.int32)),
             skipped=sum(part.skipped for part in parts),
+            others={
+                name: drained([part.others[name] for part in parts], COLUMNS[name].dtype)
+                for name in (parts[0].others if parts else ())
+            },
         )
 
     def release(self) -> None:
@@ -138,14 +165,24 @@ class RecordSource(Source):
     def _read_span(self, span: Span) -> SampleBlock:
         block = self._decoded(tuple(self._order.units_of(span.epoch, span.block).tolist()))
         rows = self._rows_of(span)[span.offset : span.offset + span.stop - span.start]
-        usable = block.usable_R[rows]
-        tokens = take(block.binary_R, rows[usable], block.dtype)
-        positions = span.start + np.flatnonzero(usable)
-        if self._tokenizer is not None:
-            tokens = self._tokenizer.encode(text_array(tokens))
-            if not tokens.lengths_N.all():
-                given = np.flatnonzero(tokens.lengths_N)
-                tokens, positions = tokens.take(given), positions[given]
+        usable = np.flatnonzero(block.usable_R[rows])
+        others = block.held.take(rows[usable])
+        taken = others.pop(_TOKENS)
+        positions = span.start + usable
+        skipped = int(np.count_nonzero(block.bad_R[rows]))
+        if self._pipeline.takes_text:
+            made = self._pipeline.of_texts(text_array(taken))
+            samples = replace(made, others={**others, **made.others})
+        else:
+            samples = self._pipeline.of(Samples(tokens=taken, others=others))
+        if samples.bad_N is not None:
+            self._judge_samples(block, rows[usable], samples)
+            skipped += int(np.count_nonzero(samples.bad_N))
+        tokens, others = samples.tokens, dict(samples.others)
+        if not tokens.lengths_N.all():
+            given = np.flatnonzero(tokens.lengths_N)
+            tokens, positions = tokens.take(given), positions[given]
+            others = {name: column.take(given) for name, column in others.items()}
         return SampleBlock(
             table=SampleTable(
                 start=span.start,
@@ -153,10 +190,26 @@ class RecordSource(Source):
                 positions_N=positions,
                 subs_N=np.zeros(len(positions), np.int32),
                 lengths_N=tokens.lengths_N.astype(np.int32),
+                metadata=_metadata(others),
             ),
             tokens=tokens,
-            skipped=int(np.count_nonzero(block.bad_R[rows])),
+            skipped=skipped,
+            others=others,
         )
+
+    def _judge_samples(self, block: _Block, rows_N: NDArray[np.int64], samples: Samples) -> None:
+        """Apply ``on_error`` to records that could not be made samples."""
+        assert samples.bad_N is not None
+        rows = rows_N[samples.bad_N]
+        places = np.searchsorted(block.begins_U, rows, side="right") - 1
+        units = np.asarray(block.units)[places]
+        records = (rows - block.begins_U[places]).tolist()
+        first = f"record {records[0]} of unit {int(units[0])}: {samples.reason}"
+        if self._on_error.policy == "raise":
+            raise self._unmendable(first)
+        # Kept by record, so reading one again counts nothing twice; the limit bounds them.
+        self._bad_samples.update(zip(units.tolist(), records, strict=True))
+        self._require_few(first)
 
     def _rows_of(self, span: Span) -> NDArray[np.int64]:
         if self._rows is None or self._rows[:2] != (span.epoch, span.block):
@@ -174,22 +227,22 @@ class RecordSource(Source):
         return self._block
 
     def _decode(self, units: tuple[int, ...]) -> _Block:
-        columns: list[Ragged] = []
         bad: list[NDArray[np.bool_]] = []
-        for unit in units:
-            records = self._format.read_unit(unit)
-            self._judge(unit, records)
-            columns.append(records.column)
-            bad.append(records.bad_B)
-        dtype = columns[0].values_V.dtype
-        column = drained(columns, dtype)
+        with self._memory.writing() as writer:
+            for unit in units:
+                records = self._format.read_unit(unit)
+                self._judge(unit, records)
+                bad.append(records.bad_B)
+                writer.append({_TOKENS: records.column, **records.others})
+                del records  # the next unit is decoded without this one
+            held = self._memory.hold(writer.finish())
         bad_R = np.concatenate(bad)
         return _Block(
             units=units,
-            binary_R=as_binary(column),
-            dtype=dtype,
-            usable_R=~bad_R & (column.lengths_N > 0),
+            held=held,
+            usable_R=~bad_R & (held.lengths_R(_TOKENS) > 0),
             bad_R=bad_R,
+            begins_U=np.cumsum([0, *map(len, bad[:-1])]),
         )
 
     def _judge(self, unit: int, records: Records) -> None:
@@ -200,17 +253,27 @@ class RecordSource(Source):
         if not records.reason:
             return
         if self._on_error.policy == "raise":
-            raise IntegrityError(
-                f"{records.reason}; mend it, or set on_error: {{policy: skip}} in sources.{self.name} "
-                "to leave such records out"
-            )
+            raise self._unmendable(records.reason)
         self._bad_of_unit[unit] = int(np.count_nonzero(records.bad_B))
-        found = sum(self._bad_of_unit.values())
+        self._require_few(records.reason)
+
+    def _unmendable(self, reason: str) -> IntegrityError:
+        return IntegrityError(
+            f"{reason}; mend it, or set on_error: {{policy: skip}} in sources.{self.name} to leave such records out"
+        )
+
+    def _require_few(self, reason: str) -> None:
+        found = sum(self._bad_of_unit.values()) + len(self._bad_samples)
         if found > self._on_error.limit:
             raise IntegrityError(
                 f"sources.{self.name}: {found} records could not be decoded, more than on_error.limit "
-                f"{self._on_error.limit}; the last of them: {records.reason}; mend the files or raise the limit"
+                f"{self._on_error.limit}; the last of them: {reason}; mend the files or raise the limit"
             )
+
+
+def _metadata(others: Mapping[str, Ragged]) -> dict[str, Ragged]:
+    """Return what the planner needs of further columns: it counts labels by the spans of a mask."""
+    return {LOSS_SPANS: spans_of(others[LOSS_MASK])} if LOSS_MASK in others else {}
 
 
 def _joined(tables: list[SampleTable], start: int) -> SampleTable:
@@ -222,6 +285,10 @@ def _joined(tables: list[SampleTable], start: int) -> SampleTable:
         positions_N=np.concatenate([table.positions_N for table in tables]),
         subs_N=np.concatenate([table.subs_N for table in tables]),
         lengths_N=np.concatenate([table.lengths_N for table in tables]),
+        metadata={
+            name: drained([table.metadata[name] for table in tables], column.values_V.dtype)
+            for name, column in tables[0].metadata.items()
+        },
     )
 
 
@@ -258,20 +325,14 @@ def open_source(
         raise ConfigError(
             f"sources.{name}: {', '.join(config.paths)} holds no record; remove the source or add data"
         )
-    if record_format.holds_text and tokenizer is None:
-        raise ConfigError(f"sources.{name} holds text and there is no tokenizer; add a tokenizer")
-    encoder = (
-        open_tokenizer(tokenizer, base_dir)
-        if record_format.holds_text and tokenizer is not None
-        else None
-    )
+    pipeline = open_pipeline(name, config, tokenizer, base_dir)
     order = Order(units.rows_U, units.shards_U, seed=seed, source=name, shuffle=config.shuffle)
     used = [i for i, content in enumerate(units.contents_F) if content]
     return RecordSource(
         name,
         order,
         record_format,
-        tokenizer=encoder,
+        pipeline=pipeline,
         on_error=config.on_error,
         digests=ShardDigests(
             names=digest_of([opened.files[i] for i in used]),

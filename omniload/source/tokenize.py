@@ -28,6 +28,7 @@ __all__ = [
     "BpeEncoder",
     "ByteEncoder",
     "Tokenizer",
+    "folder_of",
     "library_of",
     "open_tokenizer",
     "read_tokenizer",
@@ -52,6 +53,21 @@ class Tokenizer(Protocol):
         """Return the token ids (int32) of each text, its end-of-document token last.
 
         A text that gives no tokens stays empty, without an end-of-document token.
+        """
+        ...
+
+    def encode_spans(
+        self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]
+    ) -> tuple[Ragged, Ragged]:
+        """Return the token ids of each text, without an end-of-document token, and which of them spans touch.
+
+        Args:
+            texts: The texts.
+            spans: Of each text, ranges of its characters, in order: first, and first behind.
+
+        Returns:
+            Token ids (int32), and a mask (bool) of the same lengths: from the token that holds the first
+            character of a span to the one that holds its last.
         """
         ...
 
@@ -100,6 +116,21 @@ class ByteEncoder(Tokenizer):
         return Ragged(values_V=values, offsets=offsets)
 
     @override
+    def encode_spans(
+        self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]
+    ) -> tuple[Ragged, Ragged]:
+        column = text_bytes(pa.array(texts, pa.string()))
+        tokens = Ragged(values_V=column.values_V.astype(np.int32), offsets=column.offsets)
+        bounds: list[int] = []
+        for text, begin, its in zip(texts, column.offsets.tolist(), spans, strict=False):
+            at, size = 0, begin
+            for place in chain.from_iterable(its):
+                size += len(text[at:place].encode())
+                at = place
+                bounds.append(size)
+        return tokens, Ragged(values_V=_mask(bounds, len(column.values_V)), offsets=column.offsets)
+
+    @override
     def decode(self, ids_V: NDArray[np.integer[Any]]) -> str:
         ids = np.asarray(ids_V)
         return ids[ids < _BYTES_END].astype(np.uint8).tobytes().decode(errors="replace")
@@ -138,16 +169,62 @@ class BpeEncoder(Tokenizer):
             for sequence in ids:
                 if sequence:
                     sequence.append(self.end_of_document_id)
-        offsets = np.zeros(len(ids) + 1, np.int64)
-        np.cumsum(np.fromiter(map(len, ids), np.int64, len(ids)), out=offsets[1:])
-        values = np.fromiter(chain.from_iterable(ids), np.int32, int(offsets[-1]))
-        return Ragged(values_V=values, offsets=offsets)
+        return _ids(ids)
+
+    @override
+    def encode_spans(
+        self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]
+    ) -> tuple[Ragged, Ragged]:
+        with _faults_of(self._path, "encodes no text"):
+            encoded = self._library.encode_batch(list(texts), add_special_tokens=False)
+        tokens = _ids([encoding.ids for encoding in encoded])
+        bounds: list[int] = []
+        for encoding, begin, its in zip(encoded, tokens.offsets.tolist(), spans, strict=False):
+            for first, stop in its:
+                inside = _tokens_of(encoding, first, stop)
+                if inside is not None:
+                    bounds += (begin + inside[0], begin + inside[1] + 1)
+        mask = _mask(bounds, len(tokens.values_V))
+        return tokens, Ragged(values_V=mask, offsets=tokens.offsets)
 
     @override
     def decode(self, ids_V: NDArray[np.integer[Any]]) -> str:
         with _faults_of(self._path, "decodes no tokens"):
             text: str = self._library.decode(np.asarray(ids_V).tolist(), skip_special_tokens=True)
         return text
+
+
+def _ids(ids: Sequence[Sequence[int]]) -> Ragged:
+    offsets = np.zeros(len(ids) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, ids), np.int64, len(ids)), out=offsets[1:])
+    values = np.fromiter(chain.from_iterable(ids), np.int32, int(offsets[-1]))
+    return Ragged(values_V=values, offsets=offsets)
+
+
+def _tokens_of(encoding: tokenizers.Encoding, first: int, stop: int) -> tuple[int, int] | None:
+    """Return the first and last token of a range of characters; ``None`` where it holds none.
+
+    Characters that belong to no token (white space that a tokenizer drops) are passed over.
+    """
+    begin = next(
+        (t for c in range(first, stop) if (t := encoding.char_to_token(c)) is not None), None
+    )
+    if begin is None:
+        return None
+    last = (
+        t for c in range(stop - 1, first - 1, -1) if (t := encoding.char_to_token(c)) is not None
+    )
+    return begin, next(last)
+
+
+def _mask(bounds: Sequence[int], size: int) -> NDArray[np.bool_]:
+    """Return a mask that is true from each even bound to the next odd one; ranges may touch."""
+    edges = np.zeros(size + 1, np.int32)
+    places = np.asarray(bounds, np.int64)
+    np.add.at(edges, places[0::2], 1)
+    np.add.at(edges, places[1::2], -1)
+    inside: NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
+    return inside
 
 
 @contextmanager
@@ -174,6 +251,13 @@ def _faults_of(path: Path | None, said: str) -> Iterator[None]:
 def _library(path: Path, _mtime_ns: int) -> tokenizers.Tokenizer:
     """Read a tokenizer once for all sources of a process; it costs megabytes and is safe to share."""
     return tokenizers.Tokenizer.from_str(read_tokenizer(path).decode())
+
+
+def folder_of(config: TokenizerConfig, base_dir: Path) -> Path:
+    """Return the folder that a tokenizer's other files lie in; that of the mix file where it has none."""
+    if not isinstance(config, BpeTokenizer):
+        return base_dir
+    return _file_of(base_dir / config.path).parent
 
 
 def _file_of(path: Path) -> Path:

@@ -1,5 +1,6 @@
 """A rank's handle in the process of its plane."""
 
+import time
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
@@ -42,9 +43,12 @@ class LocalHandle(RankHandle):
             first=CONSTRUCTOR,
             limit_s=timeout_s or self._plane.spec.mix.runtime.batch_timeout,
         )
+        began_s = time.monotonic()
         with self._activity.doing(f"waits for step {step}", (CONSTRUCTOR,)):
             wait_until(lambda s: constructor.wait(step, s), wait_for, self._plane.board)
             batch = constructor.take(step, self._dp_rank, self._cp_rank)
+        self._activity.figures.count("wait_seconds_total", time.monotonic() - began_s)
+        self._activity.figures.count("taken_steps_total")
         self._activity.rest(f"has step {step} and has not asked for the next")
         return batch
 

@@ -10,7 +10,13 @@ from omniload.actors.roles.links import ConstructorLink, LoaderLink
 from omniload.actors.roles.loader import LoaderShell
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import OmniloadError
-from omniload.machine.messages import ReadAhead, ReleaseSamples, ReleaseSteps, SamplesReported
+from omniload.machine.messages import (
+    ReadAhead,
+    ReleaseSamples,
+    ReleaseSteps,
+    SamplesReported,
+    TakeOver,
+)
 from omniload.plan.records import StepPlan
 
 __all__ = ["LocalConstructor", "LocalLoader"]
@@ -30,6 +36,10 @@ class LocalLoader(LoaderLink):
     @override
     def read_ahead(self, command: ReadAhead) -> "Future[SamplesReported]":
         return self._pool.submit(lambda: self._shell.read_ahead(command))
+
+    @override
+    def take_over(self, command: TakeOver) -> "Future[None]":
+        return self._pool.submit(lambda: self._shell.take_over(command))
 
     @override
     def release(self, command: ReleaseSamples) -> None:

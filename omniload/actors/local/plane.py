@@ -26,6 +26,7 @@ from omniload.actors.roles.constructor import ConstructorShell
 from omniload.actors.roles.loader import LoaderShell
 from omniload.actors.roles.planner import PlannerShell
 from omniload.actors.roles.planner_metrics import serve_metrics
+from omniload.actors.status_file import write_status
 from omniload.base.concurrency.calls_under_way import calls_under_way
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import StateError, UnavailableError
@@ -90,27 +91,25 @@ class LocalPlane(DataPlane):
         facts = self.loader.facts()
         planner = make_planner(spec, [facts[s] for s in every_source])
         self.first_step = planner.state.step
-        self._opened.callback(serve_metrics(mix))
+        self._opened.callback(serve_metrics(mix, self.board))
         dp_ranks = tuple(range(tree.size_of("dp")))
         self.constructor = ConstructorShell(
-            DataConstructor(
-                dp_ranks=dp_ranks,
-                names=mix.names,
-                row_length=mix.pack.length,
-                cp_size=tree.size_of("cp"),
-            ),
+            DataConstructor.of(mix, dp_ranks, cp_size=tree.size_of("cp")),
             self.loader.ranges,
             self.board.add(Activity(CONSTRUCTOR)),
         )
         link = LocalLoader(self.loader, self._readers, _LOADER)
+        planning = self.board.add(Activity("planner"))
+        planning.figures.note(restarts=spec.restarts)
         self.planner = PlannerShell(
             planner,
             lambda _source: link,
             [LocalConstructor(self.constructor, dp_ranks, self._builder)],
             open_journal(spec.run_dir, planner),
-            self.board.add(Activity("planner")),
+            planning,
         )
         self.planner.start()
+        self._opened.callback(write_status(spec.run_dir, self.board))
 
     def _patiently(self, opening: "Future[Found]") -> Found:
         """Wait for sources to open for as long as something goes on."""

@@ -1,47 +1,55 @@
 """The roles as Ray actors, and the planner's ways to them."""
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+import threading
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from omniload.actors.heartbeats import Activity, FolderBoard
 from omniload.actors.plane import PlaneSpec, make_planner, open_journal
-from omniload.actors.ray.environment import ray
-from omniload.actors.ray.links import RayConstructorLink, RayLoaderLink, fetch_slices
+from omniload.actors.ray.holders import LoaderHolders, Loaders, Serving
+from omniload.actors.ray.links import RayConstructorLink, RayLoaderLink
+from omniload.actors.ray.processes import Process
 from omniload.actors.roles.constructor import ConstructorShell
 from omniload.actors.roles.loader import LoaderShell
 from omniload.actors.roles.planner import PlannerShell
 from omniload.actors.roles.planner_metrics import serve_metrics
+from omniload.base.errors import OmniloadError
 from omniload.base.state import JsonObject
 from omniload.machine.data_constructor import DataConstructor
 from omniload.mix.fingerprint import SourceFacts
 
-__all__ = ["ConstructorActor", "LoaderActor", "Loaders", "PlannerActor", "actor_of"]
+__all__ = ["ConstructorActor", "LoaderActor", "PlannerActor"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaders:
-    """The source loaders of a plane."""
-
-    of: Mapping[int, Any]
-    """Actor of each source."""
-    names: Mapping[Any, str]
-    """Name of each actor as a role."""
-    limit_s: float
-    """Longest wait for the slices of one of them."""
+_TAKE_OVER_S = 60.0
+"""Longest wait for a loader to note what it takes over; it reads that afterwards."""
 
 
-def actor_of(shell: type, *, threads: int) -> Any:  # noqa: ANN401 -- Ray's decorated classes have no static type
-    """Return the actor class of a shell whose methods run in so many threads."""
-    # Not restarted by Ray: a restart would run __init__ again and lose what was held. The
-    # supervisor starts the whole plane again from the last saved state instead.
-    remote: Any = ray.remote
-    return remote(max_restarts=0, num_cpus=0, max_concurrency=threads)(shell)
+class _Member:
+    """What every actor answers to whoever keeps the roster, or waits on another host."""
+
+    _told_board: FolderBoard
+
+    def stay(self) -> None:
+        """Return never: the call fails with the process, and so tells of its end."""
+        threading.Event().wait()
+
+    def pid(self) -> int:
+        """Return the actor's process."""
+        return os.getpid()
+
+    def process(self) -> Process:
+        """Return where the actor's process is."""
+        return Process.own()
+
+    def heartbeats(self) -> tuple[float, list[JsonObject]]:
+        """Return the clock of this host, and by it the heartbeats of all roles of this host."""
+        return time.monotonic(), [role.to_json() for role in self._told_board.read().values()]
 
 
-class LoaderActor(LoaderShell):
+class LoaderActor(_Member, LoaderShell):
     """A source loader; its methods run in several threads.
 
     Sources are opened by a method, not by the constructor: an error in a constructor
@@ -50,7 +58,7 @@ class LoaderActor(LoaderShell):
 
     def __init__(self, name: str, board: FolderBoard) -> None:
         """Be there, so that processes start together, and be seen to be."""
-        self._activity = Activity(name, reads=True)
+        self._activity, self._told_board = Activity(name, reads=True), board
         board.post(self._activity)
 
     def open(self, spec: PlaneSpec, sources: Sequence[int]) -> dict[int, SourceFacts]:
@@ -64,37 +72,29 @@ class LoaderActor(LoaderShell):
         )
         return self.facts()
 
-    def pid(self) -> int:
-        """Return the actor's process."""
-        return os.getpid()
 
-
-class ConstructorActor(ConstructorShell):
+class ConstructorActor(_Member, ConstructorShell):
     """A data constructor that fetches from loader actors."""
 
     def __init__(
         self, machine: DataConstructor, loaders: Loaders, name: str, board: FolderBoard
     ) -> None:
-        activity = Activity(name)
-        super().__init__(
-            machine,
-            partial(fetch_slices, loaders.of, loaders.limit_s),
-            activity,
-            sorted(set(loaders.names.values())),
-        )
+        activity, self._told_board = Activity(name), board
+        self._holders = LoaderHolders(loaders)
+        super().__init__(machine, self._holders.fetch, activity, self._holders.names)
         board.post(activity)
 
-    def pid(self) -> int:
-        """Return the actor's process."""
-        return os.getpid()
+    def replace_loader(self, serving: Serving) -> None:
+        """Ask another loader for its sources from now on."""
+        self._holders.replace(serving)
 
 
-class PlannerActor:
+class PlannerActor(_Member):
     """The planner. It is opened by a method for the reason that loaders are."""
 
     def __init__(self, board: FolderBoard) -> None:
         """Be there, and be seen to be."""
-        self._activity = Activity("planner")
+        self._activity, self._told_board = Activity("planner"), board
         board.post(self._activity)
 
     def open(
@@ -106,17 +106,20 @@ class PlannerActor:
     ) -> None:
         """Begin to plan; once and before any other call."""
         planner = make_planner(spec, facts)
-        self._end_metrics = serve_metrics(spec.mix)
+        self._end_metrics = serve_metrics(spec.mix, self._told_board)
         self._first_step = planner.state.step
         links = {actor: RayLoaderLink(actor, name) for actor, name in loaders.names.items()}
+        self._links = {source: links[actor] for source, actor in loaders.of.items()}
+        self._constructors = [RayConstructorLink(actor, ranks) for actor, ranks in constructors]
         self._shell = PlannerShell(
             planner,
-            lambda source: links[loaders.of[source]],
-            [RayConstructorLink(actor, ranks) for actor, ranks in constructors],
+            self._links.__getitem__,
+            self._constructors,
             open_journal(spec.run_dir, planner),
             self._activity,
         )
         self._shell.start()
+        self._activity.figures.note(restarts=spec.restarts)
 
     def first_step(self) -> int:
         """Return the step that planning started from."""
@@ -130,13 +133,30 @@ class PlannerActor:
         """Return the state before ``step``."""
         return self._shell.state_at(step)
 
+    def replace_loader(self, serving: Serving) -> None:
+        """Have another loader take over its sources; return when it may be asked for their samples."""
+        link = self._links[serving.sources[0]]
+        taken_over = self._shell.replace_loader(
+            serving.sources, lambda: link.lead_to(serving.actor, serving.name, serving.life)
+        )
+        taken_over.result(_TAKE_OVER_S)
+
+    def replace_constructor(self, number: int, actor: Any, life: int) -> None:  # noqa: ANN401 -- Ray's handle has no static type
+        """Have another life of a constructor build what is under way."""
+        link = self._constructors[number]
+        self._shell.replace_constructor(number, lambda: link.lead_to(actor, life))
+
+    def fail(self, error: OmniloadError) -> None:
+        """End the planning, and tell every rank why."""
+        self._shell.fail(error)
+
+    def released_to(self) -> int:
+        """Return the step before which every rank has taken all."""
+        return self._shell.released_to()
+
     def check(self) -> None:
         """Raise what ended the planning, if anything did; see ``PlannerShell.check``."""
         self._shell.check()
-
-    def pid(self) -> int:
-        """Return the actor's process."""
-        return os.getpid()
 
     def close(self) -> None:
         """Stop planning and close the journal."""

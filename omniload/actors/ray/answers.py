@@ -9,7 +9,16 @@ from omniload.actors.ray.environment import RayActorError, RayError, RayTaskErro
 from omniload.base.errors import DefectError, OmniloadError, UnavailableError, project_error
 from omniload.base.log import get_logger
 
-__all__ = ["actor_named", "answer_to", "future_of", "log_failure", "plain_error", "there"]
+__all__ = [
+    "actor_named",
+    "answer_to",
+    "future_of",
+    "is_lost",
+    "log_failure",
+    "newest_of",
+    "plain_error",
+    "there",
+]
 
 _TURN_S = 0.2
 """Ray must not be shut down under a call: whoever waits looks this often whether to leave."""
@@ -28,6 +37,16 @@ def actor_named(name: str) -> Any:  # noqa: ANN401 -- Ray's handles have no stat
         raise UnavailableError(
             f"the data plane has no {name} any more; start again from the last checkpoint"
         ) from None
+
+
+def newest_of(role: str) -> str | None:
+    """Return the name of the actor that a role was started in last; ``None`` while none lives."""
+    lives: dict[int, str] = {}
+    for name in ray.util.list_named_actors():
+        of, _, number = name.partition("+")
+        if of == role:
+            lives[int(number or 0)] = name
+    return lives[max(lives)] if lives else None
 
 
 def answer_to(
@@ -85,6 +104,13 @@ def future_of(ref: Any, role: str) -> "Future[Any]":  # noqa: ANN401 -- as above
 
     ref.future().add_done_callback(settle)
     return answer
+
+
+def is_lost(error: BaseException) -> bool:
+    """Tell whether a call failed because its actor's process has ended, or cannot be reached."""
+    if isinstance(error, RayTaskError):
+        error = error.cause
+    return isinstance(error, RayActorError) and not getattr(error, "actor_init_failed", False)
 
 
 def log_failure(ref: Any, role: str, task: str) -> None:  # noqa: ANN401 -- as above

@@ -1,37 +1,51 @@
-"""A Ray of our own on this machine: private folder, private token, loopback only.
+"""A Ray of our own: private folders, private token, loopback only unless told otherwise; it leaves nothing behind.
 
-It never joins a cluster that happens to run here, and leaves nothing behind.
+Its head is where the plane is opened; a node joins it on each other host of the job.
 """
 
 import os
 import secrets
 import shutil
-import signal
 import tempfile
-import threading
 from pathlib import Path
-from typing import Any
+
+from typing_extensions import override
 
 from omniload.actors.ray.environment import own_token, ray
+from omniload.actors.ray.hosts.connection import Cluster, Listening, connect, init_ray
+from omniload.actors.ray.hosts.node_plan import NodePlan
 from omniload.actors.ray.node import RayNode, start_node
 from omniload.actors.reaper import Reaper, marked
-from omniload.base.errors import OmniloadError, StateError, UnavailableError
+from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
 
-__all__ = ["PrivateCluster", "connect"]
+__all__ = ["PrivateCluster"]
 
 _LOG = get_logger(__name__)
-_NODE_ADDRESS = "127.0.0.2"
-"""Loopback. Ray replaces 127.0.0.1 by the machine's outward address; other loopback addresses it leaves alone."""
+_LOOPBACK_ALONE = Listening()
 
 
-class PrivateCluster:
-    """A single-node Ray started for one job and ended with it, whatever becomes of this process."""
+class PrivateCluster(Cluster):
+    """A node of Ray started for one job and ended with its opener, whatever becomes of that process."""
 
-    def __init__(self, *, object_store_bytes: int, workers: int) -> None:
+    def __init__(
+        self,
+        *,
+        object_store_bytes: int,
+        workers: int,
+        listening: Listening = _LOOPBACK_ALONE,
+        join: tuple[str, str] | None = None,
+    ) -> None:
         """Start Ray, with so many processes ready for actors; once more where that fails.
 
+        Args:
+            object_store_bytes: Shared memory.
+            workers: Processes.
+            listening: Where the node listens.
+            join: Address and namespace of the job's head on another host; ``None`` starts the head.
+
         Raises:
+            ConfigError: The ports to listen on are too few.
             StateError: This process already uses Ray.
             UnavailableError: Ray did not start.
         """
@@ -40,8 +54,11 @@ class PrivateCluster:
                 "this process is connected to a Ray cluster already; close it (ray.shutdown()) "
                 "or set runtime.kind to local"
             )
-        own_token()
+        if join is None:
+            own_token()
         self._object_store_bytes, self._workers = object_store_bytes, workers
+        self._listening, self._to_join = listening, join
+        self.node_address = listening.address
         try:
             self._start()
         except OmniloadError:
@@ -63,15 +80,16 @@ class PrivateCluster:
             ) from error
 
     def _start(self) -> None:
-        self.namespace = f"omniload-{secrets.token_hex(4)}"
+        mark = f"omniload-{secrets.token_hex(4)}"
+        self.namespace = mark if self._to_join is None else self._to_join[1]
         # Short: the paths of Ray's sockets below it must stay under 107 characters.
         self._folder = Path(tempfile.gettempdir()) / f"omniload-ray-{secrets.token_hex(4)}"
         self._node: RayNode | None = None
         # Before the first file and process: the reaper ends them if this process is killed now.
-        self._reaper = Reaper(self.namespace, [self._folder])
+        self._reaper = Reaper(mark, [self._folder])
         try:
             self._folder.mkdir(mode=0o700)
-            with marked(self.namespace):
+            with marked(mark):
                 self.address = self._join()
         except BaseException:
             self.close()
@@ -80,23 +98,44 @@ class PrivateCluster:
     def _join(self) -> str:
         """Start the node and connect to it; return its address."""
         self._node = start_node(
-            folder=str(self._folder),
-            address=_NODE_ADDRESS,
-            workers=self._workers,
-            object_store_bytes=self._object_store_bytes,
+            NodePlan(
+                folder=str(self._folder),
+                address=self._listening.address,
+                workers=self._workers,
+                object_store_bytes=self._object_store_bytes,
+                ports=self._listening.ports,
+                head=None if self._to_join is None else self._to_join[0],
+            )
         )
         if self._node is None:
-            return _init_whole(
-                str(self._folder), self.namespace, self._workers, self._object_store_bytes
-            )
-        connect(self._node.gcs_address, self.namespace)
+            return self._init_whole()
+        connect(self._node.gcs_address, self.namespace, self.node_address)
         return self._node.gcs_address
 
+    def _init_whole(self) -> str:
+        if self._to_join is not None or self._listening.ports is not None:
+            raise ConfigError(
+                f"Ray {ray.__version__} cannot be started by omniload on several hosts or on ports of a range; install "
+                "Ray 2.60, which is tested, or start a Ray yourself and name it by runtime.address"
+            )
+        context = init_ray(
+            address="local",
+            namespace=self.namespace,
+            num_cpus=self._workers,
+            object_store_memory=self._object_store_bytes,
+            include_dashboard=False,
+            _temp_dir=str(self._folder),
+            _node_ip_address=self.node_address,
+        )
+        return str(context.address_info["gcs_address"])
+
     @property
+    @override
     def folder(self) -> Path:
         """Folder of its files, removed with it."""
         return self._folder
 
+    @override
     def close(self, *, is_used: bool = False) -> None:
         """End every Ray process and remove the folder.
 
@@ -119,40 +158,3 @@ class PrivateCluster:
 def _said(error: Exception) -> str:
     """Return the first line of what Ray raised."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-
-
-def _init_whole(folder: str, namespace: str, workers: int, object_store_bytes: int) -> str:
-    """Start Ray as its documentation says; return the address."""
-    context = _init(
-        address="local",
-        namespace=namespace,
-        num_cpus=workers,
-        object_store_memory=object_store_bytes,
-        include_dashboard=False,
-        _temp_dir=folder,
-    )
-    return str(context.address_info["gcs_address"])
-
-
-def connect(address: str, namespace: str) -> None:
-    """Join a job's cluster from another process of it."""
-    _init(address=address, namespace=namespace)
-
-
-def _init(**options: Any) -> Any:  # noqa: ANN401 -- what Ray takes and returns
-    """Connect to Ray, and keep this process's own answer to SIGTERM.
-
-    Ray puts a trace and an abort in its place: a training script that saves a checkpoint when it
-    is asked to end would die instead. Python lets the main thread alone put it back.
-    """
-    answer = signal.getsignal(signal.SIGTERM)
-    try:
-        return ray.init(
-            configure_logging=False,
-            log_to_driver=False,
-            _node_ip_address=_NODE_ADDRESS,
-            **options,
-        )
-    finally:
-        if answer is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, answer)

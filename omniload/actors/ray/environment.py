@@ -9,6 +9,7 @@ import os
 import secrets
 import sys
 
+from omniload.actors.ray.hosts.given import AUTH_MODE, AUTH_TOKEN
 from omniload.base.errors import StateError
 
 if "ray" not in sys.modules:  # else the program's own settings hold until ``use_token``
@@ -27,7 +28,16 @@ import ray
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-__all__ = ["RayActorError", "RayError", "RayTaskError", "own_token", "ray", "token", "use_token"]
+__all__ = [
+    "RayActorError",
+    "RayError",
+    "RayTaskError",
+    "own_token",
+    "ray",
+    "token",
+    "use_given_token",
+    "use_token",
+]
 
 
 def token() -> str:
@@ -46,6 +56,21 @@ def own_token() -> None:
     """
     if "RAY_AUTH_MODE" not in os.environ:
         use_token(secrets.token_hex(32))
+
+
+def use_given_token() -> None:
+    """Ask for the secret that the program or its user has set, for a Ray that somebody else started.
+
+    Raises:
+        StateError: As for ``use_token``.
+    """
+    if AUTH_MODE != "token":
+        use_token("")
+    elif AUTH_TOKEN is not None:
+        use_token(AUTH_TOKEN)
+    else:  # in a file that Ray itself finds
+        os.environ.pop("RAY_AUTH_TOKEN", None)
+        AuthenticationTokenLoader.instance().reset_cache()
 
 
 def use_token(secret: str) -> None:

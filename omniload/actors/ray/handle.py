@@ -1,5 +1,6 @@
 """A rank's way to a data plane of Ray actors, from the same process or another of the job."""
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -9,13 +10,22 @@ from typing_extensions import override
 
 from omniload.actors.address import PlaneAddress, check_rank
 from omniload.actors.gate import Gate
-from omniload.actors.heartbeats import Activity, FolderBoard
+from omniload.actors.heartbeats import Activity
+from omniload.actors.lifeline import LifelineEnd
 from omniload.actors.patience import wait_until
 from omniload.actors.plane import RankHandle
-from omniload.actors.ray.answers import actor_named, answer_to, log_failure, there
-from omniload.actors.ray.environment import ray
-from omniload.base.errors import StateError, UnavailableError
-from omniload.base.linux.file_lock import FileLock
+from omniload.actors.ray.answers import (
+    actor_named,
+    answer_to,
+    is_lost,
+    log_failure,
+    newest_of,
+    plain_error,
+    there,
+)
+from omniload.actors.ray.environment import RayError, ray
+from omniload.actors.ray.hosts.boards import boards_of, claim_rank
+from omniload.base.linux.network import host_id
 from omniload.base.log import get_logger
 from omniload.base.state import JsonObject
 from omniload.batch.microbatch import Batch
@@ -27,6 +37,8 @@ __all__ = ["RayHandle"]
 _LOG = get_logger(__name__)
 _ALIVE_CHECK_S = 2.0
 _CLOSE_S = 10.0
+_LOOK_S = 0.1
+"""A constructor that takes the place of a lost one is looked for so often."""
 
 
 class RayHandle(RankHandle):
@@ -46,23 +58,29 @@ class RayHandle(RankHandle):
         self._address, self._on_close = address, on_close
         self._name = rank_name(self._dp_rank, self._cp_rank, address.cp_size)
         self._of = address.constructor_of(self._dp_rank)
-        self._gate = Gate()
+        self._gate, self._left = Gate(), threading.Event()
         self._held: deque[Batch] = deque()
         self._asked: tuple[int, Any] | None = None
         self._check: Any = None
         self._check_from_s = 0.0
-        self._lock = _claim(address, self._name)
+        board = address.on_host(host_id())[1]
+        self._lock = claim_rank(board, self._name)
+        self._line = LifelineEnd("")
         try:
+            away = address.host != host_id()
+            self._line = LifelineEnd(address.lifeline if away else "")
+            self._role, self._of = self._of, newest_of(self._of) or self._of
             self._constructor: Any = actor_named(self._of)
             self._planner: Any = actor_named("planner")
             self.first_step = answer_to(self._planner.first_step.remote(), "the planner")
         except BaseException:
             self._lock.close()
+            self._line.close()
             raise
-        self._board = FolderBoard(address.board)
+        here, self._board = boards_of(address, board)
         self._activity = Activity(self._name)
         self._activity.rest("has asked for no batch")
-        self._end_heartbeats = self._board.post(self._activity)
+        self._end_heartbeats = here.post(self._activity)
 
     @override
     def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
@@ -72,17 +90,42 @@ class RayHandle(RankHandle):
             first=self._of,
             limit_s=timeout_s or self._address.batch_timeout_s,
         )
+        began_s = time.monotonic()
         with self._gate.inside():
             if not self._held:
                 with self._activity.doing(f"waits for step {step}", (self._of,)):
-                    asked = self._ask(step)
-                    wait_until(lambda s: there(asked, s, self._check_planner), wait, self._board)
-                self._asked = None
-                self._held.extend(answer_to(asked, self._of))
+                    self._held.extend(self._batches_from(step, wait))
                 if self._held:
                     self._ask(step + len(self._held))
+        self._activity.figures.count("wait_seconds_total", time.monotonic() - began_s)
+        self._activity.figures.count("taken_steps_total")
         self._activity.rest(f"has step {step} and has not asked for the next")
         return self._held.popleft() if self._held else None
+
+    def _batches_from(self, step: int, wait: Wait) -> tuple[Batch, ...]:
+        """Wait for batches; where the constructor is lost, for the one that takes its place, and ask that one."""
+        while True:
+            asked = self._ask(step)
+            wait_until(lambda s: there(asked, s, self._check_planner), wait, self._board)  # noqa: B023 -- waited for here
+            self._asked = None
+            try:
+                batches: tuple[Batch, ...] = ray.get(asked)
+            except RayError as error:
+                if not is_lost(error):
+                    raise plain_error(error, self._of) from None
+                wait_until(self._follow, wait, self._board)
+            else:
+                return batches
+
+    def _follow(self, timeout_s: float) -> bool:
+        """Look for the constructor that took the place of a lost one; return whether it is there."""
+        self._check_planner()
+        name = newest_of(self._role)
+        if name is None or name == self._of:
+            self._left.wait(min(timeout_s, _LOOK_S))
+            return False
+        self._constructor, self._of = actor_named(name), name
+        return True
 
     def _ask(self, step: int) -> Any:  # noqa: ANN401 -- Ray's references have no static type
         """Ask for the batches from ``step`` on, unless that is under way; return the answer to be."""
@@ -105,7 +148,7 @@ class RayHandle(RankHandle):
     def state_at(self, step: int) -> JsonObject:
         with self._gate.inside():
             answer: JsonObject = answer_to(
-                self._planner.state_at.remote(step), "the planner", check=self._gate.check
+                self._planner.state_at.remote(step), "the planner", check=self._check_alive
             )
         return answer
 
@@ -115,9 +158,11 @@ class RayHandle(RankHandle):
         Returns:
             Whether that happened within the limit.
         """
+        self._left.set()
         left = self._gate.close(limit_s)
         self._end_heartbeats()
         self._lock.close()
+        self._line.close()
         return left
 
     @override
@@ -127,12 +172,17 @@ class RayHandle(RankHandle):
         else:
             _LOG.warning("%s is closed while a call to Ray does not end", self._name)
 
+    def _check_alive(self) -> None:
+        """Leave a closed plane, and one whose opener has ended on another host."""
+        self._gate.check()
+        self._line.check()
+
     def _check_planner(self) -> None:
         """Leave a closed plane, and a planner that is dead or has failed: it would never let the step be built.
 
         A planner that is stopped gives no answer, so none is waited for.
         """
-        self._gate.check()
+        self._check_alive()
         if self._check is None:
             if time.monotonic() - self._check_from_s >= _ALIVE_CHECK_S:
                 self._check_from_s = time.monotonic()
@@ -140,18 +190,3 @@ class RayHandle(RankHandle):
         elif ray.wait([self._check], timeout=0)[0]:
             check, self._check = self._check, None
             answer_to(check, "the planner")
-
-
-def _claim(address: PlaneAddress, name: str) -> FileLock:
-    try:
-        return FileLock(address.board / f"{name.replace(' ', '-')}.lock")
-    except BlockingIOError as error:
-        raise StateError(
-            f"{name} of this data plane has a handle already, in {error.strerror}; close it first, "
-            "or give each process a rank of its own"
-        ) from None
-    except OSError as error:
-        raise UnavailableError(
-            f"the data plane's folder {address.board} cannot be used: {error.strerror}; the plane has ended, "
-            "or runs on another machine"
-        ) from error

@@ -2,16 +2,25 @@
 
 from omniload.actors.address import PlaneAddress, check_rank
 from omniload.actors.plane import RankHandle
-from omniload.actors.ray.cluster import connect
 from omniload.actors.ray.environment import ray
 from omniload.actors.ray.handle import RayHandle
+from omniload.actors.ray.hosts.connection import connect
 from omniload.base.errors import UnavailableError
+from omniload.base.linux.network import host_id
 
 __all__ = ["handle_in"]
 
 
-def handle_in(address: PlaneAddress, dp_rank: int, cp_rank: int = 0) -> RankHandle:
+def handle_in(
+    address: PlaneAddress, dp_rank: int, cp_rank: int = 0, *, is_connected: bool = False
+) -> RankHandle:
     """Return a rank's handle in a process that is not the plane's: joins its Ray first.
+
+    Args:
+        address: Where the plane is.
+        dp_rank: Place of the rank along dp.
+        cp_rank: Along cp.
+        is_connected: This process holds the node of its host and is connected to it.
 
     Raises:
         ConfigError: The plane has no such rank.
@@ -19,8 +28,10 @@ def handle_in(address: PlaneAddress, dp_rank: int, cp_rank: int = 0) -> RankHand
         UnavailableError: The plane cannot be reached.
     """
     check_rank(address.sizes, dp_rank, cp_rank)
+    node_address, _ = address.on_host(host_id())
     try:
-        connect(address.cluster, address.namespace)
+        if not is_connected:
+            connect(address.cluster, address.namespace, node_address)
     except Exception as error:
         raise UnavailableError(
             f"the data plane at {address.cluster} cannot be joined: {error}; it has ended, or this process is none "

@@ -1,9 +1,11 @@
 """How many actors a plane takes, whom they serve, and how much memory they share."""
 
+from collections.abc import Sequence
+
 from omniload.actors.plane import PlaneSpec
 from omniload.mix.config import MixConfig
 
-__all__ = ["dp_ranks_of_constructors", "store_bytes"]
+__all__ = ["constructors_by_host", "dp_ranks_of_constructors", "store_bytes"]
 
 _RANKS_PER_CONSTRUCTOR = 8
 _BYTES_PER_TOKEN = 16
@@ -21,6 +23,30 @@ def dp_ranks_of_constructors(spec: PlaneSpec) -> dict[str, tuple[int, ...]]:
         )
         for i in range(num_constructors)
     }
+
+
+def constructors_by_host(
+    spec: PlaneSpec, host_of_R: Sequence[str]
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return host and data-parallel ranks of each data constructor, by name: beside the ranks it serves.
+
+    Every host has one at least; what ``runtime.constructors`` asks for beyond that goes where the
+    ranks are.
+
+    Args:
+        spec: The run.
+        host_of_R: Host of each data-parallel rank.
+    """
+    dp = len(host_of_R)
+    asked = spec.mix.runtime.constructors or -(-dp // _RANKS_PER_CONSTRUCTOR)
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for host in dict.fromkeys(host_of_R):
+        ranks = [r for r in range(dp) if host_of_R[r] == host]
+        count = min(len(ranks), max(1, round(asked * len(ranks) / dp)))
+        for i in range(count):
+            part = tuple(r for n, r in enumerate(ranks) if n * count // len(ranks) == i)
+            found[f"constructor-{len(found)}"] = (host, part)
+    return found
 
 
 def store_bytes(mix: MixConfig) -> int:

@@ -1,41 +1,82 @@
 """Ways between the roles as Ray actors."""
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from typing_extensions import override
 
-from omniload.actors.ray.answers import answer_to, future_of, log_failure
+from omniload.actors.ray.answers import future_of, is_lost, log_failure, plain_error
 from omniload.actors.roles.links import ConstructorLink, LoaderLink
 from omniload.base.errors import OmniloadError
-from omniload.base.ragged import Ragged, Ranges
 from omniload.machine.messages import (
     ReadAhead,
     ReleaseSamples,
     ReleaseSteps,
     SamplesReported,
-    SliceRequest,
+    TakeOver,
 )
 from omniload.plan.records import StepPlan
 
-__all__ = ["RayConstructorLink", "RayLoaderLink", "fetch_slices"]
+__all__ = ["RayConstructorLink", "RayLoaderLink"]
+
+_ASK_AGAIN_S = 1.0
+"""A lost call is asked again so much later: its actor may have been cut off for a moment only."""
 
 
 class RayLoaderLink(LoaderLink):
-    """A way to a source loader."""
+    """A way to a source loader, and to the one that takes its place."""
 
     def __init__(self, actor: Any, name: str) -> None:  # noqa: ANN401 -- Ray's handle has no static type
-        self._actor, self._name = actor, name
+        self._actor, self._name, self._life = actor, name, 0
 
     @property
     @override
     def name(self) -> str:
         return self._name
 
+    def lead_to(self, actor: Any, name: str, life: int) -> None:  # noqa: ANN401 -- as above
+        """Lead to a later life of the loader; what the one before it was asked is asked again by the planner."""
+        if life > self._life:  # calls may overtake each other
+            self._actor, self._name, self._life = actor, name, life
+
     @override
     def read_ahead(self, command: ReadAhead) -> "Future[SamplesReported]":
-        return future_of(self._actor.read_ahead.remote(command), self._name)
+        answer: Future[SamplesReported] = Future()
+        self._ask(command, answer)
+        return answer
+
+    def _ask(self, command: ReadAhead, answer: "Future[SamplesReported]") -> None:
+        """Ask the loader; where it is lost, ask again a little later, unless another has taken its place."""
+        actor, name = self._actor, self._name
+
+        def settle(done: "Future[Any]") -> None:
+            error = done.exception()
+            if error is None:
+                answer.set_result(done.result())
+            elif not is_lost(error):
+                answer.set_exception(plain_error(error, name))
+            elif self._actor == actor:
+                again = threading.Timer(
+                    _ASK_AGAIN_S, lambda: self._ask_same(actor, command, answer)
+                )
+                again.daemon = True
+                again.start()
+            else:
+                answer.cancel()
+
+        actor.read_ahead.remote(command).future().add_done_callback(settle)
+
+    def _ask_same(self, actor: Any, command: ReadAhead, answer: "Future[SamplesReported]") -> None:  # noqa: ANN401 -- as above
+        if self._actor == actor:
+            self._ask(command, answer)
+        else:
+            answer.cancel()
+
+    @override
+    def take_over(self, command: TakeOver) -> "Future[None]":
+        return future_of(self._actor.take_over.remote(command), self._name)
 
     @override
     def release(self, command: ReleaseSamples) -> None:
@@ -46,16 +87,33 @@ class RayConstructorLink(ConstructorLink):
     """A way to a data constructor."""
 
     def __init__(self, actor: Any, dp_ranks: Sequence[int]) -> None:  # noqa: ANN401 -- as above
-        self._actor, self._dp_ranks = actor, dp_ranks
+        self._actor, self._dp_ranks, self._life = actor, dp_ranks, 0
 
     @property
     @override
     def dp_ranks(self) -> Sequence[int]:
         return self._dp_ranks
 
+    def lead_to(self, actor: Any, life: int) -> None:  # noqa: ANN401 -- as above
+        """Lead to a later life of the constructor; what it is to build is told it again by the planner."""
+        if life > self._life:
+            self._actor, self._life = actor, life
+
     @override
     def build(self, plans: Sequence[StepPlan]) -> "Future[int]":
-        return future_of(self._actor.build.remote(plans), "a data constructor")
+        built: Future[int] = Future()
+
+        def settle(done: "Future[Any]") -> None:
+            error = done.exception()
+            if error is None:
+                built.set_result(done.result())
+            elif is_lost(error):
+                built.cancel()
+            else:
+                built.set_exception(plain_error(error, "a data constructor"))
+
+        self._actor.build.remote(plans).future().add_done_callback(settle)
+        return built
 
     @override
     def release(self, command: ReleaseSteps) -> None:
@@ -68,23 +126,3 @@ class RayConstructorLink(ConstructorLink):
     @override
     def fail(self, error: OmniloadError) -> None:
         log_failure(self._actor.fail.remote(error), "a data constructor", "pass on the failure")
-
-
-def fetch_slices(
-    loaders: Mapping[int, Any], limit_s: float, requests: Sequence[SliceRequest]
-) -> Ranges:
-    """Get the slices of a step: one call per loader, however many samples or sources.
-
-    Raises:
-        UnavailableError: A loader has died, or gave no answer within the limit.
-    """
-    places: dict[Any, list[int]] = {}
-    for place, request in enumerate(requests):
-        places.setdefault(loaders[request.source], []).append(place)
-    answers = [
-        (at, actor.slices.remote([requests[place] for place in at])) for actor, at in places.items()
-    ]
-    slices: dict[int, Ragged] = {}
-    for at, ref in answers:
-        slices |= zip(at, answer_to(ref, "a source loader", limit_s=limit_s), strict=True)
-    return Ranges.of([slices[place] for place in range(len(requests))])

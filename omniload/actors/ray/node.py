@@ -1,4 +1,4 @@
-"""The processes of a single-node Ray, without those that no data plane asks.
+"""The processes of a node of Ray, without those that no data plane asks.
 
 ``ray.init`` also starts an autoscaler, a log monitor, and a dashboard server even where the
 dashboard is left out, and waits for that one: 3.7 s of processor time together, most of the
@@ -6,7 +6,6 @@ start on a small machine. Ray has no option against them, so this starts Ray's o
 as Ray's ``cluster_utils`` does, without them.
 """
 
-import socket
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Protocol
@@ -14,10 +13,11 @@ from typing import Any, Protocol
 from typing_extensions import override
 
 from omniload.actors.ray.environment import ray
+from omniload.actors.ray.hosts.node_plan import NodePlan, ports_of
 from omniload.base.clock import SystemClock
 from omniload.base.log import get_logger
 
-__all__ = ["RayNode", "start_node"]
+__all__ = ["RayNode", "look_often", "start_node"]
 
 _LOG = get_logger(__name__)
 _REGISTERED_WITHIN_S = 120.0
@@ -41,19 +41,14 @@ class RayNode(Protocol):
         """End every process of the node."""
 
 
-def start_node(
-    *, folder: str, address: str, workers: int, object_store_bytes: int
-) -> RayNode | None:
-    """Start a head node whose processes end with this one, however it ends.
-
-    Args:
-        folder: Where its sockets and logs go.
-        address: IP address it listens on.
-        workers: Processes started ahead of the actors that will run in them.
-        object_store_bytes: Shared memory.
+def start_node(plan: NodePlan) -> RayNode | None:
+    """Start a node whose processes end with this one, however it ends.
 
     Returns:
         The node, or ``None`` where this version of Ray cannot be started this way.
+
+    Raises:
+        ConfigError: The plan's ports are too few.
     """
     begun: list[RayNode] = []
     # Inside, so that a Ray that has moved them does not keep this module from loading.
@@ -61,7 +56,7 @@ def start_node(
         from ray._private.node import Node  # noqa: PLC0415
         from ray._private.parameter import RayParams  # noqa: PLC0415
 
-        class Head(Node):
+        class LeanNode(Node):
             @override
             def start_head_processes(self) -> None:
                 begun.append(self)
@@ -73,22 +68,26 @@ def start_node(
 
             @override
             def start_ray_processes(self) -> None:
+                if self not in begun:
+                    begun.append(self)
                 _leave_out_services(self)
                 super().start_ray_processes()  # type: ignore[no-untyped-call]
-                _look_often(self)
+                look_often(self)
 
         parameters = RayParams(
-            num_cpus=workers,
-            node_ip_address=address,
-            temp_dir=folder,
-            object_store_memory=object_store_bytes,
-            gcs_server_port=0,
-            runtime_env_agent_port=_free_port(address),
+            num_cpus=plan.workers,
+            node_ip_address=plan.address,
+            temp_dir=plan.folder,
+            object_store_memory=plan.object_store_bytes,
             include_dashboard=False,
             include_log_monitor=False,  # type: ignore[arg-type]  # annotated as text, used as a flag
             no_monitor=True,
+            gcs_address=plan.head,
+            **ports_of(plan),
         )
-        node: RayNode = Head(parameters, head=True, shutdown_at_exit=False, spawn_reaper=True)
+        node: RayNode = LeanNode(
+            parameters, head=plan.head is None, shutdown_at_exit=False, spawn_reaper=True
+        )
     except (ImportError, TypeError, AttributeError) as error:
         # The node is Ray's inside and may change; ray.init is its promise, and only slower.
         _LOG.info("Ray %s is started by ray.init: %s", ray.__version__, error)
@@ -116,19 +115,13 @@ def _leave_out_services(node: Any) -> None:  # noqa: ANN401 -- Ray is untyped
         raylet.persist_port(node._session_dir, node._node_id, name, _NO_SERVICE)
 
 
-def _free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
-
-
 def _end(begun: Sequence[RayNode]) -> None:
     """End the processes of a node that did not come to be."""
     for node in begun:
         node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
 
 
-def _look_often(node: Any) -> None:  # noqa: ANN401 -- Ray is untyped
+def look_often(node: Any) -> None:  # noqa: ANN401 -- Ray is untyped
     """Wait until a node has joined itself. Ray does too, but looks once a second, and not for long.
 
     Raises:

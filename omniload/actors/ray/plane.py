@@ -1,34 +1,34 @@
 """The Ray runtime: every role an actor, batches through the shared-memory object store."""
 
+import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from typing_extensions import override
 
-from omniload.actors.address import PlaneAddress
+from omniload.actors.address import Gather
 from omniload.actors.claim import claim
 from omniload.actors.gate import Gate
 from omniload.actors.heartbeats import FolderBoard
 from omniload.actors.patience import wait_for_opening
 from omniload.actors.plane import DataPlane, PlaneSpec, RankHandle, require_rows
-from omniload.actors.ray.actors import (
-    ConstructorActor,
-    LoaderActor,
-    Loaders,
-    PlannerActor,
-    actor_of,
-)
 from omniload.actors.ray.answers import answer_to, there
-from omniload.actors.ray.cluster import PrivateCluster
+from omniload.actors.ray.crew import PLANNER, Crew
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.handle import RayHandle
+from omniload.actors.ray.hosts.addressing import address_of, head_of, lifeline_of
+from omniload.actors.ray.hosts.boards import boards_of
+from omniload.actors.ray.hosts.connection import node_here
+from omniload.actors.ray.hosts.members import cluster_of, listening_of
+from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.layout import dp_ranks_of_constructors, store_bytes
+from omniload.actors.status_file import write_status
 from omniload.base.errors import OmniloadError
-from omniload.machine.data_constructor import DataConstructor
-from omniload.machine.scaler import estimated_costs, group_sources
-from omniload.mix.fingerprint import SourceFacts
+from omniload.machine.loader_groups import LoaderShare, costs_of, partition
+from omniload.machine.roster import Member, Roster
+from omniload.source.kept_profile import kept
 
 __all__ = ["RayPlane"]
 
@@ -36,39 +36,45 @@ _CLOSE_S = 10.0
 
 
 class RayPlane(DataPlane):
-    """A data plane of actors in a private Ray on this machine."""
+    """A data plane of Ray actors: planner and loaders on the opener's host, constructors beside their ranks."""
 
-    def __init__(self, spec: PlaneSpec) -> None:
+    def __init__(self, spec: PlaneSpec, gather: Gather | None = None) -> None:
         """Start Ray and the actors, open the sources and start planning.
+
+        Args:
+            spec: The run.
+            gather: Has the other hosts of the job join; ``None`` where all ranks are on this one.
 
         Raises:
             ConfigError: A source or the batch is refused.
             StateError: ``spec.state`` does not fit, or this process uses Ray already.
         """
         require_rows(spec)
-        mix = spec.mix
-        groups = group_sources(estimated_costs(mix), num_loaders=mix.runtime.loaders)
-        dp_ranks_of = dp_ranks_of_constructors(spec)
+        runtime = spec.mix.runtime
+        costs = costs_of(spec.mix, kept(spec.cache_dir, spec.mix.names))
+        shares = partition(costs, num_loaders=runtime.loaders)
+        listening = listening_of(runtime, os.environ.get("MASTER_ADDR"))
         self._gate, self._closing, self._closed = Gate(), threading.Lock(), False
         self._handles: list[RayHandle] = []
         self._opened = ExitStack()
         try:
             self._opened.callback(claim(spec).close)
-            self._cluster = PrivateCluster(
-                object_store_bytes=store_bytes(mix), workers=len(groups) + len(dp_ranks_of) + 1
+            self._cluster = cluster_of(
+                runtime,
+                listening,
+                bytes_=store_bytes(spec.mix),
+                workers=len(shares) + len(dp_ranks_of_constructors(spec)) + 1,
             )
             self._opened.push(self._end_cluster)
-            self.address = PlaneAddress(
-                cluster=self._cluster.address,
-                namespace=self._cluster.namespace,
-                dp_ranks_of={name: tuple(ranks) for name, ranks in dp_ranks_of.items()},
-                cp_size=spec.tree.size_of("cp"),
-                steps_at_once=mix.steps_at_once,
-                board=self._cluster.folder / "board",
-                batch_timeout_s=mix.runtime.batch_timeout,
-            )
+            self._node = node_here()
+            hosts = None if gather is None else gather(head_of(runtime, self._cluster))
+            line = None
+            if hosts is not None and hosts.elsewhere:
+                line = lifeline_of(self._cluster, listening)
+                self._opened.callback(line.close)
+            self.address = address_of(spec, self._cluster, hosts, line)
             self.address.board.mkdir()
-            self._start(spec, groups, dp_ranks_of)
+            self._start(spec, shares)
         except BaseException:
             self._opened.close()
             raise
@@ -76,45 +82,28 @@ class RayPlane(DataPlane):
     def _start(
         self,
         spec: PlaneSpec,
-        groups: Sequence[Sequence[int]],
-        dp_ranks_of: Mapping[str, Sequence[int]],
+        shares: Sequence[LoaderShare],
     ) -> None:
-        mix, cp = spec.mix, spec.tree.size_of("cp")
         # All processes start together; what they need of each other is handed over afterwards.
-        loader_class = actor_of(LoaderActor, threads=4)
-        self._board = board = FolderBoard(self.address.board)
-        names = [f"loader-{i}" for i in range(len(groups))]
-        self._loaders = [loader_class.options(name=name).remote(name, board) for name in names]
-        self._planner = actor_of(PlannerActor, threads=4).options(name="planner").remote(board)
-        loaders = Loaders(
-            of={s: a for a, group in zip(self._loaders, groups, strict=True) for s in group},
-            names=dict(zip(self._loaders, names, strict=True)),
-            limit_s=mix.runtime.batch_timeout,
+        self._board = FolderBoard(self.address.board)
+        self._crew = crew = Crew(spec, shares, self.address, self._node)
+        crew.holders = {role: Member(role) for role in crew.roles()}
+        loaders = [crew.holders[role] for role in crew.sources_of]
+        for member in (*loaders, crew.holders[PLANNER]):
+            crew.start(member)
+        for role in crew.dp_ranks_of:
+            crew.start(crew.holders[role])
+        opening = [crew.open_loader(member) for member in loaders]
+        for member, found in zip(loaders, opening, strict=True):
+            crew.facts |= self._patiently(found, member.name)
+        self._patiently(crew.open_planner(crew.holders[PLANNER]), PLANNER)
+        shadows = dict.fromkeys(crew.sources_of, spec.mix.runtime.shadows)
+        roster = Roster(roles=shadows | dict.fromkeys(crew.dp_ranks_of, 0))
+        self._keeper = Keeper(crew, roster, self._gate)
+        self._keeper.begin()
+        self._opened.callback(
+            write_status(spec.run_dir, boards_of(self.address, self.address.board)[1])
         )
-        self._constructors = [
-            actor_of(ConstructorActor, threads=4 + 2 * len(ranks) * cp)
-            .options(name=name)
-            .remote(
-                DataConstructor(
-                    dp_ranks=ranks, names=mix.names, row_length=mix.pack.length, cp_size=cp
-                ),
-                loaders,
-                name,
-                board,
-            )
-            for name, ranks in dp_ranks_of.items()
-        ]
-        opening = [a.open.remote(spec, g) for a, g in zip(self._loaders, groups, strict=True)]
-        facts: dict[int, SourceFacts] = {}
-        for name, found in zip(names, opening, strict=True):
-            facts |= self._patiently(found, name)
-        ready = self._planner.open.remote(
-            spec,
-            [facts[s] for s in range(len(mix.names))],
-            loaders,
-            list(zip(self._constructors, dp_ranks_of.values(), strict=True)),
-        )
-        self._patiently(ready, "planner")
 
     def _patiently(self, answer: Any, role: str) -> Any:  # noqa: ANN401 -- as the actor's method
         """Wait for an answer for as long as something goes on."""
@@ -131,11 +120,17 @@ class RayPlane(DataPlane):
 
     def pids(self) -> dict[str, int]:
         """Return the process of every role: ``planner``, ``loader-0``, ``constructor-0``, ..."""
-        actors = {"planner": self._planner}
-        actors |= {f"loader-{i}": actor for i, actor in enumerate(self._loaders)}
-        actors |= dict(zip(self.address.dp_ranks_of, self._constructors, strict=True))
+        crew = self._crew
         with self._gate.inside():
-            return {name: answer_to(actor.pid.remote(), name) for name, actor in actors.items()}
+            return {role: answer_to(crew.holding(role).pid.remote(), role) for role in crew.roles()}
+
+    def holders(self) -> dict[str, str]:
+        """Return the name of the member that holds each role: ``loader-0+2`` is the third life of ``loader-0``."""
+        return {role: member.name for role, member in self._crew.holders.items()}
+
+    def is_whole(self) -> bool:
+        """Tell whether every role is held and every shadow that is wanted stands ready."""
+        return self._keeper.is_whole()
 
     @override
     def close(self) -> None:
@@ -146,13 +141,15 @@ class RayPlane(DataPlane):
 
     def _end_cluster(self, *_: object) -> None:
         """End the actors and their Ray, once nobody in this process waits for one of them."""
+        if (keeper := getattr(self, "_keeper", None)) is not None:
+            keeper.close()
         is_used = not self._gate.close(_CLOSE_S)
         for handle in self._handles:
             is_used |= not handle.leave(_CLOSE_S)
         try:
             # A dead planner has nothing left to close, and one that hangs ends with the cluster.
-            if not is_used and (planner := getattr(self, "_planner", None)) is not None:
-                with suppress(OmniloadError, RayError):
-                    ray.get(planner.close.remote(), timeout=_CLOSE_S)
+            if not is_used and (crew := getattr(self, "_crew", None)) is not None:
+                with suppress(OmniloadError, RayError, KeyError):
+                    ray.get(crew.holding(PLANNER).close.remote(), timeout=_CLOSE_S)
         finally:
             self._cluster.close(is_used=is_used)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 
 from omniload.actors.heartbeats import Activity
 from omniload.base.errors import OmniloadError
-from omniload.base.ragged import Ranges
 from omniload.batch.microbatch import Batch
 from omniload.machine.data_constructor import (
     BuildSteps,
@@ -14,6 +13,7 @@ from omniload.machine.data_constructor import (
     SlicesFetched,
 )
 from omniload.machine.messages import ReleaseSteps, SliceRequest
+from omniload.mix.columns import ColumnRanges
 from omniload.plan.records import StepPlan
 
 __all__ = ["ConstructorShell"]
@@ -25,14 +25,14 @@ class ConstructorShell:
     def __init__(
         self,
         machine: DataConstructor,
-        fetch: Callable[[Sequence[SliceRequest]], Ranges],
+        fetch: Callable[[Sequence[SliceRequest]], ColumnRanges],
         activity: Activity,
-        loaders: Sequence[str] = (),
+        loaders: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """Build with what ``fetch`` gets from the source loaders of these names."""
+        """Build with what ``fetch`` gets from the source loaders that ``loaders`` names."""
         self._machine = machine
         self._fetch = fetch
-        self._activity, self._loaders = activity, tuple(loaders)
+        self._activity, self._loaders = activity, loaders
         activity.rest("has built every step that was planned", ("planner",))
         self._changed = threading.Condition()
         self._error: OmniloadError | None = None
@@ -45,11 +45,13 @@ class ConstructorShell:
         for command in commands:
             if isinstance(command, FetchSlices):
                 named = _named(command.steps)
-                with self._activity.doing(f"fetches {named}", self._loaders):
+                with self._activity.doing(f"fetches {named}", tuple(self._loaders())):
                     slices = self._fetch(command.requests)
                 with self._activity.doing(f"builds {named}"), self._changed:
                     self._machine.handle(SlicesFetched(steps=command.steps, slices=slices))
                     self._changed.notify_all()
+                self._activity.figures.count("built_steps_total", len(command.steps))
+                self._note_queued()
         return plans[-1].step
 
     def wait(self, step: int, timeout_s: float) -> bool:
@@ -112,6 +114,11 @@ class ConstructorShell:
         """Let go of steps that every rank has taken."""
         with self._changed:
             self._machine.handle(command)
+        self._note_queued()
+
+    def _note_queued(self) -> None:
+        with self._changed:
+            self._activity.figures.note(queued_steps=self._machine.num_steps)
 
     def end(self, step: int) -> None:
         """Say that there is no step ``step`` nor any after it."""

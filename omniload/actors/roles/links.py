@@ -1,14 +1,21 @@
 """Ways from the planner's shell to the other roles; each runtime has its own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Protocol
 
 from omniload.base.errors import OmniloadError
-from omniload.machine.messages import ReadAhead, ReleaseSamples, ReleaseSteps, SamplesReported
+from omniload.machine.messages import (
+    ReadAhead,
+    ReleaseSamples,
+    ReleaseSteps,
+    SamplesReported,
+    TakeOver,
+)
 from omniload.plan.records import StepPlan
 
-__all__ = ["ConstructorLink", "LoaderLink"]
+__all__ = ["ConstructorLink", "LoaderLink", "LoaderLinks"]
 
 
 class LoaderLink(Protocol):
@@ -20,7 +27,11 @@ class LoaderLink(Protocol):
         ...
 
     def read_ahead(self, command: ReadAhead) -> "Future[SamplesReported]":
-        """Start reading; the future holds the report."""
+        """Start reading; the future holds the report, and is cancelled where another loader is asked instead."""
+        ...
+
+    def take_over(self, command: TakeOver) -> "Future[None]":
+        """Start to hold what a lost loader held; the future says when its samples may be asked for."""
         ...
 
     def release(self, command: ReleaseSamples) -> None:
@@ -37,7 +48,10 @@ class ConstructorLink(Protocol):
         ...
 
     def build(self, plans: Sequence[StepPlan]) -> "Future[int]":
-        """Start building consecutive steps; the future says when that is done."""
+        """Start building consecutive steps.
+
+        The future says when that is done, and is cancelled where another constructor is told instead.
+        """
         ...
 
     def release(self, command: ReleaseSteps) -> None:
@@ -51,3 +65,39 @@ class ConstructorLink(Protocol):
     def fail(self, error: OmniloadError) -> None:
         """The data plane has failed."""
         ...
+
+
+class LoaderLinks:
+    """The ways to all source loaders: each command goes to the loaders of its sources."""
+
+    def __init__(
+        self,
+        link_of: Callable[[int], LoaderLink],
+        on_report: "Callable[[Future[SamplesReported]], None]",
+    ) -> None:
+        """Reach the loader of a source by ``link_of``; what it reports goes to ``on_report``."""
+        self.of, self._on_report = link_of, on_report
+        self.taken_over: Future[None] = Future()
+        """Ends as the take-over does that is told next."""
+
+    def tell(self, command: ReadAhead | ReleaseSamples | TakeOver) -> None:
+        """Pass a command on."""
+        match command:
+            case ReadAhead(source=source):
+                self.of(source).read_ahead(command).add_done_callback(self._on_report)
+            case TakeOver(ranges=ranges):
+                told = self.of(next(iter(ranges))).take_over(command)
+                told.add_done_callback(partial(_pass_on, self.taken_over))
+            case ReleaseSamples(floors=floors):
+                for link in {id(link): link for link in map(self.of, floors)}.values():
+                    link.release(command)
+
+
+def _pass_on(to: "Future[None]", done: "Future[None]") -> None:
+    """Let one future end as another did."""
+    if done.cancelled():
+        to.cancel()
+    elif (error := done.exception()) is not None:
+        to.set_exception(error)
+    else:
+        to.set_result(None)

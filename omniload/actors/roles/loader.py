@@ -8,14 +8,21 @@ from pathlib import Path
 from omniload.actors.heartbeats import Activity
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.concurrency.threads import DaemonPool
-from omniload.base.errors import UnavailableError
+from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import get_logger
-from omniload.base.ragged import Ragged, Ranges
 from omniload.base.retry import backoff_s, with_retries
-from omniload.machine.messages import ReadAhead, ReleaseSamples, SamplesReported, SliceRequest
-from omniload.machine.source_loader import SamplesRead, SourceLoader
+from omniload.machine.messages import (
+    ReadAhead,
+    ReleaseSamples,
+    SamplesReported,
+    SliceRequest,
+    TakeOver,
+)
+from omniload.machine.source_loader import Read, SamplesRead, SourceLoader
+from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.config import MixConfig
 from omniload.mix.fingerprint import SourceFacts
+from omniload.source.block_memory import BlockMemory
 from omniload.source.source import Source, open_source
 
 __all__ = ["LoaderShell"]
@@ -45,23 +52,29 @@ class LoaderShell:
         self._activity = activity
         self._lock = threading.Lock()
         self._closed = False
+        spill = base_dir / mix.loader.spill if mix.loader.spill else None
+        # Sources are many and their blocks large: what one does not need at once another may.
+        self._memory = memory = BlockMemory(mix.loader.memory, spill)
 
         def opened(s: int) -> Source:
             with activity.doing(f"opens source {names[s]}"):
-                return open_source(
+                source = open_source(
                     names[s],
-                    mix.sources[names[s]],
+                    mix.sources[names[s]].using(mix.batch.columns_used),
                     seed=mix.seed,
                     tokenizer=mix.tokenizer,
                     base_dir=base_dir,
                     cache_dir=cache_dir,
                 )
+                source.share(memory)
+                return source
 
         # Footers and indexes are waited for, not computed: hundreds of sources open together.
         with DaemonPool(_OPENING_THREADS, "omniload-opening") as pool:
             self._sources: Mapping[int, Source] = dict(
                 zip(sources, pool.map(opened, sources), strict=True)
             )
+        self._reading_again = DaemonPool(1, "omniload-reading-again")
         # A source decodes into its own state: one read of it at a time.
         self._reading = {s: threading.Lock() for s in sources}
 
@@ -73,6 +86,7 @@ class LoaderShell:
                 order_digest=source.fingerprint,
                 shards_digest=source.shards_digest,
                 content_digest=source.content_digest,
+                transforms_digest=source.transforms_digest,
             )
             for s, source in self._sources.items()
         }
@@ -88,7 +102,10 @@ class LoaderShell:
                 return answer
             source, start, stop = self._sources[answer.source], answer.start, answer.stop
             block = with_retries(
-                lambda: source.read(start, stop), _WAITS_S, self._sleep, partial(_log_retry, source)
+                lambda: source.read(start, stop),
+                _WAITS_S,
+                self._sleep,
+                partial(self._note_retry, source),
             )
             with self._lock:
                 (report,) = self._machine.handle(
@@ -97,18 +114,34 @@ class LoaderShell:
                         table=block.table,
                         tokens=block.tokens,
                         skipped=block.skipped,
+                        others=block.others,
                     )
                 )
             assert isinstance(report, SamplesReported)
+            self._activity.figures.count("read_samples_total", len(block.table))
+            self._activity.figures.count("read_bytes_total", block.tokens.values_V.nbytes)
+            self._count_held()
             return report
 
-    def slices(self, requests: Sequence[SliceRequest]) -> list[Ragged]:
+    def _note_retry(self, source: Source, error: UnavailableError, wait_s: float) -> None:
+        self._activity.figures.count("retries_total")
+        _LOG.warning("source %s: read again in %.1f s: %s", source.name, wait_s, error)
+
+    def take_over(self, command: TakeOver) -> None:
+        """Serve what another loader served: from now on its samples may be asked for, and they are read again."""
+        with self._lock:
+            reads = self._machine.handle(command)
+        self._reading_again.submit(lambda: self._read_again(reads))
+
+    def slices(self, requests: Sequence[SliceRequest]) -> list[SampleColumns]:
         """Return the asked token ranges, request by request: for a constructor in another process."""
+        self._read_unread(requests)
         with self._lock:
             return self._machine.slices_of(requests)
 
-    def ranges(self, requests: Sequence[SliceRequest]) -> Ranges:
+    def ranges(self, requests: Sequence[SliceRequest]) -> ColumnRanges:
         """Say where the asked token ranges lie: for a constructor in this process."""
+        self._read_unread(requests)
         with self._lock:
             return self._machine.ranges_of(requests)
 
@@ -116,21 +149,42 @@ class LoaderShell:
         """Let go of samples that no plan needs any more."""
         with self._lock:
             self._machine.handle(command)
+        self._count_held()
 
     def close(self) -> None:
         """Read no more: a read that waits for its store to come back gives up at its next attempt."""
         self._closed = True
+        self._reading_again.close(0.0)
 
     def held_tokens(self) -> int:
         """Return the tokens in the buffer, over all sources."""
         with self._lock:
             return self._machine.held_tokens()
 
+    def _count_held(self) -> None:
+        """Leave so much less to decoded blocks."""
+        with self._lock:
+            held_bytes = self._machine.held_bytes()
+        self._memory.set_others(held_bytes)
+        self._activity.figures.note(held_bytes=held_bytes)
+
+    def _read_unread(self, requests: Sequence[SliceRequest]) -> None:
+        """Read at once what is asked for and was read only by the loader before this one."""
+        with self._lock:
+            unread = self._machine.unread(requests)
+        for read in unread:
+            self.read_ahead(ReadAhead(source=read.source, start=read.start, stop=read.stop))
+
+    def _read_again(self, reads: Sequence[Read | SamplesReported]) -> None:
+        try:
+            for read in reads:
+                if isinstance(read, Read) and not self._closed:
+                    self.read_ahead(ReadAhead(source=read.source, start=read.start, stop=read.stop))
+        except OmniloadError as error:
+            # Whoever asks for these samples has them read once more, and is told the error.
+            _LOG.warning("what another loader held is not read ahead: %s", error)
+
     def _sleep(self, duration_s: float) -> None:
         self._clock.sleep(duration_s)
         if self._closed:
             raise UnavailableError("the data plane was closed while a store did not answer")
-
-
-def _log_retry(source: Source, error: UnavailableError, wait_s: float) -> None:
-    _LOG.warning("source %s: read again in %.1f s: %s", source.name, wait_s, error)

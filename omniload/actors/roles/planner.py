@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from omniload.actors.heartbeats import Activity
-from omniload.actors.roles.links import ConstructorLink, LoaderLink
+from omniload.actors.roles.links import ConstructorLink, LoaderLink, LoaderLinks
 from omniload.actors.roles.planner_metrics import count_skipped, measure
 from omniload.base.errors import OmniloadError, project_error
 from omniload.base.log import get_logger
@@ -17,15 +17,19 @@ from omniload.base.metrics import PLAN_SECONDS
 from omniload.base.state import JsonObject
 from omniload.machine.messages import (
     AppendJournal,
+    ConstructorReplaced,
     EndOfData,
+    LoaderReplaced,
     PlannerEvent,
     PublishPlans,
     ReadAhead,
     ReleaseSamples,
     ReleaseSteps,
+    Republish,
     SamplesReported,
     Started,
     StepTaken,
+    TakeOver,
 )
 from omniload.machine.planner import Planner
 from omniload.machine.progress import Task
@@ -41,6 +45,16 @@ _CLOSE_S = 8.0
 @dataclass(frozen=True, slots=True)
 class _Failed:
     error: OmniloadError
+
+
+@dataclass(frozen=True, slots=True)
+class _Replaced:
+    """A role has another holder: how it is reached is changed before the planner hears of it."""
+
+    event: LoaderReplaced | ConstructorReplaced
+    change: Callable[[], None]
+    taken_over: "Future[None]"
+    """Of a loader: ends once it knows what it takes over."""
 
 
 class _Stop:
@@ -62,12 +76,14 @@ class PlannerShell:
         self._activity = activity
         self._quiet_from_s = time.monotonic()
         activity.idle = self._waits
-        self._loader_of = loader_of
+        self._loaders = LoaderLinks(loader_of, self._on_report)
         self._constructors = constructors
         self._journal = journal
         self._lock = threading.Lock()
         self._failure: OmniloadError | None = None
-        self._events: queue.SimpleQueue[PlannerEvent | _Failed | _Stop] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[PlannerEvent | _Failed | _Replaced | _Stop] = (
+            queue.SimpleQueue()
+        )
         self._thread = threading.Thread(target=self._run, name="omniload-planner", daemon=True)
 
     def start(self) -> None:
@@ -81,8 +97,31 @@ class PlannerShell:
 
     def state_at(self, step: int) -> JsonObject:
         """Return the state before ``step``; see ``Planner.state_at``."""
+        self._activity.figures.note(state_asked_timestamp_seconds=time.time())
         with self._lock:
             return self._planner.state_at(step)
+
+    def replace_loader(self, sources: Sequence[int], change: Callable[[], None]) -> "Future[None]":
+        """Have another loader serve ``sources``: ``change`` makes it the one that their link reaches.
+
+        Returns:
+            A future that says when the loader may be asked for what the one before it held.
+        """
+        replaced = _Replaced(LoaderReplaced(sources=tuple(sources)), change, Future())
+        self._events.put(replaced)
+        return replaced.taken_over
+
+    def replace_constructor(self, number: int, change: Callable[[], None]) -> None:
+        """Have another constructor build what is under way: ``change`` makes it the one that its link reaches."""
+        self._events.put(_Replaced(ConstructorReplaced(number=number), change, Future()))
+
+    def fail(self, error: OmniloadError) -> None:
+        """End the planning, and tell every rank why."""
+        self._events.put(_Failed(error))
+
+    def released_to(self) -> int:
+        """Return the step before which every rank has taken all."""
+        return self._planner.released_to
 
     def check(self) -> None:
         """Return while planning goes on: a rank that waits need not have heard of its end.
@@ -124,12 +163,16 @@ class PlannerShell:
                     "the data constructor of ranks %s cannot be told", constructor.dp_ranks
                 )
 
-    def _apply(self, event: PlannerEvent | _Failed) -> None:
+    def _apply(self, event: PlannerEvent | _Failed | _Replaced) -> None:
         if isinstance(event, _Failed):
             raise event.error
+        if isinstance(event, _Replaced):
+            event.change()
+            self._loaders.taken_over, event = event.taken_over, event.event
         doing = self._activity.doing(f"plans step {self._planner.state.step}")
         with doing, self._lock, PLAN_SECONDS.time():
             commands = self._planner.handle(event)
+        self._activity.figures.note(planned_step=self._planner.state.step)
         if isinstance(event, SamplesReported):
             count_skipped(self._planner.mix.names[event.source], event.skipped)
         for command in commands:
@@ -137,18 +180,12 @@ class PlannerShell:
                 if self._journal is not None:
                     with self._activity.doing("writes the journal"):
                         self._journal.append(command.record)
-            elif isinstance(command, ReadAhead | ReleaseSamples):
-                self._tell_loaders(command)
+            elif isinstance(command, ReadAhead | ReleaseSamples | TakeOver):
+                self._loaders.tell(command)
+            elif isinstance(command, Republish):
+                self._tell_again(command)
             else:
                 self._tell_constructors(command)
-
-    def _tell_loaders(self, command: ReadAhead | ReleaseSamples) -> None:
-        if isinstance(command, ReadAhead):
-            self._loader_of(command.source).read_ahead(command).add_done_callback(self._on_report)
-            return
-        links = {id(link): link for link in map(self._loader_of, command.floors)}
-        for link in links.values():
-            link.release(command)
 
     def _tell_constructors(self, command: PublishPlans | ReleaseSteps | EndOfData) -> None:
         for constructor in self._constructors:
@@ -165,6 +202,15 @@ class PlannerShell:
         if isinstance(command, PublishPlans):
             measure(command.plans, self._planner.mix.names)
 
+    def _tell_again(self, command: Republish) -> None:
+        constructor = self._constructors[command.number]
+        constructor.release(ReleaseSteps(step=command.released_to))
+        for window in command.windows:
+            parts = [plan.part_of(constructor.dp_ranks) for plan in window]
+            constructor.build(parts).add_done_callback(self._on_built)
+        if command.end is not None:
+            constructor.end(command.end)
+
     def _on_report(self, future: "Future[SamplesReported]") -> None:
         if future.cancelled():  # the data plane is closing
             return
@@ -179,7 +225,7 @@ class PlannerShell:
         """Say what holds up the next plan."""
         with self._lock:
             waits = self._planner.waits()
-        loaders = {self._loader_of(source).name for source in waits.sources}
+        loaders = {self._loaders.of(source).name for source in waits.sources}
         return Task(
             doing=waits.text, since_s=self._quiet_from_s, waits_for=(*waits.ranks, *sorted(loaders))
         )

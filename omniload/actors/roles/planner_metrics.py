@@ -1,14 +1,18 @@
 """What the planner's shell counts, and who may ask for it."""
 
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
 from prometheus_client import Counter
 
+from omniload.actors.heartbeats import Board
+from omniload.actors.role_metrics import RoleMetrics
 from omniload.base.errors import ConfigError
+from omniload.base.linux.network import listening_address
 from omniload.base.log import get_logger
-from omniload.base.metrics import IMBALANCE_RATIO, SAMPLES_SKIPPED, TOKENS_PLANNED, serve
+from omniload.base.metrics import IMBALANCE_RATIO, REGISTRY, SAMPLES_SKIPPED, TOKENS_PLANNED, serve
 from omniload.mix.config import MixConfig
 from omniload.plan.records import StepPlan
 
@@ -38,24 +42,35 @@ def _tokens_planned(name: str) -> Counter:
     return TOKENS_PLANNED.labels(name)
 
 
-def serve_metrics(mix: MixConfig) -> Callable[[], None]:
+def serve_metrics(mix: MixConfig, board: Board) -> Callable[[], None]:
     """Answer Prometheus from the planner's process, where the mix asks for it.
 
     Returns:
         A function that ends it.
 
     Raises:
-        ConfigError: The port is taken.
+        ConfigError: The port is taken, or this host has no such address.
     """
-    port = mix.runtime.metrics_port
+    port, bind = mix.runtime.metrics_port, mix.runtime.metrics_bind
     if not port:
         return _nothing
+    toward = os.environ.get("MASTER_ADDR")
+    address = listening_address(bind, setting="runtime.metrics_bind", toward=toward)
+    roles = RoleMetrics(board)
+    REGISTRY.register(roles)
     try:
-        return serve(port)
+        end = serve(port, address=address)
     except OSError as error:
+        REGISTRY.unregister(roles)
         raise ConfigError(
-            f"runtime.metrics_port {port} cannot be used ({error.strerror}); choose another"
+            f"runtime.metrics_port {port} cannot be used on {address} ({error.strerror}); choose another"
         ) from error
+
+    def close() -> None:
+        end()
+        REGISTRY.unregister(roles)
+
+    return close
 
 
 def _nothing() -> None:

@@ -1,7 +1,7 @@
 """One call of a function for all threads that want its result at the same time."""
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, wait
 from typing import Generic, TypeVar
 
@@ -42,27 +42,48 @@ class SingleFlight(Generic[Key, Result]):
         Raises:
             Exception: What this call's own run raised.
         """
-        with self._lock:
-            theirs = self._running.get(key)
-            mine = theirs or self._running.setdefault(key, Future())
-        if theirs is None:
-            return self._run(key, fn, mine)
+        mine, theirs_of = self.claim((key,))
+        if mine:
+            return self._run(key, fn)
+        theirs = theirs_of[key]
         wait([theirs], within_s)
         if theirs.done() and theirs.exception() is None:
             return theirs.result()
         return fn()
 
-    def _run(self, key: Key, fn: Callable[[], Result], mine: Future[Result]) -> Result:
+    def claim(self, keys: Iterable[Key]) -> tuple[list[Key], dict[Key, "Future[Result]"]]:
+        """Part keys into those that this caller brings, and those that another one is bringing.
+
+        For results of which one request brings several. Each key of the first part must be given to
+        ``resolve``, whatever happens: others wait for it.
+
+        Returns:
+            Keys to bring, in order; of the others the result to come.
+        """
+        mine: list[Key] = []
+        theirs: dict[Key, Future[Result]] = {}
+        with self._lock:
+            for key in keys:
+                if (running := self._running.get(key)) is not None:
+                    theirs[key] = running
+                else:
+                    self._running[key] = Future()
+                    mine.append(key)
+        return mine, theirs
+
+    def resolve(self, key: Key, result: Result) -> None:
+        """Give the result of a claimed key to all that wait for it."""
+        self._ended(key).set_result(result)
+
+    def _run(self, key: Key, fn: Callable[[], Result]) -> Result:
         try:
             result = fn()
         except BaseException as error:
-            self._end(key)
-            mine.set_exception(error)
+            self._ended(key).set_exception(error)
             raise
-        self._end(key)
-        mine.set_result(result)
+        self.resolve(key, result)
         return result
 
-    def _end(self, key: Key) -> None:
+    def _ended(self, key: Key) -> "Future[Result]":
         with self._lock:
-            del self._running[key]
+            return self._running.pop(key)

@@ -1,13 +1,43 @@
-"""A lock on a file that the kernel ends with its holder, however that ends."""
+"""Locks on files and folders that the kernel ends with their holder, however that ends."""
 
 import fcntl
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["FileLock"]
+__all__ = ["FileLock", "locked"]
 
 _LONGEST_HOLDER = 256
+
+
+@contextmanager
+def locked(
+    path: Path, *, shared: bool = False, waits: bool = True, writable: bool = False
+) -> Iterator[int]:
+    """Hold the lock of a folder, or of a file, which is made where it is missing; yield its descriptor.
+
+    Args:
+        path: What is locked. Nothing is read or written there.
+        shared: Others that share may hold it as well.
+        waits: For a holder that does not share.
+        writable: Whether the caller writes through the descriptor.
+
+    Raises:
+        BlockingIOError: Another process holds it, and ``waits`` is off.
+        OSError: The file cannot be made or locked.
+    """
+    flags = os.O_DIRECTORY if path.is_dir() else os.O_CREAT
+    descriptor = os.open(
+        path, flags | (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC, 0o644
+    )
+    try:
+        how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(descriptor, how if waits else how | fcntl.LOCK_NB)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 class FileLock:

@@ -4,7 +4,7 @@ A batch is a unit. It is read by its range, together with the schema and the dic
 before it: a unit is decoded as a stream of one batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,13 +14,20 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.units import format_bytes
+from omniload.mix.columns import NO_COLUMNS, ColumnName
 from omniload.mix.sources import ArrowSource
 from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, beside, read_json, reading
 from omniload.source.formats.format import MAX_UNIT_BYTES, Format, Records, UnitTable
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
-from omniload.source.parsing.arrow_columns import records_of, require_column
+from omniload.source.parsing.arrow_columns import (
+    Holds,
+    records_of,
+    require_column,
+    require_others,
+    with_others,
+)
 from omniload.source.parsing.arrow_messages import END_OF_STREAM, FILE_MAGIC, messages_of
 from omniload.source.patterns import FileNames
 
@@ -40,12 +47,13 @@ class ArrowFormat(Format):
         files: Sequence[ShardFile],
         *,
         column: str,
-        holds_text: bool,
+        holds: Holds,
         cache: IndexCache | None = None,
+        others: Mapping[ColumnName, str] = NO_COLUMNS,
     ) -> None:
-        self.holds_text = holds_text
-        self._files, self._column = files, column
-        kind = f"arrow/{'text' if holds_text else 'tokens'}/{column}"
+        self.holds_text, self._holds = holds != "tokens", holds
+        self._files, self._column, self._others = files, column, others
+        kind = "/".join(("arrow", holds, column, *others.values()))
         self._units = index_of(files, self._index, kind=kind, cache=cache)
         # Consecutive units mostly follow the same schema, which is read once.
         self._before: tuple[int, list[tuple[int, int]], bytes] = -1, [], b""
@@ -57,9 +65,10 @@ class ArrowFormat(Format):
     @override
     def read_unit(self, unit: int) -> Records:
         file, where = self._place(unit)
-        return records_of(
-            self._column_of(unit), f"{file.path}: {where}", holds_text=self.holds_text
-        )
+        column, *others = self._columns_of(unit, (self._column, *self._others.values()))
+        place = f"{file.path}: {where}"
+        records = records_of(column, place, self._holds)
+        return with_others(records, dict(zip(self._others, others, strict=True)), place)
 
     @override
     def first_records(self) -> Records:
@@ -68,27 +77,29 @@ class ArrowFormat(Format):
             return Records.of_texts([])
         unit = int(filled[0])
         file, where = self._place(unit)
-        column = self._column_of(unit).slice(0, _FIRST_ROWS)
-        return records_of(column, f"{file.path}: {where}", holds_text=self.holds_text)
+        column = self._columns_of(unit, (self._column,))[0].slice(0, _FIRST_ROWS)
+        return records_of(column, f"{file.path}: {where}", self._holds)
 
     def _place(self, unit: int) -> tuple[ShardFile, str]:
         shard = int(self._units.shards_U[unit])
         first = int(np.searchsorted(self._units.shards_U, shard))
         return self._files[shard], f"batch {unit - first}"
 
-    def _column_of(self, unit: int) -> pa.ChunkedArray:
+    def _columns_of(self, unit: int, names: Sequence[str]) -> list[pa.ChunkedArray]:
         units = self._units
         file, where = self._place(unit)
         start, stop = int(units.starts_U[unit]), int(units.stops_U[unit])
         with reading(file, where):
             data = self._stream_head(unit) + file.read_range(start, stop) + END_OF_STREAM
-            column = _read_column(pa.py_buffer(data), self._column)
-            _require_sound(column)
-        if len(column) != units.rows_U[unit]:
+            columns = _read_columns(pa.py_buffer(data), names)
+            for column in columns:
+                _require_sound(column)
+        rows = len(columns[0])
+        if rows != units.rows_U[unit]:
             raise IntegrityError(
-                f"{file.path}: {where}: holds {len(column)} rows of the {units.rows_U[unit]} in its head; replace it"
+                f"{file.path}: {where}: holds {rows} rows of the {units.rows_U[unit]} in its head; replace it"
             )
-        return column
+        return columns
 
     def _stream_head(self, unit: int) -> bytes:
         """Return what comes before a batch in its stream and is no batch: the schema, and dictionaries."""
@@ -125,7 +136,8 @@ class ArrowFormat(Format):
             head = head[_FILE_HEAD:] if head.startswith(FILE_MAGIC) else head
             schema = pa.ipc.open_stream(head + END_OF_STREAM).schema
             sampled = digest_of_ranges(file, even_ranges(file.size_bytes))
-        require_column(schema, self._column, file.path, holds_text=self.holds_text)
+        require_column(schema, self._column, file.path, self._holds)
+        require_others(schema, self._others, file.path)
         largest = max((stop - start for start, stop in zip(starts, stops, strict=True)), default=0)
         if largest > MAX_UNIT_BYTES:
             raise ConfigError(
@@ -140,13 +152,14 @@ class ArrowFormat(Format):
         )
 
 
-def _read_column(data: pa.Buffer, column: str) -> pa.ChunkedArray:
+def _read_columns(data: pa.Buffer, columns: Sequence[str]) -> list[pa.ChunkedArray]:
     schema = pa.ipc.open_stream(data).schema
     options = pa.ipc.IpcReadOptions(
-        included_fields=[schema.get_field_index(column)], use_threads=False
+        included_fields=[schema.get_field_index(column) for column in columns], use_threads=False
     )
     with pa.ipc.open_stream(data, options=options) as reader:
-        return reader.read_all().column(0)
+        table = reader.read_all()
+        return [table.column(column) for column in columns]
 
 
 def _require_sound(column: pa.ChunkedArray) -> None:
@@ -199,7 +212,13 @@ def _short(value: object) -> str:
 
 
 def _opened(config: ArrowSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
-    return ArrowFormat(files, column=config.column, holds_text=config.holds_text, cache=cache)
+    return ArrowFormat(
+        files,
+        column=config.column,
+        holds=config.holds,
+        cache=cache,
+        others=config.columns,
+    )
 
 
 FORMAT = FormatSpec(

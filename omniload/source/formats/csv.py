@@ -110,7 +110,7 @@ class CsvFormat(Format):
         records = records_of(
             pa.chunked_array(texts, pa.large_string()),
             f"{path}: from row {first} on",
-            holds_text=True,
+            "text",
         )
         if not bad:
             return records

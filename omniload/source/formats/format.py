@@ -4,7 +4,8 @@ Shape suffixes:
     U  units of a source      B  records of one unit        F  files of a source
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 import numpy as np
@@ -52,6 +53,8 @@ class Records:
     """True where a record could not be decoded; its sequence means nothing."""
     reason: str = ""
     """Where the first bad record is and what is wrong with it."""
+    others: Mapping[str, Ragged] = field(default_factory=dict)
+    """Further columns by name, a sequence a record; an aligned one has the lengths of ``column`` where that is good."""
 
     @classmethod
     def of_texts(cls, texts: "list[str | None]", reason: str = "") -> Self:

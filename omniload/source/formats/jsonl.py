@@ -5,8 +5,9 @@ its neighbours, nor on the unit that it falls into. A line that cannot be used k
 position, so mending it later moves no other record.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -50,8 +51,10 @@ class JsonlFormat(Format):
         key: str,
         unit_bytes: int,
         cache: IndexCache | None = None,
+        nested: bool = False,
     ) -> None:
         self._files, self._key, self._unit_bytes = files, key, unit_bytes
+        self._text_of = partial(text_of, key=key, nested=nested)
         self._units = index_of(files, self._index, kind=f"jsonl/{unit_bytes}", cache=cache)
 
     @override
@@ -72,7 +75,7 @@ class JsonlFormat(Format):
                 "the file is not the one that was indexed, start anew"
             )
         before = self._units.rows_U[:unit][self._units.shards_U[:unit] == shard]
-        return _records(data, ends, self._key, file.path, int(before.sum()) + 1)
+        return _records(data, ends, self._text_of, file.path, int(before.sum()) + 1)
 
     @override
     def first_records(self) -> Records:
@@ -84,7 +87,7 @@ class JsonlFormat(Format):
         ends = _line_ends(data)
         if len(data) == FIRST_BYTES and len(ends) and ends[-1] == len(data):
             ends = ends[:-1]  # cut off in the middle
-        return _records(data, ends, self._key, file.path, first_line=1)
+        return _records(data, ends, self._text_of, file.path, first_line=1)
 
     def _index(self, file: ShardFile) -> FileUnits:
         digest = xxhash.xxh3_128()
@@ -177,7 +180,11 @@ def _line_ends(data: pa.Buffer) -> NDArray[np.int64]:
 
 
 def _records(
-    data: pa.Buffer, ends: NDArray[np.int64], key: str, path: str, first_line: int
+    data: pa.Buffer,
+    ends: NDArray[np.int64],
+    read: Callable[[memoryview], bytes],
+    path: str,
+    first_line: int,
 ) -> Records:
     """Read line after line; ``first_line`` is the number of the first in the file."""
     view = memoryview(data)
@@ -186,7 +193,7 @@ def _records(
     reason, start = "", 0
     for i, end in enumerate(ends.tolist()):
         try:
-            text = text_of(view[start:end], key)
+            text = read(view[start:end])
         except BadLineError as error:
             bad[i] = True
             reason = reason or f"{path}:{first_line + i}: {error}"
@@ -201,7 +208,9 @@ def _records(
 
 
 def _opened(config: JsonlSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
-    return JsonlFormat(files, key=config.text, unit_bytes=config.unit, cache=cache)
+    return JsonlFormat(
+        files, key=config.text, unit_bytes=config.unit, cache=cache, nested=config.is_nested
+    )
 
 
 FORMAT = FormatSpec(

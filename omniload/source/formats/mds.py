@@ -100,7 +100,7 @@ class MdsFormat(Format):
             np.frombuffer(data, np.uint8), offsets - first, described, self._config.column, where
         )
         if self.holds_text:
-            return records_of(pa.chunked_array([text_array(values)]), where, holds_text=True)
+            return records_of(pa.chunked_array([text_array(values)]), where, "text")
         encoding = described.encodings[described.columns.index(self._config.column)]
         column = _ids(values, encoding, self._config.dtype, where)
         return Records(column=column, bad_B=np.zeros(len(column), np.bool_))

@@ -1,6 +1,6 @@
 """Parquet shards: one row group is one unit, one column is read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -8,13 +8,20 @@ import pyarrow.parquet as pq
 from typing_extensions import override
 
 from omniload.base.errors import IntegrityError
+from omniload.mix.columns import NO_COLUMNS, ColumnName
 from omniload.mix.sources import ParquetSource
 from omniload.source.content import digest_of_ranges, parquet_ranges
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import Format, Records, UnitTable
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
-from omniload.source.parsing.arrow_columns import records_of, require_column
+from omniload.source.parsing.arrow_columns import (
+    Holds,
+    records_of,
+    require_column,
+    require_others,
+    with_others,
+)
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "ParquetFormat"]
@@ -30,12 +37,13 @@ class ParquetFormat(Format):
         files: Sequence[ShardFile],
         *,
         column: str,
-        holds_text: bool,
+        holds: Holds,
         cache: IndexCache | None = None,
+        others: Mapping[ColumnName, str] = NO_COLUMNS,
     ) -> None:
-        self.holds_text = holds_text
-        self._files, self._column = files, column
-        kind = f"parquet/{'text' if holds_text else 'tokens'}/{column}"
+        self.holds_text, self._holds = holds != "tokens", holds
+        self._files, self._column, self._others = files, column, others
+        kind = "/".join(("parquet", holds, column, *others.values()))
         self._units = index_of(files, self._index, kind=kind, cache=cache)
         # Consecutive units mostly share a shard; its footer is parsed once.
         self._opened: tuple[int, pq.ParquetFile] | None = None
@@ -49,15 +57,18 @@ class ParquetFormat(Format):
         shard, group = int(self._units.shards_U[unit]), int(self._units.starts_U[unit])
         part = f"row group {group}"
         with reading(self._files[shard], part):
-            column = self._shard(shard).read_row_group(
-                group, columns=[self._column], use_threads=False
-            )[self._column]
+            table = self._shard(shard).read_row_group(
+                group, columns=[self._column, *self._others.values()], use_threads=False
+            )
+            column = table[self._column]
         where = f"{self._files[shard].path}: {part}"
         if len(column) != self._units.rows_U[unit]:
             raise IntegrityError(
                 f"{where}: holds {len(column)} rows of the {self._units.rows_U[unit]} in its footer"
             )
-        return records_of(column, where, holds_text=self.holds_text)
+        records = records_of(column, where, self._holds)
+        others = {name: table[other] for name, other in self._others.items()}
+        return with_others(records, others, where)
 
     @override
     def first_records(self) -> Records:
@@ -73,7 +84,7 @@ class ParquetFormat(Format):
                 _FIRST_ROWS, row_groups=[group], columns=[self._column], use_threads=False
             )
             column = pa.chunked_array([next(batches).column(0)])
-        return records_of(column, f"{file.path}: {part}", holds_text=self.holds_text)
+        return records_of(column, f"{file.path}: {part}", self._holds)
 
     def _shard(self, shard: int) -> pq.ParquetFile:
         if self._opened is None or self._opened[0] != shard:
@@ -85,8 +96,11 @@ class ParquetFormat(Format):
         with reading(file, "footer"), _open(file) as shard:
             metadata, schema = shard.metadata, shard.schema_arrow
             rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-            content = digest_of_ranges(file, parquet_ranges(file, metadata, self._column))
-        require_column(schema, self._column, file.path, holds_text=self.holds_text)
+            content = digest_of_ranges(
+                file, parquet_ranges(file, metadata, [self._column, *self._others.values()])
+            )
+        require_column(schema, self._column, file.path, self._holds)
+        require_others(schema, self._others, file.path)
         groups = np.arange(len(rows))
         return FileUnits(
             rows=np.array(rows, np.int64), starts=groups, stops=groups + 1, content=content
@@ -94,12 +108,19 @@ class ParquetFormat(Format):
 
 
 def _open(file: ShardFile) -> pq.ParquetFile:
-    # Pages written with a checksum are checked against it; without one the flag costs nothing.
-    return pq.ParquetFile(file.open(), page_checksum_verification=True)
+    # Pages written with a checksum are checked against it; without one the flag costs nothing. A reader that
+    # buffers before it reads keeps the bytes of its last row group for as long as it is open: in each source.
+    return pq.ParquetFile(file.open(), page_checksum_verification=True, pre_buffer=False)
 
 
 def _opened(config: ParquetSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
-    return ParquetFormat(files, column=config.column, holds_text=config.holds_text, cache=cache)
+    return ParquetFormat(
+        files,
+        column=config.column,
+        holds=config.holds,
+        cache=cache,
+        others=config.columns,
+    )
 
 
 FORMAT = FormatSpec(

@@ -4,23 +4,31 @@ Shape suffixes:
     B  rows of a unit        V  values of all sequences together
 """
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import orjson
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
+from omniload.mix.columns import COLUMNS, ColumnName
 from omniload.source.columns import drained, text_bytes
 from omniload.source.formats.format import Records
 
-__all__ = ["records_of", "require_column", "token_ids"]
+__all__ = ["Holds", "records_of", "require_column", "require_others", "token_ids", "with_others"]
 
 _INT32_MAX = np.iinfo(np.int32).max
 
 
-def require_column(schema: pa.Schema, column: str, path: str, *, holds_text: bool) -> None:
+Holds: TypeAlias = Literal["text", "tokens", "nested"]
+"""What the column of records holds; ``nested`` is text, or lists and objects that become JSON."""
+
+
+def require_column(schema: pa.Schema, column: str, path: str, holds: Holds) -> None:
     """Refuse a shard without the column, or with another type of it.
 
     Raises:
@@ -30,21 +38,113 @@ def require_column(schema: pa.Schema, column: str, path: str, *, holds_text: boo
         has = "more than one column" if column in schema.names else "no column"
         raise ConfigError(f"{path}: has {has} {column!r}; it has {', '.join(schema.names)}")
     found = schema.field(column).type
-    if not (_is_text(found) if holds_text else _is_tokens(found)):
-        wanted = "text (string)" if holds_text else "token ids (a list of integers)"
+    if holds == "nested" and (_is_list(found) or pa.types.is_struct(found)):
+        return
+    if not (_is_tokens(found) if holds == "tokens" else _is_text(found)):
+        wanted = "text (string)" if holds != "tokens" else "token ids (a list of integers)"
         raise ConfigError(
             f"{path}: column {column!r} is {found}, not {wanted}; "
-            f"name another column or use the key {'tokens' if holds_text else 'text'}"
+            f"name another column or use the key {'tokens' if holds != 'tokens' else 'text'}"
         )
 
 
-def records_of(column: pa.ChunkedArray, where: str, *, holds_text: bool) -> Records:
+def records_of(column: pa.ChunkedArray, where: str, holds: Holds) -> Records:
     """Show a column as records; ``require_column`` has seen its type.
 
     Raises:
         IntegrityError: A token id is null, negative or too large.
     """
-    return (_texts if holds_text else _tokens)(column, where)
+    if holds == "nested" and not _is_text(column.type):
+        column = pa.chunked_array([_as_json(chunk) for chunk in column.chunks], pa.large_string())
+    return (_tokens if holds == "tokens" else _texts)(column, where)
+
+
+def _as_json(values: pa.Array) -> pa.Array:
+    """Write nested values as JSON; a null stays one."""
+    written = (
+        None if value is None else orjson.dumps(value, default=str).decode()
+        for value in values.to_pylist()
+    )
+    return pa.array(list(written), pa.large_string())
+
+
+def require_others(schema: pa.Schema, columns: Mapping[ColumnName, str], path: str) -> None:
+    """Refuse a shard without one of the further columns, or with another type of it.
+
+    Raises:
+        ConfigError: With what the shard has.
+    """
+    for name, column in columns.items():
+        if schema.names.count(column) != 1:
+            raise ConfigError(
+                f"{path}: has no single column {column!r} for columns.{name}; it has {', '.join(schema.names)}"
+            )
+        found = schema.field(column).type
+        values = found.value_type if _is_list(found) else found
+        if COLUMNS[name].aligned:
+            fits = _is_list(found) and (pa.types.is_boolean(values) or pa.types.is_integer(values))
+            wanted = "a list of 0 and 1, or of booleans"
+        else:
+            fits = pa.types.is_floating(values) or pa.types.is_integer(values)
+            wanted = "a number, or a list of numbers"
+        if not fits:
+            raise ConfigError(f"{path}: column {column!r} is {found}, not {wanted}, as {name} is")
+
+
+def with_others(
+    records: Records, columns: Mapping[ColumnName, pa.ChunkedArray], where: str
+) -> Records:
+    """Add further columns to records; a record that one of them does not fit is bad."""
+    for name, column in columns.items():
+        other = _other(name, column, where)
+        unlike_B = _nulls(column) & ~records.bad_B
+        fault = "is null"
+        if COLUMNS[name].aligned:
+            uneven_B = (other.lengths_N != records.column.lengths_N) & ~records.bad_B & ~unlike_B
+            if uneven_B.any() and not unlike_B.any():
+                row = int(uneven_B.argmax())
+                fault = (
+                    f"has {other.lengths_N[row]} values for {records.column.lengths_N[row]} tokens"
+                )
+            unlike_B |= uneven_B
+        reason = records.reason or (
+            f"{where}: row {unlike_B.argmax()}: {name} {fault}" if unlike_B.any() else ""
+        )
+        records = replace(
+            records,
+            bad_B=records.bad_B | unlike_B,
+            reason=reason,
+            others={**records.others, name: other},
+        )
+    return records
+
+
+def _other(name: str, column: pa.ChunkedArray, where: str) -> Ragged:
+    """Return a further column in the type it is kept in; a null is empty.
+
+    Raises:
+        IntegrityError: A mask holds something else than 0 and 1, or a list holds a null.
+    """
+    kind = COLUMNS[name]
+    parts: list[Ragged] = []
+    for chunk in column.chunks:
+        if _is_list(chunk.type):
+            values, lengths = chunk.flatten(), chunk.value_lengths().fill_null(0)
+            if values.null_count:
+                raise IntegrityError(f"{where}: {values.null_count} values of {name} are null")
+        else:
+            values, lengths = chunk.drop_null(), chunk.is_valid().cast(pa.int64())
+        values_V = values.to_numpy(zero_copy_only=False)
+        if kind.dtype == np.bool_ and values_V.dtype != np.bool_:
+            odd = np.flatnonzero((values_V != 0) & (values_V != 1))
+            if len(odd):
+                raise IntegrityError(
+                    f"{where}: {name} holds {values_V[odd[0]]}, not 0 or 1; write the shard anew"
+                )
+        offsets = np.zeros(len(chunk) + 1, np.int64)
+        np.cumsum(lengths.to_numpy(zero_copy_only=False), out=offsets[1:])
+        parts.append(Ragged(values_V=values_V.astype(kind.dtype, copy=False), offsets=offsets))
+    return drained(parts, kind.dtype)
 
 
 def token_ids(ids_V: NDArray[Any], where: str) -> NDArray[np.int32]:

@@ -30,7 +30,7 @@ class BadLineError(IntegrityError):
     """A line without a usable text; the message says why, as a predicate of the line."""
 
 
-def text_of(line: memoryview, key: str) -> bytes:
+def text_of(line: memoryview, key: str, *, nested: bool = False) -> bytes:
     """Return the text under ``key`` of a line as UTF-8; a blank line is an empty text.
 
     A key that is given twice counts with its last value. The answer depends on the bytes of
@@ -39,6 +39,7 @@ def text_of(line: memoryview, key: str) -> bytes:
     Args:
         line: The line without its newline; a carriage return before that is white space.
         key: Key of the text.
+        nested: Whether a list or an object is taken too, as JSON.
 
     Raises:
         BadLineError: The line is no JSON object, has no such key, or its value is no string of
@@ -56,6 +57,11 @@ def text_of(line: memoryview, key: str) -> bytes:
     if key not in value:
         raise BadLineError(f"has no key {key!r}; it has {_shown(value)}")
     text = value[key]
+    if nested and isinstance(text, list | dict):
+        try:
+            return orjson.dumps(text)
+        except TypeError as error:
+            raise BadLineError(f"{key!r} cannot be written as JSON: {error}") from error
     if not isinstance(text, str):
         raise BadLineError(f"{key!r} is {text!r:.40}, not a string")
     try:

@@ -1,0 +1,139 @@
+"""Which actor serves each source at present, in a data constructor: asked, waited for, and asked again of the next."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omniload.actors.ray.answers import is_lost, plain_error
+from omniload.actors.ray.environment import RayError, ray
+from omniload.base.errors import UnavailableError
+from omniload.machine.messages import SliceRequest
+from omniload.mix.columns import ColumnRanges, SampleColumns
+
+__all__ = ["LoaderHolders", "Loaders", "Serving"]
+
+_TURN_S = 0.2
+"""Another holder is looked for so often while the one that was asked gives no answer."""
+_ASK_AGAIN_S = 1.0
+"""Longest wait for another holder once a call was lost: the same one may have been cut off for a moment only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaders:
+    """The source loaders of a plane."""
+
+    of: Mapping[int, Any]
+    """Actor of each source."""
+    names: Mapping[Any, str]
+    """Name of each actor as a member of its role."""
+    limit_s: float
+    """Longest wait for the slices of one of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """A loader that serves sources from now on."""
+
+    sources: tuple[int, ...]
+    actor: Any
+    name: str
+    life: int
+    """Lives of the loader before this one: a later life is not followed by an earlier one."""
+
+
+class LoaderHolders:
+    """The source loaders as one constructor knows them. Safe to call from several threads."""
+
+    def __init__(self, loaders: Loaders) -> None:
+        self._changed = threading.Condition()
+        self._actors = dict(loaders.of)
+        self._names = dict(loaders.names)
+        self._lives = dict.fromkeys(loaders.of, 0)
+        self._limit_s = loaders.limit_s
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the loaders that serve at present."""
+        with self._changed:
+            return tuple(sorted({self._names[actor] for actor in self._actors.values()}))
+
+    def replace(self, serving: Serving) -> None:
+        """Ask another loader for its sources, also for what was asked of the one before it."""
+        with self._changed:
+            self._names[serving.actor] = serving.name
+            for source in serving.sources:
+                if serving.life > self._lives[source]:  # calls may overtake each other
+                    self._actors[source], self._lives[source] = serving.actor, serving.life
+            self._changed.notify_all()
+
+    def fetch(self, requests: Sequence[SliceRequest]) -> ColumnRanges:
+        """Get the slices of steps: one call per loader, however many samples or sources.
+
+        A loader that is lost, or replaced while it does not answer, is followed: the next one is asked
+        for the same, and what the first may still say is not heard.
+
+        Raises:
+            UnavailableError: No answer came within the limit.
+            OmniloadError: What a loader raised.
+        """
+        until_s = time.monotonic() + self._limit_s
+        slices: dict[int, SampleColumns] = {}
+        missing = list(range(len(requests)))
+        while missing:
+            for asked in self._ask(requests, missing):
+                slices |= zip(asked.places, self._answer_to(asked, until_s) or (), strict=False)
+            missing = [place for place in missing if place not in slices]
+        return ColumnRanges.of([slices[place] for place in range(len(requests))])
+
+    def _ask(self, requests: Sequence[SliceRequest], places: Sequence[int]) -> "list[_Asked]":
+        """Ask each loader for its part."""
+        of: dict[Any, list[int]] = {}
+        with self._changed:
+            for place in places:
+                of.setdefault(self._actors[requests[place].source], []).append(place)
+        return [
+            _Asked(
+                actor=actor,
+                source=requests[at[0]].source,
+                places=at,
+                answer=actor.slices.remote([requests[place] for place in at]),
+            )
+            for actor, at in of.items()
+        ]
+
+    def _answer_to(self, asked: "_Asked", until_s: float) -> list[SampleColumns] | None:
+        """Return an answer; ``None`` when another loader is to be asked instead."""
+        while not ray.wait([asked.answer], timeout=_TURN_S)[0]:
+            if self._is_replaced(asked):
+                return None
+            if time.monotonic() > until_s:
+                raise UnavailableError(
+                    f"{self._names[asked.actor]} gave no answer within {self._limit_s:.0f} s, and no other loader took "
+                    "its place; end the job and start again from the last checkpoint"
+                )
+        try:
+            answer: list[SampleColumns] = ray.get(asked.answer)
+        except RayError as error:
+            name = self._names[asked.actor]
+            if not is_lost(error) or time.monotonic() > until_s:
+                raise plain_error(error, name) from None
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_replaced(asked), _ASK_AGAIN_S)
+            return None
+        return answer
+
+    def _is_replaced(self, asked: "_Asked") -> bool:
+        return bool(self._actors[asked.source] != asked.actor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A call under way."""
+
+    actor: Any
+    source: int
+    """One of its sources."""
+    places: list[int]
+    """Places of the requests among all."""
+    answer: Any

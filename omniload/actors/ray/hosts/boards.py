@@ -1,0 +1,96 @@
+"""Heartbeats of all hosts of a plane: those of this host from its folder, the others' through roles there."""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from omniload.actors.address import PlaneAddress
+from omniload.actors.heartbeats import Board, FolderBoard
+from omniload.actors.ray.environment import RayError, ray
+from omniload.base.errors import StateError, UnavailableError
+from omniload.base.linux.file_lock import FileLock
+from omniload.base.linux.network import host_id
+from omniload.base.log import get_logger
+from omniload.machine.progress import Progress
+
+__all__ = ["HostsBoard", "boards_of", "claim_rank"]
+
+_ANSWER_S = 1.0
+_LOG = get_logger(__name__)
+
+
+class HostsBoard(Board):
+    """Asks a role of each other host for the heartbeats of that host, whenever it is read.
+
+    A host that does not answer in time has the heartbeats that it told last: they grow old, which
+    is how roles are seen to have stopped.
+    """
+
+    def __init__(self, here: FolderBoard, roles_away: Mapping[str, Sequence[str]]) -> None:
+        """Read the folder of this host, and ask roles of others.
+
+        Args:
+            here: Heartbeats of this host.
+            roles_away: Names of roles of each other host; any of them will do.
+        """
+        self._here, self._roles_away = here, roles_away
+        self._told: dict[str, Progress] = {}
+
+    @override
+    def read(self) -> dict[str, Progress]:
+        for now_s, roles in self._answers():
+            ahead_s = time.monotonic() - now_s
+            for stored in roles:
+                progress = Progress.from_json(stored).moved(ahead_s)
+                self._told[progress.name] = progress
+        return self._told | self._here.read()
+
+    def _answers(self) -> list[tuple[float, list[dict[str, Any]]]]:
+        asked: list[Any] = []
+        for names in self._roles_away.values():
+            for name in names:
+                try:
+                    asked.append(ray.get_actor(name).heartbeats.remote())
+                except (ValueError, RayError) as error:
+                    _LOG.debug("%s cannot be asked for heartbeats: %s", name, error)
+        if not asked:
+            return []
+        there, _ = ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)
+        answers = []
+        for answer in there:
+            try:
+                answers.append(ray.get(answer))
+            except RayError as error:
+                _LOG.debug("a host did not tell its heartbeats: %s", error)
+        return answers
+
+
+def boards_of(address: PlaneAddress, folder: Path) -> tuple[FolderBoard, Board]:
+    """Return the heartbeats of this host, to post to, and those of all hosts, to read."""
+    here = FolderBoard(folder)
+    roles_away = address.roles_away_from(host_id())
+    return here, HostsBoard(here, roles_away) if roles_away else here
+
+
+def claim_rank(board: Path, name: str) -> FileLock:
+    """Take a rank of a plane on this host.
+
+    Raises:
+        StateError: It has a handle already; names the process that holds it.
+        UnavailableError: The folder of the host's heartbeats cannot be used.
+    """
+    try:
+        return FileLock(board / f"{name.replace(' ', '-')}.lock")
+    except BlockingIOError as error:
+        raise StateError(
+            f"{name} of this data plane has a handle already, in {error.strerror}; close it first, "
+            "or give each process a rank of its own"
+        ) from None
+    except OSError as error:
+        raise UnavailableError(
+            f"the data plane's folder {board} cannot be used: {error.strerror}; the plane has ended, "
+            "or runs on another machine"
+        ) from error

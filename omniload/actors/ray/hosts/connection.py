@@ -1,0 +1,93 @@
+"""A connection of this process to a Ray, on the addresses it is told."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from omniload.actors.ray.environment import ray
+from omniload.base.linux.network import LOOPBACK
+
+__all__ = ["Cluster", "Listening", "connect", "init_ray", "node_here"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """Where a node listens."""
+
+    address: str = LOOPBACK
+    """IP address of this host."""
+    ports: range | None = None
+    """``None`` for any."""
+
+
+class Cluster(Protocol):
+    """A Ray that this process is connected to."""
+
+    address: str
+    """Host and port that others join."""
+    namespace: str
+    """Of the job's actors."""
+    node_address: str
+    """IP address of the node on this host; empty where Ray finds it."""
+
+    @property
+    def folder(self) -> Path:
+        """Folder of this host for the plane's files, removed with it."""
+        ...
+
+    def close(self, *, is_used: bool = False) -> None:
+        """End what was started; see ``PrivateCluster.close``."""
+        ...
+
+
+def connect(address: str, namespace: str, node_address: str = "") -> None:
+    """Join a job's cluster from another process of it.
+
+    Args:
+        address: Host and port of the head.
+        namespace: Of the job's actors.
+        node_address: IP address of the node on this host; empty to have Ray find it.
+    """
+    options = {"_node_ip_address": node_address} if node_address else {}
+    init_ray(address=address, namespace=namespace, **options)
+
+
+def node_here() -> str:
+    """Return the number of the node that this process is connected through."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def init_ray(**options: Any) -> Any:  # noqa: ANN401 -- what Ray takes and returns
+    """Connect to Ray, and keep this process's own answer to SIGTERM.
+
+    Ray puts a trace and an abort in its place: a training script that saves a checkpoint when it
+    is asked to end would die instead. Python lets the main thread alone put it back.
+    """
+    answer = signal.getsignal(signal.SIGTERM)
+    try:
+        with _addresses_as_they_are():
+            return ray.init(configure_logging=False, log_to_driver=False, **options)
+    finally:
+        if answer is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, answer)
+
+
+@contextmanager
+def _addresses_as_they_are() -> Iterator[None]:
+    """Keep Ray from putting the machine's outward address in place of loopback.
+
+    Ray's servers listen on loopback alone only where a node's address is 127.0.0.1 itself; with
+    any other, 127.0.0.2 included, they listen on every interface.
+    """
+    constants: Any = import_module("ray._private.ray_constants")
+    before = getattr(constants, "ENABLE_RAY_CLUSTER", True)
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before

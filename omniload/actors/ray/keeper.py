@@ -1,0 +1,207 @@
+"""Shell of the Roster machine: watches the actors of a plane and carries out who replaces whom."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, assert_never
+
+from omniload.actors.gate import Gate
+from omniload.actors.ray.answers import future_of, log_failure
+from omniload.actors.ray.crew import PLANNER, Crew
+from omniload.base.errors import UnavailableError
+from omniload.base.log import get_logger
+from omniload.machine.roster import (
+    EndMember,
+    GiveUp,
+    HandOver,
+    Member,
+    MemberEnded,
+    MemberReady,
+    MembersSeen,
+    Roster,
+    RosterCommand,
+    RosterEvent,
+    StartMember,
+    StepsReleased,
+)
+
+__all__ = ["Keeper"]
+
+_LOG = get_logger(__name__)
+_LOOK_S = 0.25
+_CLOSE_S = 5.0
+
+
+class Keeper:
+    """Keeps every role of a plane held, in a thread of the process that opened it."""
+
+    def __init__(self, crew: Crew, roster: Roster, gate: Gate) -> None:
+        """Take the members that the plane was opened with; nothing is watched before ``begin``."""
+        self._crew, self._roster, self._gate = crew, roster, gate
+        self._events: queue.SimpleQueue[RosterEvent | Callable[[], None] | None] = (
+            queue.SimpleQueue()
+        )
+        self._asked_released: Any = None
+        self._thread = threading.Thread(target=self._run, name="omniload-keeper", daemon=True)
+
+    def begin(self) -> None:
+        """Watch the members and start shadows."""
+        for member in self._roster.members():
+            self._watch(member)
+        self._thread.start()
+
+    def is_whole(self) -> bool:
+        """Tell whether every role is held and every shadow stands ready."""
+        return self._roster.is_whole()
+
+    def close(self) -> None:
+        """Replace nobody any more."""
+        self._events.put(None)
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        try:
+            with self._gate.inside():
+                self._carry(self._roster.begin())
+                look_at_s = time.monotonic()
+                while True:
+                    try:
+                        event = self._events.get(timeout=max(0.0, look_at_s - time.monotonic()))
+                    except queue.Empty:
+                        look_at_s = time.monotonic() + _LOOK_S
+                        event = self._look()
+                    if event is None:
+                        return
+                    if callable(event):
+                        event()
+                    else:
+                        self._carry(self._roster.handle(event))
+        except UnavailableError:
+            return  # the plane is closed
+        except Exception:  # noqa: BLE001 -- the outermost loop: the plane runs on, without replacement
+            _LOG.exception("nobody replaces lost roles of this data plane any more")
+
+    def _look(self) -> MembersSeen:
+        if self._asked_released is None:
+            planner = self._crew.holding(PLANNER)
+            self._asked_released = future_of(planner.released_to.remote(), PLANNER)
+            self._asked_released.add_done_callback(self._hear_released)
+        return MembersSeen(
+            now_s=time.monotonic(), beats=self._crew.board.read(), stopped=self._crew.stopped()
+        )
+
+    def _hear_released(self, done: "Future[int]") -> None:
+        self._asked_released = None
+        if done.exception() is None:
+            self._events.put(StepsReleased(done.result()))
+
+    def _carry(self, commands: Iterable[RosterCommand]) -> None:
+        for command in commands:
+            match command:
+                case StartMember(member=member):
+                    self._start(member)
+                case EndMember(member=member, why=why):
+                    _LOG.warning("%s is replaced: %s", member.name, why)
+                    self._crew.end(member)
+                case HandOver(member=member):
+                    self._hand_over(member)
+                case GiveUp(role=role, why=why):
+                    self._give_up(role, why)
+                case _:
+                    assert_never(command)
+
+    def _start(self, member: Member) -> None:
+        self._crew.start(member)
+        self._watch(member)
+        if member.role in self._crew.sources_of:
+            self._open(member)
+
+    def _open(self, member: Member) -> None:
+        opening = future_of(self._crew.open_loader(member), member.name)
+
+        def opened(done: "Future[Any]") -> None:
+            if (error := done.exception()) is not None:
+                self._events.put(MemberEnded(member, str(error)))
+                return
+            found = done.result()
+            known = {s: self._crew.facts[s] for s in found}
+            self._events.put(
+                MemberReady(member)
+                if found == known
+                else MemberEnded(member, _changed(found, known))
+            )
+
+        opening.add_done_callback(opened)
+
+    def _watch(self, member: Member) -> None:
+        """Hold the member's process, and be told of its end by a call that never returns otherwise."""
+        actor = self._crew.actors[member]
+
+        def ended(done: "Future[Any]") -> None:
+            self._events.put(MemberEnded(member, _why(done.exception())))
+
+        def held(done: "Future[Any]") -> None:
+            if done.exception() is None:
+                process = done.result()
+                self._events.put(partial(self._crew.take_hold, member, process))
+                if member.role in self._crew.dp_ranks_of:  # it has nothing to open
+                    self._events.put(MemberReady(member))
+
+        actor.stay.remote().future().add_done_callback(ended)
+        future_of(actor.process.remote(), member.name).add_done_callback(held)
+
+    def _hand_over(self, member: Member) -> None:
+        self._crew.holders[member.role] = member
+        if member.role in self._crew.dp_ranks_of:
+            self._hand_over_ranks(member)
+        else:
+            self._hand_over_sources(member)
+
+    def _hand_over_ranks(self, member: Member) -> None:
+        """Tell a constructor which loaders serve by now; then have the planner tell it what to build."""
+        actor, number = self._crew.actors[member], list(self._crew.dp_ranks_of).index(member.role)
+        _LOG.warning("%s builds from now on", member.name)
+        for role in self._crew.sources_of:
+            told = actor.replace_loader.remote(self._crew.serving(self._crew.holders[role]))
+            log_failure(told, member.name, f"hear of {role}")
+        told = self._crew.holding(PLANNER).replace_constructor.remote(number, actor, member.number)
+        log_failure(told, PLANNER, f"hear of {member.name}")
+
+    def _hand_over_sources(self, member: Member) -> None:
+        """Have the planner hand over what is outstanding; then tell those who fetch."""
+        serving = self._crew.serving(member)
+        _LOG.warning("%s serves %d sources from now on", member.name, len(serving.sources))
+        planner = self._crew.holding(PLANNER)
+        taken_over = future_of(planner.replace_loader.remote(serving), PLANNER)
+
+        def tell(done: "Future[Any]") -> None:
+            if done.exception() is None:
+                self._events.put(partial(self._tell_constructors, member))
+
+        taken_over.add_done_callback(tell)
+
+    def _tell_constructors(self, member: Member) -> None:
+        if self._crew.holders[member.role] != member:
+            return  # it was replaced meanwhile
+        serving = self._crew.serving(member)
+        for role in self._crew.dp_ranks_of:
+            told = self._crew.holding(role).replace_loader.remote(serving)
+            log_failure(told, role, f"hear of {member.name}")
+
+    def _give_up(self, role: str, why: str) -> None:
+        error = UnavailableError(why)
+        _LOG.error("the data plane gives %s up: %s", role, why)
+        told = self._crew.holding(PLANNER).fail.remote(error)
+        log_failure(told, PLANNER, "pass on the failure")
+
+
+def _why(error: BaseException | None) -> str:
+    return f"its process has ended ({type(error).__name__})"
+
+
+def _changed(found: object, known: object) -> str:
+    return f"its sources are not what they were when the data plane was opened: {found} now, {known} then"

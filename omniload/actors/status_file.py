@@ -1,0 +1,138 @@
+"""The status of a data plane in the folder of its run, written once a second for whoever watches."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
+
+import psutil
+from pydantic import ConfigDict, ValidationError
+
+from omniload.actors.heartbeats import Board
+from omniload.base.config import StrictModel
+from omniload.base.errors import StateError
+from omniload.base.log import get_logger
+from omniload.base.reading import read_kept_file
+from omniload.base.writing import write_whole
+from omniload.machine.progress import Progress
+from omniload.machine.status import status_of
+
+__all__ = ["STATUS_NAME", "PlaneStatus", "RoleLine", "read_status", "write_status"]
+
+STATUS_NAME = "status.json"
+"""File in the run's folder."""
+_EVERY_S = 1.0
+_MOST_BYTES = 64 << 20
+_LOG = get_logger(__name__)
+
+
+class RoleLine(StrictModel):
+    """A role, as ``RoleStatus`` with what its process takes."""
+
+    name: str
+    pid: int
+    state: str
+    age_s: float
+    task_s: float
+    waits_for: tuple[str, ...]
+    figures: dict[str, float]
+    rates: dict[str, float]
+    memory_bytes: int | None
+    """Resident memory of its process; nothing for one on another host."""
+
+
+class PlaneStatus(StrictModel):
+    """All roles of a plane at one moment."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    version: Literal[1] = 1
+    written_at: float
+    """Seconds since 1970."""
+    host: str
+    pid: int
+    """Process that opened the plane."""
+    roles: tuple[RoleLine, ...]
+
+
+def write_status(folder: Path | None, board: Board) -> Callable[[], None]:
+    """Write the status now and every second, in a thread; without a folder do nothing.
+
+    Returns:
+        A function that ends it; the last status stays.
+    """
+    if folder is None:
+        return _nothing
+    ended = threading.Event()
+    place = folder / STATUS_NAME
+
+    def keep() -> None:
+        before: dict[str, Progress] = {}
+        while True:
+            roles = board.read()
+            _write(place, _status(roles, before))
+            before = roles
+            if ended.wait(_EVERY_S):
+                return
+
+    thread = threading.Thread(target=keep, name="omniload-status", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        ended.set()
+        thread.join(_EVERY_S)
+
+    return end
+
+
+def read_status(folder: Path) -> PlaneStatus:
+    """Return the last status of a run.
+
+    Raises:
+        StateError: There is none, or it is of another release.
+    """
+    place = folder / STATUS_NAME
+    try:
+        return PlaneStatus.model_validate_json(
+            read_kept_file(place, most_bytes=_MOST_BYTES, what="a status")
+        )
+    except FileNotFoundError:
+        raise StateError(
+            f"{place} is not there; name the folder of a run that was opened with run_dir= or by omniload train"
+        ) from None
+    except ValidationError as error:
+        raise StateError(
+            f"{place} is not of this release ({error.error_count()} faults); watch with the release that writes it"
+        ) from error
+
+
+def _status(roles: dict[str, Progress], before: dict[str, Progress]) -> PlaneStatus:
+    lines = [
+        RoleLine(**asdict(status), memory_bytes=_memory_of(status.pid))
+        for status in status_of(roles, before, time.monotonic())
+    ]
+    return PlaneStatus(
+        written_at=time.time(), host=socket.gethostname(), pid=os.getpid(), roles=tuple(lines)
+    )
+
+
+def _memory_of(pid: int) -> int | None:
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return None
+
+
+def _write(place: Path, status: PlaneStatus) -> None:
+    try:
+        write_whole(place, status.model_dump_json().encode())
+    except OSError as error:
+        _LOG.debug("the status of the run is not written: %s", error)
+
+
+def _nothing() -> None:
+    pass

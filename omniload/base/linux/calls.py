@@ -1,0 +1,92 @@
+"""Calls of Linux that Python 3.11 does not offer. Each raises ``OSError`` with the kernel's number.
+
+This is the only module that loads the C library, but for the two that are run as files.
+"""
+
+import ctypes
+import errno
+import os
+import struct
+from functools import cache
+
+__all__ = [
+    "BENEATH",
+    "MS_BIND",
+    "MS_NODEV",
+    "MS_NOSUID",
+    "MS_PRIVATE",
+    "MS_RDONLY",
+    "MS_REC",
+    "MS_REMOUNT",
+    "MS_SLAVE",
+    "mount",
+    "openat2",
+    "syncfs",
+    "umount",
+    "unshare",
+]
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT = 0x1, 0x2, 0x4, 0x20
+MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE = 0x1000, 0x4000, 0x40000, 0x80000
+_MNT_DETACH = 2
+_OPENAT2 = 437
+"""Number of the call; one of those that are the same on every architecture."""
+BENEATH = 0x02 | 0x04 | 0x08
+"""Rules of resolving: no link of ``/proc``, no other link, nothing above the directory."""
+_HOW = struct.Struct("=3Q")
+"""Flags, mode and rules of resolving: ``struct open_how``."""
+
+
+def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    """Put a file system at ``target``; an empty text says nothing."""
+    texts = [os.fsencode(text) or None for text in (source, target, kind)]
+    data = os.fsencode(options) or None
+    _checked(_libc().mount(*texts, ctypes.c_ulong(flags), data), target)
+
+
+def umount(target: str, *, lazily: bool = False) -> None:
+    """Take the topmost mount away; ``lazily`` it goes when nobody uses it any more."""
+    _checked(_libc().umount2(os.fsencode(target), _MNT_DETACH if lazily else 0), target)
+
+
+def unshare(flags: int) -> None:
+    """Give this process namespaces of its own."""
+    _checked(_libc().unshare(ctypes.c_int(flags)))
+
+
+def syncfs(file: int) -> None:
+    """Make everything durable on the file system of an open file.
+
+    Raises:
+        OSError: ``EIO``, ``ENOSPC``: something could not be written.
+    """
+    _checked(_libc().syncfs(ctypes.c_int(file)))
+
+
+def openat2(directory: int, path: bytes, flags: int, mode: int = 0, resolve: int = BENEATH) -> int:
+    """Open a path from a directory by rules of resolving; return the descriptor.
+
+    Raises:
+        OSError: ``ENOSYS``, ``EPERM`` where kernel or sandbox do not have the call (Linux 5.6).
+    """
+    how = _HOW.pack(flags | os.O_CLOEXEC, mode, resolve)
+    size = ctypes.c_size_t(len(how))
+    while True:
+        found: int = _libc().syscall(
+            ctypes.c_long(_OPENAT2), ctypes.c_int(directory), path, how, size
+        )
+        # A call that a signal broke off is begun anew, as Python does with its own.
+        if found >= 0 or ctypes.get_errno() != errno.EINTR:
+            return _checked(found, os.fsdecode(path))
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int, path: str | None = None) -> int:
+    if result >= 0:
+        return result
+    number = ctypes.get_errno()
+    raise OSError(number, os.strerror(number), path)

@@ -1,0 +1,127 @@
+"""Where a server of this process listens, and which host this is: the kernel's network, looked at."""
+
+import ipaddress
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from omniload.base.errors import ConfigError
+
+__all__ = ["LOOPBACK", "free_ports", "host_id", "listening_address"]
+
+LOOPBACK = "127.0.0.1"
+"""Where servers listen unless they are told otherwise."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NETWORK = Path("/proc/self/ns/net")
+
+
+def host_id() -> str:
+    """Return what tells this host from others: the kernel's boot and this process's network namespace.
+
+    Names do not: containers share them, and so do network namespaces of one machine.
+    """
+    boot = _BOOT_ID.read_text(encoding="ascii").strip()
+    return f"{boot}-{_NETWORK.stat().st_ino}"
+
+
+def listening_address(bind: str, *, setting: str, toward: str | None = None) -> str:
+    """Return the IPv4 address of this host that a setting means.
+
+    Args:
+        bind: Nothing for loopback; ``auto``; an interface (``eth0``); a network (``10.0.0.0/8``), of
+            which this host has one address; or an address of this host.
+        setting: Name of the setting, for messages.
+        toward: Host that ``auto`` looks towards; the address of the route to it is taken.
+
+    Raises:
+        ConfigError: This host has no such address, or more than one.
+    """
+    if not bind:
+        return LOOPBACK
+    if bind == "auto":
+        return _address_toward(toward, setting)
+    own = _own_addresses()
+    if bind in own:
+        found: Sequence[str] = own[bind]
+    else:
+        network = _network_of(bind, setting, own)
+        found = [a for one in own.values() for a in one if ipaddress.ip_address(a) in network]
+    if len(found) != 1:
+        raise ConfigError(
+            f"{setting} is {bind!r}, and {socket.gethostname()} has {list(found) or 'no address'} there; its addresses "
+            f"are {_shown(own)}: name an interface, or a network that holds one of them"
+        )
+    return found[0]
+
+
+def free_ports(address: str, ports: range | None, count: int, *, setting: str) -> list[int]:
+    """Return ports of ``address`` that nobody listens on now; another process may take one the next moment.
+
+    Raises:
+        ConfigError: The range has too few.
+    """
+    candidates = [0] * count if ports is None else ports
+    held: list[socket.socket] = []
+    try:
+        for port in candidates:
+            if len(held) == count:
+                break
+            probe = socket.socket()
+            try:
+                probe.bind((address, port))
+            except OSError:
+                probe.close()
+                continue
+            held.append(probe)
+        found = [int(probe.getsockname()[1]) for probe in held]
+    finally:
+        for probe in held:
+            probe.close()
+    if len(found) < count:
+        where = "" if ports is None else f" of {setting} {ports[0]}-{ports[-1]}"
+        raise ConfigError(
+            f"{len(found)} ports{where} are free on {address}, and {count} are needed; give a larger range"
+        )
+    return found
+
+
+def _address_toward(host: str | None, setting: str) -> str:
+    """Return the address that packets to ``host`` leave from. None is sent."""
+    if not host:
+        raise ConfigError(
+            f"{setting} is 'auto', which looks towards MASTER_ADDR, and that is not set; name an interface"
+        )
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(
+                (host, 9)
+            )  # the port of discard; a datagram socket connects without a word
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(
+            f"{setting} is 'auto', and there is no way to MASTER_ADDR {host!r}: {error}; name an interface"
+        ) from error
+
+
+def _network_of(bind: str, setting: str, own: Mapping[str, Sequence[str]]) -> ipaddress.IPv4Network:
+    try:
+        return ipaddress.IPv4Network(bind, strict=False)
+    except ValueError:
+        raise ConfigError(
+            f"{setting} is {bind!r}, which is no interface of {socket.gethostname()} and no IPv4 address or network; "
+            f"it has {_shown(own)}"
+        ) from None
+
+
+def _own_addresses() -> dict[str, list[str]]:
+    """Return the IPv4 addresses of each interface."""
+    return {
+        name: [a.address for a in addresses if a.family == socket.AF_INET]
+        for name, addresses in psutil.net_if_addrs().items()
+    }
+
+
+def _shown(own: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{name} {a}" for name, found in sorted(own.items()) for a in found) or "none"

@@ -1,0 +1,102 @@
+"""``omniload mix top``: what every role of a running data plane does."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+
+from omniload.actors.status_file import PlaneStatus, RoleLine, read_status
+from omniload.base.units import format_bytes
+from omniload.commands.display import Cell, emit_json, output, table
+from omniload.commands.options import json_option, run_argument
+
+__all__ = ["once_option", "roles_table", "top", "watch_until_interrupted"]
+
+_EVERY_S = 1.0
+_OLD_S = 5.0
+"""A status this old belongs to a plane that has ended, or to a machine too busy to write it."""
+
+once_option = click.option("--once", is_flag=True, help="Show the present moment and end.")
+
+
+@click.command
+@run_argument
+@once_option
+@json_option
+def top(run: Path, once: bool, as_json: bool) -> None:
+    """Watch what every role of the data plane of RUN does, as it goes on.
+
+    RUN is the folder of a run: run_dir= of omniload.open, or that of omniload train. State, buffer,
+    rate, memory, the age of the last progress and what is waited for come from the run's own
+    file, written once a second. Ctrl-C ends the view, not the run.
+
+    \b
+    Example:
+      omniload mix top demo/run
+      omniload mix top demo/run --once --json
+    """  # noqa: D301 -- click's own marker
+    if as_json:
+        emit_json(read_status(run).model_dump(mode="json"))
+        return
+    watch_until_interrupted(lambda: roles_table(read_status(run)), once=once)
+
+
+def watch_until_interrupted(view: Callable[[], RenderableType], *, once: bool) -> None:
+    """Draw a view once a second until Ctrl-C, or once."""
+    console = output()
+    if once or not console.is_terminal:
+        console.print(view())
+        return
+    with Live(view(), console=console, auto_refresh=False) as live:
+        try:
+            while True:
+                time.sleep(_EVERY_S)
+                live.update(Group(view()), refresh=True)
+        except KeyboardInterrupt:
+            return
+
+
+def roles_table(status: PlaneStatus) -> Table:
+    """Return all roles as a table."""
+    age_s = max(0.0, time.time() - status.written_at)
+    said = f", {age_s:.0f} s ago: the plane has ended, or is stopped" if age_s > _OLD_S else ""
+    columns = [("role", False), ("does", False), ("for", True), ("buffer", True), ("rate", True)]
+    columns += [("waited", True), ("memory", True), ("heard", True), ("waits for", False)]
+    rows = [_row(role) for role in status.roles]
+    return table(f"data plane of process {status.pid} on {status.host}{said}", columns, rows)
+
+
+def _row(role: RoleLine) -> list[Cell]:
+    waited_s = role.figures.get("wait_seconds_total")
+    return [
+        role.name,
+        role.state,
+        f"{role.task_s:.0f} s",
+        _buffer(role),
+        _rate(role),
+        "" if waited_s is None else f"{waited_s:.1f} s",
+        "" if role.memory_bytes is None else format_bytes(role.memory_bytes),
+        f"{role.age_s:.0f} s ago",
+        ", ".join(role.waits_for),
+    ]
+
+
+def _buffer(role: RoleLine) -> str:
+    if "queued_steps" in role.figures:
+        return f"{role.figures['queued_steps']:.0f} steps"
+    if "held_bytes" in role.figures:
+        return format_bytes(int(role.figures["held_bytes"]))
+    return ""
+
+
+def _rate(role: RoleLine) -> str:
+    if "read_bytes_total" in role.rates:
+        return f"{format_bytes(int(role.rates['read_bytes_total']))}/s"
+    for name in ("built_steps_total", "taken_steps_total"):
+        if name in role.rates:
+            return f"{role.rates[name]:.1f} steps/s"
+    return ""

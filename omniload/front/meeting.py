@@ -1,0 +1,178 @@
+"""The notes that ranks of one job exchange to open a plane together, and how long each waits for which."""
+
+import os
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from omniload.actors.address import Head, Hosts
+from omniload.base.errors import ConfigError, UnavailableError
+from omniload.base.linux.network import LOOPBACK, host_id
+from omniload.front.launch import Launch, Place
+from omniload.front.rendezvous import (
+    Arrival,
+    Failure,
+    Invitation,
+    Joined,
+    Muster,
+    NodeUp,
+    Note,
+    Rendezvous,
+    read_as,
+    wait_for_ranks,
+)
+
+__all__ = ["Meeting"]
+
+_LEAVE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """One rank's side of one opening of a plane."""
+
+    rendezvous: Rendezvous
+    prefix: str
+    """Tells this opening from others of the job."""
+    launch: Launch
+    place: Place
+    timeout_s: float
+    """Longest wait for what another rank is to do next."""
+
+    def post(self, key: str, text: str) -> bool:
+        """Write a note of this opening; see ``Rendezvous.post``."""
+        return self.rendezvous.post(f"{self.prefix}/{key}", text)
+
+    def fail(self, error: BaseException) -> None:
+        """Post the error in place of whatever notes this rank still owes."""
+        rank, text = self.launch.rank, Failure.of(error).model_dump_json()
+        owed = ("hosts", "plane") if rank == 0 else ("here", "node", "joined")
+        with suppress(UnavailableError):  # nobody is there to read it
+            for key in owed:
+                self.post(key if rank == 0 else f"{key}/{rank}", text)
+
+    # What rank 0 does.
+
+    def gather(self, head: Head) -> Hosts:
+        """Wait for all ranks, and for a node on every host but this one; see ``Gather``.
+
+        Raises:
+            ConfigError: Ranks are on several hosts, and this one listens on loopback.
+            UnavailableError: A rank is not there in time.
+            OmniloadError: What another rank failed with.
+        """
+        here = host_id()
+        everybody = self._notes("here", range(1, self.launch.world_size), Arrival, "joined rank 0")
+        # Peers of a rank that fetches ask nothing of the plane.
+        arrivals = {rank: arrival for rank, arrival in everybody.items() if arrival.fetches}
+        first_of: dict[str, int] = {}
+        for rank, arrival in arrivals.items():
+            if arrival.host != here:
+                first_of.setdefault(arrival.host, rank)
+        if first_of and head.cluster.startswith(f"{LOOPBACK}:"):
+            names = [arrivals[rank].name for rank in first_of.values()]
+            raise ConfigError(
+                f"ranks {sorted(first_of.values())} are on {names}, other hosts than rank 0's, {socket.gethostname()}, "
+                "and the data plane listens on loopback; set runtime.bind in the mix to an interface such as eth0, a "
+                "network such as 10.0.0.0/8, or auto"
+            )
+        self.post("hosts", Muster(head=head, first_of=first_of).model_dump_json())
+        nodes = self._notes("node", first_of.values(), NodeUp, "started the node of their host")
+        host_of_R = [here] * self.place.dp_size
+        for arrival in arrivals.values():
+            if arrival.dp_rank < len(host_of_R):
+                host_of_R[arrival.dp_rank] = arrival.host
+        return Hosts(
+            host_of_R=host_of_R,
+            elsewhere={host: nodes[rank].place for host, rank in first_of.items()},
+        )
+
+    def invite(self, invitation: Invitation) -> None:
+        """Post where the plane is.
+
+        Raises:
+            ConfigError: Another process has.
+        """
+        if not self.post("plane", invitation.model_dump_json()):
+            raise ConfigError(
+                "another process has brought up the plane as rank 0 of this job already; give each process its rank "
+                f"({self.launch.found_in}), and each start of the job a folder of its own where address= names one"
+            )
+
+    def wait_until_joined(self, ranks: Iterable[int]) -> None:
+        """Wait for ranks other than rank 0; see ``wait_for_ranks``."""
+        self._notes("joined", ranks, Joined, "joined the plane of rank 0")
+
+    def wait_until_left(self, ranks: Iterable[int]) -> None:
+        """Wait until ranks have said their last, for ten seconds each at most."""
+        with suppress(UnavailableError):
+            for rank in ranks:
+                if self.rendezvous.read(f"{self.prefix}/left/{rank}", _LEAVE_S) is None:
+                    return
+
+    def end(self) -> None:
+        """Say that the plane has ended."""
+        with suppress(UnavailableError):
+            self.post("ended", "{}")
+
+    # What the others do.
+
+    def arrive(self) -> Muster:
+        """Say where this rank is, and wait for what rank 0 makes of it.
+
+        Raises:
+            ConfigError: Another process has this rank.
+            UnavailableError: Rank 0 does not answer in time.
+            OmniloadError: What rank 0 failed with.
+        """
+        note = Arrival(
+            host=host_id(),
+            name=socket.gethostname(),
+            dp_rank=self.place.dp_rank,
+            fetches=self.place.fetches(self.launch.rank),
+        )
+        self._once("here", note)
+        return self._from_0("hosts", Muster, "started the plane's Ray")
+
+    def invitation(self) -> Invitation:
+        """Wait until the plane is up; as ``arrive``."""
+        return self._from_0("plane", Invitation, "brought up the plane")
+
+    def join(self) -> None:
+        """Say that this rank has its handle."""
+        self._once("joined", Joined(host=socket.gethostname(), pid=os.getpid()))
+
+    def wait_until_ended(self) -> None:
+        """Wait until the plane has ended, for ten seconds at most."""
+        with suppress(UnavailableError):
+            self.rendezvous.read(f"{self.prefix}/ended", _LEAVE_S)
+
+    def leave(self) -> None:
+        """Say that this rank has asked its last."""
+        with suppress(UnavailableError):
+            self.post(f"left/{self.launch.rank}", "{}")
+
+    def _once(self, key: str, note: Arrival | Joined) -> None:
+        if not self.post(f"{key}/{self.launch.rank}", note.model_dump_json()):
+            raise ConfigError(
+                f"another process has joined as rank {self.launch.rank} of this job already; give each process its "
+                f"own rank ({self.launch.found_in})"
+            )
+
+    def _notes(
+        self, key: str, ranks: Iterable[int], kind: type[Note], what: str
+    ) -> dict[int, Note]:
+        keys = [(rank, f"{self.prefix}/{key}/{rank}") for rank in ranks]
+        return wait_for_ranks(self.rendezvous, keys, self.timeout_s, kind, what)
+
+    def _from_0(self, key: str, kind: type[Note], what: str) -> Note:
+        note = read_as(
+            self.rendezvous, f"{self.prefix}/{key}", kind, of_rank=0, timeout_s=self.timeout_s
+        )
+        if note is None:
+            raise UnavailableError(
+                f"rank {self.launch.rank}: rank 0 has not {what} within {self.timeout_s:g} s; does it "
+                "run, and does it call omniload.open as often as this rank? timeout= waits longer"
+            )
+        return note

@@ -1,0 +1,172 @@
+"""One rank fetches, its peers are served by broadcast: the paper's ``broadcast_at``, on the trainer's side.
+
+Ranks along tp, pp and ep train on the same rows. The first of them has a handle of the
+data plane; the others know the plane through it alone::
+
+    plane ── batch ──▶ fetching rank ══ broadcast: batch, and the state after it ══▶ its peers
+
+So each peer has batch and state at hand, and asks nobody. A failure of the plane goes the
+same way: every peer raises it.
+"""
+
+import json
+from typing import Literal, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from omniload.actors.plane import RankHandle
+from omniload.base.errors import OmniloadError, StateError
+from omniload.base.state import JsonObject
+from omniload.batch.microbatch import Batch
+from omniload.batch.wire import from_bytes, to_bytes
+from omniload.front.rendezvous import Failure
+
+__all__ = ["FetchingHandle", "FollowingHandle", "Kind", "Peers"]
+
+Kind = Literal["hello", "batch", "end", "failure", "closed"]
+"""What a message is: the state to begin with, a batch, the data's end, an error, the last one."""
+
+
+class Peers(Protocol):
+    """The ranks that train on the same rows, over whatever the trainer's ranks speak by."""
+
+    fetching_rank: int
+    """The rank that fetches."""
+
+    def give(self, kind: Kind, step: int, state: bytes, batch: NDArray[np.uint8]) -> None:
+        """Send to all peers, in order, without waiting for them beyond a few steps.
+
+        Raises:
+            UnavailableError: A peer has not taken what was sent long before.
+        """
+        ...
+
+    def take(self, timeout_s: float) -> tuple[Kind, int, bytes, NDArray[np.uint8]]:
+        """Wait for the next message: its kind, its step, a state as JSON, and a batch.
+
+        Raises:
+            UnavailableError: None has come in time; the same call may be repeated.
+        """
+        ...
+
+    def close(self) -> None:
+        """Send and take no more."""
+        ...
+
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+class FetchingHandle(RankHandle):
+    """The way of the rank that fetches: what it takes, its peers get."""
+
+    def __init__(self, handle: RankHandle, peers: Peers) -> None:
+        self._handle, self._peers = handle, peers
+        self.first_step = handle.first_step
+        peers.give("hello", self.first_step, self._state_before(self.first_step), _NOTHING)
+
+    @override
+    def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
+        try:
+            batch = self._handle.take(step, timeout_s)
+            state = self._state_before(step if batch is None else step + 1)
+        except OmniloadError as error:
+            self._peers.give(
+                "failure", step, Failure.of(error).model_dump_json().encode(), _NOTHING
+            )
+            raise
+        if batch is None:
+            self._peers.give("end", step, state, _NOTHING)
+        else:
+            self._peers.give("batch", step, state, to_bytes(batch))
+        return batch
+
+    @override
+    def taken(self, step: int) -> None:
+        self._handle.taken(step)
+
+    @override
+    def state_at(self, step: int) -> JsonObject:
+        return self._handle.state_at(step)
+
+    @override
+    def close(self) -> None:
+        try:
+            self._peers.give("closed", 0, b"", _NOTHING)
+        finally:
+            self._peers.close()
+            self._handle.close()
+
+    def _state_before(self, step: int) -> bytes:
+        return json.dumps(self._handle.state_at(step)).encode()
+
+
+class FollowingHandle(RankHandle):
+    """The way of a peer: everything comes by broadcast."""
+
+    def __init__(self, peers: Peers, timeout_s: float, batch_timeout_s: float) -> None:
+        """Wait for the rank that fetches to begin.
+
+        Args:
+            peers: The ranks that train on the same rows.
+            timeout_s: Longest wait for it.
+            batch_timeout_s: Longest wait for a batch, unless it is asked for with another.
+
+        Raises:
+            UnavailableError: It has not begun in time.
+            OmniloadError: What it failed with.
+        """
+        self._peers, self._batch_timeout_s = peers, batch_timeout_s
+        kind, self.first_step, state, _ = peers.take(timeout_s)
+        self._require(kind, ("hello",), state)
+        self._state = self.first_step, state
+        self._ended = False
+
+    @override
+    def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
+        if self._ended:
+            return None
+        kind, found, state, data = self._peers.take(timeout_s or self._batch_timeout_s)
+        self._require(kind, ("batch", "end"), state)
+        if found != step:
+            raise StateError(
+                f"this rank asks for step {step}, and rank {self._peers.fetching_rank}, which fetches for it, has "
+                f"handed on step {found}: all ranks along tp, pp and ep take every batch, and load one state"
+            )
+        self._ended = kind == "end"
+        self._state = (step if self._ended else step + 1), state
+        return None if self._ended else from_bytes(data)
+
+    @override
+    def taken(self, step: int) -> None:
+        """Nobody waits for this: the rank that fetches says it for all."""
+
+    @override
+    def state_at(self, step: int) -> JsonObject:
+        held, state = self._state
+        if step != held:
+            raise StateError(
+                f"the state before step {step} is not at hand, the one before step {held} is; "
+                "take the state at the trainer's own step"
+            )
+        return cast("JsonObject", json.loads(state))
+
+    @override
+    def close(self) -> None:
+        self._peers.close()
+
+    def _require(self, kind: Kind, wanted: tuple[Kind, ...], note: bytes) -> None:
+        rank = self._peers.fetching_rank
+        if kind == "failure":
+            raise Failure.model_validate_json(note).error(rank)
+        if kind == "closed":
+            raise StateError(
+                f"rank {rank}, which fetches for this one, has closed its loader; close those of all its peers with it"
+            )
+        if kind not in wanted:
+            raise StateError(
+                f"rank {rank} sent {kind!r} where {' or '.join(wanted)} was to come; open, load and close the loader "
+                "on all ranks along tp, pp and ep alike"
+            )

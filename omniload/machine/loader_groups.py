@@ -1,0 +1,156 @@
+"""The partition: how many source loaders there are at start, and which sources share one.
+
+Each source has a cost triple (P, T, M) as in the paper: preprocessing, transfer, memory. Light
+sources are put together so that no loader carries much more than the mean; a loader per
+source would cost a process of tens of megabytes each.
+
+Source:
+    OVERLORD / Omniload / MegaScale-Data, arXiv 2504.09844, on multi-level partitioning.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from omniload.mix.config import MixConfig
+from omniload.mix.schedule import weights_at
+from omniload.plan.balance import balance
+from omniload.source.kept_profile import KeptProfile
+
+__all__ = ["TOKENS_PER_S", "LoaderShare", "SourceCost", "costs_of", "partition"]
+
+TOKENS_PER_S = 100_000.0
+"""What training is assumed to use."""
+_PREPROCESS_S_PER_TOKEN = {"text": 1e-6, "tokens": 2e-8}
+"""Orders of size on one core, where nothing was measured: tokenising text against reading token ids."""
+_TRANSFER_S_PER_TOKEN = 1e-8
+_ACCESS_BYTES = 1 << 20
+"""Index, order and open file of a source, roughly."""
+_BUSY_SHARE = 0.7
+"""Share of a core that a loader may be planned to use; the rest absorbs bursts."""
+_LEAST_READERS, _MOST_READERS = 2, 16
+_ANSWERING = 2
+"""Threads that answer constructors while others read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceCost:
+    """The cost of serving a source at its share of the mix."""
+
+    preprocess_s: float
+    """P: processor seconds of reading and transforming, per second of training."""
+    transfer_s: float
+    """T: processor seconds of handing samples over, per second of training."""
+    memory_bytes: int
+    """M: access state; and its decoded block, which may lie on disk where ``loader.memory`` is full."""
+    is_measured: bool = False
+    """Whether P and M come from a profile of the source; else from its kind alone."""
+
+    @property
+    def busy(self) -> float:
+        """Share of a core that the source keeps busy."""
+        return self.preprocess_s + self.transfer_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderShare:
+    """What one source loader carries."""
+
+    sources: tuple[int, ...]
+    """Numbers of its sources."""
+    busy: float
+    """Share of a core that they keep busy; above 1, it holds up training."""
+    memory_bytes: int
+    """What they would take if all lay in memory."""
+    threads: int
+    """Threads of the loader: those that read, of one source each, and those that answer."""
+    why: str
+    """Why it carries them."""
+
+
+def partition(
+    costs: Sequence[SourceCost], *, num_loaders: int = 0, max_loaders: int = 8
+) -> tuple[LoaderShare, ...]:
+    """Deal sources to loaders.
+
+    Args:
+        costs: Cost of each source, ``[S]``.
+        num_loaders: Loaders to use; 0 takes as many as the work needs.
+        max_loaders: Most loaders when the number is free.
+
+    Returns:
+        The loaders; every source is with one, and no loader is empty.
+
+    Raises:
+        ValueError: There are no sources.
+    """
+    if not costs:
+        raise ValueError("there are 0 sources to deal; declare at least one")
+    work = np.asarray([max(cost.busy, 1e-9) for cost in costs])
+    needed = max(math.ceil(work.sum() / _BUSY_SHARE), 1)
+    count = min(num_loaders or min(needed, max_loaders), len(costs))
+    # Longest first fills every bin before any gets a second source, so none stays empty.
+    bins = balance(work, count).bins_N
+    groups = [tuple(np.flatnonzero(bins == number).tolist()) for number in range(count)]
+    return tuple(
+        _share(group, [costs[s] for s in group], is_asked=num_loaders > 0)
+        for group in groups
+        if group
+    )
+
+
+def _share(sources: tuple[int, ...], costs: Sequence[SourceCost], *, is_asked: bool) -> LoaderShare:
+    busy = sum(cost.busy for cost in costs)
+    # A source is read by one thread at a time: more readers than sources would wait.
+    readers = min(len(sources), max(_LEAST_READERS, min(math.ceil(2 * busy), _MOST_READERS)))
+    if busy > 1 and len(sources) == 1:
+        why = "one source that needs more than a core: tokenise it beforehand, or declare its files as two sources"
+    elif busy > _BUSY_SHARE and len(sources) == 1:
+        why = "one source that needs a loader of its own"
+    elif is_asked:
+        why = "runtime.loaders says how many; work is dealt evenly"
+    elif busy > _BUSY_SHARE:
+        why = "more work than loaders: set runtime.loaders"
+    else:
+        why = "light enough to share a process"
+    return LoaderShare(
+        sources=sources,
+        busy=busy,
+        memory_bytes=sum(cost.memory_bytes for cost in costs),
+        threads=readers + _ANSWERING,
+        why=why,
+    )
+
+
+def costs_of(
+    mix: MixConfig,
+    profiles: Mapping[str, KeptProfile],
+    *,
+    tokens_per_s: float = TOKENS_PER_S,
+) -> list[SourceCost]:
+    """Return (P, T, M) of each source at its greatest share of the mix.
+
+    Args:
+        mix: The declared mix.
+        profiles: What was measured, by the name of the source; others are estimated by their kind.
+        tokens_per_s: What training uses.
+    """
+    stages = mix.mix.stages
+    ends = [weights_at(stages, mix.names, stage.from_step + stage.ramp_steps) for stage in stages]
+    costs = []
+    for s, (name, source) in enumerate(mix.sources.items()):
+        share = max(weights[s] for weights in ends)
+        measured = profiles.get(name)
+        kind = "text" if source.holds_text else "tokens"
+        per_token = measured.preprocess_s_per_token if measured else _PREPROCESS_S_PER_TOKEN[kind]
+        costs.append(
+            SourceCost(
+                preprocess_s=share * tokens_per_s * per_token,
+                transfer_s=share * tokens_per_s * _TRANSFER_S_PER_TOKEN,
+                memory_bytes=_ACCESS_BYTES + (measured.block_bytes if measured else 0),
+                is_measured=measured is not None,
+            )
+        )
+    return costs

@@ -1,0 +1,292 @@
+"""The Roster machine: who holds each role of a plane, who stands by, and who replaces whom.
+
+A *member* is one life of a role: a process, or in the local runtime a set of threads. One
+member of a role holds it; shadows stand by. Whoever is lost is ended before another speaks
+in its place, so no two members of a role ever answer at once.
+
+::
+
+    started ──Ready──▶ standing by ──HandOver──▶ holder ──Ended, or silent──▶ EndMember
+                                                   ▲                             │
+                                                   └── the next one standing by ─┘   and StartMember behind it
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from omniload.machine.progress import Progress
+
+__all__ = [
+    "EndMember",
+    "GiveUp",
+    "HandOver",
+    "Member",
+    "MemberEnded",
+    "MemberReady",
+    "MembersSeen",
+    "RoleStuck",
+    "Roster",
+    "RosterCommand",
+    "RosterEvent",
+    "StartMember",
+    "StepsReleased",
+]
+
+_STOPPED_S = 0.5
+"""A process that the kernel has called stopped for so long will not go on by itself."""
+_SILENT_S = 10.0
+"""Without a heartbeat for so long a member hangs; a busy machine may keep one from its heartbeat for some seconds."""
+_LONGEST_LOOK_S = 1.0
+"""A longer time between two looks is one in which the roster's own process did not run: it says nothing of others."""
+_LOST_IN_A_ROW = 5
+"""Members of one role that may be lost while no step is released; the next one would be lost too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One life of a role."""
+
+    role: str
+    number: int = 0
+    """Lives of the role before this one."""
+
+    @property
+    def name(self) -> str:
+        """The name that its heartbeats and its actor go by."""
+        return f"{self.role}+{self.number}" if self.number else self.role
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReady:
+    """A member that was started stands ready to take over."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class MemberEnded:
+    """A member's process has ended, or it could not be made ready."""
+
+    member: Member
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoleStuck:
+    """The holder of a role is alive and does not get on, such as in a call to a store that does not end."""
+
+    role: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembersSeen:
+    """The shell has looked at heartbeats and processes."""
+
+    now_s: float
+    """By a clock that never goes back."""
+    beats: Mapping[str, Progress]
+    """Last heartbeat of each member, by its name."""
+    stopped: frozenset[str] = frozenset()
+    """Names of members whose process the kernel calls stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepsReleased:
+    """Every rank has taken the steps before ``step``."""
+
+    step: int
+
+
+RosterEvent = MemberReady | MemberEnded | RoleStuck | MembersSeen | StepsReleased
+
+
+@dataclass(frozen=True, slots=True)
+class StartMember:
+    """Start a member and make it ready."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class EndMember:
+    """See to it that a member never speaks again; it may have ended already."""
+
+    member: Member
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """A member holds its role from now on: tell whoever speaks to it."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The role cannot be held: end the plane."""
+
+    role: str
+    why: str
+
+
+RosterCommand = StartMember | EndMember | HandOver | GiveUp
+
+
+@dataclass(slots=True)
+class _Role:
+    shadows: int
+    holder: Member | None
+    standing_by: list[Member] = field(default_factory=list)
+    starting: set[Member] = field(default_factory=set)
+    next_number: int = 1
+    lost: int = 0
+    """Members lost since a step was released."""
+
+    def members(self) -> list[Member]:
+        held = [self.holder] if self.holder is not None else []
+        return [*held, *self.standing_by, *sorted(self.starting, key=lambda m: m.number)]
+
+
+@dataclass(slots=True)
+class _Beat:
+    """The last heartbeat of a member, and how long the roster has looked at it."""
+
+    beat_s: float
+    silent_s: float = 0.0
+    stopped_s: float | None = None
+    """Since it was first seen stopped; ``None`` while it runs."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Roster:
+    """Replaces members that are lost, for as long as steps are released in between."""
+
+    roles: Mapping[str, int]
+    """Shadows that are wanted for each role. The first member of each holds it when the roster begins."""
+    _roles: dict[str, _Role] = field(init=False)
+    _beats: dict[Member, _Beat] = field(default_factory=dict, init=False)
+    _looked_s: float | None = field(default=None, init=False)
+    _released_to: int = field(default=0, init=False)
+    _gave_up: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._roles = {
+            name: _Role(shadows=shadows, holder=Member(name))
+            for name, shadows in self.roles.items()
+        }
+
+    def begin(self) -> tuple[RosterCommand, ...]:
+        """Start the shadows."""
+        return tuple(command for role in self._roles for command in self._fill(role))
+
+    def handle(self, event: RosterEvent) -> tuple[RosterCommand, ...]:
+        """Apply one event and return what must now be done, in order."""
+        if self._gave_up:
+            return ()
+        match event:
+            case MemberReady(member=member):
+                return self._ready(member)
+            case MemberEnded(member=member, why=why):
+                return self._lose(member, why)
+            case RoleStuck(role=role, why=why):
+                holder = self._roles[role].holder
+                return () if holder is None else self._lose(holder, why)
+            case MembersSeen():
+                return self._see(event)
+            case StepsReleased(step=step):
+                if step > self._released_to:
+                    self._released_to = step
+                    for each in self._roles.values():
+                        each.lost = 0
+                return ()
+            case _:
+                assert_never(event)
+
+    def holder_of(self, role: str) -> Member | None:
+        """Return who holds a role; ``None`` while nobody does."""
+        return self._roles[role].holder
+
+    def is_whole(self) -> bool:
+        """Tell whether every role is held and every shadow that is wanted stands by."""
+        roles = self._roles.values()
+        return all(r.holder is not None and len(r.standing_by) >= r.shadows for r in roles)
+
+    def members(self) -> list[Member]:
+        """Return all members, those that are being started too."""
+        return [member for role in self._roles.values() for member in role.members()]
+
+    def _ready(self, member: Member) -> tuple[RosterCommand, ...]:
+        role = self._roles[member.role]
+        if member not in role.starting:
+            return ()  # it was lost meanwhile
+        role.starting.remove(member)
+        if role.holder is not None:
+            role.standing_by.append(member)
+            return ()
+        role.holder = member
+        return (HandOver(member), *self._fill(member.role))
+
+    def _lose(self, member: Member, why: str) -> tuple[RosterCommand, ...]:
+        """Replace a member; one that is not on the roster any more was replaced before."""
+        role = self._roles[member.role]
+        if member not in role.members():
+            return ()
+        self._beats.pop(member, None)
+        role.starting.discard(member)
+        role.lost += 1
+        if role.lost > _LOST_IN_A_ROW:
+            self._gave_up = True
+            reason = (
+                f"{member.role} was lost {role.lost} times while no step was taken, the last time: {why}; "
+                "mend that and start again from the last checkpoint"
+            )
+            return (EndMember(member, why), GiveUp(member.role, reason))
+        if member in role.standing_by:
+            role.standing_by.remove(member)
+        commands: list[RosterCommand] = [EndMember(member, why)]
+        if member == role.holder:
+            role.holder = role.standing_by.pop(0) if role.standing_by else None
+            if role.holder is not None:
+                commands.append(HandOver(role.holder))
+        return (*commands, *self._fill(member.role))
+
+    def _fill(self, name: str) -> tuple[RosterCommand, ...]:
+        """Start as many members as the role lacks."""
+        role = self._roles[name]
+        commands = []
+        while len(role.members()) < 1 + role.shadows:
+            member = Member(name, role.next_number)
+            role.next_number += 1
+            role.starting.add(member)
+            commands.append(StartMember(member))
+        return tuple(commands)
+
+    def _see(self, seen: MembersSeen) -> tuple[RosterCommand, ...]:
+        """Count, in time in which the roster itself ran, how long each member is silent or stopped."""
+        passed_s = 0.0 if self._looked_s is None else seen.now_s - self._looked_s
+        self._looked_s = seen.now_s
+        if passed_s > _LONGEST_LOOK_S:
+            return ()
+        commands: list[RosterCommand] = []
+        for member in self.members():
+            progress = seen.beats.get(member.name)
+            if progress is None:
+                continue  # it has not begun: its end, or that it stands ready, is told
+            beat = self._beats.setdefault(member, _Beat(progress.beat_s))
+            if member.name not in seen.stopped:
+                beat.stopped_s = None
+            else:
+                beat.stopped_s = 0.0 if beat.stopped_s is None else beat.stopped_s + passed_s
+            beat.silent_s = beat.silent_s + passed_s if beat.beat_s == progress.beat_s else 0.0
+            beat.beat_s = progress.beat_s
+            if beat.stopped_s is not None and beat.stopped_s >= _STOPPED_S:
+                why = f"process {progress.pid} is stopped"
+            elif beat.silent_s >= _SILENT_S:
+                why = f"process {progress.pid} gave no heartbeat for {beat.silent_s:.0f} s"
+            else:
+                continue
+            commands += self._lose(member, why)
+        return tuple(commands)

@@ -1,0 +1,163 @@
+"""A sample's columns: ``tokens`` always, and what goes with them.
+
+An *aligned* column has one value a token and is cut where the tokens are cut. A *whole* column
+belongs to the sample: its values stay with the piece that holds the sample's first token.
+
+Shape suffixes:
+    N  samples, or ranges of them        K  pieces        V  values of all samples together
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.base.ragged import Ragged, Ranges
+
+__all__ = [
+    "COLUMNS",
+    "LOSS_MASK",
+    "LOSS_SPANS",
+    "NO_COLUMNS",
+    "ColumnKind",
+    "ColumnName",
+    "ColumnRanges",
+    "SampleColumns",
+    "WholeColumn",
+    "joined_ranges",
+    "spans_of",
+]
+
+WholeColumn = Literal["scores"]
+"""Columns that belong to whole samples."""
+ColumnName = Literal["loss_mask", "scores"]
+"""Columns beside the tokens. A closed list: whoever adds one says in ``COLUMNS`` how it is cut."""
+LOSS_MASK: ColumnName = "loss_mask"
+LOSS_SPANS = "loss_spans"
+"""Metadata: where the tokens of a sample that are trained on begin and stop, in turns."""
+NO_COLUMNS: Mapping[Any, Any] = MappingProxyType({})
+"""For arguments; a value that may travel holds a dictionary of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnKind:
+    """How a column is kept and cut."""
+
+    dtype: np.dtype[Any]
+    aligned: bool
+    """One value a token; else values of the whole sample."""
+
+
+COLUMNS: Mapping[str, ColumnKind] = MappingProxyType(
+    {
+        "loss_mask": ColumnKind(dtype=np.dtype(np.bool_), aligned=True),
+        "scores": ColumnKind(dtype=np.dtype(np.float32), aligned=False),
+    }
+)
+assert set(COLUMNS) == set(get_args(ColumnName)), "every column has a kind"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleColumns:
+    """Columns of some samples, or of ranges of them, copied end to end."""
+
+    tokens: Ragged
+    """Token ids (int32)."""
+    others: Mapping[str, Ragged] = field(default_factory=dict)
+    """Further columns by name; an aligned one has the lengths of ``tokens``."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnRanges:
+    """Columns of ranges of samples where they lie; nothing is copied."""
+
+    tokens: Ranges
+    others: Mapping[str, Ranges] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, parts: Sequence[SampleColumns]) -> Self:
+        """Show the ranges of several answers as one, in order; what one lacks is filled in."""
+        names = {name for part in parts for name in part.others}
+        return cls(
+            tokens=Ranges.of([part.tokens for part in parts]),
+            others={
+                name: joined_ranges(
+                    name,
+                    [
+                        Ranges.of([part.others[name]], COLUMNS[name].dtype.type)
+                        if name in part.others
+                        else part.tokens.lengths_N
+                        for part in parts
+                    ],
+                )
+                for name in sorted(names)
+            },
+        )
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> Self:
+        """Return the ranges at ``indices``; no value is copied."""
+        return type(self)(
+            tokens=self.tokens.take(indices),
+            others={name: ranges.take(indices) for name, ranges in self.others.items()},
+        )
+
+
+def joined_ranges(name: str, parts: Sequence[Ranges | NDArray[np.int64]]) -> Ranges:
+    """Return the ranges of one column from several places as one, in order.
+
+    Args:
+        name: The column.
+        parts: Ranges; or, of samples without the column, the lengths of their tokens: every token
+            of theirs is trained on, and a whole column of theirs is empty.
+    """
+    kind = COLUMNS[name]
+    lacking = [part for part in parts if not isinstance(part, Ranges)]
+    longest = max((int(lengths.max(initial=0)) for lengths in lacking), default=0)
+    columns: list[NDArray[Any]] = [np.ones(longest if kind.aligned else 0, kind.dtype)]
+    which, starts, stops = [], [], []
+    for part in parts:
+        if isinstance(part, Ranges):
+            which.append(part.which_N + len(columns))
+            starts.append(part.starts_N)
+            stops.append(part.stops_N)
+            columns += part.columns
+        else:
+            nothing = np.zeros(len(part), np.int64)
+            which.append(nothing)
+            starts.append(nothing)
+            stops.append(part.astype(np.int64) if kind.aligned else nothing)
+    return Ranges(
+        columns=columns,
+        which_N=np.concatenate(which),
+        starts_N=np.concatenate(starts),
+        stops_N=np.concatenate(stops),
+    )
+
+
+def spans_of(mask: Ragged) -> Ragged:
+    """Return where the true values of each sequence begin and stop, in turns (int32).
+
+    A mask of a chat has two numbers a turn; the planner counts labels by them and never sees
+    the mask::
+
+        0 0 1 1 1 0 1    ->    2 5 6 7
+    """
+    values_V = mask.values_V
+    is_first_V, is_last_V = (np.zeros(len(values_V), np.bool_) for _ in range(2))
+    filled = np.flatnonzero(mask.lengths_N)
+    is_first_V[mask.offsets[filled]] = True
+    is_last_V[mask.offsets[filled + 1] - 1] = True
+    before_V, behind_V = np.roll(values_V, 1), np.roll(values_V, -1)
+    starts = np.flatnonzero(values_V & (is_first_V | ~before_V))
+    stops = np.flatnonzero(values_V & (is_last_V | ~behind_V)) + 1
+    sequences = np.searchsorted(mask.offsets, starts, side="right") - 1
+    bounds = np.column_stack((starts, stops)) - mask.offsets[sequences][:, None]
+    offsets = np.zeros(len(mask) + 1, np.int64)
+    np.cumsum(2 * np.bincount(sequences, minlength=len(mask)), out=offsets[1:])
+    return Ragged(values_V=bounds.astype(np.int32).reshape(-1), offsets=offsets)

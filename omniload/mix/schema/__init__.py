@@ -1,0 +1,1 @@
+"""Further models of the mix file, one part of it a module."""

@@ -1,0 +1,283 @@
+"""Exchanges of items between the heaviest bin and light ones, while they lower it.
+
+Bins of few items are kept as lists, which are searched several times faster than arrays
+of that size; bins of many as arrays. The exchanges are the same.
+
+Shape suffixes:
+    N  items        B  bins        H, L  items of the heavy bin, of the light one
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+__all__ = ["TOLERANCE", "exchanged"]
+
+TOLERANCE = 2e-5
+"""Exchanges stop once the heaviest bin is within this part of the reachable bound."""
+
+_TRIALS_PER_BIN = 16
+_MOST_TRIALS = 8_192
+"""Pairs of bins that may be tried, for every bin and in all: bounds the time where gains are tiny."""
+
+_FEW = 24
+"""Items of a mean bin up to which lists are faster than arrays."""
+
+_SMALLEST_GAIN = 1 - 1e-6
+"""Part of half the gap that an exchange must come closer than: a gain lost in rounding would be tried for ever."""
+
+_FIRST_SORTED = 32
+"""Light bins that are sorted at first: of thousands, few are ever tried."""
+
+
+def exchanged(
+    costs: NDArray[np.float64],
+    bins_N: NDArray[np.int64],
+    num_bins: int,
+    counts: tuple[int, int],
+    bound: float,
+) -> NDArray[np.int64]:
+    """Return the dealing after exchanges between the heaviest bin and light ones.
+
+    Args:
+        costs: Cost of each item.
+        bins_N: Bin of each item.
+        num_bins: Bins.
+        counts: Least and most items in a bin.
+        bound: Load that the heaviest bin cannot be below; close to it, no more is tried.
+    """
+    enough = bound * (1 + TOLERANCE)
+    loads_B = np.bincount(bins_N, weights=costs, minlength=num_bins).astype(np.float64, copy=False)
+    if loads_B.max() <= enough:
+        return bins_N
+    kind = _ListBins if len(costs) <= _FEW * num_bins else _ArrayBins
+    bins = kind.of(costs, bins_N, loads_B, counts)
+    trials = min(_TRIALS_PER_BIN * num_bins, _MOST_TRIALS)
+    while trials > 0:
+        heavy = int(loads_B.argmax())
+        if loads_B[heavy] <= enough:
+            break
+        for light in _lightest_first(loads_B, heavy):
+            trials -= 1
+            found = bins.best_exchange(heavy, light)
+            if found is not None:
+                bins.exchange(heavy, light, *found)
+                break
+            if trials <= 0:
+                break
+        else:
+            break  # no bin can relieve the heaviest one
+    return bins.bins_N()
+
+
+class _Bins(Protocol):
+    """Bins while they exchange items: members of each, sorted by cost."""
+
+    @classmethod
+    def of(
+        cls,
+        costs: NDArray[np.float64],
+        bins_N: NDArray[np.int64],
+        loads_B: NDArray[np.float64],
+        counts: tuple[int, int],
+    ) -> Self:
+        """Return the bins of a dealing; ``loads_B`` is kept up to date from now on."""
+        ...
+
+    def best_exchange(self, heavy: int, light: int) -> tuple[int, int] | None:
+        """Return what to give and what to take back, by place in the bin; -1 takes nothing.
+
+        The best exchange shifts half of the difference of the loads. Only one that
+        leaves both bins below the heavy one is returned.
+        """
+        ...
+
+    def exchange(self, heavy: int, light: int, give: int, take: int) -> None:
+        """Carry out an exchange."""
+        ...
+
+    def bins_N(self) -> NDArray[np.int64]:
+        """Return the bin of each item."""
+        ...
+
+
+@dataclass(slots=True)
+class _ListBins(_Bins):
+    items: list[list[int]]
+    costs: list[list[float]]
+    loads_B: NDArray[np.float64]
+    counts: tuple[int, int]
+
+    @override
+    @classmethod
+    def of(
+        cls,
+        costs: NDArray[np.float64],
+        bins_N: NDArray[np.int64],
+        loads_B: NDArray[np.float64],
+        counts: tuple[int, int],
+    ) -> Self:
+        order = np.lexsort((costs, bins_N))
+        ends = np.cumsum(np.bincount(bins_N, minlength=len(loads_B))).tolist()
+        items, sorted_costs = order.tolist(), costs[order].tolist()
+        cuts = list(zip([0, *ends], ends, strict=False))
+        return cls(
+            items=[items[a:b] for a, b in cuts],
+            costs=[sorted_costs[a:b] for a, b in cuts],
+            loads_B=loads_B,
+            counts=counts,
+        )
+
+    @override
+    def best_exchange(self, heavy: int, light: int) -> tuple[int, int] | None:
+        half = float(self.loads_B[heavy] - self.loads_B[light]) / 2
+        give_H, take_L = self.costs[heavy], self.costs[light]
+        least, most = self.counts
+        back_L = take_L
+        shift = 0
+        if len(take_L) < most and len(give_H) > least:
+            back_L, shift = [0.0, *take_L], -1
+        elif not take_L:
+            return None
+        last = len(back_L) - 1
+        smallest, found = half * _SMALLEST_GAIN, None
+        for at, give in enumerate(give_H):
+            place = bisect_left(back_L, give - half)
+            if place <= last:
+                missed = abs(give - back_L[place] - half)
+                if missed < smallest:
+                    smallest, found = missed, (at, place + shift)
+            if place:
+                missed = abs(give - back_L[place - 1] - half)
+                if missed < smallest:
+                    smallest, found = missed, (at, place - 1 + shift)
+        return found
+
+    @override
+    def exchange(self, heavy: int, light: int, give: int, take: int) -> None:
+        given = self.items[heavy].pop(give), self.costs[heavy].pop(give)
+        if take >= 0:
+            self._insert(heavy, self.items[light].pop(take), self.costs[light].pop(take))
+        self._insert(light, *given)
+        for b in (heavy, light):
+            self.loads_B[b] = sum(self.costs[b])
+
+    def _insert(self, b: int, item: int, cost: float) -> None:
+        at = bisect_left(self.costs[b], cost)
+        self.items[b].insert(at, item)
+        self.costs[b].insert(at, cost)
+
+    @override
+    def bins_N(self) -> NDArray[np.int64]:
+        sizes = [len(items) for items in self.items]
+        out_N = np.empty(sum(sizes), np.int64)
+        out_N[[item for items in self.items for item in items]] = np.repeat(
+            np.arange(len(sizes)), sizes
+        )
+        return out_N
+
+
+@dataclass(slots=True)
+class _ArrayBins(_Bins):
+    items: list[NDArray[np.int64]]
+    costs: list[NDArray[np.float64]]
+    loads_B: NDArray[np.float64]
+    counts: tuple[int, int]
+
+    @override
+    @classmethod
+    def of(
+        cls,
+        costs: NDArray[np.float64],
+        bins_N: NDArray[np.int64],
+        loads_B: NDArray[np.float64],
+        counts: tuple[int, int],
+    ) -> Self:
+        order = np.lexsort((costs, bins_N))
+        cuts = np.cumsum(np.bincount(bins_N, minlength=len(loads_B)))[:-1]
+        return cls(
+            items=np.split(order, cuts),
+            costs=np.split(costs[order], cuts),
+            loads_B=loads_B,
+            counts=counts,
+        )
+
+    @override
+    def best_exchange(self, heavy: int, light: int) -> tuple[int, int] | None:
+        gap = float(self.loads_B[heavy] - self.loads_B[light])
+        give_H, take_L = self.costs[heavy], self.costs[light]
+        least, most = self.counts
+        if len(take_L) < most and len(give_H) > least:
+            back_L = np.concatenate(([0.0], take_L))
+            shift = -1
+        elif len(take_L):
+            back_L, shift = take_L, 0
+        else:
+            return None
+        at = np.searchsorted(back_L, give_H - gap / 2)
+        above = np.minimum(at, len(back_L) - 1)
+        below = np.maximum(at - 1, 0)
+        missed_above = np.abs(give_H - back_L[above] - gap / 2)
+        missed_below = np.abs(give_H - back_L[below] - gap / 2)
+        missed = np.minimum(missed_above, missed_below)
+        best = int(missed.argmin())
+        if missed[best] >= gap / 2 * _SMALLEST_GAIN:
+            return None
+        place = above[best] if missed_above[best] <= missed_below[best] else below[best]
+        return best, int(place) + shift
+
+    @override
+    def exchange(self, heavy: int, light: int, give: int, take: int) -> None:
+        given = self.items[heavy][give : give + 1]
+        taken = self.items[light][take : take + 1] if take >= 0 else given[:0]
+        given_cost = self.costs[heavy][give : give + 1]
+        taken_cost = self.costs[light][take : take + 1] if take >= 0 else given_cost[:0]
+        self._replace(heavy, give, taken, taken_cost)
+        self._replace(light, take, given, given_cost)
+
+    def _replace(
+        self, b: int, place: int, item: NDArray[np.int64], cost: NDArray[np.float64]
+    ) -> None:
+        items, costs = self.items[b], self.costs[b]
+        if place >= 0:
+            items = np.concatenate((items[:place], items[place + 1 :]))
+            costs = np.concatenate((costs[:place], costs[place + 1 :]))
+        if len(item):
+            at = int(costs.searchsorted(cost[0]))
+            items = np.concatenate((items[:at], item, items[at:]))
+            costs = np.concatenate((costs[:at], cost, costs[at:]))
+        self.items[b], self.costs[b] = items, costs
+        self.loads_B[b] = costs.sum()
+
+    @override
+    def bins_N(self) -> NDArray[np.int64]:
+        sizes = [len(items) for items in self.items]
+        out_N = np.empty(sum(sizes), np.int64)
+        out_N[np.concatenate(self.items)] = np.repeat(np.arange(len(sizes)), sizes)
+        return out_N
+
+
+def _lightest_first(loads_B: NDArray[np.float64], heavy: int) -> Iterable[int]:
+    """Return the other bins by load; of ties the first."""
+    first = int(loads_B.argmin())
+    if first != heavy:
+        yield first
+    for b in _rising(loads_B):
+        if b not in (first, heavy):
+            yield b
+
+
+def _rising(loads_B: NDArray[np.float64]) -> Iterator[int]:
+    """Yield the bins by load, of ties the first; sorted whole only where more than a few are asked for."""
+    head: list[int] = []
+    if len(loads_B) > 4 * _FIRST_SORTED:
+        limit = np.partition(loads_B, _FIRST_SORTED)[_FIRST_SORTED]
+        below = np.flatnonzero(loads_B <= limit)
+        head = below[np.argsort(loads_B[below], kind="stable")].tolist()
+        yield from head
+    yield from np.argsort(loads_B, kind="stable")[len(head) :].tolist()

@@ -1,0 +1,259 @@
+"""Strategies: how the rows of a step are dealt to ranks and microbatches.
+
+A strategy is a function from the rows of a step, a ``DGraph`` of metadata, to a
+``Placement``. A mix file names one, and never a module::
+
+    balance: {strategy: in_order}
+
+A user's own is found by its name among the entry points ``omniload.strategies`` of what
+is installed, a cost function among ``omniload.costs``. Those below are written as a
+user writes hers.
+
+Which rows a step has is settled before a strategy is asked, so no strategy can change what
+is trained on. What it returns is checked: a placement that loses or doubles a row, or
+leaves a rank without work, is refused.
+
+Source:
+    OVERLORD / Omniload / MegaScale-Data, arXiv 2504.09844, on orchestration strategies.
+
+Shape suffixes:
+    R  rows
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from omniload.base.errors import ConfigError
+from omniload.mix.config import BalanceConfig
+from omniload.plan.balance import BalanceMethod
+from omniload.plan.cost import CostFunction, QuadraticCost
+from omniload.plan.dgraph import DGraph
+from omniload.plan.place_tree import ClientPlaceTree
+from omniload.plan.placement import Placement
+
+__all__ = [
+    "BUILT_IN",
+    "PlacementRequest",
+    "Strategy",
+    "balanced",
+    "by_length",
+    "cost_of",
+    "in_order",
+    "placed_by",
+    "registered",
+    "require_strategy",
+    "strategy_of",
+]
+
+_STRATEGIES, _COSTS = "omniload.strategies", "omniload.costs"
+"""Groups of entry points."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementRequest:
+    """What a strategy places for."""
+
+    tree: ClientPlaceTree
+    """The trainers."""
+    step: int
+    """Number of the step."""
+    microbatches: int
+    """Microbatches of every data-parallel rank."""
+    rows_per_microbatch: int
+    """Most rows of one microbatch."""
+    cost: CostFunction
+    """The cost that the mix file declares."""
+    cost_columns: tuple[str, ...] = ("lengths",)
+    """Columns of metadata that the cost is called with."""
+    method: BalanceMethod = "greedy_swap"
+    """The balancing algorithm that the mix file declares."""
+
+    def distributed(self, rows: DGraph) -> DGraph:
+        """Return ``rows`` with their buckets declared: the data-parallel ranks and their microbatches."""
+        return rows.distribute(
+            "dp", microbatches=self.microbatches, max_count=self.rows_per_microbatch
+        )
+
+
+class Strategy(Protocol):
+    """Deals the rows of a step; the same rows and request give the same placement."""
+
+    def __call__(self, rows: DGraph, request: PlacementRequest, /) -> Placement:
+        """Return where every row goes: its dp rank as bucket, and its microbatch there.
+
+        Args:
+            rows: The rows of a step; a column of metadata has a value for each of their pieces,
+                ``lengths`` and ``sources`` always.
+            request: The ranks, the microbatches, and what the mix file says of balance.
+        """
+        ...
+
+
+def balanced(rows: DGraph, request: PlacementRequest, /) -> Placement:
+    """Give every rank, and every microbatch of it, the same work: the default."""
+    costed = request.distributed(rows).cost(request.cost, of=request.cost_columns)
+    return costed.balance(request.method).broadcast_at("tp").plan(request.tree)
+
+
+def in_order(rows: DGraph, request: PlacementRequest, /) -> Placement:
+    """Deal rows in the order of the step, as loaders without balance do."""
+    return balanced(rows, replace(request, method="none"))
+
+
+def by_length(rows: DGraph, request: PlacementRequest, /) -> Placement:
+    """Deal rows by their longest document, longest first, in turns: grouping by length.
+
+    Rows of alike documents meet at the same place of every rank, so ranks wait less for
+    one another than in order, and more than where the cost is balanced.
+    """
+    assert rows.row_offsets is not None, "the rows of a step have boundaries"
+    counts_R = np.diff(rows.row_offsets)
+    longest_R = np.zeros(len(rows), np.int64)
+    filled = counts_R > 0
+    longest_R[filled] = np.maximum.reduceat(
+        rows.columns["lengths"].astype(np.int64), rows.row_offsets[:-1][filled]
+    )
+    turn_R = np.empty(len(rows), np.int64)
+    turn_R[np.argsort(-longest_R, kind="stable")] = np.arange(len(rows))
+    dp = request.tree.size_of("dp")
+    buckets_R, rounds_R = turn_R % dp, turn_R // dp
+    rows_of_B = np.bincount(buckets_R, minlength=dp)
+    microbatches_R = rounds_R * request.microbatches // np.maximum(rows_of_B[buckets_R], 1)
+    costed = request.distributed(rows).cost(request.cost, of=request.cost_columns)
+    return costed.deal(buckets_R, microbatches_R).broadcast_at("tp").plan(request.tree)
+
+
+BUILT_IN: Mapping[str, Strategy] = MappingProxyType(
+    {"balanced": balanced, "by_length": by_length, "in_order": in_order}
+)
+"""Strategies by the name that a mix file gives."""
+
+
+def strategy_of(name: str) -> Strategy:
+    """Return the strategy of a name.
+
+    Raises:
+        ConfigError: None is registered, several are, or it cannot be imported.
+    """
+    return BUILT_IN[name] if name in BUILT_IN else cast("Strategy", registered(_STRATEGIES, name))
+
+
+def cost_of(balance: BalanceConfig) -> tuple[CostFunction, tuple[str, ...]]:
+    """Return the cost function of a mix file, and the columns it is called with.
+
+    A registered function is called with the lengths of the pieces, or with the columns that
+    its attribute ``of`` names.
+
+    Raises:
+        ConfigError: As for ``strategy_of``.
+    """
+    if balance.cost == "quadratic":
+        return QuadraticCost(linear=balance.linear, quadratic=balance.quadratic), ("lengths",)
+    function = registered(_COSTS, balance.cost)
+    columns = getattr(function, "of", ("lengths",))
+    if not isinstance(columns, tuple) or not all(isinstance(name, str) for name in columns):
+        raise ConfigError(
+            f"balance.cost {balance.cost!r} has of={columns!r}; give a tuple of names of columns"
+        )
+    return cast("CostFunction", function), columns
+
+
+def require_strategy(balance: BalanceConfig) -> None:
+    """Refuse a strategy or a cost that nothing installed registers, before a step needs it.
+
+    Raises:
+        ConfigError: As for ``strategy_of`` and ``cost_of``.
+    """
+    strategy_of(balance.strategy)
+    cost_of(balance)
+
+
+def placed_by(strategy: Strategy, name: str, rows: DGraph, request: PlacementRequest) -> Placement:
+    """Return what a strategy makes of the rows of a step, once it is seen to be whole.
+
+    Args:
+        strategy: The strategy.
+        name: Its name, for messages.
+        rows: The rows.
+        request: What to place them for.
+
+    Raises:
+        ConfigError: The placement loses, doubles or invents a row, or overfills or leaves out a microbatch;
+            or the strategy itself failed, with its own error as the cause.
+    """
+    ours = name in BUILT_IN and isinstance(request.cost, QuadraticCost)
+    if ours:
+        return strategy(rows, request)
+    who = f"strategy {name!r} at step {request.step}, with {len(rows)} rows,"
+    remedy = f"mend it, or choose one of {sorted(BUILT_IN)} and the cost 'quadratic'"
+    try:
+        placement = strategy(rows, request)
+    except Exception as error:
+        raise ConfigError(f"{who} failed: {type(error).__name__}: {error}; {remedy}") from error
+    if (fault := next(_faults(placement, rows, request), None)) is not None:
+        raise ConfigError(f"{who} was refused: {fault}; {remedy}")
+    return placement
+
+
+def _faults(placement: object, rows: DGraph, request: PlacementRequest) -> Iterator[str]:
+    """Say what is wrong with a placement that a stranger's function made."""
+    if not isinstance(placement, Placement):
+        yield f"it returned {type(placement).__name__}, not the Placement that DGraph.plan gives"
+        return
+    num, dp, microbatches = len(rows), request.tree.size_of("dp"), request.microbatches
+    columns = (
+        ("bucket", placement.buckets_N, dp),
+        ("microbatch", placement.microbatches_N, microbatches),
+    )
+    if not np.array_equal(placement.members_N, np.arange(num)):
+        yield f"its {len(placement.members_N)} rows are not the {num} of the step, each once and in order"
+    for what, column_R, limit in columns:
+        if len(column_R) != num:
+            yield f"it gives {len(column_R)} of {num} rows a {what}; every row goes somewhere"
+        elif num and not 0 <= column_R.min() <= column_R.max() < limit:
+            at = int(((column_R < 0) | (column_R >= limit)).argmax())
+            yield f"row {at} goes to {what} {column_R[at]} of {limit}, numbered from 0"
+    places_R = placement.buckets_N.astype(np.int64) * microbatches + placement.microbatches_N
+    counts = np.bincount(places_R, minlength=dp * microbatches)
+    most, least = int(counts.argmax()), int(counts.argmin())
+    if counts[most] > request.rows_per_microbatch:
+        rank, microbatch = divmod(most, microbatches)
+        yield (
+            f"microbatch {microbatch} of dp rank {rank} has {counts[most]} rows, "
+            f"more than {request.rows_per_microbatch}"
+        )
+    if num >= dp * microbatches and not counts[least]:
+        rank, microbatch = divmod(least, microbatches)
+        yield f"microbatch {microbatch} of dp rank {rank} has no row, though there are enough"
+
+
+@cache
+def registered(group: str, name: str) -> Callable[..., Any]:
+    """Return the function that an installed distribution registers under ``name``."""
+    found = [point for point in entry_points(group=group) if point.name == name]
+    if len(found) != 1:
+        known = sorted({point.name for point in entry_points(group=group)})
+        built_in = sorted(BUILT_IN) if group == _STRATEGIES else ["quadratic"]
+        count = "no" if not found else str(len(found))
+        raise ConfigError(
+            f"{count} installed distributions register {name!r} under the entry points {group!r}; "
+            f"built in: {built_in}, registered: {known}"
+        )
+    try:
+        function = found[0].load()
+    except Exception as error:
+        raise ConfigError(
+            f"{name!r} of the entry points {group!r} ({found[0].value}) cannot be imported: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not callable(function):
+        raise ConfigError(
+            f"{name!r} of the entry points {group!r} ({found[0].value}) is {type(function).__name__}, not a function"
+        )
+    return cast("Callable[..., Any]", function)

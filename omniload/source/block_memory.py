@@ -1,0 +1,302 @@
+"""Decoded blocks of all sources of a loader under one budget; what is over it lies on the node's disk.
+
+A shuffle draws from a block of several row groups, so that one must be at hand for each source, of which
+its next samples need little. A block that does not fit is written to a file without a name, and
+read from there: the samples are the same.
+
+Shape suffixes:
+    R  records of a block        N  records asked for        V  values of all records together
+"""
+
+import mmap
+import os
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from omniload.base.errors import UnavailableError
+from omniload.base.ragged import Ragged
+from omniload.source.columns import as_binary, drained, take
+
+__all__ = ["BlockMemory", "BlockWriter", "HeldBlock"]
+
+
+_DECODING = 3
+"""Times its size that decoding a unit takes about: as it lies, as Arrow decodes it, and as a column."""
+
+_FOLDER = "/var/tmp"  # noqa: S108 -- files there have no name
+
+_WAIT_S = 30.0
+"""Longest that a decoding waits for others to make room: a store that hangs must not hold up other sources."""
+
+
+class HeldBlock:
+    """Columns of the records of a block, in memory or in files. One thread may read while another moves them."""
+
+    def __init__(self, columns: "Mapping[str, _Column]") -> None:
+        self._columns = columns
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes of memory."""
+        return sum(column.size_bytes for column in self._columns.values())
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether any values of it could leave memory."""
+        return any(column.values_bytes for column in self._columns.values())
+
+    def lengths_R(self, name: str) -> NDArray[np.int64]:
+        """Return the number of values of each record in a column."""
+        column = self._columns[name]
+        offsets = np.frombuffer(column.binary_R.buffers()[1], np.int64, len(column.binary_R) + 1)
+        lengths_R: NDArray[np.int64] = np.diff(offsets) // column.dtype.itemsize
+        return lengths_R
+
+    def take(self, rows_N: NDArray[np.int64]) -> dict[str, Ragged]:
+        """Return records of each column, copied end to end in the order asked for."""
+        return {name: column.take(rows_N) for name, column in self._columns.items()}
+
+    def move_to(self, folder: Path) -> None:
+        """Write what is in memory to files, and read it from there from now on."""
+        for column in self._columns.values():
+            column.move_to(folder)
+
+
+@dataclass(slots=True)
+class _Column:
+    binary_R: pa.LargeBinaryArray
+    dtype: np.dtype[Any]
+    mapped: mmap.mmap | None = None
+    """The file that holds the values; ``None`` where memory does."""
+
+    @property
+    def values_bytes(self) -> int:
+        """What its values take of memory."""
+        values = self.binary_R.buffers()[2]
+        return values.size if self.mapped is None and values is not None else 0
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.binary_R.buffers()[1].size) + self.values_bytes
+
+    def take(self, rows_N: NDArray[np.int64]) -> Ragged:
+        mapped, found = self.mapped, take(self.binary_R, rows_N, self.dtype)
+        if mapped is not None:
+            # What was looked at would count as memory of this process until the block ends.
+            mapped.madvise(mmap.MADV_DONTNEED)
+        return found
+
+    def move_to(self, folder: Path) -> None:
+        _, offsets, values = self.binary_R.buffers()
+        if self.values_bytes:
+            with _spill_file(folder) as file:
+                _write(file, memoryview(values), folder)
+                mapped = _map(file)
+            # A reader in another thread keeps the array that it began with.
+            self.binary_R = _binary(offsets, mapped, len(self.binary_R))
+            self.mapped = mapped
+
+
+class _Spilled:
+    """A column while it is written to a file."""
+
+    def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
+        self._folder, self._dtype = folder, dtype
+        self._file = _spill_file(folder)
+        self._lengths: list[NDArray[np.int64]] = []
+
+    def append(self, part: Ragged) -> None:
+        self._lengths.append(part.lengths_N)
+        _write(self._file, np.ascontiguousarray(part.values_V).data.cast("B"), self._folder)
+
+    def finish(self) -> _Column:
+        lengths_R = np.concatenate(self._lengths)
+        ends = np.concatenate(([0], np.cumsum(lengths_R * self._dtype.itemsize)))
+        mapped = _map(self._file) if ends[-1] else None
+        return _Column(_binary(pa.py_buffer(ends), mapped, len(lengths_R)), self._dtype, mapped)
+
+    def close(self) -> None:
+        """Close the file; what is mapped stays."""
+        self._file.close()
+
+
+class BlockWriter:
+    """A block while its units are decoded, one after the other."""
+
+    def __init__(self, memory: "BlockMemory") -> None:
+        self._memory = memory
+        self._parts: dict[str, list[Ragged]] = {}
+        self._spilled: dict[str, _Spilled] = {}
+        self._held_bytes = 0
+        self.unit_bytes = 0
+        """The largest unit."""
+
+    def append(self, columns: Mapping[str, Ragged]) -> None:
+        """Add the records of a unit, each column of as many; the first unit has all columns."""
+        size_bytes = sum(c.values_V.nbytes + c.offsets.nbytes for c in columns.values())
+        self.unit_bytes = max(self.unit_bytes, size_bytes)
+        for name, column in columns.items():
+            self._parts.setdefault(name, []).append(column)
+        self._held_bytes += size_bytes
+        if self._spilled or not self._memory.has_room(self._held_bytes):
+            self._write_out()
+
+    def finish(self) -> HeldBlock:
+        """Return the block."""
+        if self._spilled:
+            return HeldBlock({name: column.finish() for name, column in self._spilled.items()})
+        types = {name: parts[0].values_V.dtype for name, parts in self._parts.items()}
+        return HeldBlock(
+            {
+                name: _Column(as_binary(drained(parts, types[name])), types[name])
+                for name, parts in self._parts.items()
+            }
+        )
+
+    def close(self) -> None:
+        """Let go of the files that are not part of a block."""
+        for column in self._spilled.values():
+            column.close()
+
+    def _write_out(self) -> None:
+        for name, parts in self._parts.items():
+            for part in parts:
+                if name not in self._spilled:
+                    self._spilled[name] = _Spilled(self._memory.folder, part.values_V.dtype)
+                self._spilled[name].append(part)
+            parts.clear()
+        self._held_bytes = 0
+
+
+class BlockMemory:
+    """The budget that the blocks of all sources of a process share. Safe to use from several threads."""
+
+    def __init__(self, limit_bytes: int | None = None, folder: Path | None = None) -> None:
+        """Hold blocks within a limit.
+
+        Args:
+            limit_bytes: What blocks, and decoding them, may take; ``None`` for any amount.
+            folder: Where blocks lie that do not fit; by default ``TMPDIR``, else ``/var/tmp``.
+        """
+        self.limit_bytes = limit_bytes
+        self.folder = folder or Path(os.environ.get("TMPDIR") or _FOLDER)
+        self._changed = threading.Condition()
+        self._held: dict[int, weakref.ref[HeldBlock]] = {}
+        """Blocks, the oldest first."""
+        self._decodings = self._unit_bytes = self._others_bytes = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """What blocks take, what is thought to be needed by decodings, and what was said of others."""
+        with self._changed:
+            return self._used()
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Return whether one more block may lie in memory."""
+        with self._changed:
+            return self.limit_bytes is None or self._used() + size_bytes <= self.limit_bytes
+
+    def set_others(self, size_bytes: int) -> None:
+        """Say what else the process holds of samples: so much less is left for blocks."""
+        with self._changed:
+            self._others_bytes = size_bytes
+        self._make_room()
+
+    @contextmanager
+    def writing(self) -> Iterator[BlockWriter]:
+        """Give a writer of a block once there is room to decode a unit as large as the largest so far."""
+        with self._changed:
+            self._changed.wait_for(self.may_decode, _WAIT_S)
+            self._decodings += 1
+        writer = BlockWriter(self)
+        try:
+            self._make_room()
+            yield writer
+        finally:
+            writer.close()
+            with self._changed:
+                self._decodings -= 1
+                self._unit_bytes = max(self._unit_bytes, writer.unit_bytes)
+                self._changed.notify_all()
+            if self.limit_bytes is not None:
+                pa.default_memory_pool().release_unused()
+
+    def hold(self, block: HeldBlock) -> HeldBlock:
+        """Count what a block takes, until nobody refers to it, and return it."""
+        with self._changed:
+            self._held[id(block)] = weakref.ref(block)
+        weakref.finalize(block, self._forget, id(block)).atexit = False
+        self._make_room()
+        return block
+
+    def _forget(self, key: int) -> None:
+        with self._changed:
+            self._held.pop(key, None)
+
+    def _used(self) -> int:
+        blocks = [block for ref in self._held.values() if (block := ref()) is not None]
+        decoding = self._decodings * _DECODING * self._unit_bytes
+        return sum(block.size_bytes for block in blocks) + decoding + self._others_bytes
+
+    def may_decode(self) -> bool:
+        """Return whether there is room for one more decoding."""
+        # A single one goes on whatever it takes; half of the budget stays for what is read again and again.
+        wanted = (self._decodings + 1) * _DECODING * self._unit_bytes
+        return not self._decodings or self.limit_bytes is None or wanted <= self.limit_bytes // 2
+
+    def _make_room(self) -> None:
+        """Move blocks to files, the oldest first, until all is within the limit."""
+        while (block := self._too_much()) is not None:
+            block.move_to(self.folder)
+
+    def _too_much(self) -> HeldBlock | None:
+        """Return a block that must leave memory."""
+        with self._changed:
+            if self.limit_bytes is None or self._used() <= self.limit_bytes:
+                return None
+            blocks = (ref() for ref in self._held.values())
+            return next((b for b in blocks if b is not None and b.is_in_memory), None)
+
+
+def _binary(offsets: pa.Buffer, mapped: mmap.mmap | None, count: int) -> pa.LargeBinaryArray:
+    values = pa.py_buffer(b"" if mapped is None else mapped)
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), count, [None, offsets, values])
+
+
+def _spill_file(folder: Path) -> IO[bytes]:
+    """Open a file without a name: it ends with the last process that has it, however that ends."""
+    try:
+        file: IO[bytes] = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+    except OSError as error:
+        raise _refused(folder, error) from error
+    return file
+
+
+def _write(file: IO[bytes], data: memoryview, folder: Path) -> None:
+    try:
+        while len(data):
+            data = data[file.write(data) :]
+    except OSError as error:
+        raise _refused(folder, error) from error
+
+
+def _refused(folder: Path, error: OSError) -> UnavailableError:
+    return UnavailableError(
+        f"{folder}: a decoded block that is over loader.memory cannot be written there: {error.strerror or error}; "
+        "make room, name another folder in loader.spill, or raise loader.memory"
+    )
+
+
+def _map(file: IO[bytes]) -> mmap.mmap:
+    # Nobody else has the file, so it cannot be cut short under the map.
+    return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)

@@ -1,0 +1,1 @@
+"""Records to samples: what a source's ``transforms`` do to whole batches of them."""

@@ -1,0 +1,56 @@
+"""Transforms of samples by their lengths: cut them off, or leave them out."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.base.ragged import Ragged, gather_ranges
+from omniload.mix.columns import COLUMNS, LOSS_MASK
+from omniload.mix.schema.transforms import ClampTransform, FilterTransform
+from omniload.source.transforms.samples import Samples
+
+__all__ = ["clamped", "filtered"]
+
+
+def clamped(samples: Samples, config: ClampTransform) -> Samples:
+    """Return the first tokens of each sample."""
+    lengths_N = samples.tokens.lengths_N
+    return _shortened(samples, np.minimum(lengths_N, config.tokens))
+
+
+def filtered(samples: Samples, config: FilterTransform) -> Samples:
+    """Return the samples with those empty that are left out."""
+    lengths_N = samples.tokens.lengths_N
+    kept_N = (lengths_N >= config.min_tokens) & (lengths_N <= config.max_tokens)
+    if config.min_trained_tokens:
+        mask = samples.others.get(LOSS_MASK)
+        trained_N = lengths_N if mask is None else _sums(mask)
+        kept_N &= trained_N >= config.min_trained_tokens
+    return _shortened(samples, np.where(kept_N, lengths_N, 0))
+
+
+def _sums(mask: Ragged) -> NDArray[np.int64]:
+    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(mask.values_V, dtype=np.int64)))
+    return before[mask.offsets[1:]] - before[mask.offsets[:-1]]
+
+
+def _shortened(samples: Samples, lengths_N: NDArray[np.int64]) -> Samples:
+    """Cut the tokens of each sample, and what is aligned with them, to so many."""
+    if np.array_equal(lengths_N, samples.tokens.lengths_N):
+        return samples
+
+    def cut(column: Ragged) -> Ragged:
+        starts_N = column.offsets[:-1]
+        values, offsets = gather_ranges(
+            np.ascontiguousarray(column.values_V), starts_N, starts_N + lengths_N
+        )
+        return Ragged(values_V=values, offsets=offsets)
+
+    return Samples(
+        tokens=cut(samples.tokens),
+        others={
+            name: cut(column) if COLUMNS[name].aligned else column
+            for name, column in samples.others.items()
+        },
+        bad_N=samples.bad_N,
+        reason=samples.reason,
+    )

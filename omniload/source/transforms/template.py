@@ -1,0 +1,225 @@
+"""Chat templates: a conversation to text, and where in it the assistant speaks.
+
+Templates are programs of strangers: Jinja's immutable sandbox runs them, with the names that
+``transformers`` defines for them and no others.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.extras import missing_extra
+from omniload.base.reading import read_small_file
+
+__all__ = ["BadConversationError", "ChatTemplate", "Rendered", "TemplateFiles", "read_template"]
+
+_LARGEST_BYTES = 16 << 20
+_BEGIN, _END = "\ufdd0", "\ufdd1"
+"""Mark a generation block while a template runs: noncharacters, which no text may hold."""
+_ASSISTANT = "assistant"
+_BLOCK = re.compile(r"\{%[-+]?\s*generation\b")
+_SHOWN = 160
+
+
+class BadConversationError(IntegrityError):
+    """A record that is no conversation, or one that the template refuses; the message is a predicate of the record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """The text of a conversation."""
+
+    text: str
+    spans: Sequence[tuple[int, int]]
+    """First character of what the assistant says, and first behind it, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateFiles:
+    """A template as it was found."""
+
+    path: Path
+    source: str
+    tokens: Mapping[str, str]
+    """Special tokens by the names that templates know them by, such as ``eos_token``."""
+
+
+class ChatTemplate:
+    """A compiled template. Safe to use from several threads."""
+
+    def __init__(self, files: TemplateFiles, *, date: str | None = None) -> None:
+        """Compile.
+
+        Raises:
+            ConfigError: It is no template, or Jinja is not installed.
+        """
+        try:
+            jinja = import_module("omniload.source.transforms.jinja")
+        except ModuleNotFoundError as error:
+            raise missing_extra("a chat template", error, extra="chat") from None
+        self._errors: type[Exception] = jinja.TemplateError
+        self._files = files
+        env = jinja.environment(_BEGIN, _END)
+        if date is not None:
+            day = datetime.fromisoformat(date)
+            env.globals["strftime_now"] = day.strftime
+        try:
+            self._template = env.from_string(files.source)
+        except self._errors as error:
+            raise ConfigError(
+                f"{files.path}: is no chat template: {error}; name another under transforms.template"
+            ) from error
+        self._marks = bool(_BLOCK.search(files.source))
+
+    def render(self, record: str, *, wants_spans: bool) -> Rendered:
+        """Return the text of a conversation.
+
+        Args:
+            record: JSON: a list of messages, or an object that holds one.
+            wants_spans: Whether to find what the assistant says; it costs a rendering a turn where the
+                template has no generation blocks.
+
+        Raises:
+            BadConversationError: It is no conversation, or the template refuses it.
+        """
+        variables = _variables(record)
+        if _BEGIN in record or _END in record:
+            raise BadConversationError("holds a noncharacter (U+FDD0 or U+FDD1); take it out")
+        marked = self._rendered(variables, variables["messages"])
+        if _BEGIN in marked:
+            return _unmarked(marked)
+        spans = self._spans(variables, marked) if wants_spans and not self._marks else []
+        return Rendered(marked, spans)
+
+    def _spans(self, variables: dict[str, Any], text: str) -> list[tuple[int, int]]:
+        """Return what each turn of the assistant adds behind the prompt for it."""
+        messages, spans = variables["messages"], []
+        for i, message in enumerate(messages):
+            if message.get("role") != _ASSISTANT:
+                continue
+            prompt = self._rendered(variables, messages[:i], prompts=True)
+            through = self._rendered(variables, messages[: i + 1])
+            if not (through.startswith(prompt) and text.startswith(through)):
+                raise BadConversationError(
+                    f"message {i}: what the assistant says cannot be told from what the template adds: its text "
+                    f"depends on later messages; put {{% generation %}} blocks into {self._files.path.name}, or "
+                    "set loss: all"
+                )
+            spans.append((len(prompt), len(through)))
+        return spans
+
+    def _rendered(
+        self, variables: dict[str, Any], messages: list[Any], *, prompts: bool = False
+    ) -> str:
+        context = {**self._files.tokens, **variables, "messages": messages}
+        try:
+            return str(self._template.render(context, add_generation_prompt=prompts))
+        except (self._errors, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise BadConversationError(
+                f"the template {self._files.path.name} refuses it: {type(error).__name__}: {error!s:.{_SHOWN}}"
+            ) from error
+
+
+def _variables(record: str) -> dict[str, Any]:
+    """Return what a template is given of a record.
+
+    Raises:
+        BadConversationError: It is no list of messages.
+    """
+    try:
+        value = orjson.loads(record)
+    except orjson.JSONDecodeError as error:
+        raise BadConversationError(f"is no JSON: {error}") from error
+    given = value if isinstance(value, dict) else {"messages": value}
+    messages = given.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise BadConversationError(
+            f"holds {json.dumps(value):.{_SHOWN}}, not a list of messages with role and content"
+        )
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise BadConversationError(
+                f"message {i} is {json.dumps(message):.{_SHOWN}}, not an object with a role and content"
+            )
+    return {
+        "messages": messages,
+        "tools": given.get("tools"),
+        "documents": given.get("documents"),
+    }
+
+
+def _unmarked(marked: str) -> Rendered:
+    """Take the marks out, and say where they stood; a block within another counts as a part of it."""
+    parts: list[str] = []
+    spans: list[tuple[int, int]] = []
+    at = depth = begin = 0
+    for piece in marked.split(_BEGIN):
+        for i, text in enumerate(piece.split(_END)):
+            if i:
+                depth -= 1
+                if depth == 0 and at > begin:
+                    spans.append((begin, at))
+            parts.append(text)
+            at += len(text)
+        if depth == 0:
+            begin = at
+        depth += 1
+    return Rendered("".join(parts), spans)
+
+
+def read_template(template: Path | None, beside: Path) -> TemplateFiles:
+    """Find a template and the special tokens it uses.
+
+    Args:
+        template: The file that the mix names; ``None`` looks for one in ``beside``.
+        beside: Folder of the tokenizer.
+
+    Raises:
+        ConfigError: There is none, or a file is damaged.
+    """
+    config = _settings(beside / "tokenizer_config.json")
+    tokens = {
+        key: value["content"] if isinstance(value, dict) else value
+        for found in (_settings(beside / "special_tokens_map.json"), config)
+        for key, value in found.items()
+        if key.endswith("_token")
+        and isinstance(value["content"] if isinstance(value, dict) else value, str)
+    }
+    jinja = beside / "chat_template.jinja"
+    path = template or (jinja if jinja.exists() else None)
+    if path is not None:
+        held = read_small_file(path, most_bytes=_LARGEST_BYTES, what="a chat template")
+        try:
+            return TemplateFiles(path=path, source=held.decode(), tokens=tokens)
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: is not UTF-8: {error}") from error
+    named = config.get("chat_template")
+    if isinstance(named, list):
+        named = next((e.get("template") for e in named if e.get("name") == "default"), None)
+    if not isinstance(named, str):
+        raise ConfigError(
+            f"{beside}: has no chat_template.jinja, and no chat_template in tokenizer_config.json; name a file under "
+            "template of the transform"
+        )
+    return TemplateFiles(path=beside / "tokenizer_config.json", source=named, tokens=tokens)
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    held = read_small_file(path, most_bytes=_LARGEST_BYTES, what="the settings of a tokenizer")
+    try:
+        value = orjson.loads(held)
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: holds a {type(value).__name__}, not an object")
+    return value
