@@ -7,11 +7,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from trainer_integration.loader.balancing import token_mean
     from trainer_integration.loader.data_loader import DataLoader
+    from trainer_integration.loader.shared.dataset import SharedDataset
 
-__all__ = ["DataLoader"]
+__all__ = ["DataLoader", "SharedDataset", "token_mean"]
 
-_PLACES = {"DataLoader": "trainer_integration.loader.data_loader"}
+_PLACES = {
+    "DataLoader": "trainer_integration.loader.data_loader",
+    "SharedDataset": "trainer_integration.loader.shared.dataset",
+    "token_mean": "trainer_integration.loader.balancing",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -6,21 +6,25 @@ from typing import Any, cast
 
 import click
 import orjson
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from typing_extensions import override
 
-from omniload.base.errors import OmniloadError
+from omniload.actors.status_file import PlaneStatus, read_status
+from omniload.base.errors import OmniloadError, StateError
+from omniload.commands.top import once_option, roles_table, watch_until_interrupted
 from trainer_integration.config import load_train
 from trainer_integration.report.display import RunDisplay, print_proof, print_summary
 from trainer_integration.report.proof import Proof, prove
 from trainer_integration.report.report import read_finished, write_report
+from trainer_integration.report.watching import run_line, run_now
 from trainer_integration.run.launch import Launcher
 from trainer_integration.run.resuming import Resume
 
 __all__ = ["command"]
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
+_FOLDER = click.Path(file_okay=False, path_type=Path)
 _RUN = click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 
 
@@ -138,6 +142,96 @@ def show(run: Path, as_json: bool, html: bool) -> None:
     print_summary(console, finished.summary)
     if finished.proof is not None:
         print_proof(console, finished.proof)
+
+
+@command.command("watch")
+@_RUN
+@once_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def watch(run: Path, once: bool, as_json: bool) -> None:
+    """Watch RUN, a run's folder or its training file, as it goes on.
+
+    The last step, its loss and waits, the last checkpoint, and what every role of the data plane
+    does. Ctrl-C ends the view, not the run.
+
+    \b
+    Example:
+      omniload train watch demo/run
+      omniload train watch demo/run --once --json
+    """  # noqa: D301 -- click's own marker
+    folder = _folder_of(run)
+    if as_json:
+        plane = _plane_of(folder)
+        content = {
+            "run": run_now(folder).to_json(),
+            "plane": None if plane is None else plane.model_dump(mode="json"),
+        }
+        click.echo(orjson.dumps(content, option=orjson.OPT_INDENT_2).decode())
+        return
+    watch_until_interrupted(lambda: _view_of(folder), once=once)
+
+
+def _view_of(folder: Path) -> RenderableType:
+    plane = _plane_of(folder)
+    roles = "no data plane is up" if plane is None else roles_table(plane)
+    return Group(run_line(run_now(folder)), roles)
+
+
+def _plane_of(folder: Path) -> PlaneStatus | None:
+    try:
+        return read_status(folder)
+    except StateError:
+        return None  # before the plane is up, and of an older release
+
+
+@command.command("export")
+@_RUN
+@click.argument("folder", type=_FOLDER)
+@click.option("--step", type=click.IntRange(min=0), help="Checkpoint; the newest by default.")
+def export(run: Path, folder: Path, step: int | None) -> None:
+    """Write the model of RUN to FOLDER as Hugging Face's Mixtral.
+
+    \b
+    Example:
+      omniload train export demo/run model
+    """  # noqa: D301 -- click's own marker
+    from trainer_integration.export.files import write_mixtral  # noqa: PLC0415 -- torch takes seconds
+    from trainer_integration.export.from_run import model_of_run  # noqa: PLC0415
+
+    found = model_of_run(_folder_of(run), _checkpoints_of(run), step)
+    write_mixtral(found.model, folder, longest=found.mix.pack.length)
+    click.echo(f"step {found.step}: {folder.resolve()}")
+
+
+@command.command("sample")
+@_RUN
+@click.option("--prompt", required=True, help="Text to go on from.")
+@click.option("--tokens", type=click.IntRange(1, 100_000), default=50, show_default=True)
+@click.option("--temperature", type=click.FloatRange(0, 100), default=1.0, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--step", type=click.IntRange(min=0), help="Checkpoint; the newest by default.")
+def sample(
+    run: Path, prompt: str, tokens: int, temperature: float, seed: int, step: int | None
+) -> None:
+    """Print text as the model of RUN goes on from a prompt.
+
+    \b
+    Example:
+      omniload train sample demo/run --prompt "def main("
+    """  # noqa: D301 -- click's own marker
+    from trainer_integration.export.from_run import model_of_run  # noqa: PLC0415 -- torch takes seconds
+    from trainer_integration.export.sampling import continued_text  # noqa: PLC0415
+
+    found = model_of_run(_folder_of(run), _checkpoints_of(run), step)
+    click.echo(continued_text(found, prompt, tokens, temperature=temperature, seed=seed))
+
+
+def _checkpoints_of(run: Path) -> str:
+    """Return where the checkpoints of a run are; its folder alone has them within."""
+    if run.is_dir():
+        return str(run / "checkpoints")
+    train, folder = load_train(run)
+    return train.checkpoint_location(folder)
 
 
 def _folder_of(run: Path) -> Path:

@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 
 from omniload.base.config import StrictModel, fault_at, load_yaml
 from omniload.mix.config import LARGEST_STEP
-from trainer_integration.moe.config import MoEConfig, MoEShape
+from omniload.plan.place_tree import ClientPlaceTree
+from trainer_integration.moe.config import MoEConfig, MoEShape, heads_fault
 
 __all__ = ["CheckpointConfig", "OptimizerConfig", "ParallelConfig", "TrainConfig", "load_train"]
 
@@ -20,18 +21,32 @@ class ParallelConfig(StrictModel):
 
     dp: int = Field(default=1, ge=1, le=65_536)
     """Data-parallel ranks: each trains on its own microbatches, gradients are summed."""
+    sp: int = Field(default=1, ge=1, le=1024)
+    """Ranks that share the tokens (sequence parallelism) and the experts (expert parallelism) of every layer."""
+    pp: Literal[1] = 1
+    """Pipeline stages: reserved."""
+    transport: Literal["auto", "a2a", "ag_rs"] = "auto"
+    """How tokens come to experts of other ranks: each row alone (``a2a``), or all tokens to all (``ag_rs``).
+    ``auto`` takes the latter where a token has more experts than ``sp``, or than ``crossover`` says."""
+    crossover: int | None = Field(default=None, ge=0, le=4096)
+    """Most experts of a token up to which ``a2a`` is the faster, as ``omniload train crossover`` measures it."""
 
     @property
     def num_ranks(self) -> int:
         """Processes of the run."""
-        return self.dp
+        return self.dp * self.sp
 
 
 class OptimizerConfig(StrictModel):
-    """AdamW with linear warm-up, then a cosine down to a share of the peak."""
+    """AdamW with linear warm-up, then a schedule down to a share of the peak."""
 
     lr: float = Field(default=1e-3, gt=0, le=1e6, allow_inf_nan=False)
     """Peak learning rate."""
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """After warm-up: down by a cosine, in a straight line, not at all, or (warmup-stable-decay) in a straight
+    line over the last ``decay_steps``."""
+    decay_steps: int | None = Field(default=None, ge=1, le=LARGEST_STEP)
+    """Of ``wsd``; default: a tenth of the run."""
     final_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     """Learning rate of the last step over the peak."""
     warmup_steps: int = Field(default=10, ge=0, le=LARGEST_STEP)
@@ -76,6 +91,10 @@ class TrainConfig(StrictModel):
     """Steps of the whole run, restarts included."""
     parallel: ParallelConfig = ParallelConfig()
     """Processes."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """What the layers compute in; parameters, their gradients and the optimiser stay float32."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the model is: the CPU, or the GPU of each rank's number on its host."""
     model: MoEShape = MoEShape()
     """The model, but for its vocabulary."""
     vocab_size: int | None = Field(default=None, ge=2, le=1 << 24)
@@ -103,6 +122,16 @@ class TrainConfig(StrictModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _ranks_share_layers(self) -> Self:
+        sp, model = self.parallel.sp, self.model
+        fault = heads_fault(model.num_heads, model.num_kv_heads, sp)
+        if fault is None and model.groups % sp:
+            fault = f"expert_groups (by default num_experts) is {model.groups}, not a multiple of sp {sp}"
+        if fault is not None:
+            raise fault_at(f"{fault}; change the model or parallel.sp", *("parallel", "sp"))
+        return self
+
     def moe(self, tokenizer_vocab_size: int | None = None) -> MoEConfig:
         """Return the model with its vocabulary.
 
@@ -121,6 +150,11 @@ class TrainConfig(StrictModel):
                 f"vocab_size is {size}, less than the tokenizer's {tokenizer_vocab_size}; raise it"
             )
         return MoEConfig.of(self.model, size)
+
+    @property
+    def place_tree(self) -> ClientPlaceTree:
+        """The ranks as the data plane knows them: those that share layers take slices of the same rows."""
+        return ClientPlaceTree.of(dp=self.parallel.dp, cp=self.parallel.sp)
 
     def mix_file(self, folder: Path) -> Path:
         """Return the mix file, ``folder`` being that of the training file."""

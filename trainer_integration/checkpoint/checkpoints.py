@@ -53,9 +53,11 @@ from trainer_integration.checkpoint.tensors import (
     set_optimizer,
     tensors_of,
 )
+from trainer_integration.moe.parallel.process_groups import ProcessGroups
 
 __all__ = ["Checkpoints"]
 
+_ALONE = ProcessGroups()
 _PARTIAL_SUFFIX = ".partial"
 
 _log = get_logger(__name__)
@@ -73,15 +75,15 @@ class Checkpoints:
         model_config: Mapping[str, Json],
         *,
         keep: int = 3,
-        group: dist.ProcessGroup | None = None,
+        groups: ProcessGroups = _ALONE,
     ) -> None:
-        """Use ``folder``, shared by all ranks of ``group``; ``model_config`` must not change."""
+        """Use ``folder``, shared by all ranks of ``groups``; ``model_config`` must not change."""
         self.folder = folder
         self._model_config = dict(model_config)
         self._keep = keep
-        self._group = group
-        self._rank = 0 if group is None else dist.get_rank(group)
-        self._world_size = 1 if group is None else dist.get_world_size(group)
+        self._groups, self._group = groups, groups.world
+        self._rank = 0 if groups.world is None else dist.get_rank(groups.world)
+        self._world_size = 1 if groups.world is None else dist.get_world_size(groups.world)
 
     def save(
         self,
@@ -111,7 +113,7 @@ class Checkpoints:
             raise StateError(f"{final} exists already; resume from it, or move it away")
         if not optimizer.state:
             raise StateError(f"the optimiser has no state at step {step}; save after a step")
-        tensors = tensors_of(model, optimizer)
+        tensors = tensors_of(model, optimizer, self._groups)
         need = sum(tensor.nbytes for tensor in tensors.values())
         if self._rank == 0:
             self._sweep()
@@ -172,7 +174,7 @@ class Checkpoints:
         assert isinstance(saved, dict), "the digest of meta.json fits, so its form does"
         require_same_model(path, saved, self._model_config)
         self._verify(path, meta)
-        tensors = tensors_of(model, optimizer)
+        tensors = tensors_of(model, optimizer, self._groups)
         with own_errors(str(path), "resume from an earlier checkpoint"):
             dcp_load(
                 tensors,

@@ -28,9 +28,11 @@ from trainer_integration.checkpoint.tensors import (
     set_optimizer,
     tensors_of,
 )
+from trainer_integration.moe.parallel.process_groups import ProcessGroups
 
 __all__ = ["StripedCheckpoints"]
 
+_ALONE = ProcessGroups()
 _LOG = get_logger(__name__)
 
 
@@ -43,14 +45,14 @@ class StripedCheckpoints:
         model_config: Mapping[str, Json],
         *,
         keep: int = 3,
-        group: dist.ProcessGroup | None = None,
+        groups: ProcessGroups = _ALONE,
     ) -> None:
-        """Use ``place``, which all ranks of ``group`` open; ``model_config`` must not change."""
+        """Use ``place``, which all ranks of ``groups`` open; ``model_config`` must not change."""
         self._place = place
         self._model_config = dict(model_config)
         self._keep = keep
-        self._group = group
-        self._rank = 0 if group is None else dist.get_rank(group)
+        self._groups, self._group = groups, groups.world
+        self._rank = 0 if groups.world is None else dist.get_rank(groups.world)
 
     def save(
         self,
@@ -84,7 +86,7 @@ class StripedCheckpoints:
             "model": self._model_config,
             "loader": dict(loader_state),
         }
-        path, tensors = self._place.path_of(step), tensors_of(model, optimizer)
+        path, tensors = self._place.path_of(step), tensors_of(model, optimizer, self._groups)
         try:
             save_striped(tensors, self._place.files, path, self._group, about=about)
         except NoRoomError:
@@ -129,7 +131,7 @@ class StripedCheckpoints:
         location = location_of(self._place.files, path)
         require_same_model(location, about.get("model", {}), self._model_config)
         loader_state = self._place.loader_state_of(step)
-        tensors = tensors_of(model, optimizer)
+        tensors = tensors_of(model, optimizer, self._groups)
         load_striped(tensors, self._place.files, path, self._group)
         set_optimizer(model, optimizer, tensors)
         return Restored(step=step, loader_state=loader_state)

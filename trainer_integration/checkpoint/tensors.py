@@ -11,12 +11,16 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from omniload.base.errors import StateError
 from omniload.base.state import Json, JsonObject
+from trainer_integration.moe.model import is_of_experts
+from trainer_integration.moe.parallel.process_groups import ProcessGroups
 
 __all__ = ["Restored", "require_same_model", "set_optimizer", "tensors_of"]
 
+_ALONE = ProcessGroups()
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -30,18 +34,32 @@ class Restored:
     """State of the data plane at that step."""
 
 
-def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return all tensors by name. The optimiser's other settings come from configuration."""
+def tensors_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer, groups: ProcessGroups = _ALONE
+) -> dict[str, Tensor]:
+    """Return all tensors by name. The optimiser's other settings come from configuration.
+
+    Experts that ranks share out are shards of all experts: a checkpoint does not depend on who held which.
+    """
     # A fresh optimiser makes its state here, and refuses to while gradients exist.
     optimizer.zero_grad(set_to_none=True)
     of_model, of_optimizer = _flat_states(model, optimizer)
-    return {
+    tensors = {
         **{f"model.{name}": value for name, value in of_model.items()},
         **{
             f"optimizer.{name}": value
             for name, value in of_optimizer.items()
             if isinstance(value, Tensor)
         },
+    }
+    if groups.mesh is None or groups.sp.size == 1:
+        return tensors
+    placements = (Replicate(), Shard(0))
+    return {
+        name: DTensor.from_local(value, groups.mesh, placements, run_check=False)
+        if is_of_experts(name) and value.ndim
+        else value
+        for name, value in tensors.items()
     }
 
 
@@ -50,8 +68,13 @@ def set_optimizer(
 ) -> None:
     """Give the optimiser the state that was loaded into ``tensors``."""
     _, state = _flat_states(model, optimizer)
-    loaded = {name: tensors.get(f"optimizer.{name}", value) for name, value in state.items()}
+    loaded = {name: _held(tensors.get(f"optimizer.{name}", value)) for name, value in state.items()}
     set_optimizer_state_dict(model, optimizer, loaded, options=_FLAT)
+
+
+def _held(value: Any) -> Any:  # noqa: ANN401 -- settings of the optimiser are of any type
+    """Return what this rank holds of a tensor."""
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def require_same_model(path: object, saved: Mapping[str, Json], own: Mapping[str, Json]) -> None:

@@ -10,6 +10,7 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 from typing_extensions import TypeVar, override
 
 from omniload.base.errors import StateError
+from trainer_integration.loader.balancing import cost_batches
 from trainer_integration.loader.iterators import ManyProcesses, Noting, OneProcess
 from trainer_integration.loader.loader_state import LoaderState
 from trainer_integration.loader.mix_client import (
@@ -17,10 +18,10 @@ from trainer_integration.loader.mix_client import (
     is_mix,
     open_batches,
     refuse_loader,
-    refuse_unbuilt,
 )
 from trainer_integration.loader.progress import Progress
 from trainer_integration.loader.samplers import Anatomy, shape_of
+from trainer_integration.loader.shared.iterator import Share
 from trainer_integration.loader.ways import Ways
 
 __all__ = ["DataLoader"]
@@ -49,17 +50,19 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     """Whether a framework has made another loader of this one."""
     _live: "weakref.ref[Noting] | None" = None
     _ways = Ways()
+    _share: Share | None = None
 
     def __init__(self, dataset: Any, *args: Any, **keywords: Any) -> None:
         """Make a loader of torch's arguments, or of a mix and those of ``omniload.open``.
 
-        Beside torch's it takes ``workers``, ``"process"`` or ``"thread"``, and ``on_hang``, ``"raise"`` or
-        ``"replace"``.
+        Beside torch's it takes ``workers``, ``"process"`` or ``"thread"``; ``on_hang``, ``"raise"`` or
+        ``"replace"``; and ``share``, ``True`` or a name, for workers that the ranks of a machine have in common.
+        ``cost_fn`` gives the cost of an index, and deals each global batch evenly over the ranks of a
+        ``DistributedSampler``, as ``cost_counts`` says with ``"equal"`` counts or ``"free"``.
 
         Raises:
             ConfigError: The dataset is a loader, or keywords do not go together.
         """
-        refuse_unbuilt(keywords)
         refuse_loader(dataset)
         self._batches: MixBatches | None = None
         if is_mix(dataset):
@@ -68,8 +71,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             super().__init__(batches, batch_size=None, collate_fn=self._batches.form)
             return
         self._ways = Ways.taken_from(keywords)
+        cost_fn, counts = keywords.pop("cost_fn", None), keywords.pop("cost_counts", "equal")
         super().__init__(dataset, *args, **keywords)
         self._ways.check(self)
+        self._share = self._ways.joining()
+        if cost_fn is not None:
+            # torch forbids to set it from here on, and its arguments must show the user's sampler.
+            vars(self)["batch_sampler"] = cost_batches(self, cost_fn, counts)
 
     # Frameworks read the arguments from the signature.
     __init__.__signature__ = inspect.signature(torch.utils.data.DataLoader.__init__)  # type: ignore[attr-defined]
@@ -121,6 +129,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return self._batches is not None
 
     @property
+    def server_pid(self) -> int | None:
+        """The process that owns the workers which this rank shares, once it has joined them."""
+        return None if self._share is None else self._share.server_pid
+
+    @property
     def use_stateful_dataloader(self) -> bool:
         """Whether accelerate is to save the state of this loader itself: that of a mix, which it does not rebuild."""
         return self.is_mix
@@ -151,6 +164,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if self._batches is not None:
             self._batches.loader.close()
         self._end_kept_workers()
+        if self._share is not None:
+            self._share.close()
 
     def _end_kept_workers(self) -> None:
         if isinstance(self._iterator, ManyProcesses):

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from torch.utils.data.dataloader import (
 from typing_extensions import override
 
 from omniload.base.errors import UnavailableError
+from omniload.base.linux.parent_watch import end_with
 from trainer_integration.loader.hung_workers import StackPipes, show_stack_on_signal
 from trainer_integration.loader.progress import Progress
 from trainer_integration.loader.samples import Carried, CarryingCollate
@@ -70,10 +72,13 @@ class WorkerStart:
 
     def __init__(self, user: Any, progress: Progress, pipes: StackPipes | None) -> None:
         self._user, self._samples = user, progress.samples
+        self._parent = os.getpid()
         self._writers = None if pipes is None else pipes.writers
 
     def __call__(self, worker: int) -> None:
         """Begin in a worker."""
+        # torch looks for the parent after this, and by then takes who adopted the worker for it.
+        end_with(self._parent)
         if self._samples is not None:
             # get_worker_info() shows the user's dataset, not what it is wrapped in.
             object.__setattr__(get_worker_info(), "dataset", self._samples.dataset)
@@ -84,7 +89,7 @@ class WorkerStart:
 
 
 class Noting:
-    """What both iterators do beside torch's."""
+    """What all iterators do beside torch's."""
 
     _progress: Progress
     _moved: "DataLoader[Any] | None" = None
@@ -110,6 +115,17 @@ class Noting:
         self._seed = drawn if self._progress.seed is None else self._progress.seed
         self._progress.began(self._seed)
 
+    def __next__(self) -> Any:
+        if self._moved is not None:
+            self._here()
+        try:
+            batch = self._torchs_next()
+        except StopIteration:
+            self._progress.finished()
+            raise
+        self._gave()
+        return batch
+
     def _torchs_next(self: Any) -> Any:
         """Return torch's next batch, without a mark for a profiler where none runs: it costs more than the rest."""
         if self._dataset_kind == _DatasetKind.Iterable or _profiler_enabled():
@@ -124,10 +140,15 @@ class Noting:
         """Go to the place of a state that the loader was given meanwhile."""
         loader, self._moved = self._moved, None
         if loader is not None and loader._pending is not None:
-            self._begin_again(loader)
+            self._let_go()
+            self.__init__(loader)  # type: ignore[misc]
 
-    def _begin_again(self, loader: Any) -> None:
+    def _gave(self) -> None:
+        """Note that the trainer has one batch more."""
         raise NotImplementedError
+
+    def _let_go(self) -> None:
+        """End what makes batches ahead; nothing does, unless an iterator says otherwise."""
 
 
 class OneProcess(Noting, _SingleProcessDataLoaderIter):  # type: ignore[misc]
@@ -139,20 +160,8 @@ class OneProcess(Noting, _SingleProcessDataLoaderIter):  # type: ignore[misc]
         self._num_yielded = self._progress.batches_before
 
     @override
-    def __next__(self) -> Any:
-        if self._moved is not None:
-            self._here()
-        try:
-            batch = self._torchs_next()
-        except StopIteration:
-            self._progress.finished()
-            raise
+    def _gave(self) -> None:
         self._progress.gave(self._progress.order.epoch.tasks)
-        return batch
-
-    @override
-    def _begin_again(self, loader: Any) -> None:
-        self.__init__(loader)  # type: ignore[misc]
 
 
 class ManyProcesses(Noting, _MultiProcessingDataLoaderIter):  # type: ignore[misc]
@@ -174,8 +183,7 @@ class ManyProcesses(Noting, _MultiProcessingDataLoaderIter):  # type: ignore[mis
             replaced["collate_fn"] = CarryingCollate(collate, progress.samples)
         if loader.timeout > 0:
             pipes = StackPipes(self._context, loader.num_workers)
-        if progress.samples is not None or pipes is not None:
-            replaced["worker_init_fn"] = WorkerStart(loader.worker_init_fn, progress, pipes)
+        replaced["worker_init_fn"] = WorkerStart(loader.worker_init_fn, progress, pipes)
         super().__init__(Settings(loader, replaced))
         self._pipes_of = [pipes] * loader.num_workers
         if pipes is not None:
@@ -199,19 +207,11 @@ class ManyProcesses(Noting, _MultiProcessingDataLoaderIter):  # type: ignore[mis
         self._num_yielded = self._progress.batches_before
 
     @override
-    def __next__(self) -> Any:
-        if self._moved is not None:
-            self._here()
-        try:
-            batch = self._torchs_next()
-        except StopIteration:
-            self._progress.finished()
-            raise
+    def _gave(self) -> None:
         if self._in_order:
             self._progress.gave(self._rcvd_idx)
         else:
             self._progress.gave_any(self._task_info)
-        return batch
 
     @override
     def _process_data(self, data: Any, worker_idx: int) -> Any:
@@ -245,6 +245,5 @@ class ManyProcesses(Noting, _MultiProcessingDataLoaderIter):  # type: ignore[mis
         return f"worker {worker} (pid {pid}) has not given the batch{index}. Where it is:\n{stacks}"
 
     @override
-    def _begin_again(self, loader: Any) -> None:
+    def _let_go(self) -> None:
         self._shutdown_workers()
-        self.__init__(loader)  # type: ignore[misc]

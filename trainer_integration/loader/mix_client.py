@@ -13,13 +13,15 @@ from omniload.front.opening import open_mix
 from omniload.front.rows import TrainingBatch
 from omniload.mix.config import MixConfig
 
-__all__ = ["MixBatches", "as_it_is", "is_mix", "open_batches", "refuse_loader", "refuse_unbuilt"]
+__all__ = ["MixBatches", "as_it_is", "is_mix", "open_batches", "refuse_loader"]
 
 Mix = str | Path | Mapping[str, object] | MixConfig
 
-_UNBUILT = ("share", "cost_fn")
 _TORCHS = {
     "workers": "the data plane has workers of its own",
+    "cost_fn": "balance: in the mix evens out the ranks",
+    "cost_counts": "balance: in the mix evens out the ranks",
+    "share": "the data plane makes each sample once for all ranks",
     "on_hang": "the data plane replaces what hangs by itself",
     "batch_size": "batch.tokens of the mix sets how much a batch holds",
     "shuffle": "the mix orders its samples, by its seed",
@@ -87,17 +89,6 @@ def open_batches(mix: Mix, positional: tuple[Any, ...], keywords: dict[str, Any]
             )
     form = keywords.pop("collate_fn", None) or as_it_is
     return MixBatches(open_mix(mix, **keywords), form, keywords.get("steps"))
-
-
-def refuse_unbuilt(keywords: Mapping[str, object]) -> None:
-    """Refuse keywords that are planned, and do nothing yet.
-
-    Raises:
-        ConfigError: One of them is given.
-    """
-    for name in _UNBUILT:
-        if name in keywords:
-            raise ConfigError(f"{name}={keywords[name]!r:.60} is not there yet; leave it out")
 
 
 def refuse_loader(dataset: object) -> None:

@@ -17,6 +17,7 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from omniload.base.errors import StateError
 from omniload.base.state import Json, JsonObject
+from trainer_integration.loader.balancing import CostBatches
 from trainer_integration.loader.random_state import Ambient
 
 __all__ = ["Anatomy", "is_stateful", "shape_of"]
@@ -24,6 +25,7 @@ __all__ = ["Anatomy", "is_stateful", "shape_of"]
 _DRAWS = {RandomSampler, SubsetRandomSampler, WeightedRandomSampler}
 _KNOWN = {
     BatchSampler,
+    CostBatches,
     DistributedSampler,
     SequentialSampler,
     _InfiniteConstantSampler,
@@ -107,6 +109,8 @@ class Anatomy:
         if not self.known or len(self.parts) > 2:
             return None
         inner, outer = self.parts[-1], self.parts[0]
+        if type(outer) is CostBatches:
+            return outer.after(batches)
         if len(self.parts) == 1:
             return _skipped(inner, batches)
         rest = _skipped(inner, batches * outer.batch_size)

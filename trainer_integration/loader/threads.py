@@ -167,21 +167,12 @@ class ManyThreads(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
         )
 
     @override
-    def __next__(self) -> Any:
-        if self._moved is not None:
-            self._here()
-        try:
-            batch = self._torchs_next()
-        except StopIteration:
-            self._progress.finished()
-            raise
+    def _gave(self) -> None:
         self._progress.gave(self._given)
-        return batch
 
     @override
-    def _begin_again(self, loader: Any) -> None:
+    def _let_go(self) -> None:
         self._end()
-        self.__init__(loader)  # type: ignore[misc]
 
 
 def _pinned(make: Callable[[Any], Any]) -> Callable[[Any], Any]:

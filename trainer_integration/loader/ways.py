@@ -1,6 +1,7 @@
 """The keywords that a loader takes beside torch's: who makes the batches, and what becomes of a worker that hangs."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -10,11 +11,17 @@ from torch.utils.data.dataloader import _DatasetKind
 from omniload.base.errors import ConfigError
 from trainer_integration.loader.iterators import ManyProcesses, Noting
 from trainer_integration.loader.replacing import Replacing
+from trainer_integration.loader.shared.iterator import Share, Shared
 from trainer_integration.loader.threads import ManyThreads
 
 __all__ = ["Ways"]
 
-_CHOICES = {"workers": ("process", "thread"), "on_hang": ("raise", "replace")}
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "workers": ("process", "thread"),
+    "on_hang": ("raise", "replace"),
+}
+_MOST_RANKS = 64
+"""Of one machine that bring workers to a group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +30,7 @@ class Ways:
 
     workers: str = "process"
     on_hang: str = "raise"
+    share: bool | str = False
 
     @classmethod
     def taken_from(cls, keywords: dict[str, Any]) -> Self:
@@ -37,7 +45,12 @@ class Ways:
                 raise ConfigError(
                     f"{name}={value!r:.60} is not one of {list(_CHOICES[name])}; choose one"
                 )
-        return cls(**taken)
+        share = keywords.pop("share", False)
+        if not isinstance(share, bool | str) or share == "":
+            raise ConfigError(
+                f"share={share!r:.60} is no name, nor True or False; give each loader that shares a name of its own"
+            )
+        return cls(**taken, share=share)
 
     def check(self, loader: Any) -> None:
         """Refuse what does not go together.
@@ -47,13 +60,18 @@ class Ways:
         """
         if self == Ways():
             return
-        asked = f"workers={self.workers!r}" if self.workers != "process" else "on_hang='replace'"
+        given = {"workers": "process", "on_hang": "raise", "share": False}
+        asked = ", ".join(
+            f"{name}={value!r}" for name, value in vars(self).items() if value != given[name]
+        )
         piped = isinstance(loader.dataset, IterDataPipe | MapDataPipe)
         if piped or loader._dataset_kind == _DatasetKind.Iterable:
             raise ConfigError(
                 f"{asked} is for map datasets, found the {'pipe' if piped else 'iterable dataset'} "
                 f"{type(loader.dataset).__name__}; leave it out"
             )
+        if self.share:
+            self._check_share(loader, asked)
         if self.on_hang != "replace":
             return
         if self.workers == "thread":
@@ -66,9 +84,32 @@ class Ways:
                 f"timeout={loader.timeout} and in_order={loader.in_order}; set timeout= to what a batch may take"
             )
 
+    def joining(self, environment: Mapping[str, str] = os.environ) -> Share | None:
+        """Return the loader's part in the group of its machine, where it shares."""
+        if not self.share:
+            return None
+        found = (
+            environment.get("LOCAL_WORLD_SIZE") or environment.get("SLURM_NTASKS_PER_NODE") or ""
+        )
+        ranks = int(found) if found.isascii() and found.isdigit() else 1
+        return Share(self.share, max(1, min(ranks, _MOST_RANKS)))
+
+    def _check_share(self, loader: Any, asked: str) -> None:
+        if (self.workers, self.on_hang) != ("process", "raise"):
+            raise ConfigError(
+                f"{asked} do not go together: shared workers are processes, replaced where they end; give share= alone"
+            )
+        if not (loader.num_workers and loader.in_order):
+            raise ConfigError(
+                f"share={self.share!r} needs workers and order, found num_workers={loader.num_workers} and "
+                f"in_order={loader.in_order}; set num_workers= to those that each rank brings"
+            )
+
     @property
     def kind(self) -> Callable[[Any], Noting]:
         """The iterator of such a loader, where there are workers."""
+        if self.share:
+            return Shared
         if self.workers == "thread":
             return ManyThreads
         return Replacing if self.on_hang == "replace" else ManyProcesses

@@ -8,10 +8,14 @@ Shape suffixes:
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
 from typing_extensions import override
 
 from trainer_integration.moe.config import MoEShape
 from trainer_integration.moe.documents import DocumentGroups
+from trainer_integration.moe.inputs import ModelInputs
+from trainer_integration.moe.parallel.collectives import ALONE, Peers
+from trainer_integration.moe.parallel.sp_attention import to_heads, to_tokens
 from trainer_integration.moe.rope import Rotation
 
 __all__ = ["Attention", "attend"]
@@ -33,6 +37,8 @@ def attend(qkv_NXC: Tensor, documents: DocumentGroups, num_heads: int) -> Tensor
     """
     padded_PXC = documents.pad(qkv_NXC)
     num_kv_heads = (padded_PXC.shape[1] - num_heads) // 2
+    if documents.varlen:
+        return documents.unpad(_attend_varlen(padded_PXC, documents, num_heads))
     sizes = [count * length for count, length in documents.groups]
     outputs = []
     for (count, length), part in zip(documents.groups, torch.split(padded_PXC, sizes), strict=True):
@@ -47,11 +53,31 @@ def attend(qkv_NXC: Tensor, documents: DocumentGroups, num_heads: int) -> Tensor
     return documents.unpad(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
 
 
+def _attend_varlen(qkv_NXC: Tensor, documents: DocumentGroups, num_heads: int) -> Tensor:
+    """Attend by one kernel over documents that lie end to end: on a GPU, in BF16 or FP16."""
+    num_kv_heads = (qkv_NXC.shape[1] - num_heads) // 2
+    q, k, v = torch.split(qkv_NXC, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+    attended = varlen_attn(
+        q.contiguous(),
+        k.contiguous(),
+        v.contiguous(),
+        documents.cu_seqlens,
+        documents.cu_seqlens,
+        documents.longest,
+        documents.longest,
+        window_size=(-1, 0),  # causal
+        enable_gqa=num_heads != num_kv_heads,
+    )
+    assert isinstance(attended, Tensor), "no auxiliary output was asked for"
+    return attended
+
+
 class Attention(nn.Module):
     """QKV projection, rotary positions, attention, output projection."""
 
-    def __init__(self, shape: MoEShape) -> None:
+    def __init__(self, shape: MoEShape, peers: Peers = ALONE) -> None:
         super().__init__()
+        self._peers = peers
         self.num_heads = shape.num_heads
         self.num_kv_heads = shape.num_kv_heads
         self.head_dim = shape.head_dim
@@ -60,13 +86,22 @@ class Attention(nn.Module):
         self.output = nn.Linear(shape.dim, shape.dim, bias=False)
 
     @override
-    def forward(self, x_ND: Tensor, rotation: Rotation, documents: DocumentGroups) -> Tensor:
+    def forward(self, x_ND: Tensor, rotation: Rotation, inputs: ModelInputs) -> Tensor:
         """Mix tokens within documents, ``[N, D]``."""
         num_turned = self.num_heads + self.num_kv_heads
-        qkv_NXC = self.qkv(x_ND).view(len(x_ND), -1, self.head_dim)
+        num_heads = num_turned + self.num_kv_heads
+        qkv_ND = functional.linear(x_ND, self.qkv.weight.to(x_ND.dtype))
+        qkv_NXC = qkv_ND.view(len(x_ND), num_heads, self.head_dim)
         qkv_NXC = torch.cat(
             (rotation.apply(qkv_NXC[:, :num_turned]), qkv_NXC[:, num_turned:]), dim=1
         )
-        attended_NHC = attend(qkv_NXC, documents, self.num_heads)
-        mixed_ND: Tensor = self.output(attended_NHC.reshape(x_ND.shape))
-        return mixed_ND
+        peers, sizes = self._peers, inputs.tokens_of_peers
+        if peers.size == 1:
+            attended_NHC = attend(qkv_NXC, inputs.documents, self.num_heads)
+        else:
+            qkv_MXC = to_heads(qkv_NXC, self.num_heads, sizes, peers)
+            attended_MHC = attend(qkv_MXC, inputs.documents, self.num_heads // peers.size)
+            attended_NHC = to_tokens(attended_MHC, sizes, peers)
+        return functional.linear(
+            attended_NHC.reshape(x_ND.shape), self.output.weight.to(x_ND.dtype)
+        )

@@ -7,7 +7,10 @@ from pydantic import Field, model_validator
 from omniload.base.config import StrictModel, fault_at
 from omniload.base.state import JsonObject
 
-__all__ = ["MoEConfig", "MoEShape"]
+__all__ = ["MoEConfig", "MoEShape", "heads_fault"]
+
+
+_LATER_FIELDS = ("expert_groups", "capacity_factor", "z_weight", "bias_rate")
 
 
 class MoEShape(StrictModel):
@@ -29,6 +32,16 @@ class MoEShape(StrictModel):
     """Experts that see a token. Their weights sum to one; a single expert has its probability."""
     balance_weight: float = Field(default=0.01, ge=0, le=1e6, allow_inf_nan=False)
     """Weight of the balance loss beside the token loss; the balance loss is 1 at even load."""
+    expert_groups: int | None = Field(default=None, ge=1, le=4096)
+    """Groups of neighbouring experts between which load is balanced and dropped: as many as devices may
+    share them. Default: every expert is one."""
+    capacity_factor: float | None = Field(default=None, gt=0, le=4096, allow_inf_nan=False)
+    """Choices of a row that a group takes, over its even share; those of least probability beyond it are
+    dropped. Default: none is."""
+    z_weight: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False)
+    """Weight of the z-loss, the mean square of the router's logarithmic sums, beside the token loss."""
+    bias_rate: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
+    """Step of the bias that moves choices to idle experts without a loss; 0: there is none."""
     rope_theta: float = Field(default=10_000.0, gt=1, le=1e12, allow_inf_nan=False)
     """Longest rotary wavelength over two pi, in tokens."""
     norm_epsilon: float = Field(default=1e-5, gt=0, lt=1)
@@ -62,7 +75,17 @@ class MoEShape(StrictModel):
                 f"top_k is {self.top_k}, more than num_experts {self.num_experts}; lower it",
                 "top_k",
             )
+        if self.num_experts % self.groups:
+            raise fault_at(
+                f"expert_groups is {self.groups}, no divisor of num_experts {self.num_experts}; change it",
+                "expert_groups",
+            )
         return self
+
+    @property
+    def groups(self) -> int:
+        """Groups of experts."""
+        return self.num_experts if self.expert_groups is None else self.expert_groups
 
     @property
     def head_dim(self) -> int:
@@ -87,4 +110,17 @@ class MoEConfig(MoEShape):
         The weight of a single expert was 1 once; its checkpoints are of another function.
         """
         gate: JsonObject = {"gate": "probability"} if self.top_k == 1 else {}
-        return self.model_dump(mode="json") | gate
+        content = self.model_dump(mode="json")
+        # Checkpoints of earlier releases do not name these.
+        since = {name: MoEShape.model_fields[name].default for name in _LATER_FIELDS}
+        later = {name for name, default in since.items() if content[name] == default}
+        return {name: value for name, value in content.items() if name not in later} | gate
+
+
+def heads_fault(num_heads: int, num_kv_heads: int, peers: int) -> str | None:
+    """Say why heads cannot be dealt to ``peers``, or ``None`` where they can."""
+    if num_heads % peers:
+        return f"num_heads is {num_heads}, not a multiple of sp {peers}"
+    if num_kv_heads % peers and peers % num_kv_heads:
+        return f"num_kv_heads {num_kv_heads} and sp {peers}: neither is a multiple of the other"
+    return None

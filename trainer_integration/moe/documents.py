@@ -5,7 +5,7 @@ the longest of them and go together. Padding is on the right: with a causal mask
 token sees what comes after it, so padding needs no mask and changes nothing.
 
 Shape suffixes:
-    N  tokens        P  places in the padded layout        G  documents of one group
+    N  tokens        P  places in the padded layout        D  documents
 """
 
 from collections.abc import Sequence
@@ -63,10 +63,30 @@ class DocumentGroups:
     """Token shown at each place; padding shows token 0. None where nothing moves."""
     places_of_tokens_N: Tensor | None
     """Place of each token; None where nothing moves."""
+    cu_seqlens: Tensor
+    """Bounds of the documents laid end to end, int32: what a varlen kernel takes."""
+    longest: int
+    """Tokens of the longest document."""
+    varlen: bool
+    """Whether a varlen kernel is to attend."""
 
     @classmethod
-    def of(cls, cu_seqlens: NDArray[np.integer[Any]]) -> Self:
-        """Lay out the documents bounded by ``cu_seqlens``, ``[D + 1]``."""
+    def of(
+        cls,
+        cu_seqlens: NDArray[np.integer[Any]],
+        places: NDArray[np.integer[Any]] | None = None,
+        device: str | torch.device = "cpu",
+        *,
+        varlen: bool = False,
+    ) -> Self:
+        """Lay out the documents bounded by ``cu_seqlens``, ``[D + 1]``.
+
+        Args:
+            cu_seqlens: Bounds of documents that lie end to end.
+            places: Where there the tokens belong that will be given, ``[N]``; default: they come in order.
+            device: Where the tokens will be.
+            varlen: Leave out the padding, as a varlen kernel takes documents end to end.
+        """
         lengths = np.diff(cu_seqlens).astype(np.int64)
         # Stable: equal lengths keep their order, so the layout is the same in every run.
         order = np.argsort(-lengths, kind="stable")
@@ -75,23 +95,20 @@ class DocumentGroups:
         groups = tuple(group_lengths(sorted_lengths.tolist()))
         padded = np.repeat([length for _, length in groups], [count for count, _ in groups])
         num_tokens = int(lengths.sum())
-        if len(order) <= 1 or (
-            padded.sum() == num_tokens and bool(np.all(starts[1:] >= starts[:-1]))
-        ):
-            return cls(groups=groups, tokens_of_places_P=None, places_of_tokens_N=None)
-        within = np.arange(num_tokens) - np.repeat(
-            np.cumsum(sorted_lengths) - sorted_lengths, sorted_lengths
-        )
-        tokens = np.repeat(starts, sorted_lengths) + within
-        places = np.repeat(np.cumsum(padded) - padded, sorted_lengths) + within
-        tokens_of_places = np.zeros(int(padded.sum()), np.int64)
-        tokens_of_places[places] = tokens
-        places_of_tokens = np.empty(num_tokens, np.int64)
-        places_of_tokens[tokens] = places
+        moves: tuple[NDArray[np.int64], NDArray[np.int64]] | None
+        moves = None if varlen else _moves(sorted_lengths, starts, padded, num_tokens)
+        if places is not None:
+            at: NDArray[np.int64] = places.astype(np.int64)
+            inverse: NDArray[np.int64] = np.empty(num_tokens, np.int64)
+            inverse[at] = np.arange(num_tokens)
+            moves = (inverse, at) if moves is None else (inverse[moves[0]], moves[1][at])
         return cls(
             groups=groups,
-            tokens_of_places_P=torch.from_numpy(tokens_of_places),
-            places_of_tokens_N=torch.from_numpy(places_of_tokens),
+            tokens_of_places_P=None if moves is None else _on(moves[0], device),
+            places_of_tokens_N=None if moves is None else _on(moves[1], device),
+            cu_seqlens=_on(cu_seqlens, device, np.int32),
+            longest=int(lengths.max(initial=0)),
+            varlen=varlen,
         )
 
     @property
@@ -112,6 +129,35 @@ class DocumentGroups:
             return x_PD
         tokens: Tensor = _Unpad.apply(x_PD, self.places_of_tokens_N)  # type: ignore[no-untyped-call]
         return tokens
+
+
+def _moves(
+    lengths: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    padded: NDArray[np.int64],
+    num_tokens: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    """Return the token at each place and the place of each token, or ``None`` where nothing moves."""
+    if len(lengths) <= 1 or (
+        padded.sum() == num_tokens and bool(np.all(starts[1:] >= starts[:-1]))
+    ):
+        return None
+    within = np.arange(num_tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    tokens = np.repeat(starts, lengths) + within
+    places = np.repeat(np.cumsum(padded) - padded, lengths) + within
+    tokens_of_places = np.zeros(int(padded.sum()), np.int64)
+    tokens_of_places[places] = tokens
+    places_of_tokens = np.empty(num_tokens, np.int64)
+    places_of_tokens[tokens] = places
+    return tokens_of_places, places_of_tokens
+
+
+def _on(
+    values: NDArray[np.integer[Any]],
+    device: str | torch.device,
+    dtype: type[np.integer[Any]] = np.int64,
+) -> Tensor:
+    return torch.from_numpy(values.astype(dtype)).to(device)
 
 
 class _Pad(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """SwiGLU experts.
 
 Shape suffixes:
-    N  tokens        K  experts of a token        S  slots, N * K, sorted by expert
+    N  tokens        K  experts of a token        S  slots, sorted by expert
     E  experts       D  width of the model        F  width of an expert
 """
 
@@ -12,28 +12,31 @@ from typing_extensions import override
 
 from trainer_integration.moe.config import MoEShape
 from trainer_integration.moe.grouped_gemm import grouped_gemm
-from trainer_integration.moe.row_map import RowMap, combine, dispatch
+from trainer_integration.moe.parallel.ep_transport import Transport
 
 __all__ = ["Experts"]
 
 
 class Experts(nn.Module):
-    """All experts of a layer: ``fc2((silu(fc1 x) * fc3 x) * gate)``, summed over a token's experts.
+    """The experts of a layer that one rank holds: ``fc2((silu(fc1 x) * fc3 x) * gate)``, summed over a token's experts.
 
     The gate weights the expert's inside rather than its output, as the paper places it
     in BF16 training: the output then needs no copy for backward.
     """
 
-    def __init__(self, shape: MoEShape) -> None:
+    def __init__(self, shape: MoEShape, num_held: int | None = None) -> None:
         super().__init__()
-        self.fc13_EXD = nn.Parameter(torch.empty(shape.num_experts, 2 * shape.hidden, shape.dim))
-        self.fc2_EDF = nn.Parameter(torch.empty(shape.num_experts, shape.dim, shape.hidden))
+        held = shape.num_experts if num_held is None else num_held
+        self.fc13_EXD = nn.Parameter(torch.empty(held, 2 * shape.hidden, shape.dim))
+        self.fc2_EDF = nn.Parameter(torch.empty(held, shape.dim, shape.hidden))
 
     @override
-    def forward(self, x_ND: Tensor, gates_NK: Tensor, row_map: RowMap) -> Tensor:
+    def forward(
+        self, x_ND: Tensor, gates_NK: Tensor, experts_NK: Tensor, transport: Transport
+    ) -> Tensor:
         """Return the weighted sum of each token's experts, ``[N, D]``."""
-        gates_S = gates_NK.reshape(-1).index_select(0, row_map.choices_of_slots_S)
-        rows_SD = dispatch(x_ND, row_map)
-        fc1_SF, fc3_SF = grouped_gemm(rows_SD, self.fc13_EXD, row_map.counts_E).chunk(2, dim=-1)
-        inside_SF = functional.silu(fc1_SF) * fc3_SF * gates_S.to(x_ND.dtype).unsqueeze(1)
-        return combine(grouped_gemm(inside_SF, self.fc2_EDF, row_map.counts_E), row_map)
+        slots = transport.there(x_ND, gates_NK, experts_NK)
+        fc13_EXD, fc2_EDF = self.fc13_EXD.to(x_ND.dtype), self.fc2_EDF.to(x_ND.dtype)
+        fc1_SF, fc3_SF = grouped_gemm(slots.rows_SD, fc13_EXD, slots.ends_E).chunk(2, dim=-1)
+        inside_SF = functional.silu(fc1_SF) * fc3_SF * slots.gates_S.to(x_ND.dtype).unsqueeze(1)
+        return transport.back(grouped_gemm(inside_SF, fc2_EDF, slots.ends_E))

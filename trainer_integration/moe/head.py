@@ -48,10 +48,11 @@ class _SummedCrossEntropy(torch.autograd.Function):
         grad_weight_VD = torch.zeros_like(weight_VD)
         total = torch.zeros((), dtype=torch.float64, device=x_MD.device)
         size = max(1, CHUNK_LOGITS // len(weight_VD))
+        wide = torch.promote_types(x_MD.dtype, torch.float32)
         for start in range(0, len(x_MD), size):
             rows = slice(start, start + size)
             x_CD, labels_C1 = x_MD[rows], labels_M[rows].unsqueeze(1)
-            logits_CV = (x_CD @ weight_VD.t()).float()
+            logits_CV = (x_CD @ weight_VD.t()).to(wide)
             # Log-softmax by hand, in place: only one array of logits is ever alive.
             logits_CV -= logits_CV.amax(-1, keepdim=True)
             picked_C1 = logits_CV.gather(1, labels_C1)

@@ -1,7 +1,8 @@
 """A microbatch as the model takes it: tensors, end to end, without padding.
 
 Shape suffixes:
-    R  rows        T  tokens in a row        N  tokens that are not padding
+    R  rows        T  tokens in a row        N  tokens of this rank that are not padding
+    M  those of all its sequence-parallel peers, peer by peer
 """
 
 from dataclasses import dataclass
@@ -12,15 +13,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omniload.batch.microbatch import IGNORE_LABEL, Microbatch
+from omniload.batch.microbatch import IGNORE_LABEL, CpSlice, Microbatch
+from omniload.batch.slices import cp_indices
 from trainer_integration.moe.documents import DocumentGroups
+from trainer_integration.moe.parallel.collectives import ALONE, Peers
 
 __all__ = ["ModelInputs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInputs:
-    """All tokens of a microbatch; padding costs nothing because it is gone."""
+    """All tokens of a rank's part of a microbatch; padding costs nothing because it is gone."""
 
     tokens_N: Tensor
     """Token ids, int64."""
@@ -32,39 +35,123 @@ class ModelInputs:
     """Row of the microbatch, int64, never falling."""
     num_rows: int
     """Rows of the microbatch."""
+    tokens_in_rows_R: Tensor
+    """Tokens of each row, with those of the peers, int64."""
     documents: DocumentGroups
-    """Which tokens may see each other."""
+    """Which tokens may see each other, of all peers."""
+    tokens_of_peers: tuple[int, ...]
+    """Tokens of each peer; they sum to ``M``."""
+    places_M: Tensor | None = None
+    """Place of each token in the rows, counted without padding; ``None`` where it is its own."""
 
     @classmethod
-    def of(cls, microbatch: Microbatch) -> Self:
+    def of(
+        cls,
+        microbatch: Microbatch | CpSlice,
+        peers: Peers = ALONE,
+        device: str | torch.device = "cpu",
+        *,
+        varlen: bool = False,
+    ) -> Self:
         """Drop the padding of ``microbatch`` and lay its tokens end to end.
 
         Padding is what belongs to no source. A row's padding is a document of its own,
         so it leaves whole.
+
+        Args:
+            microbatch: Whole rows, or this rank's slice of them.
+            peers: The sequence-parallel peers that share the rows.
+            device: Where the model is.
+            varlen: Whether its attention is a varlen kernel's.
+
+        Raises:
+            TypeError: Whole rows came where peers share them, or a slice where nobody does.
         """
+        if isinstance(microbatch, CpSlice) != (peers.size > 1):
+            came = "a slice of its rows" if isinstance(microbatch, CpSlice) else "whole rows"
+            raise TypeError(
+                f"a microbatch brings {came}, and {peers.size} sequence-parallel peers share them; open the data "
+                "plane with as many cp peers as there are sp peers"
+            )
+        if isinstance(microbatch, CpSlice):
+            return cls._of_slice(microbatch, peers, device, varlen=varlen)
         num_rows, row_length = microbatch.tokens_RT.shape
         real = microbatch.source_ids_RT.reshape(-1) >= 0
         kept = np.flatnonzero(real)
         before = np.concatenate(([0], np.cumsum(real)))
         return cls(
-            tokens_N=_long(microbatch.tokens_RT.reshape(-1)[kept]),
-            labels_N=_long(microbatch.labels_RT.reshape(-1)[kept]),
-            positions_N=_long(microbatch.positions_RT.reshape(-1)[kept]),
-            rows_N=_long(kept // max(1, row_length)),
+            tokens_N=_long(microbatch.tokens_RT.reshape(-1)[kept], device),
+            labels_N=_long(microbatch.labels_RT.reshape(-1)[kept], device),
+            positions_N=_long(microbatch.positions_RT.reshape(-1)[kept], device),
+            rows_N=_long(kept // max(1, row_length), device),
             num_rows=num_rows,
-            documents=DocumentGroups.of(before[microbatch.cu_seqlens]),
+            tokens_in_rows_R=_long(real.reshape(num_rows, row_length).sum(-1), device),
+            documents=DocumentGroups.of(
+                before[microbatch.cu_seqlens], device=device, varlen=varlen
+            ),
+            tokens_of_peers=(len(kept),),
+        )
+
+    @classmethod
+    def _of_slice(
+        cls, piece: CpSlice, peers: Peers, device: str | torch.device, *, varlen: bool
+    ) -> Self:
+        num_rows, columns = piece.tokens_RC.shape
+        length = columns * peers.size
+        real = np.repeat(piece.sources_D >= 0, np.diff(piece.cu_seqlens))
+        before = np.concatenate(([0], np.cumsum(real)))
+        # Where the tokens of each peer stand in the whole rows, in the peer's order.
+        starts = np.arange(num_rows)[:, None] * length
+        parts = [
+            (starts + cp_indices(length, p, peers.size)).reshape(-1) for p in range(peers.size)
+        ]
+        kept = [part[real[part]] for part in parts]
+        own = real[parts[peers.rank]]
+        places = before[np.concatenate(kept)]
+        return cls(
+            tokens_N=_long(piece.tokens_RC.reshape(-1)[own], device),
+            labels_N=_long(piece.labels_RC.reshape(-1)[own], device),
+            positions_N=_long(piece.positions_RC.reshape(-1)[own], device),
+            rows_N=_long(kept[peers.rank] // max(1, length), device),
+            num_rows=num_rows,
+            tokens_in_rows_R=_long(real.reshape(num_rows, length).sum(-1), device),
+            documents=DocumentGroups.of(before[piece.cu_seqlens], places, device, varlen=varlen),
+            tokens_of_peers=tuple(map(len, kept)),
+            places_M=_long(places, device),
         )
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are not padding."""
+        """Tokens of this rank that are not padding."""
         return len(self.tokens_N)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no peer has a token; all of them know."""
+        return sum(self.tokens_of_peers) == 0
+
     def labels_in_rows_R(self) -> Tensor:
-        """Return how many labels each row predicts, float32."""
-        predicted_N = (self.labels_N != IGNORE_LABEL).float()
+        """Return how many labels of this rank each row predicts, float64."""
+        predicted_N = (self.labels_N != IGNORE_LABEL).double()
         return predicted_N.new_zeros(self.num_rows).index_add_(0, self.rows_N, predicted_N)
 
+    def of_all_peers(self, values_N: Tensor, peers: Peers) -> Tensor:
+        """Return one value for each token of the whole rows, in their order, without a gradient."""
+        if self.places_M is None:
+            return values_N
+        sizes = [len(values_N)] * peers.size
+        with torch.no_grad():
+            copies = values_N.expand(peers.size, *values_N.shape).flatten(0, 1)
+            arrived_M = peers.exchange(copies, sizes, self.tokens_of_peers, "capacity")
+        return torch.empty_like(arrived_M).index_copy_(0, self.places_M, arrived_M)
 
-def _long(values: NDArray[np.integer[Any]]) -> Tensor:
-    return torch.from_numpy(values.astype(np.int64))
+    def of_this_peer(self, values_M: Tensor, peers: Peers) -> Tensor:
+        """Return this rank's part of what ``of_all_peers`` returned."""
+        if self.places_M is None:
+            return values_M
+        own = torch.split(self.places_M, list(self.tokens_of_peers))[peers.rank]
+        return values_M.index_select(0, own)
+
+
+def _long(values: NDArray[np.integer[Any]], device: str | torch.device) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64)).to(device)

@@ -12,47 +12,81 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
+from trainer_integration.moe.balance import (
+    RouterFigures,
+    balance_losses,
+    figures_of,
+    moved_bias_E,
+)
 from trainer_integration.moe.block import Block
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.head import summed_cross_entropy
 from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.norm import RMSNorm
+from trainer_integration.moe.parallel.collectives import ALONE, Peers
+from trainer_integration.moe.parallel.ep_transport import TransportName
 from trainer_integration.moe.rope import Rotation
-from trainer_integration.moe.router import Routing, balance_losses_R
+from trainer_integration.moe.router import Router, Routing
 
-__all__ = ["MoETransformer", "ModelOutput"]
+__all__ = ["MoETransformer", "ModelOutput", "is_of_experts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOutput:
-    """Losses of one microbatch, summed: divide by the labels of the whole step."""
+    """Losses of one microbatch, summed over this rank's tokens: divide by the labels of the whole step."""
 
     token_loss: Tensor
     """Cross entropy summed over labels, float64."""
     balance_loss: Tensor
     """Balance loss of each row times the labels in it, summed; mean over layers."""
-    slots_by_expert: tuple[tuple[int, ...], ...]
-    """Rows each expert computed, layer by layer."""
+    z_loss: Tensor
+    """The same of the z-loss."""
+    router: RouterFigures
+    """How busy experts are."""
 
 
 class MoETransformer(nn.Module):
-    """A decoder of routed-expert layers over packed documents."""
+    """A decoder of routed-expert layers over packed documents.
 
-    def __init__(self, config: MoEConfig, *, seed: int = 0) -> None:
+    Its parameters are float32, or what they are converted to; it computes in ``dtype``.
+    """
+
+    def __init__(
+        self,
+        config: MoEConfig,
+        *,
+        seed: int = 0,
+        peers: Peers = ALONE,
+        transport: TransportName = "a2a",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Make a model with first weights.
+
+        Args:
+            config: Its shape.
+            seed: Decides the weights, which are equal whoever shares them.
+            peers: The ranks that share its layers; this one holds some of the experts.
+            transport: How tokens come to their experts.
+            dtype: To compute in; ``None`` for that of the parameters.
+        """
         super().__init__()
-        self.config = config
+        self.config, self.peers, self.dtype = config, peers, dtype
         self.embedding_VD = nn.Parameter(torch.empty(config.vocab_size, config.dim))
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(
+            Block(config, peers, transport) for _ in range(config.num_layers)
+        )
         self.norm = RMSNorm(config.dim, config.norm_epsilon)
         if not config.tied_embeddings:
             self.output_VD = nn.Parameter(torch.empty(config.vocab_size, config.dim))
-        self._initialise(seed)
+        if self.embedding_VD.device.type != "meta":
+            self._initialise(seed)
 
     def _initialise(self, seed: int) -> None:
         """Draw first weights; equal seeds give equal weights on every rank.
 
         Matrices that write into the residual stream are smaller by the root of their
-        number, so that the stream's size does not grow with depth.
+        number, so that the stream's size does not grow with depth. A rank that holds some of
+        a layer's experts draws all of them, one layer's at a time, and keeps its own.
         """
         generator = torch.Generator().manual_seed(seed)
         into_stream = self.config.init_std / math.sqrt(2 * self.config.num_layers)
@@ -61,39 +95,78 @@ class MoETransformer(nn.Module):
                 if parameter.ndim < 2:
                     continue
                 writes = name.endswith(("attention.output.weight", "experts.fc2_EDF"))
-                std = into_stream if writes else self.config.init_std
-                parameter.normal_(0.0, std, generator=generator)
+                held = len(parameter)
+                first = self.peers.rank * held if is_of_experts(name) else 0
+                num = held * self.peers.size if is_of_experts(name) else held
+                drawn = torch.empty(num, *parameter.shape[1:])
+                drawn.normal_(
+                    0.0, into_stream if writes else self.config.init_std, generator=generator
+                )
+                parameter.copy_(drawn[first : first + held])
 
     @property
     def head_VD(self) -> Tensor:
         """The output matrix."""
         return self.embedding_VD if self.config.tied_embeddings else self.output_VD
 
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.embedding_VD.device
+
+    @property
+    def takes_varlen(self) -> bool:
+        """Whether its attention is a varlen kernel's: on a GPU, in half precision."""
+        dtype = self.dtype or self.embedding_VD.dtype
+        return self.device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+
     def hidden(self, inputs: ModelInputs) -> tuple[Tensor, list[Routing]]:
         """Return the normed last hidden states, ``[N, D]``, and each layer's routing."""
-        rotation = Rotation.at(inputs.positions_N, self.config.head_dim, self.config.rope_theta)
         x_ND = functional.embedding(inputs.tokens_N, self.embedding_VD)
+        if self.dtype is not None:
+            x_ND = x_ND.to(self.dtype)
+        rotation = Rotation.at(
+            inputs.positions_N,
+            self.config.head_dim,
+            self.config.rope_theta,
+            torch.promote_types(x_ND.dtype, torch.float32),
+        )
         routings = []
         for block in self.blocks:
-            x_ND, routing = block(x_ND, rotation, inputs.documents)
+            x_ND, routing = block(x_ND, rotation, inputs)
             routings.append(routing)
         normed_ND: Tensor = self.norm(x_ND)
         return normed_ND, routings
 
     def logits(self, inputs: ModelInputs) -> Tensor:
         """Return all logits, ``[N, V]``: for looking, not for training."""
-        return self.hidden(inputs)[0] @ self.head_VD.t()
+        x_ND = self.hidden(inputs)[0]
+        return x_ND @ self.head_VD.to(x_ND.dtype).t()
 
     @override
     def forward(self, inputs: ModelInputs) -> ModelOutput:
-        """Return the losses of one microbatch; each is a sum over rows, whatever shares it."""
+        """Return the losses of one microbatch; each is a sum over tokens, whatever shares its rows."""
         x_ND, routings = self.hidden(inputs)
-        weights_R = inputs.labels_in_rows_R()
-        balance_R = torch.stack(
-            [balance_losses_R(routing, inputs.rows_N, inputs.num_rows) for routing in routings]
-        ).mean(0)
+        losses = balance_losses(routings, inputs, self.peers, self.config.groups)
         return ModelOutput(
-            token_loss=summed_cross_entropy(x_ND, self.head_VD, inputs.labels_N),
-            balance_loss=(balance_R * weights_R).sum(),
-            slots_by_expert=tuple(routing.row_map.counts_E for routing in routings),
+            token_loss=summed_cross_entropy(x_ND, self.head_VD.to(x_ND.dtype), inputs.labels_N),
+            balance_loss=losses.balance,
+            z_loss=losses.z,
+            router=figures_of(routings),
         )
+
+    @torch.no_grad()
+    def move_biases(self, slots_LE: Tensor) -> None:
+        """Move the routers' biases, where they have any, by the load of a whole step."""
+        if self.config.bias_rate == 0:
+            return
+        routers = [module for module in self.modules() if isinstance(module, Router)]
+        for router, slots_E in zip(routers, slots_LE, strict=True):
+            bias_E = router.bias_E
+            assert bias_E is not None, "every router has one where its rate is above 0"
+            bias_E.copy_(moved_bias_E(bias_E, slots_E.to(bias_E.device), self.config.bias_rate))
+
+
+def is_of_experts(name: str) -> bool:
+    """Tell whether a parameter, by its name, holds one matrix for each expert: ranks share those out."""
+    return ".experts.fc" in name

@@ -23,20 +23,24 @@ class Rotation:
     """Sine of each angle."""
 
     @classmethod
-    def at(cls, positions_N: Tensor, head_dim: int, theta: float) -> Self:
-        """Return the rotation of ``positions_N``, whole numbers from 0.
+    def at(
+        cls, positions_N: Tensor, head_dim: int, theta: float, dtype: torch.dtype = torch.float32
+    ) -> Self:
+        """Return the rotation of ``positions_N``, whole numbers from 0, in float32 or as ``dtype`` says.
 
         Pair ``i`` of a head turns by ``position * theta ** (-2 i / head_dim)``. Angles
         are formed in float64, so that far positions keep their difference exactly.
         """
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-        angles_NC2 = positions_N.double().outer(theta ** -exponents.to(positions_N.device))
-        return cls(angles_NC2.cos().float().unsqueeze(1), angles_NC2.sin().float().unsqueeze(1))
+        device = positions_N.device
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim
+        angles_NC2 = positions_N.double().outer(theta**-exponents)
+        return cls(angles_NC2.cos().to(dtype).unsqueeze(1), angles_NC2.sin().to(dtype).unsqueeze(1))
 
     def apply(self, x_NHC: Tensor) -> Tensor:
         """Turn the heads: component ``i`` pairs with ``i + C / 2``.
 
-        The product of a turned query and a turned key depends on their distance only.
+        The product of a turned query and a turned key depends on their distance only. Narrower heads
+        are turned as widely as the angles are kept, and returned as they came.
 
         Source:
             Su et al., arXiv 2104.09864.
@@ -48,4 +52,4 @@ class Rotation:
                 right_NHC2 * self.cos_N1C2 + left_NHC2 * self.sin_N1C2,
             ),
             dim=-1,
-        )
+        ).to(x_NHC.dtype)

@@ -1,7 +1,7 @@
-"""Which experts see a token, and the loss that keeps them evenly busy.
+"""Which experts see a token.
 
 Shape suffixes:
-    N  tokens        D  width        E  experts        K  experts of a token        R  rows
+    N  tokens        D  width        E  experts        K  experts of a token
 """
 
 from dataclasses import dataclass
@@ -12,9 +12,8 @@ from torch.nn import functional
 from typing_extensions import override
 
 from trainer_integration.moe.config import MoEShape
-from trainer_integration.moe.row_map import RowMap
 
-__all__ = ["Router", "Routing", "balance_losses_R"]
+__all__ = ["Router", "Routing", "wide"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,64 +26,59 @@ class Routing:
     """Chosen experts, the likeliest first."""
     probabilities_NE: Tensor
     """Softmax over all experts, float32."""
-    row_map: RowMap
-    """The chosen rows, sorted by expert."""
+    log_sums_N: Tensor
+    """Logarithm of the sum of the exponentials of a token's logits, float32."""
+    kept_NK: Tensor | None = None
+    """Choices within the capacity of their experts; ``None``: all of them."""
+
+    def served_NK(self) -> Tensor:
+        """Return the experts that serve each token; the number of experts for a choice that is dropped."""
+        if self.kept_NK is None:
+            return self.experts_NK
+        return torch.where(self.kept_NK, self.experts_NK, self.probabilities_NE.shape[1])
 
 
 class Router(nn.Module):
-    """Softmax over experts, the best ``top_k`` of them, weights renormalised; all in float32.
+    """Softmax over experts, the best ``top_k`` of them, weights renormalised; all in float32, or wider.
 
     One expert alone keeps its probability as its weight. Renormalised, that weight would be 1
-    whatever the logits, and no token loss would reach the router.
+    whatever the logits, and no token loss would reach the router. A bias, where there is one, decides
+    who is chosen and not how much it counts.
 
     Source:
         Fedus et al., arXiv 2101.03961, section 2.1, for one expert; Jiang et al., arXiv
-        2401.04088, for several.
+        2401.04088, for several; Wang et al., arXiv 2408.15664, for the bias.
     """
+
+    bias_E: Tensor | None
 
     def __init__(self, shape: MoEShape) -> None:
         super().__init__()
         self.top_k = shape.top_k
         self.weight_ED = nn.Parameter(torch.empty(shape.num_experts, shape.dim))
+        bias_E = torch.zeros(shape.num_experts) if shape.bias_rate else None
+        self.register_buffer("bias_E", bias_E)
 
     @override
     def forward(self, x_ND: Tensor) -> Routing:
         """Choose experts for every token."""
-        logits_NE = functional.linear(x_ND.float(), self.weight_ED.float())
+        x_ND = wide(x_ND)
+        logits_NE = functional.linear(x_ND, self.weight_ED.to(x_ND.dtype))
         probabilities_NE = logits_NE.softmax(-1)
-        chosen_NK, experts_NK = probabilities_NE.topk(self.top_k, dim=-1)
+        if self.bias_E is None:
+            chosen_NK, experts_NK = probabilities_NE.topk(self.top_k, dim=-1)
+        else:
+            experts_NK = (probabilities_NE.detach() + self.bias_E).topk(self.top_k, dim=-1).indices
+            chosen_NK = probabilities_NE.gather(-1, experts_NK)
         gates_NK = chosen_NK if self.top_k == 1 else chosen_NK / chosen_NK.sum(-1, keepdim=True)
         return Routing(
             gates_NK=gates_NK,
             experts_NK=experts_NK,
             probabilities_NE=probabilities_NE,
-            row_map=RowMap.of(experts_NK, len(self.weight_ED)),
+            log_sums_N=logits_NE.logsumexp(-1),
         )
 
 
-def balance_losses_R(routing: Routing, rows_N: Tensor, num_rows: int) -> Tensor:
-    """Return the balance loss of each row, ``[R]``: 1 at even load, at most ``E``.
-
-    ``E * sum over experts of (share of choices) * (mean probability)``. It is taken row
-    by row because a row is what the data plane places: taken over a microbatch, it would
-    depend on which rows happen to share one, and training on the number of ranks.
-
-    Args:
-        routing: Decisions of one layer.
-        rows_N: Row of each token.
-        num_rows: ``R``; a row without tokens has loss 0.
-
-    Source:
-        Fedus et al., arXiv 2101.03961, for the product; DeepSeek-V3, arXiv 2412.19437,
-        for taking it within a sequence.
-    """
-    num_experts = routing.probabilities_NE.shape[1]
-    top_k = routing.experts_NK.shape[1]
-    cells = (rows_N.unsqueeze(1) * num_experts + routing.experts_NK).reshape(-1)
-    choices_RE = torch.bincount(cells, minlength=num_rows * num_experts).view(num_rows, -1)
-    tokens_R1 = choices_RE.sum(-1, keepdim=True).clamp(min=1) / top_k
-    shares_RE = choices_RE / (tokens_R1 * top_k)
-    sums_RE = routing.probabilities_NE.new_zeros(num_rows, num_experts).index_add(
-        0, rows_N, routing.probabilities_NE
-    )
-    return num_experts * (shares_RE * (sums_RE / tokens_R1)).sum(-1)
+def wide(x: Tensor) -> Tensor:
+    """Return ``x`` in float32, or as it is where that is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

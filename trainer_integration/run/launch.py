@@ -6,12 +6,13 @@ A thin shell of ``omniload.machine.supervisor``. It never imports torch, so it i
 import queue
 import secrets
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, assert_never
@@ -157,8 +158,6 @@ class Launcher:
 
     def _guarded(self) -> int:
         """Run under the eyes of a reaper; the folder is ours."""
-        for leftover in self.run_dir.glob("rendezvous-*"):
-            leftover.unlink(missing_ok=True)
         self._first_log = next_log_number(self.run_dir)
         reaper = Reaper(self._job)  # of the ranks; the data plane has one of its own
         previous = {number: signal.getsignal(number) for number in _ENDING_SIGNALS}
@@ -239,18 +238,19 @@ class Launcher:
         for step, why in start.beyond.items():
             aside = self._plan.checkpoints.set_aside(step)
             self._tell("set_aside", f"{aside}: {why}", attempt=number, step=step)
-        for rank in range(self._machine.num_ranks):
-            self._start_rank(rank, start, plane)
+        # Bound here and handed down: a port that is only chosen may be another's by then.
+        with socket.create_server(("127.0.0.1", 0)) as store:
+            for rank in range(self._machine.num_ranks):
+                self._start_rank(rank, start, plane, store if self._machine.num_ranks > 1 else None)
 
     def _start_of(self, number: int) -> AttemptStart:
         """Choose a checkpoint: the one that was asked for once, and the newest whole one ever after."""
-        rendezvous = self.run_dir.resolve() / f"rendezvous-{self._job}-{number}"
         resume = self._resume if number == 0 else "latest"
-        return self._plan.start_of(number, rendezvous, resume, self._damaged)
+        return self._plan.start_of(number, resume, self._damaged)
 
     def _open_plane(self, start: AttemptStart) -> PlaneAddress | None:
         """Open the data plane, unless the rank does so itself; return where it is."""
-        spec = self._plan.plane_spec(start.state)
+        spec = replace(self._plan.plane_spec(start.state), restarts=start.attempt)
         if runtime_of(spec) != "ray":
             return None
         assert self._attempt is not None
@@ -267,14 +267,21 @@ class Launcher:
             self._noted = True
             self._plan.note(self._first_step)
 
-    def _start_rank(self, rank: int, start: AttemptStart, plane: PlaneAddress | None) -> None:
+    def _start_rank(
+        self,
+        rank: int,
+        start: AttemptStart,
+        plane: PlaneAddress | None,
+        store: socket.socket | None,
+    ) -> None:
         assert self._attempt is not None
-        spec = self._plan.rank_spec(rank, start, plane)
+        spec = self._plan.rank_spec(rank, start, plane, store)
         log_file = (
             self.run_dir / "logs" / f"rank-{rank}-attempt-{self._first_log + start.attempt}.log"
         )
         spawned = spawning(restarted(start.attempt))
-        process = RankProcess(_RANK, spec.to_json(), log_file, spawned)
+        inherited = () if spec.store_fd is None else (spec.store_fd,)
+        process = RankProcess(_RANK, spec.to_json(), log_file, spawned, inherited)
         self._attempt.ranks[rank] = process
         process.listen(
             lambda line: self._on_line(start.attempt, line),
@@ -337,8 +344,6 @@ class Launcher:
         if attempt.plane is not None:
             with suppress(OmniloadError):
                 attempt.plane.close()
-        for leftover in self.run_dir.glob(f"rendezvous-{self._job}-*"):
-            leftover.unlink(missing_ok=True)
 
     def _listen(self) -> None:
         for number in _ENDING_SIGNALS:

@@ -5,6 +5,7 @@ edited while the job runs.
 """
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,6 @@ from omniload.base.state import JsonObject
 from omniload.base.units import decimal_of
 from omniload.mix.config import MixConfig, load_mix
 from omniload.mix.run_record import read_run_record, write_run_record
-from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.index import index_folder
 from trainer_integration.checkpoint.place import CheckpointPlace, place_of
 from trainer_integration.config import TrainConfig, load_train
@@ -42,8 +42,6 @@ class AttemptStart:
     """The data plane's state at ``step``."""
     beyond: Mapping[int, str]
     """Checkpoints of later steps, to be set aside, and why."""
-    rendezvous: Path
-    """File over which the ranks find each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +108,6 @@ class LaunchPlan:
     def start_of(
         self,
         attempt: int,
-        rendezvous: Path,
         resume: Resume = "latest",
         damaged: Mapping[int, str] = MappingProxyType({}),
     ) -> AttemptStart:
@@ -118,7 +115,6 @@ class LaunchPlan:
 
         Args:
             attempt: Its number.
-            rendezvous: File over which its ranks find each other.
             resume: Which checkpoint.
             damaged: Steps that ranks of earlier attempts could not load, and why.
 
@@ -132,7 +128,6 @@ class LaunchPlan:
             step=choice.step,
             state=choice.state,
             beyond=choice.beyond,
-            rendezvous=rendezvous,
         )
 
     def is_finished(self, step: int | None) -> bool:
@@ -153,15 +148,28 @@ class LaunchPlan:
         return PlaneSpec(
             mix=self.mix,
             base_dir=self.base_dir,
-            tree=ClientPlaceTree.of(dp=self.train.parallel.dp),
+            tree=self.train.place_tree,
             run_dir=self.run_dir,
             state=state,
             num_steps=self.train.steps,
             cache_dir=index_folder(self.mix_file),
         )
 
-    def rank_spec(self, rank: int, start: AttemptStart, plane: PlaneAddress | None) -> RankSpec:
-        """Return what a rank is told; without a ``plane`` it runs the data plane itself."""
+    def rank_spec(
+        self,
+        rank: int,
+        start: AttemptStart,
+        plane: PlaneAddress | None,
+        store: socket.socket | None = None,
+    ) -> RankSpec:
+        """Return what a rank is told.
+
+        Args:
+            rank: Its number.
+            start: Where its attempt starts from.
+            plane: Without one it runs the data plane itself.
+            store: Listening socket of the store that ranks find each other by; rank 0 inherits it.
+        """
         return RankSpec(
             launcher_pid=os.getpid(),
             train=self.train,
@@ -172,7 +180,8 @@ class LaunchPlan:
             cache_dir=index_folder(self.mix_file),
             rank=rank,
             attempt=start.attempt,
-            rendezvous=start.rendezvous,
+            store_port=None if store is None else store.getsockname()[1],
+            store_fd=store.fileno() if store is not None and rank == 0 else None,
             resume_step=start.step,
             plane=plane,
             loader_state=start.state if plane is None else None,
@@ -187,7 +196,7 @@ class LaunchPlan:
         write_run_record(
             self.run_dir,
             self.mix_file,
-            {"dp": self.train.parallel.dp},
+            {"dp": self.train.parallel.dp, "cp": self.train.parallel.sp},
             from_step=first_step,
             text=self.mix_text,
             balance=self.mix.balance,
@@ -210,8 +219,8 @@ def read_plan(config: Path) -> LaunchPlan:
         raise ConfigError(f"the training file does not fit its mix: {error}") from error
     if mix.runtime.kind == "local" and train.parallel.num_ranks > 1:
         raise ConfigError(
-            f"runtime.kind is local and parallel.dp is {train.parallel.dp}: threads of one process "
-            "serve one rank; set runtime.kind to auto or ray, or parallel.dp to 1"
+            f"runtime.kind is local and parallel.dp is {train.parallel.dp}, parallel.sp {train.parallel.sp}: "
+            "threads of one process serve one rank; set runtime.kind to auto or ray, or both to 1"
         )
     return LaunchPlan(
         config=config.resolve(),

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from omniload.mix.config import BalanceConfig, MixConfig
+from omniload.mix.config import MixConfig
 from omniload.source.tokenize import open_tokenizer
 from trainer_integration.config import TrainConfig
 from trainer_integration.moe.config import MoEConfig
@@ -27,8 +27,8 @@ def model_of(train: TrainConfig, mix: MixConfig, base_dir: Path) -> MoEConfig:
 
 def with_cost_of(model: MoEConfig, mix: MixConfig) -> MixConfig:
     """Return the mix balanced by the cost of ``model``, unless its file gives costs itself."""
-    if mix.balance.model_fields_set & {"linear", "quadratic"}:
+    if mix.balance.model_fields_set & {"linear", "quadratic", "cost"}:
         return mix
     linear, quadratic = cost_of(model, attention_slowdown=_ATTENTION_SLOWDOWN)
-    balance = BalanceConfig(method=mix.balance.method, linear=linear, quadratic=quadratic)
+    balance = mix.balance.model_copy(update={"linear": linear, "quadratic": quadratic})
     return mix.model_copy(update={"balance": balance})

@@ -1,18 +1,20 @@
 """AdamW over one flat gradient.
 
-Every parameter's gradient is a window into one float32 buffer, so that summing over
-ranks is one collective, and the norm and the clipping one operation each. Gradients that
-belong to other process groups (experts under expert parallelism) would get a buffer each.
+Every parameter's gradient is a window into one buffer, so that summing over ranks is one
+collective, and the norm and the clipping one operation each. Gradients of experts that ranks
+share out come last: they are summed over the ranks that hold the same ones.
 """
 
 import math
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor
 
 from omniload.base.errors import StateError
 from trainer_integration.config import OptimizerConfig
+from trainer_integration.moe.model import MoETransformer, is_of_experts
+from trainer_integration.moe.parallel.process_groups import ProcessGroups
 
 __all__ = ["FlatAdamW", "lr_at"]
 
@@ -27,28 +29,41 @@ def lr_at(step: int, total_steps: int, config: OptimizerConfig) -> float:
 
     Returns:
         Above 0 from the first step on, the peak at the end of warm-up,
-        ``lr * final_lr_ratio`` at the last step and after it.
+        ``lr * final_lr_ratio`` at the last step and after it, unless the schedule is constant.
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
-    progress = min(
-        1.0, (step + 1 - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
-    )
-    cosine = (1 + math.cos(math.pi * progress)) / 2
-    return config.lr * (config.final_lr_ratio + (1 - config.final_lr_ratio) * cosine)
+    falls_from = config.warmup_steps
+    if config.schedule == "wsd":
+        falls_from = max(falls_from, total_steps - (config.decay_steps or -(-total_steps // 10)))
+    progress = (step + 1 - falls_from) / max(1, total_steps - falls_from)
+    left = 1.0 - min(1.0, max(0.0, progress))
+    if config.schedule == "constant":
+        left = 1.0
+    elif config.schedule == "cosine":
+        left = (1 - math.cos(math.pi * left)) / 2
+    return config.lr * (config.final_lr_ratio + (1 - config.final_lr_ratio) * left)
 
 
 class FlatAdamW:
-    """AdamW with warm-up, cosine and clipping over a flat float32 gradient."""
+    """AdamW with warm-up, cosine and clipping over a flat gradient of the parameters' own type."""
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig, total_steps: int) -> None:
+    def __init__(self, model: MoETransformer, config: OptimizerConfig, total_steps: int) -> None:
         self._config = config
         self._total_steps = total_steps
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        shared_out = model.peers.size > 1
+        of_experts = [p for n, p in named if shared_out and is_of_experts(n)]
+        common = [p for n, p in named if not (shared_out and is_of_experts(n))]
+        self._parameters = common + of_experts
+        first = self._parameters[0]
         self.gradients = torch.zeros(
-            sum(p.numel() for p in self._parameters), device=self._parameters[0].device
+            sum(p.numel() for p in self._parameters), device=first.device, dtype=first.dtype
         )
-        """All gradients, end to end in the order of the parameters."""
+        """All gradients, end to end; those of experts that ranks share out are last."""
+        num_common = sum(p.numel() for p in common)
+        self._common, self._of_experts = self.gradients[:num_common], self.gradients[num_common:]
+        self._peers = model.peers
         sizes = [p.numel() for p in self._parameters]
         self._windows = [
             window.view_as(parameter)
@@ -65,7 +80,8 @@ class FlatAdamW:
             ],
             lr=config.lr,
             betas=config.betas,
-            fused=True,
+            # No fused step for tensors without data, nor any harm in another there.
+            fused=first.device.type != "meta",
         )
         """The optimiser proper, for its state."""
 
@@ -75,10 +91,19 @@ class FlatAdamW:
         for parameter, window in zip(self._parameters, self._windows, strict=True):
             parameter.grad = window
 
-    def sum_over(self, group: dist.ProcessGroup | None) -> None:
-        """Add the gradients of all ranks of ``group``; None is a group of one."""
-        if group is not None:
-            dist.all_reduce(self.gradients, group=group)
+    def sum_over(self, groups: ProcessGroups) -> None:
+        """Add up the gradients of all ranks; those of experts over the ranks that hold them."""
+        if groups.world is None:
+            return
+        dist.all_reduce(self._common, group=groups.world)
+        if len(self._of_experts):
+            dist.all_reduce(self._of_experts, group=groups.dp)
+
+    def norm(self) -> float:
+        """Return the norm of the gradient over all parameters, those of other ranks included."""
+        squares = torch.stack([_square(self._common), _square(self._of_experts)])
+        squares[1:] = self._peers.summed(squares[1:])
+        return math.sqrt(float(squares.sum()))
 
     def step(self, step: int) -> float:
         """Clip, then update all parameters.
@@ -92,7 +117,7 @@ class FlatAdamW:
         Raises:
             StateError: The norm is not finite; no parameter has changed.
         """
-        norm = float(torch.linalg.vector_norm(self.gradients))
+        norm = self.norm()
         if not math.isfinite(norm):
             raise StateError(
                 f"gradient norm of step {step} is {norm}; resume from the last checkpoint with "
@@ -105,3 +130,8 @@ class FlatAdamW:
             group["lr"] = lr_at(step, self._total_steps, self._config)
         self.adamw.step()
         return norm
+
+
+def _square(values: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(values, dtype=torch.float64)
+    return norm.square()

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
 from typing import TextIO
 
 import torch
@@ -22,6 +21,7 @@ from omniload.actors.address import PlaneAddress
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec, RankHandle
 from omniload.base.errors import IntegrityError, OmniloadError
+from omniload.base.linux.exec_with_parent import end_with_parent
 from omniload.base.log import get_logger, set_up_logging
 from omniload.batch.digest import batch_digest
 from omniload.batch.microbatch import Batch
@@ -32,9 +32,9 @@ from trainer_integration.checkpoint.checkpoints import Checkpoints
 from trainer_integration.checkpoint.place import StorePlace, place_of
 from trainer_integration.checkpoint.striped_checkpoints import StripedCheckpoints
 from trainer_integration.checkpoint.tensors import tensors_of
-from trainer_integration.moe.model import MoETransformer
+from trainer_integration.moe.parallel.process_groups import ProcessGroups
+from trainer_integration.run.joining import built_model, joined, whole_batch
 from trainer_integration.run.optimizer import FlatAdamW
-from trainer_integration.run.parent_death import die_with
 from trainer_integration.run.rank_process import ASK_TO_END
 from trainer_integration.run.rank_spec import RankSpec
 from trainer_integration.run.run_log import EventKind, EventLine, StepLine
@@ -43,7 +43,6 @@ from trainer_integration.run.training import StepResult, train_step, use_one_thr
 __all__ = ["main"]
 
 _LOG = get_logger(__name__)
-_COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 
 
 def main() -> int:
@@ -52,12 +51,13 @@ def main() -> int:
     asked_to_end = threading.Event()
     signal.signal(ASK_TO_END, lambda *_: asked_to_end.set())
     spec = RankSpec.model_validate_json(sys.stdin.read())
-    die_with(spec.launcher_pid)
+    if not end_with_parent(signal.SIGKILL, spec.launcher_pid):
+        os.kill(os.getpid(), signal.SIGKILL)
     set_up_logging(role=f"rank {spec.rank}")
     use_one_thread()
     try:
-        with _group(spec) as group, _client(spec) as client:
-            trainer = _Trainer(spec, group, lines, asked_to_end)
+        with joined(spec) as groups, _client(spec) as client:
+            trainer = _Trainer(spec, groups, lines, asked_to_end)
             if spec.plane is None:
                 trainer.tell("plane", "threads of the rank")
             trainer.run(client)
@@ -81,19 +81,19 @@ class _Trainer:
     def __init__(
         self,
         spec: RankSpec,
-        group: dist.ProcessGroup | None,
+        groups: ProcessGroups,
         lines: TextIO,
         asked_to_end: threading.Event,
     ) -> None:
         train = spec.train
-        self._spec, self._train, self._group, self._lines = spec, train, group, lines
+        self._spec, self._train, self._groups, self._lines = spec, train, groups, lines
         self._asked_to_end = asked_to_end
         self._all_end = False
         self._startup = restarted(spec.attempt)
         with stage("model_build", self._startup):
-            self._model = MoETransformer(spec.model, seed=train.seed)
+            self._model = built_model(train, spec.model, groups)
             self._optimizer = FlatAdamW(self._model, train.optimizer, train.steps)
-        self._checkpoints = _checkpoints(spec, group)
+        self._checkpoints = _checkpoints(spec, groups)
         self._saved_step = spec.resume_step or 0
         if spec.resume_step is not None:
             self._load(spec.resume_step)
@@ -108,7 +108,7 @@ class _Trainer:
                 self.tell("data_end", f"after step {client.next_step - 1}", client.next_step)
                 break
             with stage("first_step", self._startup):
-                result = train_step(self._model, self._optimizer, batch, self._group)
+                result = train_step(self._model, self._optimizer, batch, self._groups)
             self._startup = {}  # a start-up ends with its first step
             self._write(self._line(batch, result, client.last_wait_s, began_s))
             if (batch.step + 1) % self._train.checkpoint.every_steps == 0:
@@ -129,7 +129,10 @@ class _Trainer:
                 raise
             if self._spec.rank == 0:  # the ranks read a checkpoint together
                 tier = "store" if isinstance(self._checkpoints, StripedCheckpoints) else "disk"
-                tally.add(tier, sum(t.nbytes for t in tensors_of(self._model, adamw).values()))
+                tally.add(
+                    tier,
+                    sum(t.nbytes for t in tensors_of(self._model, adamw, self._groups).values()),
+                )
 
     def _save(self, client: Client) -> None:
         step, began_s = client.next_step, time.perf_counter()
@@ -162,7 +165,7 @@ class _Trainer:
             torch.tensor(
                 [wait_s, result.seconds_compute, self._asked_to_end.is_set()], dtype=torch.float64
             ),
-            batch_digest(batch) if self._train.digest else 0,
+            self._digest(batch) if self._train.digest else 0,
         )
         # The ranks must end at one step: what one was asked is for all.
         self._all_end = bool(figures[:, 2].any())
@@ -180,55 +183,43 @@ class _Trainer:
             imbalance=batch.imbalance,
             bound=batch.bound,
             expert_imbalance=result.expert_imbalance,
+            z_loss=result.z_loss,
+            expert_slots=result.expert_slots,
+            router_entropy=result.router_entropy,
+            drop_rate=result.drop_rate,
             tokens_by_source=dict(batch.tokens_by_source),
             digest=f"{digest:016x}" if self._train.digest else None,
         )
 
+    def _digest(self, batch: Batch) -> int:
+        """Return this rank's share of the step's digest: of rows that it shares, the first peer's."""
+        if self._groups.sp.size == 1:
+            return batch_digest(batch)
+        whole = whole_batch(batch, self._groups.sp)
+        return batch_digest(whole) if self._groups.sp.rank == 0 else 0
+
     def _over_ranks(self, figures_3: torch.Tensor, digest: int) -> tuple[torch.Tensor, int]:
         """Return the figures of all ranks ``[ranks, 3]`` and the digest of the whole step."""
-        if self._group is None:
+        world = self._groups.world
+        if world is None:
             return figures_3[None], digest
-        size = dist.get_world_size(self._group)
+        size = dist.get_world_size(world)
         figures = torch.zeros(size, 3, dtype=torch.float64)
         figures[self._spec.rank] = figures_3
-        dist.all_reduce(figures, group=self._group)
+        dist.all_reduce(figures, group=world)
         # A sum modulo 2**64 is what 64-bit integers do by themselves, signed or not.
         share = torch.tensor([digest - (1 << 64) if digest >> 63 else digest], dtype=torch.int64)
-        dist.all_reduce(share, group=self._group)
+        dist.all_reduce(share, group=world)
         return figures, int(share.item()) % (1 << 64)
 
 
-def _checkpoints(
-    spec: RankSpec, group: dist.ProcessGroup | None
-) -> Checkpoints | StripedCheckpoints:
+def _checkpoints(spec: RankSpec, groups: ProcessGroups) -> Checkpoints | StripedCheckpoints:
     """Reach the checkpoints of the run, in a folder or on a store."""
     place = place_of(spec.train.checkpoint_location(spec.folder))
     model, keep = spec.model.identity(), spec.train.checkpoint.keep
     if isinstance(place, StorePlace):
-        return StripedCheckpoints(place, model, keep=keep, group=group)
-    return Checkpoints(place.folder, model, keep=keep, group=group)
-
-
-@contextmanager
-def _group(spec: RankSpec) -> Iterator[dist.ProcessGroup | None]:
-    """Join the ranks of this attempt; a rank alone needs no group."""
-    num_ranks = spec.train.parallel.num_ranks
-    if num_ranks == 1:
-        yield None
-        return
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with stage("process_group", restarted(spec.attempt)):
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{spec.rendezvous}",
-            rank=spec.rank,
-            world_size=num_ranks,
-            timeout=_COLLECTIVE_TIMEOUT,
-        )
-    try:
-        yield dist.group.WORLD
-    finally:
-        dist.destroy_process_group()
+        return StripedCheckpoints(place, model, keep=keep, groups=groups)
+    return Checkpoints(place.folder, model, keep=keep, groups=groups)
 
 
 @contextmanager
@@ -242,24 +233,25 @@ def _client(spec: RankSpec) -> Iterator[Client]:
 
 def _opened(spec: RankSpec, stack: ExitStack) -> Client:
     if spec.plane is not None:
-        return stack.enter_context(Client(_handle(spec.plane, spec.rank)))
+        return stack.enter_context(Client(_handle(spec.plane, spec.train.place_tree, spec.rank)))
     plane_spec = PlaneSpec(
         mix=spec.mix,
         base_dir=spec.base_dir,
-        tree=ClientPlaceTree.of(dp=spec.train.parallel.dp),
+        tree=spec.train.place_tree,
         run_dir=spec.train.run_folder(spec.folder),
         state=spec.loader_state,
         num_steps=spec.train.steps,
+        restarts=spec.attempt,
         cache_dir=spec.cache_dir,
     )
     plane = stack.enter_context(LocalPlane(plane_spec))
     return stack.enter_context(Client(plane.handle(spec.rank)))
 
 
-def _handle(plane: PlaneAddress, rank: int) -> RankHandle:
+def _handle(plane: PlaneAddress, tree: ClientPlaceTree, rank: int) -> RankHandle:
     from omniload.actors.ray.joining import handle_in  # noqa: PLC0415 -- an extra, absent for local users
 
-    return handle_in(plane, rank)
+    return handle_in(plane, tree.coordinates_of(rank)["dp"], tree.slice_of(rank)[0])
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ class RankProcess:
         specification: str,
         log_file: Path,
         variables: Mapping[str, str] | None = None,
+        inherited: Sequence[int] = (),
     ) -> None:
         """Start it.
 
@@ -39,6 +40,7 @@ class RankProcess:
             specification: What it reads on standard input.
             log_file: Gets what it writes to standard error; must be new.
             variables: What it gets beside the variables of this process.
+            inherited: Open files that it gets, under the same numbers.
         """
         log_file.parent.mkdir(parents=True, exist_ok=True)
         log_file.touch(exist_ok=False)
@@ -50,6 +52,7 @@ class RankProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, **_SETTINGS, **(variables or {})},
+                pass_fds=tuple(inherited),
                 start_new_session=True,  # Ctrl-C at the terminal is for the launcher
             )
         self.pid = self._process.pid

@@ -34,8 +34,11 @@ class RankSpec(StrictModel):
     """Folder for indexes of sources that have none of their own."""
     rank: int
     attempt: int
-    rendezvous: Path
-    """File over which the ranks of this attempt find each other; new for each attempt."""
+    store_port: int | None
+    """Port of this host at which rank 0 keeps what the ranks of this attempt find each other by; ``None`` for
+    a rank alone, and under another launcher, whose variables say it."""
+    store_fd: int | None = None
+    """Rank 0's: the listening socket there, which the launcher opened."""
     resume_step: int | None
     """Checkpoint to load; ``None`` starts from nothing."""
     plane: PlaneAddress | None

@@ -84,6 +84,14 @@ class StepLine(StrictModel):
     """Least possible ``imbalance`` for the rows of the step."""
     expert_imbalance: float | None = None
     """Token slots of the busiest expert over the mean, in the worst layer; ``None`` in older logs."""
+    z_loss: float | None = None
+    """Mean z-loss of the routers; this and what follows of routers: ``None`` in older logs."""
+    expert_slots: tuple[int, ...] | None = None
+    """Rows that each expert computed, all layers together, ``[experts]``."""
+    router_entropy: float | None = None
+    """Mean entropy of the routers' probabilities, in nats."""
+    drop_rate: float | None = None
+    """Choices of experts that were dropped over all choices."""
     tokens_by_source: dict[str, int]
     digest: str | None
     """Digest of the samples of the step as they arrived at the trainers: 16 hex digits."""

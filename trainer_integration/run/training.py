@@ -11,14 +11,27 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from omniload.base.state import JsonObject
-from omniload.batch.microbatch import Batch, CpSlice
+from omniload.batch.microbatch import Batch
 from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.model import MoETransformer
+from trainer_integration.moe.parallel.process_groups import ProcessGroups
 from trainer_integration.run.optimizer import FlatAdamW
 
-__all__ = ["BatchClient", "StepResult", "train_step", "use_one_thread"]
+__all__ = [
+    "BatchClient",
+    "StepResult",
+    "StepSums",
+    "StepTotals",
+    "accumulate",
+    "train_step",
+    "use_one_thread",
+]
+
+ALONE = ProcessGroups()
+"""One rank."""
 
 
 class BatchClient(Protocol):
@@ -43,6 +56,8 @@ class StepResult:
     """Mean cross entropy of a label, in nats."""
     balance_loss: float
     """Mean balance loss; 1 where experts are evenly busy."""
+    z_loss: float
+    """Mean z-loss of the routers."""
     grad_norm: float
     """Norm of the gradient before clipping."""
     lr: float
@@ -51,6 +66,12 @@ class StepResult:
     """Tokens trained on, without padding."""
     expert_imbalance: float
     """Token slots of the busiest expert over the mean, worst layer; 0 where the step had no tokens."""
+    expert_slots: tuple[int, ...]
+    """Rows that each expert computed, all layers together, ``[E]``."""
+    router_entropy: float
+    """Mean entropy of a router's probabilities, in nats: the logarithm of the experts where it has no opinion."""
+    drop_rate: float
+    """Choices that were dropped over all choices."""
     seconds_compute: float
     """Time of this rank's forward and backward passes: what the data plane balances."""
 
@@ -59,91 +80,126 @@ def train_step(
     model: MoETransformer,
     optimizer: FlatAdamW,
     batch: Batch,
-    group: dist.ProcessGroup | None = None,
+    groups: ProcessGroups = ALONE,
 ) -> StepResult:
     """Train on one batch: accumulate, sum over ranks, clip, update.
 
     Args:
-        model: The model; equal on all ranks, before and after.
+        model: The model; equal on all ranks, before and after, but for the experts that they share out.
         optimizer: Its optimiser.
         batch: This rank's share of the step. Microbatches without rows are skipped; a
             rank without any still takes part in the sum.
-        group: Data-parallel ranks; None trains alone.
+        groups: The ranks that train together.
 
     Returns:
         Losses and figures of the step. The same batches give the same results.
 
     Raises:
         StateError: The gradient is not finite; the model has not changed.
-        TypeError: A microbatch is a slice of its rows.
+        TypeError: A microbatch is a slice of its rows and nobody shares them, or the reverse.
     """
     started_s = time.perf_counter()
     optimizer.clear()
     labels = max(1, batch.loss_tokens)
-    sums, slots_LE = _accumulate(model, batch, labels)
+    sums = accumulate(model, batch, labels)
     seconds_compute = time.perf_counter() - started_s
-    optimizer.sum_over(group)
-    if group is not None:
-        slots_LE = _summed_over(group, sums, slots_LE)
+    optimizer.sum_over(groups)
+    totals = sums.over(groups)
     grad_norm = optimizer.step(batch.step)
-    token_loss, balance_loss, tokens = sums.tolist()
+    model.move_biases(totals.slots_LE)
+    tokens = int(totals.tokens)
+    choices = tokens * model.config.top_k * model.config.num_layers
     return StepResult(
         step=batch.step,
-        loss=token_loss / labels,
-        balance_loss=balance_loss / labels,
+        loss=totals.token_loss / labels,
+        balance_loss=totals.balance_loss / labels,
+        z_loss=totals.z_loss / labels,
         grad_norm=grad_norm,
         lr=optimizer.adamw.param_groups[0]["lr"],
-        tokens=int(tokens),
-        expert_imbalance=_imbalance(slots_LE),
+        tokens=tokens,
+        expert_imbalance=_imbalance(totals.slots_LE),
+        expert_slots=tuple(totals.slots_LE.sum(0).tolist()),
+        router_entropy=totals.entropy / max(1, tokens),
+        drop_rate=totals.dropped / max(1, choices),
         seconds_compute=seconds_compute,
     )
 
 
-def _accumulate(
-    model: MoETransformer, batch: Batch, labels: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run all microbatches forward and backward.
+@dataclass(slots=True, kw_only=True)
+class StepSums:
+    """What the microbatches of a step add up to."""
 
-    Returns:
-        Summed token loss, balance loss and tokens ``[3]``, and how many token slots each
-        expert of each layer took.
+    figures: Tensor
+    """Token loss, balance loss, z-loss, tokens, dropped choices, entropy, ``[6]``, float64."""
+    slots_LE: Tensor
+    """Rows that each expert of each layer computed, int64."""
+
+    def over(self, groups: ProcessGroups) -> "StepTotals":
+        """Sum over ranks: one message for all."""
+        both = torch.cat((self.figures, self.slots_LE.flatten().double()))  # exact below 2**53
+        if groups.world is not None:
+            dist.all_reduce(both, group=groups.world)
+        token_loss, balance, z, tokens, dropped, entropy, *_ = both.tolist()
+        return StepTotals(
+            token_loss=token_loss,
+            balance_loss=balance,
+            z_loss=z,
+            tokens=tokens,
+            dropped=dropped,
+            entropy=entropy,
+            slots_LE=both[len(self.figures) :].view_as(self.slots_LE).cpu(),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTotals:
+    """The sums of all ranks."""
+
+    token_loss: float
+    balance_loss: float
+    z_loss: float
+    tokens: float
+    dropped: float
+    entropy: float
+    """Over tokens, mean over layers."""
+    slots_LE: Tensor
+
+
+def accumulate(model: MoETransformer, batch: Batch, labels: int) -> StepSums:
+    """Run all microbatches forward and backward; their gradients add up in the parameters.
+
+    Args:
+        model: The model.
+        batch: This rank's share of the step.
+        labels: Of the whole step, over all ranks: what losses are divided by.
     """
-    sums = torch.zeros(3, dtype=torch.float64)
-    slots_LE = torch.zeros(model.config.num_layers, model.config.num_experts, dtype=torch.int64)
+    config, device = model.config, model.device
+    figures = torch.zeros(6, dtype=torch.float64, device=device)
+    slots_LE = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int64, device=device)
     for microbatch in batch.microbatches:
-        if isinstance(microbatch, CpSlice):
-            raise TypeError(
-                f"step {batch.step} brings a context-parallel slice; the included model attends to "
-                "whole rows, so give it a mesh without cp"
-            )
-        inputs = ModelInputs.of(microbatch)
-        if inputs.num_tokens == 0:
+        inputs = ModelInputs.of(microbatch, model.peers, device, varlen=model.takes_varlen)
+        if inputs.is_empty:
             continue
         output = model(inputs)
-        objective = output.token_loss + model.config.balance_weight * output.balance_loss
+        objective = output.token_loss + config.balance_weight * output.balance_loss
+        if config.z_weight:
+            objective = objective + config.z_weight * output.z_loss
         (objective / labels).backward()
-        sums += torch.stack(
-            (
+        figures += torch.stack(
+            [
                 output.token_loss.detach(),
                 output.balance_loss.detach().double(),
-                torch.tensor(float(inputs.num_tokens), dtype=torch.float64),
-            )
+                output.z_loss.detach().double(),
+                figures.new_tensor(float(inputs.num_tokens)),
+                output.router.dropped.double(),
+                output.router.entropy,
+            ]
         )
-        slots_LE += torch.tensor(output.slots_by_expert)
-    return sums, slots_LE
+        slots_LE += output.router.slots_LE
+    return StepSums(figures=figures, slots_LE=slots_LE)
 
 
-def _summed_over(
-    group: dist.ProcessGroup, sums_3: torch.Tensor, slots_LE: torch.Tensor
-) -> torch.Tensor:
-    """Sum ``sums_3`` over ranks in place, and return the sum of ``slots_LE``: one message for both."""
-    both = torch.cat((sums_3, slots_LE.flatten().double()))  # counts are exact below 2**53
-    dist.all_reduce(both, group=group)
-    sums_3.copy_(both[: len(sums_3)])
-    return both[len(sums_3) :].view_as(slots_LE)
-
-
-def _imbalance(slots_LE: torch.Tensor) -> float:
+def _imbalance(slots_LE: Tensor) -> float:
     if int(slots_LE.sum()) == 0:
         return 0.0
     return float((slots_LE.amax(1) / slots_LE.double().mean(1)).max())

@@ -17,11 +17,12 @@ from typing_extensions import override
 
 from trainer_integration.loader.transport.extents import Extents
 
-__all__ = ["LIMIT_BYTES", "Block", "Room", "WorkersRoom", "block_of"]
+__all__ = ["LIMIT_BYTES", "STATES", "Block", "Room", "WorkersRoom", "block_of"]
 
 LIMIT_BYTES = 1 << 30
 """Of one worker's region; pages that were never used take no memory."""
-_STATES = mmap.PAGESIZE
+STATES = mmap.PAGESIZE
+"""Bytes before a region's blocks: as many blocks as it can have."""
 _FREE, _HELD = 0, 1
 
 
@@ -36,14 +37,17 @@ class Room:
         """
         handle = os.memfd_create("omniload-loader", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(handle, workers * (_STATES + limit_bytes))
-            self._map(handle)
+            os.ftruncate(handle, workers * (STATES + limit_bytes))
+            self._adopt(handle, limit_bytes, _next_key())
         except BaseException:
             os.close(handle)
             raise
+
+    def _adopt(self, handle: int, limit_bytes: int, key: int) -> None:
+        """Map what is to be this room's memory, as the consumer of it."""
+        self._map(handle)
         self._closing = weakref.finalize(self, os.close, handle)
-        self._handle, self.limit_bytes = handle, limit_bytes
-        self.key = _next_key()
+        self.handle, self.limit_bytes, self.key = handle, limit_bytes, key
         self._owner = os.getpid()
         self._held: dict[int, weakref.ref[memoryview]] = {}
         self._kept: set[int] = set()
@@ -56,7 +60,7 @@ class Room:
     def __getstate__(self) -> dict[str, Any]:
         """Go to a worker that is being started by another way than a fork."""
         return {
-            "handle": DupFd(self._handle),
+            "handle": DupFd(self.handle),
             "limit_bytes": self.limit_bytes,
             "key": self.key,
         }
@@ -72,7 +76,11 @@ class Room:
 
     def region_of(self, worker: int) -> int:
         """Return where a worker's states begin."""
-        return worker * (_STATES + self.limit_bytes)
+        return worker * (STATES + self.limit_bytes)
+
+    def free(self, region: int, slot: int) -> None:
+        """Let a worker have a block again, where another process than the consumer says so."""
+        self.memory[self.region_of(region) + slot] = _FREE
 
     def tensor(self, state: int, start: int, size_bytes: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a block as a flat tensor; the block is free again when its last view is gone."""
@@ -85,7 +93,10 @@ class Room:
         if os.getpid() == self._owner:
             self._held.pop(state, None)
             if state not in self._kept:
-                self.memory[state] = _FREE
+                self._let_go(state)
+
+    def _let_go(self, state: int) -> None:
+        self.memory[state] = _FREE
 
     def keep_held(self) -> None:
         """Never give away what is held now: a process is forked that will see it."""
@@ -140,9 +151,9 @@ class WorkersRoom:
         """Take the region of ``worker``; all of it is free."""
         self.key, self._memory = room.key, room.memory
         self._states = room.region_of(worker)
-        self._base = self._states + _STATES
+        self._base = self._states + STATES
         self._extents = Extents(room.limit_bytes)
-        self._spare = list(range(_STATES - 1, -1, -1))
+        self._spare = list(range(STATES - 1, -1, -1))
         self._live: dict[int, tuple[int, int]] = {}
 
     def collect(self) -> None:

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from trainer_integration.loader.transport.room import Block, Room, WorkersRoom, block_of
 
-__all__ = ["Sealed", "SealingCollate"]
+__all__ = ["BatchPickler", "LayingPickler", "Sealed", "SealingCollate"]
 
 _INLINE_BYTES = 2_048
 """Smaller tensors travel in the message: a block would cost more."""
@@ -42,18 +42,20 @@ _DTYPES = frozenset(
 class Sealed:
     """A batch that is pickled already: the worker may go on while it travels."""
 
-    __slots__ = ("_data",)
+    __slots__ = ("data", "slots")
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
+    def __init__(self, data: bytes, slots: tuple[int, ...]) -> None:
+        self.data, self.slots = data, slots
 
     @override
     def __reduce__(self) -> Any:
-        return pickle.loads, (self._data,)
+        return pickle.loads, (self.data,)
 
 
 class SealingCollate:
     """A worker's ``collate_fn``: makes the batch, and lays its tensors into the worker's memory."""
+
+    pickler: "type[LayingPickler]"
 
     def __init__(self, collate: Callable[[Any], Any], room: Room) -> None:
         """Follow ``collate``, which the user gave or torch chose."""
@@ -69,7 +71,7 @@ class SealingCollate:
         data, sent = io.BytesIO(), list[Block]()
         try:
             made = self._collate(batch)
-            _BatchPickler(data, self._own, self._made, sent).dump(made)
+            self.pickler(data, self._own, self._made, sent).dump(made)
         except BaseException:
             self._own.give_back(sent)
             raise
@@ -77,7 +79,7 @@ class SealingCollate:
             # What was laid out and is in no message.
             self._own.give_back(self._made.values())
             self._made.clear()
-        return Sealed(data.getvalue())
+        return Sealed(data.getvalue(), tuple(block.slot for block in sent))
 
     def _begin(self) -> WorkersRoom:
         """Have torch's collate stack into this worker's memory: the only copy there is.
@@ -87,7 +89,10 @@ class SealingCollate:
         if default_collate_fn_map.get(torch.Tensor) is collate_tensor_fn:
             direct = self._collate is default_collate
             default_collate_fn_map[torch.Tensor] = self._stack if direct else _stack_apart
-        return WorkersRoom(self._room, get_worker_info().id)  # type: ignore[union-attr]
+        return WorkersRoom(self._room, self._region())
+
+    def _region(self) -> int:
+        return get_worker_info().id  # type: ignore[union-attr]
 
     def _stack(self, batch: Any, *, collate_fn_map: Any = None) -> Any:
         elem = batch[0]
@@ -124,8 +129,8 @@ def _is_values(tensor: torch.Tensor) -> bool:
     return not lazy and not tensor.requires_grad and tensor.numel() > 0
 
 
-class _BatchPickler(ForkingPickler):
-    """torch's pickler for what travels between processes, but for plain tensors."""
+class LayingPickler(pickle.Pickler):
+    """A pickler that lays plain tensors into a worker's memory; the others go whole, in the message."""
 
     def __init__(
         self, data: io.BytesIO, room: WorkersRoom, made: dict[int, Block], sent: list[Block]
@@ -217,3 +222,10 @@ def _as_view(
 ) -> torch.Tensor:
     """Return another view of a storage that came already."""
     return torch.empty(0, dtype=dtype).set_(first.untyped_storage(), offset, shape, stride)
+
+
+class BatchPickler(LayingPickler, ForkingPickler):
+    """The same with torch's way for the others: memory of their own, by descriptors."""
+
+
+SealingCollate.pickler = BatchPickler

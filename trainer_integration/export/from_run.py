@@ -1,0 +1,57 @@
+"""The model of a run, from one of its checkpoints, on one process."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from omniload.base.errors import StateError
+from omniload.mix.config import MixConfig
+from omniload.mix.run_record import read_run_record
+from trainer_integration.checkpoint.checkpoints import Checkpoints
+from trainer_integration.checkpoint.place import StorePlace, place_of
+from trainer_integration.checkpoint.striped_checkpoints import StripedCheckpoints
+from trainer_integration.moe.model import MoETransformer
+from trainer_integration.run.launch_record import read_launch_record
+from trainer_integration.run.model_of import model_of
+from trainer_integration.run.optimizer import FlatAdamW
+
+__all__ = ["TrainedModel", "model_of_run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedModel:
+    """What a run came to at one step."""
+
+    model: MoETransformer
+    step: int
+    mix: MixConfig
+    base_dir: Path
+    """Folder that the mix's relative paths start at."""
+
+
+def model_of_run(run_dir: Path, location: str, step: int | None = None) -> TrainedModel:
+    """Load a checkpoint of a run, whatever mesh saved it.
+
+    Args:
+        run_dir: Folder of the run.
+        location: Of its checkpoints: a folder, or a store's URL.
+        step: Which; ``None`` takes the newest.
+
+    Raises:
+        IntegrityError: The checkpoint is not what was saved.
+        StateError: There is none, or it is of another model.
+    """
+    train, life = read_launch_record(run_dir).train, read_run_record(run_dir).last
+    mix = life.mix()
+    config = model_of(train, mix, life.base_dir)
+    model = MoETransformer(config)
+    optimizer = FlatAdamW(model, train.optimizer, train.steps)
+    place = place_of(location)
+    checkpoints = (
+        StripedCheckpoints(place, config.identity())
+        if isinstance(place, StorePlace)
+        else Checkpoints(place.folder, config.identity())
+    )
+    restored = checkpoints.load(model, optimizer.adamw, step=step)
+    if restored is None:
+        raise StateError(f"{place.location} holds no checkpoint; train first")
+    return TrainedModel(model=model, step=restored.step, mix=mix, base_dir=life.base_dir)

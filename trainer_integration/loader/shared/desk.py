@@ -1,0 +1,286 @@
+"""Who makes which batch, and who gets it: what the server of a group decides. No I/O.
+
+A batch is known by its *key*: the number of the epoch in its loader, and the indices. Each rank
+gets what it asks for. Ranks that ask for the same key get one batch, made once, as long as they
+ask within a few batches of each other; a rank that comes later has it made again.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from trainer_integration.loader.shared.frames import Frame, Kind
+
+__all__ = [
+    "Asked",
+    "Command",
+    "Desk",
+    "Dropped",
+    "Ended",
+    "Event",
+    "Give",
+    "Joined",
+    "Left",
+    "Made",
+    "Order",
+    "Release",
+    "Replace",
+]
+
+_ORDERS = 2
+"""Batches that a worker has at once: the one that it makes, and the next."""
+_LEARNT = 64
+"""Batches after which ranks that never asked for the same are taken to take different ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A rank is in."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A rank has gone, with whatever it asked for."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A rank wants a batch."""
+
+    rank: int
+    task: int
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A rank does not want a batch any more."""
+
+    rank: int
+    task: int
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A worker has made a batch, or failed at it."""
+
+    worker: int
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A worker has ended by itself."""
+
+    worker: int
+    why: str
+
+
+Event = Joined | Left | Asked | Dropped | Made | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Have a worker make a batch."""
+
+    worker: int
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Give:
+    """Send a rank its batch."""
+
+    rank: int
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Blocks are free once no rank holds them."""
+
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Start another worker in the place of one that has ended."""
+
+    worker: int
+
+
+Command = Order | Give | Release | Replace
+
+
+@dataclass(slots=True)
+class _Job:
+    key: bytes
+    waiting: list[tuple[int, int]]
+    """Rank and task of those that wait for it."""
+    takers: set[int]
+    """Ranks that have asked for it."""
+    worker: int | None = None
+    made: Frame | None = None
+
+
+@dataclass(slots=True)
+class Desk:
+    """Orders batches of workers, in turn for every rank, and hands them out."""
+
+    workers: int
+    ahead: int
+    """Batches that a rank asks for ahead of the one that it takes."""
+    ranks: int
+    """Ranks that are expected: the first keeps for the others what it is given."""
+    _jobs: OrderedDict[int, _Job] = field(default_factory=OrderedDict)
+    _of_key: dict[bytes, list[int]] = field(default_factory=dict)
+    _queues: OrderedDict[int, deque[int]] = field(default_factory=OrderedDict)
+    """Jobs that no worker has, by the rank that asked first."""
+    _orders: list[list[int]] = field(default_factory=list)
+    _kept: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    """Jobs that are made, and kept for ranks that may ask yet."""
+    _next: int = 0
+    _joined: int = 0
+    _alone: int = 0
+    _most_takers: int = 1
+    made: int = 0
+    """Batches that workers have made: what a test counts."""
+
+    def __post_init__(self) -> None:
+        """Begin with idle workers."""
+        self._orders = [[] for _ in range(self.workers)]
+
+    def handle(self, event: Event) -> list[Command]:
+        """Apply an event and return what must be done, in order."""
+        match event:
+            case Joined(rank):
+                self._queues[rank] = deque()
+                self._joined += 1
+                return []
+            case Left(rank):
+                return self._left(rank)
+            case Asked(rank, task, key):
+                return self._asked(rank, task, key)
+            case Dropped(rank, task):
+                self._forget([(rank, task)])
+                return []
+            case Made(worker, frame):
+                return self._made(worker, frame)
+            case Ended(worker, why):
+                return self._ended(worker, why)
+            case _:
+                assert_never(event)
+
+    def _asked(self, rank: int, task: int, key: bytes) -> list[Command]:
+        for number in self._of_key.get(key, ()):
+            job = self._jobs[number]
+            if rank not in job.takers:
+                job.takers.add(rank)
+                self._most_takers = max(self._most_takers, len(job.takers))
+                if job.made is None:
+                    job.waiting.append((rank, task))
+                    return []
+                return [_given(rank, task, job.made), *self._trim()]
+        if self._joined >= self.ranks:
+            self._alone += 1
+        number, self._next = self._next, self._next + 1
+        self._jobs[number] = _Job(key, [(rank, task)], {rank})
+        self._of_key.setdefault(key, []).append(number)
+        self._queues[rank].append(number)
+        return self._ordered()
+
+    def _ordered(self) -> list[Command]:
+        """Give idle workers the next jobs, one rank after the other."""
+        commands: list[Command] = []
+        while any(self._queues.values()):
+            worker = min(range(self.workers), key=lambda n: len(self._orders[n]))
+            if len(self._orders[worker]) >= _ORDERS:
+                break
+            rank = next(rank for rank, queue in self._queues.items() if queue)
+            number = self._queues[rank].popleft()
+            self._queues.move_to_end(rank)
+            job = self._jobs[number]
+            job.worker = worker
+            self._orders[worker].append(number)
+            commands.append(Order(worker, Frame(Kind.ASK, number, job.key)))
+        return commands
+
+    def _made(self, worker: int, frame: Frame) -> list[Command]:
+        self.made += 1
+        self._orders[worker].remove(frame.number)
+        job = self._jobs[frame.number]
+        job.made, job.worker = frame, None
+        gives: list[Command] = [_given(rank, task, frame) for rank, task in job.waiting]
+        job.waiting.clear()
+        self._kept[frame.number] = None
+        return [*gives, *self._trim(), *self._ordered()]
+
+    def _trim(self) -> list[Command]:
+        """Let go of what nobody will ask for: what all have that ever ask for one batch, and what is old."""
+        apart = self._most_takers == 1 and self._alone >= _LEARNT
+        room = 0 if apart else (self.ahead + _ORDERS) * max(self.ranks, len(self._queues))
+        done = [n for n in self._kept if self._is_taken(self._jobs[n])]
+        old = [n for n in self._kept if n not in done]
+        done += old[: max(0, len(old) - room)]
+        return [Release(self._removed(number)) for number in done]
+
+    def _is_taken(self, job: _Job) -> bool:
+        takers = len(job.takers & self._queues.keys())
+        all_in = self._joined >= self.ranks
+        return all_in and (takers >= len(self._queues) or 1 < self._most_takers <= takers)
+
+    def _removed(self, number: int) -> tuple[int, ...]:
+        job = self._jobs.pop(number)
+        self._kept.pop(number, None)
+        numbers = self._of_key[job.key]
+        numbers.remove(number)
+        if not numbers:
+            del self._of_key[job.key]
+        return () if job.made is None else job.made.slots
+
+    def _forget(self, wanted: Iterable[tuple[int, int]]) -> None:
+        """Take ranks off what they wait for; a job that no worker has begun goes with the last of them."""
+        gone = set(wanted)
+        for number, job in list(self._jobs.items()):
+            if gone.isdisjoint(job.waiting):
+                continue
+            job.waiting = [each for each in job.waiting if each not in gone]
+            if not job.waiting and job.worker is None:
+                for queue in self._queues.values():
+                    if number in queue:
+                        queue.remove(number)
+                self._removed(number)
+
+    def _left(self, rank: int) -> list[Command]:
+        own = {(r, task) for job in self._jobs.values() for r, task in job.waiting if r == rank}
+        self._forget(own)
+        # What others wait for stays, though this rank asked first.
+        for number in self._queues.pop(rank):
+            self._queues[self._jobs[number].waiting[0][0]].append(number)
+        return [*self._trim(), *self._ordered()]
+
+    def _ended(self, worker: int, why: str) -> list[Command]:
+        """Tell those that wait for the batch that the worker was at; have the next one made by another."""
+        orders, self._orders[worker] = self._orders[worker], []
+        commands: list[Command] = []
+        for number in orders[:1]:
+            lost = Frame(Kind.LOST, number, why.encode())
+            commands += [_given(rank, task, lost) for rank, task in self._jobs[number].waiting]
+            self._removed(number)
+        for number in orders[1:]:
+            job = self._jobs[number]
+            job.worker = None
+            if job.waiting:
+                self._queues[job.waiting[0][0]].appendleft(number)
+            else:
+                self._removed(number)
+        return [*commands, Replace(worker), *self._ordered()]
+
+
+def _given(rank: int, task: int, made: Frame) -> Give:
+    return Give(rank, Frame(made.kind, task, made.body, made.slots))

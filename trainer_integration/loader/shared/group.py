@@ -1,0 +1,104 @@
+"""How the ranks of a machine find each other's workers: by a name of the kernel's, where the first starts the server.
+
+The name is in the abstract namespace of Unix sockets: nothing lies on a disk, nothing is left, and
+it is one machine's (one network namespace's) alone. Who listens and who asks is checked by the
+user that the kernel notes for both.
+"""
+
+import errno
+import hashlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from torch import multiprocessing
+
+from omniload.actors.claim import launch_of
+from omniload.base.errors import UnavailableError
+from omniload.base.linux.parent_watch import has_ended
+from trainer_integration.loader.shared.frames import user_of
+from trainer_integration.loader.shared.server import Setup, serve
+
+__all__ = ["START_S", "address_of", "connected"]
+
+START_S = 600.0
+"""For a server to start: its dataset is made in that time."""
+_AGAIN_S = 0.02
+_log = logging.getLogger(__name__)
+
+
+def address_of(name: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Return the address of a group of this launch; outside of a launch one that nobody else has."""
+    launch = launch_of(environment) or secrets.token_hex(16)
+    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "")
+    identity = f"{os.getuid()}\n{launch}\n{attempt}\n{name}"
+    digest = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+    return f"\0omniload-loader-{digest}"
+
+
+def connected(address: str, setup: Setup, context: Any) -> socket.socket:
+    """Connect to the group's server, which is started where there is none.
+
+    Raises:
+        UnavailableError: There is none within ``START_S``, or another user has the name.
+    """
+    until_s = time.monotonic() + START_S
+    while time.monotonic() < until_s:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(START_S)
+        try:
+            connection.connect(address)
+        except OSError as error:
+            connection.close()
+            if error.errno not in {errno.ECONNREFUSED, errno.EAGAIN}:
+                raise
+            if not _started(address, setup, context):
+                # Another rank has the name, and is about to listen.
+                time.sleep(_AGAIN_S)
+            continue
+        _, uid = user_of(connection)
+        if uid == os.getuid():
+            return connection
+        connection.close()
+        raise UnavailableError(
+            f"the name of this launch's shared workers belongs to user {uid}, not to {os.getuid()}; "
+            "give share= a name of your own"
+        )
+    raise UnavailableError(f"no server of the shared workers has answered within {START_S:g} s")
+
+
+def _started(address: str, setup: Setup, context: Any) -> bool:
+    """Start a server; ``False`` where another rank does so."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with listener:
+        try:
+            listener.bind(address)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise
+        listener.listen(128)
+        start = context.Process(
+            target=_detached, args=(setup, listener, context.get_start_method())
+        )
+        start.start()
+        if not has_ended(start.pid, START_S):
+            start.kill()
+        start.join()
+        if (code := start.exitcode) != 0:
+            raise UnavailableError(
+                f"the server of the shared workers was not started (exit code {code}, limit {START_S:g} s); "
+                "its error stands in this rank's output"
+            )
+    return True
+
+
+def _detached(setup: Setup, listener: socket.socket, method: str) -> None:
+    """Leave the server to the machine: it outlives the rank that started it, and ends with the last."""
+    if os.fork() == 0:
+        workers = multiprocessing.get_context("spawn" if method == "spawn" else "fork")
+        serve(setup, listener, workers)

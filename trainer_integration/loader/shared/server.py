@@ -1,0 +1,360 @@
+"""The process that owns a group's workers: carries messages between ranks, the desk and the workers."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import stat
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from trainer_integration.loader.shared.dataset import SharedDataset
+from trainer_integration.loader.shared.desk import (
+    Asked,
+    Desk,
+    Dropped,
+    Ended,
+    Event,
+    Give,
+    Joined,
+    Left,
+    Made,
+    Order,
+    Release,
+    Replace,
+)
+from trainer_integration.loader.shared.frames import Frame, Kind, packed, read_frame, user_of
+from trainer_integration.loader.shared.packed import pack_lists
+from trainer_integration.loader.shared.room import ROWS, Holds, group_room
+from trainer_integration.loader.shared.worker import Post, Work, work
+from trainer_integration.loader.transport.room import STATES
+
+__all__ = ["VERSION", "Setup", "serve"]
+
+_log = logging.getLogger(__name__)
+VERSION = 1
+_SPARE = 8
+"""Workers that a group replaces in its life: each has a region of its own."""
+_END_S = 5.0
+_FIRST_S = 60.0
+"""For the rank that started the group; after it a group without ranks ends at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A group as the rank that starts it has it."""
+
+    work: Work
+    fingerprint: dict[str, Any]
+    """What every rank's loader must have alike."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: Any
+    writer: "asyncio.StreamWriter | _Later"
+
+
+class _Later:
+    """Keeps what a worker is sent that is still being started."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+
+def serve(setup: Setup, listener: socket.socket, context: Any) -> None:
+    """Serve ranks until the last has gone; this process has nothing else to do."""
+    # The rank decides what an interrupt means, and its handlers are not for these children.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _close_sockets(listener.fileno())
+    torch.set_num_threads(1)
+    code = 1
+    try:
+        asyncio.run(_served(setup, listener, context))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        os._exit(code)
+
+
+async def _served(setup: Setup, listener: socket.socket, context: Any) -> None:
+    await _Server(setup, listener, context).run()
+
+
+def _close_sockets(kept: int) -> None:
+    """Close what a fork has brought along of a rank's connections: a restarted job wants their ports."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 -- numbers are wanted
+        number = int(name)
+        with contextlib.suppress(OSError):
+            if number > 2 and number != kept and stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.close(number)
+
+
+class _Server:
+    """Carries messages. What to do is the desk's to say."""
+
+    def __init__(self, setup: Setup, listener: socket.socket, context: Any) -> None:
+        self._setup, self._listener, self._context = setup, listener, context
+        self._regions = setup.work.workers + _SPARE
+        self._room, self._holds = group_room(self._regions), Holds(self._regions)
+        self._work = setup.work
+        self._desk = Desk(setup.work.workers, setup.work.ahead, setup.work.ranks)
+        self._workers: dict[int, _Worker] = {}
+        self._region = 0
+        self._ranks: dict[int, asyncio.StreamWriter] = {}
+        self._joined: set[int] = set()
+        self._taken: set[int] = set()
+        self._connected: set[socket.socket] = set()
+        self._lines: set[socket.socket] = set()
+        self._retired: list[tuple[int, ...]] = []
+        self._rows = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ready: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._over = asyncio.Event()
+
+    async def run(self) -> None:
+        """Make the dataset, start the workers, and serve."""
+        self._listener.setblocking(False)
+        loop = asyncio.get_running_loop()
+        first = loop.call_later(_FIRST_S, self._end_if_alone)
+        self._spawn(self._accept())
+        self._spawn(self._begin())
+        await self._over.wait()
+        first.cancel()
+        self._listener.close()
+        for worker in self._workers.values():
+            worker.process.kill()
+        for worker in self._workers.values():
+            worker.process.join()
+
+    def _end_if_alone(self) -> None:
+        if not self._connected:
+            self._over.set()
+
+    def _spawn(self, coroutine: Any) -> "asyncio.Task[None]":
+        task: asyncio.Task[None] = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A mistake of ours: ranks see the server go, and say so.
+            traceback.print_exception(error)
+            self._over.set()
+
+    async def _begin(self) -> None:
+        """Make and pack the dataset beside the loop, which sees meanwhile whether ranks are left."""
+        loop = asyncio.get_running_loop()
+        # Ended before the workers are forked: of a process with one thread.
+        with ThreadPoolExecutor(1) as beside:
+            try:
+                dataset = await loop.run_in_executor(beside, _prepared, self._setup.work.dataset)
+            except Exception:  # noqa: BLE001 -- told to every rank, with its traceback
+                self._ready.set_result(traceback.format_exc())
+                return
+        self._work = replace(self._setup.work, dataset=dataset)
+        for worker in range(self._work.workers):
+            await self._start(worker)
+        self._ready.set_result(None)
+
+    async def _start(self, worker: int) -> None:
+        ours, theirs = socket.socketpair()
+        forked: tuple[int, ...] = ()
+        if self._context.get_start_method() == "fork":
+            # Each connection of this process: one that is left open hides its end from a rank.
+            sockets = (self._listener, ours, *self._lines, *self._connected)
+            forked = tuple(each.fileno() for each in sockets if each.fileno() >= 0)
+        post = Post(worker=worker, region=self._region, server=os.getpid(), forked=forked)
+        self._region += 1
+        process = self._context.Process(
+            target=work, args=(self._work, self._room, theirs, post), daemon=True
+        )
+        process.start()
+        theirs.close()
+        self._lines.add(ours)
+        reader, writer = await asyncio.open_connection(sock=ours)
+        self._workers[worker] = _Worker(process, writer)
+        self._spawn(self._hear(worker, process, reader, ours))
+
+    async def _hear(
+        self, worker: int, process: Any, reader: asyncio.StreamReader, line: socket.socket
+    ) -> None:
+        while True:
+            try:
+                frame = await read_frame(reader)
+            except (asyncio.IncompleteReadError, OSError):
+                break
+            self._do(Made(worker, frame))
+        self._lines.discard(line)
+        if self._over.is_set():
+            return
+        await _end_of(process)
+        why = f"shared worker {worker} (pid {process.pid}) has ended with exit code {process.exitcode}"
+        _log.warning("%s; another takes its place", why)
+        self._do(Ended(worker, why))
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._over.is_set():
+            peer, _ = await loop.sock_accept(self._listener)
+            if user_of(peer)[1] != os.getuid():
+                peer.close()
+                continue
+            self._connected.add(peer)
+            self._spawn(self._serve(peer))
+
+    async def _serve(self, peer: socket.socket) -> None:
+        """Serve one rank from its greeting to its end."""
+        row = next((row for row in range(ROWS) if row not in self._taken), -1)
+        try:
+            if row < 0:
+                _log.error("more than %d ranks ask for the shared workers of this machine", ROWS)
+                return
+            self._taken.add(row)
+            socket.send_fds(peer, [b"\0"], [self._room.handle, self._holds.handle])
+            reader, writer = await asyncio.open_connection(sock=peer)
+            self._ranks[row] = writer
+            with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+                await self._welcome(row, reader, writer)
+        finally:
+            line = self._ranks.pop(row, None)
+            if row in self._joined:
+                self._joined.discard(row)
+                self._do(Left(row))
+            if line is not None:
+                line.close()
+            if row >= 0:
+                self._holds.clear(row)
+                self._taken.discard(row)
+            self._connected.discard(peer)
+            peer.close()
+            if not self._connected:
+                self._over.set()
+
+    async def _welcome(
+        self, row: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        hello = json.loads((await read_frame(reader)).body)
+        differs = _difference({**self._setup.fingerprint, "version": VERSION}, hello)
+        # A rank that leaves while the dataset is made is seen by the end of what it sends.
+        first = asyncio.ensure_future(read_frame(reader))
+        waited: set[asyncio.Future[Any]] = {first, self._ready}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if not self._ready.done():
+            first.cancel()
+            return
+        if refused := differs or self._ready.result():
+            writer.write(packed(Frame(Kind.REFUSED, body=refused.encode())))
+            await writer.drain()
+            first.cancel()
+            return
+        self._rows = max(self._rows, row + 1)
+        self._joined.add(row)
+        self._do(Joined(row))
+        told = {
+            "version": VERSION,
+            "key": self._room.key,
+            "regions": self._regions,
+            "pid": os.getpid(),
+        }
+        writer.write(packed(Frame(Kind.WELCOME, row, json.dumps(told).encode())))
+        frame = await first
+        while True:
+            if frame.kind is Kind.ASK:
+                self._do(Asked(row, frame.number, frame.body))
+            elif frame.kind is Kind.DROP:
+                self._do(Dropped(row, frame.number))
+            frame = await read_frame(reader)
+
+    def _do(self, event: Event) -> None:
+        for command in self._desk.handle(event):
+            match command:
+                case Order(worker, frame):
+                    self._workers[worker].writer.write(packed(frame))
+                case Give(rank, frame):
+                    if rank in self._ranks:
+                        self._holds.hold(rank, frame.slots)
+                        self._ranks[rank].write(packed(frame))
+                case Release(slots):
+                    self._retired.append(slots)
+                case Replace(worker):
+                    self._replace(worker)
+        self._collect()
+
+    def _replace(self, worker: int) -> None:
+        if self._region == self._regions:
+            _log.error("%d shared workers have ended; the group ends", _SPARE + 1)
+            self._over.set()
+            return
+        later = _Later()
+        self._workers[worker] = _Worker(self._workers[worker].process, later)
+        self._spawn(self._restart(worker, later))
+
+    async def _restart(self, worker: int, later: _Later) -> None:
+        await self._start(worker)
+        for data in later.written:
+            self._workers[worker].writer.write(data)
+
+    def _collect(self) -> None:
+        """Give workers back the blocks that no rank holds any more."""
+        left = []
+        for slots in self._retired:
+            if self._holds.is_held(slots, self._rows):
+                left.append(slots)
+            else:
+                for slot in slots:
+                    self._room.free(*divmod(slot, STATES))
+        self._retired = left
+
+
+async def _end_of(process: Any) -> None:
+    """Wait until a worker that has hung up has ended; it is killed if it has not by itself."""
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_reader(process.sentinel, ended.set)
+    try:
+        await asyncio.wait_for(ended.wait(), _END_S)
+    except TimeoutError:
+        process.kill()
+        await ended.wait()
+    finally:
+        loop.remove_reader(process.sentinel)
+    process.join()
+
+
+def _prepared(dataset: Any) -> Any:
+    """Return the dataset that workers read: made, and packed."""
+    if isinstance(dataset, SharedDataset):
+        dataset = dataset.made
+    pack_lists(dataset)
+    return dataset
+
+
+def _difference(ours: dict[str, Any], theirs: Any) -> str:
+    """Return what a rank's loader has otherwise than the one that started the group."""
+    if not isinstance(theirs, dict):
+        return f"a rank of another release greets with {theirs!r:.60}"
+    names = [
+        name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)
+    ]
+    if not names:
+        return ""
+    told = ", ".join(f"{name} {theirs.get(name)!r} and not {ours.get(name)!r}" for name in names)
+    return (
+        f"this rank's loader has {told}, unlike the rank that came first; make loaders with share=True in the same "
+        "order in every rank, or name each: share='train'"
+    )

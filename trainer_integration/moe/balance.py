@@ -1,0 +1,156 @@
+"""What keeps experts evenly busy: losses, a capacity with dropped tokens, a bias; and how busy they are.
+
+Experts form groups, one for each device that could hold one (DeepSeek-V2's balance of devices); with a group for
+every expert it is their own balance. All is taken row by row, because a row is what the data plane places: taken over
+a microbatch, it would depend on which rows happen to share one, and training on the number of ranks. A row
+that sequence-parallel peers share is taken whole: they add up their counts first.
+
+Shape suffixes:
+    N  tokens of this rank    M  tokens of all peers    R  rows    E  experts    K  experts of a token
+    G  groups of experts      L  layers
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from trainer_integration.moe.inputs import ModelInputs
+from trainer_integration.moe.parallel.collectives import Peers
+from trainer_integration.moe.router import Routing
+
+__all__ = [
+    "BalanceLosses",
+    "RouterFigures",
+    "balance_losses",
+    "figures_of",
+    "moved_bias_E",
+    "within_capacity",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalanceLosses:
+    """This rank's share of the losses of all rows: what its own tokens add, mean over layers."""
+
+    balance: Tensor
+    """Each row's balance loss times the labels in it. A row's is 1 at even load, at most ``G``."""
+    z: Tensor
+    """Each row's mean square of ``log_sums`` times the labels in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterFigures:
+    """How busy experts are, this rank's tokens, without a gradient."""
+
+    slots_LE: Tensor
+    """Rows that each expert computed, int64."""
+    dropped: Tensor
+    """Choices beyond a capacity, over all layers, int64."""
+    entropy: Tensor
+    """Entropy of the probabilities summed over tokens, mean over layers, in nats, float64."""
+
+
+def balance_losses(
+    routings: Sequence[Routing], inputs: ModelInputs, peers: Peers, num_groups: int
+) -> BalanceLosses:
+    """Return this rank's share of the losses that keep the routers of all layers in order.
+
+    A row's balance loss is ``G * sum over groups of (share of choices) * (mean probability)``.
+
+    Args:
+        routings: Decisions of each layer.
+        inputs: The tokens.
+        peers: Who shares the rows.
+        num_groups: ``G``, a divisor of the number of experts.
+
+    Source:
+        Fedus et al., arXiv 2101.03961, for the product; DeepSeek-V2, arXiv 2405.04434, for taking it
+        between devices, DeepSeek-V3, arXiv 2412.19437, within a sequence; Zoph et al., arXiv 2202.08906, for ``z``.
+    """
+    num_experts = routings[0].probabilities_NE.shape[1]
+    size = inputs.num_rows * num_experts
+    cells = [
+        (inputs.rows_N.unsqueeze(1) * num_experts + r.experts_NK).reshape(-1) for r in routings
+    ]
+    labels_R = inputs.labels_in_rows_R()
+    counted = peers.summed(torch.cat([*(_counts(c, size) for c in cells), labels_R]))
+    counts_LRE, labels_R = torch.split(counted, [len(routings) * size, inputs.num_rows])
+    counts_LRE = counts_LRE.view(len(routings), inputs.num_rows, num_experts)
+    tokens_R = inputs.tokens_in_rows_R.clamp(min=1)
+    dtype = routings[0].probabilities_NE.dtype
+    weights_N = (labels_R / tokens_R).to(dtype).index_select(0, inputs.rows_N)
+    top_k = routings[0].experts_NK.shape[1]
+    shares_LRG = (counts_LRE / (tokens_R * top_k).view(1, -1, 1)).to(dtype)
+    shares_LRG = shares_LRG.view(*shares_LRG.shape[:2], num_groups, -1).sum(-1)
+    balance, z = [], []
+    for shares_RG, routing in zip(shares_LRG, routings, strict=True):
+        sums_NG = routing.probabilities_NE.view(
+            len(inputs.rows_N), num_groups, num_experts // num_groups
+        ).sum(-1)
+        losses_N = (shares_RG.index_select(0, inputs.rows_N) * sums_NG).sum(-1)
+        balance.append((losses_N * weights_N).sum())
+        z.append((routing.log_sums_N.square() * weights_N).sum())
+    return BalanceLosses(balance=num_groups * torch.stack(balance).mean(), z=torch.stack(z).mean())
+
+
+def within_capacity(
+    routing: Routing, inputs: ModelInputs, peers: Peers, num_groups: int, factor: float
+) -> Routing:
+    """Drop the choices of least probability of each row and group beyond what its devices have room for.
+
+    A group has room for ``factor`` times the choices of a row at even load, rounded up. Of equal
+    probabilities the earlier token's stays. The weights of a token's other choices stay as they are.
+
+    Source:
+        DeepSeek-V2, arXiv 2405.04434, on token dropping.
+    """
+    top_k, num_experts = routing.experts_NK.shape[1], routing.probabilities_NE.shape[1]
+    affinity_NK = routing.probabilities_NE.detach().gather(-1, routing.experts_NK)
+    groups_NK = routing.experts_NK // (num_experts // num_groups)
+    cells_NK = inputs.rows_N.unsqueeze(1) * num_groups + groups_NK
+    cells, affinities = (inputs.of_all_peers(x, peers) for x in (cells_NK, affinity_NK))
+    order = torch.argsort(affinities.reshape(-1), descending=True, stable=True)
+    order = order[torch.argsort(cells.reshape(-1)[order], stable=True)]
+    sorted_cells = cells.reshape(-1)[order]
+    places = torch.arange(len(order), device=order.device)
+    room_R = (inputs.tokens_in_rows_R * (top_k * factor / num_groups)).ceil()
+    taken_before = places - torch.searchsorted(sorted_cells, sorted_cells)
+    kept = torch.empty_like(order, dtype=torch.bool)
+    kept[order] = taken_before < room_R.index_select(0, sorted_cells // num_groups)
+    return replace(routing, kept_NK=inputs.of_this_peer(kept.view(-1, top_k), peers))
+
+
+def figures_of(routings: Sequence[Routing]) -> RouterFigures:
+    """Return how busy the experts of all layers are with this rank's tokens."""
+    num_experts = routings[0].probabilities_NE.shape[1]
+    slots, dropped, entropies = [], [], []
+    for routing in routings:
+        counts = _counts(routing.served_NK().reshape(-1), num_experts + 1).long()
+        slots.append(counts[:-1])
+        dropped.append(counts[-1])
+        probabilities_NE = routing.probabilities_NE.detach()
+        entropies.append(torch.special.entr(probabilities_NE).sum(dtype=torch.float64))
+    return RouterFigures(
+        slots_LE=torch.stack(slots),
+        dropped=torch.stack(dropped).sum(),
+        entropy=torch.stack(entropies).mean(),
+    )
+
+
+def moved_bias_E(bias_E: Tensor, slots_E: Tensor, rate: float) -> Tensor:
+    """Return the bias after a step: up by ``rate`` for experts below the mean load, down for those above it.
+
+    Source:
+        Wang et al., arXiv 2408.15664.
+    """
+    return bias_E + rate * torch.sign(slots_E.double().mean() - slots_E).to(bias_E.dtype)
+
+
+def _counts(values: Tensor, size: int) -> Tensor:
+    """Count whole numbers below ``size``, as float64, which is exact; unlike ``bincount`` it waits for no device."""
+    ones = torch.ones(1, dtype=torch.float64, device=values.device).expand(len(values))
+    return torch.zeros(size, dtype=torch.float64, device=values.device).scatter_add_(
+        0, values, ones
+    )

@@ -1,0 +1,151 @@
+"""The collectives of the layer, forward and backward, and the bytes that they send.
+
+Each is the transpose of one here: an exchange of rows of the exchange back, a gather of a sum that is
+scattered. Bytes are those that leave a rank for another one, by what they are for.
+
+Shape suffixes:
+    N  rows of this rank        M  rows of all ranks        ``...`` whatever a row is
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from typing_extensions import override
+
+__all__ = ["ALONE", "Peers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    """The ranks that share every layer: its tokens (SP) and its experts (EP)."""
+
+    group: dist.ProcessGroup | None = None
+    """``None`` for a rank alone."""
+    rank: int = 0
+    """This rank's place among them."""
+    size: int = 1
+    """How many they are."""
+    traffic: Counter[str] = field(default_factory=Counter)
+    """Bytes this rank has sent to others, by purpose; ``NAME.backward`` for gradients."""
+
+    def exchange(
+        self, rows_N: Tensor, send: Sequence[int], receive: Sequence[int], name: str
+    ) -> Tensor:
+        """Send each peer its rows and return what they sent, in the order of their ranks, ``[M, ...]``.
+
+        Args:
+            rows_N: Rows for peer 0, then those for peer 1, ...
+            send: How many rows go to each peer.
+            receive: How many come from each; the peers' ``send`` says the same.
+            name: What they are, for ``traffic``.
+        """
+        rows_M: Tensor = _Exchange.apply(rows_N, self, tuple(send), tuple(receive), name)  # type: ignore[no-untyped-call]
+        return rows_M
+
+    def gather(self, rows_N: Tensor, name: str) -> Tensor:
+        """Return the rows of all peers in the order of their ranks, ``[M, ...]``; all bring equally many."""
+        rows_M: Tensor = _Gather.apply(rows_N, self, name)  # type: ignore[no-untyped-call]
+        return rows_M
+
+    def sum_scattered(self, rows_M: Tensor, name: str) -> Tensor:
+        """Return this rank's share of the rows that all peers hold a summand of, ``[N, ...]``."""
+        rows_N: Tensor = _SumScattered.apply(rows_M, self, name)  # type: ignore[no-untyped-call]
+        return rows_N
+
+    def summed(self, figures: Tensor) -> Tensor:
+        """Return the sum over peers, without a gradient."""
+        total = figures.detach().clone()
+        if self.group is not None:
+            dist.all_reduce(total, group=self.group)
+        return total
+
+    def count(self, name: str, elements: int, of: Tensor) -> None:
+        """Note elements that leave this rank."""
+        self.traffic[name] += elements * of.element_size()
+
+
+ALONE = Peers()
+"""A rank that shares its layers with none."""
+
+
+def _exchanged(
+    rows: Tensor, peers: Peers, send: Sequence[int], receive: Sequence[int], name: str
+) -> Tensor:
+    rows = rows.contiguous()
+    received = rows.new_empty(sum(receive), *rows.shape[1:])
+    dist.all_to_all_single(received, rows, list(receive), list(send), group=peers.group)
+    others = sum(send) - send[peers.rank]
+    peers.count(name, others * rows[:1].numel() if len(rows) else 0, rows)
+    return received
+
+
+def _gathered(rows: Tensor, peers: Peers, name: str) -> Tensor:
+    rows = rows.contiguous()
+    gathered = rows.new_empty(peers.size * len(rows), *rows.shape[1:])
+    dist.all_gather_single(gathered, rows, group=peers.group)
+    peers.count(name, (peers.size - 1) * rows.numel(), rows)
+    return gathered
+
+
+def _sum_scattered(rows: Tensor, peers: Peers, name: str) -> Tensor:
+    rows = rows.contiguous()
+    share = rows.new_empty(len(rows) // peers.size, *rows.shape[1:])
+    dist.reduce_scatter_single(share, rows, group=peers.group)
+    peers.count(name, (peers.size - 1) * share.numel(), rows)
+    return share
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    @override
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        peers: Peers,
+        send: tuple[int, ...],
+        receive: tuple[int, ...],
+        name: str,
+    ) -> Tensor:
+        ctx.peers, ctx.send, ctx.receive, ctx.name = peers, send, receive, name
+        return _exchanged(rows, peers, send, receive, name)
+
+    @staticmethod
+    @override
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        back = _exchanged(grad, ctx.peers, ctx.receive, ctx.send, ctx.name + ".backward")
+        return back, None, None, None, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    @override
+    def forward(ctx: Any, rows: Tensor, peers: Peers, name: str) -> Tensor:
+        ctx.peers, ctx.name = peers, name
+        return _gathered(rows, peers, name)
+
+    @staticmethod
+    @override
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _sum_scattered(grad, ctx.peers, ctx.name + ".backward"), None, None
+
+
+class _SumScattered(torch.autograd.Function):
+    @staticmethod
+    @override
+    def forward(ctx: Any, rows: Tensor, peers: Peers, name: str) -> Tensor:
+        ctx.peers, ctx.name = peers, name
+        return _sum_scattered(rows, peers, name)
+
+    @staticmethod
+    @override
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _gathered(grad, ctx.peers, ctx.name + ".backward"), None, None

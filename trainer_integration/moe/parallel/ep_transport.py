@@ -1,0 +1,190 @@
+"""Expert parallelism: how tokens come to the ranks that hold their experts, and back.
+
+Every rank holds whole experts, rank 0 the first of them. Rows at an expert are sorted by (expert, source
+rank), as tiles of a fused dispatch would wait for one rank at a time. Three transports do the same:
+
+========= ====================================================== ==========================================
+local     one rank: rows are copied                              nothing is sent
+a2a       each row goes to its expert's rank and comes back      rows for other ranks, twice
+ag_rs     all tokens go to all ranks, which pick theirs; sums    ``(n - 1)`` times a rank's tokens, twice
+          over local experts are scattered back and added up
+========= ====================================================== ==========================================
+
+``a2a`` needs the number of rows on the host, for which a GPU has to be waited for once a layer;
+``ag_rs`` and ``local`` leave everything on the device.
+
+Shape suffixes:
+    N  tokens of this rank        M  tokens of all peers, padded to the most        K  experts of a token
+    S  slots: rows at experts     E  experts of this rank        P  peers           D  width
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from trainer_integration.moe.parallel.collectives import Peers
+from trainer_integration.moe.row_map import RowMap, combine, dispatch, permute
+
+__all__ = [
+    "AllGatherReduceScatter",
+    "AllToAll",
+    "Local",
+    "Slots",
+    "Transport",
+    "TransportName",
+    "chosen_transport",
+]
+
+TransportName = Literal["a2a", "ag_rs"]
+"""A way of moving rows between ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slots:
+    """Rows at the experts of this rank."""
+
+    rows_SD: Tensor
+    """Sorted by (expert, source rank); what lies beyond the last end is no row."""
+    gates_S: Tensor
+    """Weight of each row, float32 or wider."""
+    ends_E: Tensor
+    """Where each expert's rows end, int32."""
+
+
+class Transport(Protocol):
+    """Moves one layer's rows in one microbatch; made for it, and used once there and once back."""
+
+    @abstractmethod
+    def there(self, x_ND: Tensor, gates_NK: Tensor, experts_NK: Tensor) -> Slots:
+        """Bring tokens to experts. A choice of an expert that does not exist, the number of experts, is dropped."""
+
+    @abstractmethod
+    def back(self, rows_SD: Tensor) -> Tensor:
+        """Sum what became of each token's rows, ``[N, D]``."""
+
+
+class Local(Transport):
+    """All experts are here."""
+
+    def __init__(self, num_experts: int, *, drops: bool) -> None:
+        self._num_experts, self._drops = num_experts, drops
+
+    @override
+    def there(self, x_ND: Tensor, gates_NK: Tensor, experts_NK: Tensor) -> Slots:
+        self._row_map = row_map = RowMap.of(experts_NK, self._num_experts, drops=self._drops)
+        return Slots(
+            rows_SD=dispatch(x_ND, row_map), gates_S=row_map.gates(gates_NK), ends_E=row_map.ends_E
+        )
+
+    @override
+    def back(self, rows_SD: Tensor) -> Tensor:
+        return combine(rows_SD, self._row_map)
+
+
+class AllToAll(Transport):
+    """Rows travel alone: the fewer, the fewer experts a token has."""
+
+    def __init__(self, num_experts: int, peers: Peers, *, drops: bool) -> None:
+        self._num_experts, self._peers, self._drops = num_experts, peers, drops
+
+    @override
+    def there(self, x_ND: Tensor, gates_NK: Tensor, experts_NK: Tensor) -> Slots:
+        peers = self._peers
+        row_map = RowMap.of(experts_NK, self._num_experts, drops=self._drops)
+        counts_PPE = self._counts(row_map)
+        self._send = counts_PPE[peers.rank].sum(-1).tolist()
+        self._receive = counts_PPE[:, peers.rank].sum(-1).tolist()
+        self._row_map = row_map = row_map.first(sum(self._send))
+        rows = peers.exchange(dispatch(x_ND, row_map), self._send, self._receive, "dispatch")
+        gates = peers.exchange(row_map.gates(gates_NK), self._send, self._receive, "gates")
+        counts_PE = counts_PPE[:, peers.rank].to(x_ND.device)
+        self._order_S, self._inverse_S = _by_expert_then_source(counts_PE)
+        return Slots(
+            rows_SD=permute(rows, self._order_S, self._inverse_S),
+            gates_S=permute(gates, self._order_S, self._inverse_S),
+            ends_E=counts_PE.sum(0).cumsum(0).int(),
+        )
+
+    @override
+    def back(self, rows_SD: Tensor) -> Tensor:
+        rows = permute(rows_SD, self._inverse_S, self._order_S)
+        returned = self._peers.exchange(rows, self._receive, self._send, "combine")
+        return combine(returned, self._row_map)
+
+    def _counts(self, row_map: RowMap) -> Tensor:
+        """Return how many rows each rank has for each expert of each rank, on the host."""
+        peers = self._peers
+        own_E = torch.diff(row_map.ends_E, prepend=row_map.ends_E.new_zeros(1))
+        with torch.no_grad():
+            counts = peers.gather(own_E, "routing")
+        return counts.view(peers.size, peers.size, -1).cpu()
+
+
+class AllGatherReduceScatter(Transport):
+    """All tokens travel once, however many experts they have."""
+
+    def __init__(self, num_experts: int, peers: Peers, tokens_of_peers: Sequence[int]) -> None:
+        self._peers, self._tokens_of_peers = peers, tokens_of_peers
+        self._held = num_experts // peers.size
+
+    @override
+    def there(self, x_ND: Tensor, gates_NK: Tensor, experts_NK: Tensor) -> Slots:
+        peers, most = self._peers, max(self._tokens_of_peers)
+        x_MD = peers.gather(_padded(x_ND, most, 0), "dispatch")
+        gates_MK = peers.gather(_padded(gates_NK, most, 0), "gates")
+        # Padding chooses an expert of nobody.
+        nobody = peers.size * self._held
+        experts_MK = peers.gather(_padded(experts_NK, most, nobody), "routing")
+        own_MK = experts_MK - peers.rank * self._held
+        own_MK = torch.where((own_MK >= 0) & (own_MK < self._held), own_MK, self._held)
+        row_map = RowMap.of(own_MK, self._held, drops=True)
+        if row_map.ends_E.device.type == "cpu":
+            # On a GPU nobody waits for this number: the rows beyond it stay, and are no one's.
+            row_map = row_map.first(max(int(row_map.ends_E[-1]), min(1, own_MK.numel())))
+        self._row_map = row_map
+        return Slots(
+            rows_SD=dispatch(x_MD, row_map), gates_S=row_map.gates(gates_MK), ends_E=row_map.ends_E
+        )
+
+    @override
+    def back(self, rows_SD: Tensor) -> Tensor:
+        share = self._peers.sum_scattered(combine(rows_SD, self._row_map), "combine")
+        return share[: self._tokens_of_peers[self._peers.rank]]
+
+
+def chosen_transport(
+    name: Literal["auto", "a2a", "ag_rs"], top_k: int, peers: int, crossover: int | None = None
+) -> TransportName:
+    """Return the transport to use.
+
+    Args:
+        name: ``auto`` takes ``ag_rs`` above the crossover.
+        top_k: Experts of a token.
+        peers: Ranks.
+        crossover: Most experts of a token at which ``a2a`` was measured to be faster; ``None``
+            takes the number of ranks, up to which it sends fewer bytes.
+    """
+    if name != "auto":
+        return name
+    return "ag_rs" if top_k > (peers if crossover is None else crossover) else "a2a"
+
+
+def _by_expert_then_source(counts_PE: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the order that sorts rows that arrived by (source, expert) by (expert, source), and its inverse."""
+    num_peers, num_experts = counts_PE.shape
+    experts = torch.arange(num_experts, device=counts_PE.device).repeat(num_peers)
+    order_S = torch.argsort(experts.repeat_interleave(counts_PE.flatten()), stable=True)
+    inverse_S = torch.empty_like(order_S)
+    inverse_S[order_S] = torch.arange(len(order_S), device=order_S.device)
+    return order_S, inverse_S
+
+
+def _padded(x: Tensor, length: int, value: int) -> Tensor:
+    if len(x) == length:
+        return x
+    return torch.cat((x, x.new_full((length - len(x), *x.shape[1:]), value)))

@@ -1,0 +1,54 @@
+"""The groups of a run: a mesh of ``dp`` by ``sp`` ranks.
+
+The ranks of one row of the mesh share every layer: sequence parallelism deals them its tokens, expert
+parallelism its experts. They stand side by side, in one host where the layer's traffic is to stay. Ranks
+of one column hold the same experts, and train on other rows::
+
+    dp 0   rank 0  rank 1     share the rows of dp 0
+    dp 1   rank 2  rank 3     share the rows of dp 1
+             |       |
+          experts experts
+          0 to 3  4 to 7
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from trainer_integration.moe.parallel.collectives import ALONE, Peers
+
+__all__ = ["ProcessGroups"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessGroups:
+    """The groups that one rank is in."""
+
+    mesh: DeviceMesh | None = None
+    """``dp`` by ``sp``; ``None`` for a rank alone."""
+    world: dist.ProcessGroup | None = None
+    """All ranks."""
+    dp: dist.ProcessGroup | None = None
+    """Those that hold the same experts."""
+    sp: Peers = ALONE
+    """Those that share every layer."""
+
+    @classmethod
+    def of(cls, dp: int, sp: int, device: str = "cpu") -> Self:
+        """Make the mesh of an initialised process group; every rank calls it.
+
+        Raises:
+            ValueError: The group has another number of ranks.
+        """
+        size = dist.get_world_size()
+        if dp * sp != size:
+            raise ValueError(
+                f"dp {dp} times sp {sp} is {dp * sp} and {size} ranks were started; start as many as the mesh has"
+            )
+        mesh = init_device_mesh(device, (dp, sp), mesh_dim_names=("dp", "sp"))
+        peers = ALONE
+        if sp > 1:
+            peers = Peers(group=mesh.get_group("sp"), rank=mesh.get_local_rank("sp"), size=sp)
+        return cls(mesh=mesh, world=dist.group.WORLD, dp=mesh.get_group("dp"), sp=peers)

@@ -1,0 +1,113 @@
+"""A rank among its peers: the process group, its share of the model, the rows that it shares."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from omniload.base.errors import ConfigError
+from omniload.base.log import get_logger
+from omniload.batch.microbatch import Batch, CpSlice
+from omniload.batch.slices import whole_rows
+from snapshot.startup.events import restarted, stage
+from trainer_integration.config import TrainConfig
+from trainer_integration.moe.config import MoEConfig
+from trainer_integration.moe.model import MoETransformer
+from trainer_integration.moe.parallel.collectives import Peers
+from trainer_integration.moe.parallel.ep_transport import chosen_transport
+from trainer_integration.moe.parallel.process_groups import ProcessGroups
+from trainer_integration.moe.parallel.sp_attention import replicas_of, volume_ratio
+from trainer_integration.run.rank_spec import RankSpec
+
+__all__ = ["built_model", "joined", "whole_batch"]
+
+_LOG = get_logger(__name__)
+_TIMEOUT = timedelta(minutes=5)
+
+
+@contextmanager
+def joined(spec: RankSpec) -> Iterator[ProcessGroups]:
+    """Join the ranks of this attempt; a rank alone needs no group.
+
+    They find each other over a store of rank 0's: at a port of the launcher's, or where torchrun's
+    or Slurm's variables say.
+    """
+    parallel, device = spec.train.parallel, spec.train.device
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", spec.rank)))
+    if parallel.num_ranks == 1:
+        yield ProcessGroups()
+        return
+    with stage("process_group", restarted(spec.attempt)):
+        dist.init_process_group(
+            "nccl" if device == "cuda" else "gloo",
+            store=_store(spec),
+            rank=spec.rank,
+            world_size=parallel.num_ranks,
+            timeout=_TIMEOUT,
+        )
+    try:
+        yield ProcessGroups.of(parallel.dp, parallel.sp, device)
+    finally:
+        dist.destroy_process_group()
+
+
+def _store(spec: RankSpec) -> Store:
+    if spec.store_port is None:
+        found: Store = next(iter(rendezvous("env://", timeout=_TIMEOUT)))[0]
+        return found
+    # Ranks of our launcher are on one host: they talk over loopback, whatever its interfaces are called.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return TCPStore(
+        "127.0.0.1",
+        spec.store_port,
+        is_master=spec.store_fd is not None,
+        master_listen_fd=spec.store_fd,
+        timeout=_TIMEOUT,
+        wait_for_workers=False,
+    )
+
+
+def built_model(train: TrainConfig, config: MoEConfig, groups: ProcessGroups) -> MoETransformer:
+    """Build this rank's share of the model, where it is to be.
+
+    Raises:
+        ConfigError: It is to be on a GPU and there is none.
+    """
+    if train.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda and this process sees no GPU; set device to cpu")
+    size, heads, kv_heads = train.parallel.sp, config.num_heads, config.num_kv_heads
+    if (replicas := replicas_of(kv_heads, size)) > 1:
+        _LOG.warning(
+            "num_kv_heads %d, sp %d: %d ranks hold each KV head, and attention sends %.2f times as much as with a "
+            "head for each rank",
+            *(kv_heads, size, replicas, volume_ratio(heads, kv_heads, size)),
+        )
+    transport = chosen_transport(
+        train.parallel.transport, config.top_k, size, train.parallel.crossover
+    )
+    model = MoETransformer(
+        config,
+        seed=train.seed,
+        peers=groups.sp,
+        transport=transport,
+        dtype=torch.bfloat16 if train.dtype == "bf16" else None,
+    )
+    return model.to(train.device)
+
+
+def whole_batch(batch: Batch, peers: Peers) -> Batch:
+    """Put the rows of a batch together from the slices of all peers; every one of them calls it."""
+    found = []
+    for piece in batch.microbatches:
+        assert isinstance(piece, CpSlice), "peers share rows"
+        own = torch.stack([torch.from_numpy(x.copy()) for x in (piece.tokens_RC, piece.labels_RC)])
+        of_all = peers.gather(own, "digest").view(peers.size, *own.shape).numpy()
+        found.append(whole_rows(piece, of_all[:, 0], of_all[:, 1]))
+    return replace(batch, microbatches=tuple(found))
