@@ -13,7 +13,7 @@ from fusefs.stores.remote.fsspec_store import fsspec_store
 from fusefs.stores.retry import RetryingStore
 from fusefs.stores.url import open_store
 from omniload.base.errors import ConfigError
-from tests.support.fusefs_store_contract import StoreContract
+from tests.support.fusefs.store_contract import StoreContract
 
 
 class TestMemoryStore(StoreContract):

@@ -18,7 +18,7 @@ from fusefs.mounts.lifecycle import MountConfig, start, umount
 from fusefs.stores.url import open_store
 from fusefs.tree.namespace import StripedFiles
 from omniload.base.errors import ConfigError, StateError
-from tests.support.fusefs_model import TINY, fast_directory
+from tests.support.fusefs.model import TINY, fast_directory
 from tests.support.mount_table import once_mounts_allow
 
 pytestmark = [

@@ -18,9 +18,9 @@ from fusefs.config import DiskCacheConfig
 from fusefs.stores.local.store import LocalStore
 from fusefs.stores.memory import MemoryStore
 from omniload.base.errors import UnavailableError
-from tests.support.fusefs_builders import contents, some_files
-from tests.support.fusefs_disk import bytes_on_disk, files_in, flip
-from tests.support.fusefs_faulty_store import FaultyStore, Outage
+from tests.support.fusefs.builders import contents, some_files
+from tests.support.fusefs.disk import bytes_on_disk, files_in, flip
+from tests.support.fusefs.faulty_store import FaultyStore, Outage
 
 DATA = bytes(range(256)) * 400  # 25 units of 4096
 
@@ -260,7 +260,7 @@ def test_what_a_time_stamp_hides_is_seen_once_it_is_dropped(tmp_path):
 
 FILLER = """
 import sys
-from tests.support.fusefs_builders import contents, some_files
+from tests.support.fusefs.builders import contents, some_files
 from tests.faults.test_fusefs_disk_faults import cached
 from fusefs.stores.local.store import LocalStore
 with cached(LocalStore(sys.argv[1]), sys.argv[2], capacity=4 << 20) as files:

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from fusefs.cache.disk_format import footprint
-from tests.support.fusefs_disk import (
+from tests.support.fusefs.disk import (
     UNIT,
     a_cache,
     a_version,

@@ -11,10 +11,10 @@ from fusefs.mounts.lifecycle import mount
 from fusefs.stores.local.store import LocalStore
 from fusefs.stores.url import open_store
 from fusefs.tree.namespace import StripedFiles
-from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT
+from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT
 from tests.support.swapped_folder import Outside, may_fail
 
-ROUNDS = 1500
+ROUNDS = 700
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import sys
 
 from fusefs.stores.local.store import LocalStore
 from fusefs.tools.export import export_file
-from tests.support.fusefs_builders import some_files
+from tests.support.fusefs.builders import some_files
 
 BIG = bytes(range(256)) * 100
 EXPORT = """

@@ -7,8 +7,8 @@ import pytest
 from fusefs.format.manifest import encode_manifest
 from fusefs.stores.memory import MemoryStore
 from omniload.base.errors import IntegrityError, UnavailableError
-from tests.support.fusefs_builders import contents, object_paths, some_files, tiny_files
-from tests.support.fusefs_faulty_store import FaultyStore, Outage
+from tests.support.fusefs.builders import contents, object_paths, some_files, tiny_files
+from tests.support.fusefs.faulty_store import FaultyStore, Outage
 
 DATA = bytes(range(256)) * 2
 

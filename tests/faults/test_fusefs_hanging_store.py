@@ -16,8 +16,8 @@ from fusefs.mounts.lifecycle import MountConfig, start, umount
 from fusefs.stores.retry import RetryingStore
 from fusefs.stores.url import open_store
 from omniload.base.errors import UnavailableError
-from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT
-from tests.support.fusefs_s3 import s3_server
+from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT
+from tests.support.fusefs.s3 import s3_server
 from tests.support.hdfs.cluster import hdfs_cluster, why_not
 
 LIMIT_S = 2.0
@@ -184,7 +184,10 @@ def test_hdfs_whose_node_hangs_answers_within_the_limit(cluster, asked, tmp_path
     settings = {"store": url, "mountpoint": str(tmp_path / "mount"), "give_up_after": LIMIT_S}
     daemon = None if NO_MOUNT else start(MountConfig(**settings), log_path=str(tmp_path / "log"))
 
-    cluster.processes[who].send_signal(signal.SIGSTOP)
+    node = cluster.processes[who]
+    node.send_signal(signal.SIGSTOP)
+    # Until all its threads have stopped, one of them may answer yet.
+    os.waitid(os.P_PID, node.pid, os.WSTOPPED | os.WNOWAIT)
     try:
         asked.refused(UnavailableError, lambda: store.read("f", 0, 4))
         asked.refused(UnavailableError, lambda: store.publish("new", b"data"))

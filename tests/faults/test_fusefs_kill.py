@@ -14,8 +14,8 @@ from fusefs.mounts.lifecycle import MountConfig, start
 from fusefs.stores.local.store import LocalStore
 from fusefs.tools.fsck import verify
 from fusefs.tree.namespace import StripedFiles
-from tests.support.fusefs_builders import contents
-from tests.support.fusefs_model import TINY, fast_directory
+from tests.support.fusefs.builders import contents
+from tests.support.fusefs.model import TINY, fast_directory
 
 pytestmark = [
     pytest.mark.fuse,

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.stores.local.store import LocalStore
-from tests.support.fusefs_before_the_failure import BIG
-from tests.support.fusefs_builders import contents, tiny_files
+from tests.support.fusefs.before_the_failure import BIG
+from tests.support.fusefs.builders import contents, tiny_files
 
 _SHUTDOWN, _WITHOUT_THE_LOG = 0x8004587D, 2
 
@@ -61,7 +61,7 @@ def disk(tmp_path):
 
 def before_the_failure(disk, work):
     """Do something in a process of its own, which ends without closing anything; then lose the power."""
-    words = [sys.executable, "-m", "tests.support.fusefs_before_the_failure", disk.root, work]
+    words = [sys.executable, "-m", "tests.support.fusefs.before_the_failure", disk.root, work]
     done = subprocess.run(
         words,
         check=False,

@@ -15,9 +15,9 @@ from fusefs.bridge.process.launch import run_daemon, start_daemon
 from fusefs.mounts import supervisor
 from fusefs.mounts.lifecycle import MountConfig
 from fusefs.mounts.supervisor import watch
-from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT
+from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT
 
-DAEMON = "tests.support.fusefs_interrupting_daemon"
+DAEMON = "tests.support.fusefs.interrupting_daemon"
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from fusefs.stores.remote.rename_intents import INTENTS
 from fusefs.stores.remote.rename_store import RenamingStore
 from fusefs.stores.retry import RetryingStore
 from omniload.base.errors import IntegrityError, UnavailableError
-from tests.support.fusefs_faulty_store import FaultyStore, Outage
+from tests.support.fusefs.faulty_store import FaultyStore, Outage
 
 
 def a_retrying_store(faulty, waits):

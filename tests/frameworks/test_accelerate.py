@@ -10,8 +10,8 @@ from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader as TorchLoader
 
 from omniload.base.errors import StateError
-from tests.support.host_ranks import run_ranks
-from tests.support.loaders import Numbers, Stream, StreamWithState, plain
+from tests.support.trainer.host_ranks import run_ranks
+from tests.support.trainer.loaders import Numbers, Stream, StreamWithState, plain
 from trainer_integration import DataLoader
 from trainer_integration.hosts.accelerate import Accelerator
 

@@ -8,8 +8,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from omniload.base.errors import StateError
-from tests.support.host_ranks import run_ranks
-from tests.support.loaders import Numbers, Stream, StreamWithState
+from tests.support.trainer.host_ranks import run_ranks
+from tests.support.trainer.loaders import Numbers, Stream, StreamWithState
 from trainer_integration.hosts.lightning import DataLoader
 
 LOADERS = {

@@ -36,3 +36,20 @@ def test_an_example_loads_with_its_model(path):
     model = MixConfig if "sources" in keys else train.TrainConfig
 
     assert load_yaml(path, model).version == 1
+
+
+def test_every_path_that_contributing_names_is_there():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:omniload|fusefs|snapshot|trainer_integration|tests)/[\w./]+)`", text)
+
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_ten_questions_lead_to_their_modules():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    _, _, after = text.partition("## Where would I change it?")
+    rows = [line.split("|") for line in after.partition("\n## ")[0].splitlines() if "?" in line]
+
+    assert len(rows) >= 10
+    assert [question for _, question, modules, *_ in rows if "`" not in modules] == []

@@ -2,8 +2,8 @@
 
 import itertools
 
-from benchmarks.baseline_loaders import Rows, torchdata_nodes
-from benchmarks.mixed_sources import MixedSources, build_sources
+from benchmarks.loaders.baseline_loaders import Rows, torchdata_nodes
+from benchmarks.loaders.mixed_sources import MixedSources, build_sources
 
 
 def test_torchdata_nodes_give_whole_batches_for_ever(tmp_path):

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from tests.support.loaders import Numbers, plain
+from tests.support.trainer.loaders import Numbers, plain
 from trainer_integration import DataLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 
 from omniload.base.errors import ConfigError, StateError
-from tests.support.loaders import Numbers, Stream, plain, resumed_equals_unbroken
+from tests.support.trainer.loaders import Numbers, Stream, plain, resumed_equals_unbroken
 from trainer_integration import DataLoader
 
 pytestmark = [

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
 
-from tests.support.loaders import plain
+from tests.support.trainer.loaders import plain
 from trainer_integration import DataLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

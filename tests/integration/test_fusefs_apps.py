@@ -18,8 +18,8 @@ from fusefs.mounts.lifecycle import MountConfig, start
 from fusefs.stores.local.store import LocalStore
 from fusefs.tools.fsck import verify
 from fusefs.tree.namespace import StripedFiles
-from tests.support.fusefs_model import fast_directory
-from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT, ProvenMount, proven_mount, without
+from tests.support.fusefs.model import fast_directory
+from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT, ProvenMount, proven_mount, without
 
 pytestmark = [pytest.mark.fuse, pytest.mark.skipif(NO_MOUNT, reason=WHY_NO_MOUNT)]
 DATA = os.urandom(300_000)

@@ -16,8 +16,8 @@ import pytest
 
 from fusefs.bridge.process.tuning import device_of_mount
 from fusefs.mounts.lifecycle import MountConfig, start
-from tests.support.fusefs_model import fast_directory
-from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT, proven_mount
+from tests.support.fusefs.model import fast_directory
+from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT, proven_mount
 
 pytestmark = [pytest.mark.fuse, pytest.mark.skipif(NO_MOUNT, reason=WHY_NO_MOUNT)]
 DATA = os.urandom(500_000)

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fusefs.cli import command
 from fusefs.mounts.lifecycle import MountConfig, mount, start
 from omniload.base.errors import StateError
-from tests.support.fusefs_model import TINY, fast_directory
+from tests.support.fusefs.model import TINY, fast_directory
 
 pytestmark = [
     pytest.mark.fuse,

@@ -14,8 +14,8 @@ from fusefs.mounts.lifecycle import mount
 from fusefs.stores.remote.arrow import arrow_store
 from fusefs.tools.fsck import verify
 from fusefs.tree.namespace import StripedFiles
-from tests.support.fusefs_builders import contents
-from tests.support.fusefs_model import TINY, Pair, run
+from tests.support.fusefs.builders import contents
+from tests.support.fusefs.model import TINY, Pair, run
 from tests.support.hdfs.cluster import hdfs_cluster, why_not
 
 pytestmark = [

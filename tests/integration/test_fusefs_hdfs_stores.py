@@ -15,7 +15,7 @@ from typing_extensions import override
 from fusefs.stores.remote.arrow import arrow_store
 from fusefs.stores.remote.fsspec_store import fsspec_store
 from omniload.base.errors import UnavailableError
-from tests.support.fusefs_store_contract import StoreContract
+from tests.support.fusefs.store_contract import StoreContract
 from tests.support.hdfs.cluster import hdfs_cluster, why_not
 
 pytestmark = [

@@ -11,7 +11,7 @@ import pytest
 
 from fusefs.bridge.process.launch import start_daemon
 from fusefs.mounts.lifecycle import umount
-from tests.support.fusefs_herd import DATA, NAME
+from tests.support.fusefs.herd import DATA, NAME
 
 pytestmark = [
     pytest.mark.fuse,
@@ -26,7 +26,7 @@ SIZE = 12
 @pytest.mark.parametrize("bridge", ["pyfuse3", "device"])
 def test_a_herd_asks_the_store_twice_and_all_of_it_reads_the_file(bridge, tmp_path):
     told = orjson.dumps({"mountpoint": str(tmp_path), "bridge": bridge, "size": SIZE})
-    daemon = start_daemon("tests.support.fusefs_herd", told, str(tmp_path))
+    daemon = start_daemon("tests.support.fusefs.herd", told, str(tmp_path))
     try:
         path, found, begin_s = tmp_path / NAME, [], time.monotonic()
         assert path.stat().st_size == len(DATA)

@@ -21,7 +21,7 @@ from fusefs.cli import command
 from fusefs.mounts.lifecycle import MountConfig, mount, start, umount
 from fusefs.mounts.options import mount_config
 from omniload.base.errors import ConfigError, IntegrityError, StateError
-from tests.support.fusefs_model import TINY, Pair, fast_directory, mounted_pair, run
+from tests.support.fusefs.model import TINY, Pair, fast_directory, mounted_pair, run
 
 pytestmark = [
     pytest.mark.fuse,

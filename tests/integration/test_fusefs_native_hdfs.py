@@ -15,7 +15,7 @@ from fusefs.stores.protocol import RESERVED
 from fusefs.stores.remote.native_hdfs import native_hdfs_store
 from fusefs.stores.url import open_store
 from omniload.base.errors import UnavailableError
-from tests.support.fusefs_store_contract import StoreContract
+from tests.support.fusefs.store_contract import StoreContract
 from tests.support.hdfs.cluster import hdfs_cluster, why_not
 
 pytestmark = [

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from fusefs.mounts.lifecycle import mount
-from tests.support.fusefs_model import TINY, fast_directory
-from tests.support.fusefs_posix import CASES, EXCHANGE, answer, furnish, opened, renameat2
-from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT
+from tests.support.fusefs.model import TINY, fast_directory
+from tests.support.fusefs.posix import CASES, EXCHANGE, answer, furnish, opened, renameat2
+from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT
 
 pytestmark = [pytest.mark.fuse, pytest.mark.skipif(NO_MOUNT, reason=WHY_NO_MOUNT)]
 BRIDGES = ["pyfuse3", "device"]

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from fusefs.mounts.lifecycle import mount
-from tests.support.fusefs_model import fast_directory
-from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT
+from tests.support.fusefs.model import fast_directory
+from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT
 
 pytestmark = [pytest.mark.fuse, pytest.mark.skipif(NO_MOUNT, reason=WHY_NO_MOUNT)]
 BRIDGES = ["pyfuse3", "device"]

@@ -17,8 +17,8 @@ from fusefs.stores.remote.arrow import arrow_store, store_on
 from fusefs.stores.url import check_root
 from fusefs.tree import manifest_cache
 from omniload.base.errors import ConfigError, UnavailableError
-from tests.support.fusefs_builders import contents, some_files
-from tests.support.fusefs_s3 import s3_server
+from tests.support.fusefs.builders import contents, some_files
+from tests.support.fusefs.s3 import s3_server
 
 needs_moto = pytest.mark.skipif(
     importlib.util.find_spec("moto") is None, reason="S3 NOT TESTED: moto is not installed"

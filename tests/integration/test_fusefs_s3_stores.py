@@ -8,9 +8,9 @@ import pytest
 
 from fusefs.stores.remote.arrow import store_on
 from omniload.base.errors import IntegrityError
-from tests.support.fusefs_builders import contents, object_paths, some_files
-from tests.support.fusefs_s3 import s3_server
-from tests.support.fusefs_store_contract import StoreContract
+from tests.support.fusefs.builders import contents, object_paths, some_files
+from tests.support.fusefs.s3 import s3_server
+from tests.support.fusefs.store_contract import StoreContract
 
 pytestmark = [
     pytest.mark.slow,

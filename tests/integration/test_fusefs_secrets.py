@@ -15,8 +15,8 @@ from fusefs.stores.retry import RetryingStore
 from fusefs.stores.url import open_store
 from fusefs.tools.export import place_on_mount
 from omniload.base.errors import OmniloadError, StateError
-from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT
-from tests.support.fusefs_s3 import s3_server
+from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT
+from tests.support.fusefs.s3 import s3_server
 
 KEY, SECRET = "KeyCanary42", "SecretCanary43"
 CANARIES = (KEY, SECRET)

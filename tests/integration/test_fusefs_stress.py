@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT, proven_mount, without
+from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT, proven_mount, without
 
 pytestmark = [
     pytest.mark.fuse,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fusefs_model import fast_directory
-from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT, without
+from tests.support.fusefs.model import fast_directory
+from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT, without
 
 ROOT = Path(__file__).parents[2]
 HELPER = Path(sys.executable).with_name("mount.omniload")

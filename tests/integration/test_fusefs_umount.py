@@ -27,8 +27,8 @@ from omniload.base.errors import (
     StateError,
     UnavailableError,
 )
-from tests.support.fusefs_model import TINY, fast_directory
-from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT
+from tests.support.fusefs.model import TINY, fast_directory
+from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT
 from tests.support.mount_table import once_mounts_allow
 
 mounts = [pytest.mark.fuse, pytest.mark.skipif(NO_MOUNT, reason=WHY_NO_MOUNT)]
@@ -387,7 +387,7 @@ def test_another_user_who_took_the_name_first_is_not_believed(daemon, asked):
         pytest.skip("OTHER USER NOT TESTED: needs root")
     target = os.path.realpath(daemon.folder)
     notifier = _address(target, os.getuid())
-    address = notifier if asked == "farewell" else handover._address(target)
+    address = notifier if asked == "farewell" else handover.socket_address(target)
     with subprocess.Popen(
         [sys.executable, "-c", ANOTHER, address.hex()], stdout=subprocess.PIPE
     ) as process:
@@ -436,7 +436,7 @@ def test_a_silent_client_of_the_take_over_socket_delays_no_request(place, bridge
     process = start(config_of(place, bridge=bridge))
     mountpoint = place / "mount"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
-        silent.connect(handover._address(os.path.realpath(mountpoint)))
+        silent.connect(handover.socket_address(os.path.realpath(mountpoint)))
         begin = time.monotonic()
         for number in range(20):
             (mountpoint / f"f{number}").write_bytes(b"x")

@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 from fusefs.mounts.lifecycle import mount
-from tests.support.fusefs_model import fast_directory
-from tests.support.fusefs_proof import NO_MOUNT, WHY_NO_MOUNT
-from tests.support.fusefs_versions import race_over_mounts, wrong_in
+from tests.support.fusefs.model import fast_directory
+from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT
+from tests.support.fusefs.versions import race_over_mounts, wrong_in
 
 pytestmark = [pytest.mark.fuse, pytest.mark.skipif(NO_MOUNT, reason=WHY_NO_MOUNT)]
 STRIPED = {"striping": {"unit": "8KiB", "count": 2}, "plain_limit": "4KiB"}

@@ -8,8 +8,8 @@ from torch.distributed.checkpoint.stateful import Stateful
 from omniload.base.errors import ConfigError, StateError
 from omniload.source.sample_corpus import build_sample_corpus
 from tests.frameworks.conftest import MIX
-from tests.support.host_ranks import run_ranks
-from tests.support.loaders import Numbers, Stream, StreamWithState
+from tests.support.trainer.host_ranks import run_ranks
+from tests.support.trainer.loaders import Numbers, Stream, StreamWithState
 from trainer_integration import DataLoader
 from trainer_integration.hosts.megatron import MegatronIterator
 from trainer_integration.hosts.torchtitan import TitanLoader

@@ -17,6 +17,9 @@ from pathlib import Path
 from tests.mutants.mutants import ROOT, modules_naming, modules_with, mutants
 
 LIMIT_S = 300
+"""Of the tests of one mutant."""
+SOUND_LIMIT_S = 1800
+"""Of all of them on the code as it is, also on a busy machine."""
 CAUGHT, PASSED = 1, 0
 """Exit codes of pytest; any other means that the tests did not run."""
 LIBRARIES = ("numpy", "orjson", "psutil", "pyarrow", "pydantic", "pytest", "torch")
@@ -33,7 +36,7 @@ def copied(folder):
             shutil.copy2(ROOT / name, folder / name)
 
 
-def run_tests(folder, words):
+def run_tests(folder, words, limit_s=LIMIT_S):
     """Run pytest in a copy, in a process of its own; return its exit code and what it said."""
     said = folder / "said"
     child = os.fork()
@@ -56,7 +59,7 @@ def run_tests(folder, words):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(int(code))
-    limit = threading.Timer(LIMIT_S, os.killpg, (child, signal.SIGKILL))
+    limit = threading.Timer(limit_s, os.killpg, (child, signal.SIGKILL))
     limit.start()
     _, status = os.waitpid(child, 0)
     limit.cancel()
@@ -65,12 +68,13 @@ def run_tests(folder, words):
     return (CAUGHT if code < 0 else code), said.read_text(encoding="utf-8", errors="replace")
 
 
-def outcome(folder, names):
+def outcome(folder, names, limit_s=LIMIT_S):
     """Run the named tests in a copy; return pytest's exit code and what it said."""
     modules, missing = modules_naming(names, folder)
     if missing:
         return 4, f"no test is named {', '.join(missing)}"
-    return run_tests(folder, ["--tb=line", "-k", " or ".join(names), *map(str, modules)])
+    words = ["--tb=line", "-k", " or ".join(names), *map(str, modules)]
+    return run_tests(folder, words, limit_s)
 
 
 def verdict(folder, mutant, attempt=outcome):
@@ -100,7 +104,8 @@ def main():
     with tempfile.TemporaryDirectory(prefix="omniload-mutants-") as name:
         folder = Path(name)
         copied(folder)
-        code, said = outcome(folder, sorted({test for m in chosen for test in m.tests}))
+        names = sorted({test for m in chosen for test in m.tests})
+        code, said = outcome(folder, names, SOUND_LIMIT_S)
         if code != PASSED:
             sys.exit(f"the tests fail on the code as it is:\n{said[-3000:]}")
         verdicts = []

@@ -19,7 +19,7 @@ def test_packed_rows_hold_equal_tokens_and_unequal_work():
     linear_only = 768.0 * 1024
     all_pairs = linear_only + 1024.0**2
 
-    cost_N = bench.rows(16, 4, 1_024).draw(np.random.default_rng(0))
+    cost_N = bench.rows(16, 4, 1_024).draw(np.random.default_rng(0)).cost_N
 
     assert cost_N.shape == (16,)
     assert (cost_N > linear_only).all()
@@ -29,7 +29,10 @@ def test_packed_rows_hold_equal_tokens_and_unequal_work():
 
 def test_a_row_of_the_table_is_measured_against_mean_and_bound():
     even = bench.Case(
-        name="even", num_items=8, num_bins=4, draw=lambda _rng: np.ones(8, np.float64)
+        name="even",
+        num_items=8,
+        num_bins=4,
+        draw=lambda _rng: bench.Items(cost_N=np.ones(8), tokens_N=np.ones(8), longest_N=np.ones(8)),
     )
     method = bench.Method("greedy_swap", lambda c, b: balance(c, b).bins_N)
 

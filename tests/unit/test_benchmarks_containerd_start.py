@@ -1,6 +1,6 @@
 """The table of starts: medians, ranges, and ratios taken within a round."""
 
-from benchmarks.containerd_start import WAYS, Took, starts_table
+from benchmarks.startup.containerd import WAYS, Took, starts_table
 
 
 def test_a_ratio_is_taken_within_a_round_and_its_median_is_told():

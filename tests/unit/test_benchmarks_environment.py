@@ -5,7 +5,7 @@ import statistics
 import pytest
 
 pytest.importorskip("boto3")
-from benchmarks.environment import NAMES, Bench, Samples, contenders, far_table, tables_of
+from benchmarks.startup.environment import NAMES, Bench, Samples, contenders, far_table, tables_of
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from click.testing import CliRunner
 
-from benchmarks.fusefs_checkpoint import Work, main, tables
+from benchmarks.fusefs.checkpoint import Work, main, tables
 
 
 def a_work(**changes):

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from benchmarks import fusefs_peers
-from benchmarks.fusefs_contenders import OURS, TASKS, Contender, mounted, program, rclones
-from benchmarks.fusefs_peers import MiB, rounds_of, scattered, table_of
+from benchmarks.fusefs import peers as fusefs_peers
+from benchmarks.fusefs.contenders import OURS, TASKS, Contender, mounted, program, rclones
+from benchmarks.fusefs.peers import MiB, rounds_of, scattered, table_of
 
 
 def test_readers_share_the_blocks_of_a_file_each_read_once_and_out_of_order():
@@ -65,7 +65,7 @@ def test_a_round_that_fails_is_kept_as_one(tmp_path, monkeypatch):
             raise outcome
         return outcome
 
-    monkeypatch.setattr("benchmarks.fusefs_peers.costs_of", costs_of)
+    monkeypatch.setattr("benchmarks.fusefs.peers.costs_of", costs_of)
     one = Contender(OURS, None, "striped", TASKS[2:])
 
     assert rounds_of([one], tmp_path, b"", 3) == {(OURS, TASKS[2]): [(1.0, 0.5), None, (2.0, 0.5)]}

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from benchmarks.dataloader import rows_of
-from benchmarks.loader_suites import deviations_in, outcomes_in, unlisted
-from benchmarks.loader_work import Turn
+from benchmarks.loaders.dataloader import rows_of
+from benchmarks.loaders.suites import deviations_in, outcomes_in, unlisted
+from benchmarks.loaders.work import Turn
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="test_dataloader.TestLoader" name="test_a" />

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from benchmarks import mix_accuracy as bench
 from benchmarks.planned_steps import Lengths, steps_of, table_at
-from tests.support.builders import a_mix
+from tests.support.plane.builders import a_mix
 
 
 def test_lengths_go_round_and_round():

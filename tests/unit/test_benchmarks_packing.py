@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from benchmarks import packing as bench
 from benchmarks.planned_steps import Lengths
 from omniload.source.sample_corpus import SampleCorpus
-from tests.support.builders import pieces_of
+from tests.support.plane.builders import pieces_of
 
 LENGTHS = {
     "short": Lengths(np.array([900, 40, 1_300, 77, 2_048], np.int32)),

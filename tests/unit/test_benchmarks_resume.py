@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import resume as bench
-from benchmarks.mixed_sources import MixedSources
+from benchmarks.loaders.mixed_sources import MixedSources
 
 CORPUS = MixedSources(sources=2, shards=2, documents=400, group_rows=50)
 

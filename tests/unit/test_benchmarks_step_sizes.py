@@ -1,7 +1,7 @@
 """The table of step sizes: each size beside the best of the others."""
 
-from benchmarks.step_sizes import table_of
-from benchmarks.throughput import CONTENDERS, OURS
+from benchmarks.loaders.step_sizes import table_of
+from benchmarks.loaders.throughput import CONTENDERS, OURS
 
 
 def test_each_size_is_compared_with_the_best_of_the_others():

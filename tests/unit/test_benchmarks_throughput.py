@@ -8,9 +8,16 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from benchmarks import throughput as bench
-from benchmarks.baseline_loaders import MixedRows, Rows, arrays_of, dataloader, lists_of, packed
-from benchmarks.mixed_sources import MixedSources, build_sources
+from benchmarks.loaders import throughput as bench
+from benchmarks.loaders.baseline_loaders import (
+    MixedRows,
+    Rows,
+    arrays_of,
+    dataloader,
+    lists_of,
+    packed,
+)
+from benchmarks.loaders.mixed_sources import MixedSources, build_sources
 
 CORPUS = MixedSources(sources=2, shards=2, documents=12, group_rows=5)
 TOKENS_OF_A_BATCH = 2 * 64

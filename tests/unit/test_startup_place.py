@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.startup_place import Shape
+from benchmarks.startup.place import Shape
 
 
 def test_a_piece_leaves_after_its_bytes_and_the_delay():

@@ -8,15 +8,15 @@ from importlib.metadata import distribution
 import click
 import pytest
 
-from benchmarks import whole_startup
-from benchmarks.whole_startup import Round, check_machine, tables_of
-from benchmarks.whole_startup_job import FETCH, PROGRAM, REQUIREMENTS, FirstStep, Job, first_step_of
-from benchmarks.whole_startup_place import CheckpointStore, closure_of, s3_url
-from benchmarks.whole_startup_ways import Places, Start, ours, plain
+from benchmarks.startup import whole as whole_startup
+from benchmarks.startup.whole import Round, check_machine, tables_of
+from benchmarks.startup.whole_job import FETCH, PROGRAM, REQUIREMENTS, FirstStep, Job, first_step_of
+from benchmarks.startup.whole_place import CheckpointStore, closure_of, s3_url
+from benchmarks.startup.whole_ways import Places, Start, ours, plain
 from omniload.base.extras import DISTRIBUTION
 from snapshot.startup.attempts import attempts_of
-from tests.support.run_lines import a_memory, a_step, an_event
-from tests.support.startup_builders import a_pair
+from tests.support.snapshot.startup_builders import a_pair
+from tests.support.trainer.run_lines import a_memory, a_step, an_event
 from trainer_integration.moe.config import MoEShape
 
 FIRST = FirstStep(8.5, 1.5, "ab")

@@ -1,5 +1,6 @@
 """What every rendezvous promises: a note is written once, read whole, and waited for no longer than told."""
 
+import socket
 import threading
 
 import pytest
@@ -84,7 +85,7 @@ def test_ranks_that_have_not_joined_are_named(rendezvous):
     rendezvous.post("joined/2", NOTE.model_dump_json())
 
     with pytest.raises(UnavailableError, match=r"ranks \[1, 3\] have not joined"):
-        wait_for_ranks(rendezvous, [(r, f"joined/{r}") for r in (1, 2, 3)], 0.2)
+        wait_for_ranks(rendezvous, [(r, f"joined/{r}") for r in (1, 2, 3)], 0.2, Joined)
 
 
 def test_a_folder_of_notes_is_its_owners_alone(tmp_path):
@@ -130,3 +131,20 @@ def test_a_store_that_nobody_hosts_is_unavailable(monkeypatch):
 
     with pytest.raises(UnavailableError, match=r"finds no store at 127\.0\.0\.1:9"):
         rendezvous_of(Launch(rank=1, world_size=2, attempt="", found_in="the test"), 0.5)
+
+
+def test_a_note_left_while_rank_0_is_between_two_loaders_is_there_for_its_next(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    first, second = (
+        Launch(rank=rank, world_size=2, attempt="", found_in="the test") for rank in range(2)
+    )
+    closed = rendezvous_of(first, LONG_S)
+    del closed
+
+    rendezvous_of(second, LONG_S).post("here/1", "early")
+
+    assert rendezvous_of(first, LONG_S).read("here/1", LONG_S) == "early"

@@ -10,7 +10,7 @@ from omniload.base.errors import ConfigError, StateError, UnavailableError
 from snapshot.engines.containerd.chain import chain_ids, layer_wanted
 from snapshot.engines.containerd.client import Containerd, config_labels, manifest_labels
 from snapshot.engines.containerd.wire import METHODS, message
-from tests.support.snapshotter_builders import REFERENCE, a_kept_image
+from tests.support.snapshot.snapshotter_builders import REFERENCE, a_kept_image
 
 KEPT = a_kept_image(2)
 IMAGE = KEPT.image()

@@ -2,8 +2,10 @@
 
 import os
 import socket
+import sqlite3
 import stat as stat_bits
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,9 @@ from omniload.base.errors import ConfigError, IntegrityError, StateError, Unavai
 from snapshot.engines.containerd.chain import chain_ids
 from snapshot.engines.containerd.server import code_of, start_server
 from snapshot.engines.containerd.snapshotter import Snapshotter
+from snapshot.engines.containerd.store import SnapshotStore
 from snapshot.engines.containerd.wire import message, method
-from tests.support.snapshotter_builders import (
+from tests.support.snapshot.snapshotter_builders import (
     REFERENCE,
     Calls,
     FakeImages,
@@ -349,7 +352,7 @@ def test_the_socket_is_for_its_owner_alone_and_one_folder_has_one_server(made, t
     mode = stat_bits.S_IMODE(made.socket.stat().st_mode)
     assert mode == 0o600
     assert stat_bits.S_IMODE((made.folder / "root").stat().st_mode) == 0o700
-    with pytest.raises(StateError, match="another process"):
+    with pytest.raises(StateError, match="served by process"):
         Snapshotter(made.folder / "root", made.images, made.views)
     with pytest.raises(StateError, match="another process answers"):
         start_server(made.snapshotter, made.socket)
@@ -386,8 +389,9 @@ def test_a_folder_whose_name_would_part_the_options_of_a_mount_is_refused(made, 
 
 
 def test_a_state_of_another_version_is_left_alone(made, tmp_path):
-    made.snapshotter._store._base.execute("PRAGMA user_version=7")
     made.end()
+    with closing(sqlite3.connect(made.folder / "root/state.sqlite")) as base:
+        base.execute("PRAGMA user_version=7")
 
     with pytest.raises(StateError, match="version 7, this code reads 1"):
         Snapshotter(made.folder / "root", made.images, made.views)
@@ -398,13 +402,12 @@ def test_a_state_of_another_version_is_left_alone(made, tmp_path):
 
 def test_a_disk_that_refuses_leaves_machine_and_folders_as_they_were(made, monkeypatch):
     made.calls("Prepare", key="a")
-    store = made.snapshotter._store
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as changed:
-        changed.setattr(store, "apply", full)
+        changed.setattr(SnapshotStore, "apply", full)
         code, text = made.calls.refusal("Prepare", key="b")
         assert made.calls.refusal("Remove", key="a")[0] == "RESOURCE_EXHAUSTED"
 

@@ -20,7 +20,7 @@ from omniload.client import Client
 from omniload.machine import queue
 from omniload.mix.journal import Journal, read_journal
 from omniload.plan.place_tree import ClientPlaceTree
-from tests.support.corpora import a_corpus, write_tokens
+from tests.support.plane.corpora import a_corpus, write_tokens
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from omniload.actors.reaper_process import MARKS, marks_of
-from tests.support.corpora import a_corpus
-from tests.support.run_lines import write_mix
+from tests.support.plane.corpora import a_corpus
+from tests.support.trainer.run_lines import write_mix
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("leaves_nothing_behind")]
 
@@ -40,8 +40,8 @@ mix, base_dir = load_mix(Path(sys.argv[1]))
 mix = mix.model_copy(update={"runtime": mix.runtime.model_copy(update={"kind": kind})})
 if stage == "starting":
     start = ray_cluster.start_node
-    def halfway(**words):
-        node = start(**words)
+    def halfway(plan):
+        node = start(plan)
         print("there", flush=True)
         signal.pause()
     ray_cluster.start_node = halfway

@@ -19,8 +19,8 @@ from omniload.client import Client
 from omniload.machine import queue
 from omniload.machine.waiting import Wait
 from omniload.plan.place_tree import ClientPlaceTree
-from tests.support.corpora import a_corpus
-from tests.support.run_lines import write_mix
+from tests.support.plane.corpora import a_corpus
+from tests.support.trainer.run_lines import write_mix
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("leaves_nothing_behind")]
 
@@ -282,8 +282,7 @@ def test_ranks_of_one_launch_that_each_open_the_plane_are_refused_by_the_one_tha
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("role", ["loader-0", "constructor-0", "planner"])
-def test_a_role_that_is_stopped_is_named_and_the_plane_closes(tmp_path, role, caplog):
+def test_a_planner_that_is_stopped_is_named_and_the_plane_closes(tmp_path, caplog):
     spec = a_spec(tmp_path, dp=2)
     ray_mix = spec.mix.model_copy(
         update={"runtime": spec.mix.runtime.model_copy(update={"kind": "ray"})}
@@ -295,7 +294,7 @@ def test_a_role_that_is_stopped_is_named_and_the_plane_closes(tmp_path, role, ca
             client.next_batch()
         with pytest.raises(StateError, match=rf"rank dp=1 .* process {os.getpid()} on"):
             plane.handle(1)
-        pid = plane.pids()[role]
+        pid = plane.pids()["planner"]
         os.kill(pid, signal.SIGSTOP)
 
         with pytest.raises(UnavailableError) as caught:
@@ -303,7 +302,7 @@ def test_a_role_that_is_stopped_is_named_and_the_plane_closes(tmp_path, role, ca
         with waiting(clients[0]) as got:
             plane.close()
 
-    assert f"{role} (process {pid}, last heartbeat" in str(caught.value)
+    assert f"planner (process {pid}, last heartbeat" in str(caught.value)
     assert "is stopped, or its machine is too busy" in str(caught.value)
     assert "has waited 10 s for the batch of step" in caplog.text
     assert [type(error) for error in got] == [UnavailableError]

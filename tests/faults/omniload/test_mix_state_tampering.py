@@ -18,8 +18,8 @@ from omniload.base.errors import StateError
 from omniload.batch.digest import batch_digest
 from omniload.client import Client
 from omniload.plan.place_tree import ClientPlaceTree
-from tests.support.builders import resealed
-from tests.support.corpora import a_corpus
+from tests.support.plane.builders import resealed
+from tests.support.plane.corpora import a_corpus
 
 LIMIT_S = 60.0
 

@@ -12,8 +12,8 @@ import pytest
 
 from omniload.base.errors import OmniloadError
 from omniload.source.source import open_source
-from tests.support.source_contract import texts_of_shard
-from tests.support.source_kinds import KINDS
+from tests.support.plane.source_contract import texts_of_shard
+from tests.support.plane.source_kinds import KINDS
 
 MUTANTS = 60
 NUMBERS = (0, 1, -1, 7, 255, 2**15, 2**31 - 1, -(2**31), 2**62, -(2**63))

@@ -17,8 +17,8 @@ from omniload.mix.sources import NumpySource, OnError
 from omniload.source.files import local_file
 from omniload.source.parsing.arrow_messages import messages_of
 from omniload.source.source import open_source
-from tests.support.source_contract import expected_tokens, samples, texts_of_shard
-from tests.support.source_kinds import KINDS
+from tests.support.plane.source_contract import expected_tokens, samples, texts_of_shard
+from tests.support.plane.source_kinds import KINDS
 
 BYTES = ByteTokenizer(type="bytes")
 

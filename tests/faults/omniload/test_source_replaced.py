@@ -16,7 +16,7 @@ from omniload.base.errors import StateError
 from omniload.client import Client
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source import tokenize
-from tests.support.builders import a_mix
+from tests.support.plane.builders import a_mix
 
 BYTES = {"type": "bytes"}
 

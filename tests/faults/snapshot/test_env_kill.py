@@ -17,8 +17,8 @@ from snapshot.env.node.overlay import mounts_at, umount
 from snapshot.env.store.repository import ROOT
 from snapshot.env.target.records import Record
 from snapshot.env.target.verification import faults_of
-from tests.support.fusefs_model import fast_directory
-from tests.support.snapshot_env_builders import (
+from tests.support.fusefs.model import fast_directory
+from tests.support.snapshot.env_builders import (
     a_repository,
     a_restorer,
     an_environment,
@@ -56,7 +56,7 @@ os.remove(f"{site}/old.py")
 SERVER = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from tests.support.snapshot_env_builders import a_restorer, environment_at
+from tests.support.snapshot.env_builders import a_restorer, environment_at
 for line in sys.stdin:
     folder, prefix, key, form = line.split()
     environment = environment_at(prefix)

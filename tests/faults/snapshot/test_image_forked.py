@@ -39,7 +39,7 @@ def test_a_child_that_raises_ends_and_does_not_go_on_as_its_parent(tmp_path):
 
     try:
         process = fork(child)
-        assert process.wait() == forked._DEFECT
+        assert process.wait() == forked.DEFECT_CODE
     finally:
         with witness.open("a") as file:
             file.write(f"{os.getpid()}\n")

@@ -18,7 +18,7 @@ from snapshot.image.peer.share import BlockShare
 from snapshot.image.peer.single_flight_tier import HeldBlocks
 from snapshot.image.peer.tier import PeerPatience, PeerTier
 from snapshot.image.peer.wire import MAX_REQUEST_BYTES, WAITING, block_frame, request_body
-from tests.support.peer_builders import (
+from tests.support.snapshot.peer_builders import (
     BLOCKS,
     HandTier,
     fetched,

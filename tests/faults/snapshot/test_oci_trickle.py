@@ -20,8 +20,8 @@ from snapshot.oci.mirrors import AWAY_S, MirroredStore
 from snapshot.oci.pace import Pace, paced_pool
 from snapshot.oci.registry import Registry
 from snapshot.oci.transport import RegistrySettings, Transport
-from tests.support.registry_contract import push
-from tests.support.registry_fake import FakeRegistry, serving
+from tests.support.snapshot.registry_contract import push
+from tests.support.snapshot.registry_fake import FakeRegistry, serving
 
 DATA = bytes(range(256)) * 8192
 LIMITS = {"timeout_s": 0.4, "least_bytes_per_s": 1000, "attempts": 2, "give_up_s": 1.0}
@@ -168,7 +168,7 @@ def test_a_peer_whose_headers_trickle_is_left_for_the_next_tier():
         tier = PeerTier([address], "me", patience=PeerPatience(silent_s=0.4, total_s=1.0))
         index = type("Index", (), {"blob_digest": blob_of(b"layer").digest})()
 
-        found, moved = tier._region(index, "r", [ref])
+        found, moved = tier.fetch(index, [ref])
 
         assert (found, moved) == ({}, 0)
         assert seen

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.house.modules import ROOT
-from tests.support.fusefs_model import fast_directory
+from tests.support.fusefs.model import fast_directory
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ def folder():
 
 def test_wherever_it_is_killed_an_operation_was_done_or_never_begun(folder):
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.snapshotter_kill", str(folder)],
+        [sys.executable, "-m", "tests.support.snapshot.snapshotter_kill", str(folder)],
         cwd=ROOT,
         capture_output=True,
         text=True,

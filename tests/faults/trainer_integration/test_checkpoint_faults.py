@@ -3,7 +3,7 @@
 import pytest
 
 from omniload.base.errors import IntegrityError, StateError
-from tests.support.moe_builders import (
+from tests.support.trainer.moe_builders import (
     a_batch,
     a_config,
     a_microbatch,

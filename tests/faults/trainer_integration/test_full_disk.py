@@ -13,9 +13,9 @@ from fusefs.stores.memory import MemoryStore
 from fusefs.stores.protocol import Usage
 from omniload.base.errors import StateError, UnavailableError
 from tests.support.disks import a_tmpfs
-from tests.support.fusefs_builders import object_paths, some_files
-from tests.support.fusefs_faulty_store import FaultyStore
-from tests.support.moe_builders import (
+from tests.support.fusefs.builders import object_paths, some_files
+from tests.support.fusefs.faulty_store import FaultyStore
+from tests.support.trainer.moe_builders import (
     a_batch,
     a_config,
     a_microbatch,
@@ -52,6 +52,7 @@ def test_a_save_that_does_not_fit_a_disk_is_refused_before_it_is_begun(run, tmp_
             checkpoints_in(tmp_path).save(1, *run, LOADER)
 
         assert told.value.exit_code == 4, "which a launcher does not try again"
+        assert told.value.__cause__ is None, "no write has failed"
         assert list(tmp_path.iterdir()) == []
 
 

@@ -19,8 +19,8 @@ from omniload.mix.journal import StepRecord, read_journal, state_before
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
 from omniload.plan.place_tree import ClientPlaceTree
-from tests.support.corpora import a_corpus, a_mixed_corpus, write_texts, write_tokens
-from tests.support.resume import assert_resumes_exactly
+from tests.support.plane.corpora import a_corpus, a_mixed_corpus, write_texts, write_tokens
+from tests.support.plane.resume import assert_resumes_exactly
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 

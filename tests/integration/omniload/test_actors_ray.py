@@ -22,12 +22,14 @@ from omniload.base.errors import ConfigError, IntegrityError, StateError, Unavai
 from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
 from omniload.plan.place_tree import ClientPlaceTree
-from tests.support.corpora import a_corpus, a_mixed_corpus, write_texts
+from tests.support.plane.corpora import a_corpus, a_mixed_corpus, with_masks, write_texts
 
 pytest.importorskip("ray")
 from omniload.actors.ray.environment import ray
+from omniload.actors.ray.hosts.node_plan import NodePlan
 from omniload.actors.ray.node import start_node
 from omniload.actors.ray.plane import RayPlane
+from omniload.actors.reaper_process import marks_of
 
 pytestmark = [
     pytest.mark.ray,
@@ -42,13 +44,23 @@ def a_spec(folder, mix, *, dp=1, cp=1, **changes):
     return PlaneSpec(mix=mix, base_dir=folder, tree=ClientPlaceTree.of(dp=dp, cp=cp), **changes)
 
 
-def local_steps(spec):
+def local_steps(spec, count=STEPS):
     with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
-        return [client.next_batch() for _ in range(STEPS)]
+        return [client.next_batch() for _ in range(count)]
 
 
 def with_runtime(mix, **changes):
     return mix.model_copy(update={"runtime": mix.runtime.model_copy(update=changes)})
+
+
+def scores_in(batches):
+    """Return the keys of a step's pieces with their scores, whatever rank has them."""
+    return sorted(
+        (key, m.columns_K["scores"][k].tolist())
+        for batch in batches
+        for m in batch.microbatches
+        for k, key in enumerate(m.keys_K4.tolist())
+    )
 
 
 def fails_after_prefetched(client):
@@ -63,15 +75,34 @@ def is_gone(pid):
         return True
 
 
+def left_of(pids):
+    """Return the processes that are still there; one that was killed may take a moment on a busy machine."""
+    there = [psutil.Process(pid) for pid in pids if not is_gone(pid)]
+    return psutil.wait_procs(there, timeout=10)[1]
+
+
+def listening():
+    return {
+        (at.pid, at.laddr.ip)
+        for at in psutil.net_connections("tcp")
+        if at.status == psutil.CONN_LISTEN
+    }
+
+
+def marked_with(mark):
+    return {p.pid for p in psutil.process_iter() if mark in marks_of(p)}
+
+
 def kill(plane, role):
     os.kill(plane.pids()[role], signal.SIGKILL)
 
 
-def test_two_ranks_get_the_steps_of_a_local_run_until_a_loader_is_killed(tmp_path):
-    mix = a_mixed_corpus(tmp_path, rows=6, micro_rows=1)
-    local = [batch_digest(batch) for batch in local_steps(a_spec(tmp_path, mix))]
+def test_two_ranks_get_the_steps_of_a_local_run_though_roles_are_killed_and_stopped(tmp_path):
+    mix = with_masks(a_mixed_corpus(tmp_path, rows=6, micro_rows=1), ["ids"])
+    alone = local_steps(a_spec(tmp_path, mix), 5 * STEPS)
+    local = [batch_digest(batch) for batch in alone]
 
-    spread = with_runtime(mix, loaders=2, constructors=9)
+    spread = with_runtime(mix, loaders=2, constructors=9, shadows=1)
     with open_plane(a_spec(tmp_path, spread, dp=2, run_dir=tmp_path / "run")) as plane:
         assert isinstance(plane, RayPlane)
         pids = plane.pids()
@@ -84,14 +115,27 @@ def test_two_ranks_get_the_steps_of_a_local_run_until_a_loader_is_killed(tmp_pat
         clients = [Client(plane.handle(rank)) for rank in range(2)]
         steps = [[client.next_batch() for client in clients] for _ in range(STEPS)]
         state = clients[1].state_dict()
-        kill(plane, "loader-0")
-        with pytest.raises(UnavailableError, match=r"has died .* from the last checkpoint"):
-            fails_after_prefetched(clients[0])
+        for role, number in (
+            ("loader-0", signal.SIGKILL),
+            ("loader-1", signal.SIGSTOP),
+            ("constructor-0", signal.SIGKILL),
+            ("constructor-1", signal.SIGSTOP),
+        ):
+            lost = plane.pids()[role]
+            os.kill(lost, number)
+            # More than was prefetched: the last of them are of the loader that took over.
+            steps += [[client.next_batch() for client in clients] for _ in range(STEPS)]
+            assert plane.pids()[role] != lost
+            assert is_gone(lost)  # one that was stopped is ended before another speaks
 
     assert [combined(map(batch_digest, batches)) for batches in steps] == local
+    assert [scores_in(batches) for batches in steps] == [scores_in([batch]) for batch in alone]
+    for batches in steps:
+        labels = sum(int(m.loss_mask_RT.sum()) for batch in batches for m in batch.microbatches)
+        assert {batch.loss_tokens for batch in batches} == {labels}
     assert sorted(pids) == ["constructor-0", "constructor-1", "loader-0", "loader-1", "planner"]
     assert len(set(pids.values()) | {os.getpid()}) == 6
-    assert [pid for pid in pids.values() if not is_gone(pid)] == []
+    assert left_of(pids.values()) == []
     assert not Path(folder).exists()
     with LocalPlane(a_spec(tmp_path, mix)) as plane, Client(plane.handle(0)) as client:
         for _ in range(STEPS):
@@ -100,7 +144,7 @@ def test_two_ranks_get_the_steps_of_a_local_run_until_a_loader_is_killed(tmp_pat
 
 
 def test_three_ranks_of_two_cp_peers_resume_a_local_run_until_the_planner_is_killed(tmp_path):
-    mix = a_corpus(tmp_path, rows=6, micro_rows=2)
+    mix = a_corpus(tmp_path, rows=6, micro_rows=2, masked=True)
     with LocalPlane(a_spec(tmp_path, mix)) as plane, Client(plane.handle(0)) as client:
         client.next_batch()
         client.next_batch()
@@ -124,13 +168,17 @@ def test_three_ranks_of_two_cp_peers_resume_a_local_run_until_the_planner_is_kil
             both = (taken[d, 0][step], taken[d, 1][step])
             assert both[0].step == whole.step
             for first, second in zip(*(batch.microbatches for batch in both), strict=True):
-                rows = np.empty((len(first.tokens_RC), mix.pack.length), np.int32)
-                rows[:, first.indices_C], rows[:, second.indices_C] = (
-                    first.tokens_RC,
-                    second.tokens_RC,
-                )
+                rows = np.empty((len(first.tokens_RC), 2, mix.pack.length), np.int32)
+                for part in (first, second):
+                    rows[:, 0, part.indices_C] = part.tokens_RC
+                    rows[:, 1, part.indices_C] = part.labels_RC
                 found += rows.tolist()
-        expected = [row for m in whole.microbatches for row in m.tokens_RT.tolist()]
+        expected = [
+            row
+            for m in whole.microbatches
+            for row in np.stack((m.tokens_RT, m.labels_RT), axis=1).tolist()
+        ]
+        assert whole.loss_tokens == sum(int(m.loss_mask_RT.sum()) for m in whole.microbatches)
         assert sorted(found) == sorted(expected)
 
 
@@ -166,11 +214,13 @@ def test_a_ray_whose_inside_has_changed_is_started_by_its_promised_way(tmp_path,
 
     monkeypatch.setattr("ray._private.node.Node.__init__", moved)
     assert (
-        start_node(folder=str(tmp_path), address="127.0.0.2", workers=1, object_store_bytes=0)
+        start_node(
+            NodePlan(folder=str(tmp_path), address="127.0.0.1", workers=1, object_store_bytes=0)
+        )
         is None
     )
     monkeypatch.undo()
-    monkeypatch.setattr("omniload.actors.ray.cluster.start_node", lambda **_: None)
+    monkeypatch.setattr("omniload.actors.ray.cluster.start_node", lambda _: None)
     mix = a_mixed_corpus(tmp_path)
     expected = [batch_digest(batch) for batch in local_steps(a_spec(tmp_path, mix))]
 
@@ -183,8 +233,9 @@ def test_a_ray_whose_inside_has_changed_is_started_by_its_promised_way(tmp_path,
     assert found == expected
 
 
-def test_no_process_is_started_that_no_data_plane_asks(tmp_path):
+def test_no_process_is_started_that_no_data_plane_asks_and_none_listens_beyond_loopback(tmp_path):
     mix = a_mixed_corpus(tmp_path)
+    before = listening()
 
     with RayPlane(a_spec(tmp_path, mix)) as plane:
         folder = str(plane._cluster._folder)
@@ -193,7 +244,11 @@ def test_no_process_is_started_that_no_data_plane_asks(tmp_path):
             for p in psutil.process_iter(["cmdline"])
             if folder in " ".join(p.info["cmdline"] or [])
         ]
+        ours = marked_with(plane.address.namespace) | {os.getpid()}
+        places = {(pid, address) for pid, address in listening() - before if pid in ours}
 
+    assert len({pid for pid, _ in places}) >= 5
+    assert {address for _, address in places} <= {"127.0.0.1", "::ffff:127.0.0.1"}
     assert any("gcs_server" in line for line in started)
     assert not [line for line in started if "dashboard.py" in line or "monitor.py" in line]
 
@@ -210,7 +265,9 @@ cluster.close()
 """
 OUTSIDER = """
 import ray, sys
-ray.init(address=sys.argv[1], configure_logging=False, log_to_driver=False, _node_ip_address="127.0.0.2")
+import ray._private.ray_constants
+ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
+ray.init(address=sys.argv[1], configure_logging=False, log_to_driver=False, _node_ip_address="127.0.0.1")
 print("joined")
 """
 
@@ -237,6 +294,6 @@ def test_a_ray_of_a_program_that_had_imported_ray_lets_no_outsider_in():
     finally:
         opener.communicate("\n", timeout=60)
 
-    assert address.startswith("127.0.0.2:")
+    assert address.startswith("127.0.0.1:")
     assert outsider.returncode != 0
     assert "joined" not in outsider.stdout

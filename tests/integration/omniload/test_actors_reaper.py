@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -155,6 +156,13 @@ signal.pause()
 """
 
 
+def waits_for_its_opener(reaper):
+    """Return whether a reaper, which ignores these signals first of all, sleeps since."""
+    said = Path(f"/proc/{reaper.pid}/status").read_text().splitlines()
+    ignored = next(int(line.split()[1], 16) for line in said if line.startswith("SigIgn:"))
+    return bool(ignored >> (signal.SIGTERM - 1) & 1) and reaper.status() == psutil.STATUS_SLEEPING
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_an_opener_that_is_killed_leaves_nothing_although_a_fork_of_it_lives(
     mark, tmp_path, number
@@ -168,6 +176,9 @@ def test_an_opener_that_is_killed_leaves_nothing_although_a_fork_of_it_lives(
     left, reaper, fork = map(psutil.Process, pids)
 
     with ending(opener, fork):
+        # One that has not begun to wait sees by its parent's number that the opener is gone.
+        while not waits_for_its_opener(reaper):
+            os.sched_yield()
         opener.send_signal(number)
         opener.wait(_LONG_S)
         _, alive = psutil.wait_procs([left, reaper], timeout=_LONG_S)

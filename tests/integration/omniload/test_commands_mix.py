@@ -14,8 +14,8 @@ from omniload.commands.rehearsal import Rehearsal
 from omniload.mix.config import MixConfig
 from omniload.mix.journal import read_journal
 from omniload.source.formats import jsonl
-from tests.support.corpora import write_texts
-from tests.support.mix_commands import a_mix_file, a_run, json_of, run_mix
+from tests.support.plane.corpora import write_texts
+from tests.support.plane.mix_commands import a_mix_file, a_run, json_of, run_mix
 
 
 @pytest.fixture
@@ -113,6 +113,26 @@ def test_plan_measures_the_first_steps_for_real(mix_path, tmp_path):
         sum(batches[k][0].tokens_by_source.values()) for k in range(6)
     ]
     assert all(step["bound"] <= step["imbalance"] + 1e-9 for step in shown)
+
+
+def test_plan_of_resources_names_the_loaders_and_what_each_source_costs(mix_path):
+    shown = json_of("plan", mix_path, "--steps", 10, "--resources")
+
+    (loader,) = shown["loaders"]
+    assert loader["sources"] == ["ids", "text"]
+    assert loader["why"] == "light enough to share a process"
+    costs = shown["sources"]
+    assert all(cost["is_measured"] for cost in costs.values())
+    assert all(cost["preprocess_s"] > 0 for cost in costs.values())
+    assert all(cost["memory_bytes"] > 1 << 20 for cost in costs.values())
+
+
+def test_plan_of_resources_says_why_in_words(mix_path):
+    result = run_mix("plan", mix_path, "--steps", 10, "--resources")
+
+    assert result.exit_code == 0
+    assert "loader-0" in result.stdout
+    assert "light enough" in result.stdout
 
 
 def test_plan_says_how_many_epochs_a_run_really_takes(mix_path, tmp_path):

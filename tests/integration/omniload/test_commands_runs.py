@@ -13,8 +13,8 @@ from omniload.client import Client
 from omniload.mix.config import BalanceConfig, load_mix
 from omniload.mix.run_record import write_run_record
 from omniload.plan.place_tree import ClientPlaceTree
-from tests.support.corpora import write_texts
-from tests.support.mix_commands import a_mix_file, a_run, json_of, run_mix
+from tests.support.plane.corpora import write_texts
+from tests.support.plane.mix_commands import a_mix_file, a_run, json_of, run_mix
 
 
 @pytest.fixture

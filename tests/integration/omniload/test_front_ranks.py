@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from tests.house.modules import ROOT
-from tests.support.corpora import a_mixed_corpus
+from tests.support.plane.corpora import a_mixed_corpus
 
 pytestmark = pytest.mark.ray
-RANK = ROOT / "tests" / "support" / "front_rank.py"
+RANK = ROOT / "tests" / "support" / "plane" / "front_rank.py"
 LIMIT_S = 240
 MEETING_S = 120
 """Limit of waits that end by themselves: a busy machine starts the second process late."""
@@ -63,8 +63,8 @@ def ranks(mix, variables, keywords):
     return results
 
 
-def torchrun(mix, **keywords):
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+def torchrun(mix, num=2, **keywords):
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", num, "--master-port", free_port()]
     done = subprocess.run(
         [sys.executable, *map(str, words), str(RANK), str(mix), json.dumps(keywords)],
         env=environment(),
@@ -74,7 +74,7 @@ def torchrun(mix, **keywords):
         check=False,
     )
     results = results_of([done.stdout])
-    assert len(results) == 2, done.stderr[-3000:]
+    assert len(results) == num, done.stderr[-3000:]
     return results
 
 
@@ -103,6 +103,20 @@ def test_two_processes_of_torchrun_share_the_samples_of_one(mix, alone):
 
     assert samples(found) == alone
     assert all(result["seen"] for result in found)
+
+
+def test_tensor_parallel_peers_are_handed_the_batches_and_states_of_the_rank_that_fetches(
+    mix, alone
+):
+    found = torchrun(mix, 4, steps=4, mesh={"dp": 2, "tp": 2})
+
+    by_rank = {result["rank"]: result for result in found}
+    assert samples([by_rank[0], by_rank[2]]) == alone
+    for fetches, follows in ((0, 1), (2, 3)):
+        assert by_rank[follows]["seen"] == by_rank[fetches]["seen"]
+    states = [result["states"] for result in found]
+    assert [state["step"] for state in states[0]] == [1, 2, 3, 4]
+    assert states.count(states[0]) == 4
 
 
 def test_two_processes_that_no_agent_started_are_taken_back_to_a_state_loaded_in_mid_run(

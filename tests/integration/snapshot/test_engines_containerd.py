@@ -23,7 +23,7 @@ from snapshot.image.layer.indexer import index_image
 from snapshot.image.trace.trace import decode_trace, hot_blocks
 from snapshot.image.tree.tree import merge
 from snapshot.oci.image import open_store, resolve
-from tests.support.containerd_builders import (
+from tests.support.snapshot.containerd_builders import (
     Containerd,
     Link,
     a_python_image,
@@ -31,8 +31,8 @@ from tests.support.containerd_builders import (
     served_snapshotter,
     views_of,
 )
-from tests.support.image_builders import a_layer, a_member, a_tar, an_image
-from tests.support.registry import needs, running_registry
+from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_image
+from tests.support.snapshot.registry import needs, running_registry
 
 pytestmark = [pytest.mark.fuse, pytest.mark.slow]
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.startup_place import Relay
+from benchmarks.startup.place import Relay
 from snapshot.image.trace.store import TraceStore
 from snapshot.oci.image import open_store
-from tests.support.engine_images import push_config, push_python_image
-from tests.support.image_builders import a_layer, a_member, a_tar, an_image
-from tests.support.podman import MountedStore, Podman
-from tests.support.registry import needs, running_registry
+from tests.support.snapshot.engine_images import push_config, push_python_image
+from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_image
+from tests.support.snapshot.podman import MountedStore, Podman
+from tests.support.snapshot.registry import needs, running_registry
 
 pytestmark = [pytest.mark.fuse, pytest.mark.slow]
 

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -20,7 +21,7 @@ from snapshot.env.node.background_check import (
 )
 from snapshot.env.node.last_check import is_due, note_check
 from snapshot.env.node.locks import exclusively
-from tests.support.snapshot_env_builders import a_restorer, contents, remake, saved
+from tests.support.snapshot.env_builders import a_restorer, contents, remake, saved
 
 
 @pytest.fixture
@@ -46,9 +47,16 @@ def rot(restorer, key):
 
 
 def ours(cache):
-    """Return the processes that work for a node cache."""
-    known = psutil.process_iter(["cmdline"])
-    return [each for each in known if str(cache.folder) in (each.info["cmdline"] or [])]
+    """Return the processes that print into the log of a node cache.
+
+    A descriptor stays through fork and exec; a command line is empty for a moment.
+    """
+    log, found = str(cache.folder.absolute() / LOG), []
+    for each in psutil.process_iter():
+        with suppress(OSError):
+            if os.readlink(f"/proc/{each.pid}/fd/1") == log:
+                found.append(each)
+    return found
 
 
 def ended(cache):
@@ -113,7 +121,8 @@ def test_the_process_is_of_nobody_idle_and_holds_nothing_of_the_job(place):
         assert recheck_later(restorer.cache, key)
         os.close(write)
         fcntl.fcntl(read, fcntl.F_SETFL, os.O_NONBLOCK)
-        found = ours(restorer.cache)
+        while not (found := ours(restorer.cache)):
+            pass  # between fork and exec a process has no command; it ends only with the lock
         end_of_file = os.read(read, 1)  # raises where the process holds the other end
         for process in found:
             assert process.nice() == 19

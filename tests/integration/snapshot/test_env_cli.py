@@ -15,7 +15,7 @@ from snapshot.commands.env import command
 from snapshot.env.node.cache import CACHE_VARIABLE
 from snapshot.env.store.access import StoreMissingError
 from snapshot.startup.events import LOG_VARIABLE, parse_event
-from tests.support.snapshot_env_wheels import a_quick_pip, a_venv, a_wheel, pip_words
+from tests.support.snapshot.env_wheels import a_quick_pip, a_venv, a_wheel, pip_words
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ from snapshot.env.node.locks import exclusively, together
 from snapshot.env.node.overlay import mount_overlay, mounts_at, umount
 from snapshot.env.store.repository import ROOT
 from snapshot.env.target.records import Records
-from tests.support.fusefs_model import fast_directory
-from tests.support.snapshot_env_builders import (
+from tests.support.fusefs.model import fast_directory
+from tests.support.snapshot.env_builders import (
     a_repository,
     a_restorer,
     an_environment,
@@ -282,7 +282,7 @@ def test_a_command_dies_with_the_process_that_saves(tmp_path):
     driver = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from snapshot.env.flow.save import capture\n"
-        "from tests.support.snapshot_env_builders import an_installation, environment_at\n"
+        "from tests.support.snapshot.env_builders import an_installation, environment_at\n"
         "environment = environment_at(sys.argv[2])\n"
         "capture(environment.interpreter, environment.targets, an_installation(environment, sys.argv[3]))"
     )
@@ -309,7 +309,7 @@ import json, os, sys
 import encodings.ascii, encodings.utf_8_sig, encodings.latin_1
 root, home, roots, key = sys.argv[1:]
 sys.path.insert(0, root)
-from tests.support import snapshot_env_builders as builders
+from tests.support.snapshot import env_builders as builders
 from snapshot.env.flow import save
 from snapshot.env.node import cache, extraction
 from snapshot.env.target import moves, verification

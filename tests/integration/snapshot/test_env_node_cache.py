@@ -21,7 +21,7 @@ from snapshot.env.node.cache import (
 )
 from snapshot.env.node.locks import exclusively
 from snapshot.env.node.tree_head import TreeHead
-from tests.support.snapshot_env_builders import a_restorer, contents, remake, saved
+from tests.support.snapshot.env_builders import a_restorer, contents, remake, saved
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from typing_extensions import override
 
 from snapshot.commands.env import command
 from snapshot.env.node.cache import CACHE_VARIABLE
-from tests.support.fusefs_model import fast_directory
+from tests.support.fusefs.model import fast_directory
 from tests.support.hdfs.cluster import hdfs_cluster, why_not
-from tests.support.snapshot_env_builders import discard
-from tests.support.snapshot_env_wheels import a_quick_pip, a_venv, a_wheel
+from tests.support.snapshot.env_builders import discard
+from tests.support.snapshot.env_wheels import a_quick_pip, a_venv, a_wheel
 
 pytestmark = pytest.mark.slow
 

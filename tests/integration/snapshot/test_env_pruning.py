@@ -21,7 +21,7 @@ from snapshot.env.node.overlay import keys_mounted, mount_source, mounts_at
 from snapshot.env.node.pruning import prune_cache
 from snapshot.env.store.pruning import prune_store
 from snapshot.env.store.repository import CONDEMNED, MANIFESTS, PACKS, Repository
-from tests.support.snapshot_env_builders import (
+from tests.support.snapshot.env_builders import (
     a_repository,
     a_restorer,
     an_installation,

@@ -20,7 +20,7 @@ from snapshot.env.node.overlay import mounts_at, umount
 from snapshot.env.node.tree_head import TreeHead
 from snapshot.env.store.repository import ROOT
 from snapshot.env.target.verification import faults_of
-from tests.support.snapshot_env_builders import (
+from tests.support.snapshot.env_builders import (
     INSTALL,
     SITE,
     a_repository,

@@ -15,7 +15,7 @@ from snapshot.env.format.entries import Kind
 from snapshot.env.format.packs import inflate
 from snapshot.env.store.repository import ROOT
 from snapshot.env.target.verification import faults_of
-from tests.support.snapshot_env_builders import (
+from tests.support.snapshot.env_builders import (
     a_repository,
     a_restorer,
     an_environment,

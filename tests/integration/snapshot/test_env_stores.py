@@ -15,15 +15,15 @@ from fusefs.stores.remote.arrow import store_on
 from fusefs.stores.retry import RetryingStore
 from snapshot.env.node.cache import CACHE_VARIABLE
 from snapshot.env.store.repository import Repository
-from tests.support.fusefs_s3 import s3_server
-from tests.support.snapshot_env_builders import (
+from tests.support.fusefs.s3 import s3_server
+from tests.support.snapshot.env_builders import (
     a_restorer,
     an_environment,
     an_installation,
     contents,
     remake,
 )
-from tests.support.snapshot_env_wheels import a_quick_pip, a_venv, a_wheel
+from tests.support.snapshot.env_wheels import a_quick_pip, a_venv, a_wheel
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from snapshot.image.layer.indexer import index_image, read_stream
 from snapshot.image.tree.tree import merge
 from snapshot.oci.image import open_store, resolve
 from snapshot.oci.layout import OciLayout
-from tests.support.image_builders import (
+from tests.support.snapshot.image_builders import (
     BlobSource,
     a_layer,
     a_member,
@@ -27,7 +27,7 @@ from tests.support.image_builders import (
     an_image,
     zran_friendly,
 )
-from tests.support.registry import needs, running_registry
+from tests.support.snapshot.registry import needs, running_registry
 
 BIG = zran_friendly(2_500_000)
 TAR = a_tar(

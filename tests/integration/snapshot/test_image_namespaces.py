@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from snapshot.oci.layout import OciLayout
-from tests.support.engine_images import push_python_image
+from tests.support.snapshot.engine_images import push_python_image
 
 pytestmark = [pytest.mark.fuse, pytest.mark.slow]
 

@@ -20,10 +20,10 @@ from snapshot.commands.image import command
 from snapshot.image.layer.convert import convert_image
 from snapshot.oci.image import open_store
 from snapshot.oci.layout import OciLayout
-from tests.support import peer_process
-from tests.support.image_builders import a_layer, a_member, a_tar, an_image
-from tests.support.peer_builders import free_addresses
-from tests.support.registry import needs, running_registry
+from tests.support.snapshot import peer_process
+from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_image
+from tests.support.snapshot.peer_builders import free_addresses
+from tests.support.snapshot.registry import needs, running_registry
 
 NODES = 8
 SIZE = 24 << 20

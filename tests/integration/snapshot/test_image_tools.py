@@ -17,8 +17,8 @@ from snapshot.image.layer.tar import read_table
 from snapshot.image.tree.tree import merge
 from snapshot.oci.image import resolve
 from snapshot.oci.layout import OciLayout
-from tests.support.image_builders import BlobSource
-from tests.support.registry import needs
+from tests.support.snapshot.image_builders import BlobSource
+from tests.support.snapshot.registry import needs
 
 RECORDED = Path(__file__).parents[2] / "support/zstd_chunked_by_buildah.json"
 KIND_OF = {

@@ -10,8 +10,8 @@ from snapshot.image.trace.store import TraceStore, push_new
 from snapshot.image.trace.trace import Touch, merge_traces, trace_of
 from snapshot.oci.image import open_store
 from snapshot.oci.layout import OciLayout
-from tests.support.image_builders import a_layer, a_member, a_tar, an_image
-from tests.support.registry import needs, running_registry
+from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_image
+from tests.support.snapshot.registry import needs, running_registry
 
 RUN = ("python", "train.py")
 TAR = a_tar(a_member("f", b"data"))

@@ -13,8 +13,8 @@ from snapshot.oci.mirrors import MirroredStore
 from snapshot.oci.registry import Registry
 from snapshot.oci.store import small_blob
 from snapshot.oci.transport import RegistrySettings, Transport
-from tests.support.registry import needs, running_registry
-from tests.support.registry_contract import ImageStoreContract, push
+from tests.support.snapshot.registry import needs, running_registry
+from tests.support.snapshot.registry_contract import ImageStoreContract, push
 
 
 @pytest.fixture(scope="module")

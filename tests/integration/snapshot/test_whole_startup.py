@@ -17,17 +17,17 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.startup_place import MAIN, TOOLS, copy_libraries, copy_tree, environment
-from benchmarks.whole_startup import Link, Round, tables_of, timelines
-from benchmarks.whole_startup_job import FETCH, FirstStep
-from benchmarks.whole_startup_place import push_image
-from benchmarks.whole_startup_ways import Places, begin, ours, plain
+from benchmarks.startup.place import MAIN, TOOLS, copy_libraries, copy_tree, environment
+from benchmarks.startup.whole import Link, Round, tables_of, timelines
+from benchmarks.startup.whole_job import FETCH, FirstStep
+from benchmarks.startup.whole_place import push_image
+from benchmarks.startup.whole_ways import Places, begin, ours, plain
 from snapshot.commands.startup import startup_command
 from snapshot.startup.attempts import attempts_of
 from snapshot.startup.reading import read_events
-from tests.support.registry import needs, running_registry
-from tests.support.run_lines import a_step
-from tests.support.snapshot_env_wheels import a_venv, a_wheel
+from tests.support.snapshot.env_wheels import a_venv, a_wheel
+from tests.support.snapshot.registry import needs, running_registry
+from tests.support.trainer.run_lines import a_step
 
 pytestmark = [pytest.mark.fuse, pytest.mark.slow]
 
@@ -272,8 +272,8 @@ def test_a_job_that_ends_before_its_first_step_is_told_with_what_it_said(tmp_pat
 
 
 def test_the_benchmark_says_how_it_is_used():
-    words = [sys.executable, "-m", "benchmarks.whole_startup", "--help"]
+    words = [sys.executable, "-m", "benchmarks.startup.whole", "--help"]
     told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
-    assert "python -m benchmarks.whole_startup --folder" in told
+    assert "python -m benchmarks.startup.whole --folder" in told
     assert "--stream-mb" in told

@@ -17,7 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import omniload
 from omniload.base.errors import StateError
-from tests.support.loaders import (
+from tests.support.trainer.loaders import (
     Numbers,
     Stream,
     StreamWithState,
@@ -280,15 +280,41 @@ def test_workers_end_when_the_loop_is_left_early():
 def test_workers_end_when_the_trainer_is_killed():
     script = textwrap.dedent("""
         import time
-        from tests.support.loaders import Numbers
+        from tests.support.trainer.loaders import Numbers
         from trainer_integration import DataLoader
         batches = iter(DataLoader(Numbers(100), num_workers=2))
-        # A batch of each: torch's workers look for their trainer only once they have begun.
-        next(batches), next(batches)
         print(*(worker.pid for worker in batches._workers), flush=True)
         time.sleep(600)
     """)
     command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+        pids = [int(word) for word in trainer.stdout.readline().split()]
+        os.kill(trainer.pid, signal.SIGKILL)
+
+    assert len(pids) == 2
+    assert ended(pids)
+
+
+@pytest.mark.parametrize("place", ["forked", "begun"])
+def test_workers_end_whose_trainer_was_killed_before_torch_looked_for_it(place):
+    script = textwrap.dedent("""
+        import os, select, sys, time
+        from tests.support.trainer.loaders import Numbers
+        from trainer_integration import DataLoader
+        trainer = os.pidfd_open(os.getpid())
+        def await_its_end(*_):
+            select.select([trainer], [], [])
+        if sys.argv[1] == "forked":
+            os.register_at_fork(after_in_child=await_its_end)
+            await_its_end_too = None
+        else:
+            await_its_end_too = await_its_end
+        loader = DataLoader(Numbers(100), num_workers=2, worker_init_fn=await_its_end_too)
+        batches = iter(loader)
+        print(*(worker.pid for worker in batches._workers), flush=True)
+        time.sleep(600)
+    """)
+    command = [sys.executable, "-c", script, place]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
         pids = [int(word) for word in trainer.stdout.readline().split()]
         os.kill(trainer.pid, signal.SIGKILL)

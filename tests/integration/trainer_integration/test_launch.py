@@ -18,10 +18,10 @@ import pytest
 from omniload.actors.reaper_process import MARKS, marks_of
 from omniload.base.cli import main
 from omniload.mix.run_record import read_run_record
-from tests.support.builders import a_mix
-from tests.support.corpora import a_corpus, write_tokens
 from tests.support.disks import a_tmpfs
-from tests.support.run_lines import write_mix
+from tests.support.plane.builders import a_mix
+from tests.support.plane.corpora import a_corpus, write_tokens
+from tests.support.trainer.run_lines import write_mix
 from trainer_integration.checkpoint.folder import steps_in
 from trainer_integration.report.proof import prove
 from trainer_integration.report.run_summary import attempts_of

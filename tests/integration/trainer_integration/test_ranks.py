@@ -36,7 +36,14 @@ def launch(folder, name, world_size, **job):
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.support.moe_rank", json.dumps(each)],
+            [
+                sys.executable,
+                "-W",
+                "error",
+                "-m",
+                "tests.support.trainer.moe_rank",
+                json.dumps(each),
+            ],
             cwd=ROOT,
             env=environment,
             stderr=subprocess.PIPE,

@@ -1,23 +1,21 @@
 """The included trainer writes the stages of its start-up, and the report reads them."""
 
-import json
-
 import pytest
 from click.testing import CliRunner
 
 from snapshot.commands.startup import startup_command
+from snapshot.startup.attempts import attempts_of
+from snapshot.startup.difference import difference_of
 from snapshot.startup.events import LOG_VARIABLE
+from snapshot.startup.reading import read_events
 from tests.integration.trainer_integration.test_launch import a_job, a_training_file, launched
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 
-def report_of(*arguments):
-    result = CliRunner().invoke(
-        startup_command, [*map(str, arguments), "--json"], catch_exceptions=False
-    )
-    document = json.loads(result.stdout)
-    return document, {stage["stage"]: stage["nodes"][0] for stage in document["stages"]}
+def nodes_of(attempt):
+    """Return the one node of each stage."""
+    return {stage.name: stage.nodes[0] for stage in attempt.stages}
 
 
 def test_two_starts_of_a_training_are_reported_stage_by_stage(tmp_path, monkeypatch):
@@ -34,28 +32,36 @@ def test_two_starts_of_a_training_are_reported_stage_by_stage(tmp_path, monkeypa
     with launched(config, "--resume", "latest") as job:
         assert job.end() == 0, job.output
 
-    first, nodes = report_of(log.parent, "--attempt", 0)
-    again, resumed = report_of(log, "--against", log, "--against-attempt", 0)
+    written = read_events([log.parent])
+    first, again = attempts_of(written.events)
+    nodes, resumed = nodes_of(first), nodes_of(again)
 
     # Of two ranks; the launcher opens the data plane, each rank its client and its first batch.
-    assert {name: node["runs"] for name, node in nodes.items()} == {
+    assert {name: len(node.runs) for name, node in nodes.items()} == {
         "process_start": 2,
         "data_plane": 5,
         "process_group": 2,
         "model_build": 2,
         "first_step": 2,
     }
-    assert {name: node["runs"] for name, node in resumed.items()} == {
+    assert {name: len(node.runs) for name, node in resumed.items()} == {
         "process_start": 1,
         "data_plane": 2,
         "model_build": 1,
         "checkpoint_load": 1,
         "first_step": 1,
     }
-    assert first["reached"]
-    assert again["reached"]
-    assert (first["job"], first["nodes"]) == ("tiny", ["n1"])
-    assert (first["torn"], first["strays"]) == (0, 0)
-    assert resumed["checkpoint_load"]["bytes"]["disk"] > 1000
-    assert again["attempts"] == [0, 1]
-    assert again["against"]["seconds"] == pytest.approx(again["seconds"] - first["seconds"])
+    assert first.reached
+    assert again.reached
+    assert [(attempt.job, attempt.number) for attempt in (first, again)] == [
+        ("tiny", 0),
+        ("tiny", 1),
+    ]
+    assert {node.node for node in nodes.values()} == {"n1"}
+    assert (written.torn, first.strays) == (0, 0)
+    assert resumed["checkpoint_load"].bytes["disk"] > 1000
+    assert difference_of(first, again).seconds == pytest.approx(again.seconds - first.seconds)
+    shown = CliRunner().invoke(
+        startup_command, [str(log), "--against", str(log), "--against-attempt", "0"]
+    )
+    assert "critical path, before and after" in shown.output

@@ -14,9 +14,9 @@ from fusefs.mounts.lifecycle import mount
 from fusefs.stores.url import open_store
 from fusefs.tools.fsck import verify
 from omniload.base.errors import IntegrityError, StateError
-from tests.support.fusefs_builders import contents
+from tests.support.fusefs.builders import contents
 from tests.support.hdfs.cluster import hdfs_cluster, why_not
-from tests.support.striped_rank import STRIPING, Job, empty, full, run
+from tests.support.trainer.striped_rank import STRIPING, Job, empty, full, run
 from trainer_integration.checkpoint.striped.place import open_striped, read_index
 from trainer_integration.checkpoint.striped.storage import load_striped, save_striped
 

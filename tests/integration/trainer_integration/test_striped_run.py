@@ -25,7 +25,7 @@ def test_a_run_saves_to_a_store_and_is_continued_from_there(tmp_path):
     assert place_of(where).steps() == (2,)
     assert not (tmp_path / "run/checkpoints").exists()
     plan = read_plan(config)
-    start = plan.start_of(1, tmp_path / "rendezvous")
+    start = plan.start_of(1)
     assert (start.step, start.state) == (2, place_of(where).loader_state_of(2))
     assert plan.first_step("latest") == 2
     with pytest.raises(StateError, match=r"s/a holds step-00000002; pass --resume latest"):

@@ -12,8 +12,9 @@ from omniload.mix.deficit import integer_weights
 from omniload.mix.journal import StepRecord, state_before
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
-from tests.support.builders import a_mix
-from tests.support.simulation import Simulation, reference_digests
+from tests.support.plane.builders import a_mix
+from tests.support.plane.reference import reference_digests
+from tests.support.plane.simulation import Simulation
 
 STEPS = 5
 
@@ -61,6 +62,9 @@ def worlds(draw):
         "num_constructors": draw(st.integers(1, 4)),
         "seed": draw(st.integers(0, 1 << 30)),
         "repeat_share": draw(st.sampled_from([0.0, 0.2, 0.5])),
+        "kills": draw(st.sampled_from([0, 1, 2, 5])),
+        "constructor_kills": draw(st.sampled_from([0, 1, 3])),
+        "shadows": draw(st.integers(0, 2)),
     }
 
 
@@ -78,6 +82,16 @@ def test_every_step_is_the_one_that_the_mix_alone_decides(world, first_read):
 
     assert digests == reference_digests(world["mix"], world["epochs"], num_steps=STEPS)
     assert simulation.published == list(range(STEPS))
+
+
+@given(worlds(), st.integers(1, 20))
+def test_the_labels_of_a_step_are_as_many_as_its_batches_say(world, first_read):
+    simulation, _ = simulated(first_read, **world)
+
+    for step in range(STEPS):
+        batches = [simulation.batches[step, rank] for rank in range(world["dp"])]
+        labels = sum(int(m.loss_mask_RT.sum()) for batch in batches for m in batch.microbatches)
+        assert {batch.loss_tokens for batch in batches} == {labels}
 
 
 @given(worlds(), st.integers(1, 20))

@@ -16,7 +16,7 @@ from omniload.batch.digest import batch_digest
 from omniload.client import Client
 from omniload.mix.config import load_mix
 from omniload.plan.place_tree import ClientPlaceTree
-from tests.support.corpora import write_tokens
+from tests.support.plane.corpora import write_tokens
 
 STEPS = 6
 NAMES = ("web", "code", "books", "wiki")

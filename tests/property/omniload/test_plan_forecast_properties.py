@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from omniload.mix.schedule import weights_at
 from omniload.plan.forecast import SourceSizes, forecast, tokens_by_step
-from tests.support.builders import a_mix
+from tests.support.plane.builders import a_mix
 
 NAMES = ("web", "code", "news")
 weights = st.fixed_dictionaries(dict.fromkeys(NAMES, st.integers(1, 9)))

@@ -8,9 +8,9 @@ from omniload.mix.state import MixState
 from omniload.plan.membership import Starved, membership_of
 from omniload.plan.packing import CARRIED, best_fit, fill_in_order
 from omniload.plan.window import window_of
-from tests.support.builders import a_mix
-from tests.support.resume import assert_resumes_exactly
-from tests.support.simulation import known_ahead
+from tests.support.plane.builders import a_mix
+from tests.support.plane.reference import known_ahead
+from tests.support.plane.resume import assert_resumes_exactly
 
 capacities = st.integers(1, 64)
 
@@ -36,6 +36,27 @@ def test_no_row_is_overfull_and_what_is_carried_fits_nowhere(pool):
     assert used.max(initial=0) <= capacity
     left = [n for n, row in zip(lengths, rows.tolist(), strict=True) if row == CARRIED]
     assert all(n > capacity - used.min() for n in left)
+
+
+def fullest_with_room(lengths, first, num_rows, capacity):
+    """The plain model: look at every row for every piece."""
+    free, rows = [capacity] * num_rows, [CARRIED] * len(lengths)
+    rest = sorted(range(first, len(lengths)), key=lambda p: (-lengths[p], p))
+    for p in [*range(first), *rest]:
+        fitting = [(free[row], row) for row in range(num_rows) if free[row] >= lengths[p]]
+        if fitting:
+            rows[p] = min(fitting)[1]
+            free[rows[p]] -= lengths[p]
+    return rows
+
+
+@given(pools())
+def test_each_piece_goes_to_the_fullest_row_and_of_those_to_the_first(pool):
+    lengths, first, num_rows, capacity = pool
+
+    rows = best_fit(lengths, num_first=first, num_rows=num_rows, capacity=capacity)
+
+    assert rows.tolist() == fullest_with_room(lengths, first, num_rows, capacity)
 
 
 @given(pools())

@@ -17,8 +17,9 @@ from omniload.mix.journal import StepRecord, state_before
 from omniload.mix.progress import weights_by_step
 from omniload.mix.state import MixState
 from omniload.plan.membership import Exhausted, Starved, membership_of
-from tests.support.builders import a_mix, tokens_of
-from tests.support.simulation import Simulation, known_ahead
+from tests.support.plane.builders import a_mix, tokens_of
+from tests.support.plane.reference import known_ahead
+from tests.support.plane.simulation import Simulation
 
 MANY = 1 << 30
 STOPS = ("first_exhausted", "all_exhausted", "each_once")

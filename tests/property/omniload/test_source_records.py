@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from omniload.base.ragged import Ragged
 from omniload.mix.config import OnError, ShuffleConfig
 from omniload.mix.order import Order
+from omniload.source.block_memory import BlockMemory
 from omniload.source.formats.format import Records, UnitTable
 from omniload.source.source import RecordSource
+from omniload.source.transforms.opening import Pipeline
 
 
 class ListFormat:
@@ -52,7 +54,7 @@ def a_source(units, method="block", block_units=2):
         shuffle=ShuffleConfig(method=method, block_units=block_units),
     )
     skip = OnError(policy="skip", limit=10_000)
-    return RecordSource("web", order, held, tokenizer=None, on_error=skip), held
+    return RecordSource("web", order, held, pipeline=Pipeline(None, ()), on_error=skip), held
 
 
 def samples(block):
@@ -77,6 +79,18 @@ def test_any_split_of_a_range_gives_the_same_samples(units, method, start, lengt
 
     assert [sample for block in blocks for sample in samples(block)] == samples(whole)
     assert sum(block.skipped for block in blocks) == whole.skipped
+
+
+@given(contents, st.sampled_from([1, 200, 2_000]), st.lists(st.integers(0, 25), max_size=6))
+def test_blocks_on_disk_give_the_samples_of_blocks_in_memory(units, limit_bytes, lengths):
+    stops = np.cumsum([0, *lengths]).tolist()
+    spilling = a_source(units)[0]
+    spilling.share(BlockMemory(limit_bytes))
+
+    blocks = [spilling.read(a, b) for a, b in pairwise(stops)]
+
+    whole = a_source(units)[0].read(0, stops[-1])
+    assert [sample for block in blocks for sample in samples(block)] == samples(whole)
 
 
 @given(contents, st.integers(0, 3))

@@ -15,7 +15,7 @@ from snapshot.env.key.requirements import canonical_name
 from snapshot.env.target.moves import plan_moves
 from snapshot.env.target.staging import staged
 from tests.property.snapshot.test_env_properties import PATHS, entries
-from tests.support.snapshot_env_builders import TARGETS
+from tests.support.snapshot.env_builders import TARGETS
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 JSON = st.recursive(

@@ -32,7 +32,7 @@ from snapshot.env.node.extraction import provide
 from snapshot.env.store.repository import ROOT
 from snapshot.env.target.moves import plan_moves
 from snapshot.env.target.scan import scan
-from tests.support.snapshot_env_builders import (
+from tests.support.snapshot.env_builders import (
     TARGETS,
     a_folder,
     a_repository,

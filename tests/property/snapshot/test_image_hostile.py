@@ -21,7 +21,7 @@ from snapshot.image.layer.toc import index_of_toc
 from snapshot.image.tree.tree import merge
 from snapshot.oci.digest import digest_of
 from snapshot.oci.manifest import MANIFEST_TYPE, Descriptor, parse_manifest
-from tests.support.image_builders import a_member, a_tar
+from tests.support.snapshot.image_builders import a_member, a_tar
 
 NAMES = st.text(
     st.characters(exclude_categories=("Cs",), exclude_characters="\0/"), min_size=1, max_size=40

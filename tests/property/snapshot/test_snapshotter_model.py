@@ -25,7 +25,7 @@ from snapshot.engines.containerd.records import (
     Snapshots,
 )
 from snapshot.engines.containerd.store import SnapshotStore
-from tests.support.snapshotter_builders import a_digest, a_kept_image
+from tests.support.snapshot.snapshotter_builders import a_digest, a_kept_image
 
 KEYS = st.sampled_from(["", *"abcdef"])
 LABELS = st.dictionaries(st.sampled_from(["x", "y/z"]), st.sampled_from(["", "1", "2"]))

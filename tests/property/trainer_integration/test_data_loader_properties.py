@@ -15,7 +15,7 @@ from torch.utils.data import (
 )
 from torch.utils.data import DataLoader as TorchLoader
 
-from tests.support.loaders import (
+from tests.support.trainer.loaders import (
     Numbers,
     Stream,
     StreamWithState,

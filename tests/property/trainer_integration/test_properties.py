@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.moe_builders import (
+from tests.support.trainer.moe_builders import (
     a_batch,
     a_microbatch,
     a_model,

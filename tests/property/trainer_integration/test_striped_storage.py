@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusefs.config import Striping
-from tests.support.fusefs_builders import some_files
-from tests.support.striped_checkpoints import cut, load_boxes, save_boxes
+from tests.support.fusefs.builders import some_files
+from tests.support.trainer.striped_checkpoints import cut, load_boxes, save_boxes
 from trainer_integration.checkpoint.striped.boxes import Box
 from trainer_integration.checkpoint.striped.tensors import bytes_of, units_of
 

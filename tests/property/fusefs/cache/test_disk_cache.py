@@ -16,7 +16,7 @@ from fusefs.cache.disk_cache import DiskCache
 from fusefs.cache.disk_directory import CopyFiles, DiskDirectory
 from fusefs.cache.disk_format import footprint
 from fusefs.cache.eviction import Ledger
-from tests.support.fusefs_disk import (
+from tests.support.fusefs.disk import (
     UNIT,
     a_version,
     abandon,

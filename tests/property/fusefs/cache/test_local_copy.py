@@ -12,7 +12,7 @@ from fusefs.format.attributes import encoded
 from fusefs.format.manifest import Manifest
 from fusefs.format.manifest_header import MAGIC
 from fusefs.stores.memory import MemoryStore
-from tests.support.fusefs_builders import tiny_files
+from tests.support.fusefs.builders import tiny_files
 
 CONTENT = bytes(range(256))
 
@@ -70,7 +70,7 @@ plain = st.binary(min_size=1, max_size=100).filter(lambda data: not data.startsw
 def test_a_plain_file_is_copied_under_its_time_stamp(data, fraction_ns, steps):
     store = MemoryStore()
     store.publish("f", data)
-    store._mtimes_ns["f"] = 10**18 + fraction_ns
+    store.mtimes_ns["f"] = 10**18 + fraction_ns
     with tempfile.TemporaryDirectory() as base:
         for life in range(2):
             with cached(store, Path(base) / "disk") as files, files.open("f") as file:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from tests.support.fusefs_model import mounted_pair, random_operation
+from tests.support.fusefs.model import mounted_pair, random_operation
 
 pytestmark = [
     pytest.mark.fuse,

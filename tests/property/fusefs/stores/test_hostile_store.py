@@ -29,7 +29,7 @@ from fusefs.tools.fsck import verify
 from fusefs.tree.directory_attributes import attributes_path, mark
 from omniload.base.errors import IntegrityError, StateError
 from tests.property.fusefs.format.test_manifest import a_segment
-from tests.support.fusefs_builders import some_files
+from tests.support.fusefs.builders import some_files
 from trainer_integration.checkpoint.file_digests import sealed_json
 from trainer_integration.checkpoint.striped.index import Index
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from fusefs.tools.fsck import verify
 from fusefs.vfs.open_file import OpenFile, SpoolPlace
-from tests.support.fusefs_builders import contents, object_paths, some_files
+from tests.support.fusefs.builders import contents, object_paths, some_files
 
 PATTERN = bytes(range(1, 256)) * 400
 offsets = st.one_of(st.integers(0, 70_000), st.sampled_from([0, 4096, 8192, 40_960]))

@@ -16,7 +16,7 @@ from fusefs.stores.memory import MemoryStore
 from fusefs.tree.freshness import Shown
 from fusefs.tree.namespace import StripedFiles
 from fusefs.vfs.name_table import Leads, leads
-from tests.support.fusefs_bridge_mount import CONFIG, Mount
+from tests.support.fusefs.bridge_mount import CONFIG, Mount
 
 NAMES = ("f", "g")
 SIZES = (2, 100, 4096, 4097, 20_000)
@@ -29,8 +29,8 @@ class Coarse(MemoryStore):
 
     def _put(self, path, data):
         super()._put(path, data)
-        self._mtimes_ns[path] = self._mtimes_ns[""] or self._mtimes_ns[path]
-        self._mtimes_ns[""] = self._mtimes_ns[path]
+        self.mtimes_ns[path] = self.mtimes_ns[""] or self.mtimes_ns[path]
+        self.mtimes_ns[""] = self.mtimes_ns[path]
 
 
 class Open:
@@ -204,7 +204,7 @@ class KernelModel:
 
     def age(self, name):
         if name in self.now and not isinstance(self.store, Coarse):
-            self.store._mtimes_ns[name] -= LONG_AGO_NS
+            self.store.mtimes_ns[name] -= LONG_AGO_NS
 
     def check(self):
         inodes = defaultdict(set)

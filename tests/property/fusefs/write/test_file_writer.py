@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from fusefs.format.attributes import Attributes
 from fusefs.format.manifest_header import MAGIC
-from tests.support.fusefs_builders import contents, object_paths, tiny_files
+from tests.support.fusefs.builders import contents, object_paths, tiny_files
 
 chunks = st.lists(st.binary(max_size=40), max_size=12)
 layouts = {"unit": st.integers(4, 12), "count": st.integers(1, 5)}

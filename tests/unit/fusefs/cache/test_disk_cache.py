@@ -18,7 +18,7 @@ from fusefs.cache.eviction import Ledger
 from fusefs.config import DiskCacheConfig, FilesConfig
 from fusefs.metrics.counters import Traffic
 from omniload.base.errors import ConfigError, StateError
-from tests.support.fusefs_disk import (
+from tests.support.fusefs.disk import (
     UNIT,
     a_cache,
     a_version,

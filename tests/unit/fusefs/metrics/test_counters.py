@@ -11,8 +11,8 @@ from fusefs.stores.memory import MemoryStore
 from fusefs.stores.retry import RetryingStore
 from fusefs.tools.statistics import Statistics, drop_json, layout_json, layout_of
 from omniload.base.metrics import REGISTRY
-from tests.support.fusefs_builders import some_files, tiny_files
-from tests.support.fusefs_faulty_store import FaultyStore, Outage
+from tests.support.fusefs.builders import some_files, tiny_files
+from tests.support.fusefs.faulty_store import FaultyStore, Outage
 
 DATA = bytes(range(256)) * 160  # 10 units of 4096
 
@@ -185,7 +185,7 @@ def test_a_header_that_was_remembered_is_read_anew_once_it_is_forgotten():
     store = MemoryStore()
     with some_files(store) as files:
         files.write_file("d/f", DATA)
-        store._mtimes_ns["d/f"] -= 10**10
+        store.mtimes_ns["d/f"] -= 10**10
         reads = []
         read = store.read
         store.read = lambda *a: (reads.append(a), read(*a))[1]

@@ -13,7 +13,7 @@ from fusefs.stores.remote.object_store import ObjectStore
 from fusefs.stores.remote.rename_store import RenamingStore, ReplacingStore
 from fusefs.stores.retry import RetryingStore
 from omniload.base.errors import UnavailableError
-from tests.support.fusefs_builders import some_files
+from tests.support.fusefs.builders import some_files
 
 LIMIT_S = 0.2
 LONG_S = 60.0

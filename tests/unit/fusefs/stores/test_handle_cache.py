@@ -8,7 +8,7 @@ from pyarrow import fs as pafs
 
 from fusefs.stores.handle_cache import HandleCache
 from fusefs.stores.remote.arrow import ArrowBackend, store_on
-from tests.support.fusefs_builders import contents, some_files
+from tests.support.fusefs.builders import contents, some_files
 
 OBJECT = ".omnifs/objects/ab/{}.0"
 DATA = bytes(range(250)) * 100

@@ -9,7 +9,7 @@ from fusefs.stores.remote.arrow import store_on
 from fusefs.stores.retry import RetryingStore
 from fusefs.stores.url import check_root
 from omniload.base.errors import ConfigError, UnavailableError
-from tests.support.fusefs_faulty_store import FaultyStore, Outage
+from tests.support.fusefs.faulty_store import FaultyStore, Outage
 
 
 def test_a_directory_that_is_there_is_taken(tmp_path):

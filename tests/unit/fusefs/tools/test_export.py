@@ -12,8 +12,8 @@ from fusefs.stores.local.store import LocalStore
 from fusefs.stores.memory import MemoryStore
 from fusefs.tools.export import Copy, copies_of, export_file, parted, place_on_mount, require_free
 from omniload.base.errors import IntegrityError, StateError, UnavailableError
-from tests.support.fusefs_builders import contents, object_paths, some_files
-from tests.support.fusefs_faulty_store import FaultyStore, Outage
+from tests.support.fusefs.builders import contents, object_paths, some_files
+from tests.support.fusefs.faulty_store import FaultyStore, Outage
 
 BIG = bytes(range(256)) * 100
 

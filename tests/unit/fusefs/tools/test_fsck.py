@@ -8,7 +8,7 @@ from fusefs.stores.remote.arrow import store_on
 from fusefs.tools.fsck import verify
 from omniload.base.errors import IntegrityError, StateError
 from tests.faults.test_fusefs_store_faults import Crash, CrashingBackend, RenamingStore
-from tests.support.fusefs_builders import contents, object_paths, some_files, tiny_files
+from tests.support.fusefs.builders import contents, object_paths, some_files, tiny_files
 
 DATA = bytes(range(256)) * 100
 

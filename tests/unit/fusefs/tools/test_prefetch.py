@@ -21,7 +21,7 @@ from fusefs.tools.prefetch import (
 )
 from omniload.base.clock import FakeClock
 from omniload.base.errors import ConfigError, StateError
-from tests.support.fusefs_builders import some_files
+from tests.support.fusefs.builders import some_files
 
 MiB = 1 << 20
 BIG = bytes(range(256)) * 4096 * 3  # 3 MiB

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.format.attributes import Attributes
-from fusefs.stores.memory import MemoryStore
 from fusefs.tools.fsck import verify
 from fusefs.tree import directory_attributes
 from fusefs.tree.directory_attributes import (
@@ -20,34 +19,11 @@ from fusefs.tree.directory_attributes import (
     read_attributes,
 )
 from omniload.base.errors import IntegrityError, UnavailableError
-from tests.support.fusefs_builders import some_files
+from tests.support.fusefs.builders import some_files
+from tests.support.fusefs.recording_store import RecordingStore
 
 OLD_NS = 946_684_800_123_456_789
 KEPT = Attributes(mode=0o750, mtime_ns=OLD_NS, xattrs={"user.origin": b"tape"})
-
-
-class NotingStore(MemoryStore):
-    """Notes each call that a remote store would answer by a request."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def stat(self, path):
-        self.calls.append(("stat", path))
-        return super().stat(path)
-
-    def listing(self, path):
-        self.calls.append(("listing", path))
-        return super().listing(path)
-
-    def read(self, path, offset, size_bytes):
-        self.calls.append(("read", path))
-        return super().read(path, offset, size_bytes)
-
-    def publish(self, path, data, *rest):
-        self.calls.append(("publish", path))
-        super().publish(path, data, *rest)
 
 
 class Clock:
@@ -67,7 +43,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def files():
-    with some_files(NotingStore()) as built:
+    with some_files(RecordingStore()) as built:
         built.make_directory("d")
         built.set_attributes("d", KEPT)
         yield built
@@ -339,7 +315,7 @@ def test_what_another_mount_set_meanwhile_is_not_lost_when_the_time_moves(files)
 
 
 def test_directories_without_attributes_cost_one_listing_a_second(clock):
-    with some_files(NotingStore()) as files:
+    with some_files(RecordingStore()) as files:
         for number in range(50):
             files.make_directory(f"d{number}")
         files.store.calls.clear()

@@ -9,7 +9,7 @@ from fusefs.format.attributes import Attributes
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.retry import RetryingStore
 from omniload.base.errors import IntegrityError
-from tests.support.fusefs_builders import contents, object_paths, some_files, tiny_files
+from tests.support.fusefs.builders import contents, object_paths, some_files, tiny_files
 
 BIG = bytes(range(256)) * 100
 
@@ -153,7 +153,7 @@ def test_the_same_header_is_read_once_when_its_time_stamp_is_settled():
     store = MemoryStore()
     with some_files(store) as files:
         files.write_file("f", BIG)
-        store._mtimes_ns["f"] -= 10**10
+        store.mtimes_ns["f"] -= 10**10
         reads = []
         read = store.read
         store.read = lambda *a: (reads.append(a), read(*a))[1]

@@ -11,7 +11,7 @@ from fusefs.tree.freshness import Shown, shown_at
 from fusefs.tree.open_versions import MOST_VERSIONS
 from fusefs.vfs.open_file import OpenFile, SpoolPlace
 from omniload.base.errors import UnavailableError
-from tests.support.fusefs_builders import contents, some_files
+from tests.support.fusefs.builders import contents, some_files
 
 OLD = b"old " * 100
 
@@ -109,7 +109,7 @@ def test_what_is_believed_of_a_file_saves_the_first_look_and_is_checked(store, f
 
 
 def test_bytes_at_hand_are_not_brought_again_nor_those_nobody_wants(store, files):
-    store._mtimes_ns["f"] -= 10**10
+    store.mtimes_ns["f"] -= 10**10
     with files.open("f", brings=False):
         assert store.reads == 0
     for _ in range(3):

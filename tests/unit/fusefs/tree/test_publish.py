@@ -12,8 +12,8 @@ from fusefs.tools.fsck import verify
 from fusefs.tree.open_versions import MOST_VERSIONS
 from fusefs.vfs.open_file import OpenFile, SpoolPlace
 from omniload.base.errors import UnavailableError
-from tests.support.fusefs_builders import contents, object_paths, tiny_files
-from tests.support.fusefs_faulty_store import FaultyStore, Outage
+from tests.support.fusefs.builders import contents, object_paths, tiny_files
+from tests.support.fusefs.faulty_store import FaultyStore, Outage
 
 DATA = bytes(range(256))
 

@@ -10,35 +10,25 @@ from pyarrow import fs as pafs
 
 from fusefs.base.huge_pages import huge_page_buffer
 from fusefs.config import DiskCacheConfig, FilesConfig, Striping
+from fusefs.format.attributes import Attributes
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.protocol import Preferred
 from fusefs.stores.remote.arrow import store_on
-from fusefs.stores.remote.object_store import ObjectStore
 from fusefs.stores.retry import RetryingStore
 from fusefs.tree.namespace import StripedFiles
-from tests.support.fusefs_builders import some_files
+from tests.support.fusefs.builders import some_files
+from tests.support.fusefs.recording_store import RecordingObjects, RecordingStore
 
 MiB = 1 << 20
 SIZE = 32 * MiB
 BLOCK = 4 * MiB
 
 
-class ObjectStore(MemoryStore):
-    """Prefers what object stores prefer, and notes every read."""
-
-    preferred = ObjectStore.preferred.fget(None)
-
-    def __init__(self):
-        super().__init__()
-        self.reads = []
-
-    def read(self, path, offset, size_bytes):
-        if path.startswith(".omnifs/objects/"):
-            self.reads.append((offset, size_bytes))
-        return super().read(path, offset, size_bytes)
+def an_object_store(kind=RecordingObjects):
+    return kind(lambda path: path.startswith(".omnifs/objects/"))
 
 
-class LargeReadsInMappedMemory(ObjectStore):
+class LargeReadsInMappedMemory(RecordingObjects):
     def read_large(self, path, offset, size_bytes):
         memory = huge_page_buffer(size_bytes)
         memory[:] = self.read(path, offset, size_bytes)
@@ -57,7 +47,7 @@ def a_file_on(store):
 @pytest.fixture
 def trusting():
     """A file of which much may be guessed before anything was read."""
-    with a_file_on(ObjectStore()) as found:
+    with a_file_on(an_object_store()) as found:
         yield found
 
 
@@ -72,7 +62,7 @@ def written(trusting):
 
 @pytest.fixture
 def in_mapped_memory():
-    with a_file_on(LargeReadsInMappedMemory()) as found:
+    with a_file_on(an_object_store(LargeReadsInMappedMemory)) as found:
         yield found
 
 
@@ -172,7 +162,7 @@ def test_what_a_store_prefers_shapes_new_files_and_the_user_goes_first(written):
     assert files.manifest("f").segments[0].layout.stripe_count == 1
 
     chosen = FilesConfig(striping=Striping(count=3), longest_read=MiB, read_ahead=0)
-    theirs = StripedFiles(ObjectStore(), chosen)
+    theirs = StripedFiles(an_object_store(), chosen)
     theirs.write_file("f", bytes(4 * MiB))
     theirs.close()
 
@@ -183,15 +173,15 @@ def test_what_a_store_prefers_shapes_new_files_and_the_user_goes_first(written):
 def test_a_small_cache_is_not_filled_by_one_request():
     config = FilesConfig(cache=8 * MiB)
 
-    assert config.reading(ObjectStore.preferred) == (MiB, 64 * MiB)
+    assert config.reading(RecordingObjects.preferred) == (MiB, 64 * MiB)
     assert FilesConfig().reading(Preferred()) == (4 * MiB, 32 * MiB)
 
 
 def test_a_disk_cache_takes_shorter_reads_since_they_lie_beside_the_cap_until_written(tmp_path):
     chosen = DiskCacheConfig(directory=str(tmp_path), capacity=64 * MiB)
-    assert FilesConfig(disk_cache=chosen).reading(ObjectStore.preferred)[0] == 4 * MiB
+    assert FilesConfig(disk_cache=chosen).reading(RecordingObjects.preferred)[0] == 4 * MiB
 
-    files = StripedFiles(ObjectStore(), FilesConfig())
+    files = StripedFiles(an_object_store(), FilesConfig())
     assert files.longest_read == 16 * MiB
     files.use_disk_cache(chosen)
     files.close()
@@ -200,7 +190,7 @@ def test_a_disk_cache_takes_shorter_reads_since_they_lie_beside_the_cap_until_wr
 
 
 def test_whoever_wraps_a_store_prefers_what_it_prefers():
-    store = ObjectStore()
+    store = an_object_store()
 
     assert RetryingStore(store).preferred is store.preferred
     assert MemoryStore().preferred == Preferred()
@@ -316,3 +306,44 @@ def test_memory_that_is_refused_fails_the_reads_that_wait_for_it_and_no_others(
 
 def refuse_memory(*_, **__):
     raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+def opened_and_read(files):
+    with files.open("d/small") as file:
+        return file.reader.read(0, 5)
+
+
+def looked_for_nothing(files):
+    with pytest.raises(FileNotFoundError):
+        files.stat("d/none")
+
+
+BUDGETS = {
+    "look at a file": (1, lambda files: files.stat("d/small")),
+    "look for what is not there": (1, looked_for_nothing),
+    "open and read a file just written": (3, opened_and_read),
+    "list a folder": (1, lambda files: files.listing("d")),
+    "write a small file": (2, lambda files: files.write_file("d/new", b"fresh")),
+    "replace a small file": (1, lambda files: files.write_file("d/small", b"other")),
+    "write three objects": (5, lambda files: files.write_file("d/large", bytes(3 * 4096))),
+    "set attributes": (4, lambda files: files.set_attributes("d/small", Attributes(mode=0o640))),
+    "rename a file": (3, lambda files: files.rename("d/small", "d/other")),
+    "remove a file": (3, lambda files: files.remove("d/small")),
+    "make a folder": (2, lambda files: files.make_directory("e")),
+}
+"""Most requests of an operation where nothing is known of the tree; whether folders are marked is asked once."""
+
+
+@pytest.mark.parametrize("operation", BUDGETS)
+@pytest.mark.parametrize("kind", [RecordingStore, RecordingObjects])
+def test_an_operation_keeps_to_its_budget_of_requests(kind, operation):
+    store, (most, carry_out) = kind(), BUDGETS[operation]
+    with some_files(store) as files:
+        files.write_file("d/small", b"bytes")
+    with some_files(store) as files:
+        store.since()
+
+        carry_out(files)
+
+        asked = store.since()
+    assert 0 < len(asked) <= most, asked

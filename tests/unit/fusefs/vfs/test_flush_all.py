@@ -7,8 +7,8 @@ import pytest
 from fusefs.tools.fsck import verify
 from fusefs.vfs.flush_all import flush_all
 from fusefs.vfs.open_file import OpenFile, SpoolPlace
-from tests.support.fusefs_builders import contents, some_files
-from tests.support.fusefs_faulty_store import FaultyStore, Outage
+from tests.support.fusefs.builders import contents, some_files
+from tests.support.fusefs.faulty_store import FaultyStore, Outage
 
 DATA = bytes(range(250)) * 100
 

@@ -11,8 +11,8 @@ from fusefs.tools.fsck import verify
 from fusefs.vfs.open_file import OpenFile, SpoolPlace
 from fusefs.vfs.rename_open import remove_open, rename_open
 from omniload.base.errors import UnavailableError
-from tests.support.fusefs_builders import contents, object_paths, some_files
-from tests.support.fusefs_faulty_store import FaultyStore, Outage
+from tests.support.fusefs.builders import contents, object_paths, some_files
+from tests.support.fusefs.faulty_store import FaultyStore, Outage
 
 DATA = os.urandom(20_000)
 

@@ -11,7 +11,7 @@ from fusefs.read.file_reader import FileReader
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.retry import RetryingStore
 from omniload.base.errors import UnavailableError
-from tests.support.fusefs_bridge_mount import DATA, Mount, held
+from tests.support.fusefs.bridge_mount import DATA, Mount, held
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from fusefs.vfs.open_file import SpoolPlace
 from fusefs.vfs.session import STATS_DIRECTORY_INODE
 from fusefs.vfs.store_filesystem import StoreFileSystem
 from omniload.base.errors import StateError
-from tests.support.fusefs_bridge_mount import CONFIG, DATA, Mount, held
+from tests.support.fusefs.bridge_mount import CONFIG, DATA, Mount, held
 
 PLAIN = b"plain " * 50
 
@@ -26,7 +26,7 @@ class Copying(MemoryStore):
     @override
     def rename(self, source, target):
         super().rename(source, target)
-        self._mtimes_ns[target] += 10**9
+        self.mtimes_ns[target] += 10**9
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def test_a_version_renamed_here_keeps_its_inode_on_a_store_that_copies():
 
 def test_a_version_that_was_replaced_is_not_followed_by_a_rename(mount, elsewhere, store):
     elsewhere.write_file("f", PLAIN)
-    store._mtimes_ns["f"] -= 10**10  # so old that its bytes may leave memory
+    store.mtimes_ns["f"] -= 10**10  # so old that its bytes may leave memory
     old = looked_up_anew(mount)
     reader = mount.open(old)
     mount.files.cache.drop(list(mount.files.cache._blocks))
@@ -334,8 +334,8 @@ def test_bytes_of_a_version_that_its_time_stamp_does_not_tell_from_another_stay_
     mount, elsewhere, store, age_ns
 ):
     elsewhere.write_file("f", PLAIN)
-    store._mtimes_ns["f"] -= age_ns
-    stamp_ns = store._mtimes_ns["f"]
+    store.mtimes_ns["f"] -= age_ns
+    stamp_ns = store.mtimes_ns["f"]
     inode = looked_up_anew(mount)
     reader = mount.open(inode)
     mount.files.cache.drop(list(mount.files.cache._blocks))
@@ -344,7 +344,7 @@ def test_bytes_of_a_version_that_its_time_stamp_does_not_tell_from_another_stay_
     if age_ns:
         assert stale(mount.shown.read, reader.handle, 0, 10)
     else:
-        store._mtimes_ns["f"] = stamp_ns  # in the same tick of a coarse clock
+        store.mtimes_ns["f"] = stamp_ns  # in the same tick of a coarse clock
         assert mount.read(reader) == PLAIN
         assert looked_up_anew(mount) != inode
 

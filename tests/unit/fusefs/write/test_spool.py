@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from fusefs.write.spool import Spool, SpoolPlace
-from tests.support.fusefs_builders import tiny_files
+from tests.support.fusefs.builders import tiny_files
 
 DATA = bytes(range(100))
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omniload.actors.address import PlaneAddress, check_rank
-from omniload.base.errors import ConfigError
+from omniload.actors.address import HostPlace, PlaneAddress, check_rank
+from omniload.base.errors import ConfigError, UnavailableError
 
 SIZES = {"dp": 2, "cp": 3}
 
@@ -49,3 +49,33 @@ def test_an_address_crosses_a_process_boundary_as_text():
     assert again == address
     assert again.sizes == {"dp": 3, "cp": 2}
     assert [again.constructor_of(rank) for rank in range(3)] == ["a", "b", "a"]
+
+
+def test_every_host_has_its_own_node_and_folder_and_roles_that_tell_of_it():
+    address = PlaneAddress(
+        cluster="10.0.0.1:1",
+        namespace="n",
+        dp_ranks_of={"constructor-0": (0,), "constructor-1": (1,), "constructor-2": (2,)},
+        board=Path("/a"),
+        node_address="10.0.0.1",
+        host="A",
+        elsewhere={
+            "B": HostPlace(node="1", address="10.0.0.2", board=Path("/b")),
+            "C": HostPlace(node="2", address="10.0.0.3", board=Path("/c")),
+        },
+        host_of={"constructor-1": "B", "constructor-2": "C"},
+        lifeline="10.0.0.1:2",
+        batch_timeout_s=60.0,
+    )
+
+    assert [address.on_host(host) for host in "AC"] == [
+        ("10.0.0.1", Path("/a")),
+        ("10.0.0.3", Path("/c")),
+    ]
+    assert address.roles_away_from("A") == {"B": ("constructor-1",), "C": ("constructor-2",)}
+    assert address.roles_away_from("B") == {
+        "A": ("planner", "loader-0"),
+        "C": ("constructor-2",),
+    }
+    with pytest.raises(UnavailableError, match="no node on this host"):
+        address.on_host("D")

@@ -15,7 +15,7 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.machine.messages import SamplesReported, Started
 from omniload.mix.journal import read_journal
 from omniload.plan.place_tree import ClientPlaceTree
-from tests.support.builders import a_mix, a_table, some_facts
+from tests.support.plane.builders import a_mix, a_table, some_facts
 
 FACTS = some_facts([100, 100])
 

@@ -8,7 +8,7 @@ from omniload.base.ragged import Ragged, gather_ranges
 from omniload.base.state import Stateful, require_version
 from omniload.client import Client
 from omniload.mix.samples import SampleTable
-from tests.support.builders import a_table
+from tests.support.plane.builders import a_table
 
 
 def test_sequences_lie_end_to_end():

@@ -72,6 +72,13 @@ def test_no_password_is_shown_once_it_was_noted(scheme, password):
         assert quote(secret, safe="") not in without_secrets(said)
 
 
+def test_a_secret_that_holds_another_is_hidden_whole():
+    for secret in ("part-of-a-secret", "a part-of-a-secret and its rest"):
+        note_secret(secret)
+
+    assert without_secrets("(a part-of-a-secret and its rest)") == "(***)"
+
+
 def test_secrets_of_options_are_noted_however_deep_they_lie():
     note_secrets_of(
         "sftp://h/x", {"password": "deep-canary-1", "client": {"secret": "deep-canary-2"}}

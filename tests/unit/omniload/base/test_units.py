@@ -12,6 +12,7 @@ from omniload.base.units import (
     format_count,
     parse_bytes,
     parse_count,
+    parse_ports,
     parse_seconds,
 )
 
@@ -142,3 +143,14 @@ def test_counts_are_written_without_exponents(count, text):
 )
 def test_a_whole_number_is_one_of_ascii_digits_and_not_long(text, number):
     assert decimal_of(text) == number
+
+
+def test_a_range_of_ports_holds_its_last_and_no_text_means_any():
+    assert parse_ports("20000-20002") == range(20000, 20003)
+    assert parse_ports("") is None
+
+
+@pytest.mark.parametrize("text", ["20000", "20002-20000", "80-90", "1-65536", "a-b", "²-³", " 1-2"])
+def test_what_is_no_range_of_ports_is_refused_with_an_example(text):
+    with pytest.raises(ValueError, match="as 20000-20099"):
+        parse_ports(text)

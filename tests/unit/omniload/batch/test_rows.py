@@ -7,7 +7,7 @@ from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged, Ranges
 from omniload.batch.microbatch import IGNORE_LABEL
 from omniload.batch.rows import build_rows, stops_with_next
-from tests.support.builders import a_microbatch, pieces_of, tokens_of
+from tests.support.plane.builders import a_microbatch, pieces_of, tokens_of
 
 X = IGNORE_LABEL
 A = [0, 1, 0, 0, 3, 3]

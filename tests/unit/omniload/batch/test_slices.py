@@ -1,10 +1,12 @@
 """Slices for context parallelism: every column once, with its label."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from omniload.batch.slices import cp_indices, slice_for_cp
-from tests.support.builders import a_microbatch
+from omniload.batch.slices import cp_indices, slice_for_cp, whole_rows
+from tests.support.plane.builders import a_microbatch
 
 ROWS = [[[0, 1, 0, 0, 5, 5], [1, 5, 0, 0, 9, 12]], [[0, 2, 0, 0, 7, 7]]]
 
@@ -42,6 +44,21 @@ def test_slices_put_back_in_place_are_the_whole_microbatch(cp_size):
     assert np.array_equal(tokens, whole.tokens_RT)
     assert np.array_equal(labels, whole.labels_RT)
     assert np.array_equal(positions, whole.positions_RT)
+
+
+@pytest.mark.parametrize("cp_size", [1, 2, 4])
+def test_rows_made_whole_again_from_the_slices_of_all_peers_are_what_was_sliced(cp_size):
+    whole = a_microbatch(ROWS, length=16)
+    parts = [slice_for_cp(whole, rank, cp_size) for rank in range(cp_size)]
+
+    found = whole_rows(
+        parts[-1],
+        np.stack([part.tokens_RC for part in parts]),
+        np.stack([part.labels_RC for part in parts]),
+    )
+
+    for field in dataclasses.fields(whole):
+        assert np.array_equal(getattr(found, field.name), getattr(whole, field.name)), field.name
 
 
 def test_a_slice_keeps_the_bounds_of_the_whole_rows():

@@ -12,7 +12,7 @@ from omniload.base.errors import (
 )
 from omniload.commands.opening import find_sources, open_spec, raise_together
 from omniload.mix.config import BpeTokenizer
-from tests.support.corpora import a_mixed_corpus
+from tests.support.plane.corpora import a_mixed_corpus
 
 
 def a_file(folder, mix):

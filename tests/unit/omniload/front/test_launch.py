@@ -1,7 +1,9 @@
 """Which rank a process is, from arguments, launchers' variables and meshes; and what is refused."""
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from omniload.base.errors import ConfigError
@@ -21,6 +23,10 @@ class Mesh:
     mesh_dim_names: tuple[str, ...] | None
     sizes: tuple[int, ...]
     at: tuple[int, ...] | None
+
+    @property
+    def mesh(self):
+        return np.arange(math.prod(self.sizes)).reshape(self.sizes)
 
     def size(self, mesh_dim=None):
         return self.sizes[mesh_dim]
@@ -104,11 +110,42 @@ def test_an_axis_of_one_rank_is_nothing():
 
 
 @pytest.mark.parametrize(
+    ("axes", "sizes", "at", "rank", "peers"),
+    [
+        (("dp", "tp"), (2, 2), (1, 1), 3, (2, 3)),
+        (("pp", "dp", "tp"), (2, 2, 2), (1, 0, 1), 5, (0, 1, 4, 5)),
+        (("dp", "ep", "cp"), (1, 3, 2), (0, 2, 1), 5, (1, 3, 5)),
+    ],
+)
+def test_ranks_along_tp_pp_and_ep_are_peers_of_which_the_first_fetches(
+    axes, sizes, at, rank, peers
+):
+    place = place_of(a_launch(rank, math.prod(sizes)), Mesh(axes, sizes, at))
+
+    assert place.peers == peers
+    assert not place.fetches(rank)
+    assert place.fetches(peers[0])
+
+
+def test_a_mesh_that_numbers_another_rank_before_rank_0_is_refused():
+    mesh = Mesh(("dp", "tp"), (1, 2), (0, 1))
+    backwards = type("Backwards", (Mesh,), {"mesh": np.array([[1, 0]])})
+
+    with pytest.raises(ConfigError, match="rank 1 before rank 0"):
+        place_of(a_launch(0, 2), backwards(mesh.mesh_dim_names, mesh.sizes, mesh.at))
+
+
+@pytest.mark.parametrize(
     ("mesh", "world_size", "reason"),
     [
         (Mesh(None, (2,), (0,)), 2, "with mesh_dim_names"),
         (Mesh(("dp",), (2,), None), 2, "with this rank in it"),
-        (Mesh(("dp", "tp"), (2, 2), (0, 0)), 4, "broadcast along it"),
+        (Mesh(("dp", "tp"), (2, 2), (0, 0)), 2, "the mesh has 4 ranks and the job 2"),
+        (
+            Mesh(("dp", "tp"), (2, 2), (1, 1)),
+            4,
+            r"this is rank 0, .* has ranks \[2, 3\] in its place",
+        ),
         (Mesh(("dp", "shiny"), (2, 2), (0, 0)), 4, "rename it"),
         (Mesh(("dp",), (2,), (0,)), 4, "the mesh has 2 ranks and the job 4"),
     ],

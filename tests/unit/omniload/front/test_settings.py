@@ -4,7 +4,7 @@ import pytest
 
 from omniload.base.errors import ConfigError
 from omniload.front.settings import with_settings
-from tests.support.builders import a_mix
+from tests.support.plane.builders import a_mix
 
 
 def test_a_setting_is_found_by_its_key():

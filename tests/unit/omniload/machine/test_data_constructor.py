@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from omniload.base.errors import IntegrityError, StateError
-from omniload.base.ragged import Ragged, Ranges
+from omniload.base.ragged import Ragged
 from omniload.batch.microbatch import CpSlice
 from omniload.machine.data_constructor import (
     BatchesBuilt,
@@ -14,7 +14,8 @@ from omniload.machine.data_constructor import (
     SlicesFetched,
 )
 from omniload.machine.messages import ReleaseSteps
-from tests.support.builders import a_microbatch, a_plan, tokens_of
+from omniload.mix.columns import ColumnRanges, SampleColumns
+from tests.support.plane.builders import a_microbatch, a_plan, tokens_of
 
 A, B, CUT = [0, 1, 0, 0, 5, 5], [1, 5, 0, 0, 9, 12], [0, 2, 0, 4, 8, 16]
 ROWS = ([B, A], [CUT], [A], [B])
@@ -32,17 +33,19 @@ def a_constructor(**changes):
 def answers(fetch):
     """Answer slice requests with the samples' own tokens."""
     return [
-        Ragged.of(
-            [
-                tokens_of(r.source, p, sub, stop)[start:]
-                for p, sub, start, stop in zip(
-                    r.positions_N.tolist(),
-                    r.subs_N.tolist(),
-                    r.starts_N.tolist(),
-                    r.stops_N.tolist(),
-                    strict=True,
-                )
-            ]
+        SampleColumns(
+            tokens=Ragged.of(
+                [
+                    tokens_of(r.source, p, sub, stop)[start:]
+                    for p, sub, start, stop in zip(
+                        r.positions_N.tolist(),
+                        r.subs_N.tolist(),
+                        r.starts_N.tolist(),
+                        r.stops_N.tolist(),
+                        strict=True,
+                    )
+                ]
+            )
         )
         for r in fetch.requests
     ]
@@ -51,7 +54,7 @@ def answers(fetch):
 def built(constructor, plan):
     (fetch,) = constructor.handle(BuildSteps(plans=[plan]))
     assert constructor.handle(
-        SlicesFetched(steps=(plan.step,), slices=Ranges.of(answers(fetch)))
+        SlicesFetched(steps=(plan.step,), slices=ColumnRanges.of(answers(fetch)))
     ) == (BatchesBuilt(steps=(plan.step,)),)
     return constructor
 
@@ -100,7 +103,7 @@ def test_a_step_without_pieces_is_built_without_asking():
     constructor = a_constructor(dp_ranks=[0])
     (fetch,) = constructor.handle(BuildSteps(plans=[a_plan([[], []])]))
 
-    constructor.handle(SlicesFetched(steps=(0,), slices=Ranges.of([])))
+    constructor.handle(SlicesFetched(steps=(0,), slices=ColumnRanges.of([])))
 
     assert list(fetch.requests) == []
     assert constructor.batch_of(0, 0).microbatches[0].tokens_RT.tolist() == [[0] * 16] * 2
@@ -115,7 +118,7 @@ def test_building_again_answers_at_once():
 def test_a_second_answer_changes_nothing():
     constructor = built(a_constructor(), the_plan())
 
-    assert constructor.handle(SlicesFetched(steps=(0,), slices=Ranges.of([]))) == ()
+    assert constructor.handle(SlicesFetched(steps=(0,), slices=ColumnRanges.of([]))) == ()
     assert constructor.has(0)
 
 
@@ -154,7 +157,7 @@ def test_an_answer_for_a_released_step_is_dropped():
     (fetch,) = constructor.handle(BuildSteps(plans=[the_plan(0)]))
     constructor.handle(ReleaseSteps(step=1))
 
-    constructor.handle(SlicesFetched(steps=(0,), slices=Ranges.of(answers(fetch))))
+    constructor.handle(SlicesFetched(steps=(0,), slices=ColumnRanges.of(answers(fetch))))
 
     assert not constructor.has(0)
 
@@ -181,10 +184,32 @@ def test_a_sample_of_another_length_than_planned_stops_the_build():
     constructor = a_constructor()
     (fetch,) = constructor.handle(BuildSteps(plans=[the_plan()]))
     slices = answers(fetch)
-    slices[0] = Ragged.of([slices[0][0][:-1], slices[0][1], slices[0][2]])
+    whole = slices[0].tokens
+    slices[0] = SampleColumns(tokens=Ragged.of([whole[0][:-1], whole[1], whole[2]]))
 
     with pytest.raises(IntegrityError, match="gave 4 tokens where 5 were planned"):
-        constructor.handle(SlicesFetched(steps=(0,), slices=Ranges.of(slices)))
+        constructor.handle(SlicesFetched(steps=(0,), slices=ColumnRanges.of(slices)))
+
+
+def test_a_mask_and_scores_come_with_the_pieces_they_belong_to():
+    constructor = a_constructor(columns=("loss_mask", "scores"))
+    (fetch,) = constructor.handle(BuildSteps(plans=[the_plan()]))
+    plain, code = answers(fetch)
+    # Source 0 has a mask, and a score with each piece that holds its sample's first token; source 1 has neither.
+    masks = Ragged.of([np.arange(n) % 2 == 0 for n in plain.tokens.lengths_N], np.bool_)
+    scores = Ragged.of([[0.5], [], [1.5]], np.float32)
+    web = SampleColumns(tokens=plain.tokens, others={"loss_mask": masks, "scores": scores})
+    constructor.handle(SlicesFetched(steps=(0,), slices=ColumnRanges.of([web, code])))
+
+    (first, _), (cut, _) = (constructor.batch_of(0, rank).microbatches for rank in (0, 1))
+
+    assert fetch.requests[0].columns == ("loss_mask", "scores")
+    assert (first.labels_RT[0] != -100).tolist() == [True] * 9 + [False, True, False, True] + [
+        False
+    ] * 3
+    assert (cut.labels_RT[0] != -100).tolist() == [False, True, False, True] + [False] * 12
+    assert [first.columns_K["scores"][k].tolist() for k in range(2)] == [[], [0.5]]
+    assert cut.columns_K["scores"].lengths_N.tolist() == [0]
 
 
 def the_same(one, other):
@@ -210,7 +235,7 @@ def test_steps_built_together_are_as_each_alone():
     together = a_constructor()
     (fetch,) = together.handle(BuildSteps(plans=plans))
 
-    assert together.handle(SlicesFetched(steps=(0, 1), slices=Ranges.of(answers(fetch)))) == (
+    assert together.handle(SlicesFetched(steps=(0, 1), slices=ColumnRanges.of(answers(fetch)))) == (
         BatchesBuilt(steps=(0, 1)),
     )
 
@@ -226,7 +251,7 @@ def test_of_steps_asked_together_those_built_before_are_left_as_they_are():
     before = constructor.batch_of(0, 0)
 
     (fetch,) = constructor.handle(BuildSteps(plans=[the_plan(0), the_plan(1)]))
-    constructor.handle(SlicesFetched(steps=(1,), slices=Ranges.of(answers(fetch))))
+    constructor.handle(SlicesFetched(steps=(1,), slices=ColumnRanges.of(answers(fetch))))
 
     assert fetch.steps == (1,)
     assert constructor.batch_of(0, 0) is before

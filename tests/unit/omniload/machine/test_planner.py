@@ -8,16 +8,20 @@ import pytest
 from omniload.base.errors import ConfigError, StateError
 from omniload.machine.messages import (
     AppendJournal,
+    ConstructorReplaced,
     EndOfData,
+    LoaderReplaced,
     PublishPlans,
     ReadAhead,
     ReleaseSamples,
     ReleaseSteps,
+    Republish,
     SamplesReported,
     Started,
     StepTaken,
+    TakeOver,
 )
-from tests.support.builders import a_mix, a_planner, a_table
+from tests.support.plane.builders import a_mix, a_planner, a_table
 
 
 def a_small_mix(prefetch=2, **changes):
@@ -464,3 +468,37 @@ def test_the_slowest_rank_is_known_whatever_order_ranks_go_in():
         slowest.append(planner.slowest_step)
 
     assert slowest == [0, 0, 0, 1, 2, 2]
+
+
+def test_another_loader_takes_over_what_is_needed_and_is_asked_what_is_under_way():
+    planner = a_planner(a_small_mix())
+    planner.handle(Started())
+    assert planner.handle(LoaderReplaced(sources=(0,))) == (
+        TakeOver(ranges={0: (0, 0)}),
+        ReadAhead(source=0, start=0, stop=16),
+    )
+
+    planner, _ = a_running_planner()
+    for step in range(6):
+        planner.handle(StepTaken(step=step, dp_rank=0))
+    takes_over, *asked = planner.handle(LoaderReplaced(sources=(0,)))
+
+    ((start, stop),) = takes_over.ranges.values()
+    assert stop == 256, "the end of what was reported"
+    assert 0 < start <= planner.state_at(planner.released_to)["sources"]["web"]["cursor"][0]
+    assert asked == []
+
+
+def test_another_constructor_builds_every_step_that_not_all_ranks_have_taken():
+    planner, commands = a_running_planner(num_steps=5)
+    published = [c.plans for c in of_kind(commands, PublishPlans)]
+    for step in range(4):
+        published += [
+            c.plans for c in of_kind(planner.handle(StepTaken(step=step, dp_rank=0)), PublishPlans)
+        ]
+    held = tuple(plans for plans in published if plans[-1].step >= 4)
+
+    again = planner.handle(ConstructorReplaced(number=1))
+
+    assert again == (Republish(number=1, released_to=4, windows=held, end=5),)
+    assert [plan.step for plans in held for plan in plans] == [4]

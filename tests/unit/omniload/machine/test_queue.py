@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from omniload.machine.queue import SampleQueue
-from tests.support.builders import a_table
+from tests.support.plane.builders import a_table
 
 
 def a_queue(*lengths, start=0, cursor=(0, 0, 0)):

@@ -7,9 +7,15 @@ import pytest
 
 from omniload.base.errors import StateError
 from omniload.base.ragged import Ragged
-from omniload.machine.messages import ReadAhead, ReleaseSamples, SamplesReported, SliceRequest
+from omniload.machine.messages import (
+    ReadAhead,
+    ReleaseSamples,
+    SamplesReported,
+    SliceRequest,
+    TakeOver,
+)
 from omniload.machine.source_loader import Read, SamplesRead, SourceLoader
-from tests.support.builders import a_table, tokens_of
+from tests.support.plane.builders import a_table, tokens_of
 
 
 def read_of(lengths, *, start=0, source=0, skipped=0):
@@ -41,7 +47,8 @@ def ask(*ranges, source=0):
     )
 
 
-def lists(ragged):
+def lists(columns):
+    ragged = columns.tokens
     return [ragged[i].tolist() for i in range(len(ragged))]
 
 
@@ -181,3 +188,103 @@ def test_a_range_that_starts_before_its_sample_is_a_state_error_and_not_another_
 
     with pytest.raises(StateError, match="which are none; resume from an earlier checkpoint"):
         loader.slices(ask(asked))
+
+
+def masked_read(lengths, *, start=0, source=0):
+    """A read whose masks tell the sample, and whose scores are two numbers a sample."""
+    read = read_of(lengths, start=start, source=source)
+    masks = [(np.arange(n) + start + i) % 3 == 0 for i, n in enumerate(lengths)]
+    scores = [[start + i, 0.25] for i in range(len(lengths))]
+    others = {"loss_mask": Ragged.of(masks, np.bool_), "scores": Ragged.of(scores, np.float32)}
+    return replace(read, others=others)
+
+
+def test_columns_are_cut_with_the_tokens_and_whole_ones_stay_with_the_first_piece():
+    loader = a_loader(masked_read([7, 8]), masked_read([9], start=2))
+
+    asked = replace(ask((2, 3, 8), (1, 0, 4)), columns=("loss_mask", "scores"))
+    found = loader.slices(asked)
+
+    assert lists(found) == [tokens_of(0, 2, 0, 9)[3:8].tolist(), tokens_of(0, 1, 0, 8)[:4].tolist()]
+    assert found.others["loss_mask"][0].tolist() == [False, True, False, False, True]
+    assert found.others["loss_mask"][1].tolist() == [False, False, True, False]
+    assert [found.others["scores"][i].tolist() for i in range(2)] == [[], [1.0, 0.25]]
+
+
+def test_a_column_that_nobody_asked_for_is_not_handed_out():
+    loader = a_loader(masked_read([7, 8]))
+
+    assert set(loader.slices(replace(ask((0, 0, 4)), columns=("loss_mask",))).others) == {
+        "loss_mask"
+    }
+    assert loader.slices(ask((0, 0, 4))).others == {}
+
+
+def test_ranges_of_a_source_without_a_mask_are_trained_on_whole():
+    loader = a_loader(masked_read([7]), read_of([5], source=1))
+    asked = [replace(ask((0, 1, 5), source=s), columns=("loss_mask", "scores")) for s in (1, 0)]
+
+    alone, other = loader.slices_of(asked)
+    both = loader.ranges_of(asked).others
+
+    assert alone.others == {}
+    masks = both["loss_mask"].packed()
+    assert masks[0].tolist() == [True] * 4
+    assert masks[1].tolist() == other.others["loss_mask"][0].tolist() == [False, False, True, False]
+    assert both["scores"].lengths_N.tolist() == [0, 0]
+
+
+def test_a_loader_that_takes_over_reads_again_what_is_outstanding_in_parts():
+    loader = a_loader(read_of([5] * 1024, start=1000))
+
+    assert loader.handle(TakeOver(ranges={0: (1000, 2500), 1: (7, 7)})) == (
+        Read(source=0, start=2024, stop=2500),
+    )
+
+
+def test_what_another_loader_had_read_is_read_before_it_is_handed_out():
+    loader = a_loader(read_of([3], start=11))
+    assert loader.unread([ask((10, 0, 3))]) == ()  # nobody read it: asked for, it is refused
+
+    loader.handle(TakeOver(ranges={0: (10, 20), 1: (0, 9)}))
+
+    asked = [ask((10, 0, 3), (11, 0, 3), (13, 0, 3)), ask((11, 0, 1)), ask((4, 0, 1), source=1)]
+    assert loader.unread(asked) == (
+        Read(source=0, start=10, stop=14),
+        Read(source=1, start=4, stop=5),
+    )
+    loader.handle(read_of([3] * 4, start=10))
+    assert loader.unread(asked[:2]) == ()
+    assert lists(loader.slices(ask((13, 1, 3)))) == [tokens_of(0, 13, 0, 3)[1:].tolist()]
+
+
+def test_what_was_released_is_not_read_again():
+    loader = a_loader()
+    loader.handle(TakeOver(ranges={0: (10, 20)}))
+    loader.handle(ReleaseSamples(floors={0: 15}))
+
+    assert loader.unread([ask((14, 0, 3), (15, 0, 3))]) == (Read(source=0, start=15, stop=16),)
+    with pytest.raises(StateError, match="released, or never read"):
+        loader.slices(ask((14, 0, 3)))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [(4, 8), (0, 4), (8, 10)],
+        [(8, 10), (4, 6), (0, 10)],
+        [(0, 10), (2, 5)],
+        [(2, 5), (0, 10)],
+        [(0, 6), (4, 10), (3, 7)],
+    ],
+)
+def test_parts_that_come_late_or_twice_are_held_once_and_in_order(parts):
+    lengths = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+    loader = a_loader(*(read_of(lengths[a:b], start=a) for a, b in parts))
+
+    assert loader.held_tokens() == sum(lengths)
+    found = lists(loader.slices(ask(*((i, 0, n) for i, n in enumerate(lengths)))))
+    assert found == [tokens_of(0, i, 0, n).tolist() for i, n in enumerate(lengths)]
+    (report,) = loader.handle(ReadAhead(source=0, start=1, stop=9))
+    assert (report.table.start, report.table.stop) == (1, 9)
+    assert report.table.lengths_N.tolist() == lengths[1:9]

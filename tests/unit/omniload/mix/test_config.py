@@ -8,7 +8,7 @@ from fusefs.config import FilesConfig
 from omniload.base.config import parse_yaml
 from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig, load_mix
-from tests.support.builders import a_mix
+from tests.support.plane.builders import a_mix
 from trainer_integration.config import TrainConfig
 
 GOOD = """\

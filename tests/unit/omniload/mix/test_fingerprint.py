@@ -3,7 +3,7 @@
 import pytest
 
 from omniload.mix.fingerprint import fingerprint_of
-from tests.support.builders import a_mix, some_facts
+from tests.support.plane.builders import a_mix, some_facts
 
 SOURCE = {"type": "parquet", "path": "web/*.parquet", "tokens": "tokens"}
 

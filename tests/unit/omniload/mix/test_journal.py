@@ -22,7 +22,7 @@ from omniload.mix.journal import (
 from omniload.mix.journal_lines import JOURNAL_VERSION, line_of
 from omniload.mix.pieces import PieceTable
 from omniload.mix.state import MixState
-from tests.support.builders import pieces_of
+from tests.support.plane.builders import pieces_of
 
 NAMES = ("web", "code")
 PRINT = {"seed": "7"}

@@ -13,7 +13,7 @@ from omniload.machine.messages import (
 from omniload.mix.deficit import integer_weights
 from omniload.mix.progress import fold, progress_of, weights_by_step
 from omniload.mix.schedule import weights_at
-from tests.support.builders import a_mix, a_planner, a_table, resealed
+from tests.support.plane.builders import a_mix, a_planner, a_table, resealed
 
 
 def a_journal(mix, *, steps, epoch=(1000, 1000), length=10):

@@ -14,7 +14,7 @@ from omniload.mix.run_record import (
     read_run_record,
     write_run_record,
 )
-from tests.support.builders import a_mix
+from tests.support.plane.builders import a_mix
 
 
 def a_file(folder, **changes):

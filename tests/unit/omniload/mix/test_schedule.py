@@ -4,7 +4,7 @@ import pytest
 
 from omniload.mix.config import Stage
 from omniload.mix.schedule import boundaries, steps_alike, weights_at
-from tests.support.builders import a_mix
+from tests.support.plane.builders import a_mix
 
 NAMES = ("web", "code")
 STAGES = (

@@ -11,7 +11,7 @@ from omniload.base.errors import StateError
 from omniload.mix.deficit import WEIGHT_ONE
 from omniload.mix.pieces import PieceTable
 from omniload.mix.state import STATE_VERSION, MixState
-from tests.support.builders import pieces_of
+from tests.support.plane.builders import pieces_of
 
 NAMES = ("web", "code")
 PRINT = {"seed": "7", "mix": "aa", "sources.web": "bb"}

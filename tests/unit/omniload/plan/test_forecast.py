@@ -13,7 +13,7 @@ from omniload.plan.forecast import (
     tokens_by_step,
     warnings_of,
 )
-from tests.support.builders import a_mix, a_plan
+from tests.support.plane.builders import a_mix, a_plan
 
 
 def sizes_of(samples, lengths):

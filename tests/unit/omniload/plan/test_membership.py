@@ -9,7 +9,7 @@ import numpy as np
 
 from omniload.mix.state import MixState
 from omniload.plan.membership import Membership, Starved, membership_of
-from tests.support.builders import a_mix, a_table
+from tests.support.plane.builders import a_mix, a_table
 
 
 def of(mix, lengths, state=None):

@@ -12,6 +12,7 @@ def fitted(lengths, *, first=0, rows=2, capacity=10):
 
 def test_a_piece_goes_to_the_fullest_row_that_has_room():
     assert fitted([7, 5, 5, 3]) == [0, 1, 1, 0]
+    assert fitted([6, 5, 3]) == [0, 1, 0]  # though the other has more room
 
 
 def test_what_finds_no_room_is_carried():

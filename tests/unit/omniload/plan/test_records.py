@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.support.builders import a_plan
+from tests.support.plane.builders import a_plan
 
 ROWS = (
     ([0, 1, 0, 0, 5, 5], [1, 2, 0, 0, 3, 3]),

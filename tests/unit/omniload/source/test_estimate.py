@@ -7,6 +7,7 @@ import pytest
 from omniload.base.errors import ConfigError
 from omniload.mix.config import ByteTokenizer, JsonlSource, ParquetSource, TextSource
 from omniload.source.estimate import profile
+from omniload.source.kept_profile import kept
 
 BYTES = ByteTokenizer(type="bytes")
 
@@ -40,6 +41,18 @@ def test_records_are_counted_and_tokens_estimated_from_a_part(tmp_path):
     assert (found.records, found.shards, found.sampled_records) == (1000, 10, 200)
     assert found.tokens == pytest.approx(21_000, rel=0.01)
     assert found.block_bytes == pytest.approx(4 * 50 * (21 * 4 + 8), rel=0.02)
+
+
+def test_what_a_source_costs_is_kept_for_later_starts(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(lines(["abc", "defgh"]))
+
+    config = JsonlSource(type="jsonl", path="*.jsonl")
+    cache = tmp_path / "cache"
+    found = profile("web", config, tokenizer=BYTES, base_dir=tmp_path, cache_dir=cache)
+
+    costs = kept(cache, ["web"])["web"]
+    assert 0 < costs.preprocess_s_per_token == found.preprocess_s_per_token
+    assert costs.block_bytes == found.block_bytes
 
 
 def test_units_weigh_by_their_records(tmp_path):

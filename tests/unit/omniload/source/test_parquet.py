@@ -30,7 +30,9 @@ def shard(tmp_path):
 def opened(tmp_path):
     def open_format(column="tokens", holds_text=False, **options):
         files = find_files(["*.parquet"], tmp_path, source="web")
-        return ParquetFormat(files, column=column, holds_text=holds_text, **options)
+        return ParquetFormat(
+            files, column=column, holds="text" if holds_text else "tokens", **options
+        )
 
     return open_format
 

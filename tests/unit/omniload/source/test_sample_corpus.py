@@ -167,14 +167,14 @@ def test_a_build_that_fails_leaves_nothing_behind(installation, tmp_path, monkey
 
 def test_the_first_of_two_builders_wins(installation, tmp_path, monkeypatch):
     target = tmp_path / "c"
-    train = sample_corpus._train
+    train = sample_corpus.train_tokenizer
 
     def build_meanwhile(*arguments):
-        monkeypatch.setattr(sample_corpus, "_train", train)
+        monkeypatch.setattr(sample_corpus, "train_tokenizer", train)
         build_sample_corpus(target, size=20_000, vocab_size=300, installation=installation)
         return train(*arguments)
 
-    monkeypatch.setattr(sample_corpus, "_train", build_meanwhile)
+    monkeypatch.setattr(sample_corpus, "train_tokenizer", build_meanwhile)
     second = build_sample_corpus(target, size=20_000, vocab_size=300, installation=installation)
 
     assert not second.built

@@ -12,7 +12,7 @@ from snapshot.image.trace.sharing import push_trace
 from snapshot.image.trace.store import TraceStore
 from snapshot.image.trace.trace import Touch, encode_trace, trace_of
 from snapshot.oci.layout import OciLayout
-from tests.support.image_builders import a_layer, a_member, a_tar, an_image, zran_friendly
+from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_image, zran_friendly
 
 TAR = a_tar(a_member("big", zran_friendly(5_000_000)))
 RUN = ("python", "a.py")

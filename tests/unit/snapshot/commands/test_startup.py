@@ -1,4 +1,4 @@
-"""``omniload image startup``: tables, JSON, a page and a difference from files of events."""
+"""``omniload image startup``: tables, a timeline and a difference from files of events."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from omniload.base.errors import ConfigError
 from snapshot.commands.startup import startup_command
-from tests.support.startup_builders import a_pair, a_start, write_events, write_nodes
+from tests.support.snapshot.startup_builders import a_pair, a_start, write_events, write_nodes
 
 
 def told(*arguments):
@@ -63,22 +63,6 @@ def test_what_is_missing_is_noted_under_the_table(tmp_path):
     assert "note: clocks of 2 nodes were aligned; most: " in told(path, "--align", "process_group")
 
 
-def test_json_holds_every_stage_of_every_node_and_the_difference(start, tmp_path):
-    earlier = write_nodes(tmp_path / "earlier", a_start(job="other"))
-
-    document = json.loads(told(start, "--json", "--against", earlier))
-
-    assert (document["version"], document["files"], document["torn"]) == (1, 4, 0)
-    stages = {stage["stage"]: stage for stage in document["stages"]}
-    assert stages["environment"]["straggler_ratio"] == 1.5
-    assert stages["image"]["nodes"][0] == {
-        "node": "n1", "begin_s": 60.0, "end_s": 90.0, "seconds": 30.0, "runs": 1,
-        "bytes": {"registry": 1 << 30}, "facts": {},
-    }  # fmt: skip
-    assert document["against"]["seconds"] == pytest.approx(50)
-    assert document["against"]["explaining"] == "environment"
-
-
 def test_the_difference_of_two_attempts_of_a_job_names_the_stage_that_explains_it(tmp_path):
     cold = a_start(attempt=0)
     warm = a_start(attempt=1, environment_s=10)
@@ -104,7 +88,7 @@ def test_a_job_or_attempt_that_is_not_there_is_refused_with_those_that_are(tmp_p
     assert "hold 2 jobs: 'other', 'pretrain'; choose one with --job" in refusal(path)
     assert "no job 'x' in the files; they hold 'other', 'pretrain'" in refusal(path, "--job", "x")
     assert "no attempt 3 in the files" in refusal(path, "--job", "other", "--attempt", "3")
-    assert "other" in told(path, "--job", "other", "--attempt", "4", "--json")
+    assert "first step 240.0 s" in told(path, "--job", "other", "--attempt", "4")
     assert "was OMNILOAD_STARTUP_LOG set" in refusal(write_events(tmp_path / "none", []))
 
 

@@ -23,7 +23,7 @@ from snapshot.oci.manifest import (
     parse_manifest,
 )
 from snapshot.oci.reference import Reference
-from tests.support.registry_contract import a_manifest
+from tests.support.snapshot.registry_contract import a_manifest
 
 DIGEST = "sha256:" + "ab" * 32
 

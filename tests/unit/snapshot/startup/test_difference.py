@@ -4,7 +4,7 @@ import pytest
 
 from snapshot.startup.attempts import BETWEEN, attempts_of
 from snapshot.startup.difference import difference_of
-from tests.support.startup_builders import a_pair, a_start
+from tests.support.snapshot.startup_builders import a_pair, a_start
 
 
 def the_difference(before, after):

@@ -4,7 +4,7 @@ import pytest
 
 from snapshot.startup.attempts import attempts_of
 from snapshot.startup.path import NodeSpans, is_meeting, path_of
-from tests.support.startup_builders import NS, a_pair
+from tests.support.snapshot.startup_builders import NS, a_pair
 
 
 def path(stages, begin, end):

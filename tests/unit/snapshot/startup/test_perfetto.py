@@ -6,7 +6,7 @@ import pytest
 
 from snapshot.startup.attempts import attempts_of
 from snapshot.startup.perfetto import trace_of
-from tests.support.startup_builders import a_pair, a_start
+from tests.support.snapshot.startup_builders import a_pair, a_start
 
 
 def events_of(events):

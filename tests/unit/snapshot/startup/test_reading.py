@@ -6,7 +6,7 @@ import pytest
 
 from omniload.base.errors import ConfigError, StateError
 from snapshot.startup.reading import Limits, parse_events, read_events
-from tests.support.startup_builders import a_pair, a_start, write_events, write_nodes
+from tests.support.snapshot.startup_builders import a_pair, a_start, write_events, write_nodes
 
 PAIR = a_pair("image", "n1", 0, 5)
 DATA = "".join(event.line() for event in PAIR).encode()

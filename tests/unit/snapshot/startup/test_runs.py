@@ -3,7 +3,7 @@
 import pytest
 
 from snapshot.startup.runs import Run, runs_of, spans_of
-from tests.support.startup_builders import EPOCH_NS, NS, a_pair
+from tests.support.snapshot.startup_builders import EPOCH_NS, NS, a_pair
 
 
 def seconds(joined):

@@ -17,7 +17,7 @@ from snapshot.startup.tables import (
     print_difference,
     verdict_of,
 )
-from tests.support.startup_builders import NS, a_pair, a_start
+from tests.support.snapshot.startup_builders import NS, a_pair, a_start
 
 
 def the_attempt(events, **options):

@@ -4,7 +4,7 @@ import torch
 from safetensors import safe_open
 
 from omniload.base.errors import StateError
-from tests.support.moe_builders import (
+from tests.support.trainer.moe_builders import (
     a_batch,
     a_config,
     a_microbatch,

@@ -5,9 +5,9 @@ import torch
 
 from fusefs.stores.memory import MemoryStore
 from omniload.base.errors import IntegrityError, StateError, UnavailableError
-from tests.support.fusefs_builders import object_paths, some_files
-from tests.support.fusefs_faulty_store import FaultyStore, Outage
-from tests.support.moe_builders import (
+from tests.support.fusefs.builders import object_paths, some_files
+from tests.support.fusefs.faulty_store import FaultyStore, Outage
+from tests.support.trainer.moe_builders import (
     a_batch,
     a_config,
     a_microbatch,

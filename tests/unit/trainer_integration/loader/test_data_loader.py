@@ -16,7 +16,7 @@ import trainer_integration
 from omniload.base.errors import ConfigError, StateError
 from omniload.front.loader import Loader
 from omniload.front.rows import BatchForm, NumpyArrays
-from tests.support.loaders import Numbers, Stream, StreamWithState, plain
+from tests.support.trainer.loaders import Numbers, Stream, StreamWithState, plain
 from trainer_integration import DataLoader
 from trainer_integration.loader import data_loader
 from trainer_integration.loader.mix_client import MixBatches
@@ -31,8 +31,8 @@ def taken(loader, batches):
 
 
 def test_what_the_package_offers():
-    assert trainer_integration.__all__ == ["DataLoader"]
-    assert dir(trainer_integration) == ["DataLoader"]
+    assert trainer_integration.__all__ == ["DataLoader", "SharedDataset", "token_mean"]
+    assert dir(trainer_integration) == trainer_integration.__all__
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         trainer_integration.Nothing  # noqa: B018
 
@@ -334,12 +334,6 @@ def test_a_loader_is_copied_and_pickled_without_its_iterators():
     for other in (copy.copy(loader), pickle.loads(pickle.dumps(loader))):
         assert plain(other) == [[0], [1], [2]]
         assert other.state_dict()["stage"] == "finished"
-
-
-@pytest.mark.parametrize("name", ["share", "cost_fn"])
-def test_what_is_not_there_yet_is_refused_by_name(name):
-    with pytest.raises(ConfigError, match=rf"{name}=True is not there yet"):
-        DataLoader(Numbers(3), **{name: True})
 
 
 def mix_loader():

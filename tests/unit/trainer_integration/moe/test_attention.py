@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.moe_builders import a_config, all_close
+from tests.support.trainer.moe_builders import a_config, a_microbatch, all_close, documents_of
 from trainer_integration.moe.attention import Attention, attend
 from trainer_integration.moe.documents import DocumentGroups
+from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.rope import Rotation
 
 
@@ -24,6 +25,10 @@ def naive_attend(qkv_NXC, lengths, num_heads):
                 outputs[i, head] = scores.softmax(0) @ values
         start += length
     return outputs
+
+
+def inputs_of(lengths):
+    return ModelInputs.of(a_microbatch([documents_of(lengths)], sum(lengths)))
 
 
 def groups_of(lengths):
@@ -64,11 +69,11 @@ def test_a_token_sees_what_came_before_and_nothing_after():
     torch.manual_seed(0)
     attention = Attention(a_config())
     x = torch.randn(10, 16)
-    rotation, documents = Rotation.at(torch.arange(10), 4, 10_000.0), groups_of([10])
+    rotation, inputs = Rotation.at(torch.arange(10), 4, 10_000.0), inputs_of([10])
     changed = x.clone()
     changed[6] += 1
 
-    before, after = attention(x, rotation, documents), attention(changed, rotation, documents)
+    before, after = attention(x, rotation, inputs), attention(changed, rotation, inputs)
 
     assert torch.equal(before[:6], after[:6])
     assert not all_close(before[6:], after[6:])
@@ -79,8 +84,8 @@ def test_values_are_not_turned_by_position():
     attention = Attention(a_config())
     x = torch.randn(1, 16)
 
-    near = attention(x, Rotation.at(torch.tensor([0]), 4, 10_000.0), groups_of([1]))
-    far = attention(x, Rotation.at(torch.tensor([77]), 4, 10_000.0), groups_of([1]))
+    near = attention(x, Rotation.at(torch.tensor([0]), 4, 10_000.0), inputs_of([1]))
+    far = attention(x, Rotation.at(torch.tensor([77]), 4, 10_000.0), inputs_of([1]))
 
     # A document of one token attends to its own value only, wherever it stands.
     assert all_close(near, far)

@@ -3,7 +3,7 @@ import torch
 from torch.nn import functional
 
 from omniload.batch.microbatch import IGNORE_LABEL
-from tests.support.moe_builders import all_close
+from tests.support.trainer.moe_builders import all_close
 from trainer_integration.moe import head
 from trainer_integration.moe.head import summed_cross_entropy
 

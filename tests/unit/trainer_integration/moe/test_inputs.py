@@ -6,7 +6,7 @@ from omniload.base.ragged import Ragged, Ranges
 from omniload.batch.microbatch import IGNORE_LABEL
 from omniload.batch.rows import build_rows, stops_with_next
 from omniload.plan.records import PieceTable
-from tests.support.moe_builders import a_model, all_close
+from tests.support.trainer.moe_builders import a_model, all_close
 from trainer_integration.moe.inputs import ModelInputs
 
 

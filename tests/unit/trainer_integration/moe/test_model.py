@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from omniload.batch.microbatch import IGNORE_LABEL
-from tests.support.moe_builders import (
+from tests.support.trainer.moe_builders import (
     a_microbatch,
     a_model,
     a_text,
@@ -94,7 +94,7 @@ def test_every_token_is_computed_by_top_k_experts_in_every_layer():
 
     output = model(inputs)
 
-    assert [sum(slots) for slots in output.slots_by_expert] == [2 * inputs.num_tokens] * 2
+    assert output.router.slots_LE.sum(1).tolist() == [2 * inputs.num_tokens] * 2
 
 
 def test_loss_falls_on_a_text_that_can_be_learnt():

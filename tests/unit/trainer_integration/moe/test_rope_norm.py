@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from tests.support.moe_builders import all_close
+from tests.support.trainer.moe_builders import all_close
 from trainer_integration.moe.norm import RMSNorm
 from trainer_integration.moe.rope import Rotation
 

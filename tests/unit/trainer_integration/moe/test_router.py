@@ -1,10 +1,9 @@
 import pytest
 import torch
 
-from tests.support.moe_builders import a_config, a_microbatch, a_model, all_close, rows_of
+from tests.support.trainer.moe_builders import a_config, a_microbatch, a_model, all_close, rows_of
 from trainer_integration.moe.inputs import ModelInputs
-from trainer_integration.moe.router import Router, Routing, balance_losses_R
-from trainer_integration.moe.row_map import RowMap
+from trainer_integration.moe.router import Router
 
 
 def a_router(**changes):
@@ -13,16 +12,6 @@ def a_router(**changes):
     with torch.no_grad():
         router.weight_ED.normal_()
     return router
-
-
-def routing_of(probabilities_NE, top_k):
-    chosen, experts = probabilities_NE.topk(top_k, dim=-1)
-    return Routing(
-        gates_NK=chosen / chosen.sum(-1, keepdim=True),
-        experts_NK=experts,
-        probabilities_NE=probabilities_NE,
-        row_map=RowMap.of(experts, probabilities_NE.shape[1]),
-    )
 
 
 def test_the_likeliest_experts_are_chosen_and_their_weights_sum_to_one():
@@ -76,55 +65,17 @@ def test_router_arithmetic_is_float32_for_bfloat16_tokens():
     assert routing.gates_NK.dtype == torch.float32
 
 
-def test_even_load_has_balance_loss_one():
-    probabilities = torch.full((8, 4), 0.2)
-    probabilities[torch.arange(8), torch.arange(8) % 4] = 0.4
+def test_a_bias_decides_who_is_chosen_and_not_how_much_it_counts():
+    router, x = a_router(top_k=1, bias_rate=0.1), torch.randn(9, 16)
+    router.bias_E[2] = 10.0
 
-    losses = balance_losses_R(routing_of(probabilities, 1), torch.zeros(8, dtype=torch.int64), 1)
+    routing = router(x)
 
-    assert all_close(losses, torch.ones(1))
-
-
-def test_all_tokens_at_one_expert_have_the_largest_balance_loss():
-    probabilities = torch.zeros(8, 4)
-    probabilities[:, 2] = 1.0
-
-    losses = balance_losses_R(routing_of(probabilities, 1), torch.zeros(8, dtype=torch.int64), 1)
-
-    assert losses.tolist() == [4.0]
+    assert (routing.experts_NK == 2).all()
+    assert all_close(routing.gates_NK[:, 0], routing.probabilities_NE[:, 2])
 
 
-def test_a_row_has_the_same_balance_loss_whatever_shares_its_microbatch():
-    torch.manual_seed(0)
-    probabilities = torch.randn(10, 4).softmax(-1)
-    rows = torch.tensor([0] * 4 + [1] * 6)
+def test_router_arithmetic_stays_float64():
+    routing = a_router().double()(torch.randn(4, 16, dtype=torch.float64))
 
-    together = balance_losses_R(routing_of(probabilities, 2), rows, 2)
-    first = balance_losses_R(routing_of(probabilities[:4], 2), rows[:4], 1)
-    second = balance_losses_R(routing_of(probabilities[4:], 2), rows[:6] * 0, 1)
-
-    assert all_close(together, torch.cat((first, second)), 1e-6)
-
-
-def test_a_row_without_tokens_has_no_balance_loss():
-    losses = balance_losses_R(
-        routing_of(torch.full((3, 4), 0.25), 1), torch.full((3,), 1, dtype=torch.int64), 3
-    )
-
-    assert losses[0] == 0
-    assert losses[2] == 0
-    assert losses[1] > 0
-
-
-@pytest.mark.parametrize("busy", [0, 3])
-def test_descending_the_balance_loss_takes_probability_from_the_busy_expert(busy):
-    logits = torch.zeros(12, 4)
-    logits[:, busy] = 1.0
-    logits.requires_grad_()
-
-    balance_losses_R(
-        routing_of(logits.softmax(-1), 1), torch.zeros(12, dtype=torch.int64), 1
-    ).sum().backward()
-
-    assert (logits.grad[:, busy] > 0).all()
-    assert (logits.grad.sum(0)[[e for e in range(4) if e != busy]] < 0).all()
+    assert routing.gates_NK.dtype == routing.log_sums_N.dtype == torch.float64

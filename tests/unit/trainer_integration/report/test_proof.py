@@ -7,8 +7,8 @@ from omniload.actors.plane import PlaneSpec
 from omniload.base.cli import main
 from omniload.base.errors import IntegrityError, StateError
 from omniload.plan.place_tree import ClientPlaceTree
-from tests.support.corpora import a_corpus
-from tests.support.run_lines import a_run_folder, a_step
+from tests.support.plane.corpora import a_corpus
+from tests.support.trainer.run_lines import a_run_folder, a_step
 from trainer_integration.cli import command
 from trainer_integration.report.proof import (
     PROOF_NAME,

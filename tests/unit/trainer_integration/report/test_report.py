@@ -13,8 +13,8 @@ from rich.console import Console
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.extras import DISTRIBUTION
-from tests.support.builders import a_mix
-from tests.support.run_lines import a_killed_run, a_run_folder, a_step, an_event
+from tests.support.plane.builders import a_mix
+from tests.support.trainer.run_lines import a_killed_run, a_run_folder, a_step, an_event
 from trainer_integration import cli
 from trainer_integration.report.display import (
     HEAD,

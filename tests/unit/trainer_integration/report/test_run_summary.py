@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.support.builders import a_mix
-from tests.support.run_lines import a_killed_run, a_memory, a_step, an_event
+from tests.support.plane.builders import a_mix
+from tests.support.trainer.run_lines import a_killed_run, a_memory, a_step, an_event
 from trainer_integration.report.run_summary import (
     attempts_of,
     compute_imbalance,

@@ -9,7 +9,7 @@ import pytest
 from omniload.actors.address import PlaneAddress
 from omniload.base.errors import ConfigError, StateError
 from omniload.mix.run_record import read_run_record
-from tests.support.run_lines import an_event
+from tests.support.trainer.run_lines import an_event
 from trainer_integration.moe.flops import cost_of
 from trainer_integration.run.launch_plan import next_log_number, read_plan
 from trainer_integration.run.launch_record import read_launch_record
@@ -46,7 +46,7 @@ def test_a_mix_without_a_cost_is_launched_with_the_models(tmp_path):
 
     assert plan.mix.balance.linear == cost_of(plan.model)[0]
     assert plan.plane_spec(None).mix == plan.mix
-    assert plan.rank_spec(0, plan.start_of(0, tmp_path / "r"), None).mix == plan.mix
+    assert plan.rank_spec(0, plan.start_of(0), None).mix == plan.mix
 
 
 def test_a_rank_reads_back_all_it_is_told(tmp_path):
@@ -59,7 +59,7 @@ def test_a_rank_reads_back_all_it_is_told(tmp_path):
         batch_timeout_s=60.0,
     )
 
-    spec = plan.rank_spec(1, plan.start_of(3, tmp_path / "r"), plane)
+    spec = plan.rank_spec(1, plan.start_of(3), plane)
 
     assert RankSpec.model_validate_json(spec.to_json()) == spec
     assert spec.train.optimizer.clip_norm == math.inf
@@ -71,7 +71,7 @@ def test_what_was_read_stays_when_the_files_are_edited(tmp_path):
 
     write(tmp_path, mix={"seed": 6}, train={"steps": 99})
 
-    spec = plan.rank_spec(0, plan.start_of(1, tmp_path / "r"), None)
+    spec = plan.rank_spec(0, plan.start_of(1), None)
     assert (spec.mix.seed, spec.train.steps) == (5, 20)
     plan.note(0)
     assert read_run_record(plan.run_dir).last.mix() == plan.mix
@@ -104,7 +104,7 @@ def test_the_plane_keeps_its_indexes_where_the_commands_look_for_them(tmp_path, 
     folder = plan.plane_spec(None).cache_dir
 
     assert folder.is_relative_to(tmp_path / "cache" / "omniload" / "index")
-    assert plan.rank_spec(0, plan.start_of(0, tmp_path / "r"), None).cache_dir == folder
+    assert plan.rank_spec(0, plan.start_of(0), None).cache_dir == folder
 
 
 @pytest.mark.parametrize("step", [1, 20])
@@ -164,7 +164,7 @@ def test_a_run_without_checkpoints_starts_at_its_beginning(tmp_path):
     plan = read_plan(write(tmp_path))
 
     assert plan.first_step("never") == plan.first_step("latest") == 0
-    start = plan.start_of(0, tmp_path / "r")
+    start = plan.start_of(0)
     assert (start.step, start.state) == (None, None)
 
 

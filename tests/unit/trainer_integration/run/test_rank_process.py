@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tests.support.run_lines import a_memory, a_step, an_event
+from tests.support.trainer.run_lines import a_memory, a_step, an_event
 from trainer_integration.run.rank_process import ASK_TO_END, RankProcess
 
 _LONG_S = 60

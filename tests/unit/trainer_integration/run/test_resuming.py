@@ -3,8 +3,8 @@
 import pytest
 
 from omniload.base.errors import IntegrityError, StateError
-from tests.support.fusefs_builders import some_files
-from tests.support.moe_builders import (
+from tests.support.fusefs.builders import some_files
+from tests.support.trainer.moe_builders import (
     a_batch,
     a_config,
     a_microbatch,

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from omniload.base.errors import StateError
-from tests.support.run_lines import a_killed_run, a_step, an_event
+from tests.support.trainer.run_lines import a_killed_run, a_step, an_event
 from trainer_integration.run.run_log import (
     LOG_NAME,
     RunLog,

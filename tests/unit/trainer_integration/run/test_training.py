@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from omniload.batch.microbatch import CpSlice
-from tests.support.moe_builders import (
+from tests.support.trainer.moe_builders import (
     a_batch,
     a_microbatch,
     a_model,
@@ -133,7 +133,7 @@ def test_the_weight_of_the_balance_loss_steers_the_router():
     assert all_close(twice - without, 2 * (once - without), 1e-4)
 
 
-def test_a_context_parallel_slice_is_refused():
+def test_a_slice_is_refused_where_nobody_shares_its_rows():
     empty = np.zeros((1, 0), np.int32)
     piece = CpSlice(
         tokens_RC=empty,
@@ -141,9 +141,11 @@ def test_a_context_parallel_slice_is_refused():
         positions_RC=empty,
         indices_C=np.zeros(0, np.int64),
         cu_seqlens=np.zeros(1, np.int32),
+        sources_D=np.zeros(0, np.int16),
+        keys_K4=np.zeros((0, 4), np.int64),
     )
     model = a_model()
     batch = dataclasses.replace(a_batch(4, []), microbatches=(piece,))
 
-    with pytest.raises(TypeError, match="step 4 brings a context-parallel slice"):
+    with pytest.raises(TypeError, match="a slice of its rows, and 1 sequence-parallel peers"):
         train_step(model, an_optimizer(model), batch)

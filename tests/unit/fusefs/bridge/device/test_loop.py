@@ -81,7 +81,7 @@ class Kernel:
         size = IN_HEADER.size + len(body)
         pid = os.getpid() if pid is None else pid
         self.end.send(IN_HEADER.pack(size, opcode, self.unique, inode, 0, 0, pid, 0, 0) + body)
-        self.loop._once(0)
+        self.loop.once(0)
         return self.unique
 
     def answers(self):
@@ -130,7 +130,7 @@ def test_a_read_that_waits_holds_nobody_up_and_is_answered_when_it_is_done(kerne
     assert kernel.answer(Opcode.READ, read_of(1)) == (0, b"0123")
 
     future.set_result(b"late")
-    kernel.loop._once(0)
+    kernel.loop.once(0)
 
     assert kernel.answers() == {waits: (0, b"late")}
 
@@ -140,7 +140,7 @@ def test_an_error_of_what_is_awaited_is_the_errno_of_the_request(kernel):
     waits = kernel.ask(Opcode.READ, read_of(5))
 
     future.set_exception(OSError(errno.ESTALE, "gone"))
-    kernel.loop._once(0)
+    kernel.loop.once(0)
 
     assert kernel.answers() == {waits: (errno.ESTALE, b"")}
 
@@ -196,7 +196,7 @@ def test_a_caller_that_is_gone_is_answered_and_the_late_answer_is_dropped(kernel
     assert kernel.answers() == {waits: (errno.EINTR, b"")}
 
     future.set_result(b"late")
-    kernel.loop._once(0)
+    kernel.loop.once(0)
 
     assert kernel.answers() == {}
 
@@ -216,7 +216,7 @@ def test_a_caller_that_lives_waits_on_though_a_signal_came(kernel):
     assert kernel.answers() == {}
 
     future.set_result(b"late")
-    kernel.loop._once(0)
+    kernel.loop.once(0)
 
     assert kernel.answers() == {waits: (0, b"late")}
 
@@ -227,7 +227,7 @@ def test_an_inode_that_was_found_too_late_is_forgotten_for_the_kernel(kernel):
     kernel.ask(Opcode.INTERRUPT, struct.pack("<Q", waits))
 
     future.set_result(None)
-    kernel.loop._once(0)
+    kernel.loop.once(0)
 
     assert kernel.answers() == {waits: (errno.EINTR, b"")}
     assert kernel.filesystem.forgotten == [(7, 1)]
@@ -245,7 +245,7 @@ def test_no_request_is_taken_while_the_loop_finishes_what_waits(kernel):
     assert kernel.answers() == {waits: (0, b"late")}
 
     kernel.loop.take_requests(on=True)
-    kernel.loop._once(0)
+    kernel.loop.once(0)
     assert len(kernel.answers()) == 1
 
 

@@ -119,7 +119,7 @@ def test_a_process_without_descriptors_to_answer_with_keeps_its_mount(monkeypatc
     monkeypatch.setattr(handover.time, "sleep", rests.append)
 
     assert handover.admitted(Full()) is None
-    assert rests == [handover._REST_S]
+    assert rests == [handover.REST_S]
 
 
 @pytest.mark.parametrize(
@@ -131,12 +131,12 @@ def test_a_state_that_cannot_be_used_leaves_no_descriptor_of_the_mount_here(stat
     read, write = os.pipe2(os.O_NONBLOCK)
     is_cut = state.endswith(b"sho")
     with ours, theirs:
-        socket.send_fds(ours, [handover._LENGTH.pack(len(state) + is_cut)], [write])
+        socket.send_fds(ours, [handover.LENGTH.pack(len(state) + is_cut)], [write])
         os.close(write)
         ours.sendall(state)
         ours.shutdown(socket.SHUT_WR)
         with pytest.raises((StateError, ValueError)):
-            handover._received(theirs, "/mnt")
+            handover.received(theirs, "/mnt")
 
         assert os.read(read, 1) == b""  # nobody writes there any more
     os.close(read)
@@ -153,7 +153,7 @@ def test_a_process_that_is_slow_is_not_taken_for_one_that_cannot(monkeypatch, er
     waiter = SimpleNamespace(about={"process": 12, "bridge": "pyfuse3"}, close=lambda: None)
     monkeypatch.setattr(handover.UnmountClient, "of", lambda _: waiter)
 
-    assert handover._why_nobody("/mnt", error).startswith(reason)
+    assert handover.why_nobody("/mnt", error).startswith(reason)
 
 
 class Watching:
@@ -186,7 +186,7 @@ def heard(door, within_s=30):
 
 
 def test_a_silent_client_keeps_neither_the_loop_nor_who_asks_after_it(monkeypatch):
-    monkeypatch.setattr(handover, "_HELLO_WITHIN_S", 0.2)
+    monkeypatch.setattr(handover, "HELLO_WITHIN_S", 0.2)
     silent, asks = socket.socketpair(), socket.socketpair()
     asks[1].sendall(b"take over 1")
     clients = SimpleQueue()
@@ -279,8 +279,8 @@ def test_one_who_asks_and_says_nothing_is_not_waited_for_as_long_as_one_who_open
             self.heard.append("closed")
 
     assert handover.admitted(Listener(Silent())) is None
-    assert waits == [handover._HELLO_WITHIN_S]
-    assert handover._HELLO_WITHIN_S < handover.ANSWER_WITHIN_S / 10
+    assert waits == [handover.HELLO_WITHIN_S]
+    assert handover.HELLO_WITHIN_S < handover.ANSWER_WITHIN_S / 10
 
 
 @pytest.mark.parametrize("bridge", ["auto", "pyfuse3", "device"])

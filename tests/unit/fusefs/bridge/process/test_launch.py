@@ -36,8 +36,8 @@ def test_root_unmounts_without_a_tool_of_fuse(monkeypatch, installed, user, expe
     monkeypatch.setattr(launch.shutil, "which", tools(*installed))
     monkeypatch.setattr(os, "geteuid", lambda: user)
 
-    assert launch._unmounting(lazily=True) == expected
-    assert len(launch._unmounting(lazily=False)) == (1 if expected[0] == "/bin/umount" else 2)
+    assert launch.unmount_command(lazily=True) == expected
+    assert len(launch.unmount_command(lazily=False)) == (1 if expected[0] == "/bin/umount" else 2)
 
 
 @pytest.mark.parametrize(("installed", "user"), [((), 0), (("umount",), 1000)])
@@ -100,7 +100,7 @@ def test_a_machine_without_the_device_is_told_what_is_missing(monkeypatch, tmp_p
 
     monkeypatch.setattr(attachment.os, "open", missing)
     with pytest.raises(StateError, match=r"/dev/fuse.*load the fuse module"):
-        attachment._attach_as_root(str(tmp_path), BridgeOptions(), "omnifs")
+        attachment.attach_as_root(str(tmp_path), BridgeOptions(), "omnifs")
 
 
 @pytest.mark.parametrize("verb", ["stat", "drop", "prefetch"])

@@ -14,7 +14,7 @@ from fusefs.stores.local.store import LocalStore
 from fusefs.vfs.open_file import SpoolPlace
 from fusefs.vfs.store_filesystem import StoreFileSystem
 from omniload.base.errors import IntegrityError
-from tests.support.fusefs_builders import tiny_files
+from tests.support.fusefs.builders import tiny_files
 
 BIG = bytes(range(256)) * 64
 

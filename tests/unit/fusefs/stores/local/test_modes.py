@@ -8,7 +8,7 @@ import pytest
 from fusefs.format.attributes import Attributes
 from fusefs.stores.local.store import LocalStore
 from fusefs.vfs.open_file import OpenFile, SpoolPlace
-from tests.support.fusefs_builders import contents, tiny_files
+from tests.support.fusefs.builders import contents, tiny_files
 
 BIG = bytes(range(256)) * 64
 
@@ -49,13 +49,18 @@ def test_chmod_takes_the_bytes_from_other_users_of_the_store_and_gives_them_back
 
 @pytest.mark.parametrize("data", [b"small", BIG], ids=["plain", "striped"])
 def test_a_file_that_is_made_private_never_lies_open(root, data, monkeypatch):
-    seen, rename = set(), os.rename
+    seen = set()
 
-    def looked_at(*arguments, **named):
-        seen.update(modes_below(root))
-        rename(*arguments, **named)
+    def looked_at(call):
+        def made(*arguments, **named):
+            seen.update(modes_below(root))
+            return call(*arguments, **named)
 
-    monkeypatch.setattr(os, "rename", looked_at)
+        return made
+
+    # Before its mode is set, its bytes are there; before it is renamed, its mode is.
+    monkeypatch.setattr(os, "fchmod", looked_at(os.fchmod))
+    monkeypatch.setattr(os, "rename", looked_at(os.rename))
     with tiny_files(LocalStore(root)) as files:
         body = OpenFile(files, SpoolPlace(), "f", None)
         body.set_attributes(Attributes(mode=0o600))

@@ -8,19 +8,20 @@ from omniload.actors.heartbeats import Activity
 from omniload.actors.roles.constructor import ConstructorShell
 from omniload.actors.roles.planner import PlannerShell
 from omniload.base.errors import ConfigError, DefectError, IntegrityError, StateError
-from omniload.base.ragged import Ragged, Ranges
+from omniload.base.ragged import Ragged
 from omniload.batch.microbatch import Batch
 from omniload.client import Client
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.messages import ReleaseSteps
-from tests.support.builders import a_plan, a_planner, tokens_of
+from omniload.mix.columns import ColumnRanges, SampleColumns
+from tests.support.plane.builders import a_plan, a_planner, tokens_of
 
 A = [0, 1, 0, 0, 5, 5]
 
 
 def a_shell(fetch=None):
     machine = DataConstructor(dp_ranks=[0], names=["web", "code"], row_length=8)
-    own = Ranges.of([Ragged.of([tokens_of(0, 1, 0, 5)])])
+    own = ColumnRanges.of([SampleColumns(tokens=Ragged.of([tokens_of(0, 1, 0, 5)]))])
     return ConstructorShell(machine, fetch or (lambda requests: own), Activity("constructor-0"))
 
 
@@ -38,7 +39,7 @@ def test_a_step_is_fetched_once():
 
     def fetch(requests):
         asked.append(len(requests))
-        return Ranges.of([Ragged.of([tokens_of(0, 1, 0, 5)])])
+        return ColumnRanges.of([SampleColumns(tokens=Ragged.of([tokens_of(0, 1, 0, 5)]))])
 
     shell = a_shell(fetch)
     shell.build([a_plan([[A]])])

@@ -99,3 +99,18 @@ def test_a_run_that_takes_too_long_is_not_waited_for(pool):
     assert flight.call("k", lambda: "own", within_s=0.0) == "own"
     slow.may_end.set()
     assert first.result(LIMIT_S) == "theirs"
+
+
+def test_of_several_keys_each_is_claimed_by_one_and_resolved_for_all(pool):
+    flight = SingleFlight()
+    assert flight.claim("ab") == (["a", "b"], {})
+
+    mine, theirs = flight.claim("abc")
+    assert (mine, list(theirs)) == (["c"], ["a", "b"])
+    waiting = pool.submit(flight.call, "b", lambda: "own")
+    for key in "abc":
+        flight.resolve(key, key.upper())
+
+    assert [theirs[key].result(LIMIT_S) for key in "ab"] == ["A", "B"]
+    assert waiting.result(LIMIT_S) in {"B", "own"}  # it may have come when all was over
+    assert flight.claim("a") == (["a"], {})

@@ -21,7 +21,7 @@ from snapshot.engines.containerd.daemon import ChainMount, lowest_layers
 from snapshot.engines.containerd.images import address_of, place_of
 from snapshot.engines.containerd.records import Snapshot
 from snapshot.image.mount.daemon import ImageMount
-from tests.support.snapshotter_builders import a_digest, a_kept_image, labels_of
+from tests.support.snapshot.snapshotter_builders import a_digest, a_kept_image, labels_of
 
 
 def a_snapshot(number, kind="committed", layers=0):

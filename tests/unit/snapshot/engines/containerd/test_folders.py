@@ -5,9 +5,8 @@ import subprocess
 
 import pytest
 
-from omniload.base.errors import StateError
 from snapshot.engines.containerd import folders as snapshotter_folders
-from snapshot.engines.containerd.folders import HeldFolder, take_away, usage_of
+from snapshot.engines.containerd.folders import take_away, usage_of
 
 DEPTH = 1500
 """Folders in folders: more than Python calls itself, and longer than a path may be with names of three bytes."""
@@ -78,13 +77,3 @@ def test_what_cannot_be_removed_is_said_and_no_error(tmp_path, monkeypatch, capl
 
     (record,) = caplog.records
     assert "tried again at the next cleanup" in record.getMessage()
-
-
-def test_a_folder_is_held_by_one_until_he_lets_go(tmp_path):
-    held = HeldFolder(tmp_path / "lock")
-    with pytest.raises(StateError, match=f"{tmp_path} is served by another process"):
-        HeldFolder(tmp_path / "lock")
-
-    held.close()
-
-    HeldFolder(tmp_path / "lock").close()

@@ -11,7 +11,7 @@ from snapshot.engines.containerd.images import RegistryImages, keep_image
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.oci.digest import digest_of
 from snapshot.oci.layout import OciLayout
-from tests.support.image_builders import a_layer, a_member, a_tar, an_image
+from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_image
 
 
 @pytest.fixture
@@ -200,7 +200,6 @@ def test_a_layer_that_could_not_be_read_is_read_again_by_the_next(place, monkeyp
         changed.setattr(snapshotter_images, "index_layer", broken)
         with pytest.raises(UnavailableError):
             place.images.find(place.wanted(0), 0)
-    assert place.images._indexing == {}
 
     assert place.images.find(place.wanted(0), 0)[1] == 1
 
@@ -225,7 +224,7 @@ def test_a_layer_that_could_not_be_read_is_read_again_by_the_next(place, monkeyp
 def test_an_image_lies_in_a_folder_by_whole_names(reference, lies):
     places = ("good.example/team/", "local:5000", "docker.io/library/python")
 
-    assert snapshotter_images._lies_in(reference, places) is lies
+    assert snapshotter_images.lies_in(reference, places) is lies
 
 
 def test_an_image_from_elsewhere_is_unpacked_and_its_registry_not_asked(place, monkeypatch):

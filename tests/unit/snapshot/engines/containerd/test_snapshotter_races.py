@@ -1,6 +1,7 @@
 """What happens between two steps of the snapshotter: removals, failures of mounts and disk, numbers that come back."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -10,7 +11,13 @@ from snapshot.engines.containerd import snapshotter as module
 from snapshot.engines.containerd.chain import chain_ids
 from snapshot.engines.containerd.records import SnapshotExistsError, SnapshotMissingError
 from snapshot.engines.containerd.snapshotter import Snapshotter
-from tests.support.snapshotter_builders import FakeImages, FakeViews, a_kept_image, labels_of
+from snapshot.engines.containerd.store import SnapshotStore
+from tests.support.snapshot.snapshotter_builders import (
+    FakeImages,
+    FakeViews,
+    a_kept_image,
+    labels_of,
+)
 
 KEPT = a_kept_image(2)
 CHAIN = chain_ids(KEPT.image().config.rootfs.diff_ids)
@@ -84,19 +91,17 @@ def test_nor_are_they_by_a_restart_that_is_slow(made):
     assert made.views.numbers() == set()
 
 
-def test_layers_that_were_removed_and_pulled_again_meanwhile_are_shown_as_they_are_now(
-    made, monkeypatch
-):
+def test_layers_that_were_removed_and_pulled_again_meanwhile_are_shown_as_they_are_now(made):
     made.pull()
-    real = made.snapshotter._top_of
+    real = made.views.path
 
-    def top_of(chain):
-        monkeypatch.undo()
+    def path(number):  # asked for to look at the root of what is shown
+        made.views.path = real
         made.snapshotter.remove(CHAIN[1])
         made.pull()
-        return real(chain)
+        return real(number)
 
-    monkeypatch.setattr(made.snapshotter, "_top_of", top_of)
+    made.views.path = path
 
     (entry,) = made.snapshotter.prepare("box", CHAIN[1], {})
 
@@ -106,15 +111,16 @@ def test_layers_that_were_removed_and_pulled_again_meanwhile_are_shown_as_they_a
     assert made.views.numbers() == {number}
 
 
-def test_a_parent_that_goes_before_its_child_is_kept_is_missing_and_no_defect(made, monkeypatch):
+def test_a_parent_that_goes_before_its_child_is_kept_is_missing_and_no_defect(made):
     made.pull()
-    real = made.snapshotter._top_of
+    real = made.views.path
 
-    def top_of(chain):
+    def path(number):
+        made.views.path = real
         made.snapshotter.remove(CHAIN[1])
-        return real(chain)
+        return real(number)
 
-    monkeypatch.setattr(made.snapshotter, "_top_of", top_of)
+    made.views.path = path
 
     with pytest.raises(SnapshotMissingError):
         made.snapshotter.prepare("box", CHAIN[1], {})
@@ -181,7 +187,7 @@ def test_what_the_disk_refused_was_never_there_even_where_it_cannot_be_read(made
 
     with monkeypatch.context() as changed:
         for name in ("apply", "snapshots"):
-            changed.setattr(made.snapshotter._store, name, full)
+            changed.setattr(SnapshotStore, name, full)
         with pytest.raises(OSError, match="No space left"):
             made.snapshotter.remove("a")
         with pytest.raises(OSError, match="No space left"):
@@ -199,14 +205,16 @@ def test_nobody_waits_while_large_folders_are_removed(made, monkeypatch):
     seen = []
 
     def slow(folder):
-        seen.append((folder.name, made.snapshotter._lock.locked()))
+        with ThreadPoolExecutor(1) as other:  # who would wait for ever, were the lock held
+            other.submit(made.snapshotter.listing).result(timeout=20)
+        seen.append(folder.name)
 
     monkeypatch.setattr(module, "take_away", slow)
 
     made.snapshotter.cleanup()
     made.snapshotter.remove("a")
 
-    assert seen == [("gone-7", False), ("gone-1", False)]
+    assert seen == ["gone-7", "gone-1"]
 
 
 @pytest.mark.parametrize("error", [UnavailableError("down"), OSError(28, "No space left")])

@@ -10,7 +10,7 @@ import pytest
 from omniload.base.errors import StateError
 from snapshot.engines.containerd.records import Forget, Keep, Snapshot
 from snapshot.engines.containerd.store import SnapshotStore
-from tests.support.snapshotter_builders import a_kept_image
+from tests.support.snapshot.snapshotter_builders import a_kept_image
 
 
 def a_snapshot(number, **changes):
@@ -26,9 +26,18 @@ def store(tmp_path):
     made.close()
 
 
-def test_a_full_disk_is_said_as_such_and_passes(store):
-    (pages,) = store._base.execute("PRAGMA page_count").fetchone()
-    store._base.execute(f"PRAGMA max_page_count={pages}")
+def test_a_full_disk_is_said_as_such_and_passes(tmp_path):
+    bases = []
+
+    def connect(*words, **named):
+        bases.append(sqlite3.connect(*words, **named))
+        return bases[-1]
+
+    store = SnapshotStore(tmp_path / "state.sqlite", connect)
+    store.apply([Keep(a_snapshot(1))])
+    (base,) = bases
+    (pages,) = base.execute("PRAGMA page_count").fetchone()
+    base.execute(f"PRAGMA max_page_count={pages}")
     big = Keep(a_snapshot(2, labels={"x": "y" * 100_000}))
 
     with pytest.raises(OSError, match="no room on the disk") as told:
@@ -36,9 +45,10 @@ def test_a_full_disk_is_said_as_such_and_passes(store):
     assert told.value.errno == errno.ENOSPC
     assert [found.number for found in store.snapshots()] == [1]
 
-    store._base.execute("PRAGMA max_page_count=100000")
+    base.execute("PRAGMA max_page_count=100000")
     store.apply([big])
     assert [found.number for found in store.snapshots()] == [1, 2]
+    store.close()
 
 
 def test_a_disk_that_refuses_the_very_last_write_does_not_stop_the_store_for_ever(store, tmp_path):
@@ -57,7 +67,7 @@ def test_a_disk_that_refuses_the_very_last_write_does_not_stop_the_store_for_eve
     assert [found.number for found in store.snapshots()] == [3]
 
 
-def test_a_commit_that_fails_leaves_no_transaction_open(store):
+def test_a_commit_that_fails_leaves_no_transaction_open(tmp_path):
     class Failing:
         """A connection whose first COMMIT is refused, as by a disk that is full."""
 
@@ -73,13 +83,17 @@ def test_a_commit_that_fails_leaves_no_transaction_open(store):
                 raise sqlite3.OperationalError("disk I/O error")
             return self._base.execute(statement, *words)
 
-    store._base = Failing(store._base)
+    SnapshotStore(tmp_path / "state.sqlite").close()
+    store = SnapshotStore(
+        tmp_path / "state.sqlite", lambda *words, **named: Failing(sqlite3.connect(*words, **named))
+    )
     with pytest.raises(sqlite3.OperationalError, match="disk I/O error"):
         store.apply([Keep(a_snapshot(2))])
 
     store.apply([Keep(a_snapshot(3))])
 
-    assert [found.number for found in store.snapshots()] == [1, 3]
+    assert [found.number for found in store.snapshots()] == [3]
+    store.close()
 
 
 def test_a_file_that_is_damaged_is_said_with_what_to_do(tmp_path):

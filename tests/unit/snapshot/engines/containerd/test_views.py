@@ -11,7 +11,7 @@ from snapshot.engines.containerd import views as snapshotter_views
 from snapshot.engines.containerd.daemon import ChainMount
 from snapshot.engines.containerd.views import MountedViews
 from snapshot.image.mount.daemon import ImageMount
-from tests.support.snapshotter_builders import a_kept_image
+from tests.support.snapshot.snapshotter_builders import a_kept_image
 
 
 class Machine:
@@ -20,7 +20,7 @@ class Machine:
     def __init__(self, monkeypatch):
         self.mounted, self.dead, self.busy, self.done = [], set(), set(), []
         self.error = None
-        self.ended = []
+        self.ended, self.polled = [], []
         for name in ("start_daemon", "umount", "mount_table"):
             monkeypatch.setattr(snapshotter_views, name, getattr(self, name))
         played = SimpleNamespace(run=self.run, Popen=subprocess.Popen)
@@ -49,7 +49,12 @@ class Machine:
             self.mounted.remove(where)
         self.mounted.append(where)
         self.done.append((module, json.loads(settings), where, log_path))
-        return SimpleNamespace(poll=lambda: 0 if where in self.ended else None)
+
+        def poll():
+            self.polled.append(where)
+            return 0 if where in self.ended else None
+
+        return SimpleNamespace(poll=poll)
 
     def umount(self, where):
         if where in self.busy:
@@ -196,10 +201,12 @@ def test_processes_that_have_ended_are_taken_leave_of(views, machine):
     views.show(1, KEPT, 1)
     views.show(2, KEPT, 1)
     machine.ended.append(views.path(1))
+    views.show(2, KEPT, 1)
+    machine.polled.clear()
 
     views.show(2, KEPT, 1)
 
-    assert set(views._daemons) == {2}
+    assert machine.polled == [views.path(2)]
 
 
 def test_without_a_program_that_unmounts_the_reason_is_told(views, machine, monkeypatch):

@@ -9,8 +9,8 @@ from snapshot.engines.podman.images import ImageOpener, RoutedTier, ServedImages
 from snapshot.image.block.refs import block_refs
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.oci.layout import OciLayout
-from tests.support.engine_builders import LOWER, NAME, UPPER, FakeOpener, a_served_image
-from tests.support.image_builders import a_layer, a_tar, an_image
+from tests.support.snapshot.engine_builders import LOWER, NAME, UPPER, FakeOpener, a_served_image
+from tests.support.snapshot.image_builders import a_layer, a_tar, an_image
 
 NONE = "sha256:" + "00" * 32
 

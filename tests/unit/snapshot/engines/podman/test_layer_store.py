@@ -18,7 +18,7 @@ from snapshot.engines.podman.uses import LayerUses
 from snapshot.image.block.loader import BlockLoader
 from snapshot.image.tree.single_layer import OPAQUE_ATTRIBUTE, layer_tree
 from snapshot.image.view.view import ImageView
-from tests.support.engine_builders import BIG, LOWER, NAME, FakeOpener, a_served_image
+from tests.support.snapshot.engine_builders import BIG, LOWER, NAME, FakeOpener, a_served_image
 
 ENCODED = base64.b64encode(str(NAME).encode())
 

@@ -10,7 +10,7 @@ from snapshot.image.trace.store import TraceStore
 from snapshot.image.trace.trace import Touch, encode_trace, trace_of
 from snapshot.image.tree.single_layer import layer_tree
 from snapshot.image.view.view import ImageView
-from tests.support.engine_builders import BIG, a_served_image
+from tests.support.snapshot.engine_builders import BIG, a_served_image
 
 
 class Place:

@@ -3,7 +3,7 @@
 import pytest
 
 from snapshot.env.node.tree_head import TreeHead
-from tests.support.snapshot_env_builders import an_environment
+from tests.support.snapshot.env_builders import an_environment
 
 pytest.importorskip("ray")
 from snapshot.env.flow.ray_plugin import NAME, EnvironmentPlugin, worker_variables

@@ -9,7 +9,7 @@ import pytest
 from omniload.base.errors import StateError
 from snapshot.env.format.entries import Entry, Kind
 from snapshot.env.format.listing import changed_in, decode_listing, encode_listing, listing_of
-from tests.support.snapshot_env_builders import a_file, a_folder, a_link
+from tests.support.snapshot.env_builders import a_file, a_folder, a_link
 
 ENTRIES = (
     a_folder(""),

@@ -19,7 +19,7 @@ from snapshot.env.format.manifest import (
     encode_manifest,
 )
 from snapshot.env.format.packs import HEADER, Frame
-from tests.support.snapshot_env_builders import TARGETS, a_file, a_folder, a_link
+from tests.support.snapshot.env_builders import TARGETS, a_file, a_folder, a_link
 
 KEY = "0" * 64
 DIGEST = hashlib.sha256(b"abc").digest()

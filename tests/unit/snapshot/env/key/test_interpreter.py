@@ -8,7 +8,7 @@ import pytest
 from omniload.base.errors import ConfigError
 from snapshot.env.key.describe import describe
 from snapshot.env.key.interpreter import Interpreter, environment_of, find_python
-from tests.support.snapshot_env_builders import an_interpreter
+from tests.support.snapshot.env_builders import an_interpreter
 
 
 def a_prefix(folder, name):

@@ -14,7 +14,7 @@ from snapshot.env.key.keys import (
     installed_in,
     key_of,
 )
-from tests.support.snapshot_env_builders import TARGETS, an_interpreter
+from tests.support.snapshot.env_builders import TARGETS, an_interpreter
 
 BASE = base_of("sha256:image", ["pip==23"])
 

@@ -11,7 +11,7 @@ from snapshot.env.format.listing import listing_of
 from snapshot.env.target.environment import Environment
 from snapshot.env.target.moves import carry_out, plan_moves
 from snapshot.env.target.records import Move, Record, Records
-from tests.support.snapshot_env_builders import (
+from tests.support.snapshot.env_builders import (
     a_file,
     a_folder,
     a_link,

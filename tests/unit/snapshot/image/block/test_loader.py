@@ -9,7 +9,7 @@ import pytest
 
 from omniload.base.clock import FakeClock
 from omniload.base.errors import IntegrityError, UnavailableError
-from snapshot.image.block.fetcher import FetchSettings, Priority
+from snapshot.image.block.fetcher import BlockWanted, Fetcher, FetchSettings, Priority
 from snapshot.image.block.loader import BlockLoader, RegistryTier
 from snapshot.image.block.refs import block_refs
 from snapshot.image.block.store import BlockStore
@@ -17,7 +17,7 @@ from snapshot.image.layer.index import BLOCK
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_layer
 from snapshot.oci.layout import OciLayout
-from tests.support.image_builders import a_layer, a_member, a_tar, zran_friendly
+from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, zran_friendly
 
 TAR = a_tar(a_member("big", zran_friendly(6_000_000)))
 BLOCKS = [TAR[i : i + (1 << 20)] for i in range(0, len(TAR), 1 << 20)]
@@ -74,17 +74,23 @@ def test_a_block_is_fetched_once_and_then_at_hand(index, make):
     assert loader.bytes_of["registry"] == 1 << 20
 
 
-def test_many_readers_of_a_block_make_one_request(index, make):
+def wanted_announces(monkeypatch, asked):
+    real = Fetcher.handle
+
+    def handle(fetcher, event):
+        commands = real(fetcher, event)
+        if isinstance(event, BlockWanted):
+            asked.release()
+        return commands
+
+    monkeypatch.setattr(Fetcher, "handle", handle)
+
+
+def test_many_readers_of_a_block_make_one_request(index, make, monkeypatch):
     tier = Tier(gate=threading.Event())
     loader = make(registry=tier)
     found, asked = [], threading.Semaphore(0)
-    real = loader._apply
-
-    def applied(event):
-        real(event)
-        asked.release()
-
-    loader._apply = applied
+    wanted_announces(monkeypatch, asked)
     readers = [
         threading.Thread(target=lambda: found.append(loader.block(index, 1))) for _ in range(8)
     ]
@@ -227,10 +233,12 @@ def test_the_registry_tier_leaves_out_only_the_block_that_is_wrong(index, tmp_pa
 def test_misses_while_cold_blocks_wait_start_no_timer_each(index, make, monkeypatch):
     started = []
     monkeypatch.setattr(threading.Timer, "start", lambda timer: started.append(timer.interval))
-    settings = FetchSettings(tiers=("registry",), cold_bytes_per_s=1.0, cold_request_bytes=1)
+    # One byte a second, and no more than one to begin with: the first block takes what a week brings.
+    settings = FetchSettings(
+        tiers=("registry",), cold_bytes_per_s=1.0, cold_request_bytes=1, coalesce_bytes=1
+    )
     loader = make(registry=Tier(), settings=settings)
     loader.prefetch(index, list(block_refs(index, (5,))), Priority.COLD)
-    loader._fetcher._allowed_bytes = -100.0
 
     loader.prefetch(index, list(block_refs(index, (4,))), Priority.COLD)
     for number in range(4):
@@ -364,24 +372,18 @@ def test_the_last_block_has_nothing_beside_it_and_no_limit_means_none_comes_alon
     assert tier.asked == [[7], [2]]
 
 
-def test_a_reader_of_a_block_that_is_coming_along_waits_for_that_request(small, make):
+def test_a_reader_of_a_block_that_is_coming_along_waits_for_that_request(small, make, monkeypatch):
     tier = SmallBlocks(gate=threading.Event())
     loader = make(registry=tier)
     found = []
     readers = [threading.Thread(target=lambda: found.append(loader.block(small, 2)))]
     readers[0].start()
     assert tier.arrived.acquire(timeout=20)
-    future = threading.Event()
-    real = loader._apply
-
-    def applied(event):
-        real(event)
-        future.set()
-
-    loader._apply = applied
+    asked = threading.Semaphore(0)
+    wanted_announces(monkeypatch, asked)
     readers.append(threading.Thread(target=lambda: found.append(loader.block(small, 3))))
     readers[1].start()
-    assert future.wait(20)
+    assert asked.acquire(timeout=20)
     tier.gate.set()
     for reader in readers:
         reader.join()

@@ -11,7 +11,7 @@ from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_layer
 from snapshot.oci.layout import OciLayout
-from tests.support.image_builders import a_layer, a_member, a_tar, zran_friendly
+from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, zran_friendly
 
 TAR = a_tar(a_member("big", zran_friendly(6_000_000)))
 MIB = 1 << 20

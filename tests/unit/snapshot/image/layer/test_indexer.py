@@ -18,7 +18,7 @@ from snapshot.image.layer.indexer import index_image, index_layer, read_stream
 from snapshot.image.layer.toc import index_of_toc, zstd_place
 from snapshot.oci.digest import digest_of
 from snapshot.oci.layout import OciLayout
-from tests.support.image_builders import (
+from tests.support.snapshot.image_builders import (
     TOC_DIGEST,
     BlobSource,
     a_layer,

@@ -8,7 +8,7 @@ import pytest
 from omniload.base.errors import IntegrityError
 from snapshot.image.layer.entries import Entry, Extent, check_entry, clean_path
 from snapshot.image.layer.tar import ForwardStream, read_table
-from tests.support.image_builders import a_member, a_tar
+from tests.support.snapshot.image_builders import a_member, a_tar
 
 
 def table(data):

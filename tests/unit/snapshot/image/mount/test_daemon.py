@@ -118,17 +118,17 @@ def test_a_trace_of_another_image_is_used_with_a_warning(tmp_path, caplog):
     path.write_bytes(encode_trace(a_trace(OTHER)))
 
     with caplog.at_level(logging.WARNING, "omniload"):
-        assert mounting._kept_trace(str(path), IMAGE) == a_trace(OTHER)
+        assert mounting.trace_at(str(path), IMAGE) == a_trace(OTHER)
 
     assert "its files may differ" in caplog.text
 
 
 def test_a_trace_that_is_not_there_or_broken_is_said_before_the_mount(tmp_path):
     with pytest.raises(ConfigError, match="no such file"):
-        mounting._kept_trace(str(tmp_path / "none"), IMAGE)
+        mounting.trace_at(str(tmp_path / "none"), IMAGE)
     (tmp_path / "broken").write_text("x")
     with pytest.raises(IntegrityError, match="trace"):
-        mounting._kept_trace(str(tmp_path / "broken"), IMAGE)
+        mounting.trace_at(str(tmp_path / "broken"), IMAGE)
 
 
 class Wanting:

@@ -9,7 +9,7 @@ from omniload.base.errors import ConfigError
 from snapshot.image.mount.options import mount_settings
 from snapshot.image.peer.node import PeerNode, PeerSettings
 from snapshot.image.peer.single_flight_tier import SharedTier
-from tests.support.peer_builders import HandTier
+from tests.support.snapshot.peer_builders import HandTier
 
 HERE, THERE = "127.0.0.1:7070", "node2:7070"
 

@@ -9,7 +9,7 @@ from snapshot.image.block.store import BlockStore
 from snapshot.image.peer.share import BlockShare
 from snapshot.image.peer.single_flight_tier import HeldBlocks, SharedTier
 from snapshot.image.peer.wire import BlocksAsked
-from tests.support.peer_builders import BLOCKS, HandTier, peer_index, peer_refs
+from tests.support.snapshot.peer_builders import BLOCKS, HandTier, peer_index, peer_refs
 
 
 @pytest.fixture(scope="module")

@@ -109,14 +109,14 @@ def test_files_of_the_image_are_read_without_following_its_links(tmp_path):
     (tmp_path / "etc/passwd").symlink_to(outside)
     os.mkfifo(tmp_path / "etc/group")
 
-    assert starting._text(tmp_path, "passwd") == ""
-    assert starting._text(tmp_path, "group") == ""
-    assert starting._text(tmp_path, "none") == ""
+    assert starting.etc_text(tmp_path, "passwd") == ""
+    assert starting.etc_text(tmp_path, "group") == ""
+    assert starting.etc_text(tmp_path, "none") == ""
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked/etc").symlink_to(tmp_path / "etc")
     (tmp_path / "etc/hosts").write_text("x")
-    assert starting._text(tmp_path / "linked", "hosts") == ""
-    assert starting._text(tmp_path, "hosts") == "x"
+    assert starting.etc_text(tmp_path / "linked", "hosts") == ""
+    assert starting.etc_text(tmp_path, "hosts") == "x"
 
 
 def test_mount_points_are_made_over_links_of_the_image(tmp_path):
@@ -126,7 +126,7 @@ def test_mount_points_are_made_over_links_of_the_image(tmp_path):
     for name in ("proc", "dev", "etc"):
         (image / name).symlink_to(outside)
 
-    starting._prepare(image, upper)
+    starting.prepare_upper(image, upper)
 
     assert sorted(path.name for path in upper.iterdir()) == ["dev", "proc", "sys"]
     assert not any(path.is_symlink() for path in upper.iterdir())
@@ -139,7 +139,7 @@ def test_the_folder_of_configuration_keeps_its_mode(tmp_path):
     (image / "etc").chmod(0o711)
     upper.mkdir()
 
-    starting._prepare(image, upper)
+    starting.prepare_upper(image, upper)
 
     made = upper / "etc"
     assert not made.exists() or made.stat().st_mode & 0o777 == 0o711

@@ -10,7 +10,7 @@ from snapshot.image.trace.sharing import ENOUGH_PARTS, TRACE_TYPE, pull_trace, p
 from snapshot.image.trace.trace import Touch, encode_trace, merge_traces, trace_of
 from snapshot.oci.artifacts import push_artifact
 from snapshot.oci.layout import OciLayout
-from tests.support.image_builders import a_layer, a_member, a_tar, an_image
+from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_image
 
 RUN = ("python", "train.py")
 

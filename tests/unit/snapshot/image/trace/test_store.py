@@ -13,7 +13,7 @@ from snapshot.image.trace.store import TraceStore, find_any_trace, find_trace, m
 from snapshot.image.trace.trace import Touch, encode_trace, trace_of, united
 from snapshot.oci.artifacts import push_artifact
 from snapshot.oci.layout import OciLayout
-from tests.support.image_builders import a_layer, a_member, a_tar, an_image
+from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_image
 
 OTHER = "sha256:" + "cd" * 32
 RUN = ("python", "train.py", "--step", "7")

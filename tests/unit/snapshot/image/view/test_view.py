@@ -15,7 +15,7 @@ from snapshot.image.trace.trace import Touch
 from snapshot.image.tree.tree import merge
 from snapshot.image.view.view import ImageFileSystem, ImageView, Recorder
 from snapshot.oci.layout import OciLayout
-from tests.support.image_builders import a_layer, a_member, a_tar, zran_friendly
+from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, zran_friendly
 
 BIG = zran_friendly(3_000_000)
 TAR = a_tar(

@@ -16,9 +16,9 @@ from fusefs.config import Striping
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.retry import RetryingStore
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
-from tests.support.fusefs_builders import contents, object_paths, some_files
-from tests.support.fusefs_faulty_store import FaultyStore, Outage
-from tests.support.striped_checkpoints import load_boxes, save_boxes
+from tests.support.fusefs.builders import contents, object_paths, some_files
+from tests.support.fusefs.faulty_store import FaultyStore, Outage
+from tests.support.trainer.striped_checkpoints import load_boxes, save_boxes
 from trainer_integration.checkpoint.file_digests import sealed_json, unsealed_json
 from trainer_integration.checkpoint.striped.index import (
     ITEM_BYTES,

@@ -1,0 +1,101 @@
+"""Ranks of several hosts meet: who starts a node where, and what each is told that goes wrong."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from omniload.actors.address import Head, HostPlace
+from omniload.base.errors import ConfigError, UnavailableError
+from omniload.front import meeting as meetings
+from omniload.front.launch import Launch, Place
+from omniload.front.meeting import Meeting
+from omniload.front.rendezvous import Arrival, FolderRendezvous, Muster, NodeUp
+
+LONG_S = 30.0
+HEAD = Head(cluster="10.0.0.1:1", namespace="n", token="secret")
+
+
+@pytest.fixture
+def rank(tmp_path, monkeypatch):
+    """One side of a meeting of four ranks, by rank; rank 0 is on host A."""
+    monkeypatch.setattr(meetings, "host_id", lambda: "A")
+
+    def side(number, timeout_s=LONG_S):
+        launch = Launch(rank=number, world_size=4, attempt="", found_in="the test")
+        place = Place(dp_rank=number, dp_size=4)
+        return Meeting(FolderRendezvous(tmp_path), "omniload/1", launch, place, timeout_s)
+
+    return side
+
+
+def arrive(rank, number, host):
+    note = Arrival(host=host, name=f"name-of-{host}", dp_rank=number)
+    assert rank(number).post(f"here/{number}", note.model_dump_json())
+
+
+def node_of(host):
+    return HostPlace(node=host, address="10.0.0.2", board=Path(f"/tmp/{host}"))
+
+
+def test_the_first_rank_of_each_other_host_starts_its_node(rank):
+    for number, host in ((1, "A"), (2, "B"), (3, "B")):
+        arrive(rank, number, host)
+    rank(2).post("node/2", NodeUp(place=node_of("B")).model_dump_json())
+
+    hosts = rank(0).gather(HEAD)
+
+    assert hosts.host_of_R == ["A", "A", "B", "B"]
+    assert hosts.elsewhere == {"B": node_of("B")}
+    posted = rank(3).rendezvous.read("omniload/1/hosts", LONG_S)
+    assert Muster.model_validate_json(posted) == Muster(head=HEAD, first_of={"B": 2})
+
+
+def test_several_hosts_are_refused_where_the_plane_listens_on_loopback(rank):
+    for number, host in ((1, "A"), (2, "B"), (3, "C")):
+        arrive(rank, number, host)
+
+    with pytest.raises(ConfigError, match=r"ranks \[2, 3\] .*name-of-B.* set runtime.bind in"):
+        rank(0).gather(HEAD.model_copy(update={"cluster": "127.0.0.1:1"}))
+
+
+def test_a_rank_that_does_not_come_is_named(rank):
+    arrive(rank, 1, "A")
+
+    with pytest.raises(UnavailableError, match=r"ranks \[2, 3\] have not joined rank 0 on"):
+        rank(0, 0.2).gather(HEAD)
+
+
+def test_a_node_that_does_not_start_ends_the_meeting_with_its_reason(rank):
+    for number, host in ((1, "A"), (2, "B"), (3, "B")):
+        arrive(rank, number, host)
+    rank(2).fail(UnavailableError("Ray did not start"))
+
+    with pytest.raises(UnavailableError, match="rank 2: Ray did not start"):
+        rank(0).gather(HEAD)
+
+
+def test_what_rank_0_fails_with_reaches_ranks_that_wait_for_the_hosts_or_the_plane(rank):
+    told = []
+
+    def wait():
+        try:
+            rank(1).arrive()
+        except ConfigError as error:
+            told.append(str(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    rank(0).fail(ConfigError("no such source"))
+    waiting.join(LONG_S)
+
+    assert told == ["rank 0: no such source"]
+    with pytest.raises(ConfigError, match="rank 0: no such source"):
+        rank(2).invitation()
+
+
+def test_a_second_process_of_one_rank_is_refused(rank):
+    arrive(rank, 1, "A")
+
+    with pytest.raises(ConfigError, match="another process has joined as rank 1"):
+        rank(1).arrive()

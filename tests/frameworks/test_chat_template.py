@@ -1,0 +1,58 @@
+"""Chat data against ``transformers``: the same token ids and the same mask as ``apply_chat_template``.
+
+Blocks within macros are left out here: it counts their text from where the macro is called.
+"""
+
+import numpy as np
+import orjson
+import pytest
+from transformers import AutoTokenizer
+
+from omniload.mix.config import BpeTokenizer
+from omniload.mix.schema.transforms import ChatTransform
+from omniload.mix.sources import JsonlSource
+from omniload.source.source import open_source
+from tests.support.chats import MARKED, conversations, write_model
+
+LLAMA = (
+    "{{- bos_token }}{%- for message in messages %}{%- if message['role'] == 'assistant' %}"
+    "{{- '<|im_start|>assistant\n\n' }}{%- generation %}{{- message['content'] }}{{- '<|im_end|>' }}"
+    "{%- endgeneration %}{%- else %}"
+    "{{- '<|im_start|>' + message['role'] + '\n\n' + message['content'] | trim + '<|im_end|>' }}{%- endif %}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n\n' }}{%- endif %}"
+)
+CONTROLS = (
+    "{% for m in messages %}{% if loop.index0 > 5 %}{% break %}{% endif %}<|im_start|>{{ m.role }}: "
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<eos>{% endgeneration %}"
+    "{% else %}[{{ m | tojson }}]{% endif %}\n{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [MARKED, LLAMA, CONTROLS], ids=["marked", "llama", "controls"])
+def test_tokens_and_masks_are_those_of_apply_chat_template(tmp_path, template):
+    chats = conversations(60, turns=4)
+    write_model(tmp_path / "model", template)
+    (tmp_path / "a.jsonl").write_bytes(
+        b"".join(orjson.dumps({"messages": chat}) + b"\n" for chat in chats)
+    )
+    config = JsonlSource(
+        type="jsonl",
+        path="a.jsonl",
+        text="messages",
+        transforms=(ChatTransform(type="chat"),),
+        shuffle={"method": "none"},
+    )
+    tokenizer = BpeTokenizer(type="bpe", path="model")
+    source = open_source("sft", config, seed=0, tokenizer=tokenizer, base_dir=tmp_path)
+
+    block = source.read(0, len(chats))
+
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "model").apply_chat_template(
+        chats, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    )
+    for i, (ids, mask) in enumerate(
+        zip(theirs["input_ids"], theirs["assistant_masks"], strict=True)
+    ):
+        assert block.tokens[i].tolist() == ids
+        assert block.others["loss_mask"][i].astype(int).tolist() == mask
+    assert np.any([any(mask) for mask in theirs["assistant_masks"]])

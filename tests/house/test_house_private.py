@@ -1,0 +1,77 @@
+"""No test reaches into another object: what it observes is behaviour, which outlives the code inside."""
+
+import ast
+
+import pytest
+
+from tests.house.modules import ROOT
+
+FILES = sorted(path.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.py"))
+OFFERED = {"_replace", "_asdict", "_make", "_fields", "_exit"}
+"""Names that the standard library offers with an underscore."""
+OF_OTHERS = {"_reset_state", "_is_accelerate_prepared"}
+"""Of accelerate, which offers its users no other way."""
+REACHED = {
+    "tests/faults/omniload/test_actors_faults.py": 4,
+    "tests/faults/omniload/test_actors_waits.py": 3,
+    "tests/faults/snapshot/test_oci_faults.py": 1,
+    "tests/faults/test_fusefs_disk_faults.py": 5,
+    "tests/faults/test_fusefs_disk_threads.py": 1,
+    "tests/integration/omniload/test_actors_ray.py": 3,
+    "tests/integration/omniload/test_actors_reaper.py": 2,
+    "tests/integration/test_data_loader_sealing.py": 2,
+    "tests/integration/test_fusefs_native_hdfs.py": 4,
+    "tests/integration/test_fusefs_umount.py": 3,
+    "tests/property/fusefs/read/test_readahead.py": 6,
+    "tests/property/fusefs/vfs/test_fresh_single_flight.py": 1,
+    "tests/property/fusefs/vfs/test_versions.py": 3,
+    "tests/support/fusefs/builders.py": 2,
+    "tests/support/fusefs/disk.py": 5,
+    "tests/unit/fusefs/bridge/device/test_loop.py": 2,
+    "tests/unit/fusefs/bridge/device/test_replies.py": 1,
+    "tests/unit/fusefs/metrics/test_counters.py": 1,
+    "tests/unit/fusefs/stores/remote/test_native_hdfs.py": 6,
+    "tests/unit/fusefs/stores/test_deadlines.py": 1,
+    "tests/unit/fusefs/stores/test_handle_cache.py": 4,
+    "tests/unit/fusefs/tree/test_first_byte.py": 2,
+    "tests/unit/fusefs/tree/test_publish.py": 11,
+    "tests/unit/fusefs/tree/test_request_counts.py": 4,
+    "tests/unit/fusefs/vfs/test_fresh_single_flight.py": 1,
+    "tests/unit/fusefs/vfs/test_races.py": 10,
+    "tests/unit/fusefs/vfs/test_versions.py": 5,
+    "tests/unit/omniload/actors/roles/test_shells.py": 1,
+    "tests/unit/omniload/base/concurrency/test_threads.py": 1,
+    "tests/unit/omniload/machine/test_loss_spans.py": 1,
+    "tests/unit/omniload/machine/test_planner.py": 5,
+}
+"""How often files do so still; the list may only grow shorter."""
+
+
+def reached_into(path):
+    """Yield each private attribute of another object than the one whose method this is.
+
+    What a module hides is not looked at: a function is no object with a state to reach into.
+    """
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    imported = {
+        name.asname or name.name.partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in node.names
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not node.attr.startswith("_"):
+            continue
+        base = node.value
+        is_own = (isinstance(base, ast.Name) and base.id in imported | {"self", "cls"}) or (
+            isinstance(base, ast.Call) and ast.unparse(base.func) == "super"
+        )
+        if not is_own and not node.attr.startswith("__") and node.attr not in OFFERED | OF_OTHERS:
+            yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_a_test_reaches_into_no_other_object(path):
+    found = list(reached_into(path))
+
+    assert len(found) <= REACHED.get(str(path), 0), found

@@ -1,0 +1,230 @@
+"""``omniload.open`` on two hosts: network namespaces with an address each, one rank or two in each."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from omniload.actors.reaper_process import MARKS
+from tests.house.modules import ROOT
+from tests.support.plane.corpora import a_mixed_corpus
+from tests.support.plane.two_hosts import ADDRESSES, on, two_hosts
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: network namespaces need root"),
+]
+RANK = ROOT / "tests" / "support" / "plane" / "front_rank.py"
+LIMIT_S = 240
+GONE_S = 10
+"""Longest that anything of a plane may outlive its owner."""
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with two_hosts() as names:
+        yield names
+
+
+@pytest.fixture(scope="module")
+def mix(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    model = a_mixed_corpus(folder)
+    (folder / "mix.yaml").write_text(
+        yaml.safe_dump(model.model_dump(mode="json", exclude_none=True))
+    )
+    return folder / "mix.yaml"
+
+
+def environment(**more):
+    mine = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM_"))}
+    return mine | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | more
+
+
+def results_of(text):
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def samples(results):
+    steps = {}
+    for result in results:
+        for step, tokens in result["seen"]:
+            steps.setdefault(step, []).extend(map(tuple, tokens))
+    return {step: sorted(rows) for step, rows in steps.items()}
+
+
+@pytest.fixture(scope="module")
+def alone(mix):
+    words = [sys.executable, str(RANK), str(mix), json.dumps({"steps": 4})]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=True)
+    return samples(results_of(done.stdout))
+
+
+def test_torchrun_on_two_hosts_hands_out_the_samples_of_one_process_on_ports_of_a_range(
+    hosts, mix, alone
+):
+    keywords = json.dumps({"steps": 4, "bind": "10.77.0.0/16", "ports": "21000-21063"})
+    job = ["--nnodes", 2, "--nproc-per-node", 2, "--master-addr", ADDRESSES[0], "--master-port"]
+    processes = [
+        on(
+            host,
+            *(sys.executable, "-m", "torch.distributed.run", *job, 29511, "--node-rank", number),
+            *(RANK, mix, keywords),
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for number, host in enumerate(hosts)
+    ]
+    done = [process.communicate(timeout=LIMIT_S) for process in processes]
+
+    found = [result for out, _ in done for result in results_of(out)]
+    assert len(found) == 4, [err[-2000:] for _, err in done]
+    assert samples(found) == alone
+    assert all(result["seen"] for result in found)
+
+
+@contextmanager
+def two_ranks(hosts, mix, mark, scratch):
+    """A rank on each host, without an agent, that train on until something ends them."""
+    job = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29512", "WORLD_SIZE": "2"}
+    job |= {MARKS: mark, "TMPDIR": str(scratch)}
+    keywords = json.dumps({"bind": "auto", "plan": "tells its first"})
+    ranks = [
+        on(
+            host,
+            *(sys.executable, RANK, mix, keywords),
+            env=environment(**job, RANK=str(number)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for number, host in enumerate(hosts)
+    ]
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+
+
+def marked_with(mark):
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if mark in process.environ().get(MARKS, ""):
+                found.append(process)
+    return found
+
+
+@pytest.fixture
+def scratch():
+    """A folder for temporary files of one test: short, for Ray's sockets, and no other test's."""
+    with tempfile.TemporaryDirectory(prefix="hosts", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def in_namespace_of(host, processes):
+    there, found = Path(f"/run/netns/{host}").stat().st_ino, []
+    for process in processes:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if Path(f"/proc/{process.pid}/ns/net").stat().st_ino == there:
+                found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_rank_that_is_killed_leaves_nothing_on_its_host_and_the_other_is_told(
+    hosts, mix, killed, scratch
+):
+    mark = f"test-{os.getpid()}-{killed}"
+    with two_ranks(hosts, mix, mark, scratch) as ranks:
+        for rank in ranks:
+            assert rank.stdout.readline().startswith('{"pid"'), rank.communicate()[1][-3000:]
+        assert len(list(scratch.glob("omniload-ray-*"))) == 2
+        ranks[killed].send_signal(signal.SIGKILL)
+        until_s = time.monotonic() + GONE_S
+        while left := alive(in_namespace_of(hosts[killed], marked_with(mark))):
+            assert time.monotonic() < until_s, [p.cmdline() for p in left]
+        out, err = ranks[1 - killed].communicate(timeout=60)
+        (result,) = results_of(out)
+        assert result["error"] == "UnavailableError", err[-2000:]
+        assert "start again from the last checkpoint" in result["message"]
+    until_s = time.monotonic() + GONE_S
+    while left := [*alive(marked_with(mark)), *scratch.glob("omniload-ray-*")]:
+        assert time.monotonic() < until_s, left
+
+
+def alive(processes):
+    found = []
+    for process in processes:
+        with suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+@contextmanager
+def a_ray_of_others(hosts, scratch):
+    """A node on each host, started as users do; gives the address of its head."""
+    head = f"{ADDRESSES[0]}:21999"
+    places = (["--head", "--port=21999", "--include-dashboard=false"], [f"--address={head}"])
+    begun = []
+    try:
+        for host, address, place in zip(hosts, ADDRESSES, places, strict=True):
+            ray = Path(sys.executable).with_name("ray")
+            node = on(
+                host,
+                *(ray, "start", "--block", f"--node-ip-address={address}", *place),
+                *("--num-cpus=2", "--object-store-memory=100000000", "--disable-usage-stats"),
+                f"--temp-dir={scratch}/{host[-1]}",
+                env=environment(PYTHONUNBUFFERED="1", **{MARKS: str(scratch)}),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            begun.append(node)
+            while "Ray runtime started" not in (line := node.stdout.readline()):
+                assert line, f"{' '.join(node.args)} did not start"
+        yield head, begun
+    finally:
+        for node in begun:
+            node.send_signal(signal.SIGINT)
+        for process in marked_with(str(scratch)):
+            process.kill()
+        for node in begun:
+            node.communicate(timeout=60)
+
+
+def test_a_ray_that_runs_already_is_used_on_both_hosts_and_outlives_the_plane(
+    hosts, mix, alone, scratch
+):
+    job = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29513", "WORLD_SIZE": "2"}
+    job |= {"TMPDIR": str(scratch)}
+    with a_ray_of_others(hosts, scratch) as (head, nodes):
+        keywords = json.dumps({"steps": 4, "runtime": "ray", "runtime_address": head})
+        ranks = [
+            on(
+                host,
+                *(sys.executable, RANK, mix, keywords),
+                env=environment(**job, RANK=str(number)),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            for number, host in enumerate(hosts)
+        ]
+        done = [rank.communicate(timeout=LIMIT_S) for rank in ranks]
+
+        found = [result for out, _ in done for result in results_of(out)]
+        assert len(found) == 2, [err[-3000:] for _, err in done]
+        assert samples(found) == alone
+        assert [node.poll() for node in nodes] == [None, None]
+        assert list(scratch.glob("omniload-ray-*")) == []

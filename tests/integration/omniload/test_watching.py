@@ -1,0 +1,175 @@
+"""Watching a plane that runs: the file of its run, the two commands, and every metric that the dashboard names."""
+
+import json
+import re
+import shutil
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
+
+import omniload
+from omniload.actors import status_file
+from omniload.actors.role_metrics import FIGURES
+from omniload.actors.status_file import read_status
+from omniload.base.errors import StateError
+from omniload.base.linux.network import free_ports
+from omniload.cli import command as mix_command
+from tests.house.modules import ROOT
+from trainer_integration.cli import command as train_command
+from trainer_integration.run.run_log import EventLine, RunLog, StepLine
+
+LIMIT_S = 30
+MONITORING = ROOT / "docs" / "monitoring"
+MIX = {
+    "version": 1,
+    "seed": 1,
+    "tokenizer": {"type": "bytes"},
+    "sources": {"web": {"type": "text", "path": "*.txt"}},
+    "mix": {"stages": [{"from_step": 0, "weights": {"web": 1}}]},
+    "pack": {"length": 16},
+    "batch": {"tokens": 32, "micro_tokens": 16},
+}
+
+
+@pytest.fixture
+def plane(tmp_path, monkeypatch):
+    """A loader that has taken three steps, its folder, and what its planner answers Prometheus."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(status_file, "_EVERY_S", 0.05)
+    (tmp_path / "a.txt").write_text("text of a document\n" * 50, encoding="utf-8")
+    (port,) = free_ports("127.0.0.1", None, 1, setting="the test")
+    run = tmp_path / "run"
+    with omniload.open(
+        MIX, arrays="numpy", run_dir=run, metrics_port=port, world_size=1, rank=0
+    ) as loader:
+        for _ in range(3):
+            loader.next_batch()
+        loader.state_dict()
+        yield run, port
+
+
+def seen(run, wanted):
+    """Wait until the status tells what is wanted."""
+    until_s = time.monotonic() + LIMIT_S
+    while True:
+        assert time.monotonic() < until_s, read_status(run)
+        if (run / "status.json").exists():
+            roles = {role.name: role for role in read_status(run).roles}
+            if wanted(roles):
+                return roles
+
+
+def has_taken_three(roles):
+    return "rank dp=0" in roles and roles["rank dp=0"].state.startswith("has step 2")
+
+
+def test_the_folder_of_a_run_tells_what_every_role_does(plane):
+    run, _ = plane
+    roles = seen(run, has_taken_three)
+
+    assert sorted(roles) == ["constructor-0", "loader-0", "planner", "rank dp=0"]
+    assert roles["rank dp=0"].figures["wait_seconds_total"] > 0
+    assert roles["loader-0"].figures["read_bytes_total"] > 0
+    assert roles["planner"].figures["planned_step"] >= 3
+    assert roles["planner"].memory_bytes > 1 << 20
+
+
+def test_top_shows_each_role_in_a_line_and_as_json(plane):
+    run, _ = plane
+    seen(run, has_taken_three)
+
+    shown = CliRunner().invoke(mix_command, ["top", str(run), "--once"], catch_exceptions=False)
+    told = CliRunner().invoke(mix_command, ["top", str(run), "--json"], catch_exceptions=False)
+
+    assert "rank dp=0" in shown.output
+    assert "has step 2" in shown.output
+    assert {role["name"] for role in json.loads(told.output)["roles"]} >= {"planner", "loader-0"}
+
+
+def test_every_metric_of_the_dashboard_and_the_alerts_is_there(plane):
+    _, port = plane
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    there = {
+        sample.name for family in text_string_to_metric_families(text) for sample in family.samples
+    }
+    declared = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    named = {
+        name
+        for file in ("grafana.json", "alerts.yaml")
+        for name in re.findall(r"\bomniload_[a-z_]+", (MONITORING / file).read_text())
+    }
+
+    assert len(named) >= 14
+    assert named - there - declared == set()
+    # Of what nothing was counted yet, only the type is told; all else has a value here.
+    assert named - there <= {"omniload_retries_total", "omniload_samples_skipped_total"}
+    page = (ROOT / "docs" / "how-to-watch.md").read_text()
+    assert {f"omniload_{name}" for name in FIGURES} - set(
+        re.findall(r"omniload_[a-z_]+", page)
+    ) == set()
+
+
+def test_prometheus_itself_accepts_the_alerts():
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("NOT TESTED: promtool is not installed (Debian package prometheus)")
+
+    done = subprocess.run(
+        [promtool, "check", "rules", str(MONITORING / "alerts.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "6 rules found" in done.stdout
+
+
+def test_a_folder_that_is_no_runs_is_refused_with_how_to_have_one(tmp_path):
+    with pytest.raises(StateError, match="name the folder of a run that was opened with run_dir="):
+        read_status(tmp_path)
+
+
+def a_step(step, attempt=0):
+    return StepLine(
+        attempt=attempt,
+        step=step,
+        loss=2.5,
+        balance_loss=0.0,
+        grad_norm=1.0,
+        lr=0.1,
+        tokens=100,
+        seconds=0.5,
+        wait_s=(0.1, 0.3),
+        compute_s=(0.2, 0.2),
+        imbalance=1.0,
+        bound=1.0,
+        tokens_by_source={},
+        digest=None,
+    )
+
+
+def test_watch_tells_the_last_step_and_checkpoint_of_a_run_whose_plane_is_not_up(tmp_path):
+    with RunLog(tmp_path) as log:
+        log.write(a_step(0))
+        log.write(EventLine(attempt=0, seconds=1, what="checkpoint", detail="step-1", step=1))
+        log.write(a_step(1, attempt=1))
+    with Path(tmp_path / "log.jsonl").open("a") as torn:
+        torn.write('{"kind": "step", "att')
+
+    shown = CliRunner().invoke(train_command, ["watch", str(tmp_path), "--once"])
+    told = CliRunner().invoke(train_command, ["watch", str(tmp_path), "--json"])
+
+    assert shown.exit_code == 0, shown.output
+    assert "step 1, loss 2.5000, waits 0.30 s at most, 200 tokens/s, checkpoint 1, 1 restarts" in (
+        shown.output.replace("\n", " ")
+    )
+    assert "no data plane is up" in shown.output
+    found = json.loads(told.output)
+    assert (found["run"]["step"], found["run"]["checkpoint_step"], found["plane"]) == (1, 1, None)

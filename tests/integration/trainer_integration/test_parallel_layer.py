@@ -1,0 +1,168 @@
+"""Meshes of up to four gloo ranks do what one rank does, and send what the formulas say."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.trainer import moe_cases
+from tests.support.trainer.moe_cases import ALONE, full_rows, random_packings
+from tests.support.trainer.moe_group import Ranks
+
+pytestmark = pytest.mark.slow
+
+MESHES = [(2, 1), (1, 2), (2, 2), (1, 4)]
+SP_MESHES = [(1, 2), (2, 2), (1, 4)]
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(4) as ranks:
+        yield ranks
+
+
+def farthest(found, expected):
+    assert found.keys() == expected.keys()
+    return max(float(np.abs(found[name] - expected[name]).max()) for name in expected)
+
+
+@pytest.mark.parametrize(("dp", "sp"), MESHES)
+@pytest.mark.parametrize("transport", ["a2a", "ag_rs"])
+def test_gradients_of_a_step_are_those_of_one_rank(ranks, dp, sp, transport):
+    changes = {"expert_groups": 4, "z_weight": 0.01, "balance_weight": 0.1}
+    expected, totals, norm = moe_cases.gradients(ALONE, **changes)
+
+    answers = ranks.run(moe_cases.gradients, dp=dp, sp=sp, transport=transport, **changes)
+
+    for found, sums, found_norm in answers:
+        assert farthest(found, expected) <= 1e-10
+        assert found_norm == pytest.approx(norm, rel=1e-12)
+        assert sums.token_loss == pytest.approx(totals.token_loss, rel=1e-12)
+        assert sums.balance_loss == pytest.approx(totals.balance_loss, rel=1e-12)
+        assert sums.z_loss == pytest.approx(totals.z_loss, rel=1e-12)
+        assert sums.entropy == pytest.approx(totals.entropy, rel=1e-12)
+        assert torch.equal(sums.slots_LE, totals.slots_LE)
+
+
+@pytest.mark.parametrize(("dp", "sp"), MESHES)
+def test_losses_follow_those_of_one_rank(ranks, dp, sp):
+    expected = moe_cases.losses(ALONE)
+
+    answers = ranks.run(moe_cases.losses, dp=dp, sp=sp)
+
+    for results in answers:
+        assert [r.loss for r in results] == pytest.approx([r.loss for r in expected], abs=1e-5)
+        assert [r.balance_loss for r in results] == pytest.approx(
+            [r.balance_loss for r in expected], abs=1e-5
+        )
+        assert [r.tokens for r in results] == [r.tokens for r in expected]
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2])
+def test_gradients_of_a_kv_head_that_several_ranks_hold_add_up(ranks, num_kv_heads):
+    expected, _, _ = moe_cases.gradients(ALONE, num_kv_heads=num_kv_heads)
+
+    answers = ranks.run(moe_cases.gradients, dp=1, sp=4, num_kv_heads=num_kv_heads)
+
+    assert all(farthest(found, expected) <= 1e-10 for found, _, _ in answers)
+
+
+@pytest.mark.parametrize("top_k", [1, 3])
+@pytest.mark.parametrize("transport", ["a2a", "ag_rs"])
+def test_dropped_choices_are_those_of_one_rank(ranks, transport, top_k):
+    changes = {"capacity_factor": 1.0, "expert_groups": 4, "top_k": top_k}
+    expected, totals, _ = moe_cases.gradients(ALONE, **changes)
+
+    answers = ranks.run(moe_cases.gradients, dp=1, sp=4, transport=transport, **changes)
+
+    assert totals.dropped > 10
+    for found, sums, _ in answers:
+        assert sums.dropped == totals.dropped
+        assert farthest(found, expected) <= 1e-10
+
+
+@pytest.mark.parametrize("rows", [[], [[]], [[np.arange(3, dtype=np.int32)]]])
+def test_ranks_without_tokens_take_part(ranks, rows):
+    expected, _, _ = moe_cases.gradients(ALONE, rows=rows)
+
+    for transport in ("a2a", "ag_rs"):
+        answers = ranks.run(moe_cases.gradients, dp=1, sp=4, rows=rows, transport=transport)
+
+        assert all(farthest(found, expected) <= 1e-10 for found, _, _ in answers)
+
+
+@pytest.mark.parametrize(("dp", "sp"), [(1, 2), (1, 4)])
+def test_attention_sends_what_the_formula_says(ranks, dp, sp):
+    rows, layers, width, per_kv = full_rows(2), 2, 16, 1
+
+    answers = ranks.run(moe_cases.traffic, dp=dp, sp=sp, rows=rows)
+
+    tokens = 2 * 32
+    elements = layers * tokens / sp * (sp - 1) * width * (2 + 2 / per_kv) / sp
+    for sent, _ in answers:
+        assert sent["attention"] == 4 * elements
+        assert sent["attention.backward"] == 4 * elements
+
+
+def test_experts_of_all_to_all_send_what_the_row_map_counts(ranks):
+    answers = ranks.run(moe_cases.traffic, dp=1, sp=4, rows=full_rows(2), transport="a2a")
+
+    for rank, (sent, choices) in enumerate(answers):
+        # Four experts on four ranks: expert e is rank e's.
+        elsewhere = sum(e != rank for layer in choices for token in layer for e in token)
+        back = sum(
+            e == rank
+            for other, (_, theirs) in enumerate(answers)
+            if other != rank
+            for layer in theirs
+            for token in layer
+            for e in token
+        )
+        row_bytes = 16 * 4
+        assert sent["dispatch"] == sent["combine.backward"] == elsewhere * row_bytes
+        assert sent["combine"] == sent["dispatch.backward"] == back * row_bytes
+
+
+def test_experts_of_gather_and_scatter_send_every_token_to_every_rank_once_each_way(ranks):
+    answers = ranks.run(moe_cases.traffic, dp=1, sp=4, rows=full_rows(2), transport="ag_rs")
+
+    layers, tokens, width, n = 2, 2 * 32, 16, 4
+    for sent, _ in answers:
+        formula = 2 * layers * 4 * tokens * width * (n - 1) / n
+        assert sent["dispatch"] + sent["combine"] == formula
+        assert sent["dispatch.backward"] + sent["combine.backward"] == formula
+
+
+@pytest.mark.parametrize(("dp", "sp", "number"), [(1, 2, 100), (1, 4, 8)])
+def test_no_document_depends_on_another(ranks, dp, sp, number):
+    packings = random_packings(number)
+
+    answers = ranks.run(moe_cases.leaks, dp=dp, sp=sp, packings=packings)
+
+    for reached in zip(*answers, strict=True):
+        for of_rank in reached:
+            assert of_rank == [d == len(of_rank) // 2 for d in range(len(of_rank))]
+
+
+@pytest.mark.parametrize("kind", ["folder", "striped"])
+@pytest.mark.parametrize(
+    ("saved", "loaded"), [((2, 2), (1, 4)), ((1, 4), (1, 1)), ((1, 1), (2, 2))]
+)
+def test_a_checkpoint_of_any_mesh_is_loaded_bit_by_bit_on_any_other(
+    ranks, tmp_path, kind, saved, loaded
+):
+    place = {"folder": str(tmp_path), "striped": None}
+    if kind == "striped":
+        place = {"striped": f"omnifs://ckpt::file://{tmp_path}"}
+
+    def trained(mesh, **arguments):
+        if mesh == (1, 1):
+            return [moe_cases.trained(ALONE, **place, **arguments)]
+        return ranks.run(moe_cases.trained, dp=mesh[0], sp=mesh[1], **place, **arguments)
+
+    kept = trained(saved, steps=1, save=1)[0][1]
+    expected = trained(saved, steps=2, load=1)[0][0]
+    for losses, tensors in trained(loaded, steps=0, load=1):
+        assert losses == []
+        assert tensors.keys() == kept.keys()
+        assert all(np.array_equal(tensors[name], kept[name]) for name in kept)
+    assert trained(loaded, steps=2, load=1)[0][0] == pytest.approx(expected, abs=1e-5)

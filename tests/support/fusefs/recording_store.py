@@ -1,0 +1,88 @@
+"""A store in memory that notes what it is asked: each call that a remote store would answer by a request."""
+
+import dataclasses
+import threading
+
+from fusefs.stores.memory import MemoryStore
+from fusefs.stores.remote.object_store import ObjectStore
+
+
+class RecordingStore(MemoryStore):
+    """Notes method and path; what a method asks of the store itself is part of its request.
+
+    Args:
+        notes: Whether calls about a path are noted.
+    """
+
+    def __init__(self, notes=lambda _: True):
+        super().__init__()
+        self.calls = []
+        self.reads = []
+        """Offset and size of each read that is noted."""
+        self.mtime_ns = None
+        """As old as that are all files, where it is set."""
+        self._notes, self._inside = notes, threading.local()
+
+    def since(self):
+        """Return what was asked since this was last called."""
+        calls, self.calls = self.calls, []
+        return calls
+
+    def stat(self, path):
+        return self._noted("stat", path)
+
+    def listing(self, path):
+        return self._noted("listing", path)
+
+    def read(self, path, offset, size_bytes):
+        return self._noted("read", path, offset, size_bytes)
+
+    def create(self, path):
+        return self._noted("create", path)
+
+    def publish(self, path, data, before=None, mode=None):
+        def asked(there):  # by whoever publishes: its own requests
+            self._inside.any = False
+            try:
+                before(there)
+            finally:
+                self._inside.any = True
+
+        return self._noted("publish", path, data, before and asked, mode)
+
+    def rename(self, source, target):
+        return self._noted("rename", source, target)
+
+    def remove(self, path):
+        return self._noted("remove", path)
+
+    def make_directory(self, path):
+        return self._noted("make_directory", path)
+
+    def remove_directory(self, path):
+        return self._noted("remove_directory", path)
+
+    def _noted(self, method, path, *words):
+        outermost = not getattr(self._inside, "any", False)
+        if outermost and self._notes(path):
+            self.calls.append((method, path))
+            if method == "read":
+                self.reads.append(words)
+        self._inside.any = True
+        try:
+            return self._aged(getattr(super(), method)(path, *words))
+        finally:
+            self._inside.any = not outermost
+
+    def _aged(self, found):
+        if isinstance(found, list):
+            return [self._aged(entry) for entry in found]
+        if self.mtime_ns is None or getattr(found, "is_directory", True):
+            return found
+        return dataclasses.replace(found, mtime_ns=self.mtime_ns)
+
+
+class RecordingObjects(RecordingStore):
+    """One that prefers what object stores prefer."""
+
+    preferred = ObjectStore.preferred.fget(None)

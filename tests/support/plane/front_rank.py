@@ -1,0 +1,81 @@
+"""One rank of a job that uses ``omniload.open``, as a user would write it. Prints what it was handed as JSON.
+
+front_rank.py MIX KEYWORDS      keywords as JSON; "plan" says what the rank does besides
+"""
+
+import json
+import os
+import signal
+import sys
+
+PLAN = json.loads(sys.argv[2]).pop("plan", "")
+if "ray first" in PLAN:
+    import ray  # noqa: F401 -- that it is there is what is tested
+if "group" in PLAN:
+    import torch.distributed as dist
+if "group first" in PLAN:
+    dist.init_process_group("gloo")
+if f"rank {os.environ.get('RANK')} stays away" in PLAN:
+    sys.exit(0)
+
+ASKED_TO_END = []
+if "asked to end" in PLAN:
+    signal.signal(signal.SIGTERM, lambda number, _: ASKED_TO_END.append(number))
+
+import omniload  # noqa: E402 -- the order of imports is what is tested
+
+
+def told(result):
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+KEYWORDS = {key: value for key, value in json.loads(sys.argv[2]).items() if key != "plan"}
+
+
+def with_mesh(keywords):
+    """Return the keywords with torch's mesh for its sizes by name."""
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 -- slow, and most go without
+
+    names, sizes = zip(*keywords["mesh"].items(), strict=True)
+    return keywords | {"mesh": init_device_mesh("cpu", sizes, mesh_dim_names=names)}
+
+
+if "mesh" in KEYWORDS:
+    KEYWORDS = with_mesh(KEYWORDS)
+
+
+def main():
+    seen, states = [], []
+    try:
+        with omniload.open(sys.argv[1], **KEYWORDS) as loader:
+            if "evaluates too" in PLAN:
+                loader.start()
+                with omniload.open(sys.argv[1], rank=0, world_size=1, steps=1) as alone:
+                    alone.next_batch()
+                omniload.open(sys.argv[1], **KEYWORDS).start()
+            for batch in loader:
+                seen.append([batch.step, batch.tokens.tolist()])
+                if "tells its first" in PLAN and len(seen) == 1:
+                    told({"pid": os.getpid()})
+                    sys.stdout.flush()
+                if "mesh" in KEYWORDS:
+                    states.append(loader.state_dict())
+                if "asked to end" in PLAN and batch.step == 1:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                if "back once" in PLAN and batch.step == 1:
+                    state = loader.state_dict()
+                if "back once" in PLAN and len(seen) == 4:
+                    loader.load_state_dict(state)
+    except omniload.OmniloadError as error:
+        told({"error": type(error).__name__, "message": str(error)})
+        return error.exit_code
+    if "group last" in PLAN:
+        dist.init_process_group("gloo")
+        dist.barrier()
+        dist.destroy_process_group()
+    rank = int(os.environ.get("RANK", "0"))
+    told({"rank": rank, "seen": seen, "asked": len(ASKED_TO_END), "states": states})
+    return 0
+
+
+sys.exit(main())

@@ -1,0 +1,344 @@
+"""The machines without threads: messages wait in a bag, and a seed decides which is delivered next.
+
+What real runs do to messages happens here more often: late, out of order, several times.
+The only order that is kept is the one that every runtime keeps: the planner's journal
+record comes before the plan it belongs to, and a rank takes its steps in order.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from omniload.base.errors import StateError
+from omniload.base.state import JsonObject
+from omniload.batch.digest import batch_digest, combined
+from omniload.batch.microbatch import Batch
+from omniload.machine.data_constructor import (
+    BuildSteps,
+    DataConstructor,
+    FetchSlices,
+    SlicesFetched,
+)
+from omniload.machine.messages import (
+    AppendJournal,
+    ConstructorReplaced,
+    EndOfData,
+    LoaderReplaced,
+    PlannerCommand,
+    PublishPlans,
+    ReadAhead,
+    ReleaseSamples,
+    ReleaseSteps,
+    Republish,
+    SamplesReported,
+    Started,
+    StepTaken,
+    TakeOver,
+)
+from omniload.machine.planner import Planner
+from omniload.machine.roster import (
+    EndMember,
+    GiveUp,
+    HandOver,
+    MemberEnded,
+    MemberReady,
+    Roster,
+    RosterCommand,
+    StartMember,
+)
+from omniload.machine.source_loader import SamplesRead, SourceLoader
+from omniload.mix.columns import ColumnRanges
+from omniload.mix.config import MixConfig
+from omniload.mix.state import MixState
+from omniload.plan.records import StepPlan
+from tests.support.plane.builders import a_planner
+from tests.support.plane.reference import read_range
+
+__all__ = ["Simulation"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Simulation:
+    """A planner, its loaders, constructors and ranks, over sources in memory."""
+
+    mix: MixConfig
+    epochs: Sequence[Sequence[Sequence[int]]]
+    """Sample lengths of every record of every source."""
+    num_steps: int
+    dp: int = 1
+    num_loaders: int = 1
+    num_constructors: int = 1
+    seed: int = 0
+    repeat_share: float = 0.0
+    """Share of messages that come once more, later."""
+    kills: int = 0
+    """Source loaders that are killed in mid-run, whatever they do then; at most five."""
+    constructor_kills: int = 0
+    """Data constructors that are killed in mid-run."""
+    shadows: int = 0
+    """Loaders that stand by for each."""
+    state: MixState | None = None
+    batches: dict[tuple[int, int], Batch] = field(default_factory=dict, init=False)
+    """What every rank took, by step and rank."""
+    states: dict[int, JsonObject] = field(default_factory=dict, init=False)
+    """State before each step, as rank 0 would have saved it."""
+    journal: list[JsonObject] = field(default_factory=list, init=False)
+    published: list[int] = field(default_factory=list, init=False)
+    most_held: int = field(default=0, init=False)
+    """Most tokens that the loaders held at once."""
+    planner: Planner = field(init=False)
+    _bag: list[Callable[[], None]] = field(default_factory=list, init=False)
+    _random: random.Random = field(init=False)
+    _lives: list[list[SourceLoader | None]] = field(init=False)
+    """Every life of each loader; ``None`` once it was killed."""
+    _linked: list[int] = field(init=False)
+    """The life of each loader that the planner speaks to; what it sends stays addressed to that life."""
+    _serving: list[int] = field(init=False)
+    """The life of each loader that constructors ask: it knows what is outstanding."""
+    _roster: Roster = field(init=False)
+    _constructors: list[DataConstructor] = field(init=False)
+    _told: list[DataConstructor] = field(init=False)
+    """The constructors that the planner speaks to."""
+    _next: dict[int, int] = field(init=False)
+    _end: int | None = field(default=None, init=False)
+    constructors_killed: int = field(default=0, init=False)
+    killed: int = field(default=0, init=False)
+    """Loaders that were killed while they held a role."""
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        self.planner = a_planner(
+            self.mix,
+            dp=self.dp,
+            epoch=[len(epoch) for epoch in self.epochs],
+            state=self.state,
+            num_steps=self.num_steps,
+        )
+        names = dict(enumerate(self.mix.names))
+        self._lives = [[SourceLoader(names=names)] for _ in range(self.num_loaders)]
+        self._linked, self._serving = [0] * self.num_loaders, [0] * self.num_loaders
+        roles = {f"loader-{i}": self.shadows for i in range(self.num_loaders)}
+        self._roster = Roster(roles=roles)
+        self._replace(self._roster.begin())
+        self._bag += [self._kill] * self.kills + [self._kill_constructor] * self.constructor_kills
+        of = self.planner.tree.constructor_of
+        count = min(self.num_constructors, self.dp)
+        self._constructors = [
+            DataConstructor(
+                dp_ranks=[r for r in range(self.dp) if of(r, count) == i],
+                names=self.mix.names,
+                row_length=self.mix.pack.length,
+            )
+            for i in range(count)
+        ]
+        self._told = list(self._constructors)
+        self._next = dict.fromkeys(range(self.dp), self.planner.state.step)
+
+    def run(self) -> list[int]:
+        """Deliver messages until all ranks have every step; return the digest of each step."""
+        first = self.planner.state.step
+        self._carry(self.planner.handle(Started()))
+        while self._bag or self._ready():
+            ready = self._ready()
+            at = self._random.randrange(len(self._bag) + len(ready))
+            if at < len(self._bag):
+                self._deliver(at)
+            else:
+                self._take(ready[at - len(self._bag)])
+            alive = [loader for lives in self._lives for loader in lives if loader is not None]
+            held = sum(loader.held_tokens() for loader in alive)
+            self.most_held = max(self.most_held, held)
+        assert self._end is not None, "nothing is under way and the data has not ended: a deadlock"
+        assert set(self._next.values()) == {self._end}, f"ranks stand at {self._next}"
+        return [
+            combined(batch_digest(self.batches[step, rank]) for rank in range(self.dp))
+            for step in range(first, self._end)
+        ]
+
+    def _deliver(self, at: int) -> None:
+        message = self._bag[at]
+        self._bag[at] = self._bag[-1]
+        self._bag.pop()
+        if self._random.random() < self.repeat_share:
+            self._bag.append(message)
+        message()
+
+    def _carry(self, commands: Sequence[PlannerCommand]) -> None:
+        for command in commands:
+            match command:
+                case AppendJournal(record=record):
+                    self.journal.append(record)
+                case PublishPlans(plans=plans):
+                    self._publish(plans)
+                case ReadAhead() | TakeOver() | ReleaseSamples():
+                    self._tell_loaders(command)
+                case Republish():
+                    self._republish(command)
+                case ReleaseSteps():
+                    for machine in self._told:
+                        self._send(machine.handle, command)
+                case EndOfData(step=step):
+                    self._end = step
+
+    def _tell_loaders(self, command: ReadAhead | TakeOver | ReleaseSamples) -> None:
+        """Send to the life that the planner speaks to now: it may be dead when the message comes."""
+        match command:
+            case ReadAhead(source=source):
+                number = source % self.num_loaders
+                self._send(self._read, number, self._linked[number], command)
+            case TakeOver(ranges=ranges):
+                number = next(iter(ranges)) % self.num_loaders
+                self._send(self._take_over, number, self._linked[number], command)
+            case ReleaseSamples():
+                for number, life in enumerate(self._linked):
+                    self._send(self._release_samples, number, life, command)
+
+    def _publish(self, plans: Sequence[StepPlan]) -> None:
+        journaled = [record["step"] for record in self.journal]
+        for plan in plans:
+            assert plan.step in journaled, "published before it was journaled"
+            self.published.append(plan.step)
+        for constructor in self._told:
+            parts = [plan.part_of(constructor.dp_ranks) for plan in plans]
+            self._send(self._build, constructor, parts)
+
+    def _send(self, receiver: Callable[..., object], *message: object) -> None:
+        self._bag.append(lambda: receiver(*message))
+
+    def _kill(self) -> None:
+        """Kill a loader that holds its role; what it was asked and held is gone."""
+        number = self._random.randrange(self.num_loaders)
+        holder = self._roster.holder_of(f"loader-{number}")
+        if holder is not None and self.killed < self.kills:
+            self._lives[number] = [None] * len(self._lives[number])
+            self.killed += 1
+            self._replace(self._roster.handle(MemberEnded(holder, "killed")))
+
+    def _kill_constructor(self) -> None:
+        """Kill a constructor; another takes its place at once, and the planner hears of it later."""
+        if self.constructors_killed < self.constructor_kills:
+            self.constructors_killed += 1
+            number = self._random.randrange(len(self._constructors))
+            new = replace(self._constructors[number])
+            self._constructors[number] = new
+            self._send(self._link_constructor, number, new)
+
+    def _link_constructor(self, number: int, new: DataConstructor) -> None:
+        if self._constructors[number] is new:  # else it was killed meanwhile
+            self._told[number] = new
+            self._carry(self.planner.handle(ConstructorReplaced(number=number)))
+
+    def _republish(self, command: Republish) -> None:
+        constructor = self._told[command.number]
+        self._send(constructor.handle, ReleaseSteps(step=command.released_to))
+        for window in command.windows:
+            parts = [plan.part_of(constructor.dp_ranks) for plan in window]
+            self._send(self._build, constructor, parts)
+
+    def _replace(self, commands: Sequence[RosterCommand]) -> None:
+        for command in commands:
+            match command:
+                case StartMember(member=member):
+                    ready = MemberReady(member)
+                    self._send(lambda e=ready: self._replace(self._roster.handle(e)))
+                case HandOver(member=member):
+                    number = int(member.role.removeprefix("loader-"))
+                    self._lives[number].append(SourceLoader(names=dict(enumerate(self.mix.names))))
+                    self._send(self._link, number, len(self._lives[number]) - 1)
+                case EndMember():
+                    pass
+                case GiveUp(why=why):
+                    raise AssertionError(why)
+
+    def _link(self, number: int, life: int) -> None:
+        """Have the planner speak to a new life; an older one may be told of later."""
+        if life >= self._linked[number]:
+            self._linked[number] = life
+            sources = tuple(range(number, len(self.mix.names), self.num_loaders))
+            self._carry(self.planner.handle(LoaderReplaced(sources=sources)) if sources else ())
+
+    def _take_over(self, number: int, life: int, command: TakeOver) -> None:
+        loader = self._lives[number][life]
+        if loader is None:
+            return
+        self._serving[number] = max(self._serving[number], life)
+        for read in loader.handle(command):
+            again = ReadAhead(source=read.source, start=read.start, stop=read.stop)
+            self._send(self._read, number, life, again)
+
+    def _release_samples(self, number: int, life: int, command: ReleaseSamples) -> None:
+        loader = self._lives[number][life]
+        if loader is not None:
+            loader.handle(command)
+
+    def _read(self, number: int, life: int, command: ReadAhead) -> None:
+        loader = self._lives[number][life]
+        if loader is None:  # it died under the call: what is outstanding is asked of the next one
+            return
+        (answer,) = loader.handle(command)
+        if isinstance(answer, SamplesReported):
+            self._report(answer)
+        else:
+            self._send(self._finish_read, number, life, command)
+
+    def _finish_read(self, number: int, life: int, command: ReadAhead) -> None:
+        loader = self._lives[number][life]
+        if loader is not None:
+            self._report(self._read_now(loader, command.source, command.start, command.stop))
+
+    def _read_now(
+        self, loader: SourceLoader, source: int, start: int, stop: int
+    ) -> SamplesReported:
+        table, columns = read_range(source, self.epochs[source], start, stop)
+        read = SamplesRead(
+            source=source, table=table, tokens=columns.tokens, skipped=0, others=columns.others
+        )
+        (report,) = loader.handle(read)
+        assert isinstance(report, SamplesReported)
+        return report
+
+    def _report(self, report: SamplesReported) -> None:
+        self._send(lambda: self._carry(self.planner.handle(report)))
+
+    def _build(self, constructor: DataConstructor, plans: Sequence[StepPlan]) -> None:
+        for command in constructor.handle(BuildSteps(plans=plans)):
+            if isinstance(command, FetchSlices):
+                self._send(self._fetch, constructor, command)
+
+    def _fetch(self, constructor: DataConstructor, fetch: FetchSlices) -> None:
+        numbers = [request.source % self.num_loaders for request in fetch.requests]
+        loaders = [self._lives[number][self._serving[number]] for number in numbers]
+        if None in loaders:  # a constructor waits for the next holder
+            self._send(self._fetch, constructor, fetch)
+            return
+        try:
+            found = []
+            for loader, request in zip(loaders, fetch.requests, strict=True):
+                for read in loader.unread([request]):
+                    self._read_now(loader, read.source, read.start, read.stop)
+                found.append(loader.slices(request))
+            slices = ColumnRanges.of(found)
+        except StateError:
+            # Right for a repetition that comes when the step was served; else the test fails.
+            assert all(constructor.has(s) or constructor.is_released(s) for s in fetch.steps)
+            return
+        self._send(constructor.handle, SlicesFetched(steps=fetch.steps, slices=slices))
+
+    def _ready(self) -> list[int]:
+        """Return the ranks whose next step is built."""
+        return [
+            rank
+            for constructor in self._constructors
+            for rank in constructor.dp_ranks
+            if constructor.has(self._next[rank])
+        ]
+
+    def _take(self, rank: int) -> None:
+        step = self._next[rank]
+        constructor = next(c for c in self._constructors if rank in c.dp_ranks)
+        if rank == 0:
+            self.states[step] = self.planner.state_at(step)
+        self.batches[step, rank] = constructor.batch_of(step, rank)
+        self._next[rank] = step + 1
+        taken = StepTaken(step=step, dp_rank=rank)
+        self._send(lambda: self._carry(self.planner.handle(taken)))

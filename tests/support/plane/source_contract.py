@@ -1,0 +1,293 @@
+"""What every source promises; ``tests/support/plane/source_kinds.py`` holds the kinds of shards.
+
+A kind holds::
+
+    write(path, texts)   one shard, several units where the format has them
+    config(folder)       its part of a mix file, for all shards in the folder
+    suffix               of its shards
+    tokenizer            of the mix, or None
+    corrupt(path)        makes a shard undecodable without changing its size
+    truncate(path)       cuts a shard short
+
+and where it differs from the usual::
+
+    shards(folder)       a file of each shard
+    everything(folder)   all files of all shards
+    empty_records        False where no record can be empty
+    without_files        what is said when all of ``everything`` is gone
+"""
+
+import os
+import re
+
+import fsspec
+import numpy as np
+import pytest
+
+from omniload.actors.local.plane import LocalPlane
+from omniload.actors.plane import PlaneSpec
+from omniload.base.errors import IntegrityError, OmniloadError
+from omniload.client import Client
+from omniload.commands.opening import find_sources
+from omniload.plan.place_tree import ClientPlaceTree
+from omniload.source.source import open_source
+from tests.support.plane.builders import a_mix
+
+SHARDS = 3
+TEXTS_PER_SHARD = 40
+
+
+def texts_of_shard(shard):
+    return [f"shard {shard} record {i} {'x' * (i * 7 % 23)} é" for i in range(TEXTS_PER_SHARD)]
+
+
+def expected_tokens(text):
+    return (*text.encode(), 256)
+
+
+def samples(block):
+    return [tuple(block.tokens[i].tolist()) for i in range(len(block.tokens))]
+
+
+class SourceContract:
+    @pytest.fixture
+    def folder(self, tmp_path, kind):
+        for shard in range(SHARDS):
+            kind.write(tmp_path / f"part-{shard}{kind.suffix}", texts_of_shard(shard))
+        return tmp_path
+
+    @pytest.fixture
+    def opened(self, folder, kind):
+        def open_again(name="web", seed=11, cache_dir=None, **changes):
+            config = kind.config(folder).model_copy(update=changes)
+            return open_source(
+                name,
+                config,
+                seed=seed,
+                tokenizer=kind.tokenizer,
+                base_dir=folder,
+                cache_dir=cache_dir,
+            )
+
+        return open_again
+
+    @pytest.fixture
+    def shards(self, folder, kind):
+        found = getattr(kind, "shards", lambda folder: sorted(folder.glob(f"part-*{kind.suffix}")))
+        return found(folder)
+
+    def test_an_epoch_holds_every_record_exactly_once(self, opened):
+        source = opened()
+
+        block = source.read(0, source.positions_per_epoch)
+
+        assert source.positions_per_epoch == SHARDS * TEXTS_PER_SHARD
+        assert sorted(samples(block)) == sorted(
+            expected_tokens(text) for shard in range(SHARDS) for text in texts_of_shard(shard)
+        )
+
+    def test_tables_and_tokens_agree(self, opened):
+        block = opened().read(5, 50)
+
+        assert (block.table.start, block.table.stop, block.skipped) == (5, 50, 0)
+        assert block.table.positions_N.tolist() == list(range(5, 50))
+        assert block.table.subs_N.tolist() == [0] * 45
+        assert block.table.lengths_N.tolist() == block.tokens.lengths_N.tolist()
+        assert block.tokens.values_V.dtype == np.int32
+        assert block.table.lengths_N.dtype == block.table.subs_N.dtype == np.int32
+
+    def test_records_are_shuffled_anew_in_every_epoch(self, opened):
+        source = opened()
+        n = source.positions_per_epoch
+
+        first, second = samples(source.read(0, n)), samples(source.read(n, 2 * n))
+
+        assert first != second
+        assert sorted(first) == sorted(second)
+
+    def test_without_shuffle_records_come_as_stored(self, opened, kind):
+        shuffle = kind.config(".").shuffle.model_copy(update={"method": "none"})
+
+        block = opened(shuffle=shuffle).read(0, SHARDS * TEXTS_PER_SHARD)
+
+        assert samples(block) == [
+            expected_tokens(text) for shard in range(SHARDS) for text in texts_of_shard(shard)
+        ]
+
+    def test_reading_resumes_at_every_position(self, opened):
+        source, resumed = opened(), opened()
+        stop = source.positions_per_epoch + 7
+        whole = samples(source.read(0, stop))
+
+        tails = [samples(resumed.read(start, stop)) for start in range(stop + 1)]
+
+        assert tails == [whole[start:] for start in range(stop + 1)]
+
+    def test_single_positions_in_any_order_give_the_samples_of_one_read(self, opened):
+        source, hopping = opened(), opened()
+        n = 2 * source.positions_per_epoch
+        positions = np.random.default_rng(0).permutation(n)[:60].tolist()
+
+        whole = samples(source.read(0, n))
+
+        assert [samples(hopping.read(p, p + 1))[0] for p in positions] == [
+            whole[p] for p in positions
+        ]
+
+    def test_other_names_and_seeds_give_other_orders(self, opened):
+        n = SHARDS * TEXTS_PER_SHARD
+        here = samples(opened().read(0, n))
+
+        assert samples(opened(name="code").read(0, n)) != here
+        assert samples(opened(seed=12).read(0, n)) != here
+        assert samples(opened().read(0, n)) == here
+
+    def test_an_empty_range_is_an_empty_block(self, opened):
+        block = opened().read(9, 9)
+
+        assert (block.table.start, block.table.stop, len(block.table)) == (9, 9, 0)
+        assert (len(block.tokens), block.tokens.values_V.dtype) == (0, np.int32)
+
+    def test_a_range_that_is_none_is_refused(self, opened):
+        with pytest.raises(ValueError, match="positions 4 to 3"):
+            opened().read(4, 3)
+
+    def test_releasing_the_decoded_block_changes_nothing(self, opened):
+        source = opened()
+        before = samples(source.read(0, 30))
+
+        source.release()
+
+        assert samples(source.read(0, 30)) == before
+
+    def test_an_empty_shard_gives_no_sample(self, opened, folder, kind):
+        kind.write(folder / f"part-1a{kind.suffix}", [])
+        source = opened()
+
+        block = source.read(0, source.positions_per_epoch)
+
+        assert len(block.tokens) == SHARDS * TEXTS_PER_SHARD
+
+    def test_a_record_of_empty_text_gives_no_sample(self, opened, folder, kind):
+        if not getattr(kind, "empty_records", True):
+            pytest.skip("no record of this kind can be empty")
+        kind.write(folder / f"part-9{kind.suffix}", ["", "one", ""])
+        source = opened()
+
+        block = source.read(0, source.positions_per_epoch)
+
+        assert source.positions_per_epoch == SHARDS * TEXTS_PER_SHARD + 3
+        assert len(block.tokens) == SHARDS * TEXTS_PER_SHARD + 1
+        assert len(set(block.table.positions_N.tolist())) == len(block.tokens)
+        assert block.skipped == 0
+
+    def test_a_source_without_files_is_refused(self, opened, folder, shards, kind):
+        for shard in getattr(kind, "everything", lambda _: shards)(folder):
+            shard.unlink()
+
+        with pytest.raises(OmniloadError) as caught:
+            opened()
+
+        said = f"{type(caught.value).__name__}: {caught.value}"
+        assert re.match(getattr(kind, "without_files", "ConfigError: .*matches no file"), said)
+
+    def test_a_corrupt_shard_is_named(self, opened, shards, kind):
+        kind.corrupt(shards[1])
+
+        with pytest.raises(IntegrityError, match="part-1"):
+            opened().read(0, SHARDS * TEXTS_PER_SHARD)
+
+    def test_a_shard_cut_short_is_named(self, opened, shards, kind):
+        kind.truncate(shards[1])
+
+        with pytest.raises(IntegrityError, match="part-1"):
+            opened().read(0, SHARDS * TEXTS_PER_SHARD)
+
+    def test_a_shard_that_changes_under_way_is_named(self, opened, shards):
+        source = opened()
+        status = shards[1].stat()
+        os.utime(shards[1], ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+
+        with pytest.raises(IntegrityError, match=r"part-1.*changed since the source was opened"):
+            source.read(0, source.positions_per_epoch)
+
+    def test_a_shard_that_vanishes_under_way_is_named(self, opened, shards):
+        source = opened()
+        shards[1].unlink()
+
+        with pytest.raises(IntegrityError, match=r"part-1.*gone since the source was opened"):
+            source.read(0, source.positions_per_epoch)
+
+    def test_a_store_gives_the_samples_of_a_folder(self, opened, folder, kind):
+        config = kind.config(folder)
+        store = fsspec.filesystem("memory")
+        store.put(f"{folder}/", "/contract/", recursive=True)
+        expected = samples(opened().read(0, 150))
+
+        try:
+            source = opened(path=f"memory://contract/{config.path}")
+            assert samples(source.read(0, 150)) == expected
+        finally:
+            store.store.clear()
+            store.pseudo_dirs[:] = [""]
+
+    def test_a_shard_replaced_by_one_of_its_size_and_time_holds_other_content(
+        self, opened, folder, kind, shards
+    ):
+        before = opened(cache_dir=folder / "index")
+        path = folder / f"part-1{kind.suffix}"
+        times = {each: each.stat() for each in folder.iterdir() if each.is_file()}
+
+        kind.write(path, [text.swapcase() for text in texts_of_shard(1)])
+        for each, status in times.items():
+            os.utime(each, ns=(status.st_atime_ns, status.st_mtime_ns))
+        after = opened(cache_dir=folder / "index")
+
+        assert after.fingerprint == before.fingerprint
+        assert after.content_digest != before.content_digest
+
+    def test_a_kept_index_gives_the_same_source(self, opened, folder):
+        first = opened(cache_dir=folder / "index")
+        again = opened(cache_dir=folder / "index")
+
+        assert list((folder / "index").glob("web.*.index.npz"))
+        assert again.content_digest == first.content_digest
+        assert samples(again.read(3, 90)) == samples(first.read(3, 90))
+
+    def test_a_run_resumes_exactly_on_another_number_of_ranks(self, folder, kind):
+        config = kind.config(folder).model_dump(mode="json")
+        mix = a_mix(sources={"web": config}, tokenizer=kind.tokenizer)
+
+        def steps(ranks, state=None, stop=6):
+            tree = ClientPlaceTree.of(dp=ranks)
+            spec = PlaneSpec(mix=mix, base_dir=folder, tree=tree, state=state, num_steps=stop)
+            with LocalPlane(spec) as plane:
+                clients = [Client(plane.handle(rank)) for rank in range(ranks)]
+                batches = zip(*clients, strict=True)
+                rows = [sorted(row for batch in each for row in rows_of(batch)) for each in batches]
+                return rows, clients[0].state_dict()
+
+        whole, _ = steps(1)
+        _, saved = steps(2, stop=3)
+        rest, _ = steps(2, saved)
+
+        assert len(whole) == 6
+        assert rest == whole[3:]
+
+    def test_a_check_decodes_the_first_records(self, folder, kind):
+        config = kind.config(folder).model_dump(mode="json")
+        spec = PlaneSpec(
+            mix=a_mix(sources={"web": config}, tokenizer=kind.tokenizer),
+            base_dir=folder,
+            tree=ClientPlaceTree.of(),
+        )
+
+        (found,) = find_sources(spec)
+
+        assert (found.format, found.records) == (config["type"], SHARDS * TEXTS_PER_SHARD)
+        lengths = [len(expected_tokens(text)) for text in texts_of_shard(0)]
+        assert min(lengths) <= found.tokens_per_record <= max(lengths)
+
+
+def rows_of(batch):
+    return [tuple(row) for each in batch.microbatches for row in each.tokens_RT.tolist()]

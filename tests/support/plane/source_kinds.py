@@ -1,0 +1,561 @@
+"""Every kind of shard that a source may have: what writes it, what declares it, how it is damaged.
+
+A kind holds what ``tests/support/plane/source_contract.py`` says. A new format adds its kinds here, and
+they run through the contract, the store, the damage and the replacement of shards.
+"""
+
+import csv
+import gzip
+import io
+import json
+import struct
+import tarfile
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+
+from omniload.mix.config import ByteTokenizer
+from omniload.mix.sources import (
+    ArrowSource,
+    CsvSource,
+    JsonlSource,
+    MdsSource,
+    MegatronSource,
+    NumpySource,
+    ParquetSource,
+    ShuffleConfig,
+    TextSource,
+    WebDatasetSource,
+)
+from tests.support.plane.source_contract import expected_tokens
+
+SHUFFLE = ShuffleConfig(block_units=3)
+
+
+def overwrite_middle(path, junk=b"\xff\xfe\x00\xff" * 4):
+    data = bytearray(path.read_bytes())
+    at = len(data) // 2
+    data[at : at + len(junk)] = junk
+    path.write_bytes(data)
+
+
+def cut_end(path, by=5):
+    path.write_bytes(path.read_bytes()[:-by])
+
+
+def tokens_of(texts):
+    return [expected_tokens(text) if text else [] for text in texts]
+
+
+class ParquetTexts:
+    suffix = ".parquet"
+    tokenizer = ByteTokenizer(type="bytes")
+
+    def write(self, path, texts):
+        table = pa.table({"id": np.arange(len(texts)), "text": pa.array(texts, pa.string())})
+        pq.write_table(table, path, row_group_size=16, compression="zstd", write_page_checksum=True)
+
+    def config(self, folder):
+        return ParquetSource(type="parquet", path="*.parquet", text="text", shuffle=SHUFFLE)
+
+    def corrupt(self, path):
+        self.flip(path, column=1)
+
+    def flip(self, path, column):
+        """Flip bits in the middle of a column's dictionary, which its checksum covers."""
+        metadata = pq.read_metadata(path).row_group(1).column(column)
+        data = bytearray(path.read_bytes())
+        data[metadata.dictionary_page_offset + metadata.total_compressed_size // 2] ^= 0xFF
+        path.write_bytes(data)
+
+    def truncate(self, path):
+        cut_end(path)
+
+
+class ParquetTokens(ParquetTexts):
+    tokenizer = None
+
+    def write(self, path, texts):
+        lists = [expected_tokens(text) if text else [] for text in texts]
+        table = pa.table({"tokens": pa.array(lists, pa.list_(pa.int32())), "id": range(len(texts))})
+        pq.write_table(
+            table, path, row_group_size=16, compression="snappy", write_page_checksum=True
+        )
+
+    def config(self, folder):
+        return ParquetSource(type="parquet", path="*.parquet", tokens="tokens", shuffle=SHUFFLE)
+
+    def corrupt(self, path):
+        self.flip(path, column=0)
+
+
+class PlainLines:
+    suffix = ".jsonl"
+    tokenizer = ByteTokenizer(type="bytes")
+
+    def lines(self, texts):
+        return b"".join(orjson.dumps({"id": i, "text": t}) + b"\n" for i, t in enumerate(texts))
+
+    def write(self, path, texts):
+        path.write_bytes(self.lines(texts))
+
+    def config(self, folder):
+        return JsonlSource(type="jsonl", path=f"*{self.suffix}", unit=600, shuffle=SHUFFLE)
+
+    def corrupt(self, path):
+        overwrite_middle(path)
+
+    def truncate(self, path):
+        cut_end(path)
+
+
+class ZstdLines(PlainLines):
+    suffix = ".jsonl.zst"
+
+    def write(self, path, texts):
+        path.write_bytes(zstandard.ZstdCompressor(write_checksum=True).compress(self.lines(texts)))
+
+
+class GzipLines(PlainLines):
+    suffix = ".jsonl.gz"
+
+    def write(self, path, texts):
+        path.write_bytes(gzip.compress(self.lines(texts)))
+
+
+class TextFiles:
+    """One file is one record: a shard of the contract becomes a group of files."""
+
+    suffix = ".txt"
+    tokenizer = ByteTokenizer(type="bytes")
+
+    def write(self, path, texts):
+        for i, text in enumerate(texts):
+            path.with_name(f"{path.stem}-{i:03}{self.suffix}").write_text(text)
+
+    def config(self, folder):
+        return TextSource(type="text", path="part-*.txt", files_per_unit=16, shuffle=SHUFFLE)
+
+    def corrupt(self, path):
+        overwrite_middle(path)
+
+    def truncate(self, path):
+        cut_end(path, by=1)
+
+    def shards(self, folder):
+        return [folder / f"part-{shard}-000.txt" for shard in range(3)]
+
+    def everything(self, folder):
+        return sorted(folder.glob("*.txt"))
+
+
+class ArrowTexts:
+    """A stream, as Hugging Face writes."""
+
+    suffix = ".arrow"
+    tokenizer = ByteTokenizer(type="bytes")
+
+    def table(self, texts):
+        return pa.table({"id": np.arange(len(texts)), "text": pa.array(texts, pa.string())})
+
+    def write(self, path, texts):
+        table = self.table(texts)
+        with pa.OSFile(str(path), "wb") as out, self.writer(out, table.schema) as writer:
+            writer.write_table(table, max_chunksize=16)
+
+    def writer(self, out, schema):
+        return pa.ipc.new_stream(out, schema)
+
+    def config(self, folder):
+        return ArrowSource(type="arrow", path=f"*{self.suffix}", text="text", shuffle=SHUFFLE)
+
+    def corrupt(self, path):
+        """Break the head of the message in the middle."""
+        data = bytearray(path.read_bytes())
+        at = data.index(b"\xff\xff\xff\xff", len(data) // 2)
+        data[at + 4 : at + 8] = struct.pack("<i", len(data))
+        path.write_bytes(data)
+
+    def truncate(self, path):
+        cut_end(path)
+
+
+class ArrowTokens(ArrowTexts):
+    """A file with a footer, compressed."""
+
+    suffix = ".feather"
+    tokenizer = None
+
+    def table(self, texts):
+        ids = pa.array(tokens_of(texts), pa.large_list(pa.int64()))
+        return pa.table({"tokens": ids, "id": np.arange(len(texts))})
+
+    def writer(self, out, schema):
+        return pa.ipc.new_file(out, schema, options=pa.ipc.IpcWriteOptions(compression="zstd"))
+
+    def config(self, folder):
+        return ArrowSource(type="arrow", path=f"*{self.suffix}", tokens="tokens", shuffle=SHUFFLE)
+
+
+class DictionaryTexts(ArrowTexts):
+    """Texts by number, in a dictionary that grows between batches."""
+
+    def write(self, path, texts):
+        column = pa.array(texts, pa.string()).dictionary_encode()
+        schema = pa.schema({"text": column.type})
+        options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
+        with (
+            pa.OSFile(str(path), "wb") as out,
+            pa.ipc.new_stream(out, schema, options=options) as writer,
+        ):
+            for start in range(0, len(texts), 16):
+                words = column.dictionary.slice(0, start + 16)
+                part = pa.DictionaryArray.from_arrays(column.indices.slice(start, 16), words)
+                writer.write_batch(pa.record_batch([part], schema=schema))
+
+
+class SavedToDisk(ArrowTexts):
+    """A folder with a list of its shards, as ``save_to_disk`` leaves it."""
+
+    without_files = "IntegrityError: .*state.json: names part-0.arrow, which is not there"
+
+    def write(self, path, texts):
+        super().write(path, texts)
+        names = sorted(each.name for each in path.parent.glob("part-*.arrow"))
+        state = {"_data_files": [{"filename": name} for name in names], "_split": "train"}
+        (path.parent / "state.json").write_text(json.dumps(state))
+        (path.parent / "dataset_info.json").write_text("{}")
+
+    def config(self, folder):
+        return ArrowSource(type="arrow", path="", text="text", shuffle=SHUFFLE)
+
+
+class Megatron:
+    suffix = ".bin"
+    tokenizer = None
+    dtype, code = np.uint16, 8
+
+    def write(self, path, texts):
+        """Write what Megatron documents; a document is two sequences where it has room for them."""
+        documents = tokens_of(texts)
+        cut = [[ids[:9], ids[9:]] if len(ids) > 9 else [ids] for ids in documents]
+        lengths = np.array([len(part) for parts in cut for part in parts], np.int32)
+        boundaries = np.cumsum([0, *map(len, cut)], dtype=np.int64)
+        pointers = np.concatenate(([0], np.cumsum(lengths)[:-1])) * self.dtype().itemsize
+        path.write_bytes(np.array([i for ids in documents for i in ids], self.dtype).tobytes())
+        path.with_suffix(".idx").write_bytes(
+            b"MMIDIDX\0\0"
+            + struct.pack("<QBQQ", 1, self.code, len(lengths), len(boundaries))
+            + lengths.tobytes()
+            + pointers[: len(lengths)].astype(np.int64).tobytes()
+            + boundaries.tobytes()
+        )
+
+    def config(self, folder):
+        return MegatronSource(type="megatron", path="*.bin", unit=600, shuffle=SHUFFLE)
+
+    def corrupt(self, path):
+        """Move the start of the second sequence."""
+        index = path.with_suffix(".idx")
+        data = bytearray(index.read_bytes())
+        (sequences,) = struct.unpack_from("<Q", data, 18)
+        struct.pack_into("<q", data, 34 + 4 * sequences + 8, -2)
+        index.write_bytes(data)
+
+    def truncate(self, path):
+        cut_end(path, by=2)
+
+
+class MegatronInt32(Megatron):
+    dtype, code = np.int32, 4
+
+    def truncate(self, path):
+        cut_end(path.with_suffix(".idx"))
+
+
+class NumpyDocuments:
+    """One run of ids, documents ended by the token 256."""
+
+    suffix = ".npy"
+    tokenizer = None
+    empty_records = False
+
+    def write(self, path, texts):
+        np.save(path, np.array([i for ids in tokens_of(texts) for i in ids], np.uint16))
+
+    def config(self, folder):
+        return NumpySource(
+            type="numpy", path="*.npy", end_of_document=256, unit=600, shuffle=SHUFFLE
+        )
+
+    def corrupt(self, path):
+        """State a shape that the file has no room for."""
+        data = path.read_bytes()
+        at = data.index(b"'shape': (") + len(b"'shape': (")
+        path.write_bytes(data[:at] + b"9" + data[at + 1 :])
+
+    def truncate(self, path):
+        cut_end(path, by=2)
+
+
+class FlatDocuments(NumpyDocuments):
+    """As nanoGPT has them, behind a header."""
+
+    suffix = ".bin"
+
+    def write(self, path, texts):
+        ids = [i for ids in tokens_of(texts) for i in ids]
+        path.write_bytes(b"header.." + np.array(ids, np.int32).tobytes())
+
+    def config(self, folder):
+        return NumpySource(
+            type="numpy",
+            path="*.bin",
+            dtype="int32",
+            header=8,
+            end_of_document=256,
+            unit=1_200,
+            shuffle=SHUFFLE,
+        )
+
+    def corrupt(self, path):
+        """Put an id in that is none."""
+        data = bytearray(path.read_bytes())
+        struct.pack_into("<i", data, 8 + 4 * 50, -7)
+        path.write_bytes(data)
+
+
+class CsvRows:
+    """Every field quoted, newlines inside, and a column before and after."""
+
+    suffix = ".csv"
+    tokenizer = ByteTokenizer(type="bytes")
+
+    def rows(self, texts):
+        out = io.StringIO(newline="")
+        writer = csv.writer(out, quoting=csv.QUOTE_ALL)
+        writer.writerow(["id", "text", "note"])
+        writer.writerows([i, text, 'a "quote"\nand a line'] for i, text in enumerate(texts))
+        return out.getvalue().encode()
+
+    def write(self, path, texts):
+        path.write_bytes(self.rows(texts))
+
+    def config(self, folder):
+        return CsvSource(type="csv", path=f"*{self.suffix}", unit=900, shuffle=SHUFFLE)
+
+    def corrupt(self, path):
+        """Put a quote into the middle of a field."""
+        data = bytearray(path.read_bytes())
+        data[data.index(b"record 20") + 2] = ord('"')
+        path.write_bytes(data)
+
+    def truncate(self, path):
+        cut_end(path)
+
+
+class TabbedRows(CsvRows):
+    """Plain fields between tabs, compressed."""
+
+    suffix = ".tsv.gz"
+
+    def write(self, path, texts):
+        lines = "".join(f"{text}\t{i}\r\n" for i, text in enumerate(texts))
+        path.write_bytes(gzip.compress(f"words\tid\r\n{lines}".encode()))
+
+    def config(self, folder):
+        return CsvSource(
+            type="csv",
+            path="*.tsv.gz",
+            text="words",
+            shuffle=SHUFFLE,
+            delimiter="\t",
+            quoted=False,
+        )
+
+    def corrupt(self, path):
+        overwrite_middle(path)
+
+
+class MdsTexts:
+    """By the layout that Mosaic documents: columns in the order of their names, an index beside them."""
+
+    suffix = ".mds"
+    tokenizer = ByteTokenizer(type="bytes")
+    columns = (("id", "int", 8), ("text", "str", None), ("z", "bytes", None))
+    without_files = r"IntegrityError: .*index.json: names part-0.mds, which is not there"
+
+    def sample(self, i, text):
+        columns = struct.pack("<q", i), text.encode(), b"z" * (i % 5)
+        return struct.pack("<2I", *map(len, columns[1:])) + b"".join(columns)
+
+    def shard(self, samples):
+        described = json.dumps({"column_names": [name for name, _, _ in self.columns]}).encode()
+        first = 4 + 4 * (len(samples) + 1) + len(described)
+        offsets = first + np.cumsum([0, *map(len, samples)])
+        head = struct.pack("<I", len(samples)) + offsets.astype("<u4").tobytes()
+        return head + described + b"".join(samples)
+
+    def write(self, path, texts):
+        data = self.shard([self.sample(i, text) for i, text in enumerate(texts)])
+        entry = {
+            "format": "mds",
+            "version": 2,
+            "samples": len(texts),
+            "hashes": [],
+            "raw_data": {"basename": path.name, "bytes": len(data), "hashes": {}},
+            "column_names": [name for name, _, _ in self.columns],
+            "column_encodings": [encoding for _, encoding, _ in self.columns],
+            "column_sizes": [size for _, _, size in self.columns],
+            **self.stored(path, data),
+        }
+        index = path.parent / "index.json"
+        listed = json.loads(index.read_text())["shards"] if index.exists() else []
+        others = [each for each in listed if each["raw_data"]["basename"] != path.name]
+        shards = sorted([*others, entry], key=lambda each: each["raw_data"]["basename"])
+        index.write_text(json.dumps({"version": 2, "shards": shards}))
+
+    def stored(self, path, data):
+        path.write_bytes(data)
+        return {"compression": None, "zip_data": None}
+
+    def config(self, folder):
+        return MdsSource(type="mds", path="", text="text", unit=600, shuffle=SHUFFLE)
+
+    def corrupt(self, path):
+        """Lead the offset of a sample out of the shard."""
+        data = bytearray(path.read_bytes())
+        struct.pack_into("<I", data, 4 * 8, 2**32 - 5)
+        path.write_bytes(data)
+
+    def truncate(self, path):
+        cut_end(path)
+
+
+class MdsTokens(MdsTexts):
+    """Arrays that say their own shape, in shards that zstd compressed."""
+
+    suffix = ".mds"
+    tokenizer = None
+    columns = (("tokens", "ndarray:uint16", None),)
+    without_files = r"IntegrityError: .*index.json: names part-0.mds, which is not there"
+
+    def sample(self, i, text):
+        (ids,) = tokens_of([text])
+        array = bytes([1 << 2 | 1]) + struct.pack("<H", len(ids)) + np.array(ids, "<u2").tobytes()
+        return struct.pack("<I", len(array)) + array
+
+    def stored(self, path, data):
+        path.with_suffix(".mds.zstd").write_bytes(
+            zstandard.ZstdCompressor(write_checksum=True).compress(data)
+        )
+        zipped = {"basename": f"{path.name}.zstd", "bytes": 0, "hashes": {}}
+        return {"compression": "zstd:3", "zip_data": zipped}
+
+    def shards(self, folder):
+        return sorted(folder.glob("part-*.zstd"))
+
+    def config(self, folder):
+        return MdsSource(type="mds", path="index.json", tokens="tokens", shuffle=SHUFFLE)
+
+    def corrupt(self, path):
+        overwrite_middle(path)
+
+
+class WebDatasetTexts:
+    """Samples of two members, by the library of Python."""
+
+    suffix = ".tar"
+    tokenizer = ByteTokenizer(type="bytes")
+    mode, form = "w", tarfile.USTAR_FORMAT
+
+    def members(self, i, text):
+        return {"cls": b"7", "txt": text.encode()}
+
+    def write(self, path, texts):
+        with tarfile.open(path, self.mode, format=self.form) as archive:
+            for i, text in enumerate(texts):
+                for extension, data in self.members(i, text).items():
+                    info = tarfile.TarInfo(f"{path.stem}/{self.name(i)}.{extension}")
+                    info.size = len(data)
+                    archive.addfile(info, io.BytesIO(data))
+
+    def name(self, i):
+        return f"{i:05}"
+
+    def config(self, folder):
+        return WebDatasetSource(type="webdataset", path="*.tar", unit=8_000, shuffle=SHUFFLE)
+
+    def corrupt(self, path):
+        """Alter a name, whose checksum tells."""
+        data = bytearray(path.read_bytes())
+        data[data.index(b"00020.cls")] ^= 1
+        path.write_bytes(data)
+
+    def truncate(self, path):
+        path.write_bytes(path.read_bytes().rstrip(b"\0")[:-1])
+
+
+class WebDatasetJson(WebDatasetTexts):
+    """Objects behind long names, compressed."""
+
+    suffix = ".tar.gz"
+    mode, form = "w:gz", tarfile.PAX_FORMAT
+
+    def members(self, i, text):
+        return {"JSON": orjson.dumps({"body": text, "n": i})}
+
+    def name(self, i):
+        return f"{'long' * 40}é{i:05}"
+
+    def config(self, folder):
+        return WebDatasetSource(
+            type="webdataset",
+            path="*.tar.gz",
+            text="json",
+            key="body",
+            shuffle=SHUFFLE,
+        )
+
+    def corrupt(self, path):
+        overwrite_middle(path)
+
+    def truncate(self, path):
+        cut_end(path)
+
+
+class WebDatasetGnu(WebDatasetTexts):
+    """Long names as GNU writes them."""
+
+    form = tarfile.GNU_FORMAT
+
+    def name(self, i):
+        return f"{'long' * 40}é{i:05}"
+
+
+KINDS = {
+    "parquet": ParquetTexts,
+    "parquet-tokens": ParquetTokens,
+    "jsonl": PlainLines,
+    "jsonl-zst": ZstdLines,
+    "jsonl-gz": GzipLines,
+    "text": TextFiles,
+    "arrow": ArrowTexts,
+    "arrow-tokens": ArrowTokens,
+    "arrow-dictionary": DictionaryTexts,
+    "arrow-saved": SavedToDisk,
+    "megatron": Megatron,
+    "megatron-int32": MegatronInt32,
+    "numpy": NumpyDocuments,
+    "numpy-flat": FlatDocuments,
+    "csv": CsvRows,
+    "csv-tabs": TabbedRows,
+    "mds": MdsTexts,
+    "mds-tokens": MdsTokens,
+    "webdataset": WebDatasetTexts,
+    "webdataset-gnu": WebDatasetGnu,
+    "webdataset-json": WebDatasetJson,
+}

@@ -1,0 +1,131 @@
+"""A layer, nodes that share its blocks on loopback, a registry by hand, and peers that misbehave."""
+
+import socket
+import threading
+from contextlib import contextmanager
+
+from snapshot.image.block.refs import block_refs
+from snapshot.image.block.store import BlockStore
+from snapshot.image.layer.index_cache import IndexCache
+from snapshot.image.layer.indexer import index_layer
+from snapshot.image.peer.node import PeerNode, PeerSettings
+from snapshot.oci.layout import OciLayout
+from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, zran_friendly
+
+__all__ = [
+    "BLOCKS",
+    "HandTier",
+    "fetched",
+    "free_addresses",
+    "nodes_of",
+    "peer_by_hand",
+    "peer_index",
+    "peer_refs",
+]
+
+TAR = a_tar(a_member("big", zran_friendly(10_000_000)))
+BLOCKS = [TAR[i : i + (1 << 20)] for i in range(0, len(TAR), 1 << 20)]
+"""Ten of 1 MiB or less, each a region of its own."""
+
+
+def peer_index(folder):
+    store = OciLayout.create(folder / "layout")
+    return index_layer(store, a_layer(store, TAR, "tar"), IndexCache(folder / "indexes"))
+
+
+def peer_refs(index, numbers=range(10)):
+    return list(block_refs(index, numbers))
+
+
+class HandTier:
+    """A tier by hand: what it has, whom it lets through, what it was asked."""
+
+    def __init__(self, has=range(99), gate=None, error=None):
+        self.has, self.gate, self.error = set(has), gate, error
+        self.asked, self.arrived = [], threading.Semaphore(0)
+
+    def fetch(self, index, blocks):
+        self.asked.append([ref.number for ref in blocks])
+        self.arrived.release()
+        if self.gate is not None:
+            assert self.gate.wait(20)
+        if self.error is not None:
+            raise self.error
+        found = {ref.digest: BLOCKS[ref.number] for ref in blocks if ref.number in self.has}
+        return found, sum(map(len, found.values()))
+
+    @property
+    def numbers(self):
+        return sorted(number for numbers in self.asked for number in numbers)
+
+
+def free_addresses(count):
+    """Return addresses of this machine that nobody listens at."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    for each in sockets:
+        each.close()
+    return addresses
+
+
+@contextmanager
+def nodes_of(folder, index, registry, addresses, *, up=None, **settings):
+    """Yield nodes by address, all before one registry; only those in ``up`` are there."""
+    nodes = {}
+    try:
+        for number, address in enumerate(addresses):
+            if up is None or address in up:
+                nodes[address] = PeerNode(
+                    PeerSettings(peers=addresses, serve=address, **settings),
+                    registry,
+                    BlockStore(folder / f"blocks{number}", 64 << 20),
+                    [index],
+                )
+        yield nodes
+    finally:
+        for node in nodes.values():
+            node.close()
+
+
+def fetched(node, index, refs):
+    """Ask a node's tiers in their order, as a loader does; return the blocks and bytes by tier."""
+    found, moved = {}, {}
+    for name, tier in node.tiers.items():
+        absent = [ref for ref in refs if ref.digest not in found]
+        if absent:
+            came, moved[name] = tier.fetch(index, absent)
+            found |= came
+    return found, moved
+
+
+@contextmanager
+def peer_by_hand(answer):
+    """Yield the address of a peer that hands each connection to ``answer``, and what it was sent."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(20)
+    sent, over = [], threading.Event()
+
+    def serve():
+        while not over.is_set():
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                connection.settimeout(20)
+                head = b""
+                while b"\r\n\r\n" not in head and (part := connection.recv(65536)):
+                    head += part
+                if head:
+                    sent.append(head)
+                    answer(connection, over)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield "{}:{}".format(*listener.getsockname()), sent
+    finally:
+        over.set()
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        listener.close()

@@ -1,0 +1,50 @@
+"""Ranks of a framework's job as processes of this environment, without its launcher."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["free_port", "run_ranks"]
+
+LIMIT_S = 240
+
+
+def free_port():
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_ranks(script, world_size, *arguments, env=None):
+    """Run a script of this folder as every rank of a job; fail with what the ranks said."""
+    shared = {
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+    }
+    line = [sys.executable, Path(__file__).with_name(script), *arguments]
+    ranks = [
+        subprocess.Popen(
+            line,
+            env={**os.environ, **shared, **(env or {}), "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        said = [process.communicate(timeout=LIMIT_S)[0] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in ranks] == [0] * world_size, "\n".join(said)
+    return said

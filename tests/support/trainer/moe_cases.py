@@ -1,0 +1,172 @@
+"""What a rank does in the tests of the parallel layer; ``ALONE`` does the same without peers."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+
+from omniload.batch.slices import slice_for_cp
+from tests.support.trainer.moe_builders import (
+    a_batch,
+    a_config,
+    a_microbatch,
+    an_optimizer,
+    documents_of,
+    rows_of,
+)
+from trainer_integration.checkpoint.checkpoints import Checkpoints
+from trainer_integration.checkpoint.place import StorePlace
+from trainer_integration.checkpoint.striped.place import open_striped
+from trainer_integration.checkpoint.striped_checkpoints import StripedCheckpoints
+from trainer_integration.checkpoint.tensors import tensors_of
+from trainer_integration.moe.inputs import ModelInputs
+from trainer_integration.moe.model import MoETransformer, is_of_experts
+from trainer_integration.moe.parallel.process_groups import ProcessGroups
+from trainer_integration.run.training import accumulate, train_step
+
+ALONE = ProcessGroups()
+
+
+def dp_place(groups):
+    return (
+        (0, 1) if groups.mesh is None else (groups.mesh.get_local_rank("dp"), groups.mesh.size(0))
+    )
+
+
+def model_of(groups, *, transport="a2a", dtype=torch.float64, **changes):
+    config = a_config(**({"init_std": 0.2, "num_kv_heads": 4} | changes))
+    return MoETransformer(config, peers=groups.sp, transport=transport).to(dtype)
+
+
+def batch_of(groups, step, rows, length=32):
+    """This rank's share of a step's rows."""
+    place, size = dp_place(groups)
+    microbatch = a_microbatch(rows[place::size], length)
+    labels = sum(len(document) - 1 for row in rows for document in row)
+    if groups.sp.size > 1:
+        microbatch = slice_for_cp(microbatch, groups.sp.rank, groups.sp.size)
+    return a_batch(step, [microbatch], loss_tokens=max(1, labels))
+
+
+def whole(groups, tensors):
+    """Return tensors by name, with the experts of all peers."""
+    found = {}
+    for name, tensor in tensors.items():
+        shared_out = groups.sp.size > 1 and is_of_experts(name)
+        held = tensor.detach()
+        found[name] = (groups.sp.gather(held, "test") if shared_out else held).numpy().copy()
+    return found
+
+
+def gradients(groups, *, rows=None, **changes):
+    """Return the gradients of a step's objective, and what the step added up to."""
+    model = model_of(groups, **changes)
+    optimizer = an_optimizer(model)
+    optimizer.clear()
+    rows = rows_of(0) if rows is None else rows
+    batch = batch_of(groups, 0, rows)
+    sums = accumulate(model, batch, batch.loss_tokens)
+    optimizer.sum_over(groups)
+    totals = sums.over(groups)
+    found = whole(groups, {name: p.grad for name, p in model.named_parameters()})
+    return found, totals, optimizer.norm()
+
+
+def losses(groups, *, steps=4, **changes):
+    """Train in float32; return the results of all steps."""
+    model = model_of(groups, dtype=torch.float32, **changes)
+    optimizer = an_optimizer(model, lr=1e-2)
+    return [
+        train_step(model, optimizer, batch_of(groups, step, rows_of(step)), groups)
+        for step in range(steps)
+    ]
+
+
+def traffic(groups, *, rows, length=32, dtype=torch.float32, **changes):
+    """Return the bytes that one forward and backward sent, and each layer's choices of this rank's tokens."""
+    model = model_of(groups, dtype=dtype, **changes)
+    inputs = ModelInputs.of(batch_of(groups, 0, rows, length).microbatches[0], groups.sp)
+    _, routings = model.hidden(inputs)
+    choices = [routing.experts_NK.tolist() for routing in routings]
+    groups.sp.traffic.clear()
+    output = model(inputs)
+    (output.token_loss + output.balance_loss).backward()
+    return dict(groups.sp.traffic), choices
+
+
+def leaks(groups, *, packings, **changes):
+    """Return, of every packing, which documents the outputs of its second one depend on, by this rank's tokens."""
+    model = model_of(groups, vocab_size=256, num_layers=2, **changes)
+    found = []
+    for lengths in packings:
+        ids = np.arange(sum(map(sum, lengths)), dtype=np.int32)
+        bounds = np.concatenate(([0], np.cumsum([n for row in lengths for n in row])))
+        documents = [ids[a:b] for a, b in itertools.pairwise(bounds)]
+        rows, at = [], 0
+        for row in lengths:
+            rows.append(documents[at : at + len(row)])
+            at += len(row)
+        inputs = ModelInputs.of(batch_of(groups, 0, rows).microbatches[0], groups.sp)
+        target = documents[len(documents) // 2]
+        mine = torch.isin(inputs.tokens_N, torch.from_numpy(target).long())
+        model.zero_grad()
+        hidden_ND = model.hidden(inputs)[0]
+        generator = torch.Generator().manual_seed(1)
+        weight_VD = torch.randn(256, hidden_ND.shape[1], generator=generator, dtype=hidden_ND.dtype)
+        (hidden_ND * mine.unsqueeze(1) * weight_VD[inputs.tokens_N]).sum().backward()
+        reached = groups.sp.summed(model.embedding_VD.grad.abs().sum(1)) > 0
+        found.append([bool(reached[torch.from_numpy(d).long()].any()) for d in documents])
+    return found
+
+
+def random_packings(number, *, seed=0):
+    """Rows of 32 tokens, two of them, filled with documents of any length."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(number):
+        rows = []
+        for _ in range(2):
+            row, room = [], int(rng.integers(20, 33))
+            while room:
+                row.append(int(rng.integers(1, min(room, 14) + 1)))
+                room -= row[-1]
+            rows.append(row)
+        found.append(rows)
+    return found
+
+
+def full_rows(number, length=32, *, seed=0):
+    return [
+        documents_of([length // 2, length // 4, length // 4], seed=seed + r) for r in range(number)
+    ]
+
+
+def trained(groups, *, steps, folder=None, load=None, save=None, striped=None, **changes):
+    """Train, from a checkpoint or from nothing; return losses and all that a checkpoint would hold."""
+    model = model_of(groups, dtype=torch.float32, **changes)
+    optimizer = an_optimizer(model, lr=1e-2)
+    checkpoints = _checkpoints(groups, model, folder, striped)
+    if load is not None:
+        with torch.no_grad():  # what is loaded must not have been there before
+            for parameter in model.parameters():
+                parameter.fill_(7.0)
+        assert checkpoints.load(model, optimizer.adamw, step=load).step == load
+    first = load or 0
+    results = [
+        train_step(model, optimizer, batch_of(groups, step, rows_of(step)), groups)
+        for step in range(first, first + steps)
+    ]
+    if save is not None:
+        checkpoints.save(save, model, optimizer.adamw, {"version": 1})
+    held = tensors_of(model, optimizer.adamw, groups)
+    full = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in held.items()}
+    return [r.loss for r in results], {n: t.detach().numpy().copy() for n, t in full.items()}
+
+
+def _checkpoints(groups, model, folder, striped):
+    identity = model.config.identity()
+    if striped is None:
+        return Checkpoints(Path(folder), identity, groups=groups)
+    return StripedCheckpoints(StorePlace(*open_striped(striped)), identity, groups=groups)

@@ -1,0 +1,106 @@
+"""Ranks of a process group that stay for many cases: ``with Ranks(4) as ranks: ranks.run(case, dp=2, sp=2, ...)``.
+
+A case is a function of a module that ranks import; it gets its ``ProcessGroups`` and keywords. Ranks beyond
+the mesh rest. A mesh is made anew where its shape changes, over a store on a port that the system chooses.
+"""
+
+import multiprocessing
+import traceback
+import warnings
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from trainer_integration.moe.parallel.process_groups import ProcessGroups
+
+ANSWER_S = 60
+
+
+class Ranks:
+    def __init__(self, num_ranks):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(
+            ["tests.support.trainer.moe_group", "tests.support.trainer.moe_builders"]
+        )
+        self._pipes, self._processes = [], []
+        for rank in range(num_ranks):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        self._shape = None
+
+    def run(self, case, *, dp=1, sp=1, **arguments):
+        """Return what ``case(groups, **arguments)`` returns on every rank of the mesh."""
+        pipes = self._pipes[: dp * sp]
+        if self._shape != (dp, sp):
+            if self._shape is not None:
+                for pipe in self._pipes[: self._shape[0] * self._shape[1]]:
+                    pipe.send(("leave",))
+                    self._answer(pipe)
+            self._shape = (dp, sp)
+            pipes[0].send(("host",))
+            port = self._answer(pipes[0])
+            for pipe in pipes:
+                pipe.send(("join", port, dp, sp))
+            for pipe in pipes:
+                self._answer(pipe)
+        for pipe in pipes:
+            pipe.send(("run", case, arguments))
+        return [self._answer(pipe) for pipe in pipes]
+
+    @staticmethod
+    def _answer(pipe):
+        assert pipe.poll(ANSWER_S), f"a rank did not answer within {ANSWER_S} s"
+        fault, answer = pipe.recv()
+        if fault is not None:
+            raise AssertionError(fault)
+        return answer
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+def _serve(rank, pipe):
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    here = {"rank": rank}
+    while True:
+        command, *rest = pipe.recv()
+        try:
+            pipe.send((None, _COMMANDS[command](here, *rest)))
+        except BaseException:  # noqa: BLE001 -- told to the test, whatever it is
+            pipe.send((traceback.format_exc(), None))
+
+
+def _host(here):
+    here["store"] = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return here["store"].port
+
+
+def _join(here, port, dp, sp):
+    store = here.pop("store", None) or dist.TCPStore("127.0.0.1", port)
+    dist.init_process_group(
+        "gloo", store=store, rank=here["rank"], world_size=dp * sp, timeout=timedelta(seconds=30)
+    )
+    here["groups"] = ProcessGroups.of(dp, sp)
+
+
+def _run(here, case, arguments):
+    return case(here["groups"], **arguments)
+
+
+def _leave(here):
+    del here["groups"]
+    dist.destroy_process_group()
+
+
+_COMMANDS = {"host": _host, "join": _join, "run": _run, "leave": _leave}

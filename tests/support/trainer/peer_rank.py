@@ -1,0 +1,66 @@
+"""One of several ranks that train on the same rows, without a data plane: the first gives, the others take.
+
+peer_rank.py RANK PORT PLAN     each line printed is JSON
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import torch.distributed as dist
+
+from omniload.base.errors import OmniloadError
+from trainer_integration.loader.torch_arrays import peers_of
+
+RANK, PORT, PLAN = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+LONG_S, SHORT_S = 60.0, 1.0
+
+
+def told(**what):
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def give(peers):
+    for step in range(6):
+        if PLAN == "late" and step == 3:
+            time.sleep(3 * SHORT_S)  # longer than the group's own limit
+        if PLAN == "killed" and step == 3:
+            store.wait(["taken"])  # the peer has met this rank, and waits for what never comes
+            os.kill(os.getpid(), signal.SIGKILL)
+        state = json.dumps({"step": step}).encode() if step % 2 else b""
+        peers.give("batch", step, state, np.full(step * 1000, step, np.uint8))
+
+
+def take(peers):
+    step = 0
+    while step < 6:
+        try:
+            kind, found, state, batch = peers.take(SHORT_S if PLAN == "late" else LONG_S)
+        except OmniloadError as error:
+            told(error=type(error).__name__, message=str(error))
+            if PLAN == "killed":
+                return
+            continue
+        told(kind=kind, step=found, state=state.decode(), tokens=[len(batch), int(batch.sum())])
+        if PLAN == "killed" and step == 0:
+            store.set("taken", "")
+        step += 1
+
+
+store = dist.TCPStore("127.0.0.1", PORT, 2, is_master=RANK == 0)
+dist.init_process_group("gloo", store=store, rank=RANK, world_size=2)
+if PLAN == "absent" and RANK == 1:
+    time.sleep(3 * SHORT_S)
+    sys.exit()
+try:
+    peers = peers_of([0, 1], RANK, "test", SHORT_S if PLAN != "killed" else LONG_S)
+except OmniloadError as error:
+    told(error=type(error).__name__, message=str(error))
+    sys.exit()
+(give if RANK == 0 else take)(peers)
+peers.close()
+dist.barrier()

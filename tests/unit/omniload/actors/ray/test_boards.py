@@ -1,0 +1,68 @@
+"""Heartbeats of other hosts: by this host's clock, and remembered where a host falls silent."""
+
+import pytest
+
+pytest.importorskip("ray")
+from omniload.actors.ray.hosts import boards
+from omniload.actors.ray.hosts.boards import HostsBoard
+from omniload.machine.progress import Progress, Task
+
+
+class FakeRay:
+    """Roles that answer, until their host falls silent."""
+
+    def __init__(self, answers):
+        self.answers = answers
+
+    def get_actor(self, name):
+        if name not in self.answers:
+            raise ValueError(name)
+        role = type("Role", (), {})()
+        role.heartbeats = type("Method", (), {"remote": lambda _: self.answers[name]})()
+        return role
+
+    def wait(self, asked, *, num_returns, timeout):
+        assert num_returns == len(asked)
+        assert timeout <= 1
+        return [answer for answer in asked if answer is not None], []
+
+    def get(self, answer):
+        return answer
+
+
+class Here:
+    def read(self):
+        return {"rank dp=1": a_role("rank dp=1", 50.0)}
+
+
+def a_role(name, beat_s):
+    return Progress(
+        name=name, pid=7, beat_s=beat_s, tasks=(Task(doing="waits", since_s=beat_s - 3),)
+    )
+
+
+@pytest.fixture
+def away(monkeypatch):
+    """Another host, whose clock is 1000 seconds behind ours, which shows 50."""
+    fake = FakeRay({"loader-0": (-950.0, [a_role("planner", -951.0).to_json()])})
+    monkeypatch.setattr(boards, "ray", fake)
+    monkeypatch.setattr(boards.time, "monotonic", lambda: 50.0)
+    return fake
+
+
+def test_roles_of_another_host_are_read_by_this_hosts_clock(away):
+    board = HostsBoard(Here(), {"A": ("planner", "loader-0")})
+
+    found = board.read()
+
+    assert sorted(found) == ["planner", "rank dp=1"]
+    assert found["planner"].beat_s == pytest.approx(49.0)
+    assert found["planner"].tasks[0].since_s == pytest.approx(46.0)
+
+
+def test_a_host_that_falls_silent_keeps_its_last_heartbeats_which_grow_old(away):
+    board = HostsBoard(Here(), {"A": ("loader-0",)})
+    before = board.read()["planner"]
+    away.answers["loader-0"] = None
+
+    assert board.read()["planner"] == before

@@ -1,0 +1,34 @@
+"""Where data constructors go: beside their ranks, and every rank has one."""
+
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("ray")
+from omniload.actors.plane import PlaneSpec
+from omniload.actors.ray.layout import constructors_by_host
+from omniload.plan.place_tree import ClientPlaceTree
+from tests.support.plane.builders import a_mix
+
+
+@pytest.mark.parametrize(
+    ("host_of_R", "asked", "expected"),
+    [
+        ("AABB", 0, {"A": 1, "B": 1}),
+        ("A" * 16 + "B" * 8, 0, {"A": 2, "B": 1}),
+        ("AAB", 2, {"A": 1, "B": 1}),
+        ("AB", 8, {"A": 1, "B": 1}),
+        ("ABAB", 4, {"A": 2, "B": 2}),
+    ],
+)
+def test_every_host_has_constructors_for_its_own_ranks_alone(tmp_path, host_of_R, asked, expected):
+    mix = a_mix()
+    mix = mix.model_copy(update={"runtime": mix.runtime.model_copy(update={"constructors": asked})})
+    spec = PlaneSpec(mix=mix, base_dir=tmp_path, tree=ClientPlaceTree.of(dp=len(host_of_R)))
+
+    found = constructors_by_host(spec, list(host_of_R))
+
+    assert Counter(host for host, _ in found.values()) == expected
+    assert sorted(r for _, ranks in found.values() for r in ranks) == list(range(len(host_of_R)))
+    assert all(host_of_R[r] == host for host, ranks in found.values() for r in ranks)
+    assert list(found) == [f"constructor-{i}" for i in range(len(found))]

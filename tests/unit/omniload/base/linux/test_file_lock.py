@@ -1,0 +1,52 @@
+"""Who may hold a file or a folder beside whom, and what is left of it."""
+
+import os
+
+import pytest
+
+from omniload.base.linux.file_lock import FileLock, locked
+
+
+@pytest.mark.parametrize(("shared", "is_free"), [(True, True), (False, False)])
+def test_those_that_share_are_let_in_beside_each_other(tmp_path, shared, is_free):
+    with locked(tmp_path / "lock", shared=True):
+        if is_free:
+            with locked(tmp_path / "lock", shared=shared, waits=False):
+                pass
+        else:
+            with pytest.raises(BlockingIOError), locked(tmp_path / "lock", waits=False):
+                pass
+
+
+def test_a_folder_is_held_alone_and_free_again_after_an_error(tmp_path):
+    def fail():
+        with locked(tmp_path):
+            with pytest.raises(BlockingIOError), locked(tmp_path, shared=True, waits=False):
+                pass
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+
+    with locked(tmp_path, waits=False):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_holder_may_write_where_it_asked_for_that(tmp_path):
+    with locked(tmp_path / "lock", writable=True) as file:
+        os.pwrite(file, b"12", 0)
+
+    with locked(tmp_path / "lock") as file, pytest.raises(OSError, match="Bad file descriptor"):
+        os.pwrite(file, b"3", 0)
+    assert (tmp_path / "lock").read_bytes() == b"12"
+
+
+def test_a_file_is_held_by_one_who_is_named_until_he_lets_go(tmp_path):
+    held = FileLock(tmp_path / "lock")
+    with pytest.raises(BlockingIOError, match=f"process {os.getpid()} on "):
+        FileLock(tmp_path / "lock")
+
+    held.close()
+
+    FileLock(tmp_path / "lock").close()

@@ -1,0 +1,152 @@
+"""One rank fetches and its peers follow: batches, states, failures and the end, over a queue in the place of ranks."""
+
+import json
+from collections import deque
+
+import numpy as np
+import pytest
+
+from omniload.base.errors import StateError, UnavailableError
+from omniload.batch.microbatch import Batch
+from omniload.client import Client
+from omniload.front.peers import FetchingHandle, FollowingHandle
+from tests.support.plane.builders import a_microbatch
+
+
+def some_rows():
+    """Two rows of 8: one full, one of two pieces and padding."""
+    return a_microbatch([[(0, 0, 0, 0, 8, 8)], [(1, 4, 0, 0, 3, 3), (0, 1, 0, 2, 4, 6)]], length=8)
+
+
+class Wire:
+    """Ends of one broadcast in this process."""
+
+    fetching_rank = 4
+
+    def __init__(self):
+        self.sent = deque()
+        self.closed = False
+
+    def give(self, kind, step, state, batch):
+        self.sent.append((kind, step, state, batch))
+
+    def take(self, timeout_s):
+        if not self.sent:
+            raise UnavailableError(f"nothing came in {timeout_s:g} s")
+        return self.sent.popleft()
+
+    def close(self):
+        self.closed = True
+
+
+class Fetched:
+    """A rank's handle of a plane with steps 3 and 4, which may fail."""
+
+    first_step = 3
+
+    def __init__(self):
+        self.told, self.failure, self.closed = [], None, False
+
+    def take(self, step, timeout_s=None):
+        if self.failure is not None:
+            raise self.failure
+        if step > 4:
+            return None
+        return Batch(
+            step=step, microbatches=(some_rows(),), loss_tokens=1, imbalance=1.0, bound=1.0
+        )
+
+    def taken(self, step):
+        self.told.append(step)
+
+    def state_at(self, step):
+        return {"step": step}
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def pair():
+    """A fetching client and a following one."""
+    wire, plane = Wire(), Fetched()
+    fetching = Client(FetchingHandle(plane, wire))
+    return fetching, Client(FollowingHandle(wire, 1.0, 2.0)), plane, wire
+
+
+def test_a_peer_has_the_batches_and_states_of_the_rank_that_fetches_and_the_end(pair):
+    fetching, following, plane, _ = pair
+    assert following.next_step == 3
+    assert following.state_dict() == fetching.state_dict() == {"step": 3}
+
+    for step in (3, 4):
+        mine, theirs = fetching.next_batch(), following.next_batch()
+        assert (theirs.step, mine.step) == (step, step)
+        np.testing.assert_array_equal(
+            theirs.microbatches[0].tokens_RT, mine.microbatches[0].tokens_RT
+        )
+        assert following.state_dict() == fetching.state_dict() == {"step": step + 1}
+
+    assert fetching.next_batch() is None
+    assert following.next_batch() is None
+    assert following.next_batch() is None
+    assert following.state_dict() == {"step": 5}
+    assert plane.told == [3, 4]
+
+
+def test_a_failure_of_the_plane_is_raised_by_every_peer_with_the_rank_it_came_by(pair):
+    fetching, following, plane, _ = pair
+    plane.failure = StateError("source 'web' has gone")
+
+    with pytest.raises(StateError, match="web"):
+        fetching.next_batch()
+    with pytest.raises(StateError, match="rank 4: source 'web' has gone"):
+        following.next_batch()
+
+    plane.failure = None
+    assert fetching.next_batch().step == following.next_batch().step == 3
+
+
+def test_a_wait_that_was_given_up_may_be_taken_up_again(pair):
+    fetching, following, _, _ = pair
+    with pytest.raises(UnavailableError, match=r"0\.5 s"):
+        following.next_batch(0.5)
+
+    fetching.next_batch()
+
+    assert following.next_batch().step == 3
+
+
+def test_a_peer_is_told_when_the_rank_that_fetches_has_closed(pair):
+    fetching, following, plane, wire = pair
+    fetching.close()
+
+    assert (plane.closed, wire.closed) == (True, True)
+    with pytest.raises(StateError, match="rank 4, which fetches for this one, has closed"):
+        following.next_batch()
+
+
+def test_a_peer_that_missed_a_batch_is_told_and_not_handed_another(pair):
+    fetching, following, _, wire = pair
+    fetching.next_batch()
+    wire.sent.clear()
+    fetching.next_batch()
+
+    with pytest.raises(StateError, match=r"asks for step 3, and rank 4, .* handed on step 4"):
+        following.next_batch()
+
+
+def test_a_state_that_is_not_at_hand_is_refused():
+    wire = Wire()
+    FetchingHandle(Fetched(), wire)
+
+    with pytest.raises(StateError, match="before step 9 is not at hand, the one before step 3 is"):
+        FollowingHandle(wire, 1.0, 2.0).state_at(9)
+
+
+def test_ranks_that_open_differently_are_told():
+    wire = Wire()
+    wire.give("batch", 3, json.dumps({}).encode(), np.empty(0, np.uint8))
+
+    with pytest.raises(StateError, match="sent 'batch' where hello was to come"):
+        FollowingHandle(wire, 1.0, 2.0)

@@ -1,0 +1,180 @@
+"""The Roster machine: whoever is lost is ended first, then replaced; and the roster gives up in time."""
+
+import pytest
+
+from omniload.machine.progress import Progress
+from omniload.machine.roster import (
+    EndMember,
+    GiveUp,
+    HandOver,
+    Member,
+    MemberEnded,
+    MemberReady,
+    MembersSeen,
+    RoleStuck,
+    Roster,
+    StartMember,
+    StepsReleased,
+)
+
+ROLE = "loader-0"
+FIRST, SECOND, THIRD = (Member(ROLE, number) for number in range(3))
+
+
+def a_roster(shadows=0, *ready):
+    roster = Roster(roles={ROLE: shadows})
+    roster.begin()
+    for member in ready:
+        roster.handle(MemberReady(member))
+    return roster
+
+
+def looks(roster, *, seconds, beat=None, stopped=(), from_s=100.0, every_s=0.25):
+    """Look at the first member so often; ``beat`` says when its heartbeat was by then."""
+    found = []
+    for i in range(int(seconds / every_s) + 1):
+        now_s = from_s + i * every_s
+        beat_s = now_s if beat is None else beat
+        progress = Progress(name=FIRST.name, pid=7, beat_s=beat_s, tasks=())
+        found += roster.handle(
+            MembersSeen(now_s=now_s, beats={FIRST.name: progress}, stopped=frozenset(stopped))
+        )
+    return found
+
+
+def test_members_are_named_after_their_role_and_their_life():
+    assert [member.name for member in (FIRST, SECOND)] == ["loader-0", "loader-0+1"]
+
+
+def test_as_many_shadows_are_started_as_are_wanted():
+    assert Roster(roles={ROLE: 2}).begin() == (StartMember(SECOND), StartMember(THIRD))
+    assert Roster(roles={ROLE: 0}).begin() == ()
+
+
+def test_a_shadow_takes_over_after_the_lost_one_was_ended_and_another_starts_behind_it():
+    roster = a_roster(1, SECOND)
+
+    assert roster.handle(MemberEnded(FIRST, "killed")) == (
+        EndMember(FIRST, "killed"),
+        HandOver(SECOND),
+        StartMember(THIRD),
+    )
+    assert roster.holder_of(ROLE) == SECOND
+
+
+def test_without_a_shadow_the_role_is_handed_over_once_another_member_is_ready():
+    roster = a_roster()
+
+    assert roster.handle(MemberEnded(FIRST, "killed")) == (
+        EndMember(FIRST, "killed"),
+        StartMember(SECOND),
+    )
+    assert roster.holder_of(ROLE) is None
+    assert roster.handle(MemberReady(SECOND)) == (HandOver(SECOND),)
+
+
+def test_a_shadow_that_is_still_starting_takes_over_as_soon_as_it_is_ready():
+    roster = a_roster(1)
+
+    assert roster.handle(MemberEnded(FIRST, "killed")) == (
+        EndMember(FIRST, "killed"),
+        StartMember(THIRD),
+    )
+    assert roster.handle(MemberReady(SECOND)) == (HandOver(SECOND),)
+    assert roster.handle(MemberReady(THIRD)) == ()
+
+
+def test_it_is_whole_once_every_role_is_held_and_every_shadow_stands_by():
+    assert a_roster().is_whole()
+    roster = a_roster(1)
+    assert not roster.is_whole()
+    roster.handle(MemberReady(SECOND))
+    assert roster.is_whole()
+    roster.handle(MemberEnded(FIRST, "killed"))
+    assert not roster.is_whole()
+
+
+def test_a_lost_shadow_is_replaced_and_nobody_is_told_of_it():
+    roster = a_roster(1, SECOND)
+
+    assert roster.handle(MemberEnded(SECOND, "killed")) == (
+        EndMember(SECOND, "killed"),
+        StartMember(THIRD),
+    )
+    assert roster.holder_of(ROLE) == FIRST
+
+
+def test_the_end_of_a_member_that_was_replaced_is_old_news():
+    roster = a_roster(1, SECOND)
+    roster.handle(MemberEnded(FIRST, "stopped"))
+
+    assert roster.handle(MemberEnded(FIRST, "killed by the roster")) == ()
+    assert roster.handle(MemberReady(FIRST)) == ()
+
+
+def test_a_role_whose_holder_is_stuck_is_handed_over():
+    roster = a_roster(1, SECOND)
+
+    commands = roster.handle(RoleStuck(ROLE, "reads for 40 s"))
+
+    assert commands[:2] == (EndMember(FIRST, "reads for 40 s"), HandOver(SECOND))
+
+
+def test_a_stopped_process_is_replaced_within_a_second():
+    assert looks(a_roster(), seconds=0.25, stopped=[FIRST.name]) == []
+    assert looks(a_roster(), seconds=1.0, stopped=[FIRST.name]) == [
+        EndMember(FIRST, "process 7 is stopped"),
+        StartMember(SECOND),
+    ]
+
+
+def test_a_member_without_heartbeats_is_replaced_and_one_with_them_is_not():
+    assert looks(a_roster(), seconds=60) == []
+    assert looks(a_roster(), seconds=9, beat=1.0) == []
+    ended, _ = looks(a_roster(), seconds=11, beat=1.0)
+    assert ended == EndMember(FIRST, "process 7 gave no heartbeat for 10 s")
+
+
+def test_time_in_which_the_roster_itself_did_not_run_says_nothing_of_others():
+    assert looks(a_roster(), seconds=3600, beat=1.0, every_s=30.0) == []
+    assert looks(a_roster(), seconds=3600, stopped=[FIRST.name], every_s=30.0) == []
+
+
+def test_a_process_that_goes_on_in_time_is_left_alone():
+    roster = a_roster()
+    looks(roster, seconds=0.25, stopped=[FIRST.name])
+    looks(roster, seconds=0.25, from_s=100.5)
+
+    assert looks(roster, seconds=0.25, from_s=101.0, stopped=[FIRST.name]) == []
+
+
+def lose_holder(roster):
+    """Lose the holder of a role without shadows; make the next one ready, where there is one."""
+    commands = roster.handle(MemberEnded(roster.holder_of(ROLE), "killed"))
+    for command in commands:
+        if isinstance(command, StartMember):
+            roster.handle(MemberReady(command.member))
+    return commands[-1]
+
+
+def test_it_gives_up_where_members_are_lost_and_no_step_is_taken():
+    roster = a_roster()
+
+    last = [lose_holder(roster) for _ in range(6)][-1]
+
+    assert isinstance(last, GiveUp)
+    assert "loader-0 was lost 6 times while no step was taken, the last time: killed" in last.why
+    assert roster.handle(MemberReady(SECOND)) == ()
+
+
+@pytest.mark.parametrize(("steps", "gives_up"), [((1, 2, 3), False), ((1, 1, 1), True)])
+def test_losses_count_anew_with_every_step_that_is_taken(steps, gives_up):
+    roster = a_roster()
+
+    found = []
+    for step in steps:
+        if not any(isinstance(command, GiveUp) for command in found):
+            found += [lose_holder(roster) for _ in range(3)]
+            roster.handle(StepsReleased(step))
+
+    assert any(isinstance(command, GiveUp) for command in found) == gives_up

@@ -1,0 +1,54 @@
+"""What a look at a plane shows of each role: its task, its age, and how fast its figures grow."""
+
+import pytest
+
+from omniload.machine.progress import Progress, Task
+from omniload.machine.status import status_of
+
+
+def a_role(name="loader-0", *, pid=7, beat_s=100.0, tasks=(), calls=(), **figures):
+    return Progress(name=name, pid=pid, beat_s=beat_s, tasks=tasks, calls=calls, figures=figures)
+
+
+def test_a_call_to_a_store_says_more_than_the_task_around_it():
+    task = Task(doing="reads source web", since_s=90.0, waits_for=("planner",))
+    call = Task(doing="reads /data/3", since_s=97.0)
+
+    (status,) = status_of({"loader-0": a_role(tasks=(task,), calls=(call,))}, {}, 101.0)
+
+    assert (status.state, status.task_s, status.age_s) == ("reads /data/3", 4.0, 1.0)
+    assert status.waits_for == ("planner",)
+
+
+def test_a_role_that_is_not_heard_of_is_stopped_and_one_without_a_task_idle():
+    found = status_of({"b": a_role("b", beat_s=90.0), "a": a_role("a")}, {}, 100.0)
+
+    assert [(status.name, status.state) for status in found] == [("a", "idle"), ("b", "stopped")]
+
+
+def test_what_only_grows_has_a_rate_between_two_heartbeats():
+    before = {"loader-0": a_role(beat_s=98.0, read_bytes_total=100.0, held_bytes=5.0)}
+    now = {"loader-0": a_role(beat_s=100.0, read_bytes_total=700.0, held_bytes=9.0)}
+
+    (status,) = status_of(now, before, 100.0)
+
+    assert status.rates == {"read_bytes_total": 300.0}
+    assert status.figures == {"read_bytes_total": 700.0, "held_bytes": 9.0}
+
+
+@pytest.mark.parametrize("changed", [{"pid": 8}, {"beat_s": 100.0}])
+def test_another_process_or_the_same_heartbeat_has_no_rate(changed):
+    before = a_role(**{"beat_s": 98.0, "read_bytes_total": 100.0} | changed)
+
+    (status,) = status_of({"loader-0": a_role(read_bytes_total=700.0)}, {"loader-0": before}, 100.0)
+
+    assert status.rates == {}
+
+
+def test_figures_travel_with_the_heartbeat_and_older_ones_have_none():
+    role = a_role(read_bytes_total=3.0)
+    stored = role.to_json()
+
+    assert Progress.from_json(stored) == role
+    del stored["figures"]
+    assert Progress.from_json(stored).figures == {}

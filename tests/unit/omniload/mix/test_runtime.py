@@ -1,0 +1,20 @@
+"""Settings of the runtime that do not go together."""
+
+import pytest
+from pydantic import ValidationError
+
+from omniload.mix.runtime import RuntimeConfig
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"kind": "local", "address": "auto"}, "runtime.kind is local; use kind: ray"),
+        ({"address": "auto", "bind": "eth0"}, "leave out bind and ports"),
+        ({"address": "auto", "ports": "20000-20099"}, "leave out bind and ports"),
+        ({"ports": "20000"}, "no range of ports"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings, why):
+    with pytest.raises(ValidationError, match=why):
+        RuntimeConfig.model_validate(settings)

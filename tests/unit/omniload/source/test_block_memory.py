@@ -1,0 +1,152 @@
+"""Decoded blocks within a budget: what is over it lies in files, and reads the same."""
+
+import gc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omniload.base.errors import UnavailableError
+from omniload.base.ragged import Ragged
+from omniload.source.block_memory import BlockMemory
+
+KIB = 1024
+
+
+def a_column(*lengths, dtype=np.int32, first=0):
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+    return Ragged(values_V=np.arange(first, first + offsets[-1]).astype(dtype), offsets=offsets)
+
+
+def a_block(memory, *units):
+    with memory.writing() as writer:
+        for unit in units:
+            writer.append(unit)
+        return memory.hold(writer.finish())
+
+
+def of_kib(kib, first=0):
+    """A unit of one record of so many KiB of token ids."""
+    return {"tokens": a_column(kib * 256, first=first)}
+
+
+def rows_of(block, *rows, name="tokens"):
+    found = block.take(np.array(rows))[name]
+    return [found[i].tolist() for i in range(len(found))]
+
+
+@pytest.mark.parametrize("limit", [None, 1])
+def test_records_of_all_units_are_taken_in_the_order_asked_for(limit, tmp_path):
+    units = [{"tokens": a_column(2, 0, 1)}, {"tokens": a_column(3, first=7)}]
+
+    block = a_block(BlockMemory(limit, tmp_path), *units)
+
+    assert rows_of(block, 3, 0, 1, 2, 0) == [[7, 8, 9], [0, 1], [], [2], [0, 1]]
+    assert block.lengths_R("tokens").tolist() == [2, 0, 1, 3]
+
+
+@pytest.mark.parametrize("limit", [None, 1])
+def test_columns_keep_their_types_and_names(limit, tmp_path):
+    unit = {"tokens": a_column(2, 1), "loss_mask": a_column(2, 1, dtype=np.uint8, first=4)}
+
+    block = a_block(BlockMemory(limit, tmp_path), unit)
+
+    taken = block.take(np.array([1, 0]))
+    assert {name: column.values_V.dtype for name, column in taken.items()} == {
+        "tokens": np.int32,
+        "loss_mask": np.uint8,
+    }
+    assert rows_of(block, 1, 0, name="loss_mask") == [[6], [4, 5]]
+
+
+def test_records_without_any_value_are_written_and_read(tmp_path):
+    block = a_block(BlockMemory(1, tmp_path), {"tokens": a_column(0, 0)})
+
+    assert rows_of(block, 1, 0) == [[], []]
+
+
+def test_a_block_that_fits_stays_in_memory(tmp_path):
+    block = a_block(BlockMemory(300 * KIB, tmp_path), of_kib(20))
+
+    assert block.is_in_memory
+
+
+def test_the_block_that_is_over_the_limit_goes_to_a_file_and_the_first_stays(tmp_path):
+    memory = BlockMemory(100 * KIB, tmp_path)
+    first = a_block(memory, of_kib(20))
+
+    second = a_block(memory, of_kib(90))
+
+    assert (first.is_in_memory, second.is_in_memory) == (True, False)
+    assert rows_of(second, 0) == [list(range(90 * 256))]
+
+
+def test_a_block_goes_to_a_file_from_the_unit_on_that_is_too_much(tmp_path):
+    memory = BlockMemory(50 * KIB, tmp_path)
+
+    block = a_block(memory, of_kib(30), of_kib(30, first=9), of_kib(1, first=5))
+
+    assert not block.is_in_memory
+    assert [row[0] for row in rows_of(block, 2, 1, 0)] == [5, 9, 0]
+    assert memory.used_bytes < 50 * KIB + 3 * 30 * KIB
+
+
+def test_the_oldest_block_leaves_when_samples_read_ahead_need_the_room(tmp_path):
+    memory = BlockMemory(1000 * KIB, tmp_path)
+    old, young = a_block(memory, of_kib(100)), a_block(memory, of_kib(100, first=3))
+    before = rows_of(old, 0)
+
+    memory.set_others(850 * KIB)
+
+    assert (old.is_in_memory, young.is_in_memory) == (False, True)
+    assert rows_of(old, 0) == before
+
+
+def test_what_a_block_took_is_free_once_nobody_holds_it(tmp_path):
+    memory = BlockMemory(400 * KIB, tmp_path)
+    first = a_block(memory, of_kib(90))
+    assert not memory.has_room(320 * KIB)
+
+    del first
+    gc.collect()
+
+    assert memory.used_bytes == 0
+    assert a_block(memory, of_kib(90)).is_in_memory
+
+
+def test_files_of_blocks_have_no_name(tmp_path):
+    block = a_block(BlockMemory(1, tmp_path), of_kib(20))
+
+    assert not block.is_in_memory
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_takes_no_block_is_told_with_the_remedy(tmp_path):
+    with pytest.raises(UnavailableError, match=r"gone: a decoded block .*loader\.spill"):
+        a_block(BlockMemory(1, tmp_path / "gone"), of_kib(20))
+
+
+def test_a_full_disk_is_told_with_the_remedy(monkeypatch):
+    full = Path("/dev/full")
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: full.open("wb", buffering=0))
+
+    with pytest.raises(UnavailableError, match="No space left on device"):
+        a_block(BlockMemory(1), of_kib(1))
+
+
+def test_a_second_decoding_waits_while_the_first_needs_the_room(tmp_path):
+    memory = BlockMemory(200 * KIB, tmp_path)
+    a_block(memory, of_kib(60))  # a decoding is thought to take thrice that
+    assert memory.may_decode()
+
+    with memory.writing():
+        assert not memory.may_decode()
+    assert memory.may_decode()
+
+
+def test_without_a_limit_decodings_go_on_together():
+    memory = BlockMemory()
+    a_block(memory, of_kib(60))
+
+    with memory.writing():
+        assert memory.may_decode()

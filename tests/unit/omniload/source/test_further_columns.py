@@ -1,0 +1,135 @@
+"""Masks and scores of table sources: read beside the tokens, checked against them, left out when unused."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.mix.columns import LOSS_SPANS
+from omniload.mix.config import BatchConfig, ByteTokenizer, OnError
+from omniload.mix.sources import ArrowSource, ParquetSource
+from omniload.source.source import open_source
+
+TOKENS = [[7, 8, 9], [1], [], [4, 5], [6, 6, 6, 6]]
+MASKS = [[0, 1, 1], [1], [], [0, 0], [1, 0, 1, 1]]
+SCORES = [0.5, 1.0, 0.0, -2.0, 3.0]
+BOTH = {"loss_mask": "mask", "scores": "reward"}
+
+
+def written(folder, kind, **columns):
+    table = pa.table({"ids": TOKENS, "mask": MASKS, "reward": SCORES} | columns)
+    if kind == "parquet":
+        pq.write_table(table, folder / "a.parquet", row_group_size=2)
+        return ParquetSource(type="parquet", path="a.parquet", tokens="ids", columns=BOTH)
+    with (
+        pa.OSFile(str(folder / "a.arrow"), "wb") as out,
+        pa.ipc.new_file(out, table.schema) as writer,
+    ):
+        writer.write_table(table, max_chunksize=2)
+    return ArrowSource(type="arrow", path="a.arrow", tokens="ids", columns=BOTH)
+
+
+def opened(folder, config, tokenizer=None):
+    return open_source("web", config, seed=3, tokenizer=tokenizer, base_dir=folder)
+
+
+def by_tokens(block):
+    return {
+        tuple(block.tokens[i].tolist()): (
+            block.others["loss_mask"][i].astype(int).tolist(),
+            block.others["scores"][i].tolist(),
+        )
+        for i in range(len(block.tokens))
+    }
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_every_sample_has_its_own_mask_and_scores_however_it_is_read(tmp_path, kind):
+    source = opened(tmp_path, written(tmp_path, kind))
+    wanted = {tuple(t): (m, [s]) for t, m, s in zip(TOKENS, MASKS, SCORES, strict=True) if t}
+
+    whole = source.read(0, 10)
+
+    assert by_tokens(whole) == wanted
+    assert len(whole.table) == 8
+    for start in range(9):
+        assert by_tokens(source.read(start, start + 1)).items() <= wanted.items()
+    spans = whole.table.metadata[LOSS_SPANS]
+    at = whole.tokens.lengths_N.tolist().index(4)
+    assert spans[at].tolist() == [0, 1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("columns", "fault"),
+    [
+        ({"mask": [[0, 1], [1], [], [0, 0], [1, 0, 1, 1]]}, "2 values for 3 tokens"),
+        ({"mask": [None, [1], [], [0, 0], [1, 0, 1, 1]]}, "loss_mask is null"),
+        ({"mask": [[0, 1, 2], [1], [], [0, 0], [1, 0, 1, 1]]}, "holds 2, not 0 or 1"),
+        ({"reward": [None, 1.0, 0.0, 0.0, 0.0]}, "scores is null"),
+    ],
+)
+def test_a_column_that_does_not_fit_is_told_with_its_row(tmp_path, columns, fault):
+    source = opened(tmp_path, written(tmp_path, "parquet", **columns))
+
+    with pytest.raises(IntegrityError, match=fault):
+        source.read(0, 5)
+
+
+def test_a_record_with_another_mask_is_skipped_where_the_policy_says_so(tmp_path):
+    config = written(tmp_path, "parquet", mask=[[0, 1], [1], [], [0, 0], [1, 0, 1, 1]])
+    source = opened(tmp_path, config.model_copy(update={"on_error": OnError(policy="skip")}))
+
+    block = source.read(0, 5)
+
+    assert block.skipped == 1
+    assert (7, 8, 9) not in by_tokens(block)
+
+
+@pytest.mark.parametrize(
+    ("columns", "fault"),
+    [
+        ({"mask": ["a"] * 5}, "not a list of 0 and 1"),
+        ({"reward": ["a"] * 5}, "not a number"),
+    ],
+)
+def test_a_column_of_another_type_is_refused(tmp_path, columns, fault):
+    with pytest.raises(ConfigError, match=fault):
+        opened(tmp_path, written(tmp_path, "parquet", **columns))
+
+
+def test_a_missing_column_is_refused_with_what_there_is(tmp_path):
+    config = written(tmp_path, "arrow").model_copy(update={"columns": {"scores": "absent"}})
+
+    with pytest.raises(
+        ConfigError,
+        match=r"no single column 'absent' for columns\.scores; it has ids, mask, reward",
+    ):
+        opened(tmp_path, config)
+
+
+def test_a_column_that_no_batch_uses_is_not_read(tmp_path):
+    used = BatchConfig(tokens=64, micro_tokens=64).columns_used
+    config = written(tmp_path, "parquet").using(used)
+
+    block = opened(tmp_path, config).read(0, 5)
+
+    assert set(config.columns) == set(block.others) == {"loss_mask"}
+
+
+def test_text_takes_scores_and_no_mask(tmp_path):
+    written(tmp_path, "parquet", text=["ab", "", "c", "de", "f"])
+    config = ParquetSource(
+        type="parquet", path="a.parquet", text="text", columns={"scores": "reward"}
+    )
+
+    block = opened(tmp_path, config, ByteTokenizer(type="bytes")).read(0, 5)
+
+    scores = {
+        bytes(block.tokens[i][:-1].astype(np.uint8)): block.others["scores"][i][0] for i in range(4)
+    }
+    assert scores == {b"ab": 0.5, b"c": 0.0, b"de": -2.0, b"f": 3.0}
+    with pytest.raises(
+        ValueError, match="loss_mask has a value for each token and the source holds text"
+    ):
+        ParquetSource(type="parquet", path="a.parquet", text="text", columns={"loss_mask": "mask"})

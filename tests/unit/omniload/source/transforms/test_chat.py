@@ -1,0 +1,277 @@
+"""Conversations to tokens and masks: what the assistant says is trained on, the rest is read."""
+
+import json
+import sys
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.mix.columns import LOSS_SPANS
+from omniload.mix.config import BpeTokenizer, ByteTokenizer
+from omniload.mix.schema.transforms import ChatTransform, ClampTransform, FilterTransform
+from omniload.mix.sources import JsonlSource, OnError, ParquetSource
+from omniload.source.source import open_source
+from omniload.source.tokenize import open_tokenizer
+from tests.support.chats import CHATML, MARKED, conversations, write_model
+
+BPE = BpeTokenizer(type="bpe", path="model")
+CHAT = ChatTransform(type="chat")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    for name, template in (("plain", CHATML), ("marked", MARKED)):
+        write_model(folder / name / "model", template)
+    return folder
+
+
+def a_source(folder, records, *, tokenizer=BPE, transforms=(CHAT,), policy="raise"):
+    lines = b"".join(orjson.dumps({"messages": record}) + b"\n" for record in records)
+    (folder / "chat.jsonl").write_bytes(lines)
+    config = JsonlSource(
+        type="jsonl",
+        path="chat.jsonl",
+        text="messages",
+        transforms=transforms,
+        on_error=OnError(policy=policy),
+        shuffle={"method": "none"},
+    )
+    return open_source("sft", config, seed=1, tokenizer=tokenizer, base_dir=folder)
+
+
+def library_in(folder):
+    return Tokenizer.from_file(str(folder / "model/tokenizer.json"))
+
+
+def trained_on(source, tokenizer, count):
+    """Return the text of each sample that is trained on, special tokens too."""
+    block = source.read(0, count)
+    return [
+        tokenizer.decode(
+            block.tokens[i][block.others["loss_mask"][i]].tolist(), skip_special_tokens=False
+        )
+        for i in range(len(block.tokens))
+    ]
+
+
+def said(messages, *, trimmed):
+    texts = [m["content"] for m in messages if m["role"] == "assistant"]
+    return "".join(f"{t.strip() if trimmed else t}<|im_end|>\n" for t in texts)
+
+
+@pytest.mark.parametrize("style", ["plain", "marked"])
+def test_what_the_assistant_says_is_trained_on_and_nothing_else(models, style):
+    folder, chats = models / style, conversations(12)
+
+    found = trained_on(a_source(folder, chats), library_in(folder), 12)
+
+    assert found == [said(chat, trimmed=style == "marked") for chat in chats]
+
+
+def test_bytes_are_masked_at_the_same_characters(models):
+    folder, chats = models / "marked", conversations(6)
+    chat = ChatTransform(type="chat", template="model/plain.jinja")
+    (folder / "model/plain.jinja").write_text(CHATML)
+
+    source = a_source(folder, chats, tokenizer=ByteTokenizer(type="bytes"), transforms=(chat,))
+    block = source.read(0, 6)
+
+    found = [
+        bytes(block.tokens[i][block.others["loss_mask"][i]].astype(np.uint8)).decode()
+        for i in range(6)
+    ]
+    assert found == [said(chat, trimmed=False) for chat in chats]
+
+
+def test_with_loss_all_there_is_no_mask_and_the_text_is_the_templates(models):
+    folder, chats = models / "plain", conversations(3)
+    everything = ChatTransform(type="chat", loss="all")
+
+    block = a_source(folder, chats, transforms=(everything,)).read(0, 3)
+
+    assert block.others == {}
+    text = library_in(folder).decode(block.tokens[0].tolist(), skip_special_tokens=False)
+    parts = (f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in chats[0])
+    assert text == "".join(parts)
+
+
+def test_nested_columns_of_a_table_are_conversations_too(models):
+    folder, chats = models / "plain", conversations(5)
+    pq.write_table(pa.table({"messages": chats}), folder / "chat.parquet")
+    config = ParquetSource(
+        type="parquet",
+        path="chat.parquet",
+        text="messages",
+        transforms=(CHAT,),
+        shuffle={"method": "none"},
+    )
+
+    source = open_source("sft", config, seed=1, tokenizer=BPE, base_dir=folder)
+
+    found = trained_on(source, library_in(folder), 5)
+    assert found == [said(chat, trimmed=False) for chat in chats]
+
+
+def test_samples_do_not_depend_on_how_they_are_read_together(models):
+    source = a_source(models / "marked", conversations(10))
+
+    whole = source.read(0, 20)
+
+    for start in range(0, 20, 3):
+        part = source.read(start, min(start + 3, 20))
+        for i, position in enumerate(part.table.positions_N.tolist()):
+            assert np.array_equal(part.tokens[i], whole.tokens[position])
+            assert np.array_equal(part.others["loss_mask"][i], whole.others["loss_mask"][position])
+    answers = [len(chat) // 2 for chat in conversations(10)] * 2
+    assert (whole.table.metadata[LOSS_SPANS].lengths_N // 2).tolist() == answers
+
+
+@pytest.mark.parametrize(
+    ("record", "fault"),
+    [
+        ([], "not a list of messages"),
+        ({"prompt": "a"}, "not a list of messages"),
+        ([{"content": "a"}], "message 0 is .*, not an object with a role"),
+        ("no json", "is no JSON"),
+        ([{"role": "user", "content": "\ufdd0"}], "noncharacter"),
+    ],
+)
+def test_a_record_that_is_no_conversation_is_told_and_may_be_skipped(models, record, fault):
+    folder, chats = models / "plain", conversations(2)
+
+    with pytest.raises(IntegrityError, match=f"record 1 of unit 0: .*{fault}"):
+        a_source(folder, [chats[0], record, chats[1]]).read(0, 3)
+    block = a_source(folder, [chats[0], record, chats[1]], policy="skip").read(0, 3)
+
+    assert block.skipped == 1
+    assert block.table.positions_N.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("template", "fault"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+        ("{% set _ = messages.append(1) %}", "SecurityError"),
+        (
+            "{% for m in messages %}{{ messages | length }}{{ m.content }}{% endfor %}",
+            "depends on later messages",
+        ),
+        ("{% for i in range(10000000) %}{% endfor %}", "Range too big"),
+        ("{{ strftime_now('%Y') }}", "strftime_now"),
+    ],
+)
+def test_a_template_that_refuses_or_breaks_out_is_told(models, template, fault):
+    folder = models / "plain"
+    (folder / "model/odd.jinja").write_text(template)
+    chat = ChatTransform(type="chat", template="model/odd.jinja")
+
+    with pytest.raises(IntegrityError, match=fault):
+        a_source(folder, conversations(1, turns=2), transforms=(chat,)).read(0, 1)
+
+
+def test_a_day_is_the_files_and_never_today(models):
+    folder = models / "plain"
+    (folder / "model/day.jinja").write_text("{{ strftime_now('%d %b %Y') }}")
+    chat = ChatTransform(type="chat", template="model/day.jinja", date="2026-02-03", loss="all")
+
+    block = a_source(folder, conversations(1), transforms=(chat,)).read(0, 1)
+
+    assert open_tokenizer(BPE, folder).decode(block.tokens[0]) == "03 Feb 2026"
+
+
+def test_a_missing_or_broken_template_is_refused_when_the_source_is_opened(models, tmp_path):
+    (tmp_path / "broken.jinja").write_text("{% for %}")
+    broken = ChatTransform(type="chat", template="broken.jinja")
+    bytes_alone = ByteTokenizer(type="bytes")
+
+    with pytest.raises(ConfigError, match="is no chat template"):
+        a_source(tmp_path, conversations(1), tokenizer=bytes_alone, transforms=(broken,))
+    with pytest.raises(ConfigError, match=r"has no chat_template\.jinja"):
+        a_source(tmp_path, conversations(1), tokenizer=bytes_alone)
+
+
+def test_without_jinja_the_extra_is_named(models, monkeypatch):
+    monkeypatch.delitem(sys.modules, "omniload.source.transforms.jinja", raising=False)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'omniload-data\[chat\]'"):
+        a_source(models / "plain", conversations(1))
+
+
+def test_another_template_is_another_digest(models):
+    digests = {
+        a_source(models / style, conversations(1)).transforms_digest
+        for style in ("plain", "marked")
+    }
+
+    assert len(digests) == 2
+    assert "" not in digests
+
+
+def test_samples_are_cut_and_left_out_by_their_lengths_with_their_masks(models):
+    folder, chats = models / "plain", conversations(6)
+    whole = a_source(folder, chats).read(0, 6)
+    lengths = whole.tokens.lengths_N
+    longest = int(lengths.max())
+    transforms = (
+        CHAT,
+        FilterTransform(type="filter", max_tokens=longest - 1),
+        ClampTransform(type="clamp", tokens=20),
+    )
+
+    block = a_source(folder, chats, transforms=transforms).read(0, 6)
+
+    kept = np.flatnonzero(lengths < longest)
+    assert block.table.positions_N.tolist() == kept.tolist()
+    for i, position in enumerate(kept.tolist()):
+        assert np.array_equal(block.tokens[i], whole.tokens[position][:20])
+        assert np.array_equal(
+            block.others["loss_mask"][i], whole.others["loss_mask"][position][:20]
+        )
+
+
+def test_a_conversation_without_an_answer_may_be_left_out(models):
+    chats = [conversations(1)[0], [{"role": "user", "content": "hello?"}]]
+    some = FilterTransform(type="filter", min_trained_tokens=1)
+
+    block = a_source(models / "plain", chats, transforms=(CHAT, some)).read(0, 2)
+
+    assert block.table.positions_N.tolist() == [0]
+
+
+def test_chat_is_the_first_transform_of_text():
+    keys = {"type": "parquet", "path": "x"}
+    with pytest.raises(ValueError, match="comes after another"):
+        ParquetSource(**keys, text="t", transforms=(ClampTransform(type="clamp", tokens=4), CHAT))
+    with pytest.raises(ValueError, match="holds token ids"):
+        ParquetSource(**keys, tokens="t", transforms=(CHAT,))
+
+
+def test_a_generation_block_within_a_macro_is_found_where_it_stands(models):
+    folder, chats = models / "plain", conversations(4)
+    (folder / "model/macro.jinja").write_text(
+        "{% macro turn(m) %}{{ m.role }}<bos>{% generation %}{{ m.content }}{% endgeneration %}<eos>{% endmacro %}"
+        "{% for m in messages %}{{ turn(m) if m.role == 'assistant' else m.content }}{% endfor %}"
+    )
+    chat = ChatTransform(type="chat", template="model/macro.jinja")
+
+    found = trained_on(a_source(folder, chats, transforms=(chat,)), library_in(folder), 4)
+
+    assert found == [said(chat, trimmed=False).replace("<|im_end|>\n", "") for chat in chats]
+
+
+def test_tools_reach_the_template(models):
+    folder = models / "marked"
+    record = {"messages": conversations(1)[0], "tools": [{"name": "look <up>"}]}
+
+    block = a_source(folder, [record]).read(0, 1)
+
+    text = open_tokenizer(BPE, folder).decode(block.tokens[0])
+    assert text.startswith(json.dumps(record["tools"]))

@@ -1,0 +1,103 @@
+import json
+
+import pytest
+import torch
+
+from omniload.base.errors import ConfigError, IntegrityError, StateError
+from tests.support.trainer.moe_builders import a_config, a_model
+from trainer_integration.export.files import read_mixtral, write_mixtral
+from trainer_integration.export.mixtral import (
+    from_mixtral,
+    mixtral_config,
+    model_config,
+    to_mixtral,
+)
+from trainer_integration.export.sampling import continued
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_come_back_as_they_went(tied):
+    model = a_model(tied_embeddings=tied)
+
+    back = from_mixtral(to_mixtral(model.state_dict(), model.config), model.config)
+
+    assert back.keys() == model.state_dict().keys()
+    assert all(torch.equal(back[name], held) for name, held in model.state_dict().items())
+
+
+def test_a_configuration_comes_back_as_it_went():
+    config = a_config(rope_theta=5000.0, top_k=3)
+
+    assert model_config(mixtral_config(config, longest=32)) == config
+
+
+def test_a_folder_is_written_once_and_read_back(tmp_path):
+    model = a_model()
+    write_mixtral(model, tmp_path / "out", longest=32)
+
+    found = read_mixtral(tmp_path / "out")
+
+    assert all(torch.equal(found.state_dict()[n], t) for n, t in model.state_dict().items())
+    with pytest.raises(StateError, match="give a new folder"):
+        write_mixtral(model, tmp_path / "out", longest=32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"top_k": 1}, "top_k is 1"),
+        ({"bias_rate": 0.1}, "neither a bias"),
+        ({"capacity_factor": 1.0}, "dropped"),
+    ],
+)
+def test_what_mixtral_cannot_compute_is_not_exported(changes, says):
+    with pytest.raises(ConfigError, match=says):
+        mixtral_config(a_config(**changes), longest=32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"sliding_window": 128}, "sliding_window is 128"),
+        ({"head_dim": 7}, "head_dim is 7"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type is 'yarn'"),
+    ],
+)
+def test_what_the_model_has_not_is_not_imported(changes, says):
+    with pytest.raises(ConfigError, match=says):
+        model_config(mixtral_config(a_config(), longest=32) | changes)
+
+
+def test_a_missing_and_a_misshapen_weight_are_named():
+    model = a_model()
+    tensors = to_mixtral(model.state_dict(), model.config)
+    spoilt = tensors | {"lm_head.weight": torch.zeros(3, 3)}
+
+    with pytest.raises(StateError, match=r"lm_head.weight has shape \(3, 3\)"):
+        from_mixtral(spoilt, model.config)
+    del tensors["model.norm.weight"]
+    with pytest.raises(StateError, match=r"no weight model\.norm\.weight"):
+        from_mixtral(tensors, model.config)
+
+
+def test_an_index_may_not_name_files_elsewhere(tmp_path):
+    write_mixtral(a_model(), tmp_path / "out", longest=32)
+    index = {"weight_map": {"lm_head.weight": "../secret.safetensors"}}
+    (tmp_path / "out" / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    with pytest.raises(IntegrityError, match="does not name files of this folder"):
+        read_mixtral(tmp_path / "out")
+
+
+def test_the_likeliest_tokens_are_those_of_the_logits_and_a_seed_decides_the_others():
+    model = a_model()
+
+    likeliest = continued(model, [3, 1], 3, temperature=0)
+    drawn = [continued(model, [3, 1], 8, seed=seed) for seed in (0, 0, 1)]
+
+    assert likeliest == continued(model, [3, 1], 3, temperature=1e-4)
+    assert likeliest[1:] == continued(model, [3, 1, likeliest[0]], 2, temperature=0)
+    assert drawn[0] == drawn[1] != drawn[2]
+    with pytest.raises(ConfigError, match="give at least one token"):
+        continued(model, [], 3)

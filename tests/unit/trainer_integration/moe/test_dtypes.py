@@ -1,0 +1,51 @@
+"""What can be shown of devices and types without a GPU."""
+
+import pytest
+import torch
+
+from tests.support.trainer.moe_builders import (
+    a_config,
+    a_microbatch,
+    a_model,
+    an_optimizer,
+    rows_of,
+)
+from trainer_integration.moe.inputs import ModelInputs
+from trainer_integration.moe.model import MoETransformer
+from trainer_integration.moe.row_map import RowMap, combine, dispatch
+
+INPUTS = ModelInputs.of(a_microbatch(rows_of(0)))
+
+
+def test_layers_compute_in_bfloat16_and_parameters_stay_float32():
+    wide = a_model(hidden=32)
+    narrow = MoETransformer(wide.config, dtype=torch.bfloat16)
+    seen = []
+    narrow.blocks[0].experts.register_forward_hook(lambda _m, _i, out: seen.append(out.dtype))
+
+    loss, expected = narrow(INPUTS).token_loss, wide(INPUTS).token_loss
+    loss.backward()
+
+    assert seen == [torch.bfloat16]
+    assert loss.item() == pytest.approx(expected.item(), rel=2e-2)
+    assert loss.item() != expected.item()
+    assert {p.grad.dtype for p in narrow.parameters()} == {torch.float32}
+
+
+def test_a_model_is_built_without_memory_on_the_meta_device():
+    with torch.device("meta"):
+        model = MoETransformer(a_config())
+
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+    assert an_optimizer(model).gradients.is_meta
+
+
+def test_moving_rows_asks_the_device_for_no_number():
+    """On the meta device there are no numbers to ask for: ``item`` and ``tolist`` raise."""
+    experts = torch.empty(6, 2, dtype=torch.int64, device="meta")
+    x = torch.empty(6, 8, device="meta", requires_grad=True)
+
+    row_map = RowMap.of(experts, 4, drops=True)
+    combine(dispatch(x, row_map), row_map).sum().backward()
+
+    assert x.grad.shape == x.shape
