@@ -9,7 +9,7 @@ DEMO_STAMP := $(VENV)/.installed-demo
 # Training frameworks, beside everything of VENV.
 FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
-# Three lanes of tests, and a worker for what only computes; tests/conftest.py says which may run side by side.
+# Four lanes of tests, a worker each; tests/conftest.py says which may run side by side.
 LANES := -n 4 --dist loadgroup
 
 .DEFAULT_GOAL := help
@@ -59,13 +59,13 @@ format: $(STAMP) ## Write the format that check wants
 	@$(BIN)/ruff check --fix .
 
 bench: $(STAMP) ## Take every measurement; reports go to benchmarks/reports
-	@for line in balance throughput step_sizes mix_accuracy resume packing plan_time demo_wait fusefs fusefs_checkpoint environment \
-		"startup --folder .bench/startup" \
-		"containerd_start --folder .bench/containerd --report"; \
+	@for line in balance loaders.throughput loaders.step_sizes mix_accuracy resume packing plan_time demo_wait fusefs.mounts fusefs.checkpoint startup.environment \
+		"startup.images --folder .bench/startup" \
+		"startup.containerd --folder .bench/containerd --report"; \
 	do $(BIN)/python -m benchmarks.$$line || exit 1; done
 
 soak: $(STAMP) ## Race readers with writers over mounts for some ten minutes
-	@$(BIN)/python -m benchmarks.fusefs_versions --no-report
+	@$(BIN)/python -m benchmarks.fusefs.versions --no-report
 
 mutants: $(STAMP) ## Try the mutants of tests/mutants against the tests that are to catch them
 	@$(BIN)/python -m tests.mutants

@@ -27,6 +27,7 @@ if [ "$purpose" = tests ]; then
     need dbench command -v dbench
     need stress-ng command -v stress-ng
     need pigz command -v pigz
+    need prometheus command -v promtool
     for package in docker-registry skopeo umoci containerd runc podman; do need $package command -v $package; done
 fi
 # As udev sets it, where no udev runs (containers): without it no user but root mounts anything.
