@@ -51,10 +51,10 @@ def ours(cache):
 
     A descriptor stays through fork and exec; a command line is empty for a moment.
     """
-    log, found = str(cache.folder.absolute() / LOG), []
+    log, found = cache.folder.absolute() / LOG, []
     for each in psutil.process_iter():
         with suppress(OSError):
-            if os.readlink(f"/proc/{each.pid}/fd/1") == log:
+            if Path(f"/proc/{each.pid}/fd/1").readlink() == log:
                 found.append(each)
     return found
 
