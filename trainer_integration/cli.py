@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from omniload.actors.status_file import PlaneStatus, read_status
 from omniload.base.errors import OmniloadError, StateError
-from omniload.commands.top import once_option, roles_table, watch_until_interrupted
+from omniload.commands.top import once_option, roles_view, status_json, watch_until_interrupted
 from trainer_integration.config import load_train
 from trainer_integration.report.display import RunDisplay, print_proof, print_summary
 from trainer_integration.report.proof import Proof, prove
@@ -152,7 +152,7 @@ def watch(run: Path, once: bool, as_json: bool) -> None:
     """Watch RUN, a run's folder or its training file, as it goes on.
 
     The last step, its loss and waits, the last checkpoint, and what every role of the data plane
-    does. Ctrl-C ends the view, not the run.
+    does; below, the last line of each role in trouble. Ctrl-C ends the view, not the run.
 
     \b
     Example:
@@ -164,7 +164,7 @@ def watch(run: Path, once: bool, as_json: bool) -> None:
         plane = _plane_of(folder)
         content = {
             "run": run_now(folder).to_json(),
-            "plane": None if plane is None else plane.model_dump(mode="json"),
+            "plane": None if plane is None else status_json(folder, plane),
         }
         click.echo(orjson.dumps(content, option=orjson.OPT_INDENT_2).decode())
         return
@@ -173,7 +173,7 @@ def watch(run: Path, once: bool, as_json: bool) -> None:
 
 def _view_of(folder: Path) -> RenderableType:
     plane = _plane_of(folder)
-    roles = "no data plane is up" if plane is None else roles_table(plane)
+    roles = "no data plane is up" if plane is None else roles_view(folder, plane)
     return Group(run_line(run_now(folder)), roles)
 
 

@@ -80,6 +80,8 @@ class PlaneAddress(StrictModel):
     """Host of each data constructor that is not on the opener's."""
     lifeline: str = ""
     """Host and port that stay connected for as long as the opener lives; empty on one host."""
+    logs: Path | None = None
+    """Folder of the roles' lines; ``None`` for a plane without a folder of its run."""
     batch_timeout_s: float
     """Longest that a rank waits for a batch unless it says otherwise."""
 

@@ -5,11 +5,12 @@ local runtime, into a small file a second in the folder of the plane's Ray.
 """
 
 import json
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +18,8 @@ from typing_extensions import override
 
 from omniload.base.concurrency.calls_under_way import calls_under_way
 from omniload.base.concurrency.figures import Figures
+from omniload.base.errors import OmniloadError
+from omniload.base.log import RoleLog
 from omniload.base.writing import write_whole
 from omniload.machine.progress import Progress, Task
 
@@ -28,14 +31,15 @@ _BEAT_S = 1.0
 class Activity:
     """What one role does at present. Safe to call from several threads."""
 
-    def __init__(self, name: str, *, reads: bool = False) -> None:
+    def __init__(self, name: str, *, reads: bool = False, log: RoleLog | None = None) -> None:
         """Begin with nothing to do.
 
         Args:
             name: Of the role.
             reads: Whether calls to stores that are under way in this process are the role's.
+            log: Gets what is logged while the role does something, and what it fails with.
         """
-        self.name, self._reads = name, reads
+        self.name, self._reads, self._log = name, reads, log
         self._lock = threading.Lock()
         self._tasks: dict[object, Task] = {}
         self.figures = Figures()
@@ -50,10 +54,23 @@ class Activity:
         with self._lock:
             self._tasks[key] = task
         try:
-            yield
+            with self.speaking():
+                yield
+        except Exception as error:
+            self._note_failure(what, error)
+            raise
         finally:
             with self._lock:
                 del self._tasks[key]
+
+    def speaking(self) -> AbstractContextManager[None]:
+        """Have what this thread logs inside put into the role's log too."""
+        return nullcontext() if self._log is None else self._log.speaking()
+
+    def _note_failure(self, what: str, error: Exception) -> None:
+        if self._log is not None:
+            traced = None if isinstance(error, OmniloadError) else error
+            self._log.note(logging.ERROR, f"{what}: {type(error).__name__}: {error}", traced)
 
     def rest(self, what: str, waits_for: tuple[str, ...] = ()) -> None:
         """Say what the role waits for from now on while it has no task."""
@@ -75,6 +92,7 @@ class Activity:
             tasks=tasks,
             calls=calls,
             figures=self.figures.read(),
+            log="" if self._log is None else str(self._log.path),
         )
 
 

@@ -43,6 +43,8 @@ class RoleLine(StrictModel):
     rates: dict[str, float]
     memory_bytes: int | None
     """Resident memory of its process; nothing for one on another host."""
+    log: str = ""
+    in_trouble: bool = False
 
 
 class PlaneStatus(StrictModel):

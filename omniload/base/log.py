@@ -1,15 +1,48 @@
-"""Logging: one logger tree, rich on a terminal, plain lines elsewhere."""
+"""Logging: one logger tree; rich on a terminal, plain lines elsewhere, and in a run's folder a file for each role.
+
+A thread speaks for a role inside ``RoleLog.speaking``; a process that is one role does so by ``speak_for``::
+
+    logger "omniload" ──▶ standard error         every line, as the program has set it up
+                      └─▶ RUN/logs/ROLE.log      lines of the role that the thread speaks for; whole, then ROLE.log.1
+
+Whatever comes out at either end has its secrets taken out.
+"""
 
 import logging
+import os
+import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 
 from typing_extensions import override
 
+from omniload.base.errors import StateError
+from omniload.base.reading import open_file
 from omniload.base.secrets import without_secrets
 
-__all__ = ["get_logger", "set_up_logging"]
+__all__ = [
+    "RoleLog",
+    "RoleLogs",
+    "get_logger",
+    "last_line_of",
+    "log_name",
+    "logs_folder",
+    "place_of_lines",
+    "set_up_logging",
+    "speak_for",
+]
 
 _ROOT = "omniload"
+_LARGEST_FILE_BYTES = 4 << 20
+"""A role keeps this file and the one before it."""
+_LONGEST_LINE = 16 << 10
+_TAIL_BYTES = 64 << 10
+_LONGEST_SHOWN = 500
 
 
 class _Discreet(logging.Formatter):
@@ -18,6 +51,179 @@ class _Discreet(logging.Formatter):
     @override
     def format(self, record: logging.LogRecord) -> str:
         return without_secrets(super().format(record))
+
+
+class RoleLog(RotatingFileHandler):
+    """The lines of one role: a file that only its user may read or have made, of bounded size."""
+
+    def __init__(self, path: Path, *, form: str = "%(asctime)s %(levelname)s %(message)s") -> None:
+        """Open the file behind what it holds.
+
+        Raises:
+            StateError: Something else lies there, or it is another user's.
+            OSError: It cannot be opened.
+        """
+        self._ended = self._is_told = False
+        super().__init__(
+            path, maxBytes=_LARGEST_FILE_BYTES, backupCount=1, encoding="utf-8", errors="replace"
+        )
+        self.setFormatter(_Discreet(form))
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return Path(self.baseFilename)
+
+    @contextmanager
+    def speaking(self) -> Iterator[None]:
+        """Have what this thread logs inside put here too."""
+        token = _SPEAKER.set(self)
+        try:
+            yield
+        finally:
+            _SPEAKER.reset(token)
+
+    def note(self, level: int, text: str, error: BaseException | None = None) -> None:
+        """Write a line here and nowhere else, with the traceback of ``error``."""
+        traced = None if error is None else (type(error), error, error.__traceback__)
+        self.handle(logging.LogRecord(_ROOT, level, "", 0, text, None, traced))
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        cut = len(text) - _LONGEST_LINE
+        return text if cut <= 0 else f"{text[:_LONGEST_LINE]} [{cut} characters more]"
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._ended:  # the base class would open the file again
+            super().emit(record)
+
+    @override
+    def close(self) -> None:
+        self._ended = True
+        with suppress(OSError):  # told before, of the line that did not fit
+            super().close()
+
+    @override
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Lose the line, and say so once: a full disk must not end the role."""
+        if not self._is_told:
+            self._is_told = True
+            get_logger(__name__).warning("%s: lines are lost: %s", self.path, sys.exc_info()[1])
+
+    @override
+    def _open(self) -> TextIOWrapper:
+        # Without O_NONBLOCK a pipe that lies there would be waited for.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(self.baseFilename, flags | os.O_CLOEXEC, 0o600)
+        seen = os.fstat(descriptor)
+        if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid():
+            os.close(descriptor)
+            raise StateError(
+                f"{self.baseFilename}: is no file of user {os.geteuid()}, but of user {seen.st_uid}; move it away"
+            )
+        return open(descriptor, "a", encoding=self.encoding, errors=self.errors)  # noqa: PTH123 -- a descriptor
+
+
+_SPEAKER: ContextVar[RoleLog | None] = ContextVar("omniload_role_log", default=None)
+
+
+class _ToRoles(logging.Handler):
+    """Hands a line to the log of the role that speaks."""
+
+    process_role: RoleLog | None = None
+    """For threads that speak for none."""
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        if (log := _SPEAKER.get() or self.process_role) is not None:
+            log.handle(record)
+        # Python itself writes to standard error where no handler is set up; this one must not count as such.
+        last = logging.lastResort
+        if last is not None and record.levelno >= last.level and not self._has_others():
+            last.handle(record)
+
+    def _has_others(self) -> bool:
+        logger = logging.getLogger(_ROOT)
+        above = logging.getLogger().handlers if logger.propagate else []
+        return len(logger.handlers) + len(above) > 1
+
+
+_TO_ROLES = _ToRoles()
+
+
+class RoleLogs:
+    """The files of the roles that one process holds of a plane."""
+
+    latest: Path | None = None
+    """Folder of the plane that this process opened or joined last."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """Write below ``folder``, as ``logs_folder`` names it; without one, or on a host without the run's, nothing."""
+        self._folder, self._logs = folder, dict[str, RoleLog]()
+        if folder is not None and folder.parent.is_dir():
+            RoleLogs.latest = folder
+        else:
+            self._folder = None
+
+    def of(self, role: str) -> RoleLog | None:
+        """Open the log of a role; a run goes on without one where it cannot be had."""
+        if self._folder is None:
+            return None
+        if role in self._logs:
+            return self._logs[role]
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            log = RoleLog(self._folder / log_name(role))
+        except (OSError, StateError) as error:
+            get_logger(__name__).warning("%s writes no log: %s", role, error)
+            return None
+        if _TO_ROLES not in (handlers := logging.getLogger(_ROOT).handlers):
+            handlers.append(_TO_ROLES)
+        log.note(logging.INFO, f"{role} begins in process {os.getpid()}")
+        self._logs[role] = log
+        return log
+
+    def close(self) -> None:
+        """Close them; lines that come later are lost."""
+        for log in self._logs.values():
+            log.close()
+
+
+def speak_for(log: RoleLog | None) -> None:
+    """Have whatever this process logs from now on, informative lines included, put into the log of its role."""
+    _TO_ROLES.process_role = log
+    if log is not None:
+        logging.getLogger(_ROOT).setLevel(logging.INFO)
+
+
+def logs_folder(run_dir: Path) -> Path:
+    """Return the folder of the roles' lines in the folder of a run."""
+    return run_dir / "logs"
+
+
+def log_name(role: str) -> str:
+    """Return the name of the file of a role's lines."""
+    return f"{role.replace(' ', '-')}.log"
+
+
+def place_of_lines(role: str) -> str:
+    """Say where the lines of a role of this process's plane are, as the end of a message; nothing without a file."""
+    path = RoleLogs.latest and RoleLogs.latest / log_name(role.removeprefix("the "))
+    return f"; its lines: {path}" if path and path.is_file() else ""
+
+
+def last_line_of(path: Path) -> str:
+    """Return the last line of a log, fit to be shown on a terminal; nothing where there is none."""
+    try:
+        with open_file(path) as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
+            lines = log.read(_TAIL_BYTES).decode(errors="replace").splitlines()
+    except (OSError, StateError):
+        return ""
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return "".join(c if c.isprintable() else " " for c in last)[:_LONGEST_SHOWN]
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -47,6 +253,6 @@ def set_up_logging(level: str = "INFO", *, role: str = "") -> None:
             )
         )
     logger = logging.getLogger(_ROOT)
-    logger.handlers[:] = [handler]
+    logger.handlers[:] = [handler, *(h for h in logger.handlers if h is _TO_ROLES)]
     logger.setLevel(level)
     logger.propagate = False

@@ -3,18 +3,21 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from omniload.actors.status_file import PlaneStatus, RoleLine, read_status
+from omniload.base.log import last_line_of, log_name, logs_folder
 from omniload.base.units import format_bytes
 from omniload.commands.display import Cell, emit_json, output, table
 from omniload.commands.options import json_option, run_argument
 
-__all__ = ["once_option", "roles_table", "top", "watch_until_interrupted"]
+__all__ = ["once_option", "roles_view", "status_json", "top", "watch_until_interrupted"]
 
 _EVERY_S = 1.0
 _OLD_S = 5.0
@@ -32,7 +35,8 @@ def top(run: Path, once: bool, as_json: bool) -> None:
 
     RUN is the folder of a run: run_dir= of omniload.open, or that of omniload train. State, buffer,
     rate, memory, the age of the last progress and what is waited for come from the run's own
-    file, written once a second. Ctrl-C ends the view, not the run.
+    file, written once a second. Below stands the last line of each role in trouble; all of them are
+    in RUN/logs. Ctrl-C ends the view, not the run.
 
     \b
     Example:
@@ -40,9 +44,30 @@ def top(run: Path, once: bool, as_json: bool) -> None:
       omniload mix top demo/run --once --json
     """  # noqa: D301 -- click's own marker
     if as_json:
-        emit_json(read_status(run).model_dump(mode="json"))
+        emit_json(status_json(run, read_status(run)))
         return
-    watch_until_interrupted(lambda: roles_table(read_status(run)), once=once)
+    watch_until_interrupted(lambda: roles_view(run, read_status(run)), once=once)
+
+
+def status_json(run: Path, status: PlaneStatus) -> dict[str, Any]:
+    """Return the status of a run, and by role the last line of those in trouble, as plain JSON."""
+    return {**status.model_dump(mode="json"), "last_lines": _last_lines(run, status)}
+
+
+def roles_view(run: Path, status: PlaneStatus) -> RenderableType:
+    """Return all roles of a run as a table, and the last line of each that is in trouble."""
+    lines = [
+        Text(f"{role}: {line}  ({logs_folder(run) / log_name(role)})")
+        for role, line in _last_lines(run, status).items()
+    ]
+    return Group(_roles_table(status), *lines)
+
+
+def _last_lines(run: Path, status: PlaneStatus) -> dict[str, str]:
+    """Read them where this machine sees the run's folder, whatever the role's own calls it."""
+    troubled = [role.name for role in status.roles if role.in_trouble and role.log]
+    lines = {role: last_line_of(logs_folder(run) / log_name(role)) for role in troubled}
+    return {role: line for role, line in lines.items() if line}
 
 
 def watch_until_interrupted(view: Callable[[], RenderableType], *, once: bool) -> None:
@@ -60,7 +85,7 @@ def watch_until_interrupted(view: Callable[[], RenderableType], *, once: bool) -
             return
 
 
-def roles_table(status: PlaneStatus) -> Table:
+def _roles_table(status: PlaneStatus) -> Table:
     """Return all roles as a table."""
     age_s = max(0.0, time.time() - status.written_at)
     said = f", {age_s:.0f} s ago: the plane has ended, or is stopped" if age_s > _OLD_S else ""

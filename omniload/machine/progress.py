@@ -10,7 +10,17 @@ from typing import Any
 
 from omniload.base.state import JsonObject
 
-__all__ = ["SILENT_S", "Progress", "Task", "Waits", "rank_name", "reason_of"]
+__all__ = [
+    "SILENT_S",
+    "Progress",
+    "Task",
+    "Waits",
+    "is_rank",
+    "is_silent",
+    "rank_name",
+    "reason_of",
+    "way_of",
+]
 
 _RANK = "rank dp="
 SILENT_S = 5.0
@@ -43,6 +53,8 @@ class Progress:
     """Calls to a store that are under way in its process, the oldest first."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """What it counts of itself; what only grows ends in ``_total``."""
+    log: str = ""
+    """File of its lines; empty without one."""
 
     def moved(self, by_s: float) -> "Progress":
         """Return it by another host's clock, which is ahead by so many seconds."""
@@ -83,6 +95,11 @@ def rank_name(dp_rank: int, cp_rank: int, cp_size: int) -> str:
     return f"{_RANK}{dp_rank}" + (f" cp={cp_rank}" if cp_size > 1 else "")
 
 
+def is_rank(name: str) -> bool:
+    """Tell whether a role is a rank."""
+    return name.startswith(_RANK)
+
+
 def reason_of(name: str, roles: Mapping[str, Progress], now_s: float) -> str:
     """Say why a role does not answer: follow what it waits for to the role that waits for no other.
 
@@ -92,21 +109,28 @@ def reason_of(name: str, roles: Mapping[str, Progress], now_s: float) -> str:
         now_s: Now, by the clock of the heartbeats.
 
     Returns:
-        The roles on the way in order, each with what it does; the last one is the cause.
+        The roles on the way in order, each with what it does; the last one is the cause, told with the file of
+        its lines.
     """
-    said: list[str] = []
-    passed: set[str] = set()
+    names = way_of(name, roles, now_s)
+    said = "; ".join(_said_of(each, roles.get(each), now_s) for each in names)
+    cause = roles.get(names[-1])
+    return f"{said} (its lines: {cause.log})" if cause is not None and cause.log else said
+
+
+def way_of(name: str, roles: Mapping[str, Progress], now_s: float) -> list[str]:
+    """Return the names of the roles that a wait for ``name`` is a wait for, as ``reason_of`` does; the cause last."""
+    passed: dict[str, None] = {}
     while name not in passed:
-        passed.add(name)
+        passed[name] = None
         role = roles.get(name)
-        said.append(_said_of(name, role, now_s))
-        if role is None or _is_silent(role, now_s) or not role.tasks or role.calls:
+        if role is None or is_silent(role, now_s) or not role.tasks or role.calls:
             break
         ahead = [task for task in role.tasks if task.waits_for] or list(role.tasks)
         if not ahead[0].waits_for:
             break
         name = _worst(ahead[0].waits_for, roles, now_s)
-    return "; ".join(said)
+    return list(passed)
 
 
 def _said_of(name: str, role: Progress | None, now_s: float) -> str:
@@ -114,7 +138,7 @@ def _said_of(name: str, role: Progress | None, now_s: float) -> str:
         why = "has no handle" if name.startswith(_RANK) else "has not started yet"
         return f"{name} {why}: no heartbeat of it was ever seen"
     beat = f"process {role.pid}, last heartbeat {now_s - role.beat_s:.0f} s ago"
-    if _is_silent(role, now_s):
+    if is_silent(role, now_s):
         return f"{name} ({beat}) is stopped, or its machine is too busy to run it"
     doing = [f"{t.doing} for {now_s - t.since_s:.0f} s" for t in (*role.tasks[:1], *role.calls[:1])]
     return f"{name} ({beat}) {', '.join(doing) or 'does nothing'}"
@@ -125,12 +149,13 @@ def _worst(names: Iterable[str], roles: Mapping[str, Progress], now_s: float) ->
 
     def held_s(name: str) -> float:
         role = roles.get(name)
-        if role is None or _is_silent(role, now_s):
+        if role is None or is_silent(role, now_s):
             return float("inf")
         return max((now_s - task.since_s for task in (*role.tasks, *role.calls)), default=0.0)
 
     return max(names, key=held_s)
 
 
-def _is_silent(role: Progress, now_s: float) -> bool:
+def is_silent(role: Progress, now_s: float) -> bool:
+    """Tell whether a role is stopped, or its machine too busy to run it."""
     return now_s - role.beat_s > SILENT_S

@@ -1,13 +1,17 @@
 """What a look at a running data plane shows: every role's heartbeat, and how fast its figures grow."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from omniload.machine.progress import SILENT_S, Progress
+from omniload.machine.progress import Progress, is_rank, is_silent, way_of
 
-__all__ = ["RoleStatus", "status_of"]
+__all__ = ["REPEATED", "RoleStatus", "status_of"]
 
 _TOTAL = "_total"
+REPEATED = "repeated_reads"
+"""Figure of a loader: reads that wait to be tried again, because a store did not answer."""
+_TROUBLE_S = 10.0
+"""A wait of a rank, or a call to a store, that takes longer is somebody's trouble."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +31,10 @@ class RoleStatus:
     """What it counts of itself."""
     rates: Mapping[str, float] = field(default_factory=dict)
     """How fast those grow that only grow, a second; nothing at the first look."""
+    log: str = ""
+    """File of its lines; empty without one."""
+    in_trouble: bool = False
+    """Whether it is stopped, holds up a rank, or waits for a store that does not answer."""
 
 
 def status_of(
@@ -39,7 +47,29 @@ def status_of(
         before: Those of an earlier look.
         now_s: Now, by the clock of the heartbeats.
     """
-    return [_status(roles[name], before.get(name), now_s) for name in sorted(roles)]
+    causes = {
+        way_of(name, roles, now_s)[-1]
+        for name, role in roles.items()
+        if is_rank(name) and _waited_s(role, now_s) > _TROUBLE_S
+    }
+    found = [_status(roles[name], before.get(name), now_s) for name in sorted(roles)]
+    return [
+        replace(
+            status,
+            in_trouble=status.name in causes or _is_held_up(roles[status.name], now_s),
+        )
+        for status in found
+    ]
+
+
+def _waited_s(rank: Progress, now_s: float) -> float:
+    """Return how long a rank has waited for its batch."""
+    return max((now_s - task.since_s for task in rank.tasks if task.waits_for), default=0.0)
+
+
+def _is_held_up(role: Progress, now_s: float) -> bool:
+    calls_s = max((now_s - call.since_s for call in role.calls), default=0.0)
+    return is_silent(role, now_s) or role.figures.get(REPEATED, 0.0) > 0 or calls_s > _TROUBLE_S
 
 
 def _status(role: Progress, before: Progress | None, now_s: float) -> RoleStatus:
@@ -50,12 +80,13 @@ def _status(role: Progress, before: Progress | None, now_s: float) -> RoleStatus
     return RoleStatus(
         name=role.name,
         pid=role.pid,
-        state="stopped" if age_s > SILENT_S else doing,
+        state="stopped" if is_silent(role, now_s) else doing,
         age_s=age_s,
         task_s=max(0.0, now_s - task[0].since_s) if task else 0.0,
         waits_for=waits_for,
         figures=dict(role.figures),
         rates=_rates(role, before),
+        log=role.log,
     )
 
 

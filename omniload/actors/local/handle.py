@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from omniload.actors.heartbeats import Activity
 from omniload.actors.patience import wait_until
 from omniload.actors.plane import RankHandle
 from omniload.base.state import JsonObject
@@ -29,7 +28,7 @@ class LocalHandle(RankHandle):
         self.first_step = plane.first_step
         self._plane, self._dp_rank, self._cp_rank = plane, dp_rank, cp_rank
         self._name = rank_name(dp_rank, cp_rank, plane.spec.tree.size_of("cp"))
-        self._activity = plane.board.add(Activity(self._name))
+        self._activity = plane.activity_of(self._name)
         self._activity.rest("has asked for no batch")
         self._told_next = plane.first_step
         """Step that is told of at the latest when it was taken."""

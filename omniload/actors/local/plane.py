@@ -30,7 +30,7 @@ from omniload.actors.status_file import write_status
 from omniload.base.concurrency.calls_under_way import calls_under_way
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import StateError, UnavailableError
-from omniload.base.log import get_logger
+from omniload.base.log import RoleLogs, get_logger, logs_folder
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.progress import rank_name
 
@@ -67,6 +67,8 @@ class LocalPlane(DataPlane):
         self._opened = ExitStack()
         try:
             self._opened.callback(claim(spec).close)
+            self._logs = RoleLogs(None if spec.run_dir is None else logs_folder(spec.run_dir))
+            self._opened.callback(self._logs.close)
             self._opened.callback(self._end_threads)
             self._open(spec)
         except BaseException:
@@ -76,7 +78,7 @@ class LocalPlane(DataPlane):
     def _open(self, spec: PlaneSpec) -> None:
         mix, tree = spec.mix, spec.tree
         every_source = range(len(mix.names))
-        activity = self.board.add(Activity(_LOADER, reads=True))
+        activity = self.activity_of(_LOADER, reads=True)
         self.loader = self._patiently(
             self._readers.submit(
                 lambda: LoaderShell(
@@ -96,10 +98,10 @@ class LocalPlane(DataPlane):
         self.constructor = ConstructorShell(
             DataConstructor.of(mix, dp_ranks, cp_size=tree.size_of("cp")),
             self.loader.ranges,
-            self.board.add(Activity(CONSTRUCTOR)),
+            self.activity_of(CONSTRUCTOR),
         )
         link = LocalLoader(self.loader, self._readers, _LOADER)
-        planning = self.board.add(Activity("planner"))
+        planning = self.activity_of("planner")
         planning.figures.note(restarts=spec.restarts)
         self.planner = PlannerShell(
             planner,
@@ -110,6 +112,10 @@ class LocalPlane(DataPlane):
         )
         self.planner.start()
         self._opened.callback(write_status(spec.run_dir, self.board))
+
+    def activity_of(self, role: str, *, reads: bool = False) -> Activity:
+        """Return the activity of a role of this process, which is on the board and has a log."""
+        return self.board.add(Activity(role, reads=reads, log=self._logs.of(role)))
 
     def _patiently(self, opening: "Future[Found]") -> Found:
         """Wait for sources to open for as long as something goes on."""

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from omniload.actors.heartbeats import Activity, FolderBoard
@@ -16,6 +17,7 @@ from omniload.actors.roles.loader import LoaderShell
 from omniload.actors.roles.planner import PlannerShell
 from omniload.actors.roles.planner_metrics import serve_metrics
 from omniload.base.errors import OmniloadError
+from omniload.base.log import RoleLogs, speak_for
 from omniload.base.state import JsonObject
 from omniload.machine.data_constructor import DataConstructor
 from omniload.mix.fingerprint import SourceFacts
@@ -31,6 +33,16 @@ class _Member:
     """What every actor answers to whoever keeps the roster, or waits on another host."""
 
     _told_board: FolderBoard
+
+    def _appear(
+        self, name: str, board: FolderBoard, logs: Path | None, *, reads: bool = False
+    ) -> Activity:
+        """Be seen to be there; return the role's activity. Whatever this process logs is the role's."""
+        log = RoleLogs(logs).of(name)
+        speak_for(log)
+        activity, self._told_board = Activity(name, reads=reads, log=log), board
+        board.post(activity)
+        return activity
 
     def stay(self) -> None:
         """Return never: the call fails with the process, and so tells of its end."""
@@ -56,10 +68,9 @@ class LoaderActor(_Member, LoaderShell):
     reaches callers as a dead actor, without what was wrong.
     """
 
-    def __init__(self, name: str, board: FolderBoard) -> None:
+    def __init__(self, name: str, board: FolderBoard, logs: Path | None) -> None:
         """Be there, so that processes start together, and be seen to be."""
-        self._activity, self._told_board = Activity(name, reads=True), board
-        board.post(self._activity)
+        self._activity = self._appear(name, board, logs, reads=True)
 
     def open(self, spec: PlaneSpec, sources: Sequence[int]) -> dict[int, SourceFacts]:
         """Open the sources, once and before any other call, and return what was found."""
@@ -77,12 +88,16 @@ class ConstructorActor(_Member, ConstructorShell):
     """A data constructor that fetches from loader actors."""
 
     def __init__(
-        self, machine: DataConstructor, loaders: Loaders, name: str, board: FolderBoard
+        self,
+        machine: DataConstructor,
+        loaders: Loaders,
+        name: str,
+        board: FolderBoard,
+        logs: Path | None,
     ) -> None:
-        activity, self._told_board = Activity(name), board
         self._holders = LoaderHolders(loaders)
+        activity = self._appear(name, board, logs)
         super().__init__(machine, self._holders.fetch, activity, self._holders.names)
-        board.post(activity)
 
     def replace_loader(self, serving: Serving) -> None:
         """Ask another loader for its sources from now on."""
@@ -92,10 +107,9 @@ class ConstructorActor(_Member, ConstructorShell):
 class PlannerActor(_Member):
     """The planner. It is opened by a method for the reason that loaders are."""
 
-    def __init__(self, board: FolderBoard) -> None:
+    def __init__(self, board: FolderBoard, logs: Path | None) -> None:
         """Be there, and be seen to be."""
-        self._activity, self._told_board = Activity("planner"), board
-        board.post(self._activity)
+        self._activity = self._appear("planner", board, logs)
 
     def open(
         self,

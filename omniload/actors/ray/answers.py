@@ -7,7 +7,7 @@ from typing import Any
 
 from omniload.actors.ray.environment import RayActorError, RayError, RayTaskError, ray
 from omniload.base.errors import DefectError, OmniloadError, UnavailableError, project_error
-from omniload.base.log import get_logger
+from omniload.base.log import get_logger, place_of_lines
 
 __all__ = [
     "actor_named",
@@ -35,7 +35,7 @@ def actor_named(name: str) -> Any:  # noqa: ANN401 -- Ray's handles have no stat
         return ray.get_actor(name)
     except ValueError:
         raise UnavailableError(
-            f"the data plane has no {name} any more; start again from the last checkpoint"
+            f"the data plane has no {name} any more; start again from the last checkpoint{place_of_lines(name)}"
         ) from None
 
 
@@ -71,7 +71,7 @@ def answer_to(
     if not there(ref, limit_s, check):
         raise UnavailableError(
             f"{role} gave no answer within {limit_s:.0f} s; it is stopped or stuck, "
-            "end the job and start again from the last checkpoint"
+            f"end the job and start again from the last checkpoint{place_of_lines(role)}"
         )
     try:
         return ray.get(ref)
@@ -131,11 +131,12 @@ def plain_error(error: BaseException, role: str) -> OmniloadError:
         if getattr(error, "actor_init_failed", False):
             return _defect(role, error)
         return UnavailableError(
-            f"{role} has died ({type(error).__name__}); start again from the last checkpoint"
+            f"{role} has died ({type(error).__name__}); start again from the last checkpoint{place_of_lines(role)}"
         )
     if isinstance(error, RayError):
         return UnavailableError(
             f"{role} gave no answer: {type(error).__name__}: {error}; start again from the last checkpoint"
+            f"{place_of_lines(role)}"
         )
     return project_error(error, role)
 
@@ -157,5 +158,5 @@ def _raised_in(error: RayTaskError, role: str) -> OmniloadError:
 
 def _defect(role: str, error: BaseException) -> DefectError:
     return DefectError(
-        f"a fault of omniload itself in {role}: {error}; please report it with the log"
+        f"a fault of omniload itself in {role}: {error}; please report it with the log{place_of_lines(role)}"
     )

@@ -75,12 +75,14 @@ class Crew:
             wanted = self._shares[member.role].threads + 1  # one stays
             threads = max(_LEAST_LOADER_THREADS, wanted)
             bare = _actor_of(LoaderActor, threads=threads, node=self._node)
-            actor = bare.options(name=member.name).remote(member.name, self.board)
+            actor = bare.options(name=member.name).remote(
+                member.name, self.board, self._address.logs
+            )
         elif member.role in self.dp_ranks_of:
             actor = self._start_constructor(member)
         else:
             bare = _actor_of(PlannerActor, threads=_PLANNER_THREADS, node=self._node)
-            actor = bare.options(name=member.name).remote(self.board)
+            actor = bare.options(name=member.name).remote(self.board, self._address.logs)
         self.actors[member] = actor
         return actor
 
@@ -91,7 +93,9 @@ class Crew:
         node = self._address.node_of(member.role, self._node)
         bare = _actor_of(ConstructorActor, threads=5 + 2 * len(ranks) * cp, node=node)
         board = FolderBoard(self._address.board_of(member.role))
-        return bare.options(name=member.name).remote(machine, self.loaders(), member.name, board)
+        return bare.options(name=member.name).remote(
+            machine, self.loaders(), member.name, board, self._address.logs
+        )
 
     def open_loader(self, member: Member) -> Any:  # noqa: ANN401 -- as above
         """Have a loader open its sources; return the answer to be, which is what it found."""

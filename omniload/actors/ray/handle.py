@@ -26,7 +26,7 @@ from omniload.actors.ray.answers import (
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.hosts.boards import boards_of, claim_rank
 from omniload.base.linux.network import host_id
-from omniload.base.log import get_logger
+from omniload.base.log import RoleLogs, get_logger
 from omniload.base.state import JsonObject
 from omniload.batch.microbatch import Batch
 from omniload.machine.progress import rank_name
@@ -78,7 +78,8 @@ class RayHandle(RankHandle):
             self._line.close()
             raise
         here, self._board = boards_of(address, board)
-        self._activity = Activity(self._name)
+        self._logs = RoleLogs(address.logs)
+        self._activity = Activity(self._name, log=self._logs.of(self._name))
         self._activity.rest("has asked for no batch")
         self._end_heartbeats = here.post(self._activity)
 
@@ -161,6 +162,7 @@ class RayHandle(RankHandle):
         self._left.set()
         left = self._gate.close(limit_s)
         self._end_heartbeats()
+        self._logs.close()
         self._lock.close()
         self._line.close()
         return left

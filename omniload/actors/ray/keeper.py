@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, assert_never
 
@@ -12,7 +13,7 @@ from omniload.actors.gate import Gate
 from omniload.actors.ray.answers import future_of, log_failure
 from omniload.actors.ray.crew import PLANNER, Crew
 from omniload.base.errors import UnavailableError
-from omniload.base.log import get_logger
+from omniload.base.log import RoleLog, get_logger
 from omniload.machine.roster import (
     EndMember,
     GiveUp,
@@ -38,9 +39,9 @@ _CLOSE_S = 5.0
 class Keeper:
     """Keeps every role of a plane held, in a thread of the process that opened it."""
 
-    def __init__(self, crew: Crew, roster: Roster, gate: Gate) -> None:
+    def __init__(self, crew: Crew, roster: Roster, gate: Gate, log: RoleLog | None) -> None:
         """Take the members that the plane was opened with; nothing is watched before ``begin``."""
-        self._crew, self._roster, self._gate = crew, roster, gate
+        self._crew, self._roster, self._gate, self._log = crew, roster, gate, log
         self._events: queue.SimpleQueue[RosterEvent | Callable[[], None] | None] = (
             queue.SimpleQueue()
         )
@@ -64,6 +65,10 @@ class Keeper:
             self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
+        with nullcontext() if self._log is None else self._log.speaking():
+            self._keep()
+
+    def _keep(self) -> None:
         try:
             with self._gate.inside():
                 self._carry(self._roster.begin())

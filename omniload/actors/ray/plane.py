@@ -26,6 +26,7 @@ from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.layout import dp_ranks_of_constructors, store_bytes
 from omniload.actors.status_file import write_status
 from omniload.base.errors import OmniloadError
+from omniload.base.log import RoleLogs
 from omniload.machine.loader_groups import LoaderShare, costs_of, partition
 from omniload.machine.roster import Member, Roster
 from omniload.source.kept_profile import kept
@@ -99,7 +100,9 @@ class RayPlane(DataPlane):
         self._patiently(crew.open_planner(crew.holders[PLANNER]), PLANNER)
         shadows = dict.fromkeys(crew.sources_of, spec.mix.runtime.shadows)
         roster = Roster(roles=shadows | dict.fromkeys(crew.dp_ranks_of, 0))
-        self._keeper = Keeper(crew, roster, self._gate)
+        logs = RoleLogs(self.address.logs)
+        self._opened.callback(logs.close)
+        self._keeper = Keeper(crew, roster, self._gate, logs.of("keeper"))
         self._keeper.begin()
         self._opened.callback(
             write_status(spec.run_dir, boards_of(self.address, self.address.board)[1])

@@ -19,6 +19,7 @@ from omniload.machine.messages import (
     TakeOver,
 )
 from omniload.machine.source_loader import Read, SamplesRead, SourceLoader
+from omniload.machine.status import REPEATED
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.config import MixConfig
 from omniload.mix.fingerprint import SourceFacts
@@ -182,9 +183,14 @@ class LoaderShell:
                     self.read_ahead(ReadAhead(source=read.source, start=read.start, stop=read.stop))
         except OmniloadError as error:
             # Whoever asks for these samples has them read once more, and is told the error.
-            _LOG.warning("what another loader held is not read ahead: %s", error)
+            with self._activity.speaking():
+                _LOG.warning("what another loader held is not read ahead: %s", error)
 
     def _sleep(self, duration_s: float) -> None:
-        self._clock.sleep(duration_s)
+        self._activity.figures.count(REPEATED)
+        try:
+            self._clock.sleep(duration_s)
+        finally:
+            self._activity.figures.count(REPEATED, -1)
         if self._closed:
             raise UnavailableError("the data plane was closed while a store did not answer")

@@ -144,16 +144,18 @@ class PlannerShell:
 
     def _run(self) -> None:
         try:
-            while not isinstance(event := self._events.get(), _Stop):
-                self._apply(event)
-                self._quiet_from_s = time.monotonic()
+            with self._activity.speaking():
+                while not isinstance(event := self._events.get(), _Stop):
+                    self._apply(event)
+                    self._quiet_from_s = time.monotonic()
         except Exception as error:  # noqa: BLE001 -- the outermost loop: everyone who waits must hear of it
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         """Tell every constructor, also after one that cannot be told."""
         failure = project_error(error, "the planner")
-        _LOG.error("the data plane stops: %s", failure, exc_info=failure is not error and error)
+        with self._activity.speaking():
+            _LOG.error("the data plane stops: %s", failure, exc_info=failure is not error and error)
         self._failure = failure
         for constructor in self._constructors:
             try:

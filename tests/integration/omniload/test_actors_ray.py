@@ -137,6 +137,11 @@ def test_two_ranks_get_the_steps_of_a_local_run_though_roles_are_killed_and_stop
     assert len(set(pids.values()) | {os.getpid()}) == 6
     assert left_of(pids.values()) == []
     assert not Path(folder).exists()
+    logs = tmp_path / "run" / "logs"
+    assert {
+        f"{role}.log" for role in (*pids, "keeper", "rank-dp=0", "rank-dp=1", "loader-0+1")
+    } <= {path.name for path in logs.iterdir()}
+    assert "loader-0 is replaced: " in (logs / "keeper.log").read_text()
     with LocalPlane(a_spec(tmp_path, mix)) as plane, Client(plane.handle(0)) as client:
         for _ in range(STEPS):
             client.next_batch()
@@ -151,7 +156,9 @@ def test_three_ranks_of_two_cp_peers_resume_a_local_run_until_the_planner_is_kil
         state = json.loads(json.dumps(client.state_dict()))
         rest = [client.next_batch() for _ in range(3)]
 
-    spec = a_spec(tmp_path, with_runtime(mix, kind="ray"), dp=3, cp=2, state=state)
+    spec = a_spec(
+        tmp_path, with_runtime(mix, kind="ray"), dp=3, cp=2, state=state, run_dir=tmp_path / "run"
+    )
     with open_plane(spec) as plane:
         peers = {(d, c): Client(plane.handle(d, c)) for d in range(3) for c in range(2)}
         # One rank reads to its end before the others begin: nothing it read may be missing for them.
@@ -159,7 +166,9 @@ def test_three_ranks_of_two_cp_peers_resume_a_local_run_until_the_planner_is_kil
         for peer in reversed(peers):
             taken[peer] += [peers[peer].next_batch() for _ in range(2)]
         kill(plane, "planner")
-        with pytest.raises(UnavailableError, match=r"the planner has died"):
+        with pytest.raises(
+            UnavailableError, match=r"the planner has died .* its lines: .*/logs/planner.log"
+        ):
             fails_after_prefetched(peers[0, 0])
 
     for step, whole in enumerate(rest):

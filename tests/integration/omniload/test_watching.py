@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -15,8 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 import omniload
 from omniload.actors import status_file
 from omniload.actors.role_metrics import FIGURES
+from omniload.actors.roles import loader
 from omniload.actors.status_file import read_status
-from omniload.base.errors import StateError
+from omniload.base.clock import SystemClock
+from omniload.base.errors import StateError, UnavailableError
 from omniload.base.linux.network import free_ports
 from omniload.cli import command as mix_command
 from tests.house.modules import ROOT
@@ -89,6 +92,48 @@ def test_top_shows_each_role_in_a_line_and_as_json(plane):
     assert "rank dp=0" in shown.output
     assert "has step 2" in shown.output
     assert {role["name"] for role in json.loads(told.output)["roles"]} >= {"planner", "loader-0"}
+
+
+def test_the_run_folder_holds_lines_of_every_role_and_top_shows_the_last_of_one_in_trouble(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(status_file, "_EVERY_S", 0.05)
+    (tmp_path / "a.txt").write_text("text of a document\n" * 50, encoding="utf-8")
+    run = tmp_path / "run"
+    answers, real = threading.Event(), loader.open_source
+
+    def open_source(*arguments, **words):
+        source = real(*arguments, **words)
+        read = source.read
+
+        def refused(start, stop):
+            if not answers.is_set():
+                raise UnavailableError("s3://KEY:SECRETSECRET@bucket does not answer")
+            return read(start, stop)
+
+        monkeypatch.setattr(source, "read", refused)
+        return source
+
+    monkeypatch.setattr(loader, "open_source", open_source)
+    monkeypatch.setattr(loader, "_WAITS_S", (LIMIT_S,))
+    monkeypatch.setattr(SystemClock, "sleep", lambda _clock, limit_s: answers.wait(limit_s))
+    with omniload.open(MIX, arrays="numpy", run_dir=run, world_size=1, rank=0) as opened:
+        roles = seen(run, lambda roles: "loader-0" in roles and roles["loader-0"].in_trouble)
+        shown = CliRunner().invoke(mix_command, ["top", str(run), "--once"], catch_exceptions=False)
+        told = CliRunner().invoke(mix_command, ["top", str(run), "--json"], catch_exceptions=False)
+        answers.set()
+        opened.next_batch()
+
+    assert sorted(path.name for path in (run / "logs").iterdir()) == [
+        *("constructor-0.log", "loader-0.log", "planner.log", "rank-dp=0.log")
+    ]
+    assert roles["loader-0"].log == str(run / "logs" / "loader-0.log")
+    assert "source web: read again in" in (run / "logs" / "loader-0.log").read_text()
+    assert "SECRETSECRET" not in (run / "logs" / "loader-0.log").read_text()
+    assert "does not answer" in json.loads(told.output)["last_lines"]["loader-0"]
+    assert "loader-0: 2" in shown.output  # the table, and below it the line with its time
+    assert "logs/loader-0.log" in shown.output.replace("\n", "")
 
 
 def test_every_metric_of_the_dashboard_and_the_alerts_is_there(plane):

@@ -7,6 +7,7 @@ from omniload.actors.ray.environment import ray, token
 from omniload.actors.ray.hosts.connection import Cluster, Listening
 from omniload.actors.ray.layout import constructors_by_host, dp_ranks_of_constructors
 from omniload.base.linux.network import free_ports, host_id
+from omniload.base.log import logs_folder
 from omniload.mix.runtime import RuntimeConfig
 
 __all__ = ["address_of", "head_of", "lifeline_of"]
@@ -63,5 +64,6 @@ def address_of(
         elsewhere=elsewhere,
         host_of={name: host for name, (host, _) in placed.items() if host != here},
         lifeline="" if lifeline is None else lifeline.address,
+        logs=None if spec.run_dir is None else logs_folder(spec.run_dir.resolve()),
         batch_timeout_s=spec.mix.runtime.batch_timeout,
     )

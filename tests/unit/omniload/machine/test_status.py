@@ -52,3 +52,35 @@ def test_figures_travel_with_the_heartbeat_and_older_ones_have_none():
     assert Progress.from_json(stored) == role
     del stored["figures"]
     assert Progress.from_json(stored).figures == {}
+
+
+def troubled(*roles):
+    found = status_of({role.name: role for role in roles}, {}, 100.0)
+    return [status.name for status in found if status.in_trouble]
+
+
+def a_wait(name, *waits_for, for_s):
+    return a_role(name, tasks=(Task(doing="waits", since_s=100.0 - for_s, waits_for=waits_for),))
+
+
+@pytest.mark.parametrize(("for_s", "expected"), [(9.0, []), (11.0, ["loader-0"])])
+def test_the_role_that_holds_up_a_rank_is_in_trouble_and_those_on_the_way_are_not(for_s, expected):
+    rank = a_wait("rank dp=0", "constructor-0", for_s=for_s)
+    way = a_wait("constructor-0", "planner", for_s=50), a_wait("planner", "loader-0", for_s=50)
+
+    assert troubled(rank, *way, a_role()) == expected
+
+
+def test_a_trainer_that_takes_its_time_troubles_nobody():
+    rank = a_role("rank dp=0", tasks=(Task(doing="has step 3", since_s=10.0),))
+
+    assert troubled(rank, a_wait("constructor-0", "planner", for_s=90), a_role("planner")) == []
+
+
+def test_who_is_stopped_or_reads_again_or_waits_for_a_store_is_in_trouble():
+    slow = a_role("loader-2", calls=(Task(doing="reads /data/3", since_s=80.0),))
+
+    assert troubled(a_role(beat_s=90.0)) == ["loader-0"]
+    assert troubled(a_role(repeated_reads=1.0)) == ["loader-0"]
+    assert troubled(a_role(repeated_reads=0.0, retries_total=3.0)) == []
+    assert troubled(slow) == ["loader-2"]

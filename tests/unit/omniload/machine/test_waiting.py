@@ -1,6 +1,7 @@
 """When a wait is told and ended, and how it is followed to the role that holds it up."""
 
 import json
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +56,16 @@ def test_a_call_to_a_store_is_named_with_its_age():
     said = reason_of("constructor-0", found, NOW_S)
 
     assert said.endswith("reads web for 20 s, reads /data/0.parquet: row group 3 for 42 s")
+
+
+def test_the_cause_is_told_with_the_file_of_its_lines():
+    loader = replace(a_role("loader-1", silent_s=9), log="/run/logs/loader-1.log")
+    found = roles_of(IDLE, replace(READS, log="/run/logs/planner.log"), a_role("loader-0"), loader)
+
+    said = reason_of("constructor-0", found, NOW_S)
+
+    assert said.endswith("too busy to run it (its lines: /run/logs/loader-1.log)")
+    assert "planner.log" not in said
 
 
 def test_a_rank_that_never_asked_is_named_before_one_that_is_late():
