@@ -12,6 +12,7 @@ from omniload.base.config import StrictModel, fault_at, load_yaml
 from omniload.mix.config import LARGEST_STEP
 from omniload.plan.place_tree import ClientPlaceTree
 from trainer_integration.moe.config import MoEConfig, MoEShape, heads_fault
+from trainer_integration.writers.protocol import Kind
 
 __all__ = ["CheckpointConfig", "OptimizerConfig", "ParallelConfig", "TrainConfig", "load_train"]
 
@@ -109,6 +110,8 @@ class TrainConfig(StrictModel):
     """Restarts from the last checkpoint after a rank died; one more ends the run."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Decides the first weights."""
+    log: tuple[Kind, ...] = ()
+    """Tools that get the figures of every step: ``tensorboard``, ``wandb`` (offline), ``mlflow``; each an extra."""
     digest: bool = True
     """Record a digest of every step's samples, so that two runs can be compared."""
 

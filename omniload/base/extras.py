@@ -23,12 +23,15 @@ EXTRA_OF = {
     "hdfs_native": "hdfs",
     "indexed_gzip": "image",
     "jinja2": "report",
+    "mlflow": "mlflow",
     "matplotlib": "report",
     "pyfuse3": "fuse",
     "ray": "ray",
     "safetensors": "torch",
+    "tensorboard": "tensorboard",
     "torch": "torch",
     "trio": "fuse",
+    "wandb": "wandb",
 }
 """Extra that brings a top-level module."""
 

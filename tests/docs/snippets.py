@@ -22,6 +22,7 @@ LANGUAGES = {"", "python", "yaml", "toml", "console", "sh"}
 """What a fence may be labelled; a sketch has no label, and is not checked."""
 
 FRAMEWORK_PAGES = {
+    "how-to-watch.md",
     "how-to-accelerate.md",
     "how-to-huggingface-trainer.md",
     "how-to-jax.md",

@@ -12,7 +12,19 @@ __all__ = ["PACKAGES", "ROOT", "imported", "name_of", "source_files", "tree_of"]
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("omniload", "fusefs", "snapshot", "trainer_integration")
-EXTRAS = {"pyfuse3", "trio", "ray", "torch", "matplotlib", "jinja2", "indexed_gzip", "urllib3"}
+EXTRAS = {
+    "mlflow",
+    "tensorboard",
+    "wandb",
+    "pyfuse3",
+    "trio",
+    "ray",
+    "torch",
+    "matplotlib",
+    "jinja2",
+    "indexed_gzip",
+    "urllib3",
+}
 EXTRAS |= {"grpc", "google"}
 EXTRAS |= {"accelerate", "lightning", "transformers"}  # tests/frameworks has them
 """What an installation may lack."""

@@ -48,6 +48,7 @@ from trainer_integration.run.rank_process import RankProcess
 from trainer_integration.run.resuming import Resume, step_name
 from trainer_integration.run.run_lock import RunLock
 from trainer_integration.run.run_log import EventKind, EventLine, MemoryLine, RunLog, StepLine
+from trainer_integration.writers.opening import open_writers
 
 if TYPE_CHECKING:
     from omniload.actors.ray.plane import RayPlane
@@ -163,9 +164,11 @@ class Launcher:
         previous = {number: signal.getsignal(number) for number in _ENDING_SIGNALS}
         self._listen()
         try:
+            first = self._first_step
             with (
                 marked(self._job),
-                RunLog(self.run_dir, fresh=self._first_step == 0) as self._log,
+                open_writers(self.train.log, self.run_dir, from_step=first) as writers,
+                RunLog(self.run_dir, fresh=first == 0, writers=writers) as self._log,
             ):
                 return self._logged()
         finally:

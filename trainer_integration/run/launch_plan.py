@@ -27,6 +27,7 @@ from trainer_integration.run.model_of import model_of, with_cost_of
 from trainer_integration.run.rank_spec import RankSpec
 from trainer_integration.run.resuming import Resume, choose, require_step, step_name
 from trainer_integration.run.run_log import LOG_NAME, EventLine, read_log
+from trainer_integration.writers.opening import require_writers
 
 __all__ = ["AttemptStart", "LaunchPlan", "next_log_number", "read_plan"]
 
@@ -211,6 +212,7 @@ def read_plan(config: Path) -> LaunchPlan:
         ConfigError: One of them is faulty, or they do not fit each other.
     """
     train, folder = load_train(config)
+    require_writers(train.log)
     mix_file = train.mix_file(folder)
     mix, base_dir = load_mix(mix_file)
     try:

@@ -18,6 +18,7 @@ from omniload.base.config import StrictModel
 from omniload.base.errors import IntegrityError, StateError, system_refusals
 from omniload.base.log import get_logger
 from omniload.base.reading import open_file, read_kept_file
+from trainer_integration.writers.opening import Writers
 
 __all__ = [
     "LOG_NAME",
@@ -27,6 +28,7 @@ __all__ = [
     "MemoryLine",
     "RunLog",
     "StepLine",
+    "figures_of",
     "last_of_each_step",
     "parse_line",
     "read_log",
@@ -38,6 +40,8 @@ LOG_NAME = "log.jsonl"
 _STRIDE_BYTES = 1 << 20
 _MOST_BYTES = 4 << 30
 """Of a log that is read whole: ten million steps."""
+_OF_ROUTERS = ("expert_imbalance", "z_loss", "router_entropy", "drop_rate")
+"""Missing in logs of older releases."""
 
 
 EventKind = Literal[
@@ -97,6 +101,26 @@ class StepLine(StrictModel):
     """Digest of the samples of the step as they arrived at the trainers: 16 hex digits."""
 
 
+def figures_of(line: StepLine) -> dict[str, float]:
+    """Return what a step's line tells, each figure a number; shares of sources as ``share/NAME``."""
+    figures: dict[str, float] = {
+        "loss": line.loss,
+        "balance_loss": line.balance_loss,
+        "grad_norm": line.grad_norm,
+        "lr": line.lr,
+        "tokens": line.tokens,
+        "seconds": line.seconds,
+        "tokens_per_s": line.tokens / line.seconds if line.seconds > 0 else 0.0,
+        "wait_s": max(line.wait_s, default=0.0),
+        "imbalance": line.imbalance,
+    }
+    for name in _OF_ROUTERS:
+        if (value := getattr(line, name)) is not None:
+            figures[name] = value
+    total = max(sum(line.tokens_by_source.values()), 1)
+    return figures | {f"share/{name}": n / total for name, n in line.tokens_by_source.items()}
+
+
 class EventLine(StrictModel):
     """Something that happened to the job."""
 
@@ -140,8 +164,17 @@ class RunLog:
     """The log of a run, appended to."""
 
     @system_refusals("the run's log")
-    def __init__(self, run_dir: Path, *, fresh: bool = False) -> None:
-        """Open the log; ``fresh`` drops lines of work that left no checkpoint, as the journal does."""
+    def __init__(
+        self, run_dir: Path, *, fresh: bool = False, writers: Writers | None = None
+    ) -> None:
+        """Open the log.
+
+        Args:
+            run_dir: Folder of the run; made where it is missing.
+            fresh: Drop lines of work that left no checkpoint, as the journal does.
+            writers: Get the figures of every step too.
+        """
+        self._writers = writers
         run_dir.mkdir(parents=True, exist_ok=True)
         path = run_dir / LOG_NAME
         if path.exists():
@@ -162,6 +195,8 @@ class RunLog:
             if not self._told:
                 _LOG.warning("%s: lines are lost: %s", self._file.name, error.strerror)
             self._told = True
+        if self._writers is not None and isinstance(line, StepLine):
+            self._writers.write(line.step, figures_of(line))
 
     def close(self) -> None:
         """Close the file."""

@@ -1,0 +1,61 @@
+"""MLflow: files below RUN/mlruns, or the server that ``MLFLOW_TRACKING_URI`` names."""
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+# Read by MLflow when it is imported: since its release 3 it refuses the store of files without the first, and
+# reports its use to its makers without the second.
+os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+from typing_extensions import override
+
+from trainer_integration.writers.protocol import MetricWriter
+from trainer_integration.writers.record import read_record
+
+__all__ = ["MlflowWriter"]
+
+_EXPERIMENT = "omniload"
+_NOT_IN_NAMES = re.compile(r"[^\w\-./ :]")
+
+
+class MlflowWriter(MetricWriter):
+    """Writes one run, which later launches go on with; MLflow keeps both values of a step that was trained twice."""
+
+    def __init__(self, folder: Path) -> None:
+        place = os.environ.get("MLFLOW_TRACKING_URI") or (folder / "mlruns").resolve().as_uri()
+        self._client = MlflowClient(tracking_uri=place)
+        record = read_record(folder)
+        if record.mlflow is None:
+            record = record.model_copy(update={"mlflow": self._new_run(folder.resolve().name)})
+            record.write(folder)
+        assert record.mlflow is not None
+        self._run_id = record.mlflow
+        self._client.update_run(self._run_id, status="RUNNING")
+
+    def _new_run(self, name: str) -> str:
+        wanted = os.environ.get("MLFLOW_EXPERIMENT_NAME", _EXPERIMENT)
+        found = self._client.get_experiment_by_name(wanted)
+        number = self._client.create_experiment(wanted) if found is None else found.experiment_id
+        run_id: str = self._client.create_run(number, run_name=name).info.run_id
+        return run_id
+
+    @override
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        now_ms = int(time.time() * 1000)
+        named = {_NOT_IN_NAMES.sub("_", name): value for name, value in figures.items()}
+        metrics = [Metric(name, value, now_ms, step) for name, value in named.items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
+
+    @override
+    def go_back(self, step: int) -> None:
+        """Nothing: the value with the later time is the one of the work that stayed."""
+
+    @override
+    def close(self) -> None:
+        self._client.set_terminated(self._run_id)

@@ -1,0 +1,56 @@
+"""Weights & Biases: offline unless ``WANDB_MODE`` says otherwise; ``wandb sync RUN/wandb/offline-run-*`` sends it."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import wandb
+from typing_extensions import override
+
+from trainer_integration.writers.protocol import MetricWriter
+from trainer_integration.writers.record import read_record
+
+__all__ = ["WandbWriter"]
+
+_PROJECT = "omniload"
+_STEP = "step"
+
+
+class WandbWriter(MetricWriter):
+    """Writes a run of its own for each launch, all under one number."""
+
+    def __init__(self, folder: Path) -> None:
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", _PROJECT),
+            id=read_record(folder).wandb,
+            name=os.environ.get("WANDB_NAME", folder.resolve().name),
+            dir=str(folder),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            resume="allow",
+            settings=wandb.Settings(
+                # Neither command lines nor packages nor output of the machine leave it: they may hold secrets.
+                silent=True,
+                console="off",
+                disable_code=True,
+                disable_git=True,
+                x_disable_meta=True,
+                x_disable_stats=True,
+                x_save_requirements=False,
+            ),
+        )
+        # By a column, not by wandb's own count, which takes no step again.
+        self._run.define_metric("*", step_metric=_STEP)
+
+    @override
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        self._run.log({**figures, _STEP: step})
+
+    @override
+    def go_back(self, step: int) -> None:
+        """Nothing: a step that is trained again has two rows, and its column says so."""
+
+    @override
+    def close(self) -> None:
+        self._run.finish()
+        if wandb.run is None:  # no run of the program's own: nothing else needs wandb's process
+            wandb.teardown()
