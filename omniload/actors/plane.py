@@ -12,7 +12,7 @@ from omniload.batch.microbatch import Batch
 from omniload.machine.planner import Planner
 from omniload.mix.config import MixConfig
 from omniload.mix.fingerprint import SourceFacts, fingerprint_of
-from omniload.mix.journal import Journal
+from omniload.mix.journal.file import Journal
 from omniload.mix.possible import require_possible
 from omniload.mix.state import MixState
 from omniload.plan.place_tree import ClientPlaceTree
@@ -144,7 +144,7 @@ def open_journal(run_dir: Path | None, planner: Planner) -> Journal | None:
         return None
     run_dir.mkdir(parents=True, exist_ok=True)
     state = planner.state
-    return Journal(run_dir / JOURNAL_NAME, planner.state_at(state.step), state.digest())
+    return Journal.leading_up(run_dir / JOURNAL_NAME, planner.state_at(state.step), state.digest())
 
 
 def tokenizer_digest(mix: MixConfig, base_dir: Path) -> str:

@@ -18,7 +18,7 @@ from omniload.commands.options import cache_option, json_option, run_argument
 from omniload.commands.rehearsal import Rehearsal
 from omniload.commands.samples import text_of
 from omniload.mix.config import MixConfig
-from omniload.mix.journal import read_journal
+from omniload.mix.journal.reading import read_journal
 from omniload.mix.progress import fingerprint_in, fold
 from omniload.mix.run_record import RunLife, read_run_record
 from omniload.plan.place_tree import ClientPlaceTree, MeshAxis

@@ -10,7 +10,7 @@ from omniload.actors.plane import JOURNAL_NAME
 from omniload.base.units import format_count
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
 from omniload.commands.options import json_option, run_argument
-from omniload.mix.journal import read_journal
+from omniload.mix.journal.reading import read_journal
 from omniload.mix.progress import progress_of
 from omniload.mix.run_record import read_run_record
 

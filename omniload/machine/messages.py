@@ -3,7 +3,7 @@
 ::
 
     planner --ReadAhead--> source loader --SamplesReported--> planner
-    planner --AppendJournal--> journal, then --PublishPlans--> data constructor
+    planner --AppendJournal, AppendBase--> journal, then --PublishPlans--> data constructor
     data constructor --SliceRequest--> source loader --SampleColumns--> data constructor
     client --StepTaken--> planner --ReleaseSamples--> source loader
                                   --ReleaseSteps--> data constructor
@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.state import JsonObject
-from omniload.mix.journal import StepRecord
+from omniload.mix.journal.records import StepRecord
 from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
 from omniload.plan.records import StepPlan
 
 __all__ = [
+    "AppendBase",
     "AppendJournal",
     "ConstructorReplaced",
     "EndOfData",
@@ -123,6 +124,20 @@ class AppendJournal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AppendBase:
+    """Note the whole state in the journal: a planner that takes over reads from there on."""
+
+    state: MixState
+    names: Sequence[str]
+    fingerprint: Mapping[str, str]
+
+    @property
+    def content(self) -> JsonObject:
+        """What the journal keeps."""
+        return self.state.to_json(self.names, self.fingerprint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishPlans:
     """Build the steps: every constructor its ranks' rows."""
 
@@ -169,6 +184,7 @@ PlannerCommand = (
     ReadAhead
     | TakeOver
     | AppendJournal
+    | AppendBase
     | PublishPlans
     | Republish
     | ReleaseSamples

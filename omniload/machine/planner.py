@@ -6,7 +6,7 @@ step durable in the journal before it is published.
 """
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -19,6 +19,7 @@ from omniload.base.state import JsonObject
 from omniload.batch.rows import stops_with_next
 from omniload.machine.loss_spans import LossSpans
 from omniload.machine.messages import (
+    AppendBase,
     AppendJournal,
     ConstructorReplaced,
     EndOfData,
@@ -37,6 +38,7 @@ from omniload.machine.messages import (
 )
 from omniload.machine.progress import Waits, rank_name
 from omniload.machine.queue import Demand, SampleQueue
+from omniload.machine.ranks import RankSteps
 from omniload.machine.strategy import place
 from omniload.mix.config import MixConfig
 from omniload.mix.deficit import WEIGHT_ONE
@@ -54,6 +56,9 @@ __all__ = ["Planner"]
 _PLANS_READ_AHEAD = 4
 """Plans' worth of samples known ahead of the next plan, for each source by its share; half as many let every
 plan wait for a read."""
+_BASE_EVERY = 1024
+"""Steps between two bases in the journal, at least as many as may be planned ahead: a planner that takes over reads
+from the last base but one at most."""
 _SMALL_READ = 1024
 """Records that are read at once, however few there are: each epoch costs a read of its own, each request more."""
 _NAMES_SHOWN = 3
@@ -71,6 +76,8 @@ class Planner:
     """State before the next step to plan."""
     fingerprint: dict[str, str]
     """What a later resume must find unchanged."""
+    known: Sequence[MixState] = ()
+    """States behind ``state`` that a planner before this one, now lost, had come to: ranks may stand there."""
     num_steps: int | None = None
     """First step that is not planned; ``None`` for no end but the mix's own."""
     skipped_S: list[int] = field(init=False)
@@ -79,12 +86,7 @@ class Planner:
     """Tokens cut off or dropped with overlong documents so far, by source, in this life."""
     _queues: list[SampleQueue] = field(init=False)
     _states: dict[int, MixState] = field(init=False)
-    slowest_step: int = field(init=False)
-    """The step that the slowest rank wants next."""
-    _wanted: dict[tuple[int, int], int] = field(init=False)
-    """Next step of every rank, by its place along dp and cp."""
-    _ranks_at: Counter[int] = field(init=False)
-    """How many ranks want each step next: the slowest is found without looking at all of them."""
+    _ranks: RankSteps = field(init=False)
     released_to: int = field(init=False)
     """The step before which everything was let go: every rank has taken it."""
     _reach_S: list[int] = field(init=False)
@@ -117,11 +119,10 @@ class Planner:
             max(reach - 1, cursor[0])
             for reach, cursor in zip(self._reach_S, self.state.cursors_S, strict=True)
         ]
-        self._states = {self.state.step: self.state}
+        self._states = {state.step: state for state in (self.state, *self.known)}
         ranks = product(range(self.tree.size_of("dp")), range(self.tree.size_of("cp")))
-        self._wanted = dict.fromkeys(ranks, self.state.step)
-        self.slowest_step = self.released_to = self.state.step
-        self._ranks_at = Counter(self._wanted.values())
+        self._ranks = RankSteps.at(ranks, self.state.step)
+        self.released_to = self.state.step
 
     def handle(self, event: PlannerEvent) -> tuple[PlannerCommand, ...]:  # noqa: PLR0911 -- one for each event
         """Apply one event and return what must now be done, in order.
@@ -142,7 +143,7 @@ class Planner:
                 self.skipped_S[source] += skipped
                 return tuple(self._advance((source,)))
             case StepTaken(step=step, dp_rank=dp_rank, cp_rank=cp_rank):
-                if not self._take((dp_rank, cp_rank), step):
+                if not self._ranks.take((dp_rank, cp_rank), step):
                     return ()
                 return (*self._release(), *self._advance(()))
             case LoaderReplaced(sources=sources):
@@ -152,18 +153,10 @@ class Planner:
             case _:
                 assert_never(event)
 
-    def _take(self, rank: tuple[int, int], step: int) -> bool:
-        """Note that a rank has a step; return whether the slowest rank has come further."""
-        before, slowest = self._wanted[rank], self.slowest_step
-        if step < before:
-            return False
-        self._wanted[rank] = step + 1
-        self._ranks_at[step + 1] += 1
-        self._ranks_at[before] -= 1
-        while not self._ranks_at[self.slowest_step]:
-            del self._ranks_at[self.slowest_step]
-            self.slowest_step += 1
-        return self.slowest_step > slowest
+    @property
+    def slowest_step(self) -> int:
+        """The step that the slowest rank wants next."""
+        return self._ranks.slowest
 
     def _room(self) -> int:
         """Return how many steps may be planned now; 0 until there is room for as many as go together."""
@@ -180,7 +173,7 @@ class Planner:
             short = tuple(s for s in self._lacking() if self._is_asked(s))
             names = ", ".join(self.mix.names[s] for s in short[:_NAMES_SHOWN])
             return Waits(text=f"waits for samples of {len(short)} sources ({names})", sources=short)
-        late = [rank for rank, wanted in self._wanted.items() if wanted == slowest]
+        late = self._ranks.late()
         cp_size = self.tree.size_of("cp")
         return Waits(
             text=f"is {step - slowest} steps ahead of {len(late)} ranks that have not taken step {slowest}",
@@ -363,9 +356,11 @@ class Planner:
             self.state = membership.after
             self._states[self.state.step] = self.state
             plans.append(plan)
-            commands.append(
-                AppendJournal(before=before, plan=plan, after=self.state, names=self.mix.names)
-            )
+            names = self.mix.names
+            commands.append(AppendJournal(before=before, plan=plan, after=self.state, names=names))
+            if self.state.step % _BASE_EVERY == 0:
+                base = AppendBase(state=self.state, names=names, fingerprint=self.fingerprint)
+                commands.append(base)
         finished_S = np.sum([membership.finished_S for membership in window], axis=0)
         for s in np.flatnonzero(finished_S).tolist():
             self._queues[s].draw(int(finished_S[s]))

@@ -12,7 +12,8 @@ from omniload.base.state import Json
 from omniload.base.units import decimal_of
 from omniload.mix.config import MixConfig
 from omniload.mix.deficit import WEIGHT_ONE, integer_weights
-from omniload.mix.journal import StepRecord, state_before
+from omniload.mix.journal.reading import state_before
+from omniload.mix.journal.records import StepRecord
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
 

@@ -21,7 +21,7 @@ from omniload.base.state import JsonObject
 from omniload.batch.digest import batch_digest
 from omniload.client import Client
 from omniload.mix.config import MixConfig
-from omniload.mix.journal import read_journal
+from omniload.mix.journal.reading import read_journal
 from omniload.mix.progress import fingerprint_in, fold
 from omniload.mix.run_record import RunLife, read_run_record
 from omniload.plan.place_tree import ClientPlaceTree

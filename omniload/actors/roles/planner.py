@@ -16,6 +16,7 @@ from omniload.base.log import get_logger
 from omniload.base.metrics import PLAN_SECONDS
 from omniload.base.state import JsonObject
 from omniload.machine.messages import (
+    AppendBase,
     AppendJournal,
     ConstructorReplaced,
     EndOfData,
@@ -33,7 +34,7 @@ from omniload.machine.messages import (
 )
 from omniload.machine.planner import Planner
 from omniload.machine.progress import Task
-from omniload.mix.journal import Journal
+from omniload.mix.journal.file import Journal
 
 __all__ = ["PlannerShell"]
 
@@ -178,16 +179,23 @@ class PlannerShell:
         if isinstance(event, SamplesReported):
             count_skipped(self._planner.mix.names[event.source], event.skipped)
         for command in commands:
-            if isinstance(command, AppendJournal):
-                if self._journal is not None:
-                    with self._activity.doing("writes the journal"):
-                        self._journal.append(command.record)
+            if isinstance(command, AppendJournal | AppendBase):
+                self._keep(command)
             elif isinstance(command, ReadAhead | ReleaseSamples | TakeOver):
                 self._loaders.tell(command)
             elif isinstance(command, Republish):
                 self._tell_again(command)
             else:
                 self._tell_constructors(command)
+
+    def _keep(self, command: AppendJournal | AppendBase) -> None:
+        if self._journal is None:
+            return
+        with self._activity.doing("writes the journal"):
+            if isinstance(command, AppendJournal):
+                self._journal.append(command.record)
+            else:
+                self._journal.append_base(command.content, command.state.digest())
 
     def _tell_constructors(self, command: PublishPlans | ReleaseSteps | EndOfData) -> None:
         for constructor in self._constructors:

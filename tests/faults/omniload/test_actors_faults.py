@@ -18,7 +18,8 @@ from omniload.base.ragged import Ragged
 from omniload.batch.digest import batch_digest
 from omniload.client import Client
 from omniload.machine import queue
-from omniload.mix.journal import Journal, read_journal
+from omniload.mix.journal.file import Journal
+from omniload.mix.journal.reading import read_journal
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import a_corpus, write_tokens
 

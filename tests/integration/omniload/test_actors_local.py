@@ -15,7 +15,8 @@ from omniload.base.metrics import REGISTRY
 from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
 from omniload.mix.deficit import integer_weights
-from omniload.mix.journal import StepRecord, read_journal, state_before
+from omniload.mix.journal.reading import read_journal, state_before
+from omniload.mix.journal.records import StepRecord
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
 from omniload.plan.place_tree import ClientPlaceTree

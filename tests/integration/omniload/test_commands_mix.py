@@ -12,7 +12,7 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.commands.opening import open_spec
 from omniload.commands.rehearsal import Rehearsal
 from omniload.mix.config import MixConfig
-from omniload.mix.journal import read_journal
+from omniload.mix.journal.reading import read_journal
 from omniload.source.formats import jsonl
 from tests.support.plane.corpora import write_texts
 from tests.support.plane.mix_commands import a_mix_file, a_run, json_of, run_mix

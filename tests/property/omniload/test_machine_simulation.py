@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from omniload.machine import queue
 from omniload.mix.deficit import integer_weights
-from omniload.mix.journal import StepRecord, state_before
+from omniload.mix.journal.reading import state_before
+from omniload.mix.journal.records import StepRecord
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
 from tests.support.plane.builders import a_mix

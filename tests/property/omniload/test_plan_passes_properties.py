@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omniload.machine import queue
-from omniload.mix.journal import StepRecord, state_before
+from omniload.mix.journal.reading import state_before
+from omniload.mix.journal.records import StepRecord
 from omniload.mix.progress import weights_by_step
 from omniload.mix.state import MixState
 from omniload.plan.membership import Exhausted, Starved, membership_of

@@ -13,7 +13,7 @@ from omniload.actors.plane import (
 )
 from omniload.base.errors import ConfigError, StateError
 from omniload.machine.messages import SamplesReported, Started
-from omniload.mix.journal import read_journal
+from omniload.mix.journal.reading import read_journal
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.builders import a_mix, a_table, some_facts
 

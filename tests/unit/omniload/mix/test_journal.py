@@ -1,7 +1,6 @@
 """The journal: what survives a kill, what is refused, and how records fold back into states."""
 
 import errno
-import itertools
 import os
 import subprocess
 import sys
@@ -12,56 +11,21 @@ import orjson
 import pytest
 
 from omniload.base.errors import IntegrityError, StateError
-from omniload.mix.deficit import WEIGHT_ONE
-from omniload.mix.journal import (
-    Journal,
-    StepRecord,
-    read_journal,
-    state_before,
-)
-from omniload.mix.journal_lines import JOURNAL_VERSION, line_of
+from omniload.mix.journal.file import Journal
+from omniload.mix.journal.lines import JOURNAL_VERSION, line_of
+from omniload.mix.journal.reading import read_journal, state_before
+from omniload.mix.journal.records import StepRecord
 from omniload.mix.pieces import PieceTable
 from omniload.mix.state import MixState
-from tests.support.plane.builders import pieces_of
-
-NAMES = ("web", "code")
-PRINT = {"seed": "7"}
-WEIGHTS = (WEIGHT_ONE // 4, WEIGHT_ONE - WEIGHT_ONE // 4)
-
-
-def states(count):
-    """Return consecutive states; a step draws from one source or from both."""
-    found = [MixState.start(2)]
-    for step in range(count - 1):
-        before = found[-1]
-        (p, _, _), other = before.cursors_S
-        found.append(
-            before.after(
-                cursors_S=[(p + 3, 1, 0), other if step % 2 else (other[0] + 1, 0, 32)],
-                served_S=[30, 0 if step % 2 else 11],
-                weights_S=WEIGHTS,
-                carried=pieces_of([0, p + 2, 0, 0, 5 + step, 9 + step]),
-            )
-        )
-    return found
-
-
-def records_between(found):
-    return [
-        StepRecord.between(before, after, f"digest {before.step}")
-        for before, after in itertools.pairwise(found)
-    ]
-
-
-def opened(path, state, fingerprint=PRINT):
-    return Journal(path, state.to_json(NAMES, fingerprint), state.digest())
-
-
-def a_journal(path, found, *, first=0):
-    with opened(path, found[first]) as journal:
-        for record in records_between(found[first:]):
-            journal.append(record.to_json(NAMES))
-    return path
+from tests.support.plane.journals import (
+    NAMES,
+    PRINT,
+    WEIGHTS,
+    a_journal,
+    opened,
+    records_between,
+    states,
+)
 
 
 def steps_in(path):
@@ -261,7 +225,7 @@ def test_a_missing_journal_is_a_state_error(tmp_path):
 
 
 def test_another_version_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("omniload.mix.journal.JOURNAL_VERSION", JOURNAL_VERSION + 1)
+    monkeypatch.setattr("omniload.mix.journal.file.JOURNAL_VERSION", JOURNAL_VERSION + 1)
     path = a_journal(tmp_path / "j", states(1))
     monkeypatch.undo()
 
@@ -395,7 +359,7 @@ def test_opening_holds_one_record_however_long_the_journal_is(tmp_path):
     path.write_bytes(b"".join(map(bytes, lines)))
 
     tracemalloc.start()
-    Journal(path, replace(start, step=60).to_json(NAMES, PRINT), "d").close()
+    Journal.leading_up(path, replace(start, step=60).to_json(NAMES, PRINT), "d").close()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
@@ -463,9 +427,9 @@ def test_a_new_journal_that_finds_no_room_is_no_outage(tmp_path, monkeypatch):
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from omniload.mix.journal import Journal
+from omniload.mix.journal.file import Journal
 
-journal = Journal(Path(sys.argv[1]), {"step": 0, "fingerprint": {}}, "d")
+journal = Journal.leading_up(Path(sys.argv[1]), {"step": 0, "fingerprint": {}}, "d")
 size = Path(sys.argv[1]).stat().st_size
 resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))
 journal.append({"step": 0, "revision": 0})

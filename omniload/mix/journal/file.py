@@ -1,4 +1,4 @@
-"""The journal: one small record per step, durable before the step's batch is handed out.
+"""The file of a journal: appended to by one planner, continued by the next.
 
 A differential checkpoint: a base state, then what each step changed. Folding the
 records into the base gives the state before any step, so a run resumes from the last
@@ -7,12 +7,16 @@ record, and "what was in step 1234?" is answered by planning that step again.
 The file is JSON lines. The first line is the base, each line ends in a checksum of the
 checksum before it and of its own text, so that no line can go missing, move, or stand twice::
 
-    {"version": 2, "base": {...}, "after": "..."}<TAB>xxh64
+    {"version": 3, "base": {...}, "after": "..."}<TAB>xxh64
     {"step": 0, "revision": 0, "digest": "...", "after": "...", "drawn": {"web": [...]}, "carried": [...]}<TAB>xxh64
+    ...
+    {"kind": "base", "step": 1024, "state": {...}, "after": "..."}<TAB>xxh64
+    {"step": 1024, ...}<TAB>xxh64
 
 ``drawn`` holds, for each source drawn from, the cursor afterwards (position, sub, token)
 and what was drawn; ``after`` is ``MixState.digest`` of the state that the line leads to. A missing *last*
 line shows only in what outlives it: the state that a run resumes from says how many steps there were.
+A base now and then lets whoever needs the last steps only read from there.
 
 A torn last line, as a kill leaves it, is cut off; any other that does not fit is an
 ``IntegrityError``.
@@ -22,135 +26,66 @@ import errno
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
+import orjson
+
 from omniload.base.errors import IntegrityError, StateError, UnavailableError
 from omniload.base.log import get_logger
-from omniload.base.state import Json, JsonObject, whole_number
+from omniload.base.state import Json, JsonObject
 from omniload.base.units import format_bytes
-from omniload.mix.journal_lines import (
+from omniload.mix.journal.lines import (
+    BASE,
     JOURNAL_VERSION,
     JournalLine,
+    Since,
     base_of,
+    chained,
     line_of,
     sound_lines,
 )
-from omniload.mix.pieces import PieceTable
-from omniload.mix.state import COUNT_LIMIT, Cursor, MixState, cursor_of
+from omniload.mix.journal.reading import Tail
 
-__all__ = ["JOURNAL_VERSION", "Journal", "StepRecord", "read_journal", "state_before"]
+__all__ = ["Journal"]
 
 _LOG = get_logger(__name__)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
-    """What one step changed."""
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The part of a journal that is kept."""
 
-    step: int
-    """The step."""
-    revision: int
-    """Revision of the mix it was drawn under."""
-    digest: str
-    """``StepPlan.membership_digest`` of its plan."""
-    after: str
-    """``MixState.digest`` of the state after it."""
-    drawn: Mapping[int, tuple[Cursor, int]]
-    """For each source drawn from: its cursor afterwards, and what was drawn, in the unit of the weights."""
-    carried: PieceTable
-    """All pieces carried to the next step."""
-
-    @classmethod
-    def between(cls, before: MixState, after: MixState, digest: str) -> Self:
-        """Return the record that leads from one state to the next."""
-        return cls(
-            step=before.step,
-            revision=after.mix_revision,
-            digest=digest,
-            after=after.digest(),
-            drawn={
-                s: (after.cursors_S[s], after.drawn_S[s] - before.drawn_S[s])
-                for s in range(len(after.cursors_S))
-                if after.cursors_S[s] != before.cursors_S[s]
-            },
-            carried=after.carried,
-        )
-
-    def applied_to(self, state: MixState, weights_S: Sequence[int]) -> MixState:
-        """Return the state after this step; ``weights_S`` are the integer weights at it.
-
-        Raises:
-            StateError: The record belongs to another step than ``state`` stands before, or leads to
-                another state than it did when it was written.
-        """
-        if self.step != state.step:
-            raise StateError(
-                f"the journal has step {self.step} where step {state.step} was due; resume from a checkpoint"
-            )
-        idle = [(cursor, 0) for cursor in state.cursors_S]
-        for s, change in self.drawn.items():
-            idle[s] = change
-        after = replace(state, mix_revision=self.revision).after(
-            cursors_S=[cursor for cursor, _ in idle],
-            served_S=[served for _, served in idle],
-            weights_S=weights_S,
-            carried=self.carried,
-        )
-        if (found := after.digest()) != self.after:
-            raise StateError(
-                f"the state after step {self.step} has digest {found}, its journal says {self.after}: "
-                "another release, another mix or another state; resume from a checkpoint"
-            )
-        return after
-
-    def to_json(self, names: Sequence[str]) -> JsonObject:
-        """Return the record as plain JSON, keyed by source name."""
-        return {
-            "step": self.step,
-            "revision": self.revision,
-            "digest": self.digest,
-            "after": self.after,
-            "drawn": {names[s]: [*cursor, served] for s, (cursor, served) in self.drawn.items()},
-            "carried": self.carried.to_json(names),
-        }
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Json], names: Sequence[str]) -> Self:
-        """Read what ``to_json`` wrote.
-
-        Raises:
-            StateError: The record names a source that is not in ``names``, or is damaged.
-        """
-        number_of = {name: s for s, name in enumerate(names)}
-        try:
-            drawn: Mapping[str, list[Json]] = record["drawn"]  # type: ignore[assignment]
-            return cls(
-                step=whole_number(record["step"], below=COUNT_LIMIT),
-                revision=whole_number(record["revision"], below=COUNT_LIMIT),
-                digest=str(record["digest"]),
-                after=str(record["after"]),
-                drawn={
-                    number_of[name]: (cursor_of(cursor), whole_number(served, below=COUNT_LIMIT))
-                    for name, (*cursor, served) in drawn.items()
-                },
-                carried=PieceTable.from_json(record["carried"], names),
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise StateError(
-                f"a journal record is damaged or of another mix ({error!r})"
-            ) from error
+    size_bytes: int
+    checksum: bytes
+    """Of its last line."""
+    digest: Json
+    """``MixState.digest`` of the state that it leads to."""
 
 
 class Journal:
     """An open journal, appended to by one planner."""
 
-    def __init__(self, path: Path, state: JsonObject, digest: str) -> None:
+    def __init__(self, path: Path, head: _Head, *, durable: bool = True) -> None:
+        """Open a file whose first lines are those of ``head``; what is behind them is cut off."""
+        self.path, self._durable = path, durable
+        with _writing(path, 0):
+            self._file: BinaryIO = path.open("r+b", buffering=0)
+            self._last = head.checksum
+            self._end = self._cut_to(head.size_bytes)
+        self._known: dict[int, bytes] = {}
+        self._base_step = -1
+        self._base: Since | None = None
+
+    @classmethod
+    def leading_up(
+        cls, path: Path, state: JsonObject, digest: str, *, durable: bool = True
+    ) -> Self:
         """Open a journal at ``path`` for a run that continues from ``state``.
 
         Records of earlier steps of the same mix stay where they are; those of ``state["step"]``
@@ -161,34 +96,87 @@ class Journal:
             path: The file.
             state: State before the next step.
             digest: ``MixState.digest`` of ``state``.
+            durable: Whether what is appended survives a power cut, and every record is kept. Without that it survives
+                the end of the process that wrote it, and records that nobody can ask for are dropped in time.
 
         Raises:
             StateError: The journal leads up to this step of this mix, and to another state.
             StateError: The disk, or a quota, is full.
             UnavailableError: The file cannot be written.
         """
-        self.path = path
         head = _leading_up(path, state, digest)
-        with _writing(path, 0 if head is not None else len(bytes(_first_line(state, digest)))):
-            if head is None:
+        if head is None:
+            with _writing(path, len(bytes(_first_line(state, digest)))):
                 head = _begun(path, state, digest)
-            self._file: BinaryIO = path.open("r+b", buffering=0)
-            self._last = head.checksum
-            self._end = self._cut_to(head.size_bytes)
+        return cls(path, head, durable=durable)
 
-    def append(self, record: JsonObject) -> None:
-        """Write one record and wait until it is on the disk.
+    @classmethod
+    def taken_over(cls, path: Path, tail: Tail, step: int, *, durable: bool = True) -> Self:
+        """Open the journal of a planner that was lost, for one that plans from ``step`` on again.
+
+        What was recorded stays. Steps that are planned again must be what their records say.
+
+        Args:
+            path: The file.
+            tail: Its end.
+            step: First step that is planned again.
+            durable: As for ``leading_up``.
 
         Raises:
+            StateError: The disk, or a quota, is full.
+            UnavailableError: The file cannot be written.
+        """
+        size = tail.since.offset + sum(len(bytes(line)) for line in tail.lines)
+        journal = cls(path, _Head(size, tail.lines[-1].checksum, ""), durable=durable)
+        journal._known = dict(tail.texts_from(step))
+        journal._base_step = tail.next_step
+        return journal
+
+    def append(self, record: JsonObject) -> None:
+        """Write the record of a step and wait until it is on the disk; one that is there already is compared.
+
+        Raises:
+            IntegrityError: The step was recorded by a planner that was lost, as another one.
             StateError: The disk, or a quota, is full; the file ends with the record before.
             UnavailableError: It could not be written whole for another reason; likewise.
         """
-        line = line_of(record, self._last)
+        step = record["step"]
+        assert isinstance(step, int), "the planner made it"
+        known = self._known.pop(step, None)
+        if known is None:
+            self._append(line_of(record, self._last))
+        elif known != orjson.dumps(record):
+            raise IntegrityError(
+                f"{self.path}: step {step} planned again has digest {record['digest']}, not the one of "
+                f"its record ({orjson.loads(known).get('digest')!r:.40}): its data changed meanwhile; "
+                "put back the data of before and start again from the last checkpoint"
+            )
+
+    def append_base(self, state: JsonObject, digest: str) -> None:
+        """Write the state before the next step, for whoever reads from there on.
+
+        Raises:
+            StateError: As for ``append``.
+            UnavailableError: As for ``append``.
+        """
+        step = state["step"]
+        assert isinstance(step, int), "the planner made it"
+        if step <= self._base_step:
+            return  # it was written before, or its place is taken
+        before, self._base_step = self._base, step
+        note: JsonObject = {"kind": BASE, "step": step, "state": state, "after": digest}
+        self._base = Since(self._end, self._last)
+        self._append(line_of(note, self._last))
+        if before is not None and not self._durable:
+            self._drop(before)
+
+    def _append(self, line: JournalLine) -> None:
         content = bytes(line)
         with _writing(self.path, len(content)):
             try:
                 _write_whole(self._file, content, self._end)
-                os.fsync(self._file.fileno())
+                if self._durable:
+                    os.fsync(self._file.fileno())
             except OSError:
                 # Should cutting fail too, the rest is a torn last line, and the next record is
                 # written over it.
@@ -196,6 +184,24 @@ class Journal:
                     self._file.truncate(self._end)
                 raise
         self._end, self._last = self._end + len(content), line.checksum
+
+    def _drop(self, since: Since) -> None:
+        """Begin the file anew with the base at ``since``; no planner takes over from further back."""
+        base, *lines = sound_lines(self.path, since)
+        state, _ = base_of(base)
+        written = [_first_line(state, str(base.parsed()["after"]))]
+        for line in lines:
+            written.append(chained(line.text, written[-1].checksum))
+        content = b"".join(map(bytes, written))
+        partial = self.path.with_name(self.path.name + ".partial")
+        with _writing(self.path, len(content)):
+            partial.write_bytes(content)
+            partial.replace(self.path)
+            self._file.close()
+            self._file = self.path.open("r+b", buffering=0)
+        self._end, self._last = len(content), written[-1].checksum
+        last = written[-1]
+        self._base = Since(self._end - len(bytes(last)), written[-2].checksum)
 
     def _cut_to(self, kept: int) -> int:
         """Make ``kept`` bytes, their newline too where a kill left it out, all of the file; return their number."""
@@ -218,53 +224,6 @@ class Journal:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def read_journal(path: Path) -> tuple[JsonObject, list[JsonObject]]:
-    """Return the base state and the records of a journal.
-
-    Raises:
-        StateError: There is no journal, or it has another version.
-        IntegrityError: A line is damaged, or missing, or where it does not belong.
-    """
-    lines = sound_lines(path)
-    base, _ = base_of(next(lines))
-    return base, [line.parsed() for line in lines]
-
-
-def state_before(
-    step: int,
-    base: MixState,
-    records: Sequence[StepRecord],
-    weights_at_step: Callable[[int], Sequence[int]],
-) -> MixState:
-    """Fold records into ``base`` until ``step`` is next.
-
-    Raises:
-        StateError: The journal does not reach ``step``, or starts after it.
-    """
-    state = base
-    for record in records:
-        if state.step == step:
-            break
-        state = record.applied_to(state, weights_at_step(record.step))
-    if state.step != step:
-        raise StateError(
-            f"the journal covers steps {base.step} to {base.step + len(records)}, step {step} is outside; "
-            "choose a step within"
-        )
-    return state
-
-
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """The part of a journal that is kept."""
-
-    size_bytes: int
-    checksum: bytes
-    """Of its last line."""
-    digest: Json
-    """``MixState.digest`` of the state that it leads to."""
 
 
 def _leading_up(path: Path, state: JsonObject, digest: str) -> _Head | None:
@@ -306,15 +265,18 @@ def _head_before(path: Path, state: JsonObject) -> _Head:
         raise StateError("it is of another mix or other data")
     if reached > step:
         raise StateError(f"it starts at step {reached}, the run goes on from step {step}")
-    size, last = len(bytes(first)), first
+    size, last, record = len(bytes(first)), first, first
     for line in lines:
-        if reached < step:  # what follows is checked, and cut off
-            size, last, reached = size + len(bytes(line)), line, reached + 1
+        if reached < step or (reached == step and line.is_note):
+            size, last = size + len(bytes(line)), line
+        if not line.is_note:  # what follows is checked, and cut off
+            record = line if reached < step else record
+            reached += 1
     if reached < step:
         raise StateError(
             f"it ends before step {reached}, the run goes on from step {step}: its last lines are missing"
         )
-    return _Head(size, last.checksum, last.parsed().get("after"))
+    return _Head(size, last.checksum, record.parsed().get("after"))
 
 
 def _begun(path: Path, state: JsonObject, digest: str) -> _Head:

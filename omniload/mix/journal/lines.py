@@ -1,0 +1,212 @@
+"""Lines of a journal: text, a tab, and a checksum that chains the line to the one before it.
+
+The first line holds a base state. A line that follows is the record of a step, whose first
+key is ``step``, or a *note*, whose first keys are ``kind`` and ``step``: what holds from that
+step on, such as another base.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import orjson
+import xxhash
+
+from omniload.base.errors import IntegrityError, StateError
+from omniload.base.reading import open_file
+from omniload.base.state import JsonObject, require_version
+
+__all__ = [
+    "BASE",
+    "JOURNAL_VERSION",
+    "JournalLine",
+    "Since",
+    "base_of",
+    "chained",
+    "last_base",
+    "line_of",
+    "sound_lines",
+]
+
+JOURNAL_VERSION = 3
+BASE = "base"
+"""Kind of a note that holds a whole state: whoever needs no step before it reads from there on."""
+_VERSIONS = (2, JOURNAL_VERSION)
+"""Version 2 had no notes, and nothing else that is read differently."""
+_KINDS = frozenset({BASE})
+_NOTE, _BASE_NOTE = b'{"kind":', b'\n{"kind":"base","step":'
+_BLOCK = 1 << 20
+_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class JournalLine:
+    """One line of a journal."""
+
+    text: bytes
+    """A JSON object."""
+    checksum: bytes
+    """xxh64, in hexadecimal, of the checksum of the line before and of ``text``."""
+
+    def __bytes__(self) -> bytes:
+        return self.text + b"\t" + self.checksum + b"\n"
+
+    @property
+    def is_note(self) -> bool:
+        """Whether it is no record of a step, and not the first line."""
+        return self.text.startswith(_NOTE)
+
+    def parsed(self) -> JsonObject:
+        """Return the object."""
+        value: JsonObject = orjson.loads(self.text)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """A place in a journal to read from: the line of a base."""
+
+    offset: int
+    """Bytes before it."""
+    before: bytes
+    """Checksum of the line before it; none before the first."""
+
+
+_START = Since(0, b"")
+
+
+def line_of(value: JsonObject, before: bytes) -> JournalLine:
+    """Return the line of an object that follows a line with checksum ``before``; the first follows ``b""``."""
+    return chained(orjson.dumps(value), before)
+
+
+def chained(text: bytes, before: bytes) -> JournalLine:
+    """Return the line of a text that follows a line with checksum ``before``."""
+    return JournalLine(text, _checksum(before, text))
+
+
+def base_of(line: JournalLine) -> tuple[JsonObject, int]:
+    """Return the state in a line that holds one, and its step.
+
+    Raises:
+        StateError: Another version, or no state.
+    """
+    value = line.parsed()
+    if line.is_note:
+        base = value.get("state")
+    else:
+        if value.get("version") not in _VERSIONS:
+            require_version(value, JOURNAL_VERSION, of="journal")
+        base = value.get("base")
+    step = base.get("step") if isinstance(base, dict) else None
+    if not isinstance(base, dict) or not isinstance(step, int):
+        raise StateError(
+            f"the journal starts from {base!r:.60}, which is no state; resume from a checkpoint"
+        )
+    return base, step
+
+
+def last_base(path: Path, *, at_most: int) -> Since:
+    """Return the last base of a step that is no later than ``at_most``; found from the end of the file.
+
+    Raises:
+        StateError: There is no journal.
+    """
+    with _opened(path) as file:
+        start = file.seek(0, 2)
+        tail = b""
+        while start:
+            size = min(start, _BLOCK)
+            start = file.seek(start - size)
+            # What is looked for may lie across two blocks, the checksum before it too.
+            tail = file.read(size) + tail[: len(_BASE_NOTE) + 2 * _DIGITS]
+            at = len(tail)
+            while (at := tail.rfind(_BASE_NOTE, 0, at)) >= 0:
+                step = tail[at + len(_BASE_NOTE) : at + len(_BASE_NOTE) + _DIGITS].partition(b",")
+                if step[0].isdigit() and int(step[0]) <= at_most and start + at >= _DIGITS:
+                    file.seek(start + at - _DIGITS)
+                    before, whole = file.read(_DIGITS + 1)[:-1], file.readline().endswith(b"\n")
+                    if whole:
+                        return Since(start + at + 1, before)
+    return _START
+
+
+def sound_lines(path: Path, since: Since = _START) -> Iterator[JournalLine]:
+    """Yield a base, and the record of every step and the notes that follow, in order, up to a line torn by a kill.
+
+    Raises:
+        StateError: There is no journal, or it has another version, or it is empty, or a newer release noted in it
+            what this one does not know.
+        IntegrityError: A line is damaged, or missing, or where it does not belong.
+    """
+    due, before = -1, since.before
+    with _opened(path) as file:
+        file.seek(since.offset)
+        for number, line in enumerate(file, start=1):
+            text, _, checksum = line.rstrip(b"\n").rpartition(b"\t")
+            if _checksum(before, text) != checksum:
+                if _is_torn(line, text) and not file.read(1):
+                    break  # in mid-write; its batch was never handed out
+                raise IntegrityError(
+                    f"{_place(path, since, number)}: the line does not match its checksum {checksum[:16]!r}: it is "
+                    "damaged, or a line before it is missing, moved or stands twice; resume from a checkpoint"
+                )
+            sound = JournalLine(text, checksum)
+            if number == 1:
+                due = base_of(sound)[1]
+            elif text.startswith(b'{"step":%d,' % due):
+                due += 1
+            elif sound.is_note:
+                _require_note(sound, due, _place(path, since, number))
+            else:
+                raise IntegrityError(
+                    f"{_place(path, since, number)}: the line is no record of step {due}, which is due: it starts "
+                    f"{text[:24]!r}; resume from a checkpoint"
+                )
+            before = checksum
+            yield sound
+    if due < 0:
+        raise StateError(f"{path}: the journal is empty; resume from a checkpoint")
+
+
+def _require_note(line: JournalLine, due: int, place: str) -> None:
+    note = line.parsed()
+    kind, step = note.get("kind"), note.get("step")
+    if kind not in _KINDS:
+        raise StateError(
+            f"{place}: a note of kind {kind!r:.40}, this release knows {', '.join(sorted(_KINDS))}; "
+            "read the journal with the release that wrote it"
+        )
+    if not isinstance(step, int) or step < due or (kind == BASE and base_of(line)[1] != due):
+        raise IntegrityError(
+            f"{place}: a note of step {step!r:.40} where step {due} is due; resume from a checkpoint"
+        )
+
+
+def _place(path: Path, since: Since, number: int) -> str:
+    return f"{path}:{number}" + (f" from byte {since.offset}" if since.offset else "")
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return open_file(path)
+    except FileNotFoundError:
+        raise StateError(f"{path}: no journal; give the folder of a run") from None
+
+
+def _checksum(before: bytes, text: bytes) -> bytes:
+    digest = xxhash.xxh64(before)
+    digest.update(text)
+    return digest.hexdigest().encode()
+
+
+def _is_torn(line: bytes, text: bytes) -> bool:
+    """Tell whether a last line was being written: its end is missing, or a power cut left a hole in it."""
+    if not line.endswith(b"\n"):
+        return True
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return True
+    return False

@@ -1,0 +1,126 @@
+"""What a journal says: its base and records, the state before any step, and what its last writer had come to."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omniload.base.errors import StateError
+from omniload.base.state import JsonObject
+from omniload.mix.journal.lines import JournalLine, Since, base_of, last_base, sound_lines
+from omniload.mix.journal.records import StepRecord
+from omniload.mix.state import COUNT_LIMIT, MixState
+
+__all__ = ["Tail", "read_journal", "read_tail", "state_before", "states_in"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The end of a journal, from a base on."""
+
+    since: Since
+    lines: Sequence[JournalLine]
+    """The base, and all that follows."""
+
+    @property
+    def base(self) -> JsonObject:
+        """The state that the end begins with."""
+        return base_of(self.lines[0])[0]
+
+    @property
+    def first_step(self) -> int:
+        """The step that its base stands before."""
+        return base_of(self.lines[0])[1]
+
+    @property
+    def next_step(self) -> int:
+        """The step behind the last record."""
+        return self.first_step + len(self._steps())
+
+    @property
+    def records(self) -> list[JsonObject]:
+        """The records of steps."""
+        return [line.parsed() for line in self._steps()]
+
+    def texts_from(self, step: int) -> Iterator[tuple[int, bytes]]:
+        """Yield every step from ``step`` on, with the text of its record."""
+        for number, line in enumerate(self._steps(), start=self.first_step):
+            if number >= step:
+                yield number, line.text
+
+    def _steps(self) -> list[JournalLine]:
+        return [line for line in self.lines[1:] if not line.is_note]
+
+
+def read_journal(path: Path) -> tuple[JsonObject, list[JsonObject]]:
+    """Return the base state and the records of a journal.
+
+    Raises:
+        StateError: There is no journal, or it has another version.
+        IntegrityError: A line is damaged, or missing, or where it does not belong.
+    """
+    lines = sound_lines(path)
+    base, _ = base_of(next(lines))
+    return base, [line.parsed() for line in lines if not line.is_note]
+
+
+def state_before(
+    step: int,
+    base: MixState,
+    records: Sequence[StepRecord],
+    weights_at_step: Callable[[int], Sequence[int]],
+) -> MixState:
+    """Fold records into ``base`` until ``step`` is next.
+
+    Raises:
+        StateError: The journal does not reach ``step``, or starts after it.
+    """
+    state = base
+    for record in records:
+        if state.step == step:
+            break
+        state = record.applied_to(state, weights_at_step(record.step))
+    if state.step != step:
+        raise StateError(
+            f"the journal covers steps {base.step} to {base.step + len(records)}, step {step} is outside; "
+            "choose a step within"
+        )
+    return state
+
+
+def read_tail(path: Path, ahead: int) -> Tail:
+    """Return the end of a journal, with the base of a step that is ``ahead`` or more before the next one.
+
+    Where the journal begins later, it is all of it. What lies before is not read.
+
+    Raises:
+        StateError: There is no journal, or it has another version.
+        IntegrityError: A line is damaged, or missing, or where it does not belong.
+    """
+    tail = _tail_from(path, at_most=COUNT_LIMIT)
+    wanted = tail.next_step - ahead
+    return (
+        _tail_from(path, at_most=wanted) if tail.since.offset and tail.first_step > wanted else tail
+    )
+
+
+def _tail_from(path: Path, *, at_most: int) -> Tail:
+    since = last_base(path, at_most=at_most)
+    return Tail(since, list(sound_lines(path, since)))
+
+
+def states_in(
+    tail: Tail,
+    names: Sequence[str],
+    fingerprint: Mapping[str, str],
+    weights_at_step: Callable[[int], Sequence[int]],
+) -> list[MixState]:
+    """Return the state that a journal's end begins with, and that after each of its steps.
+
+    Raises:
+        StateError: The journal is of another mix or other data, or damaged.
+    """
+    states = [MixState.from_json(tail.base, names, fingerprint)]
+    for stored in tail.records:
+        record = StepRecord.from_json(stored, names)
+        states.append(record.applied_to(states[-1], weights_at_step(record.step)))
+    return states

@@ -1,0 +1,110 @@
+"""The record of a step: what it changed, and how it folds into the state before it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from omniload.base.errors import StateError
+from omniload.base.state import Json, JsonObject, whole_number
+from omniload.mix.pieces import PieceTable
+from omniload.mix.state import COUNT_LIMIT, Cursor, MixState, cursor_of
+
+__all__ = ["StepRecord"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """What one step changed."""
+
+    step: int
+    """The step."""
+    revision: int
+    """Revision of the mix it was drawn under."""
+    digest: str
+    """``StepPlan.membership_digest`` of its plan."""
+    after: str
+    """``MixState.digest`` of the state after it."""
+    drawn: Mapping[int, tuple[Cursor, int]]
+    """For each source drawn from: its cursor afterwards, and what was drawn, in the unit of the weights."""
+    carried: PieceTable
+    """All pieces carried to the next step."""
+
+    @classmethod
+    def between(cls, before: MixState, after: MixState, digest: str) -> Self:
+        """Return the record that leads from one state to the next."""
+        return cls(
+            step=before.step,
+            revision=after.mix_revision,
+            digest=digest,
+            after=after.digest(),
+            drawn={
+                s: (after.cursors_S[s], after.drawn_S[s] - before.drawn_S[s])
+                for s in range(len(after.cursors_S))
+                if after.cursors_S[s] != before.cursors_S[s]
+            },
+            carried=after.carried,
+        )
+
+    def applied_to(self, state: MixState, weights_S: Sequence[int]) -> MixState:
+        """Return the state after this step; ``weights_S`` are the integer weights at it.
+
+        Raises:
+            StateError: The record belongs to another step than ``state`` stands before, or leads to
+                another state than it did when it was written.
+        """
+        if self.step != state.step:
+            raise StateError(
+                f"the journal has step {self.step} where step {state.step} was due; resume from a checkpoint"
+            )
+        idle = [(cursor, 0) for cursor in state.cursors_S]
+        for s, change in self.drawn.items():
+            idle[s] = change
+        after = replace(state, mix_revision=self.revision).after(
+            cursors_S=[cursor for cursor, _ in idle],
+            served_S=[served for _, served in idle],
+            weights_S=weights_S,
+            carried=self.carried,
+        )
+        if (found := after.digest()) != self.after:
+            raise StateError(
+                f"the state after step {self.step} has digest {found}, its journal says {self.after}: "
+                "another release, another mix or another state; resume from a checkpoint"
+            )
+        return after
+
+    def to_json(self, names: Sequence[str]) -> JsonObject:
+        """Return the record as plain JSON, keyed by source name."""
+        return {
+            "step": self.step,
+            "revision": self.revision,
+            "digest": self.digest,
+            "after": self.after,
+            "drawn": {names[s]: [*cursor, served] for s, (cursor, served) in self.drawn.items()},
+            "carried": self.carried.to_json(names),
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Json], names: Sequence[str]) -> Self:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            StateError: The record names a source that is not in ``names``, or is damaged.
+        """
+        number_of = {name: s for s, name in enumerate(names)}
+        try:
+            drawn: Mapping[str, list[Json]] = record["drawn"]  # type: ignore[assignment]
+            return cls(
+                step=whole_number(record["step"], below=COUNT_LIMIT),
+                revision=whole_number(record["revision"], below=COUNT_LIMIT),
+                digest=str(record["digest"]),
+                after=str(record["after"]),
+                drawn={
+                    number_of[name]: (cursor_of(cursor), whole_number(served, below=COUNT_LIMIT))
+                    for name, (*cursor, served) in drawn.items()
+                },
+                carried=PieceTable.from_json(record["carried"], names),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise StateError(
+                f"a journal record is damaged or of another mix ({error!r})"
+            ) from error
