@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_ray_plane
-from omniload.actors.plane import PlaneSpec, RankHandle
+from omniload.actors.plane import DataPlane, PlaneSpec, RankHandle
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.extras import missing_extra
 from omniload.base.linux.network import host_id
@@ -52,7 +52,11 @@ class Alone(OpenClient):
 
 @dataclass(frozen=True, slots=True)
 class Together(OpenClient):
-    """Brings the plane up in rank 0, and has the others join it."""
+    """Brings the plane up in rank 0, and has the others join it.
+
+    Where rank 0 alone asks the plane, since all ranks are its peers along tp, pp and ep, it runs
+    as threads of rank 0; else, or where the mix says so, as actors of a Ray.
+    """
 
     spec: PlaneSpec
     place: Place
@@ -82,11 +86,17 @@ class Together(OpenClient):
     def _bring_up(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
         # Said at the very end: nodes on other hosts live until then.
         stack.callback(meeting.end)
-        plane = stack.enter_context(open_ray_plane(spec, meeting.gather))
+        if spec.tree.world_size == 1 and spec.mix.runtime.kind != "ray":
+            meeting.gather(None)
+            plane: DataPlane = stack.enter_context(LocalPlane(spec))
+            address = None
+        else:
+            plane = ray_plane = stack.enter_context(open_ray_plane(spec, meeting.gather))
+            address = ray_plane.address
         handle = plane.handle(self.place.dp_rank, self.place.cp_rank)
         meeting.invite(
             Invitation(
-                plane=plane.address,
+                plane=address,
                 mix=_digest(spec.mix),
                 dp_size=self.place.dp_size,
                 cp_size=self.place.cp_size,
@@ -105,6 +115,8 @@ class Together(OpenClient):
 
         listening = listening_of(spec.mix.runtime, os.environ.get("MASTER_ADDR"))
         muster = meeting.arrive()
+        if muster.head is None:
+            raise self._disagreement(meeting.invitation())
         starts_node = muster.first_of.get(host_id()) == self.launch.rank
         if starts_node:
             node = MemberNode(spec, muster.head, listening)
@@ -118,6 +130,7 @@ class Together(OpenClient):
             use_token(muster.head.token)
         invitation = meeting.invitation()
         self._agree(invitation)
+        assert invitation.plane is not None, "a plane of a Ray has an address"
         handle = handle_in(
             invitation.plane, self.place.dp_rank, self.place.cp_rank, is_connected=starts_node
         )
@@ -154,15 +167,19 @@ class Together(OpenClient):
             (invitation.dp_size, invitation.cp_size),
         )
         if mine != theirs:
-            raise ConfigError(
-                f"rank {self.launch.rank} counts dp {mine[0]} and cp {mine[1]}, rank 0 dp {theirs[0]} and cp "
-                f"{theirs[1]}; start all ranks with one world size and mesh"
-            )
+            raise self._disagreement(invitation)
         if invitation.mix != _digest(self.spec.mix):
             raise ConfigError(
                 f"rank {self.launch.rank} opens another mix than rank 0, or with other settings; give all ranks the "
                 "same file and keywords, and open their loaders in the same order"
             )
+
+    def _disagreement(self, invitation: Invitation) -> ConfigError:
+        """Return the refusal of a rank that counts other ranks than rank 0."""
+        return ConfigError(
+            f"rank {self.launch.rank} counts dp {self.place.dp_size} and cp {self.place.cp_size}, rank 0 dp "
+            f"{invitation.dp_size} and cp {invitation.cp_size}; start all ranks with one world size and mesh"
+        )
 
     def _rendezvous(self) -> Rendezvous:
         if self.folder is not None:

@@ -54,8 +54,11 @@ class Meeting:
 
     # What rank 0 does.
 
-    def gather(self, head: Head) -> Hosts:
+    def gather(self, head: Head | None) -> Hosts:
         """Wait for all ranks, and for a node on every host but this one; see ``Gather``.
+
+        Args:
+            head: The plane's Ray; ``None`` where this rank alone asks the plane.
 
         Raises:
             ConfigError: Ranks are on several hosts, and this one listens on loopback.
@@ -70,7 +73,9 @@ class Meeting:
         for rank, arrival in arrivals.items():
             if arrival.host != here:
                 first_of.setdefault(arrival.host, rank)
-        if first_of and head.cluster.startswith(f"{LOOPBACK}:"):
+        if head is None:
+            first_of.clear()  # who asks the plane all the same is refused by its own count of ranks
+        elif first_of and head.cluster.startswith(f"{LOOPBACK}:"):
             names = [arrivals[rank].name for rank in first_of.values()]
             raise ConfigError(
                 f"ranks {sorted(first_of.values())} are on {names}, other hosts than rank 0's, {socket.gethostname()}, "

@@ -110,9 +110,9 @@ class Arrival(StrictModel):
 class Muster(StrictModel):
     """What rank 0 posts once it knows where all ranks are."""
 
-    version: Literal[1] = 1
-    head: Head
-    """The plane's Ray; its secret is as private as the rendezvous, and that as the job."""
+    version: Literal[2] = 2
+    head: Head | None
+    """The plane's Ray; its secret is as private as the rendezvous, and that as the job. ``None``: threads of rank 0."""
     first_of: dict[str, int]
     """Rank that starts the node of each other host."""
 
@@ -127,8 +127,9 @@ class NodeUp(StrictModel):
 class Invitation(StrictModel):
     """What rank 0 posts once the plane is up."""
 
-    version: Literal[2] = 2
-    plane: PlaneAddress
+    version: Literal[3] = 3
+    plane: PlaneAddress | None
+    """Where it is; ``None`` for threads of rank 0, which alone asks them."""
     mix: str
     """Digest of the mix and its settings."""
     dp_size: int

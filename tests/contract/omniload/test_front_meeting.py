@@ -51,6 +51,16 @@ def test_the_first_rank_of_each_other_host_starts_its_node(rank):
     assert Muster.model_validate_json(posted) == Muster(head=HEAD, first_of={"B": 2})
 
 
+def test_threads_of_rank_0_need_no_node_wherever_its_peers_are(rank):
+    for number, host in ((1, "A"), (2, "B"), (3, "C")):
+        arrive(rank, number, host)
+
+    assert rank(0).gather(None).elsewhere == {}
+
+    posted = rank(3).rendezvous.read("omniload/1/hosts", LONG_S)
+    assert Muster.model_validate_json(posted) == Muster(head=None, first_of={})
+
+
 def test_several_hosts_are_refused_where_the_plane_listens_on_loopback(rank):
     for number, host in ((1, "A"), (2, "B"), (3, "C")):
         arrive(rank, number, host)

@@ -119,6 +119,14 @@ def test_tensor_parallel_peers_are_handed_the_batches_and_states_of_the_rank_tha
     assert states.count(states[0]) == 4
 
 
+def test_peers_that_all_train_on_the_same_rows_are_served_by_threads_of_the_first(mix, alone):
+    found = torchrun(mix, 2, steps=4, mesh={"dp": 1, "tp": 2})
+
+    assert samples(found[:1]) == samples(found[1:]) == alone
+    assert found[0]["states"] == found[1]["states"]
+    assert [result["ray"] for result in found] == [False, False]
+
+
 def test_two_processes_that_no_agent_started_are_taken_back_to_a_state_loaded_in_mid_run(
     mix, alone
 ):

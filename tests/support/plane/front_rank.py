@@ -74,7 +74,8 @@ def main():
         dist.barrier()
         dist.destroy_process_group()
     rank = int(os.environ.get("RANK", "0"))
-    told({"rank": rank, "seen": seen, "asked": len(ASKED_TO_END), "states": states})
+    used = {"ray": "ray" in sys.modules}
+    told({"rank": rank, "seen": seen, "asked": len(ASKED_TO_END), "states": states, **used})
     return 0
 
 
