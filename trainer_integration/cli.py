@@ -15,6 +15,7 @@ from omniload.base.errors import OmniloadError, StateError
 from omniload.commands.top import once_option, roles_view, status_json, watch_until_interrupted
 from trainer_integration.config import load_train
 from trainer_integration.report.display import RunDisplay, print_proof, print_summary
+from trainer_integration.report.keeping import kept_report
 from trainer_integration.report.proof import Proof, prove
 from trainer_integration.report.report import read_finished, write_report
 from trainer_integration.report.watching import run_line, run_now
@@ -78,7 +79,8 @@ def run_job(config: Path, resume: Resume) -> int:
     with RunDisplay(console) as display:
         launcher = Launcher(config, resume=resume, observer=display.observe)
         display.expect(launcher.train.steps, launcher.mix)
-        code = launcher.run()
+        with kept_report(launcher.run_dir):
+            code = launcher.run()
     console.print(f"run folder: {launcher.run_dir.resolve()}", highlight=False, soft_wrap=True)
     _report(launcher.run_dir)
     return code
@@ -121,18 +123,25 @@ def verify(run: Path, from_step: int, as_json: bool) -> None:
 @_RUN
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option("--html", is_flag=True, help="Write the report again too.")
-def show(run: Path, as_json: bool, html: bool) -> None:
+@click.option(
+    "--beside",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    help="Show another run in the report.",
+)
+def show(run: Path, as_json: bool, html: bool, beside: Path | None) -> None:
     """Show what RUN, a run's folder or its training file, came to.
 
     \b
     Example:
       omniload train show demo/run
       omniload train show examples/train.yaml --json
+      omniload train show demo/run --html --beside demo/run-before
     """  # noqa: D301 -- click's own marker
     folder = _folder_of(run)
     finished = read_finished(folder)
-    if html:
-        write_report(folder)
+    if html or beside is not None:
+        write_report(folder, beside=None if beside is None else _folder_of(beside))
     if as_json:
         proved = None if finished.proof is None else finished.proof.holds
         content = asdict(finished.summary) | {"proved": proved}

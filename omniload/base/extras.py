@@ -24,7 +24,6 @@ EXTRA_OF = {
     "indexed_gzip": "image",
     "jinja2": "report",
     "mlflow": "mlflow",
-    "matplotlib": "report",
     "pyfuse3": "fuse",
     "ray": "ray",
     "safetensors": "torch",

@@ -20,7 +20,6 @@ EXTRAS = {
     "trio",
     "ray",
     "torch",
-    "matplotlib",
     "jinja2",
     "indexed_gzip",
     "urllib3",

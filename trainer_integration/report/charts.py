@@ -1,347 +1,249 @@
-"""Charts of a run as SVG text that takes its colours and its font from the page around it.
+"""Which charts a report has: what each shows, in words, and the lines that ``charts.js`` draws of it."""
 
-Drawn with placeholder colours, which become CSS variables: the page decides about light
-and dark. One unit of a chart is one pixel at full width. Needs matplotlib.
-
-Shape suffixes:
-    N  steps, one line each      S  sources
-"""
-
-import io
-import itertools
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import matplotlib as mpl
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator, PercentFormatter
-from numpy.typing import NDArray
-
+from omniload.base.state import Json, JsonObject
 from omniload.base.units import format_bytes, format_count
-from trainer_integration.report.run_summary import (
-    Attempt,
-    Shares,
-    compute_imbalance,
-    smoothed,
-    wait_share,
-)
-from trainer_integration.run.run_log import StepLine
+from trainer_integration.report.figures import shown_sources
+from trainer_integration.report.run_summary import RunSummary, Shares, excess
 
-__all__ = [
-    "WAIT_TARGET",
-    "expert_chart",
-    "imbalance_chart",
-    "loss_chart",
-    "memory_chart",
-    "share_chart",
-    "speed_chart",
-]
+__all__ = ["WAIT_TARGET", "Chart", "Line", "Panel", "charts_of", "over_text"]
 
 WAIT_TARGET = 0.02
 """Part of a step that the trainer should wait for data at most, as a median."""
-
-_WIDTH = 1040
-_SERIES = tuple(f"#01000{i}" for i in range(1, 9))
-_INK, _MUTED, _GRID, _SURFACE, _ALARM = "#020001", "#020002", "#020003", "#020004", "#020005"
-_VARIABLES = {colour: f"var(--series-{i})" for i, colour in enumerate(_SERIES, start=1)} | {
-    _INK: "var(--ink)",
-    _MUTED: "var(--muted)",
-    _GRID: "var(--grid)",
-    _SURFACE: "var(--surface)",
-    _ALARM: "var(--alarm)",
-}
-_STYLE: Any = {  # the stubs want every key as a literal
-    "svg.fonttype": "none",
-    "svg.hashsalt": "omniload",
-    "font.size": 12,
-    "axes.edgecolor": _GRID,
-    "axes.labelcolor": _MUTED,
-    "axes.titlecolor": _INK,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 13,
-    "axes.titleweight": "bold",
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.xmargin": 0.01,
-    "grid.color": _GRID,
-    "grid.linewidth": 1,
-    "text.color": _INK,
-    "xtick.color": _GRID,
-    "ytick.color": _GRID,
-    "xtick.labelcolor": _MUTED,
-    "ytick.labelcolor": _MUTED,
-    "xtick.labelsize": 12,
-    "ytick.labelsize": 12,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-    "legend.labelcolor": _MUTED,
-    "legend.fontsize": 12,
-    "lines.solid_capstyle": "round",
-    "lines.solid_joinstyle": "round",
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-}
-_SHOWN_SOURCES = 12
-_SHOWN_KINDS = 8
+_DASHES, _DOTS = "5 3", "1 3"
 
 
-def loss_chart(attempts: Sequence[Attempt]) -> str:
-    """Draw the loss of every attempt; work that was lost is pale, kills and resumes are marked."""
-    with _figure("loss", 300) as (figure, finished):
-        axes = figure.add_subplot()
-        top = max((line.loss for a in attempts for line in a.steps), default=1.0)
-        for attempt, later in zip(attempts, [*attempts[1:], None], strict=True):
-            if not attempt.steps:
-                continue
-            steps, losses = _columns(attempt.steps, lambda line: line.loss)
-            back_to = None if later is None else (later.resumed_from or 0)
-            if back_to is not None:
-                lost = steps >= back_to
-                axes.plot(steps[lost], losses[lost], color=_SERIES[7], lw=7, alpha=0.35)
-            axes.plot(
-                steps, losses, color=_SERIES[0], lw=2, marker="o", ms=_marker_size(len(steps))
-            )
-            if back_to is not None:
-                _mark_return(axes, int(steps[-1]), back_to, attempt.cause, top)
-        axes.set_ylabel("cross entropy, nats")
-        _step_axis(axes)
-    return finished()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of a panel."""
+
+    key: str
+    """Of the figures."""
+    label: str
+    colour: int
+    """Number of the page's colours, from 1."""
+    dash: str | None = None
+
+    def to_json(self) -> JsonObject:
+        """Return it as ``charts.js`` reads it."""
+        dash: JsonObject = {} if self.dash is None else {"dash": self.dash}
+        return {"key": self.key, "label": self.label, "colour": self.colour, **dash}
 
 
-def _mark_return(axes: Axes, last_step: int, back_to: int, cause: str | None, top: float) -> None:
-    """Mark where an attempt ended, with an arrow back to the step that the next one started from."""
-    end = last_step + 0.5
-    axes.axvline(end, color=_ALARM, lw=1.5, ls=(0, (4, 3)))
-    if last_step >= back_to:
-        axes.annotate(
-            "",
-            xy=(back_to, top),
-            xytext=(end, top),
-            arrowprops={"arrowstyle": "-|>", "color": _SERIES[7], "lw": 1.5, "shrinkB": 0},
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One drawing."""
+
+    id: str
+    title: str
+    lines: tuple[Line, ...]
+    format: str = "plain"
+    """How values read: ``plain``, ``percent``, ``count``, ``bytes``."""
+    floor: float | None = None
+    """Lowest value of the vertical axis, unless a line goes below it."""
+    quantile: float | None = None
+    """Part of all values that the axis must hold; a few above it are cut."""
+    level: tuple[float, str] | None = None
+    """A value to compare with, and its name."""
+    of: str = "figures"
+    """``memory`` for figures with times of their own."""
+    is_small: bool = False
+    has_lost_work: bool = False
+
+    def to_json(self) -> JsonObject:
+        """Return it as ``charts.js`` reads it."""
+        options = {"floor": self.floor, "quantile": self.quantile}
+        levels: list[Json] = []
+        if self.level is not None:
+            levels.append({"value": self.level[0], "label": self.level[1]})
+        return {
+            "id": self.id,
+            "lines": [line.to_json() for line in self.lines],
+            "format": self.format,
+            "levels": levels,
+            "of": self.of,
+            "small": self.is_small,
+            "lost": self.has_lost_work,
+            **{name: value for name, value in options.items() if value is not None},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Panels under one heading, with what they say in words for who cannot see them."""
+
+    title: str
+    caption: str
+    panels: tuple[Panel, ...]
+
+
+def charts_of(summary: RunSummary, shares: Shares, memory_kinds: Sequence[str]) -> list[Chart]:
+    """Return the charts of a run.
+
+    Args:
+        summary: Its figures.
+        shares: Of its sources.
+        memory_kinds: Kinds of roles whose memory was sampled at least twice.
+    """
+    charts = [
+        _of_loss(summary),
+        _of_shares(summary, shares),
+        _of_ranks(summary),
+        _of_speed(summary),
+    ]
+    if not math.isnan(summary.expert_imbalance):
+        charts.append(_of_experts(summary))
+    if memory_kinds:
+        charts.append(_of_memory(summary, memory_kinds))
+    return charts
+
+
+def _panel(key: str, title: str, **options: Any) -> Panel:  # noqa: ANN401 -- fields of a panel
+    """Return a panel of a single figure."""
+    lines = (Line(key=key, label=title, colour=1),)
+    return Panel(id=f"plot-{key}", title=title, lines=lines, **options)
+
+
+def _of_loss(summary: RunSummary) -> Chart:
+    text = f"Mean cross entropy fell from {summary.first_loss:.3f} to {summary.last_loss:.3f} nats."
+    if summary.repeated_steps:
+        text += (
+            f" {summary.repeated_steps} steps were lost with a killed attempt (pale) and run again "
+            "from the checkpoint. Numbered lines show where attempts ended."
         )
-    note = f"{cause or 'stopped'}\nresumed from step {back_to}"
-    axes.annotate(
-        note, (end, top), (8, 2), textcoords="offset points", color=_INK, va="top", fontsize=12
+    return Chart(
+        title="Training",
+        caption=text,
+        panels=(
+            _panel("loss", "Loss, nats per token", has_lost_work=True),
+            _panel("lr", "Learning rate", floor=0.0, is_small=True),
+            _panel("grad_norm", "Gradient norm", floor=0.0, quantile=0.99, is_small=True),
+        ),
     )
 
 
-def share_chart(shares: Shares) -> str:
-    """Draw each source's share of the tokens, per step and so far, against its target."""
-    order = np.argsort(-shares.total_NS[-1], kind="stable")[:_SHOWN_SOURCES]
-    columns = min(3, len(order))
-    rows = -(-len(order) // columns)
-    steps = np.arange(len(shares.step_NS))
-    window = max(3, len(steps) // 10)
-    soft_NS = smoothed(shares.step_NS, window)
-    with _figure("share", 40 + 200 * rows) as (figure, finished):
-        grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
-        for axes in grid.flat[len(order) :]:
-            axes.set_visible(False)
-        for axes, s in zip(grid.flat, order.tolist(), strict=False):
-            colour = _SERIES[0]
-            axes.plot(
-                steps, soft_NS[:, s], color=colour, lw=1.2, alpha=0.5, label=f"{window}-step mean"
-            )
-            axes.plot(steps, shares.total_NS[:, s], color=colour, lw=2.5, label="so far")
-            if shares.step_target_NS is not None and shares.total_target_NS is not None:
-                axes.plot(
-                    steps,
-                    shares.step_target_NS[:, s],
-                    color=_SERIES[7],
-                    lw=1.2,
-                    ls=(0, (4, 3)),
-                    label="target at the step",
-                )
-                axes.plot(
-                    steps,
-                    shares.total_target_NS[:, s],
-                    color=_INK,
-                    lw=1.2,
-                    ls=(0, (1, 2)),
-                    label="target so far",
-                )
-            axes.set_title(shares.names[s])
-            axes.set_ylim(0, max(1e-6, 1.25 * _tallest(shares, soft_NS, s)))
-            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-            axes.yaxis.set_major_locator(MaxNLocator(3))
-            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        for axes in grid[-1]:
-            axes.set_xlabel("step")
-        handles, labels = grid.flat[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper left", ncols=4)
-    return finished()
-
-
-def _tallest(shares: Shares, soft_NS: NDArray[np.float64], source: int) -> float:
-    curves = [soft_NS, shares.total_NS]
+def _of_shares(summary: RunSummary, shares: Shares) -> Chart:
+    offs = [abs(s.points_off) for s in summary.sources if s.points_off is not None]
+    if not offs or math.isnan(max(offs)):
+        text = (
+            "Share of all tokens; the weights of this mix count samples, so tokens have no target."
+        )
+    else:
+        text = (
+            "Share of the tokens trained on, against the mix file's weights. At the end the source "
+            f"farthest from its target is off by {max(offs):.2f} percentage points."
+        )
+    kinds: list[tuple[str, str, int, str | None]] = [
+        ("share", "of late", 5, None),
+        ("total", "so far", 1, None),
+    ]
     if shares.step_target_NS is not None:
-        curves.append(shares.step_target_NS)
-    # The first steps' shares so far are those of a handful of documents: let them run out of sight.
-    settled = len(soft_NS) // 8
-    return max(float(curve[settled:, source].max()) for curve in curves)
-
-
-def imbalance_chart(steps: Sequence[StepLine]) -> str:
-    """Draw the heaviest rank over the mean: as planned beside the bound, and as measured."""
-    with _figure("imbalance", 260) as (figure, finished):
-        planned_axes, measured_axes = figure.subplots(1, 2)
-        at, planned = _columns(steps, lambda line: line.imbalance)
-        _, bound = _columns(steps, lambda line: line.bound)
-        planned_axes.plot(at, bound, color=_SERIES[7], lw=6, alpha=0.4, label="least possible")
-        planned_axes.plot(at, planned, color=_SERIES[0], lw=2, label="planned")
-        planned_axes.set_title("Cost by plan, max / mean")
-        _, measured = _columns(steps, compute_imbalance)
-        measured_axes.plot(at, measured, color=_SERIES[0], lw=1.2, alpha=0.5, label="each step")
-        soft = smoothed(measured[:, None], max(3, len(at) // 10))[:, 0]
-        measured_axes.plot(at, soft, color=_SERIES[0], lw=2.5, label="moving mean")
-        measured_axes.set_title("Measured time, max / mean")
-        for axes in (planned_axes, measured_axes):
-            axes.set_ylim(bottom=1)
-            axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0)
-            _step_axis(axes)
-    return finished()
-
-
-def expert_chart(steps: Sequence[StepLine]) -> str:
-    """Draw the busiest expert over the mean, of the steps that have logged it."""
-    with _figure("experts", 260) as (figure, finished):
-        axes = figure.add_subplot()
-        logged = [line for line in steps if line.expert_imbalance is not None]
-        at, ratios = _columns(logged, lambda line: line.expert_imbalance or 0.0)
-        axes.plot(at, ratios, color=_SERIES[0], lw=2)
-        axes.set_ylabel("busiest / mean, worst layer")
-        axes.set_ylim(bottom=1)
-        _step_axis(axes)
-    return finished()
-
-
-def speed_chart(steps: Sequence[StepLine]) -> str:
-    """Draw the wait for data and the tokens per second of every step, with their medians."""
-    with _figure("speed", 260) as (figure, finished):
-        wait_axes, speed_axes = figure.subplots(1, 2)
-        at, waits = _columns(steps, wait_share)
-        wait_axes.bar(at, waits, color=_SERIES[0], width=0.8)
-        wait_axes.set_title("Wait for data, part of the step")
-        # The first step of an attempt waits for the first plan; it must not flatten the others.
-        wait_axes.set_ylim(0, max(1.5 * WAIT_TARGET, 1.2 * float(np.quantile(waits, 0.95))))
-        wait_axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=1))
-        _level(wait_axes, WAIT_TARGET, f"target {WAIT_TARGET:.0%}", _ALARM)
-        _level(wait_axes, float(np.median(waits)), f"median {np.median(waits):.2%}", _INK)
-        _, speeds = _columns(
-            steps, lambda line: line.tokens / line.seconds if line.seconds > 0 else 0.0
+        kinds += [("target", "target at the step", 8, _DASHES)]
+        kinds += [("total_target", "target so far", 4, _DOTS)]
+    panels = tuple(
+        Panel(
+            id=f"plot-share-{i}",
+            title=name,
+            lines=tuple(
+                Line(key=f"{kind}/{name}", label=label, colour=colour, dash=dash)
+                for kind, label, colour, dash in kinds
+            ),
+            format="percent",
+            floor=0.0,
+            quantile=0.98,
+            is_small=True,
         )
-        speed_axes.plot(at, speeds, color=_SERIES[0], lw=2)
-        speed_axes.set_title("Tokens per second, all ranks")
-        speed_axes.set_ylim(0, 1.15 * float(speeds.max()))
-        speed_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
-        _level(
-            speed_axes, float(np.median(speeds)), f"median {format_count(np.median(speeds))}", _INK
-        )
-        for axes in (wait_axes, speed_axes):
-            _step_axis(axes)
-    return finished()
+        for i, name in enumerate(shown_sources(shares))
+    )
+    return Chart(title="Shares of the sources", caption=text, panels=panels)
 
 
-def memory_chart(
-    seconds_N: NDArray[np.float64],
-    bytes_by_kind: Mapping[str, NDArray[np.int64]],
-    ends: Sequence[float],
-) -> str:
-    """Draw the memory of all roles, stacked; ``ends`` are the times at which an attempt failed."""
-    kinds = list(bytes_by_kind)[:_SHOWN_KINDS]
-    layers = np.stack([bytes_by_kind[kind] for kind in kinds])
-    with _figure("memory", 280) as (figure, finished):
-        axes = figure.add_subplot()
-        areas: list[Any] = []
-        for part in _unbroken(seconds_N):
-            areas = axes.stackplot(
-                seconds_N[part],
-                layers[:, part],
-                colors=_SERIES,
-                edgecolor=_SURFACE,
-                linewidth=1.5,
-            )
-        for end in ends:
-            axes.axvline(end, color=_ALARM, lw=1.5, ls=(0, (4, 3)))
-        axes.set_xlabel("seconds since launch")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
-        top = 1.05 * max(float(layers.sum(0).max()), 1.0)
-        axes.yaxis.set_major_locator(MultipleLocator(2.0 ** np.ceil(np.log2(top / 6))))
-        axes.set_ylim(0, top)
-        labels = [
-            f"{kind}, at most {format_bytes(int(bytes_by_kind[kind].max()))}" for kind in kinds
-        ]
-        figure.legend(areas[::-1], labels[::-1], loc="outside right upper")
-    return finished()
-
-
-def _unbroken(seconds_N: NDArray[np.float64]) -> list[slice]:
-    """Return the stretches without a gap: between attempts there is nothing to sample."""
-    gaps = np.diff(seconds_N)
-    usual = float(np.median(gaps)) if len(gaps) else 0.0
-    bounds = [0, *(np.flatnonzero(gaps > 2.5 * usual) + 1).tolist(), len(seconds_N)]
-    return [slice(a, b) for a, b in itertools.pairwise(bounds)]
-
-
-def _level(axes: Axes, value: float, text: str, colour: str) -> None:
-    axes.axhline(value, color=colour, lw=1.2, ls=(0, (4, 3)))
-    axes.annotate(
-        text,
-        (1, value),
-        (-4, 3),
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-        ha="right",
-        va="bottom",
-        color=colour,
-        bbox={"facecolor": _SURFACE, "edgecolor": "none", "pad": 1, "alpha": 0.8},
+def _of_ranks(summary: RunSummary) -> Chart:
+    text = (
+        f"Planned cost of the heaviest rank over the mean: median {summary.imbalance:.4f}, "
+        f"{over_text(summary.over_bound)} above what these rows allow at best. "
+        f"Measured time of the passes: median {summary.compute_imbalance:.3f}."
+    )
+    planned = (
+        Line(key="bound", label="least possible", colour=8, dash=_DASHES),
+        Line(key="imbalance", label="planned", colour=1),
+    )
+    return Chart(
+        title="Evenness of the ranks",
+        caption=text,
+        panels=(
+            Panel(
+                id="plot-planned",
+                title="Cost by plan, max / mean",
+                lines=planned,
+                floor=1.0,
+                is_small=True,
+            ),
+            _panel(
+                "compute_imbalance",
+                "Measured time, max / mean",
+                floor=1.0,
+                quantile=0.99,
+                is_small=True,
+            ),
+        ),
     )
 
 
-def _step_axis(axes: Axes) -> None:
-    axes.set_xlabel("step")
-    axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+def _of_speed(summary: RunSummary) -> Chart:
+    text = (
+        f"Median wait for data {summary.wait_share:.2%} of a step (target {WAIT_TARGET:.0%}); "
+        f"median speed {format_count(summary.tokens_per_s)} tokens per second."
+    )
+    target = (WAIT_TARGET, f"target {WAIT_TARGET:.0%}")
+    return Chart(
+        title="Wait and speed",
+        caption=text,
+        panels=(
+            _panel(
+                "wait_share",
+                "Wait for data, part of the step",
+                format="percent",
+                floor=0.0,
+                quantile=0.95,
+                level=target,
+                is_small=True,
+            ),
+            _panel(
+                "tokens_per_s",
+                "Tokens per second, all ranks",
+                format="count",
+                floor=0.0,
+                is_small=True,
+            ),
+        ),
+    )
 
 
-def _marker_size(points: int) -> float:
-    return 4 if points <= 80 else 0
+def _of_experts(summary: RunSummary) -> Chart:
+    text = (
+        "Token slots of the busiest expert over the mean of its layer, in the worst layer, over all "
+        f"ranks: median {summary.expert_imbalance:.3f}. The balance loss pulls it towards 1."
+    )
+    panel = _panel("expert_imbalance", "Busiest / mean, worst layer", floor=1.0)
+    return Chart(title="Evenness of the experts", caption=text, panels=(panel,))
 
 
-def _columns(
-    steps: Sequence[StepLine], value: Callable[[StepLine], float]
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    at = np.asarray([line.step for line in steps], np.int64)
-    return at, np.asarray([value(line) for line in steps], np.float64)
+def _of_memory(summary: RunSummary, kinds: Sequence[str]) -> Chart:
+    peaks = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in summary.peak_bytes.items())
+    text = f"Proportional set size of all processes of a kind, shared pages counted once. Greatest: {peaks}."
+    lines = tuple(Line(key=kind, label=kind, colour=i % 8 + 1) for i, kind in enumerate(kinds[:8]))
+    panel = Panel(
+        id="plot-memory", title="By role", lines=lines, format="bytes", floor=0.0, of="memory"
+    )
+    return Chart(title="Memory by role", caption=text, panels=(panel,))
 
 
-@contextmanager
-def _figure(name: str, height: int) -> Iterator[tuple[Figure, Callable[[], str]]]:
-    """Set the style and yield a figure, and what writes it as SVG once it is drawn."""
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH / 72, height / 72), layout="constrained")
-        written = io.StringIO()
-        yield figure, lambda: _adapted(written.getvalue(), name)
-        figure.savefig(written, format="svg", transparent=True)
-
-
-def _adapted(svg: str, name: str) -> str:
-    """Cut an SVG file down to a part of a page, in the page's colours and font, its ids beginning with ``name``."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    svg = svg.replace("<svg", '<svg aria-hidden="true" focusable="false"', 1)
-    svg = re.sub(r"font:( \d+)? ([\d.]+)px [^;\"]*", r"font:\1 \2px var(--font)", svg)
-    svg = re.sub(r"font-family: [^;\"]*", "font-family: var(--font)", svg)
-    used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', svg))
-    svg = re.sub(r' id="([^"]*)"', lambda at: f' id="{name}-{at[1]}"' if at[1] in used else "", svg)
-    svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", svg)
-    return re.sub(r"#0[12]000\d", lambda found: _VARIABLES[found[0]], svg).strip()
+def over_text(ratio: float) -> str:
+    """Return how far a ratio to a least value is above it, in words."""
+    over = excess(ratio)
+    return "none" if over < 5e-7 else f"{over:.1e}" if over < 1e-4 else f"{over:.3%}"

@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.extras import missing_extra
-from omniload.base.units import format_bytes, format_count
+from omniload.base.state import Json, JsonObject
+from omniload.base.units import format_count
+from omniload.base.writing import write_whole
 from omniload.mix.config import MixConfig
 from omniload.mix.run_record import read_run_record
+from trainer_integration.report.charts import Chart, charts_of, over_text
+from trainer_integration.report.figures import run_figures
 from trainer_integration.report.proof import Proof, read_proof
 from trainer_integration.report.run_summary import (
     RunSummary,
     TimedEvent,
-    attempts_of,
     events_of,
-    excess,
     memory_by_kind,
     shares_of,
     summary_of,
-    wait_share,
 )
 from trainer_integration.run.launch_record import LaunchRecord, read_launch_record
 from trainer_integration.run.run_log import (
@@ -35,7 +36,7 @@ from trainer_integration.run.run_log import (
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["REPORT_NAME", "Chart", "Finished", "Tile", "page_of", "read_finished", "write_report"]
+__all__ = ["REPORT_NAME", "Finished", "Tile", "page_of", "read_finished", "write_report"]
 
 REPORT_NAME = "report.html"
 """File of the report in the run's folder."""
@@ -65,15 +66,6 @@ class Tile:
     note: str
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """One picture, with what it says in words for who cannot see it."""
-
-    title: str
-    svg: str
-    caption: str
-
-
 def read_finished(run_dir: Path) -> Finished:
     """Read what a run's folder holds.
 
@@ -97,40 +89,51 @@ def read_finished(run_dir: Path) -> Finished:
     )
 
 
-def write_report(run_dir: Path) -> Path:
+def write_report(
+    run_dir: Path, *, beside: Path | None = None, reload_s: float | None = None
+) -> Path:
     """Write the report of a run into its folder and return its path.
+
+    Args:
+        run_dir: Folder of the run.
+        beside: Folder of another run, to be shown with it.
+        reload_s: The run goes on: a browser reads the page again so often.
 
     Raises:
         ConfigError: A package of the extra ``report`` is not installed.
-        StateError: The folder holds no finished step.
+        StateError: A folder holds no finished step.
     """
-    page = page_of(read_finished(run_dir))
+    other = None if beside is None else read_finished(beside)
+    page = page_of(read_finished(run_dir), beside=other, reload_s=reload_s)
     path = run_dir / REPORT_NAME
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(page, encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, page.encode())
     return path
 
 
-def page_of(run: Finished) -> str:
-    """Return the page.
+def page_of(run: Finished, *, beside: Finished | None = None, reload_s: float | None = None) -> str:
+    """Return the page; the arguments are those of ``write_report``.
 
     Raises:
         ConfigError: A package of the extra ``report`` is not installed.
-        StateError: The run has no step.
+        StateError: A run has no step.
     """
-    if not run.summary.steps:
-        raise StateError("the log holds no step yet; train first")
+    runs = [run] if beside is None else [run, beside]
+    for each in runs:
+        if not each.summary.steps:
+            raise StateError(f"the log of {each.name} holds no step yet; train first")
     try:
         template = _environment().get_template("report.html.j2")
-        charts = _charts(run)
     except ModuleNotFoundError as error:
         raise missing_extra("the report (`omniload train show RUN --html`)", error) from error
+    charts = _charts(run)
     return template.render(
         run=run,
+        beside=beside,
         summary=run.summary,
-        tiles=_tiles(run.summary),
+        tiles=_tiles_of(runs),
         charts=charts,
+        data=_data(runs, charts, reload_s),
+        is_running=reload_s is not None,
         events=_told(events_of(run.lines)),
         train_json=run.launch.train.model_dump_json(indent=2),
         percent=lambda value: f"{value:.2%}",
@@ -150,6 +153,12 @@ def _environment() -> "Environment":
     )
 
 
+def _tiles_of(runs: Sequence[Finished]) -> list[tuple[Tile, Tile | None]]:
+    """Return the tiles of a run, each with that of the run beside it."""
+    first, *others = (_tiles(run.summary) for run in runs)
+    return list(zip(first, others[0] if others else [None] * len(first), strict=True))
+
+
 def _tiles(summary: RunSummary) -> list[Tile]:
     restarts = summary.attempts - 1
     return [
@@ -158,17 +167,12 @@ def _tiles(summary: RunSummary) -> list[Tile]:
         Tile("Speed", format_count(summary.tokens_per_s), "tokens per second, median"),
         Tile("Wait for data", f"{summary.wait_share:.2%}", "of the step, median"),
         Tile("Imbalance", f"{summary.imbalance:.4f}", "planned max / mean, median"),
-        Tile("Over the bound", _over(summary.over_bound), "above the least possible, median"),
+        Tile("Over the bound", over_text(summary.over_bound), "above the least possible, median"),
         Tile("Experts", _ratio(summary.expert_imbalance), "busiest / mean, worst layer, median"),
         Tile("Saves", _save(summary.save_s), f"each, median of {summary.saves}; between steps"),
         Tile("Restarts", str(restarts), f"{summary.repeated_steps} steps run again"),
         Tile("Wall time", f"{summary.seconds:.0f} s", "launch to end, restarts included"),
     ]
-
-
-def _over(ratio: float) -> str:
-    over = excess(ratio)
-    return "none" if over < 5e-7 else f"{over:.1e}" if over < 1e-4 else f"{over:.3%}"
 
 
 def _ratio(value: float) -> str:
@@ -180,72 +184,20 @@ def _save(seconds: float) -> str:
 
 
 def _charts(run: Finished) -> list[Chart]:
-    # An extra, absent for who wants no report; a second to import.
-    from trainer_integration.report import charts  # noqa: PLC0415
+    seconds_N, memory = memory_by_kind(run.lines)
+    shares = shares_of(last_of_each_step(run.lines), run.mix)
+    return charts_of(run.summary, shares, list(memory) if len(seconds_N) > 1 else [])
 
-    steps = last_of_each_step(run.lines)
-    attempts = attempts_of(run.lines)
-    summary = run.summary
-    shares = shares_of(steps, run.mix)
-    seconds, memory = memory_by_kind(run.lines)
-    failures = [event.seconds for event in events_of(run.lines) if _failed(event)]
-    drawn = [
-        Chart("Loss", charts.loss_chart(attempts), _loss_caption(summary)),
-        Chart("Shares of the sources", charts.share_chart(shares), _share_caption(summary)),
-        Chart(
-            "Evenness of the ranks",
-            charts.imbalance_chart(steps),
-            f"Planned cost of the heaviest rank over the mean: median {summary.imbalance:.4f}, "
-            f"{_over(summary.over_bound)} above what these rows allow at best. "
-            f"Measured time of the passes: median {summary.compute_imbalance:.3f}.",
-        ),
-        Chart(
-            "Wait and speed",
-            charts.speed_chart(steps),
-            f"Median wait for data {summary.wait_share:.2%} of a step (target "
-            f"{charts.WAIT_TARGET:.0%}), longest {max(map(wait_share, steps)):.2%}; "
-            f"median speed {format_count(summary.tokens_per_s)} tokens per second.",
-        ),
-    ]
-    if not math.isnan(summary.expert_imbalance):
-        caption = (
-            "Token slots of the busiest expert over the mean of its layer, in the worst layer, over all "
-            f"ranks: median {summary.expert_imbalance:.3f}. The balance loss pulls it towards 1."
-        )
-        drawn.append(Chart("Evenness of the experts", charts.expert_chart(steps), caption))
-    if len(seconds) > 1:
-        peaks = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in summary.peak_bytes.items())
-        caption = f"Proportional set size, shared pages counted once. Greatest: {peaks}."
-        drawn.append(
-            Chart("Memory by role", charts.memory_chart(seconds, memory, failures), caption)
-        )
-    return drawn
+
+def _data(runs: Sequence[Finished], charts: Sequence[Chart], reload_s: float | None) -> JsonObject:
+    """Return what the page's script draws."""
+    panels: list[Json] = [panel.to_json() for chart in charts for panel in chart.panels]
+    figures: list[Json] = [run_figures(run.name, run.lines, run.mix) for run in runs]
+    return {"version": 1, "runs": figures, "charts": panels, "reload_s": reload_s}
 
 
 def _failed(event: TimedEvent) -> bool:
     return event.line.what == "exit" and not event.line.detail.endswith(": code 0")
-
-
-def _loss_caption(summary: RunSummary) -> str:
-    text = f"Mean cross entropy fell from {summary.first_loss:.3f} to {summary.last_loss:.3f} nats."
-    if summary.repeated_steps:
-        text += (
-            f" {summary.repeated_steps} steps were lost with a killed attempt (pale) and run again "
-            "from the checkpoint."
-        )
-    return text
-
-
-def _share_caption(summary: RunSummary) -> str:
-    offs = [abs(s.points_off) for s in summary.sources if s.points_off is not None]
-    if not offs or math.isnan(max(offs)):
-        return (
-            "Share of all tokens; the weights of this mix count samples, so tokens have no target."
-        )
-    return (
-        f"Share of the tokens trained on, against the mix file's weights. At the end the source "
-        f"farthest from its target is off by {max(offs):.2f} percentage points."
-    )
 
 
 def _told(events: Sequence[TimedEvent]) -> list[tuple[str, str, str, str, bool]]:

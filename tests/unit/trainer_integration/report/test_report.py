@@ -2,8 +2,9 @@
 
 import builtins
 import io
+import os
 import re
-import xml.etree.ElementTree as ET
+import threading
 from types import SimpleNamespace
 
 import orjson
@@ -16,6 +17,7 @@ from omniload.base.extras import DISTRIBUTION
 from tests.support.plane.builders import a_mix
 from tests.support.trainer.run_lines import a_killed_run, a_run_folder, a_step, an_event
 from trainer_integration import cli
+from trainer_integration.report import keeping
 from trainer_integration.report.display import (
     HEAD,
     RunDisplay,
@@ -45,7 +47,9 @@ def test_a_page_refers_to_nothing_outside_itself(run):
     page = a_page(run)
     outside = re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
 
-    assert not re.search(r"https?://|//cdn|@import|<link|<script|src=|url\((?!#)", outside)
+    assert not re.search(
+        r"https?://(?!www.w3.org/2000/svg)|//cdn|@import|<link|src=|url\((?!#)", outside
+    )
 
 
 def test_a_page_has_no_id_twice(run):
@@ -54,20 +58,80 @@ def test_a_page_has_no_id_twice(run):
     assert len(ids) == len(set(ids))
 
 
-def test_every_chart_is_well_formed_and_told_in_words(run):
+def data_of(page):
+    """Return what the page's script draws."""
+    (held,) = re.findall(
+        r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL
+    )
+    return orjson.loads(held)
+
+
+def test_every_chart_is_told_in_words_and_has_its_figures(run):
     page = a_page(run)
-    charts = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
+    data = data_of(page)
 
-    assert len(charts) == len(re.findall(r'<figure role="img" aria-label="[^"]{20,}"', page)) == 6
-    assert {ET.fromstring(chart).tag.rpartition("}")[2] for chart in charts} == {"svg"}
+    assert len(re.findall(r'<figure role="img" aria-label="[^"]{20,}"', page)) == 6
+    assert {chart["id"] for chart in data["charts"]} == set(
+        re.findall(r'<div class="plot" id="([^"]+)"', page)
+    )
+    for chart in data["charts"]:
+        held = data["runs"][0][chart["of"]]
+        assert [line["key"] for line in chart["lines"] if line["key"] not in held] == []
+    assert {"plot-lr", "plot-grad_norm"} <= {chart["id"] for chart in data["charts"]}
 
 
-def test_charts_take_their_colours_from_the_page(run):
-    charts = re.findall(r"<svg.*?</svg>", a_page(run), flags=re.DOTALL)
+def test_another_run_stands_beside_it(run, tmp_path):
+    (tmp_path / "other").mkdir()
+    other = a_run_folder(tmp_path / "other", a_mix(), [an_event("start"), a_step(0, loss=7.0)])
 
-    assert not re.search(r"#0[12]000\d", "".join(charts))
-    assert "var(--series-1)" in charts[0]
-    assert "var(--alarm)" in charts[0]
+    write_report(run, beside=other)
+
+    page = (run / "report.html").read_text()
+    assert [len(each["x"]["step"]) for each in data_of(page)["runs"]] == [6, 1]
+    assert "other/run: 7.00" in page
+
+
+def test_a_run_that_goes_on_has_a_page_that_is_read_again(run):
+    write_report(run, reload_s=30.0)
+
+    page = (run / "report.html").read_text()
+    assert data_of(page)["reload_s"] == 30
+    assert "Running; this page reads itself again" in page
+    assert data_of(a_page(run))["reload_s"] is None
+
+
+def test_the_report_is_written_while_a_run_goes_on_and_when_it_has_new_lines(run, monkeypatch):
+    written, wrote = [], threading.Event()
+
+    def write(folder, *, reload_s):
+        written.append((folder, reload_s))
+        wrote.set()
+
+    monkeypatch.setattr(keeping, "write_report", write)
+    monkeypatch.setattr(keeping, "_LEAST_S", 0.001)
+    with keeping.kept_report(run):
+        assert wrote.wait(30)
+        wrote.clear()
+        before = len(written)
+        os.utime(run / "log.jsonl", ns=(1, 1))
+        assert wrote.wait(30)
+
+    assert before == 1
+    assert {folder for folder, _ in written} == {run}
+
+
+@pytest.mark.parametrize("refusal", [StateError("no step yet"), ConfigError("no jinja2")])
+def test_a_report_that_cannot_be_written_does_not_end_the_run(run, monkeypatch, refusal):
+    asked = threading.Event()
+
+    def refuse(*_arguments, **_words):
+        asked.set()
+        raise refusal
+
+    monkeypatch.setattr(keeping, "write_report", refuse)
+    monkeypatch.setattr(keeping, "_LEAST_S", 0.001)
+    with keeping.kept_report(run):
+        assert asked.wait(30)
 
 
 def test_a_page_names_the_kill_and_the_resume(run):
@@ -94,13 +158,15 @@ def test_a_page_gives_the_verdict_of_the_proof(run, logged, verdict):
 
 
 def test_text_of_a_run_cannot_become_markup(tmp_path):
-    lines = [*a_killed_run(), an_event("exit", "rank 0: code 1: <script>alert(1)</script>")]
+    cause = "rank 0: code 1: <script>alert(1)</script>"
+    lines = [*a_killed_run(), an_event("exit", cause), an_event("restart", attempt=2)]
     run = a_run_folder(tmp_path, a_mix(), lines)
 
     page = a_page(run)
 
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)" in page
+    assert page.count("</script>") == 2
 
 
 def test_a_mix_by_samples_shows_shares_without_targets(tmp_path):

@@ -1,0 +1,184 @@
+"""What the page draws, as plain JSON: every figure by step, thinned to what a screen can show. Pure arithmetic.
+
+Shape suffixes:
+    N  steps, one line each      P  points that are drawn
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.base.state import Json, JsonObject
+from omniload.mix.config import MixConfig
+from trainer_integration.report.run_summary import (
+    Attempt,
+    Shares,
+    attempts_of,
+    compute_imbalance,
+    memory_by_kind,
+    shares_of,
+    smoothed,
+    wait_share,
+)
+from trainer_integration.run.run_log import (
+    EventLine,
+    MemoryLine,
+    StepLine,
+    figures_of,
+    last_of_each_step,
+)
+
+__all__ = ["MOST_POINTS", "run_figures", "shown_sources"]
+
+MOST_POINTS = 1500
+"""Of a line; a longer run is drawn by the means of as many stretches of equal length."""
+_MOST_SOURCES = 12
+_MOST_KINDS = 8
+
+AnyLine = StepLine | EventLine | MemoryLine
+Numbers = NDArray[Any]
+
+
+def run_figures(name: str, lines: Sequence[AnyLine], mix: MixConfig) -> JsonObject:
+    """Return the figures of a run as ``charts.js`` reads them.
+
+    Args:
+        name: Of the run.
+        lines: Its log; it holds a step.
+        mix: The mix that was trained on.
+
+    Returns:
+        ``x``: the place of every point by ``step``, by ``tokens`` and by ``seconds`` of training, ``[P]`` each, none
+        decreasing. ``figures``: ``[P]`` by name, ``None`` where nothing was logged. ``lost``: the loss of work that
+        did not stay. ``ends``: where attempts ended. ``memory``: bytes by kind of role, by times of their own.
+    """
+    steps_N = last_of_each_step(lines)
+    starts = _starts_of(len(steps_N))
+    attempts = attempts_of(lines)
+    shares = shares_of(steps_N, mix)
+    columns = _step_columns(steps_N) | _share_columns(shares)
+    return {
+        "name": name,
+        "x": {
+            "step": _ends_of(np.asarray([line.step for line in steps_N]), starts),
+            "tokens": _ends_of(np.cumsum([line.tokens for line in steps_N]), starts),
+            "seconds": _ends_of(np.cumsum([line.seconds for line in steps_N]).round(3), starts),
+        },
+        "figures": {key: _means_of(column_N, starts) for key, column_N in columns.items()},
+        "lost": _lost_work(attempts),
+        "ends": _attempt_ends(attempts),
+        "memory": _memory(lines),
+    }
+
+
+def shown_sources(shares: Shares) -> list[str]:
+    """Return the sources that have a chart: those with the most tokens, the largest first."""
+    order = np.argsort(-shares.total_NS[-1], kind="stable")[:_MOST_SOURCES]
+    return [shares.names[s] for s in order]
+
+
+def _step_columns(steps_N: Sequence[StepLine]) -> dict[str, Numbers]:
+    """Return what each step logged, by name, not a number where it logged nothing."""
+    logged = [
+        {
+            **figures_of(line),
+            "wait_share": wait_share(line),
+            "bound": line.bound,
+            "compute_imbalance": compute_imbalance(line),
+        }
+        for line in steps_N
+    ]
+    names = dict.fromkeys(name for figures in logged for name in figures)
+    return {
+        name: np.asarray([figures.get(name, np.nan) for figures in logged], np.float64)
+        for name in names
+        if not name.startswith("share/")
+    }
+
+
+def _share_columns(shares: Shares) -> dict[str, Numbers]:
+    """Return the share of each source with a chart: over some steps, so far, and what the mix asked for."""
+    window = max(3, len(shares.step_NS) // 10)
+    kinds: Mapping[str, Numbers | None] = {
+        "share": smoothed(shares.step_NS, window),
+        "total": shares.total_NS,
+        "target": shares.step_target_NS,
+        "total_target": shares.total_target_NS,
+    }
+    places = {name: shares.names.index(name) for name in shown_sources(shares)}
+    return {
+        f"{kind}/{name}": values_NS[:, s]
+        for kind, values_NS in kinds.items()
+        if values_NS is not None
+        for name, s in places.items()
+    }
+
+
+def _starts_of(num_steps: int) -> Numbers:
+    """Return where each stretch that is drawn as one point begins, ``[P]``."""
+    return np.unique(
+        np.linspace(0, num_steps, min(num_steps, MOST_POINTS), endpoint=False, dtype=int)
+    )
+
+
+def _ends_of(values_N: Numbers, starts_P: Numbers) -> list[Any]:
+    """Return the last value of each stretch."""
+    found: list[Any] = values_N[np.append(starts_P[1:], len(values_N)) - 1].tolist()
+    return found
+
+
+def _means_of(values_N: Numbers, starts_P: Numbers) -> list[Json]:
+    """Return the mean of each stretch over its numbers, to six digits; ``None`` where it has none."""
+    is_number_N = np.isfinite(values_N)
+    sums_P = np.add.reduceat(np.where(is_number_N, values_N, 0.0), starts_P)
+    counts_P = np.add.reduceat(is_number_N.astype(int), starts_P)
+    means_P = sums_P / np.maximum(counts_P, 1)
+    return [
+        float(f"{mean:.6g}") if count else None
+        for mean, count in zip(means_P.tolist(), counts_P.tolist(), strict=True)
+    ]
+
+
+def _lost_work(attempts: Sequence[Attempt]) -> list[Json]:
+    """Return the loss of the steps of each attempt that a later one trained again."""
+    found: list[Json] = []
+    for attempt, later in itertools.pairwise(attempts):
+        back_to = later.resumed_from or 0
+        lost = [line for line in attempt.steps if line.step >= back_to]
+        if lost:
+            starts = _starts_of(len(lost))
+            found.append(
+                {
+                    "step": _ends_of(np.asarray([line.step for line in lost]), starts),
+                    "loss": _means_of(np.asarray([line.loss for line in lost]), starts),
+                }
+            )
+    return found
+
+
+def _attempt_ends(attempts: Sequence[Attempt]) -> list[Json]:
+    """Return the last step of every attempt but the last, with how it ended."""
+    found: list[Json] = []
+    step = 0
+    for number, (attempt, later) in enumerate(itertools.pairwise(attempts), start=1):
+        step = attempt.steps[-1].step if attempt.steps else step
+        text = (
+            f"{number}: {attempt.cause or 'stopped'}; resumed from step {later.resumed_from or 0}"
+        )
+        found.append({"number": number, "step": step, "text": text})
+    return found
+
+
+def _memory(lines: Sequence[AnyLine]) -> JsonObject:
+    seconds_N, by_kind = memory_by_kind(lines)
+    if not len(seconds_N):
+        return {"seconds": []}
+    starts = _starts_of(len(seconds_N))
+    kinds = list(by_kind.items())[:_MOST_KINDS]
+    return {
+        "seconds": _ends_of(seconds_N.round(2), starts),
+        **{kind: _means_of(bytes_N.astype(np.float64), starts) for kind, bytes_N in kinds},
+    }
