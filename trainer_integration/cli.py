@@ -1,5 +1,6 @@
 """``omniload train``: run the included trainer, prove a run, show what it came to."""
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +13,9 @@ from typing_extensions import override
 
 from omniload.actors.status_file import PlaneStatus, read_status
 from omniload.base.errors import OmniloadError, StateError
+from omniload.base.units import decimal_of
 from omniload.commands.top import once_option, roles_view, status_json, watch_until_interrupted
+from omniload.front.launch import Launch, launch_of
 from trainer_integration.config import load_train
 from trainer_integration.report.display import RunDisplay, print_proof, print_summary
 from trainer_integration.report.keeping import kept_report
@@ -51,6 +54,24 @@ class _Resume(click.ParamType[Resume]):
         )
 
 
+class _StepRange(click.ParamType[tuple[int, int]]):
+    """``10``, or ``10-12``."""
+
+    name = "steps"
+
+    @override
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        first, dash, last = str(value).partition("-")
+        found = [decimal_of(part) for part in (first, last if dash else first)]
+        if found[0] is None or found[1] is None or found[0] > found[1]:
+            raise click.BadParameter(
+                f"{value!r} is neither a step such as 10 nor steps such as 10-12", ctx, param
+            )
+        return found[0], found[1]
+
+
 @click.group("train")
 def command() -> None:
     """Train the included MoE model through the data plane."""
@@ -66,23 +87,52 @@ def command() -> None:
     help="Continue from the checkpoint of STEP, or from the newest that is whole; later ones are set "
     "aside. Refuse to touch an old run otherwise.",
 )
-def run_job(config: Path, resume: Resume) -> int:
+@click.option(
+    "--profile",
+    type=_StepRange(),
+    help="Write a Chrome trace of these steps, the first and the last or one, into the run's folder.",
+)
+def run_job(config: Path, resume: Resume, profile: tuple[int, int] | None) -> int:
     """Train as CONFIG says: data plane, ranks, restarts, report.
+
+    Under torchrun, or as several tasks of Slurm, each process is one rank, and what starts them
+    restarts them.
 
     \b
     Example:
       omniload train run examples/train.yaml
       omniload train run examples/train.yaml --resume latest
+      omniload train run examples/train.yaml --profile 10-12
+      torchrun --nproc-per-node 2 -m omniload train run train.yaml
+      srun --ntasks 2 omniload train run train.yaml
       omniload train run examples/train.yaml --resume 40
     """  # noqa: D301 -- click's own marker
+    launch = launch_of(os.environ)
+    if launch.world_size > 1:
+        return _run_rank(config, launch, resume, profile)
     console = Console()
     with RunDisplay(console) as display:
-        launcher = Launcher(config, resume=resume, observer=display.observe)
+        # One rank under torchrun, or one task of Slurm's for all ranks: a start made again goes on.
+        again = "latest" if launch.restarts else resume
+        launcher = Launcher(config, resume=again, observer=display.observe, profile=profile)
         display.expect(launcher.train.steps, launcher.mix)
         with kept_report(launcher.run_dir):
             code = launcher.run()
     console.print(f"run folder: {launcher.run_dir.resolve()}", highlight=False, soft_wrap=True)
     _report(launcher.run_dir)
+    return code
+
+
+def _run_rank(config: Path, launch: Launch, resume: Resume, profile: tuple[int, int] | None) -> int:
+    """Run one rank; rank 0 shows the job."""
+    from trainer_integration.run.external_rank import run_rank  # noqa: PLC0415 -- torch takes seconds
+
+    if launch.rank:
+        return run_rank(config, launch, resume)
+    with RunDisplay(Console()) as display:
+        code = run_rank(config, launch, resume, display=display, profile=profile)
+    train, folder = load_train(config)
+    _report(train.run_folder(folder))
     return code
 
 

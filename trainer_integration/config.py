@@ -14,7 +14,18 @@ from omniload.plan.place_tree import ClientPlaceTree
 from trainer_integration.moe.config import MoEConfig, MoEShape, heads_fault
 from trainer_integration.writers.protocol import Kind
 
-__all__ = ["CheckpointConfig", "OptimizerConfig", "ParallelConfig", "TrainConfig", "load_train"]
+__all__ = [
+    "CheckpointConfig",
+    "EvaluationConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "SpikeGuardConfig",
+    "TrainConfig",
+    "load_train",
+]
+
+_LARGEST_TOKENS = 1 << 53
+"""Most tokens that a schedule counts: what a float64 holds exactly."""
 
 
 class ParallelConfig(StrictModel):
@@ -52,6 +63,13 @@ class OptimizerConfig(StrictModel):
     """Learning rate of the last step over the peak."""
     warmup_steps: int = Field(default=10, ge=0, le=LARGEST_STEP)
     """Steps over which the learning rate grows to its peak."""
+    total_tokens: int | None = Field(default=None, ge=1, le=_LARGEST_TOKENS)
+    """Tokens over which the schedule runs, in place of ``steps``: it then goes by ``warmup_tokens`` and
+    ``decay_tokens``, and ``warmup_steps`` and ``decay_steps`` mean nothing."""
+    warmup_tokens: int = Field(default=0, ge=0, le=_LARGEST_TOKENS)
+    """Tokens over which the learning rate grows to its peak; with ``total_tokens``."""
+    decay_tokens: int | None = Field(default=None, ge=1, le=_LARGEST_TOKENS)
+    """Of ``wsd``; default: a tenth of ``total_tokens``."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of the averages of gradients and of their squares."""
     weight_decay: float = Field(default=0.1, ge=0, le=1e6, allow_inf_nan=False)
@@ -68,6 +86,43 @@ class OptimizerConfig(StrictModel):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _tokens_have_a_total(self) -> Self:
+        if self.total_tokens is None:
+            for name in ("warmup_tokens", "decay_tokens"):
+                if getattr(self, name):
+                    raise fault_at(
+                        f"{name} is {getattr(self, name)}, and total_tokens is not given; give it, or steps in place "
+                        "of tokens",
+                        name,
+                    )
+        elif self.warmup_tokens > self.total_tokens:
+            raise fault_at(
+                f"warmup_tokens is {self.warmup_tokens}, more than total_tokens {self.total_tokens}; lower it",
+                "warmup_tokens",
+            )
+        return self
+
+
+class SpikeGuardConfig(StrictModel):
+    """What becomes of a step whose gradient leaps."""
+
+    action: Literal["off", "skip", "stop"] = "off"
+    """``skip`` leaves the model as it is and goes on; ``stop`` ends the run. Both name the step and its samples."""
+    sigma: float = Field(default=6.0, gt=0, le=1e6, allow_inf_nan=False)
+    """Deviations above the mean from which a norm is too far."""
+    window: int = Field(default=50, ge=10, le=10_000)
+    """Norms of earlier steps that mean and deviation are of; nothing is judged before there are as many."""
+
+
+class EvaluationConfig(StrictModel):
+    """Losses on data that is not trained on."""
+
+    mix: str = Field(min_length=1)
+    """Path of a mix file whose ``stop`` is ``each_once``: the loss of each of its sources is told."""
+    every_steps: int = Field(default=100, ge=1, le=LARGEST_STEP)
+    """Steps between evaluations."""
+
 
 class CheckpointConfig(StrictModel):
     """When the run is saved, and where."""
@@ -76,6 +131,9 @@ class CheckpointConfig(StrictModel):
     """Steps between checkpoints."""
     keep: int = Field(default=3, ge=1, le=LARGEST_STEP)
     """Newest checkpoints that stay."""
+    asynchronous: bool = False
+    """Train on while a copy of model and optimiser is written: a save then stops training for the copy alone, and
+    takes their size in memory once more."""
     folder: str | None = None
     """Where they go: a folder, or for striped ones without a mount ``omnifs://FOLDER::STORE``.
     Default: ``checkpoints`` in ``run_dir``."""
@@ -104,6 +162,12 @@ class TrainConfig(StrictModel):
     """How weights follow gradients."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """How the run survives."""
+    spike_guard: SpikeGuardConfig = SpikeGuardConfig()
+    """What becomes of a step whose gradient leaps."""
+    evaluation: EvaluationConfig | None = None
+    """Losses on data that is not trained on; default: none."""
+    peak_tflops: float | None = Field(default=None, gt=0, le=1e9, allow_inf_nan=False)
+    """Most 10^12 FLOP/s of a rank's device, which MFU is the share of; default: those of a known GPU in BF16."""
     run_dir: str = Field(default="run", min_length=1)
     """Where logs, metrics and checkpoints go."""
     max_restarts: int = Field(default=3, ge=0, le=1_000_000)
@@ -117,7 +181,7 @@ class TrainConfig(StrictModel):
 
     @model_validator(mode="after")
     def _warm_up_ends(self) -> Self:
-        if self.optimizer.warmup_steps > self.steps:
+        if self.optimizer.total_tokens is None and self.optimizer.warmup_steps > self.steps:
             raise fault_at(
                 f"optimizer.warmup_steps is {self.optimizer.warmup_steps}, more than steps "
                 f"{self.steps}; lower it",
@@ -158,6 +222,10 @@ class TrainConfig(StrictModel):
     def place_tree(self) -> ClientPlaceTree:
         """The ranks as the data plane knows them: those that share layers take slices of the same rows."""
         return ClientPlaceTree.of(dp=self.parallel.dp, cp=self.parallel.sp)
+
+    def evaluation_mix(self, folder: Path) -> Path | None:
+        """Return the evaluation's mix file, if there is an evaluation."""
+        return None if self.evaluation is None else folder / self.evaluation.mix
 
     def mix_file(self, folder: Path) -> Path:
         """Return the mix file, ``folder`` being that of the training file."""

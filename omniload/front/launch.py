@@ -85,20 +85,24 @@ def launch_of(
         attempt = "/".join(environment.get(name, "") for name in ("TORCHELASTIC_RUN_ID", _RESTARTS))
         names = ("RANK", "WORLD_SIZE")
         launch = _checked(*_numbers(environment, *names), attempt, "the variables " + _shown(names))
-        restarts = environment.get(_RESTARTS, "")
-        counts = restarts.isascii() and restarts.isdigit() and len(restarts) < 9
-        return replace(launch, restarts=int(restarts) if counts else 0)
+        return replace(launch, restarts=_counted(environment, _RESTARTS))
     if "SLURM_STEP_ID" in environment:
         names = ("SLURM_PROCID", "SLURM_NTASKS")
         attempt = "/".join(
             environment.get(name, "")
             for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         )
-        return _checked(*_numbers(environment, *names), attempt, "the variables " + _shown(names))
+        launch = _checked(*_numbers(environment, *names), attempt, "the variables " + _shown(names))
+        return replace(launch, restarts=_counted(environment, "SLURM_RESTART_COUNT"))
     return Launch(rank=0, world_size=1, attempt="", found_in="no launcher's variables")
 
 
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+
+
+def _counted(environment: Mapping[str, str], name: str) -> int:
+    found = environment.get(name, "")
+    return int(found) if found.isascii() and found.isdigit() and len(found) < 9 else 0
 
 
 def place_of(launch: Launch, mesh: DeviceMesh | None) -> Place:

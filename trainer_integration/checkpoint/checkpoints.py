@@ -21,7 +21,7 @@ from pathlib import Path
 import orjson
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
@@ -48,6 +48,7 @@ from trainer_integration.checkpoint.save_errors import (
     require_room,
 )
 from trainer_integration.checkpoint.tensors import (
+    NOTHING,
     Restored,
     require_same_model,
     set_optimizer,
@@ -91,6 +92,7 @@ class Checkpoints:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         loader_state: Mapping[str, Json],
+        progress: Mapping[str, Json] = NOTHING,
     ) -> Path:
         """Save and commit; when this returns on any rank the checkpoint is on storage.
 
@@ -99,6 +101,7 @@ class Checkpoints:
             model: Its parameters are saved.
             optimizer: Has taken a step; its gradients are dropped.
             loader_state: The data plane's state after the same steps; rank 0's is saved.
+            progress: Of the training besides; rank 0's is saved.
 
         Returns:
             The committed folder.
@@ -107,13 +110,33 @@ class Checkpoints:
             NoRoomError: It does not fit; what was written of it is removed.
             StateError: A checkpoint of this step exists, or the optimiser has no state.
         """
+        tensors = self.tensors_at(step, model, optimizer)
+        return self.write(step, tensors, loader_state, progress)
+
+    def tensors_at(
+        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> dict[str, Tensor]:
+        """Return what ``write`` takes.
+
+        Raises:
+            StateError: The optimiser has no state.
+        """
+        if not optimizer.state:
+            raise StateError(f"the optimiser has no state at step {step}; save after a step")
+        return tensors_of(model, optimizer, self._groups)
+
+    def write(
+        self,
+        step: int,
+        tensors: dict[str, Tensor],
+        loader_state: Mapping[str, Json],
+        progress: Mapping[str, Json] = NOTHING,
+    ) -> Path:
+        """Save and commit tensors; see ``save``."""
         final = path_of(self.folder, step)
         partial = final.with_name(final.name + _PARTIAL_SUFFIX)
         if final.exists():
             raise StateError(f"{final} exists already; resume from it, or move it away")
-        if not optimizer.state:
-            raise StateError(f"the optimiser has no state at step {step}; save after a step")
-        tensors = tensors_of(model, optimizer, self._groups)
         need = sum(tensor.nbytes for tensor in tensors.values())
         if self._rank == 0:
             self._sweep()
@@ -132,7 +155,8 @@ class Checkpoints:
             seals = self._gathered_seals(partial)
             fault = None
             if self._rank == 0:
-                fault = self._fault_of_commit(partial, final, seals, loader_state)
+                about: JsonObject = {"loader": dict(loader_state), "progress": dict(progress)}
+                fault = self._fault_of_commit(partial, final, seals, about)
             self._require_committed(final, fault)
         except NoRoomError:
             if self._rank == 0:  # all ranks leave a save together, so none still writes
@@ -183,7 +207,10 @@ class Checkpoints:
                 no_dist=self._group is None,
             )
         set_optimizer(model, optimizer, tensors)
-        return Restored(step=step, loader_state=orjson.loads((path / LOADER).read_bytes()))
+        progress = meta.get("progress", {})
+        assert isinstance(progress, dict), "the digest of meta.json fits, so its form does"
+        loader_state = orjson.loads((path / LOADER).read_bytes())
+        return Restored(step=step, loader_state=loader_state, progress=progress)
 
     def _room(self) -> int:
         return shutil.disk_usage(self.folder).free
@@ -193,11 +220,11 @@ class Checkpoints:
         partial: Path,
         final: Path,
         seals: dict[str, FileDigest],
-        loader_state: Mapping[str, Json],
+        about: JsonObject,
     ) -> NoRoomError | None:
         """Commit, and return the error of a disk that is full by now: all ranks must hear of it."""
         try:
-            self._commit(partial, final, seals, loader_state)
+            self._commit(partial, final, seals, about)
         except OSError as error:
             if not is_full(error):
                 raise
@@ -244,14 +271,15 @@ class Checkpoints:
         partial: Path,
         final: Path,
         seals: dict[str, FileDigest],
-        loader_state: Mapping[str, Json],
+        about: JsonObject,
     ) -> None:
-        write_synced(partial / LOADER, orjson.dumps(loader_state))
+        write_synced(partial / LOADER, orjson.dumps(about["loader"]))
         seals = {**seals, LOADER: FileDigest.of(partial / LOADER)}
         meta: JsonObject = {
             "version": VERSION,
             "world_size": self._world_size,
             "model": self._model_config,
+            "progress": about["progress"],
             "files": {name: seal.to_json() for name, seal in seals.items()},
         }
         write_sealed_json(partial / META, meta)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger
@@ -23,6 +23,7 @@ from trainer_integration.checkpoint.save_errors import NoRoomError
 from trainer_integration.checkpoint.striped.place import location_of, read_index
 from trainer_integration.checkpoint.striped.storage import load_striped, save_striped
 from trainer_integration.checkpoint.tensors import (
+    NOTHING,
     Restored,
     require_same_model,
     set_optimizer,
@@ -60,6 +61,7 @@ class StripedCheckpoints:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         loader_state: Mapping[str, Json],
+        progress: Mapping[str, Json] = NOTHING,
     ) -> str:
         """Save and commit; when this returns on any rank the checkpoint is on the store.
 
@@ -68,6 +70,7 @@ class StripedCheckpoints:
             model: Its parameters are saved.
             optimizer: Has taken a step; its gradients are dropped.
             loader_state: The data plane's state after the same steps; rank 0's is saved.
+            progress: Of the training besides; rank 0's is saved.
 
         Returns:
             The folder within the namespace.
@@ -77,16 +80,38 @@ class StripedCheckpoints:
             StateError: A checkpoint of this step exists, or the optimiser has no state.
             UnavailableError: The store does not answer.
         """
+        tensors = self.tensors_at(step, model, optimizer)
+        return self.write(step, tensors, loader_state, progress)
+
+    def tensors_at(
+        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> dict[str, Tensor]:
+        """Return what ``write`` takes.
+
+        Raises:
+            StateError: The optimiser has no state.
+        """
         if not optimizer.state:
             raise StateError(f"the optimiser has no state at step {step}; save after a step")
+        return tensors_of(model, optimizer, self._groups)
+
+    def write(
+        self,
+        step: int,
+        tensors: dict[str, Tensor],
+        loader_state: Mapping[str, Json],
+        progress: Mapping[str, Json] = NOTHING,
+    ) -> str:
+        """Save and commit tensors; see ``save``."""
         if self._rank == 0:
             self._sweep()
         about: JsonObject = {
             "step": step,
             "model": self._model_config,
             "loader": dict(loader_state),
+            "progress": dict(progress),
         }
-        path, tensors = self._place.path_of(step), tensors_of(model, optimizer, self._groups)
+        path = self._place.path_of(step)
         try:
             save_striped(tensors, self._place.files, path, self._group, about=about)
         except NoRoomError:
@@ -134,4 +159,4 @@ class StripedCheckpoints:
         tensors = tensors_of(model, optimizer, self._groups)
         load_striped(tensors, self._place.files, path, self._group)
         set_optimizer(model, optimizer, tensors)
-        return Restored(step=step, loader_state=loader_state)
+        return Restored(step=step, loader_state=loader_state, progress=about.get("progress", {}))

@@ -1,7 +1,8 @@
 """Model and optimiser as tensors by name, and what a checkpoint holds beside them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,8 +19,10 @@ from omniload.base.state import Json, JsonObject
 from trainer_integration.moe.model import is_of_experts
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
 
-__all__ = ["Restored", "require_same_model", "set_optimizer", "tensors_of"]
+__all__ = ["NOTHING", "Restored", "require_same_model", "set_optimizer", "tensors_of"]
 
+NOTHING: Mapping[str, Json] = MappingProxyType({})
+"""Of who keeps nothing beside tensors and the data's place."""
 _ALONE = ProcessGroups()
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -32,6 +35,8 @@ class Restored:
     """Steps done when it was saved: the number of the next one."""
     loader_state: JsonObject
     """State of the data plane at that step."""
+    progress: JsonObject = field(default_factory=dict)
+    """Of the training besides; empty in checkpoints of older releases."""
 
 
 def tensors_of(

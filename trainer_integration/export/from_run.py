@@ -12,7 +12,7 @@ from trainer_integration.checkpoint.striped_checkpoints import StripedCheckpoint
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.run.launch_record import read_launch_record
 from trainer_integration.run.model_of import model_of
-from trainer_integration.run.optimizer import FlatAdamW
+from trainer_integration.training.optimizer import FlatAdamW
 
 __all__ = ["TrainedModel", "model_of_run"]
 

@@ -32,7 +32,6 @@ from trainer_integration.report.run_summary import (
     source_shares,
     wait_share,
 )
-from trainer_integration.run.launch import Launcher
 from trainer_integration.run.run_log import EventLine, StepLine
 
 __all__ = ["HEAD", "RunDisplay", "print_proof", "print_summary", "share_lines", "step_line"]
@@ -78,8 +77,8 @@ class RunDisplay:
         self._every = next((n for n in _ROUND if steps <= _FEW_STEPS * n), _ROUND[-1])
         self._task = self._progress.add_task("training", total=steps)
 
-    def observe(self, _launcher: Launcher, line: StepLine | EventLine) -> None:
-        """Show a step or an event; an observer for ``Launcher``."""
+    def observe(self, _job: object, line: StepLine | EventLine) -> None:
+        """Show a step or an event; an observer of a job."""
         if isinstance(line, EventLine):
             self._show_event(line)
         else:

@@ -8,10 +8,11 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from omniload.base.errors import ConfigError
+from omniload.base.linux.network import interface_toward
 from omniload.base.log import get_logger
 from omniload.batch.microbatch import Batch, CpSlice
 from omniload.batch.slices import whole_rows
@@ -25,7 +26,7 @@ from trainer_integration.moe.parallel.process_groups import ProcessGroups
 from trainer_integration.moe.parallel.sp_attention import replicas_of, volume_ratio
 from trainer_integration.run.rank_spec import RankSpec
 
-__all__ = ["built_model", "joined", "whole_batch"]
+__all__ = ["built_model", "joined", "peer_loss", "whole_batch"]
 
 _LOG = get_logger(__name__)
 _TIMEOUT = timedelta(minutes=5)
@@ -40,7 +41,7 @@ def joined(spec: RankSpec) -> Iterator[ProcessGroups]:
     """
     parallel, device = spec.train.parallel, spec.train.device
     if device == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", spec.rank)))
+        torch.cuda.set_device(_gpu_of(spec.rank))
     if parallel.num_ranks == 1:
         yield ProcessGroups()
         return
@@ -58,10 +59,28 @@ def joined(spec: RankSpec) -> Iterator[ProcessGroups]:
         dist.destroy_process_group()
 
 
+def peer_loss(error: RuntimeError) -> str | None:
+    """Return what torch says of a peer that has ended; ``None`` for an error of another kind."""
+    first = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return first if isinstance(error, dist.DistError) or "gloo/transport" in str(error) else None
+
+
+def _gpu_of(rank: int) -> int:
+    """Return the number of this rank on its host: as torchrun or Slurm says; our launcher has one host."""
+    found = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", ""))
+    return int(found) if found.isascii() and found.isdigit() else rank
+
+
 def _store(spec: RankSpec) -> Store:
     if spec.store_port is None:
-        found: Store = next(iter(rendezvous("env://", timeout=_TIMEOUT)))[0]
-        return found
+        # Gloo looks for its interface by the host's own name, which need not lead to the other hosts.
+        toward = interface_toward(os.environ.get("MASTER_ADDR", ""))
+        if toward is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", toward)
+        ranks = spec.train.parallel.num_ranks
+        found: Store = next(iter(rendezvous("env://", spec.rank, ranks, timeout=_TIMEOUT)))[0]
+        # torchrun's store may outlive a start of the job, with the addresses of ranks that are gone.
+        return PrefixStore(f"omniload/train/{spec.attempt}", found)
     # Ranks of our launcher are on one host: they talk over loopback, whatever its interfaces are called.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return TCPStore(

@@ -84,15 +84,26 @@ class Launcher:
     """One training job on this machine, from its first attempt to its end."""
 
     def __init__(
-        self, config: Path, *, resume: Resume = "never", observer: Observer | None = None
+        self,
+        config: Path,
+        *,
+        resume: Resume = "never",
+        observer: Observer | None = None,
+        profile: tuple[int, int] | None = None,
     ) -> None:
         """Read and check the configuration; nothing is started.
+
+        Args:
+            config: The training file.
+            resume: Which checkpoint to begin from.
+            observer: Sees every step and event.
+            profile: First and last step of a trace.
 
         Raises:
             ConfigError: The training or the mix file is faulty.
             StateError: The run has checkpoints and ``resume`` is ``never``, or none of the step asked for.
         """
-        self._plan = read_plan(config)
+        self._plan = read_plan(config, profile)
         self._resume = resume
         self._first_step = self._plan.first_step(resume)
         self._observer = observer
@@ -309,7 +320,8 @@ class Launcher:
                 self._events.put(CheckpointDamaged(attempt=attempt))
         elif line.what == "data_end":
             self._data_end = line.step
-        self._tell(line.what, line.detail, attempt=attempt, step=line.step, took_s=line.took_s)
+        seconds = time.monotonic() - self._began_s
+        self._write(line.model_copy(update={"attempt": attempt, "seconds": seconds}))
 
     def _on_exit(self, attempt: int, rank: int, process: RankProcess, code: int) -> None:
         """Take a rank's exit, in the thread that listened to it."""
@@ -377,15 +389,10 @@ class Launcher:
         *,
         attempt: int | None = None,
         step: int | None = None,
-        took_s: float | None = None,
     ) -> None:
         number = self._machine.attempt if attempt is None else attempt
         seconds = time.monotonic() - self._began_s
-        self._write(
-            EventLine(
-                attempt=number, seconds=seconds, what=what, detail=detail, step=step, took_s=took_s
-            )
-        )
+        self._write(EventLine(attempt=number, seconds=seconds, what=what, detail=detail, step=step))
 
     def _write(self, line: StepLine | EventLine) -> None:
         if self._log is not None:  # a launch that starts nothing has none

@@ -19,6 +19,7 @@ from omniload.base.units import decimal_of
 from omniload.mix.config import MixConfig, load_mix
 from omniload.mix.run_record import read_run_record, write_run_record
 from omniload.source.index import index_folder
+from omniload.source.tokenize import open_tokenizer
 from trainer_integration.checkpoint.place import CheckpointPlace, place_of
 from trainer_integration.config import TrainConfig, load_train
 from trainer_integration.moe.config import MoEConfig
@@ -58,6 +59,10 @@ class LaunchPlan:
     mix: MixConfig
     """As it is balanced: by the model's cost, unless the file gives one."""
     model: MoEConfig
+    evaluation: MixConfig | None = None
+    """The mix to evaluate on."""
+    profile: tuple[int, int] | None = None
+    """First and last step of a trace, as this launch asks for."""
 
     @property
     def folder(self) -> Path:
@@ -186,6 +191,11 @@ class LaunchPlan:
             resume_step=start.step,
             plane=plane,
             loader_state=start.state if plane is None else None,
+            evaluation=self.evaluation,
+            evaluation_dir=None
+            if (file := self.train.evaluation_mix(self.folder)) is None
+            else file.resolve().parent,
+            profile=self.profile,
         )
 
     def note(self, first_step: int) -> None:
@@ -205,8 +215,12 @@ class LaunchPlan:
         write_launch_record(self.run_dir, self.config, self.train)
 
 
-def read_plan(config: Path) -> LaunchPlan:
-    """Read and check a training file and its mix.
+def read_plan(config: Path, profile: tuple[int, int] | None = None) -> LaunchPlan:
+    """Read and check a training file and its mixes.
+
+    Args:
+        config: The training file.
+        profile: First and last step of a trace.
 
     Raises:
         ConfigError: One of them is faulty, or they do not fit each other.
@@ -231,7 +245,32 @@ def read_plan(config: Path) -> LaunchPlan:
         mix_text=mix_file.read_text(encoding="utf-8"),
         mix=with_cost_of(model, mix),
         model=model,
+        evaluation=_evaluation_of(train, folder, model),
+        profile=profile,
     )
+
+
+def _evaluation_of(train: TrainConfig, folder: Path, model: MoEConfig) -> MixConfig | None:
+    """Read the mix to evaluate on, and check that it ends and fits the model."""
+    file = train.evaluation_mix(folder)
+    if file is None:
+        return None
+    mix, base_dir = load_mix(file)
+    if mix.mix.stop != "each_once":
+        raise ConfigError(
+            f"{file}: mix.stop is {mix.mix.stop}, and an evaluation takes every document once; set it to each_once"
+        )
+    tokenizer = None if mix.tokenizer is None else open_tokenizer(mix.tokenizer, base_dir)
+    if tokenizer is not None and tokenizer.vocab_size > model.vocab_size:
+        raise ConfigError(
+            f"{file}: its tokenizer has {tokenizer.vocab_size} ids, the model {model.vocab_size}; use that of "
+            f"{train.mix}"
+        )
+    if mix.pack.length % (2 * train.parallel.sp) and train.parallel.sp > 1:
+        raise ConfigError(
+            f"{file}: pack.length is {mix.pack.length}, not a multiple of 2 * sp = {2 * train.parallel.sp}; change it"
+        )
+    return mix
 
 
 def next_log_number(run_dir: Path) -> int:

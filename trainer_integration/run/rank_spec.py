@@ -20,8 +20,8 @@ __all__ = ["RankSpec"]
 class RankSpec(StrictModel):
     """One rank of one attempt."""
 
-    launcher_pid: int
-    """Process that the rank ends with."""
+    launcher_pid: int | None
+    """Process that the rank ends with; ``None`` under another launcher, which ends its ranks by itself."""
     train: TrainConfig
     folder: Path
     """Folder that the training file's relative paths start at."""
@@ -42,9 +42,15 @@ class RankSpec(StrictModel):
     resume_step: int | None
     """Checkpoint to load; ``None`` starts from nothing."""
     plane: PlaneAddress | None
-    """``None``: this process runs the data plane itself."""
+    """``None``: the ranks bring up the data plane themselves."""
     loader_state: dict[str, Any] | None
     """State to open that data plane with."""
+    evaluation: MixConfig | None = None
+    """What to evaluate on; ``None`` for nothing."""
+    evaluation_dir: Path | None = None
+    """Folder that its relative paths start at."""
+    profile: tuple[int, int] | None = None
+    """First and last step of a trace; ``None`` for none."""
 
     def to_json(self) -> str:
         """Return what ``model_validate_json`` reads; pydantic's own text turns an infinity into null."""

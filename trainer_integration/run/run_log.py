@@ -51,6 +51,8 @@ EventKind = Literal[
     "damaged",
     "set_aside",
     "checkpoint",
+    "spike",
+    "profile",
     "data_end",
     "exit",
     "restart",
@@ -96,6 +98,12 @@ class StepLine(StrictModel):
     """Mean entropy of the routers' probabilities, in nats."""
     drop_rate: float | None = None
     """Choices of experts that were dropped over all choices."""
+    model_flops: float | None = None
+    """FLOPs of the model in the step, forward and backward, over all ranks; over ``seconds`` they are FLOP/s."""
+    mfu: float | None = None
+    """``model_flops`` over what all devices could have done in ``seconds``; ``None`` where nobody knows that."""
+    evaluation: dict[str, float] | None = None
+    """Loss of each source of the evaluation mix after the step, in nats a label; ``None`` where none was due."""
     tokens_by_source: dict[str, int]
     digest: str | None
     """Digest of the samples of the step as they arrived at the trainers: 16 hex digits."""
@@ -134,6 +142,8 @@ class EventLine(StrictModel):
     step: int | None = None
     took_s: float | None = None
     """How long it took, of a ``checkpoint``; ``None`` in older logs."""
+    stall_s: float | None = None
+    """How long training stood still for a ``checkpoint`` that was written beside it; ``None`` for others."""
 
 
 class MemoryLine(StrictModel):

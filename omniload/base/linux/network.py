@@ -9,7 +9,7 @@ import psutil
 
 from omniload.base.errors import ConfigError
 
-__all__ = ["LOOPBACK", "free_ports", "host_id", "listening_address"]
+__all__ = ["LOOPBACK", "free_ports", "host_id", "interface_toward", "listening_address"]
 
 LOOPBACK = "127.0.0.1"
 """Where servers listen unless they are told otherwise."""
@@ -85,6 +85,15 @@ def free_ports(address: str, ports: range | None, count: int, *, setting: str) -
             f"{len(found)} ports{where} are free on {address}, and {count} are needed; give a larger range"
         )
     return found
+
+
+def interface_toward(host: str) -> str | None:
+    """Return the interface of this host that packets to ``host`` leave from; ``None`` where there is no way to it."""
+    try:
+        address = _address_toward(host, "the interface")
+    except ConfigError:
+        return None
+    return next((name for name, own in _own_addresses().items() if address in own), None)
 
 
 def _address_toward(host: str | None, setting: str) -> str:

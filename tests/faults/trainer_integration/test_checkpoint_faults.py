@@ -3,6 +3,7 @@
 import pytest
 
 from omniload.base.errors import IntegrityError, StateError
+from tests.support.trainer.killed_saves import killed_saves
 from tests.support.trainer.moe_builders import (
     a_batch,
     a_config,
@@ -15,7 +16,7 @@ from trainer_integration.checkpoint import checkpoints as checkpoint_module
 from trainer_integration.checkpoint.checkpoints import Checkpoints
 from trainer_integration.checkpoint.file_digests import read_sealed_json, write_sealed_json
 from trainer_integration.checkpoint.folder import latest, steps_in
-from trainer_integration.run.training import train_step
+from trainer_integration.training.step import train_step
 
 LOADER = {"version": 1, "next_step": 1}
 
@@ -135,3 +136,8 @@ def test_a_file_of_a_checkpoints_name_and_strange_names_are_not_checkpoints(tmp_
     (tmp_path / "step-00000007").mkdir()
 
     assert steps_in(tmp_path) == (7,)
+
+
+def test_of_saves_beside_training_that_are_killed_the_newest_whole_one_loads(tmp_path):
+    # A hundred of them: python -m benchmarks.checkpoint_stall.
+    assert len(killed_saves(tmp_path, 6)) == 6

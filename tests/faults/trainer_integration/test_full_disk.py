@@ -28,7 +28,7 @@ from trainer_integration.checkpoint.checkpoints import Checkpoints
 from trainer_integration.checkpoint.place import StorePlace
 from trainer_integration.checkpoint.save_errors import own_errors
 from trainer_integration.checkpoint.striped_checkpoints import StripedCheckpoints
-from trainer_integration.run.training import train_step
+from trainer_integration.training.step import train_step
 
 LOADER = {"version": 1, "next_step": 1}
 TOLD = r"step-00000001 needs \d+ bytes .*, \d+ bytes .* free.*; make room, .*--resume latest"

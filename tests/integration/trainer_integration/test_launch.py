@@ -181,9 +181,21 @@ def test_a_launcher_that_is_killed_leaves_no_process(tmp_path):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A job of one rank that has trained four steps."""
+    """A job of one rank that has trained four steps, evaluated, traced, and saved beside training."""
     folder = tmp_path_factory.mktemp("finished")
-    with launched(a_job(folder, ranks=1, steps=4, every=2)) as job:
+    config = a_job(folder, ranks=1, steps=4, every=2)
+    held_out = a_corpus(
+        folder / "held_out", ("law",), records=10, shards=1, mix={"stop": "each_once"}
+    )
+    write_mix(folder / "held_out" / "mix.yaml", held_out)
+    more = {
+        "checkpoint": {"every_steps": 2, "asynchronous": True},
+        "evaluation": {"mix": "held_out/mix.yaml", "every_steps": 2},
+        "spike_guard": {"action": "skip", "window": 10},
+        "peak_tflops": 0.1,
+    }
+    config.write_text(json.dumps(json.loads(config.read_text()) | more))
+    with launched(config, "--profile", "1-2") as job:
         assert job.end() == 0, "".join(job.output)
     return folder
 
@@ -191,6 +203,27 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def job_folder(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "job")
+
+
+def test_a_run_tells_its_flops_its_evaluations_its_trace_and_how_long_saves_held_it_up(finished):
+    run = finished / "run"
+    steps = last_of_each_step(read_log(run))
+    told = {line.what: line for line in read_log(run) if isinstance(line, EventLine)}
+
+    assert [step.evaluation is not None for step in steps] == [False, True, False, True]
+    assert steps[1].evaluation.keys() == {"law"}
+    assert steps[3].evaluation["law"] == pytest.approx(np.log(5000), rel=0.1)
+    for step in steps:
+        assert step.model_flops > 0
+        assert step.mfu == pytest.approx(step.model_flops / step.seconds / 0.1e12)
+    assert told["checkpoint"].stall_s > 0
+    assert told["checkpoint"].took_s > 0
+    assert told["profile"].detail == str(run / "profile" / "rank-0-steps-1-2.json")
+    trace = json.loads(Path(told["profile"].detail).read_text())["traceEvents"]
+    assert {"step 1", "step 2"} <= {event.get("name") for event in trace}
+    saved = json.loads((run / "checkpoints" / "step-00000004" / "meta.json").read_text())
+    assert saved["progress"]["tokens"] == sum(step.tokens for step in steps)
+    assert saved["progress"]["norms"] == [step.grad_norm for step in steps]
 
 
 def test_a_run_with_checkpoints_is_not_started_over_by_accident(job_folder, capsys):

@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from omniload.actors.plane import PlaneSpec
+from omniload.plan.place_tree import ClientPlaceTree
+from tests.support.plane.corpora import a_corpus
 from tests.support.trainer import moe_cases
 from tests.support.trainer.moe_cases import ALONE, full_rows, random_packings
 from tests.support.trainer.moe_group import Ranks
@@ -143,7 +146,7 @@ def test_no_document_depends_on_another(ranks, dp, sp, number):
             assert of_rank == [d == len(of_rank) // 2 for d in range(len(of_rank))]
 
 
-@pytest.mark.parametrize("kind", ["folder", "striped"])
+@pytest.mark.parametrize("kind", ["folder", "striped", "beside training"])
 @pytest.mark.parametrize(
     ("saved", "loaded"), [((2, 2), (1, 4)), ((1, 4), (1, 1)), ((1, 1), (2, 2))]
 )
@@ -155,6 +158,7 @@ def test_a_checkpoint_of_any_mesh_is_loaded_bit_by_bit_on_any_other(
         place = {"striped": f"omnifs://ckpt::file://{tmp_path}"}
 
     def trained(mesh, **arguments):
+        arguments |= {"beside": kind == "beside training" and "save" in arguments}
         if mesh == (1, 1):
             return [moe_cases.trained(ALONE, **place, **arguments)]
         return ranks.run(moe_cases.trained, dp=mesh[0], sp=mesh[1], **place, **arguments)
@@ -166,3 +170,14 @@ def test_a_checkpoint_of_any_mesh_is_loaded_bit_by_bit_on_any_other(
         assert tensors.keys() == kept.keys()
         assert all(np.array_equal(tensors[name], kept[name]) for name in kept)
     assert trained(loaded, steps=2, load=1)[0][0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_evaluation_is_the_same_on_every_mesh_also_where_shares_are_unequal(ranks, tmp_path):
+    mix = a_corpus(tmp_path, records=30, shards=1, longest=30, mix={"stop": "each_once"})
+    spec = PlaneSpec(mix=mix, base_dir=tmp_path, tree=ClientPlaceTree.of())
+    expected = moe_cases.evaluated(ALONE, spec=spec)
+
+    for dp, sp in MESHES:
+        for found in ranks.run(moe_cases.evaluated, dp=dp, sp=sp, spec=spec):
+            assert found.labels == expected.labels
+            assert found.loss == pytest.approx(expected.loss, abs=1e-5)

@@ -16,8 +16,8 @@ from tests.support.trainer.moe_builders import (
 )
 from trainer_integration.checkpoint.file_digests import FileDigest
 from trainer_integration.config import OptimizerConfig
-from trainer_integration.run.optimizer import lr_at
-from trainer_integration.run.training import train_step
+from trainer_integration.training.schedule import lr_at
+from trainer_integration.training.step import train_step
 
 ROWS = rows_of(3, num_rows=5)
 LABELS = sum(len(document) - 1 for row in ROWS for document in row)

@@ -10,8 +10,8 @@ from omniload.batch.microbatch import IGNORE_LABEL, Batch, CpSlice, Microbatch
 from trainer_integration.config import OptimizerConfig
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.model import MoETransformer
-from trainer_integration.run.optimizer import FlatAdamW
-from trainer_integration.run.training import use_one_thread
+from trainer_integration.training.optimizer import FlatAdamW
+from trainer_integration.training.step import use_one_thread
 
 use_one_thread()
 

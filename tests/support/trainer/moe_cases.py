@@ -16,6 +16,7 @@ from tests.support.trainer.moe_builders import (
     documents_of,
     rows_of,
 )
+from trainer_integration.checkpoint.background import BackgroundSaver, groups_for_saving
 from trainer_integration.checkpoint.checkpoints import Checkpoints
 from trainer_integration.checkpoint.place import StorePlace
 from trainer_integration.checkpoint.striped.place import open_striped
@@ -24,7 +25,8 @@ from trainer_integration.checkpoint.tensors import tensors_of
 from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.model import MoETransformer, is_of_experts
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
-from trainer_integration.run.training import accumulate, train_step
+from trainer_integration.training.evaluation import evaluate
+from trainer_integration.training.step import accumulate, train_step
 
 ALONE = ProcessGroups()
 
@@ -143,11 +145,23 @@ def full_rows(number, length=32, *, seed=0):
     ]
 
 
-def trained(groups, *, steps, folder=None, load=None, save=None, striped=None, **changes):
-    """Train, from a checkpoint or from nothing; return losses and all that a checkpoint would hold."""
+def evaluated(groups, *, spec):
+    """Return the losses of an evaluation mix."""
+    model = model_of(groups, dtype=torch.float32, vocab_size=5000)
+    return evaluate(model, spec, groups)
+
+
+def trained(
+    groups, *, steps, folder=None, load=None, save=None, striped=None, beside=False, **changes
+):
+    """Train, from a checkpoint or from nothing; return losses and all that a checkpoint would hold.
+
+    A save ``beside`` training is begun, the model trained on, and then waited for.
+    """
     model = model_of(groups, dtype=torch.float32, **changes)
     optimizer = an_optimizer(model, lr=1e-2)
-    checkpoints = _checkpoints(groups, model, folder, striped)
+    saving = groups_for_saving(groups) if beside else groups
+    checkpoints = _checkpoints(saving, model, folder, striped)
     if load is not None:
         with torch.no_grad():  # what is loaded must not have been there before
             for parameter in model.parameters():
@@ -158,11 +172,18 @@ def trained(groups, *, steps, folder=None, load=None, save=None, striped=None, *
         train_step(model, optimizer, batch_of(groups, step, rows_of(step)), groups)
         for step in range(first, first + steps)
     ]
-    if save is not None:
+    if save is not None and not beside:
         checkpoints.save(save, model, optimizer.adamw, {"version": 1})
     held = tensors_of(model, optimizer.adamw, groups)
     full = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in held.items()}
-    return [r.loss for r in results], {n: t.detach().numpy().copy() for n, t in full.items()}
+    kept = {n: t.detach().numpy().copy() for n, t in full.items()}
+    if save is not None and beside:
+        saver = BackgroundSaver(checkpoints)
+        saver.start(save, held, {"version": 1}, {})
+        train_step(model, optimizer, batch_of(groups, first, rows_of(first)), groups)
+        assert saver.finish().step == save
+        assert saver.finish() is None
+    return [r.loss for r in results], kept
 
 
 def _checkpoints(groups, model, folder, striped):

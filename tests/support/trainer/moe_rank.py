@@ -22,7 +22,7 @@ from tests.support.trainer.moe_builders import (
 )
 from trainer_integration.checkpoint.checkpoints import Checkpoints
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
-from trainer_integration.run.training import train_step
+from trainer_integration.training.step import train_step
 
 
 def labels_of(rows):

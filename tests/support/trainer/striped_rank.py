@@ -32,7 +32,7 @@ from trainer_integration.checkpoint.striped.place import open_striped
 from trainer_integration.checkpoint.striped.storage import load_striped, save_striped
 from trainer_integration.checkpoint.striped_checkpoints import StripedCheckpoints
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
-from trainer_integration.run.training import train_step
+from trainer_integration.training.step import train_step
 
 STRIPING = {"striping": {"unit": 4096, "count": 4}, "plain_limit": 4096}
 ROWS = 1000

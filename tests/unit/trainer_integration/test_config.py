@@ -95,3 +95,19 @@ def test_reading_a_file_does_not_load_torch():
     code = "import sys, trainer_integration.config; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        ({"warmup_tokens": 5}, "warmup_tokens is 5, and total_tokens is not given"),
+        ({"total_tokens": 5, "warmup_tokens": 6}, "warmup_tokens is 6, more than total_tokens 5"),
+    ],
+)
+def test_tokens_of_a_schedule_need_a_total_that_holds_them(optimizer, said):
+    with pytest.raises(ValueError, match=said):
+        TrainConfig(version=1, mix="mix.yaml", steps=5, optimizer={"warmup_steps": 0} | optimizer)
+
+
+def test_a_schedule_of_tokens_may_be_longer_in_steps_than_the_run():
+    assert TrainConfig(version=1, mix="m", steps=5, optimizer={"total_tokens": 9}).steps == 5

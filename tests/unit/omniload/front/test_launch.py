@@ -55,7 +55,8 @@ def test_the_variables_of_a_slurm_step_are_read():
     launch = launch_of(SLURM)
 
     assert (launch.rank, launch.world_size) == (1, 4)
-    assert launch.attempt == "77/0/"
+    assert (launch.attempt, launch.restarts) == ("77/0/", 0)
+    assert launch_of(SLURM | {"SLURM_RESTART_COUNT": "2"}).restarts == 2
 
 
 def test_a_slurm_batch_script_outside_a_step_is_a_job_of_its_own():

@@ -14,7 +14,7 @@ from tests.support.trainer.moe_builders import (
 )
 from trainer_integration.checkpoint.checkpoints import Checkpoints
 from trainer_integration.checkpoint.folder import latest, steps_in
-from trainer_integration.run.training import train_step
+from trainer_integration.training.step import train_step
 
 LOADER = {"version": 1, "cursors": {"web": [3, 1 << 40]}, "note": "caf\u00e9"}
 

@@ -188,3 +188,33 @@ def test_logs_are_numbered_above_those_that_are_there(tmp_path, names, number):
         (tmp_path / "logs" / name).touch()
 
     assert next_log_number(tmp_path) == number
+
+
+def with_evaluation(folder, **changes):
+    held_out = _MIX | {"mix": _MIX["mix"] | {"stop": "each_once"}} | changes
+    train = {"evaluation": {"mix": "held-out.yaml"}, "parallel": {"dp": 1, "sp": 2}}
+    config = write(folder, train=train)
+    (folder / "held-out.yaml").write_text(json.dumps(held_out))
+    return config
+
+
+def test_ranks_are_told_the_mix_to_evaluate_on_and_the_steps_to_trace(tmp_path):
+    plan = read_plan(with_evaluation(tmp_path), profile=(3, 4))
+
+    spec = RankSpec.model_validate_json(plan.rank_spec(0, plan.start_of(0), None).to_json())
+
+    assert spec.evaluation.mix.stop == "each_once"
+    assert spec.evaluation_dir == tmp_path.resolve()
+    assert spec.profile == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mix": _MIX["mix"]}, "mix.stop is never, and an evaluation takes every document once"),
+        ({"pack": {"length": 2}}, r"pack.length is 2, not a multiple of 2 \* sp = 4"),
+    ],
+)
+def test_a_mix_that_cannot_be_evaluated_on_is_refused(tmp_path, changes, said):
+    with pytest.raises(ConfigError, match=said):
+        read_plan(with_evaluation(tmp_path, **changes))

@@ -17,7 +17,7 @@ from trainer_integration.checkpoint.file_digests import read_sealed_json, write_
 from trainer_integration.checkpoint.place import FolderPlace, StorePlace
 from trainer_integration.checkpoint.striped_checkpoints import StripedCheckpoints
 from trainer_integration.run.resuming import choose
-from trainer_integration.run.training import train_step
+from trainer_integration.training.step import train_step
 
 STEPS = (1, 2, 3)
 

@@ -7,7 +7,7 @@ import pytest
 
 from omniload.base.errors import ConfigError
 from omniload.base.linux import network
-from omniload.base.linux.network import host_id, listening_address
+from omniload.base.linux.network import host_id, interface_toward, listening_address
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +67,17 @@ def test_a_host_is_told_by_its_kernel_and_its_network(monkeypatch, tmp_path):
 
     assert host_id() != mine
     assert host_id().rpartition("-")[0] == mine.rpartition("-")[0]
+
+
+def test_the_interface_towards_a_host_is_the_one_whose_address_packets_leave_from(monkeypatch):
+    routes = {"10.1.9.9": "10.1.2.3", "192.168.7.9": "192.168.7.2", "172.16.0.1": "172.16.0.9"}
+
+    def leaving(host, setting):
+        if host not in routes:
+            raise ConfigError(f"{setting}: no way to {host}")
+        return routes[host]
+
+    monkeypatch.setattr(network, "_address_toward", leaving)
+
+    found = [interface_toward(host) for host in ("10.1.9.9", "192.168.7.9", "172.16.0.1", "")]
+    assert found == ["eth0", "ib0", None, None]

@@ -15,34 +15,9 @@ from omniload.base.errors import StateError
 from trainer_integration.config import OptimizerConfig
 from trainer_integration.moe.model import MoETransformer, is_of_experts
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
+from trainer_integration.training.schedule import lr_at
 
-__all__ = ["FlatAdamW", "lr_at"]
-
-
-def lr_at(step: int, total_steps: int, config: OptimizerConfig) -> float:
-    """Return the learning rate of a step: a function of the step, so resuming needs no state.
-
-    Args:
-        step: Number of the step, from 0.
-        total_steps: Steps of the whole run.
-        config: Peak, warm-up and final share.
-
-    Returns:
-        Above 0 from the first step on, the peak at the end of warm-up,
-        ``lr * final_lr_ratio`` at the last step and after it, unless the schedule is constant.
-    """
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    falls_from = config.warmup_steps
-    if config.schedule == "wsd":
-        falls_from = max(falls_from, total_steps - (config.decay_steps or -(-total_steps // 10)))
-    progress = (step + 1 - falls_from) / max(1, total_steps - falls_from)
-    left = 1.0 - min(1.0, max(0.0, progress))
-    if config.schedule == "constant":
-        left = 1.0
-    elif config.schedule == "cosine":
-        left = (1 - math.cos(math.pi * left)) / 2
-    return config.lr * (config.final_lr_ratio + (1 - config.final_lr_ratio) * left)
+__all__ = ["FlatAdamW"]
 
 
 class FlatAdamW:
@@ -105,30 +80,44 @@ class FlatAdamW:
         squares[1:] = self._peers.summed(squares[1:])
         return math.sqrt(float(squares.sum()))
 
-    def step(self, step: int) -> float:
+    def norm_of(self, step: int) -> float:
+        """Return ``norm``, that of a step.
+
+        Raises:
+            StateError: It is not finite.
+        """
+        norm = self.norm()
+        if not math.isfinite(norm):
+            warm_up = self._config.warmup_tokens or self._config.warmup_steps
+            raise StateError(
+                f"gradient norm of step {step} is {norm}; resume from the last checkpoint with "
+                f"a lower optimizer.lr than {self._config.lr} or a longer warm-up than "
+                f"{warm_up} {'tokens' if self._config.warmup_tokens else 'steps'}"
+            )
+        return norm
+
+    def update(self, step: int, norm: float, tokens: int = 0) -> None:
         """Clip, then update all parameters.
 
         Args:
             step: Number of the step; decides the learning rate.
-
-        Returns:
-            Norm of the gradient before clipping.
-
-        Raises:
-            StateError: The norm is not finite; no parameter has changed.
+            norm: ``norm_of`` the step.
+            tokens: Trained on up to and with the step, which decide it where the schedule is by tokens.
         """
-        norm = self.norm()
-        if not math.isfinite(norm):
-            raise StateError(
-                f"gradient norm of step {step} is {norm}; resume from the last checkpoint with "
-                f"a lower optimizer.lr than {self._config.lr} or a longer warm-up than "
-                f"{self._config.warmup_steps} steps"
-            )
         if norm > self._config.clip_norm:
             self.gradients.mul_(self._config.clip_norm / norm)
-        for group in self.adamw.param_groups:
-            group["lr"] = lr_at(step, self._total_steps, self._config)
+        self.set_rate(step, tokens)
         self.adamw.step()
+
+    def set_rate(self, step: int, tokens: int = 0) -> None:
+        """Set the learning rate of a step."""
+        for group in self.adamw.param_groups:
+            group["lr"] = lr_at(step, self._total_steps, self._config, tokens)
+
+    def step(self, step: int) -> float:
+        """Clip and update; return the norm of the gradient before clipping. See ``norm_of`` and ``update``."""
+        norm = self.norm_of(step)
+        self.update(step, norm)
         return norm
 
 

@@ -14,7 +14,9 @@ from tests.support.trainer.moe_builders import (
     an_optimizer,
     rows_of,
 )
-from trainer_integration.run.training import train_step
+from trainer_integration.config import SpikeGuardConfig
+from trainer_integration.training.progress import TrainingProgress
+from trainer_integration.training.step import train_step
 
 
 def trained(batches, *, seed=0):
@@ -149,3 +151,35 @@ def test_a_slice_is_refused_where_nobody_shares_its_rows():
 
     with pytest.raises(TypeError, match="a slice of its rows, and 1 sequence-parallel peers"):
         train_step(model, an_optimizer(model), batch)
+
+
+def test_a_step_whose_gradient_leaps_leaves_the_model_as_it_was_and_the_next_trains_on():
+    model = a_model()
+    optimizer = an_optimizer(model)
+    progress = TrainingProgress(SpikeGuardConfig(action="skip", window=10))
+    batches = [a_batch(step, [a_microbatch(rows_of(step))]) for step in range(12)]
+    for batch in batches[:10]:
+        assert train_step(model, optimizer, batch, progress=progress).spike is None
+    before = [p.detach().clone() for p in model.parameters()]
+
+    # Losses are divided by one label in place of all.
+    leaps = dataclasses.replace(batches[10], loss_tokens=1)
+    result = train_step(model, optimizer, leaps, progress=progress)
+
+    assert result.spike.norm == result.grad_norm > 10 * result.spike.mean
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert train_step(model, optimizer, batches[11], progress=progress).spike is None
+    assert not torch.equal(before[0], next(model.parameters()))
+    tokens = sum(sum(map(len, row)) for step in range(12) for row in rows_of(step))
+    assert progress.tokens == tokens
+
+
+def test_a_schedule_of_tokens_goes_by_those_of_the_run():
+    model = a_model()
+    optimizer = an_optimizer(model, lr=1.0, total_tokens=10_000, warmup_tokens=1_000)
+    progress = TrainingProgress(SpikeGuardConfig(), tokens=89)
+
+    result = train_step(model, optimizer, a_batch(0, [a_microbatch(rows_of(0))]), progress=progress)
+
+    assert progress.tokens == 89 + result.tokens
+    assert result.lr == pytest.approx(progress.tokens / 1_000)

@@ -15,10 +15,14 @@ from torch import Tensor
 
 from omniload.base.state import JsonObject
 from omniload.batch.microbatch import Batch
+from trainer_integration.config import SpikeGuardConfig
 from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
-from trainer_integration.run.optimizer import FlatAdamW
+from trainer_integration.training.optimizer import FlatAdamW
+from trainer_integration.training.progress import TrainingProgress
+from trainer_integration.training.spike_guard import Spike
+from trainer_integration.training.throughput import model_flops, token_pairs
 
 __all__ = [
     "BatchClient",
@@ -72,6 +76,10 @@ class StepResult:
     """Mean entropy of a router's probabilities, in nats: the logarithm of the experts where it has no opinion."""
     drop_rate: float
     """Choices that were dropped over all choices."""
+    flops: float
+    """FLOPs of the model, forward and backward."""
+    spike: Spike | None
+    """Why the model has not changed; ``None`` where it has."""
     seconds_compute: float
     """Time of this rank's forward and backward passes: what the data plane balances."""
 
@@ -81,8 +89,9 @@ def train_step(
     optimizer: FlatAdamW,
     batch: Batch,
     groups: ProcessGroups = ALONE,
+    progress: TrainingProgress | None = None,
 ) -> StepResult:
-    """Train on one batch: accumulate, sum over ranks, clip, update.
+    """Train on one batch: accumulate, sum over ranks, clip, update; or skip the update of a spike.
 
     Args:
         model: The model; equal on all ranks, before and after, but for the experts that they share out.
@@ -90,12 +99,14 @@ def train_step(
         batch: This rank's share of the step. Microbatches without rows are skipped; a
             rank without any still takes part in the sum.
         groups: The ranks that train together.
+        progress: Of the run before the step; counted on. ``None``: no tokens before, and no guard.
 
     Returns:
         Losses and figures of the step. The same batches give the same results.
 
     Raises:
-        StateError: The gradient is not finite; the model has not changed.
+        StateError: The gradient is not finite, or leaps and the run is to stop at that; the model has not
+            changed.
         TypeError: A microbatch is a slice of its rows and nobody shares them, or the reverse.
     """
     started_s = time.perf_counter()
@@ -105,9 +116,16 @@ def train_step(
     seconds_compute = time.perf_counter() - started_s
     optimizer.sum_over(groups)
     totals = sums.over(groups)
-    grad_norm = optimizer.step(batch.step)
-    model.move_biases(totals.slots_LE)
     tokens = int(totals.tokens)
+    progress = progress or TrainingProgress(SpikeGuardConfig())
+    progress.tokens += tokens
+    grad_norm = optimizer.norm_of(batch.step)
+    spike = progress.guard.judge(grad_norm, batch.step)
+    if spike is None:
+        optimizer.update(batch.step, grad_norm, progress.tokens)
+        model.move_biases(totals.slots_LE)
+    else:
+        optimizer.set_rate(batch.step, progress.tokens)
     choices = tokens * model.config.top_k * model.config.num_layers
     return StepResult(
         step=batch.step,
@@ -121,6 +139,8 @@ def train_step(
         expert_slots=tuple(totals.slots_LE.sum(0).tolist()),
         router_entropy=totals.entropy / max(1, tokens),
         drop_rate=totals.dropped / max(1, choices),
+        flops=model_flops(model.config, tokens, totals.pairs),
+        spike=spike,
         seconds_compute=seconds_compute,
     )
 
@@ -130,7 +150,7 @@ class StepSums:
     """What the microbatches of a step add up to."""
 
     figures: Tensor
-    """Token loss, balance loss, z-loss, tokens, dropped choices, entropy, ``[6]``, float64."""
+    """Token loss, balance loss, z-loss, tokens, dropped choices, entropy, token pairs, ``[7]``, float64."""
     slots_LE: Tensor
     """Rows that each expert of each layer computed, int64."""
 
@@ -139,7 +159,7 @@ class StepSums:
         both = torch.cat((self.figures, self.slots_LE.flatten().double()))  # exact below 2**53
         if groups.world is not None:
             dist.all_reduce(both, group=groups.world)
-        token_loss, balance, z, tokens, dropped, entropy, *_ = both.tolist()
+        token_loss, balance, z, tokens, dropped, entropy, pairs, *_ = both.tolist()
         return StepTotals(
             token_loss=token_loss,
             balance_loss=balance,
@@ -147,6 +167,7 @@ class StepSums:
             tokens=tokens,
             dropped=dropped,
             entropy=entropy,
+            pairs=pairs,
             slots_LE=both[len(self.figures) :].view_as(self.slots_LE).cpu(),
         )
 
@@ -162,6 +183,8 @@ class StepTotals:
     dropped: float
     entropy: float
     """Over tokens, mean over layers."""
+    pairs: float
+    """Sum of the squared lengths of documents."""
     slots_LE: Tensor
 
 
@@ -174,7 +197,7 @@ def accumulate(model: MoETransformer, batch: Batch, labels: int) -> StepSums:
         labels: Of the whole step, over all ranks: what losses are divided by.
     """
     config, device = model.config, model.device
-    figures = torch.zeros(6, dtype=torch.float64, device=device)
+    figures = torch.zeros(7, dtype=torch.float64, device=device)
     slots_LE = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int64, device=device)
     for microbatch in batch.microbatches:
         inputs = ModelInputs.of(microbatch, model.peers, device, varlen=model.takes_varlen)
@@ -193,9 +216,11 @@ def accumulate(model: MoETransformer, batch: Batch, labels: int) -> StepSums:
                 figures.new_tensor(float(inputs.num_tokens)),
                 output.router.dropped.double(),
                 output.router.entropy,
+                figures.new_zeros(()),
             ]
         )
         slots_LE += output.router.slots_LE
+    figures[-1] = token_pairs(batch) / model.peers.size  # peers that share rows count them together
     return StepSums(figures=figures, slots_LE=slots_LE)
 
 

@@ -1,0 +1,166 @@
+"""Jobs that torchrun or Slurm starts, on two hosts: network namespaces with an address each."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from omniload.mix.run_record import read_run_record
+from tests.house.modules import ROOT
+from tests.support.plane.corpora import a_corpus
+from tests.support.plane.two_hosts import ADDRESSES, on, two_hosts
+from tests.support.trainer.run_lines import write_mix
+from trainer_integration.checkpoint.folder import steps_in
+from trainer_integration.report.proof import prove
+from trainer_integration.report.run_summary import attempts_of
+from trainer_integration.run.run_log import EventLine, last_of_each_step, read_log
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: network namespaces need root"),
+]
+LIMIT_S = 240
+STEPS = 60
+MODEL = {"dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden": 16}
+MODEL |= {"num_experts": 2, "top_k": 1}
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with two_hosts() as names:
+        yield names
+
+
+@pytest.fixture
+def config(tmp_path):
+    mix = a_corpus(tmp_path, records=80, shards=1, runtime={"bind": "auto"})
+    write_mix(tmp_path / "mix.yaml", mix)
+    content = {
+        "version": 1,
+        "mix": "mix.yaml",
+        "steps": STEPS,
+        "parallel": {"dp": 2},
+        "model": MODEL,
+        "vocab_size": 5000,
+        "optimizer": {"warmup_steps": 1},
+        "checkpoint": {"every_steps": 10},
+    }
+    path = tmp_path / "train.yaml"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def environment(**more):
+    foreign = ("RAY_", "SLURM_", "GLOO_", "MASTER_")
+    mine = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
+    return mine | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | more
+
+
+@contextmanager
+def started(hosts, words_of, environment_of):
+    """Start a command on each host; end what is left of it."""
+    processes = [
+        on(
+            host,
+            *words_of(number),
+            env=environment_of(number),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for number, host in enumerate(hosts)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            for child in [*psutil.Process(process.pid).children(recursive=True)] * (
+                process.poll() is None
+            ):
+                child.kill()
+            process.kill()
+            process.communicate()
+
+
+def reach(process, step):
+    """Read what rank 0 prints until it shows ``step`` or a later one; return what was read."""
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        shown = re.match(r"\s+(\d+)\s+\d+\.\d{3}\s", line)
+        if shown and int(shown[1]) >= step:
+            return said
+    pytest.fail(f"the job ended before step {step}:\n{''.join(said)}")
+
+
+def events_in(run):
+    return [line.what for line in read_log(run) if isinstance(line, EventLine)]
+
+
+def test_torchrun_on_two_hosts_starts_all_again_after_a_kill_and_the_samples_are_the_same(
+    hosts, config
+):
+    job = ["--nnodes", 2, "--nproc-per-node", 1, "--max-restarts", 1, "--monitor-interval", 0.2]
+    job += ["--master-addr", ADDRESSES[0], "--master-port", 29521]
+
+    def words(number):
+        train = ("-m", "omniload", "train", "run", config)
+        return (sys.executable, "-m", "torch.distributed.run", *job, "--node-rank", number, *train)
+
+    with started(hosts, words, lambda _: environment()) as (first, second):
+        said = reach(first, 20)
+        (rank,) = psutil.Process(second.pid).children()
+        rank.send_signal(signal.SIGKILL)
+        said += [first.communicate(timeout=LIMIT_S)[0], second.communicate(timeout=LIMIT_S)[0]]
+
+    assert (first.returncode, second.returncode) == (0, 0), "".join(said)
+    run = config.parent / "run"
+    before, after = attempts_of(read_log(run))
+    assert before.cause.startswith("rank 0: UnavailableError: rank 0: another rank has ended")
+    assert after.resumed_from == after.steps[0].step >= 20
+    assert prove(run).require().num_logged >= STEPS
+    assert [line.step for line in last_of_each_step(read_log(run))] == list(range(STEPS))
+    assert events_in(run)[-1] == "end"
+    assert "report.html" in "".join(said)
+
+
+def test_slurms_variables_are_enough_on_two_hosts_and_its_signal_saves_the_last_step(hosts, config):
+    def slurm(number):
+        step = {"SLURM_JOB_ID": "4321", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
+        step |= {"SLURM_STEP_NODELIST": ",".join(ADDRESSES), "SLURM_PROCID": str(number)}
+        return environment(**step)
+
+    content = json.loads(config.read_text())
+    config.write_text(json.dumps(content | {"steps": 1_000_000}))
+    words = (sys.executable, "-m", "omniload", "train", "run", config)
+    with started(hosts, lambda _: words, slurm) as (first, second):
+        said = reach(first, 2)
+        second.send_signal(signal.SIGUSR1)
+        said += [first.communicate(timeout=LIMIT_S)[0], second.communicate(timeout=LIMIT_S)[0]]
+
+    assert (first.returncode, second.returncode) == (130, 130), "".join(said)
+    run = config.parent / "run"
+    last = last_of_each_step(read_log(run))[-1].step
+    assert steps_in(run / "checkpoints")[-1] == last + 1
+    assert events_in(run)[-2:] == ["checkpoint", "end"]
+    assert [life.from_step for life in read_run_record(run).lives] == [0]
+    assert prove(run).require().num_logged == last + 1
+
+
+def test_another_number_of_ranks_than_the_file_names_is_refused_on_all_of_them(hosts, config):
+    content = json.loads(config.read_text())
+    config.write_text(json.dumps(content | {"parallel": {"dp": 3}}))
+    job = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29523", "WORLD_SIZE": "2"}
+    words = (sys.executable, "-m", "omniload", "train", "run", config)
+    with started(hosts, lambda _: words, lambda n: environment(**job, RANK=str(n))) as both:
+        said = [process.communicate(timeout=LIMIT_S)[0] for process in both]
+
+    assert [process.returncode for process in both] == [2, 2], said
+    assert all("dp 3 times sp 1 is 3, and 2 ranks were started" in text for text in said)
+    assert not (config.parent / "run").exists()

@@ -1,0 +1,86 @@
+import threading
+
+import pytest
+import torch
+
+from omniload.base.errors import StateError
+from tests.support.trainer.moe_builders import (
+    a_batch,
+    a_config,
+    a_microbatch,
+    a_model,
+    an_optimizer,
+    rows_of,
+)
+from trainer_integration.checkpoint.background import BackgroundSaver
+from trainer_integration.checkpoint.checkpoints import Checkpoints
+from trainer_integration.training.step import train_step
+
+LOADER = {"version": 1, "next": 1}
+WAIT_S = 30
+
+
+class HeldUp(Checkpoints):
+    """Writes only once it is let."""
+
+    def __init__(self, folder, model):
+        super().__init__(folder, model)
+        self.may_write = threading.Event()
+
+    def write(self, *arguments):
+        assert self.may_write.wait(WAIT_S)
+        return super().write(*arguments)
+
+
+@pytest.fixture
+def run():
+    model = a_model()
+    optimizer = an_optimizer(model)
+    train_step(model, optimizer, a_batch(0, [a_microbatch(rows_of(0))]))
+    return model, optimizer
+
+
+def test_what_is_trained_while_a_save_is_written_is_not_in_it(run, tmp_path):
+    model, optimizer = run
+    checkpoints = HeldUp(tmp_path, a_config().model_dump())
+    saver = BackgroundSaver(checkpoints)
+    before = [p.detach().clone() for p in model.parameters()]
+
+    saver.start(1, checkpoints.tensors_at(1, model, optimizer.adamw), LOADER, {"tokens": 5})
+    train_step(model, optimizer, a_batch(1, [a_microbatch(rows_of(1))]))
+    assert not saver.is_ready
+    checkpoints.may_write.set()
+    assert saver.finish().step == 1
+
+    other = a_model(seed=5)
+    restored = checkpoints.load(other, an_optimizer(other).adamw)
+    assert (restored.step, restored.loader_state, restored.progress) == (1, LOADER, {"tokens": 5})
+    assert all(torch.equal(a, b) for a, b in zip(before, other.parameters(), strict=True))
+
+
+def test_the_copy_of_the_last_save_is_used_again(run, tmp_path):
+    model, optimizer = run
+    checkpoints = Checkpoints(tmp_path, a_config().model_dump())
+    saver = BackgroundSaver(checkpoints)
+    places = []
+    for step in (1, 2):
+        saver.start(step, checkpoints.tensors_at(step, model, optimizer.adamw), LOADER, {})
+        saver.finish()
+        places.append({name: t.data_ptr() for name, t in saver._copy.items()})
+
+    assert places[0] == places[1]
+
+
+def test_a_save_that_fails_is_told_when_it_is_waited_for_and_the_next_may_follow(run, tmp_path):
+    model, optimizer = run
+    checkpoints = Checkpoints(tmp_path, a_config().model_dump())
+    tensors = checkpoints.tensors_at(1, model, optimizer.adamw)
+    saver = BackgroundSaver(checkpoints)
+    checkpoints.save(1, model, optimizer.adamw, LOADER)
+
+    saver.start(1, tensors, LOADER, {})
+    with pytest.raises(StateError, match="exists already"):
+        saver.finish()
+
+    saver.start(2, tensors, LOADER, {})
+    assert saver.finish().step == 2

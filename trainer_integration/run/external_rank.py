@@ -1,0 +1,305 @@
+"""A rank that torchrun or Slurm started: rank 0 does for the job what our launcher does, beside training.
+
+::
+
+    rank 0   read the files ── lock the run ── choose a checkpoint ── post "job" ── join ── train, write the log
+    rank 1                                                            read "job" ── join ── train
+    rank 2                                                            read "job" ── join ── train
+
+Rank 0 alone reads files and decides, so no rank can train by another mix than it recorded. A start
+that the launcher makes again begins from the newest whole checkpoint.
+"""
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from omniload.base.config import StrictModel
+from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
+from omniload.base.linux.exec_with_parent import end_with_parent
+from omniload.base.log import get_logger, set_up_logging
+from omniload.front.launch import Launch
+from omniload.front.rendezvous import Failure, Rendezvous, read_as
+from omniload.mix.config import MixConfig
+from trainer_integration.loader.torch_arrays import rendezvous_of
+from trainer_integration.run.joining import joined, peer_loss
+from trainer_integration.run.launch_plan import AttemptStart, LaunchPlan, read_plan
+from trainer_integration.run.rank_client import rank_client
+from trainer_integration.run.rank_spec import RankSpec
+from trainer_integration.run.resuming import Resume, step_name
+from trainer_integration.run.run_lock import RunLock
+from trainer_integration.run.run_log import EventKind, EventLine, RunLog, StepLine
+from trainer_integration.run.trainer import Trainer, Write
+from trainer_integration.training.step import use_one_thread
+
+__all__ = ["Display", "run_rank", "with_slurm_address"]
+
+_LOG = get_logger(__name__)
+_MEET_S = 300.0
+"""Longest that ranks wait for rank 0 to read its files: hosts start at their own pace."""
+_INTERRUPTED_EXIT = 130
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Of a terminal, of a launcher, and of Slurm before a job's time is up (``--signal=USR1@120``)."""
+_LONGEST_CAUSE = 500
+
+
+class Display(Protocol):
+    """Shows a job to a person."""
+
+    def expect(self, steps: int, mix: MixConfig) -> None:
+        """Say how long the job is and what it trains on."""
+        ...
+
+    def observe(self, job: object, line: StepLine | EventLine, /) -> None:
+        """Show a step or an event."""
+        ...
+
+
+class _Job(StrictModel):
+    """What rank 0 tells the others."""
+
+    spec: RankSpec | None
+    """Rank 0's specification; ``None`` where nothing is left to train."""
+
+
+def run_rank(
+    config: Path,
+    launch: Launch,
+    resume: Resume,
+    *,
+    display: Display | None = None,
+    profile: tuple[int, int] | None = None,
+) -> int:
+    """Run this rank of a job that another launcher started; return its exit code.
+
+    Args:
+        config: The training file; rank 0 reads it.
+        launch: Which rank this is.
+        resume: Which checkpoint the first start begins from; later ones take the newest.
+        display: Rank 0's.
+        profile: First and last step of a trace.
+
+    Raises:
+        ConfigError: The files are faulty, or the job has other ranks than they name; on all ranks.
+        StateError: The run has checkpoints and ``resume`` is ``never``; on all ranks.
+        IntegrityError: A checkpoint is not what was saved; it is set aside.
+        UnavailableError: Another rank has ended, or does not come.
+    """
+    set_up_logging(role=f"rank {launch.rank}")
+    use_one_thread()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent(signal.SIGKILL)  # an agent that is killed leaves no rank
+    with_slurm_address(os.environ)
+    meeting, key = rendezvous_of(launch, _MEET_S), f"omniload/train/{launch.attempt}/job"
+    if launch.rank == 0:
+        return _lead(meeting, key, _Request(config, launch, resume, profile), display)
+    job = read_as(meeting, key, _Job, of_rank=0, timeout_s=_MEET_S)
+    if job is None:
+        raise UnavailableError(
+            f"rank {launch.rank}: rank 0 has not read the training file within {_MEET_S:g} s; does it run?"
+        )
+    if job.spec is None:
+        return 0
+    spec = job.spec.model_copy(update={"rank": launch.rank})
+    return _exit_code(_train(spec, _nobody_reads, lambda: None))
+
+
+class _Request:
+    """What the command line and the launcher asked for."""
+
+    def __init__(
+        self, config: Path, launch: Launch, resume: Resume, profile: tuple[int, int] | None
+    ) -> None:
+        self.config, self.launch, self.profile = config, launch, profile
+        self.resume: Resume = "latest" if launch.restarts else resume
+
+
+def _lead(meeting: Rendezvous, key: str, asked: _Request, display: Display | None) -> int:
+    """Decide for all ranks, then train as rank 0 and write the log."""
+    with ExitStack() as stack:
+        try:
+            plan = read_plan(asked.config, asked.profile)
+            _require_ranks(plan, asked.launch)
+            stack.enter_context(RunLock(plan.run_dir))
+            plan.first_step(asked.resume)
+            start = plan.start_of(asked.launch.restarts, asked.resume)
+            done = plan.is_finished(start.step)
+            spec = plan.rank_spec(0, start, None).model_copy(update={"launcher_pid": None})
+        except BaseException as error:
+            with suppress(UnavailableError):  # nobody is there to read it
+                meeting.post(key, Failure.of(error).model_dump_json())
+            raise
+        # Where the data stands is rank 0's to open the data plane with, and may be long.
+        told = _Job(spec=None if done else spec.model_copy(update={"loader_state": None}))
+        meeting.post(key, json.dumps(told.model_dump(mode="json")))
+        if done:
+            _LOG.warning(
+                "%s is the end of the run: nothing is left to train", step_name(start.step or 0)
+            )
+            return 0
+        log = stack.enter_context(
+            RunLog(plan.run_dir, fresh=start.step is None and not asked.launch.restarts)
+        )
+        if display is not None:
+            display.expect(plan.train.steps, plan.mix)
+        return _Leader(plan, start, asked, _Record(log, display, start.attempt)).run(spec)
+
+
+class _Record:
+    """The log of the run, and who looks at it."""
+
+    def __init__(self, log: RunLog, display: Display | None, attempt: int) -> None:
+        self._log, self._display, self._attempt = log, display, attempt
+        self._began_s = time.monotonic()
+        self.data_end: int | None = None
+
+    def write(self, line: StepLine | EventLine) -> None:
+        """Take a line of the trainer's."""
+        if isinstance(line, EventLine):
+            line = line.model_copy(update={"seconds": time.monotonic() - self._began_s})
+            if line.what == "data_end":
+                self.data_end = line.step
+        self._log.write(line)
+        if self._display is not None:
+            self._display.observe(self, line)
+
+    def tell(self, what: EventKind, detail: str, step: int | None = None) -> None:
+        """Write an event."""
+        self.write(EventLine(attempt=self._attempt, seconds=0, what=what, detail=detail, step=step))
+
+
+class _Leader:
+    """Rank 0 over one start of the job."""
+
+    def __init__(
+        self, plan: LaunchPlan, start: AttemptStart, asked: _Request, record: _Record
+    ) -> None:
+        self._plan, self._start, self._asked, self._record = plan, start, asked, record
+
+    def run(self, spec: RankSpec) -> int:
+        """Train; say in the log how it ended."""
+        record, step = self._record, self._start.step
+        # Each start is one of the log's launches: its clock begins anew.
+        record.tell("start", f"{self._asked.launch.world_size} ranks, by another launcher")
+        if step is not None:
+            record.tell("resume", step_name(step), step)
+        try:
+            interrupted = _train(spec, record.write, self._begin)
+        except IntegrityError:
+            self._set_aside_damaged()
+            raise
+        except Exception as error:
+            record.tell("exit", f"rank 0: {type(error).__name__}: {error}"[:_LONGEST_CAUSE])
+            raise
+        if interrupted:
+            record.tell("end", "interrupted")
+        else:
+            end = record.data_end
+            record.tell("end", "done" if end is None else f"done: the data ended at step {end}")
+        return _exit_code(interrupted)
+
+    def _begin(self) -> None:
+        """Note the launch: the data plane has taken it."""
+        for step, why in self._start.beyond.items():
+            aside = self._plan.checkpoints.set_aside(step)
+            self._record.tell("set_aside", f"{aside}: {why}", step)
+        self._plan.note(self._start.step or 0)
+        self._record.tell("plane", "brought up by rank 0")
+
+    def _set_aside_damaged(self) -> None:
+        """Have the next start begin from an earlier checkpoint, unless this one was asked for."""
+        step = self._start.step
+        if step is None or step not in self._plan.checkpoints.steps():
+            return
+        if not isinstance(self._asked.resume, int):
+            aside = self._plan.checkpoints.set_aside(step)
+            self._record.tell("set_aside", f"{aside}: ranks found it damaged", step)
+
+
+def _train(spec: RankSpec, write: Write, begin: Callable[[], None]) -> bool:
+    """Train to the end; return whether the ranks were asked to end before it.
+
+    Raises:
+        UnavailableError: Another rank has ended.
+    """
+    asked_to_end = threading.Event()
+    try:
+        with joined(spec) as groups, rank_client(spec) as client, _asked_by_signals(asked_to_end):
+            begin()
+            trainer = Trainer(spec, groups, write, asked_to_end)
+            trainer.run(client)
+            return trainer.all_end
+    except RuntimeError as error:
+        if (loss := peer_loss(error)) is None:
+            raise
+        raise UnavailableError(
+            f"rank {spec.rank}: another rank has ended ({loss}); its own log says why: start again with --resume latest"
+        ) from error
+
+
+@contextmanager
+def _asked_by_signals(asked_to_end: threading.Event) -> Iterator[None]:
+    """Save and end after the step in which a signal comes; a second one ends at once."""
+
+    def ask(number: int, _frame: FrameType | None) -> None:
+        if asked_to_end.is_set():
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        asked_to_end.set()
+
+    # Only now: Ray puts handlers of its own in place as it starts.
+    previous = {number: signal.signal(number, ask) for number in _ENDING_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _require_ranks(plan: LaunchPlan, launch: Launch) -> None:
+    parallel = plan.train.parallel
+    if parallel.num_ranks != launch.world_size:
+        raise ConfigError(
+            f"parallel: dp {parallel.dp} times sp {parallel.sp} is {parallel.num_ranks}, and {launch.world_size} ranks "
+            f"were started, by {launch.found_in}; start as many, or change {plan.config.name}"
+        )
+
+
+def _exit_code(interrupted: bool) -> int:
+    return _INTERRUPTED_EXIT if interrupted else 0
+
+
+def _nobody_reads(_line: StepLine | EventLine) -> None:
+    """Drop a line: rank 0's alone are kept."""
+
+
+def with_slurm_address(environment: MutableMapping[str, str]) -> None:
+    """Say where the ranks of a Slurm step meet, unless ``MASTER_ADDR`` and ``MASTER_PORT`` do.
+
+    Task 0 runs on the first host of the step; the port follows from the job's number, so that
+    jobs of one host differ.
+    """
+    if "RANK" in environment or "SLURM_STEP_ID" not in environment:
+        return
+    first = _first_host(environment)
+    if first:
+        environment.setdefault("MASTER_ADDR", first)
+    job = environment.get("SLURM_JOB_ID", "")
+    if job.isascii() and job.isdigit():
+        environment.setdefault("MASTER_PORT", str(15_000 + int(job[-4:])))
+
+
+def _first_host(environment: Mapping[str, str]) -> str:
+    """Return the first host of Slurm's list: ``gpu[003-004,9],login`` begins with ``gpu003``."""
+    listed = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+    found = re.match(r"([^\[,]*)(?:\[(\d+))?", listed)
+    return "" if found is None else found[1] + (found[2] or "")

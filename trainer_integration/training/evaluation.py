@@ -1,0 +1,103 @@
+"""Loss of each source of an evaluation mix: every document once, whoever the ranks are.
+
+The rows of the mix come in one fixed order, dealt to the data-parallel ranks in turn, batch by
+batch. Each rank reads them all, and computes its own share; ranks with one batch more than others
+wait for nobody, as only the sums at the end are shared. Peers that share layers take the
+same batches.
+
+Shape suffixes:
+    N  tokens of this rank        M  those with a label        S  sources        V  vocabulary
+    F  the figures summed: losses and labels
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from omniload.actors.local.plane import LocalPlane
+from omniload.actors.plane import PlaneSpec
+from omniload.batch.microbatch import IGNORE_LABEL, CpSlice, Microbatch
+from omniload.batch.slices import slice_for_cp
+from omniload.client import Client
+from trainer_integration.moe.head import CHUNK_LOGITS
+from trainer_integration.moe.inputs import ModelInputs
+from trainer_integration.moe.model import MoETransformer
+from trainer_integration.moe.parallel.process_groups import ProcessGroups
+
+__all__ = ["Evaluation", "evaluate", "summed_losses"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What an evaluation found."""
+
+    loss: dict[str, float]
+    """Mean cross entropy of a label, in nats, by source; sources without a label are left out."""
+    labels: dict[str, int]
+    """Labels by source."""
+
+
+@torch.no_grad()
+def evaluate(model: MoETransformer, spec: PlaneSpec, groups: ProcessGroups) -> Evaluation:
+    """Return the losses of a mix that hands out every document once; all ranks call it together.
+
+    Args:
+        model: Stays as it is.
+        spec: The mix, for one rank, without a folder to keep anything in.
+        groups: The ranks that share the work.
+    """
+    names = spec.mix.names
+    dp_rank, dp_size = 0, 1
+    if groups.dp is not None:
+        dp_rank, dp_size = dist.get_rank(groups.dp), dist.get_world_size(groups.dp)
+    sums_SF = torch.zeros(len(names), 2, dtype=torch.float64)
+    # Nothing of it is kept: the same mix is opened again for the next one.
+    with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
+        while (batch := client.next_batch()) is not None:
+            if batch.step % dp_size != dp_rank:
+                continue
+            for rows in batch.microbatches:
+                assert isinstance(rows, Microbatch), "the plane is of one rank"
+                sums_SF += summed_losses(model, rows, len(names)).cpu()
+    if groups.world is not None:
+        dist.all_reduce(sums_SF, group=groups.world)
+    loss_S, labels_S = sums_SF.T.tolist()
+    found = [
+        (n, loss, round(labels)) for n, loss, labels in zip(names, loss_S, labels_S, strict=True)
+    ]
+    return Evaluation(
+        loss={name: loss / labels for name, loss, labels in found if labels},
+        labels={name: labels for name, _, labels in found},
+    )
+
+
+@torch.no_grad()
+def summed_losses(model: MoETransformer, rows: Microbatch, num_sources: int) -> Tensor:
+    """Return this rank's cross entropy and its labels, summed by source, ``[S, F]``, float64."""
+    peers = model.peers
+    part: Microbatch | CpSlice = rows
+    sources_RT = rows.source_ids_RT
+    if peers.size > 1:
+        part = piece = slice_for_cp(rows, peers.rank, peers.size)
+        sources_RT = sources_RT[:, piece.indices_C]
+    inputs = ModelInputs.of(part, peers, model.device, varlen=model.takes_varlen)
+    sums_SF = torch.zeros(num_sources, 2, dtype=torch.float64, device=model.device)
+    if inputs.is_empty:
+        return sums_SF
+    sources_N = torch.from_numpy(sources_RT[sources_RT >= 0].astype(np.int64)).to(model.device)
+    x_ND, _ = model.hidden(inputs)
+    head_VD = model.head_VD.to(x_ND.dtype)
+    labelled_M = torch.nonzero(inputs.labels_N != IGNORE_LABEL).squeeze(1)
+    for some_M in torch.split(labelled_M, max(1, CHUNK_LOGITS // len(head_VD))):
+        logits_MV = x_ND[some_M] @ head_VD.t()
+        wide = torch.promote_types(logits_MV.dtype, torch.float32)
+        losses_M = functional.cross_entropy(
+            logits_MV.to(wide), inputs.labels_N[some_M], reduction="none"
+        ).double()
+        both_MF = torch.stack((losses_M, torch.ones_like(losses_M)), dim=1)
+        sums_SF.index_add_(0, sources_N[some_M], both_MF)
+    return sums_SF

@@ -1,0 +1,56 @@
+"""What a run has come to, beside its tensors and the data's place: kept in every checkpoint as JSON."""
+
+from collections.abc import Mapping
+from typing import Self
+
+from pydantic import Field, ValidationError
+
+from omniload.base.config import StrictModel
+from omniload.base.errors import StateError
+from omniload.base.state import Json, JsonObject
+from trainer_integration.config import SpikeGuardConfig
+from trainer_integration.training.spike_guard import SpikeGuard
+
+__all__ = ["TrainingProgress"]
+
+
+class _Kept(StrictModel):
+    """The form on storage."""
+
+    version: int = Field(default=1, ge=1, le=1)
+    tokens: int = Field(default=0, ge=0)
+    norms: tuple[float, ...] = Field(default=(), max_length=10_000)
+    spikes_in_a_row: int = Field(default=0, ge=0)
+
+
+class TrainingProgress:
+    """Tokens so far, by which a schedule may go, and the norms that the spike guard judges by."""
+
+    def __init__(self, guard: SpikeGuardConfig, tokens: int = 0) -> None:
+        self.tokens = tokens
+        """Trained on, over all ranks, without padding."""
+        self.guard = SpikeGuard(guard)
+
+    @classmethod
+    def of(cls, guard: SpikeGuardConfig, kept: Mapping[str, Json]) -> Self:
+        """Go on from what ``to_json`` returned; from nothing where a checkpoint of an older release has none.
+
+        Raises:
+            StateError: It is something else.
+        """
+        try:
+            state = _Kept.model_validate(kept)
+        except ValidationError as error:
+            raise StateError(
+                f"the progress of training in the checkpoint is not of this release: {error.errors()[0]['msg']}; "
+                "resume with the release that wrote it"
+            ) from error
+        progress = cls(guard, state.tokens)
+        progress.guard = SpikeGuard(guard, state.norms, state.spikes_in_a_row)
+        return progress
+
+    def to_json(self) -> JsonObject:
+        """Return plain JSON; equal on all ranks."""
+        guard = self.guard
+        kept = _Kept(tokens=self.tokens, norms=guard.norms, spikes_in_a_row=guard.in_a_row)
+        return kept.model_dump(mode="json")
