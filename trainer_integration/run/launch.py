@@ -237,9 +237,8 @@ class Launcher:
     def _start(self, number: int) -> None:
         """Start data plane and ranks, from the newest checkpoint where there is one."""
         start = self._start_of(number)
-        self._tell(
-            "restart" if number else "start", f"{self._machine.num_ranks} ranks", attempt=number
-        )
+        what: EventKind = "restart" if number else "start"
+        self._tell(what, f"{self._machine.num_ranks} ranks", attempt=number)
         if start.step is not None:
             self._tell("resume", step_name(start.step), attempt=number, step=start.step)
         if (
@@ -320,8 +319,7 @@ class Launcher:
                 self._events.put(CheckpointDamaged(attempt=attempt))
         elif line.what == "data_end":
             self._data_end = line.step
-        seconds = time.monotonic() - self._began_s
-        self._write(line.model_copy(update={"attempt": attempt, "seconds": seconds}))
+        self._write(line.model_copy(update={"seconds": time.monotonic() - self._began_s}))
 
     def _on_exit(self, attempt: int, rank: int, process: RankProcess, code: int) -> None:
         """Take a rank's exit, in the thread that listened to it."""

@@ -21,15 +21,17 @@ WAIT_S = 30
 
 
 class HeldUp(Checkpoints):
-    """Writes only once it is let."""
+    """Writes only once it is let, and notes where what it writes lies."""
 
-    def __init__(self, folder, model):
-        super().__init__(folder, model)
+    def __init__(self, folder):
+        super().__init__(folder, a_config().model_dump())
         self.may_write = threading.Event()
+        self.places = []
 
-    def write(self, *arguments):
+    def write(self, step, tensors, *rest):
         assert self.may_write.wait(WAIT_S)
-        return super().write(*arguments)
+        self.places.append({name: tensor.data_ptr() for name, tensor in tensors.items()})
+        return super().write(step, tensors, *rest)
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def run():
 
 def test_what_is_trained_while_a_save_is_written_is_not_in_it(run, tmp_path):
     model, optimizer = run
-    checkpoints = HeldUp(tmp_path, a_config().model_dump())
+    checkpoints = HeldUp(tmp_path)
     saver = BackgroundSaver(checkpoints)
     before = [p.detach().clone() for p in model.parameters()]
 
@@ -60,15 +62,16 @@ def test_what_is_trained_while_a_save_is_written_is_not_in_it(run, tmp_path):
 
 def test_the_copy_of_the_last_save_is_used_again(run, tmp_path):
     model, optimizer = run
-    checkpoints = Checkpoints(tmp_path, a_config().model_dump())
+    checkpoints = HeldUp(tmp_path)
+    checkpoints.may_write.set()
     saver = BackgroundSaver(checkpoints)
-    places = []
     for step in (1, 2):
         saver.start(step, checkpoints.tensors_at(step, model, optimizer.adamw), LOADER, {})
         saver.finish()
-        places.append({name: t.data_ptr() for name, t in saver._copy.items()})
 
-    assert places[0] == places[1]
+    first, second = checkpoints.places
+    assert first == second
+    assert first["model.embedding_VD"] != model.embedding_VD.data_ptr()
 
 
 def test_a_save_that_fails_is_told_when_it_is_waited_for_and_the_next_may_follow(run, tmp_path):
