@@ -9,13 +9,15 @@ import click
 import orjson
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
 from typing_extensions import override
 
 from omniload.actors.status_file import PlaneStatus, read_status
-from omniload.base.errors import OmniloadError, StateError
-from omniload.base.units import decimal_of
+from omniload.base.errors import ConfigError, OmniloadError, StateError
+from omniload.base.units import decimal_of, format_bytes
 from omniload.commands.top import once_option, roles_view, status_json, watch_until_interrupted
 from omniload.front.launch import Launch, launch_of
+from trainer_integration.checkpoint.file_digests import write_synced
 from trainer_integration.config import load_train
 from trainer_integration.report.display import RunDisplay, print_proof, print_summary
 from trainer_integration.report.keeping import kept_report
@@ -283,6 +285,43 @@ def sample(
 
     found = model_of_run(_folder_of(run), _checkpoints_of(run), step)
     click.echo(continued_text(found, prompt, tokens, temperature=temperature, seed=seed))
+
+
+@command.command("crossover")
+@click.argument("config", type=_FILE)
+@click.argument("output", type=_FILE)
+@click.option("--tokens", type=click.IntRange(1, 1 << 24), default=1024, show_default=True)
+@click.option("--repetitions", type=click.IntRange(1, 1000), default=5, show_default=True)
+def crossover(config: Path, output: Path, tokens: int, repetitions: int) -> None:
+    """Measure on this host whether a2a or ag_rs is the faster for the layers of CONFIG; write OUTPUT.
+
+    A layer of experts of the training file's model runs on its sp ranks, over gloo, with 1, 2, ...
+    experts for each of TOKENS tokens a rank. `parallel: {crossover: OUTPUT}` then decides for `auto`.
+
+    \b
+    Example:
+      omniload train crossover train.yaml crossover.json
+    """  # noqa: D301 -- click's own marker
+    from trainer_integration.run.crossover_ranks import measured_crossover  # noqa: PLC0415 -- torch takes seconds
+
+    train, _ = load_train(config)
+    sp, shape = train.parallel.sp, train.model
+    if sp < 2:
+        raise ConfigError(f"{config}: parallel.sp is {sp}; experts are shared out from 2 on")
+    top_ks = range(1, min(shape.num_experts, 2 * sp + 2) + 1)
+    found = measured_crossover(shape, sp=sp, tokens=tokens, top_ks=top_ks, repetitions=repetitions)
+    write_synced(output, orjson.dumps(found.model_dump(mode="json"), option=orjson.OPT_INDENT_2))
+    table = Table(header_style="dim")
+    for heading in ("experts a token", "a2a, ms", "ag_rs, ms", "a2a, bytes", "ag_rs, bytes"):
+        table.add_column(heading, justify="right")
+    for row in found.rows:
+        times = (f"{1000 * row.seconds[name]:.2f}" for name in ("a2a", "ag_rs"))
+        sizes = (format_bytes(row.sent_bytes[name]) for name in ("a2a", "ag_rs"))
+        table.add_row(str(row.top_k), *times, *sizes)
+    Console().print(table)
+    click.echo(
+        f"a2a is the faster up to {found.by_time} experts a token, and sends less up to {found.by_bytes}"
+    )
 
 
 def _checkpoints_of(run: Path) -> str:

@@ -4,7 +4,7 @@ Free of torch, so that a command can check a file without waiting for it.
 """
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -40,8 +40,9 @@ class ParallelConfig(StrictModel):
     transport: Literal["auto", "a2a", "ag_rs"] = "auto"
     """How tokens come to experts of other ranks: each row alone (``a2a``), or all tokens to all (``ag_rs``).
     ``auto`` takes the latter where a token has more experts than ``sp``, or than ``crossover`` says."""
-    crossover: int | None = Field(default=None, ge=0, le=4096)
-    """Most experts of a token up to which ``a2a`` is the faster, as ``omniload train crossover`` measures it."""
+    crossover: Annotated[int, Field(ge=0, le=4096)] | str | None = None
+    """Most experts of a token up to which ``a2a`` is the faster, or the file that ``omniload train crossover``
+    measured it into."""
 
     @property
     def num_ranks(self) -> int:

@@ -14,12 +14,12 @@ from trainer_integration.moe.experts import Experts
 from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.norm import RMSNorm
 from trainer_integration.moe.parallel.collectives import ALONE, Peers
+from trainer_integration.moe.parallel.crossover_table import TransportName
 from trainer_integration.moe.parallel.ep_transport import (
     AllGatherReduceScatter,
     AllToAll,
     Local,
     Transport,
-    TransportName,
 )
 from trainer_integration.moe.rope import Rotation
 from trainer_integration.moe.router import Router, Routing

@@ -24,7 +24,7 @@ from trainer_integration.moe.head import summed_cross_entropy
 from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.norm import RMSNorm
 from trainer_integration.moe.parallel.collectives import ALONE, Peers
-from trainer_integration.moe.parallel.ep_transport import TransportName
+from trainer_integration.moe.parallel.crossover_table import TransportName
 from trainer_integration.moe.rope import Rotation
 from trainer_integration.moe.router import Router, Routing
 

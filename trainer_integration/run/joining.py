@@ -108,6 +108,7 @@ def built_model(train: TrainConfig, config: MoEConfig, groups: ProcessGroups) ->
             "head for each rank",
             *(kv_heads, size, replicas, volume_ratio(heads, kv_heads, size)),
         )
+    assert not isinstance(train.parallel.crossover, str), "the launch has read the file"
     transport = chosen_transport(
         train.parallel.transport, config.top_k, size, train.parallel.crossover
     )

@@ -23,6 +23,7 @@ from omniload.source.tokenize import open_tokenizer
 from trainer_integration.checkpoint.place import CheckpointPlace, place_of
 from trainer_integration.config import TrainConfig, load_train
 from trainer_integration.moe.config import MoEConfig
+from trainer_integration.moe.parallel.crossover_table import read_crossover
 from trainer_integration.run.launch_record import write_launch_record
 from trainer_integration.run.model_of import model_of, with_cost_of
 from trainer_integration.run.rank_spec import RankSpec
@@ -227,6 +228,7 @@ def read_plan(config: Path, profile: tuple[int, int] | None = None) -> LaunchPla
     """
     train, folder = load_train(config)
     require_writers(train.log)
+    train = _with_crossover(train, folder)
     mix_file = train.mix_file(folder)
     mix, base_dir = load_mix(mix_file)
     try:
@@ -248,6 +250,16 @@ def read_plan(config: Path, profile: tuple[int, int] | None = None) -> LaunchPla
         evaluation=_evaluation_of(train, folder, model),
         profile=profile,
     )
+
+
+def _with_crossover(train: TrainConfig, folder: Path) -> TrainConfig:
+    """Return the training file with the number in place of the file that it was measured into."""
+    parallel = train.parallel
+    if not isinstance(parallel.crossover, str):
+        return train
+    found = read_crossover(folder / parallel.crossover, sp=parallel.sp)
+    parallel = parallel.model_copy(update={"crossover": found.by_time})
+    return train.model_copy(update={"parallel": parallel})
 
 
 def _evaluation_of(train: TrainConfig, folder: Path, model: MoEConfig) -> MixConfig | None:

@@ -28,6 +28,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from trainer_integration.moe.parallel.collectives import Peers
+from trainer_integration.moe.parallel.crossover_table import TransportName
 from trainer_integration.moe.row_map import RowMap, combine, dispatch, permute
 
 __all__ = [
@@ -36,12 +37,8 @@ __all__ = [
     "Local",
     "Slots",
     "Transport",
-    "TransportName",
     "chosen_transport",
 ]
-
-TransportName = Literal["a2a", "ag_rs"]
-"""A way of moving rows between ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

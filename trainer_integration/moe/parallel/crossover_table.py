@@ -1,0 +1,88 @@
+"""The crossover of the transports as it is kept in a file. Free of torch, for the launcher."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import orjson
+from pydantic import Field, ValidationError
+
+from omniload.base.config import StrictModel
+from omniload.base.errors import ConfigError
+from omniload.base.reading import read_kept_file
+
+__all__ = ["Crossover", "Measured", "TransportName", "last_below", "read_crossover"]
+
+TransportName = Literal["a2a", "ag_rs"]
+"""A way of moving rows between ranks."""
+_MOST_BYTES = 1 << 20
+
+
+class Measured(StrictModel):
+    """Both transports at one number of experts a token; a layer forward and backward, the slowest rank's."""
+
+    top_k: int = Field(ge=1, le=4096)
+    seconds: dict[TransportName, float]
+    """Median over repetitions."""
+    sent_bytes: dict[TransportName, int]
+    """From one rank to others, mean over ranks."""
+
+
+class Crossover(StrictModel):
+    """A measurement, and what ``transport: auto`` makes of it."""
+
+    version: Literal[1] = 1
+    sp: int = Field(ge=2, le=1024)
+    """Ranks that share the layer."""
+    tokens: int = Field(ge=1, le=1 << 24)
+    """Of a rank."""
+    dim: int = Field(ge=2, le=65_536)
+    hidden: int = Field(ge=1, le=1 << 20)
+    num_experts: int = Field(ge=1, le=4096)
+    rows: tuple[Measured, ...] = Field(min_length=1, max_length=4096)
+    """Rising in ``top_k``."""
+
+    @property
+    def by_time(self) -> int:
+        """Most experts of a token up to which ``a2a`` is the faster."""
+        return last_below({row.top_k: row.seconds for row in self.rows})
+
+    @property
+    def by_bytes(self) -> int:
+        """Most experts of a token up to which ``a2a`` sends less."""
+        return last_below({row.top_k: row.sent_bytes for row in self.rows})
+
+
+def last_below(costs: Mapping[int, Mapping[TransportName, float]]) -> int:
+    """Return the greatest number up to which ``a2a`` costs no more at every one measured; 0 where at none."""
+    found = 0
+    for top_k in sorted(costs):
+        if costs[top_k]["a2a"] > costs[top_k]["ag_rs"]:
+            break
+        found = top_k
+    return found
+
+
+def read_crossover(path: Path, *, sp: int) -> Crossover:
+    """Read what ``omniload train crossover`` wrote.
+
+    Raises:
+        ConfigError: It is not there, not of this form, or of another number of ranks.
+    """
+    try:
+        data = read_kept_file(path, most_bytes=_MOST_BYTES, what="a measured crossover")
+        found = Crossover.model_validate(orjson.loads(data))
+    except OSError as error:
+        raise ConfigError(
+            f"parallel.crossover names {path}: {error.strerror}; write it with omniload train crossover"
+        ) from error
+    except (orjson.JSONDecodeError, ValidationError) as error:
+        raise ConfigError(
+            f"parallel.crossover names {path}, which is no measured crossover of this release; write it again with "
+            "omniload train crossover"
+        ) from error
+    if found.sp != sp:
+        raise ConfigError(
+            f"parallel.crossover names {path}, measured with {found.sp} ranks, and sp is {sp}; measure it again"
+        )
+    return found
