@@ -139,5 +139,5 @@ def test_a_file_of_a_checkpoints_name_and_strange_names_are_not_checkpoints(tmp_
 
 
 def test_of_saves_beside_training_that_are_killed_the_newest_whole_one_loads(tmp_path):
-    # A hundred of them: python -m benchmarks.checkpoint_stall.
+    # A hundred of them: python -m benchmarks.trainer.checkpoint_stall.
     assert len(killed_saves(tmp_path, 6)) == 6

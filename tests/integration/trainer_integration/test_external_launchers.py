@@ -80,11 +80,10 @@ def started(hosts, words_of, environment_of):
         yield processes
     finally:
         for process in processes:
-            for child in [*psutil.Process(process.pid).children(recursive=True)] * (
-                process.poll() is None
-            ):
-                child.kill()
-            process.kill()
+            if process.poll() is None:
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.kill()
+                process.kill()
             process.communicate()
 
 

@@ -10,6 +10,7 @@ from tests.support.plane.corpora import a_corpus
 from tests.support.trainer import moe_cases
 from tests.support.trainer.moe_cases import ALONE, full_rows, random_packings
 from tests.support.trainer.moe_group import Ranks
+from trainer_integration.moe.parallel.crossover_table import last_below
 
 pytestmark = pytest.mark.slow
 
@@ -181,3 +182,14 @@ def test_an_evaluation_is_the_same_on_every_mesh_also_where_shares_are_unequal(r
         for found in ranks.run(moe_cases.evaluated, dp=dp, sp=sp, spec=spec):
             assert found.labels == expected.labels
             assert found.loss == pytest.approx(expected.loss, abs=1e-5)
+
+
+def test_the_measured_bytes_of_the_transports_cross_where_a_token_has_as_many_experts_as_ranks(
+    ranks,
+):
+    first, second = ranks.run(moe_cases.crossover, dp=1, sp=2, top_ks=(1, 2, 3))
+
+    assert first == second
+    assert [row.top_k for row in first] == [1, 2, 3]
+    assert last_below({row.top_k: row.sent_bytes for row in first}) in (1, 2)
+    assert all(seconds > 0 for row in first for seconds in row.seconds.values())

@@ -24,6 +24,7 @@ from trainer_integration.checkpoint.striped_checkpoints import StripedCheckpoint
 from trainer_integration.checkpoint.tensors import tensors_of
 from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.model import MoETransformer, is_of_experts
+from trainer_integration.moe.parallel.crossover import measured
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
 from trainer_integration.training.evaluation import evaluate
 from trainer_integration.training.step import accumulate, train_step
@@ -143,6 +144,11 @@ def full_rows(number, length=32, *, seed=0):
     return [
         documents_of([length // 2, length // 4, length // 4], seed=seed + r) for r in range(number)
     ]
+
+
+def crossover(groups, *, top_ks):
+    """Return what this rank measures of both transports."""
+    return measured(groups.sp, a_config(), 256, top_ks, 1)
 
 
 def evaluated(groups, *, spec):

@@ -11,6 +11,7 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.mix.run_record import read_run_record
 from tests.support.trainer.run_lines import an_event
 from trainer_integration.moe.flops import cost_of
+from trainer_integration.moe.parallel.crossover_table import Crossover, Measured
 from trainer_integration.run.launch_plan import next_log_number, read_plan
 from trainer_integration.run.launch_record import read_launch_record
 from trainer_integration.run.rank_spec import RankSpec
@@ -218,3 +219,17 @@ def test_ranks_are_told_the_mix_to_evaluate_on_and_the_steps_to_trace(tmp_path):
 def test_a_mix_that_cannot_be_evaluated_on_is_refused(tmp_path, changes, said):
     with pytest.raises(ConfigError, match=said):
         read_plan(with_evaluation(tmp_path, **changes))
+
+
+def test_a_measured_crossover_reaches_ranks_as_its_number(tmp_path):
+    rows = [
+        Measured(top_k=k, seconds={"a2a": k, "ag_rs": 3}, sent_bytes={"a2a": 1, "ag_rs": 1})
+        for k in (1, 2, 3, 4)
+    ]
+    table = Crossover(sp=2, tokens=8, dim=8, hidden=8, num_experts=8, rows=rows)
+    (tmp_path / "crossover.json").write_text(table.model_dump_json())
+    parallel = {"dp": 1, "sp": 2, "crossover": "crossover.json"}
+
+    plan = read_plan(write(tmp_path, train={"parallel": parallel}))
+
+    assert plan.rank_spec(0, plan.start_of(0), None).train.parallel.crossover == 3
