@@ -133,8 +133,7 @@ def _run_rank(config: Path, launch: Launch, resume: Resume, profile: tuple[int, 
         return run_rank(config, launch, resume)
     with RunDisplay(Console()) as display:
         code = run_rank(config, launch, resume, display=display, profile=profile)
-    train, folder = load_train(config)
-    _report(train.run_folder(folder))
+    _report(_folder_of(config))
     return code
 
 

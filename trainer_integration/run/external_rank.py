@@ -39,6 +39,7 @@ from trainer_integration.run.run_lock import RunLock
 from trainer_integration.run.run_log import EventKind, EventLine, RunLog, StepLine
 from trainer_integration.run.trainer import Trainer, Write
 from trainer_integration.training.step import use_one_thread
+from trainer_integration.writers.opening import open_writers
 
 __all__ = ["Display", "run_rank", "with_slurm_address"]
 
@@ -146,9 +147,11 @@ def _lead(meeting: Rendezvous, key: str, asked: _Request, display: Display | Non
                 "%s is the end of the run: nothing is left to train", step_name(start.step or 0)
             )
             return 0
-        log = stack.enter_context(
-            RunLog(plan.run_dir, fresh=start.step is None and not asked.launch.restarts)
+        writers = stack.enter_context(
+            open_writers(plan.train.log, plan.run_dir, from_step=start.step or 0)
         )
+        fresh = start.step is None and not asked.launch.restarts
+        log = stack.enter_context(RunLog(plan.run_dir, fresh=fresh, writers=writers))
         if display is not None:
             display.expect(plan.train.steps, plan.mix)
         return _Leader(plan, start, asked, _Record(log, display, start.attempt)).run(spec)

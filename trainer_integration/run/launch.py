@@ -91,13 +91,7 @@ class Launcher:
         observer: Observer | None = None,
         profile: tuple[int, int] | None = None,
     ) -> None:
-        """Read and check the configuration; nothing is started.
-
-        Args:
-            config: The training file.
-            resume: Which checkpoint to begin from.
-            observer: Sees every step and event.
-            profile: First and last step of a trace.
+        """Read and check the configuration; nothing is started. ``profile``: first and last step of a trace.
 
         Raises:
             ConfigError: The training or the mix file is faulty.

@@ -40,8 +40,10 @@ LOG_NAME = "log.jsonl"
 _STRIDE_BYTES = 1 << 20
 _MOST_BYTES = 4 << 30
 """Of a log that is read whole: ten million steps."""
-_OF_ROUTERS = ("expert_imbalance", "z_loss", "router_entropy", "drop_rate")
-"""Missing in logs of older releases."""
+_OFTEN_MISSING = ("expert_imbalance", "z_loss", "router_entropy", "drop_rate", "mfu")
+"""In logs of older releases, and where nobody knows."""
+_MOST_EXPERTS = 16
+"""Whose loads are figures of their own; of more, ``expert_imbalance`` says enough."""
 
 
 EventKind = Literal[
@@ -110,7 +112,11 @@ class StepLine(StrictModel):
 
 
 def figures_of(line: StepLine) -> dict[str, float]:
-    """Return what a step's line tells, each figure a number; shares of sources as ``share/NAME``."""
+    """Return what a step's line tells, each figure a number.
+
+    Shares of sources are ``share/NAME``, losses on the evaluation mix ``evaluation/NAME``, rows of an expert over
+    the mean ``expert_load/E``.
+    """
     figures: dict[str, float] = {
         "loss": line.loss,
         "balance_loss": line.balance_loss,
@@ -122,9 +128,16 @@ def figures_of(line: StepLine) -> dict[str, float]:
         "wait_s": max(line.wait_s, default=0.0),
         "imbalance": line.imbalance,
     }
-    for name in _OF_ROUTERS:
+    for name in _OFTEN_MISSING:
         if (value := getattr(line, name)) is not None:
             figures[name] = value
+    if line.model_flops is not None and line.seconds > 0:
+        figures["model_flops_per_s"] = line.model_flops / line.seconds
+    slots = line.expert_slots or ()
+    if 0 < len(slots) <= _MOST_EXPERTS:
+        mean = max(sum(slots) / len(slots), 1e-9)
+        figures |= {f"expert_load/{e}": held / mean for e, held in enumerate(slots)}
+    figures |= {f"evaluation/{name}": loss for name, loss in (line.evaluation or {}).items()}
     total = max(sum(line.tokens_by_source.values()), 1)
     return figures | {f"share/{name}": n / total for name, n in line.tokens_by_source.items()}
 

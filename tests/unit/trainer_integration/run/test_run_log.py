@@ -10,6 +10,7 @@ from tests.support.trainer.run_lines import a_killed_run, a_step, an_event
 from trainer_integration.run.run_log import (
     LOG_NAME,
     RunLog,
+    figures_of,
     last_of_each_step,
     parse_line,
     read_log,
@@ -125,3 +126,21 @@ def test_lines_of_many_threads_stay_whole(tmp_path):
             thread.join()
 
     assert [line.step for line in last_of_each_step(read_log(tmp_path))] == list(range(400))
+
+
+def test_figures_of_a_step_hold_evaluations_flops_and_the_load_of_each_expert():
+    line = a_step(
+        3,
+        seconds=2.0,
+        model_flops=6e9,
+        mfu=0.4,
+        evaluation={"law": 2.5},
+        expert_slots=(30, 10),
+    )
+
+    found = figures_of(line)
+
+    assert found["model_flops_per_s"] == 3e9
+    assert (found["mfu"], found["evaluation/law"]) == (0.4, 2.5)
+    assert (found["expert_load/0"], found["expert_load/1"]) == (1.5, 0.5)
+    assert not figures_of(a_step(3)).keys() & {"mfu", "model_flops_per_s", "expert_load/0"}
