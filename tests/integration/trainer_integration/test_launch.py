@@ -95,9 +95,10 @@ class Job:
 
 
 @contextmanager
-def launched(config: Path, *options: str) -> Iterator[Job]:
+def launched(config: Path, *options: str, **variables: str) -> Iterator[Job]:
     process = subprocess.Popen(
         [*_COMMAND, str(config), *options],
+        env=os.environ | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -147,7 +148,9 @@ def test_a_killed_rank_brings_the_job_back_with_the_same_samples_and_leaves_noth
 
 
 @pytest.mark.ray
-def test_a_launcher_that_is_told_to_end_ends_every_process_and_exits_with_130(tmp_path):
+def test_a_launcher_that_is_told_to_end_saves_the_last_step_ends_every_process_and_exits_with_130(
+    tmp_path,
+):
     config = a_job(tmp_path, ranks=2, steps=1_000_000, every=1_000_000)
 
     with launched(config) as job:
@@ -160,7 +163,10 @@ def test_a_launcher_that_is_told_to_end_ends_every_process_and_exits_with_130(tm
     assert code == 130, "".join(job.output)
     assert len(started) > 2
     assert none_left_of(mark)
-    assert read_log(tmp_path / "run")[-1].detail == "interrupted"
+    run = tmp_path / "run"
+    assert events_in(run)[-4:] == ["checkpoint", "exit", "exit", "end"]
+    assert read_log(run)[-1].detail == "interrupted"
+    assert steps_in(run / "checkpoints") == (last_of_each_step(read_log(run))[-1].step + 1,)
 
 
 @pytest.mark.ray
@@ -195,7 +201,10 @@ def finished(tmp_path_factory):
         "peak_tflops": 0.1,
     }
     config.write_text(json.dumps(json.loads(config.read_text()) | more))
-    with launched(config, "--profile", "1-2") as job:
+    (folder / "sitecustomize.py").write_text(
+        "import atexit\nprint('printed before', flush=True)\natexit.register(print, 'printed after')\n"
+    )
+    with launched(config, "--profile", "1-2", PYTHONPATH=str(folder)) as job:
         assert job.end() == 0, "".join(job.output)
     return folder
 
@@ -366,37 +375,10 @@ def test_a_run_that_another_launcher_holds_is_refused_and_left_as_it_is(job_fold
     assert (job_folder / "run" / "log.jsonl").read_bytes() == before
 
 
-def test_what_a_library_prints_in_a_rank_goes_to_its_log(tmp_path, monkeypatch):
-    config = a_job(tmp_path, ranks=1, steps=2, every=2)
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(
-        "import atexit\nprint('printed before', flush=True)\natexit.register(print, 'printed after')\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(site))
+def test_what_a_library_prints_in_a_rank_goes_to_its_log(finished):
+    (log,) = (finished / "run" / "logs").glob("rank-*")
 
-    with launched(config) as job:
-        code = job.end()
-
-    assert code == 0, "".join(job.output)
-    (log,) = (tmp_path / "run" / "logs").iterdir()
     assert {"printed before", "printed after"} <= set(log.read_text().splitlines())
-    assert [line.step for line in last_of_each_step(read_log(tmp_path / "run"))] == [0, 1]
-
-
-def test_a_job_that_is_told_to_end_saves_its_last_step_first(tmp_path):
-    config = a_job(tmp_path, ranks=1, steps=1_000_000, every=1_000_000)
-
-    with launched(config) as job:
-        job.reach(0)
-        job.process.send_signal(signal.SIGTERM)
-        code = job.end()
-
-    assert code == 130, "".join(job.output)
-    run = tmp_path / "run"
-    last = last_of_each_step(read_log(run))[-1].step
-    assert steps_in(run / "checkpoints") == (last + 1,)
-    assert events_in(run)[-3:] == ["checkpoint", "exit", "end"]
 
 
 def test_a_run_over_each_document_once_trains_a_short_last_step_and_is_proved(tmp_path):

@@ -59,6 +59,7 @@ def test_losses_follow_those_of_one_rank(ranks, dp, sp):
             [r.balance_loss for r in expected], abs=1e-5
         )
         assert [r.tokens for r in results] == [r.tokens for r in expected]
+        assert [r.flops for r in results] == pytest.approx([r.flops for r in expected])
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2])

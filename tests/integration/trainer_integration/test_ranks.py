@@ -1,72 +1,32 @@
 """Two ranks over gloo, each a process: equal to one rank, and able to continue one another's runs."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests.support.trainer import moe_rank
+from tests.support.trainer.moe_cases import ALONE
+from tests.support.trainer.moe_group import Ranks
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[3]
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(2) as ranks:
+        yield ranks
 
 
-def launch(folder, name, world_size, **job):
-    """Run all ranks of a job to their end and return their answers."""
-    defaults = {
-        "first": 0,
-        "last": 4,
-        "load": False,
-        "save_at": None,
-        "short_last": False,
-        "world_size": world_size,
-    }
-    jobs = [
-        defaults
-        | job
-        | {
-            "rank": rank,
-            "rendezvous": str(folder / f"{name}.rendezvous"),
-            "results": str(folder / f"{name}.{rank}.json"),
-        }
-        for rank in range(world_size)
-    ]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-W",
-                "error",
-                "-m",
-                "tests.support.trainer.moe_rank",
-                json.dumps(each),
-            ],
-            cwd=ROOT,
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for each in jobs
-    ]
-    try:
-        errors = [rank.communicate(timeout=120)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    assert [rank.returncode for rank in ranks] == [0] * world_size, errors
-    return [json.loads(Path(each["results"]).read_text()) for each in jobs]
+def answers_of(ranks, world_size, **job):
+    """Run a job on one rank or on two, and return their answers."""
+    if world_size == 1:
+        return [moe_rank.answer(ALONE, job=job)]
+    return ranks.run(moe_rank.answer, dp=2, job=job)
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
+def two_ranks(ranks, tmp_path_factory):
     """Four steps on two ranks, saved after two of them."""
     folder = tmp_path_factory.mktemp("two_ranks")
-    answers = launch(folder, "first", 2, checkpoints=str(folder / "checkpoints"), save_at=2)
-    return folder, answers
+    return folder, answers_of(ranks, 2, checkpoints=str(folder / "checkpoints"), save_at=2)
 
 
 def losses(answer):
@@ -81,20 +41,19 @@ def test_both_ranks_report_the_same_and_hold_the_same_model(two_ranks):
     assert first["results"][0]["tokens"] == 32 + 19 + 32 + 28
 
 
-def test_one_rank_trains_like_two(two_ranks, tmp_path):
-    (alone,) = launch(tmp_path, "alone", 1, checkpoints=str(tmp_path / "checkpoints"))
+def test_one_rank_trains_like_two_and_reports_how_busy_experts_are_alike(two_ranks, tmp_path):
+    (alone,) = answers_of(None, 1, checkpoints=str(tmp_path))
 
-    assert losses(alone) == pytest.approx(losses(two_ranks[1][0]), rel=1e-4)
-    assert alone["weights"] == pytest.approx(two_ranks[1][0]["weights"], rel=1e-4)
+    for answer in two_ranks[1]:
+        assert losses(alone) == pytest.approx(losses(answer), rel=1e-4)
+        assert alone["weights"] == pytest.approx(answer["weights"], rel=1e-4)
+        busy = [run["results"][0]["expert_imbalance"] for run in (answer, alone)]
+        assert busy[0] == busy[1] > 1
 
 
-def test_a_last_step_of_one_row_is_trained_alike_by_one_rank_and_by_two(tmp_path):
-    two = launch(
-        tmp_path, "two", 2, checkpoints=str(tmp_path / "checkpoints"), last=2, short_last=True
-    )
-    (alone,) = launch(
-        tmp_path, "alone", 1, checkpoints=str(tmp_path / "checkpoints"), last=2, short_last=True
-    )
+def test_a_last_step_of_one_row_is_trained_alike_by_one_rank_and_by_two(ranks, tmp_path):
+    job = {"checkpoints": str(tmp_path), "last": 2, "short_last": True}
+    (alone,), two = answers_of(None, 1, **job), answers_of(ranks, 2, **job)
 
     for rank in two:
         assert rank["results"][1]["tokens"] == 32
@@ -103,14 +62,6 @@ def test_a_last_step_of_one_row_is_trained_alike_by_one_rank_and_by_two(tmp_path
         assert rank["results"][1]["grad_norm"] == pytest.approx(
             alone["results"][1]["grad_norm"], rel=1e-4
         )
-
-
-def test_two_ranks_together_report_how_evenly_the_experts_of_the_step_are_busy(two_ranks, tmp_path):
-    (alone,) = launch(tmp_path, "alone", 1, checkpoints=str(tmp_path / "checkpoints"), last=1)
-
-    (expected,) = [result["expert_imbalance"] for result in alone["results"]]
-    for answer in two_ranks[1]:
-        assert answer["results"][0]["expert_imbalance"] == expected > 1
 
 
 def test_tensors_are_spread_over_the_files_of_both_ranks(two_ranks):
@@ -122,16 +73,11 @@ def test_tensors_are_spread_over_the_files_of_both_ranks(two_ranks):
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_run_of_two_ranks_is_continued_by_any_number(two_ranks, tmp_path, world_size):
+def test_a_run_of_two_ranks_is_continued_by_any_number(ranks, two_ranks, world_size):
     folder, saved = two_ranks
 
-    answers = launch(
-        tmp_path,
-        "resumed",
-        world_size,
-        checkpoints=str(folder / "checkpoints"),
-        first=2,
-        load=True,
+    answers = answers_of(
+        ranks, world_size, checkpoints=str(folder / "checkpoints"), first=2, load=True
     )
 
     for answer in answers:
@@ -144,15 +90,14 @@ def test_a_run_of_two_ranks_is_continued_by_any_number(two_ranks, tmp_path, worl
 
 
 @pytest.mark.parametrize("shard", [0, 1])
-def test_all_ranks_refuse_a_checkpoint_that_one_of_them_finds_spoilt(tmp_path, shard):
-    checkpoints = tmp_path / "checkpoints"
-    launch(tmp_path, "first", 2, checkpoints=str(checkpoints), last=1, save_at=1)
-    file = sorted((checkpoints / "step-00000001").glob("*.safetensors"))[shard]
+def test_all_ranks_refuse_a_checkpoint_that_one_of_them_finds_spoilt(ranks, tmp_path, shard):
+    answers_of(ranks, 2, checkpoints=str(tmp_path), last=1, save_at=1)
+    file = sorted((tmp_path / "step-00000001").glob("*.safetensors"))[shard]
     data = bytearray(file.read_bytes())
     data[-5] ^= 0x10
     file.write_bytes(data)
 
-    answers = launch(tmp_path, "second", 2, checkpoints=str(checkpoints), last=0, load=True)
+    answers = answers_of(ranks, 2, checkpoints=str(tmp_path), last=0, load=True)
 
     assert [answer["error"] for answer in answers] == ["IntegrityError"] * 2
     assert all(file.name in answer["message"] for answer in answers)

@@ -1,15 +1,11 @@
-"""One rank of a small training run, as a process of its own: ``python -m tests.support.trainer.moe_rank JOB``.
+"""What a rank of a small training run does: ``ranks.run(moe_rank.answer, dp=2, job={...})``.
 
-``JOB`` is JSON: rank, world_size, rendezvous (a file), checkpoints (a folder), first and last
-step, load, save_at, short_last, results (a file). Each rank trains on every ``world_size``-th row.
+``job``: checkpoints (a folder), first and last step, load, save_at, short_last. Each rank trains on every
+``world_size``-th row.
 """
 
 import dataclasses
-import json
-import sys
 from pathlib import Path
-
-import torch.distributed as dist
 
 from omniload.base.errors import OmniloadError
 from tests.support.trainer.moe_builders import (
@@ -20,9 +16,11 @@ from tests.support.trainer.moe_builders import (
     an_optimizer,
     rows_of,
 )
+from tests.support.trainer.moe_cases import dp_place
 from trainer_integration.checkpoint.checkpoints import Checkpoints
-from trainer_integration.moe.parallel.process_groups import ProcessGroups
 from trainer_integration.training.step import train_step
+
+DEFAULTS = {"first": 0, "last": 4, "load": False, "save_at": None, "short_last": False}
 
 
 def labels_of(rows):
@@ -42,7 +40,8 @@ def run(job, groups):
         # The last step of a finite run may have fewer rows than ranks.
         short = job["short_last"] and step == job["last"] - 1
         rows = rows_of(step, num_rows=1 if short else 4)
-        mine = a_microbatch(rows[job["rank"] :: job["world_size"]])
+        place, size = dp_place(groups)
+        mine = a_microbatch(rows[place::size])
         batch = a_batch(step, [mine], loss_tokens=labels_of(rows))
         result = dataclasses.asdict(train_step(model, optimizer, batch, groups))
         answer["results"].append(result)
@@ -52,21 +51,9 @@ def run(job, groups):
     return answer
 
 
-def main():
-    job = json.loads(sys.argv[1])
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{job['rendezvous']}",
-        rank=job["rank"],
-        world_size=job["world_size"],
-    )
+def answer(groups, *, job):
+    """Return what the rank came to, or the error that it ended with."""
     try:
-        answer = run(job, ProcessGroups.of(job["world_size"], 1))
+        return run(DEFAULTS | job, groups)
     except OmniloadError as error:
-        answer = {"error": type(error).__name__, "message": str(error)}
-    Path(job["results"]).write_text(json.dumps(answer))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+        return {"error": type(error).__name__, "message": str(error)}
