@@ -46,7 +46,7 @@ _LONGEST_NAME = 20
 _FIGURES_WIDTH = 15
 _SHOWN_KINDS = 3
 _FAR_OFF_POINTS = 1.0
-HEAD = "  step     loss    tok/s    wait   max/mean   over bound   experts"
+HEAD = "  step     loss    tok/s   FLOP/s    wait   max/mean   over bound   experts"
 """Heading of ``step_line``."""
 
 
@@ -133,9 +133,12 @@ class RunDisplay:
 def step_line(line: StepLine) -> str:
     """Return a step under ``HEAD``, in at most 80 characters."""
     speed = format_count(line.tokens / line.seconds) if line.seconds > 0 else "-"
+    flops = "-"
+    if line.model_flops is not None and line.seconds > 0:
+        flops = format_count(line.model_flops / line.seconds)
     experts = "-" if line.expert_imbalance is None else f"{line.expert_imbalance:.3f}"
     return (
-        f"{line.step:6d} {line.loss:8.3f} {speed:>8} {wait_share(line):7.2%} "
+        f"{line.step:6d} {line.loss:8.3f} {speed:>8} {flops:>8} {wait_share(line):7.2%} "
         f"{line.imbalance:10.4f} {excess(line.imbalance / line.bound):12.5%} {experts:>9}"
     )
 

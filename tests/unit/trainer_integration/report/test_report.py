@@ -289,6 +289,7 @@ def test_a_step_fits_under_its_heading_and_in_80_columns():
 def test_a_step_shows_how_evenly_its_experts_are_busy_and_an_older_line_that_it_was_not_logged():
     assert step_line(a_step(1, expert_imbalance=1.375)).endswith("1.375")
     assert step_line(a_step(1, expert_imbalance=None)).endswith("        -")
+    assert " 1.5G " in step_line(a_step(1, model_flops=3e9, seconds=2.0))
 
 
 def test_rounding_never_puts_a_step_below_what_is_least_possible():
