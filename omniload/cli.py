@@ -1,10 +1,11 @@
-"""``omniload mix``: look at a mix of sources before, during and after a run."""
+"""``omniload mix``: look at a mix of sources before, during and after a run, and change it meanwhile."""
 
 import click
 
 from omniload.commands.audit import audit
 from omniload.commands.bench import bench
 from omniload.commands.check import check
+from omniload.commands.edits.verbs import add, retire, set_weights, undo
 from omniload.commands.plan import plan
 from omniload.commands.preview import preview
 from omniload.commands.sample import sample
@@ -26,5 +27,19 @@ def command() -> None:
     """  # noqa: D301 -- click's own marker
 
 
-for _verb in (audit, bench, check, plan, preview, sample, schema, show, top):
+for _verb in (
+    add,
+    audit,
+    bench,
+    check,
+    plan,
+    preview,
+    retire,
+    sample,
+    schema,
+    set_weights,
+    show,
+    top,
+    undo,
+):
     command.add_command(_verb)

@@ -1,32 +1,26 @@
-"""What both runtimes share: the handle of a rank, and how a planner comes to be."""
+"""What both runtimes share: what a run is, and the handle of a rank."""
 
-import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, Self
 
-from omniload.base.errors import ConfigError, system_refusals
+from omniload.base.errors import ConfigError
 from omniload.base.state import Json, JsonObject
 from omniload.batch.microbatch import Batch
-from omniload.machine.planner import Planner
 from omniload.mix.config import MixConfig
-from omniload.mix.fingerprint import SourceFacts, fingerprint_of
-from omniload.mix.journal.file import Journal
-from omniload.mix.possible import require_possible
-from omniload.mix.state import MixState
+from omniload.mix.edits.edit import Edit
+from omniload.mix.edits.found import merged
+from omniload.mix.edits.history import History
+from omniload.mix.edits.kept import edits_in, read_history, write_history
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.source.tokenize import library_of, read_tokenizer
 
 __all__ = [
     "JOURNAL_NAME",
     "DataPlane",
     "PlaneSpec",
     "RankHandle",
-    "make_planner",
-    "open_journal",
     "require_rows",
-    "tokenizer_digest",
 ]
 
 JOURNAL_NAME = "journal.jsonl"
@@ -53,6 +47,25 @@ class PlaneSpec:
     """Times that its launcher has started the job again."""
     cache_dir: Path | None = None
     """Folder for indexes of sources that have none of their own."""
+    edits: tuple[Edit, ...] = ()
+    """Edits of the mix; those of a run with a folder are read there when its plane is opened."""
+
+    @property
+    def history(self) -> History:
+        """The mix and its edits."""
+        return History(self.mix, self.edits)
+
+    def with_edits(self) -> Self:
+        """Return the run with the edits that its folder keeps, or that its state carries.
+
+        Raises:
+            StateError: They are damaged, of another mix, or contradict each other.
+        """
+        kept = read_history(self.run_dir, self.mix) if self.run_dir else self.history
+        history = merged(kept, edits_in(self.state))
+        if self.run_dir is not None and history.edits != kept.edits:
+            write_history(self.run_dir, history)
+        return replace(self, edits=history.edits)
 
 
 class RankHandle(Protocol):
@@ -103,61 +116,6 @@ class DataPlane(Protocol):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def make_planner(spec: PlaneSpec, facts_S: Sequence[SourceFacts]) -> Planner:
-    """Return a planner at step 0, or where ``spec.state`` left off.
-
-    Args:
-        spec: The run.
-        facts_S: What was found in each source.
-
-    Raises:
-        StateError: ``spec.state`` belongs to another mix or other data, or no run of this mix reaches it.
-    """
-    mix = spec.mix
-    fingerprint = fingerprint_of(
-        mix,
-        facts_S,
-        tokenizer_digest=tokenizer_digest(mix, spec.base_dir),
-        tokenizer_library=library_of(mix.tokenizer),
-    )
-    positions_per_epoch_S = [facts.positions_per_epoch for facts in facts_S]
-    state = MixState.start(len(mix.names))
-    if spec.state is not None:
-        state = MixState.from_json(spec.state, mix.names, fingerprint)
-        require_possible(state, mix, positions_per_epoch_S)
-    return Planner(
-        mix=mix,
-        tree=spec.tree,
-        positions_per_epoch_S=positions_per_epoch_S,
-        state=state,
-        fingerprint=fingerprint,
-        num_steps=spec.num_steps,
-    )
-
-
-@system_refusals("the run's journal")
-def open_journal(run_dir: Path | None, planner: Planner) -> Journal | None:
-    """Open the run's journal, continuing the one that leads up to the planner's state."""
-    if run_dir is None:
-        return None
-    run_dir.mkdir(parents=True, exist_ok=True)
-    state = planner.state
-    return Journal.leading_up(run_dir / JOURNAL_NAME, planner.state_at(state.step), state.digest())
-
-
-def tokenizer_digest(mix: MixConfig, base_dir: Path) -> str:
-    """Return a digest of what turns text into tokens."""
-    if mix.tokenizer is None:
-        return "none"
-    if mix.tokenizer.type == "bytes":
-        return "bytes"
-    path = base_dir / mix.tokenizer.path
-    content = read_tokenizer(path)
-    return hashlib.blake2b(content, digest_size=6).hexdigest() + (
-        mix.tokenizer.end_of_document or ""
-    )
 
 
 def require_rows(spec: PlaneSpec) -> None:

@@ -1,7 +1,7 @@
 """``omniload mix audit``: which samples were in a step, on which rank; and the proof of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -18,8 +18,9 @@ from omniload.commands.options import cache_option, json_option, run_argument
 from omniload.commands.rehearsal import Rehearsal
 from omniload.commands.samples import text_of
 from omniload.mix.config import MixConfig
+from omniload.mix.edits.kept import read_history
 from omniload.mix.journal.reading import read_journal
-from omniload.mix.progress import fingerprint_in, fold
+from omniload.mix.progress import state_json_at
 from omniload.mix.run_record import RunLife, read_run_record
 from omniload.plan.place_tree import ClientPlaceTree, MeshAxis
 from omniload.plan.records import StepPlan
@@ -65,9 +66,8 @@ def audit(
     """  # noqa: D301 -- click's own marker
     life = read_run_record(run).life_at(step)
     base, records = read_journal(run / JOURNAL_NAME)
-    spec, journaled = _spec_before(
-        life, base, records, step, cache_dir or index_folder(life.mix_path)
-    )
+    index = cache_dir or index_folder(life.mix_path)
+    spec, journaled = _spec_before(run, life, base, records, step, index)
     rehearsal = Rehearsal(spec)
     plan = rehearsal.plan_of(step)
     digest = None if plan is None else plan.membership_digest()
@@ -76,6 +76,7 @@ def audit(
             f"step {step} planned again has digest {digest}, its journal says {journaled}: these are not the "
             "samples that were trained on; compare the data and the release with the run's"
         )
+    spec = replace(spec, mix=spec.history.latest, edits=())  # it names what edits added
     found = _found(rehearsal, plan, spec, rank, grep)
     if as_json:
         emit_json({"step": step, "digest": digest, "samples": [asdict(piece) for piece in found]})
@@ -84,6 +85,7 @@ def audit(
 
 
 def _spec_before(
+    run: Path,
     life: RunLife,
     base: Mapping[str, Json],
     records: Sequence[Mapping[str, Json]],
@@ -102,11 +104,11 @@ def _spec_before(
             f"the journal holds {len(digests)} steps from step {first}, step {step} is not among them; "
             "choose one within"
         )
-    fingerprint = fingerprint_in(base)
     mix = life.mix()
+    history = read_history(run, mix)
     mix = mix.model_copy(update={"runtime": mix.runtime.model_copy(update={"prefetch_steps": 1})})
     # The fingerprint of the data as it is now is compared when the planner takes the state over.
-    state = fold(mix, base, records, fingerprint, step).to_json(mix.names, fingerprint)
+    state = state_json_at(history, base, records, step)
     sizes = cast("Mapping[MeshAxis, int]", life.sizes)
     spec = PlaneSpec(
         mix=mix,
@@ -115,6 +117,7 @@ def _spec_before(
         state=state,
         num_steps=step + 1,
         cache_dir=cache_dir,
+        edits=history.edits,
     )
     return spec, digests[step]
 

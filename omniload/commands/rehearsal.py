@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.actors.heartbeats import Activity
-from omniload.actors.plane import PlaneSpec, make_planner, require_rows
+from omniload.actors.plane import PlaneSpec, require_rows
+from omniload.actors.planning import make_planner
 from omniload.actors.roles.loader import LoaderShell
 from omniload.batch.microbatch import Batch
 from omniload.machine.data_constructor import (
@@ -47,10 +48,11 @@ class Rehearsal:
             StateError: ``spec.state`` does not fit the mix or the data.
         """
         require_rows(spec)
-        self._spec = spec
-        every_source = range(len(spec.mix.names))
+        self._spec = spec = spec.with_edits()
+        mix = spec.history.latest
+        every_source = range(len(mix.names))
         self._loader = LoaderShell(
-            spec.mix,
+            mix,
             every_source,
             base_dir=spec.base_dir,
             cache_dir=spec.cache_dir,
@@ -93,7 +95,7 @@ class Rehearsal:
 
     def build(self, plan: StepPlan) -> tuple[Batch, ...]:
         """Return every rank's batch of the plan that was yielded last."""
-        mix, ranks = self._spec.mix, tuple(range(self._spec.tree.size_of("dp")))
+        mix, ranks = self._spec.history.latest, tuple(range(self._spec.tree.size_of("dp")))
         constructor = DataConstructor.of(mix, ranks)
         for command in constructor.handle(BuildSteps(plans=[plan])):
             assert isinstance(command, FetchSlices), f"a new step is fetched, not {command!r}"

@@ -10,6 +10,8 @@ from omniload.actors.plane import JOURNAL_NAME
 from omniload.base.units import format_count
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
 from omniload.commands.options import json_option, run_argument
+from omniload.mix.edits.edit import said_of
+from omniload.mix.edits.kept import read_history
 from omniload.mix.journal.reading import read_journal
 from omniload.mix.progress import progress_of
 from omniload.mix.run_record import read_run_record
@@ -21,7 +23,7 @@ __all__ = ["show"]
 @run_argument
 @json_option
 def show(run: Path, as_json: bool) -> None:
-    """Show how far a run has come: steps, shares against their targets, epochs.
+    """Show how far a run has come: steps, shares against their targets, epochs, edits.
 
     Works on a run that is going on, and needs neither its sources nor its processes.
 
@@ -31,9 +33,13 @@ def show(run: Path, as_json: bool) -> None:
     """  # noqa: D301 -- click's own marker
     life = read_run_record(run).last
     base, records = read_journal(run / JOURNAL_NAME)
-    progress = progress_of(life.mix(), base, records)
+    history = read_history(run, life.mix())
+    progress = progress_of(history, base, records)
     if as_json:
-        emit_json({"mix": str(life.mix_path), "sizes": life.sizes, **asdict(progress)})
+        edits = history.carried_by(len(history.edits))
+        emit_json(
+            {"mix": str(life.mix_path), "sizes": life.sizes, **asdict(progress), "edits": edits}
+        )
         return
     unit = f"{progress.level}s"
     rows: list[list[Cell]] = [
@@ -58,3 +64,5 @@ def show(run: Path, as_json: bool) -> None:
         f"mix {life.mix_path}; {ranks}; journal from step {progress.first_step:,}; "
         f"{progress.carried_tokens:,} tokens wait for a row",
     )
+    for edit in history.edits:
+        say(console, f"edit {edit.revision}, from step {edit.step:,} on: {said_of(edit.change)}")

@@ -125,7 +125,11 @@ class Loader:
             StateError: The loader is closed.
         """
         batch = self._opened().next_batch(timeout)
-        return None if batch is None else self._form.of(batch)
+        if batch is None:
+            return None
+        if len(batch.tokens_by_source) > len(self.source_names):  # an edit of the mix added some
+            self.source_names = tuple(batch.tokens_by_source)
+        return self._form.of(batch)
 
     def state_dict(self) -> JsonObject:
         """Return the state after the batches handed out so far, as plain JSON."""

@@ -160,7 +160,8 @@ class DataConstructor:
         asked_K[pending.order_K] = np.arange(len(pending.order_K))
         built = iter(self._microbatches(pending, slices, asked_K))
         for plan in pending.plans:
-            by_name = dict(zip(self.names, plan.tokens_S, strict=True))
+            # An edit may have added sources after the step was planned.
+            by_name = dict(zip(self.names, plan.tokens_S, strict=False))
             for dp_rank in self.dp_ranks:
                 microbatches = tuple(islice(built, plan.num_microbatches))
                 if self.is_released(plan.step):

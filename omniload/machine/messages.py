@@ -3,6 +3,7 @@
 ::
 
     planner --ReadAhead--> source loader --SamplesReported--> planner
+    command line --ChangeAsked--> planner --KeepEdits--> edits of the run
     planner --AppendJournal, AppendBase--> journal, then --PublishPlans--> data constructor
     data constructor --SliceRequest--> source loader --SampleColumns--> data constructor
     client --StepTaken--> planner --ReleaseSamples--> source loader
@@ -17,7 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.base.state import JsonObject
+from omniload.base.state import Json, JsonObject
+from omniload.mix.edits.edit import Change
+from omniload.mix.edits.history import History
+from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.journal.records import StepRecord
 from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
@@ -26,8 +30,10 @@ from omniload.plan.records import StepPlan
 __all__ = [
     "AppendBase",
     "AppendJournal",
+    "ChangeAsked",
     "ConstructorReplaced",
     "EndOfData",
+    "KeepEdits",
     "LoaderReplaced",
     "PlannerCommand",
     "PlannerEvent",
@@ -84,7 +90,20 @@ class ConstructorReplaced:
     """Place among the constructors."""
 
 
-PlannerEvent = Started | SamplesReported | StepTaken | LoaderReplaced | ConstructorReplaced
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeAsked:
+    """Somebody wants the mix changed while it is trained on."""
+
+    change: Change
+    at: int | None = None
+    """First step that it is to hold at; ``None`` for the first one that is not planned."""
+    facts: SourceFacts | None = None
+    """What was found in a source that is added; its loader has it open."""
+
+
+PlannerEvent = (
+    Started | SamplesReported | StepTaken | LoaderReplaced | ConstructorReplaced | ChangeAsked
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,11 +149,20 @@ class AppendBase:
     state: MixState
     names: Sequence[str]
     fingerprint: Mapping[str, str]
+    edits: Sequence[Json] = ()
+    """Those up to the revision of the state."""
 
     @property
     def content(self) -> JsonObject:
         """What the journal keeps."""
-        return self.state.to_json(self.names, self.fingerprint)
+        return self.state.to_json(self.names, self.fingerprint, self.edits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepEdits:
+    """Make an edit durable before any step that is planned under it."""
+
+    history: History
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +213,7 @@ PlannerCommand = (
     | TakeOver
     | AppendJournal
     | AppendBase
+    | KeepEdits
     | PublishPlans
     | Republish
     | ReleaseSamples

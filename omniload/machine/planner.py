@@ -14,15 +14,17 @@ from typing import assert_never
 
 import numpy as np
 
-from omniload.base.errors import ConfigError, StateError
+from omniload.base.errors import StateError
 from omniload.base.state import JsonObject
 from omniload.batch.rows import stops_with_next
 from omniload.machine.loss_spans import LossSpans
 from omniload.machine.messages import (
     AppendBase,
     AppendJournal,
+    ChangeAsked,
     ConstructorReplaced,
     EndOfData,
+    KeepEdits,
     LoaderReplaced,
     PlannerCommand,
     PlannerEvent,
@@ -37,13 +39,22 @@ from omniload.machine.messages import (
     TakeOver,
 )
 from omniload.machine.progress import Waits, rank_name
-from omniload.machine.queue import Demand, SampleQueue
+from omniload.machine.queue import (
+    Demand,
+    SampleQueue,
+    needs_of,
+    queues_of,
+    require_usable,
+    targets_of,
+)
 from omniload.machine.ranks import RankSteps
 from omniload.machine.strategy import place
 from omniload.mix.config import MixConfig
-from omniload.mix.deficit import WEIGHT_ONE
+from omniload.mix.edits.edit import Edit
+from omniload.mix.edits.found import found_in
+from omniload.mix.edits.history import History, require_open
+from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.possible import require_samples
-from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
 from omniload.plan.membership import Exhausted, Membership, Starved
 from omniload.plan.place_tree import ClientPlaceTree
@@ -53,9 +64,6 @@ from omniload.plan.window import window_of
 
 __all__ = ["Planner"]
 
-_PLANS_READ_AHEAD = 4
-"""Plans' worth of samples known ahead of the next plan, for each source by its share; half as many let every
-plan wait for a read."""
 _BASE_EVERY = 1024
 """Steps between two bases in the journal, at least as many as may be planned ahead: a planner that takes over reads
 from the last base but one at most."""
@@ -69,13 +77,16 @@ class Planner:
     """Publishes one plan per step, in order, once every source can supply it."""
 
     mix: MixConfig
+    """As its file says; what holds at a step is for ``history`` to say."""
     tree: ClientPlaceTree
     positions_per_epoch_S: Sequence[int]
-    """Raw records of each source."""
+    """Raw records of each source, those that edits added too."""
     state: MixState
     """State before the next step to plan."""
     fingerprint: dict[str, str]
-    """What a later resume must find unchanged."""
+    """What a later resume must find unchanged of the file's mix; edits say what they found."""
+    edits: tuple[Edit, ...] = ()
+    """The edits of the run so far."""
     known: Sequence[MixState] = ()
     """States behind ``state`` that a planner before this one, now lost, had come to: ranks may stand there."""
     num_steps: int | None = None
@@ -84,19 +95,17 @@ class Planner:
     """Records skipped by policy so far, by source, in this life of the planner."""
     overlong_S: list[int] = field(init=False)
     """Tokens cut off or dropped with overlong documents so far, by source, in this life."""
+    history: History = field(init=False)
+    """The mix and its edits."""
     _queues: list[SampleQueue] = field(init=False)
     _states: dict[int, MixState] = field(init=False)
     _ranks: RankSteps = field(init=False)
     released_to: int = field(init=False)
     """The step before which everything was let go: every rank has taken it."""
-    _reach_S: list[int] = field(init=False)
-    """End of the positions that carried pieces lie in: after a resume they are read again, drawn from or not."""
     _loss_spans: LossSpans = field(default_factory=LossSpans, init=False)
     """Of what is held, which tokens are trained on."""
     _resumed: MixState = field(init=False)
     """The state that this life began with."""
-    _checked_to_S: list[int] = field(init=False)
-    """Last position that ``_resumed`` says anything of."""
     _demand: Demand | None = field(default=None, init=False)
     _starved: int | None = field(default=None, init=False)
     """Source that the last draw ran out of: a need is a guess, most of all with weights by samples."""
@@ -106,19 +115,11 @@ class Planner:
 
     def __post_init__(self) -> None:
         require_strategy(self.mix.balance)
-        num_sources = len(self.mix.names)
+        self.history = History(self.mix, self.edits)
+        num_sources = len(self.names)
         self.skipped_S, self.overlong_S = [0] * num_sources, [0] * num_sources
-        self._queues = [SampleQueue.at(floor) for floor in self.state.floors()]
-        carried = self.state.carried
-        self._reach_S = [
-            int(carried.positions_P[carried.sources_P == s].max(initial=-1)) + 1
-            for s in range(num_sources)
-        ]
+        self._queues = queues_of(self.state.widened(num_sources))
         self._resumed = self.state
-        self._checked_to_S = [
-            max(reach - 1, cursor[0])
-            for reach, cursor in zip(self._reach_S, self.state.cursors_S, strict=True)
-        ]
         self._states = {state.step: state for state in (self.state, *self.known)}
         ranks = product(range(self.tree.size_of("dp")), range(self.tree.size_of("cp")))
         self._ranks = RankSteps.at(ranks, self.state.step)
@@ -135,9 +136,11 @@ class Planner:
             case Started():
                 return tuple(self._advance(range(len(self._queues))))
             case SamplesReported(source=source, table=table, skipped=skipped):
-                if table.start <= self._checked_to_S[source]:
-                    require_samples(self._resumed, source, self.mix.names[source], table)
-                if not self._queues[source].report(table, self.state.cursors_S[source]):
+                if table.start <= self._queues[source].checked_to:
+                    resumed = self._resumed.widened(len(self.names))
+                    require_samples(resumed, source, self.names[source], table)
+                cursor = self.state.widened(len(self.names)).cursors_S[source]
+                if not self._queues[source].report(table, cursor):
                     return ()
                 self._loss_spans.add(source, table)
                 self.skipped_S[source] += skipped
@@ -150,6 +153,8 @@ class Planner:
                 return self._read_again(sources)
             case ConstructorReplaced(number=number):
                 return self._build_again(number)
+            case ChangeAsked():
+                return self._edit(event)
             case _:
                 assert_never(event)
 
@@ -158,9 +163,34 @@ class Planner:
         """The step that the slowest rank wants next."""
         return self._ranks.slowest
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all sources; a source's number is its place here."""
+        return self.history.latest.names
+
+    def _edit(self, asked: ChangeAsked) -> tuple[PlannerCommand, ...]:
+        """Take a change up, from the first step on that is not planned or a later one.
+
+        Raises:
+            ConfigError: It is refused, and nothing has changed.
+        """
+        step = self.state.step if asked.at is None else asked.at
+        require_open(step, planned=self.state.step, end=self.num_steps, ended=self._ended)
+        self.history = self.history.edited(asked.change, step, found_in(asked.change, asked.facts))
+        if asked.facts is not None:
+            self._add_source(asked.facts)
+        self._demand = self._starved = None
+        return (KeepEdits(history=self.history), *self._advance(range(len(self._queues))))
+
+    def _add_source(self, facts: SourceFacts) -> None:
+        self.positions_per_epoch_S = [*self.positions_per_epoch_S, facts.positions_per_epoch]
+        self._queues.append(SampleQueue.at(0))
+        self.skipped_S.append(0)
+        self.overlong_S.append(0)
+
     def _room(self) -> int:
         """Return how many steps may be planned now; 0 until there is room for as many as go together."""
-        room = self.slowest_step + self.mix.steps_ahead - self.state.step
+        room = self._ranks.slowest + self.mix.steps_ahead - self.state.step
         return room if room >= self.mix.steps_at_once else 0
 
     def waits(self) -> Waits:
@@ -168,13 +198,12 @@ class Planner:
         step = self.state.step
         if self._ended:
             return Waits(text=f"has planned every step before {step}, where the data ends")
-        slowest = self.slowest_step
+        slowest = self._ranks.slowest
         if self._room():
             short = tuple(s for s in self._lacking() if self._is_asked(s))
-            names = ", ".join(self.mix.names[s] for s in short[:_NAMES_SHOWN])
+            names = ", ".join(self.names[s] for s in short[:_NAMES_SHOWN])
             return Waits(text=f"waits for samples of {len(short)} sources ({names})", sources=short)
-        late = self._ranks.late()
-        cp_size = self.tree.size_of("cp")
+        late, cp_size = self._ranks.late(), self.tree.size_of("cp")
         return Waits(
             text=f"is {step - slowest} steps ahead of {len(late)} ranks that have not taken step {slowest}",
             ranks=tuple(rank_name(*rank, cp_size) for rank in late),
@@ -196,7 +225,8 @@ class Planner:
                 f"the state before step {step} is not held, only steps {min(self._states)} to {max(self._states)}; "
                 "take the state at the trainer's own step"
             )
-        return self._states[step].to_json(self.mix.names, self.fingerprint)
+        state = self._states[step]
+        return state.to_json(**self.history.kept_with(state.mix_revision, self.fingerprint))
 
     def _advance(self, changed: Iterable[int]) -> list[PlannerCommand]:
         """Plan as many steps as may be planned, and ask for what the following ones need.
@@ -206,7 +236,8 @@ class Planner:
         """
         commands: list[PlannerCommand] = []
         for s in changed:
-            self._refuse_barren(s)
+            epoch = self.positions_per_epoch_S[s]
+            require_usable(self.mix, self.names[s], self._queues[s], epoch)
         self._recount(changed)
         while not self._ended and (room := self._room()):
             if self.num_steps is not None and self.state.step >= self.num_steps:
@@ -238,30 +269,28 @@ class Planner:
         most = min(room, self.mix.steps_at_once)
         if self.num_steps is not None:
             most = min(most, self.num_steps - self.state.step)
-        tables = [queue.table for queue in self._queues]
-        return window_of(self.mix, self.state, tables, self.positions_per_epoch_S, most=most)
+        mix, state = self.history.entered(self.state)
+        most = int(min(most, self.history.steps_alike(state.step)))
+        sources = len(mix.names)
+        tables = [queue.table for queue in self._queues[:sources]]
+        return window_of(mix, state, tables, self.positions_per_epoch_S[:sources], most=most)
 
     def _steps_demanded(self) -> int:
         """Return how many steps the next plan is to have: one where a rank waits for it."""
-        return 1 if self.state.step == self.slowest_step else self.mix.steps_at_once
+        return 1 if self.state.step == self._ranks.slowest else self.mix.steps_at_once
 
     def _demanded(self) -> Demand:
         """Return what the next plan demands; found once a plan, for there may be a report of every source in it."""
         step, steps = self.state.step, self._steps_demanded()
         if self._demand is None or (self._demand.step, self._demand.steps) != (step, steps):
-            needs = self._needs(steps)
-            together = self.mix.steps_at_once
-            ahead = step + _PLANS_READ_AHEAD * together
-            soon = weights_at(self.mix.mix.stages, self.mix.names, ahead)
-            tokens = self.mix.batch.tokens * together
+            mix, state = self.history.entered(self.state)
+            unused = [0] * (len(self._queues) - len(mix.names))
+            needs = needs_of(mix, state, steps) + unused
             self._demand = Demand(
                 step=step,
                 steps=steps,
                 needs_S=needs,
-                targets_S=[
-                    max(need, int(weight * tokens)) * _PLANS_READ_AHEAD
-                    for need, weight in zip(needs, soon, strict=True)
-                ],
+                targets_S=targets_of(self.history, step, needs),
                 short={s for s, need in enumerate(needs) if self._is_short(s, need)},
             )
         return self._demand
@@ -272,18 +301,6 @@ class Planner:
         for s in demand.short.intersection(changed):
             if not self._is_short(s, demand.needs_S[s]):
                 demand.short.remove(s)
-
-    def _needs(self, steps: int) -> list[int]:
-        """Return the tokens of each source that the next steps are likely to draw; at least 1 where they draw any."""
-        weights = weights_at(self.mix.mix.stages, self.mix.names, self.state.step)
-        if self.mix.mix.level == "sample" or self.mix.pack.method == "none":
-            return [1 if weight > 0 else 0 for weight in weights]
-        rows = self.mix.rows_per_step * steps + self.mix.pack.rows_ahead
-        budget = rows * self.mix.pack.length
-        return [
-            max(1, int(weight * budget + credit / WEIGHT_ONE)) if weight > 0 else 0
-            for weight, credit in zip(weights, self.state.credits_S, strict=True)
-        ]
 
     def _top_up(self, sources: Iterable[int]) -> list[PlannerCommand]:
         """Ask for more of every source of which less than the coming steps' share is known."""
@@ -298,7 +315,7 @@ class Planner:
         queue = self._queues[source]
         if queue.table.stop >= self._end_of(source):
             return False
-        return queue.tokens < tokens or queue.table.stop < self._reach_S[source]
+        return queue.tokens < tokens or queue.table.stop < queue.reach
 
     def _end_of(self, source: int) -> float:
         """Return the position from which on nothing of a source is ever drawn."""
@@ -314,13 +331,15 @@ class Planner:
             return []  # the answer is under way
         start, stop = queue.next_range(tokens)
         stop = min(stop, start + max(4 * self.positions_per_epoch_S[source], _SMALL_READ))
-        stop = int(min(max(stop, self._reach_S[source]), self._end_of(source)))
+        stop = int(min(max(stop, queue.reach), self._end_of(source)))
         queue.asked_to = stop
         return [ReadAhead(source=source, start=start, stop=stop)]
 
     def _read_again(self, sources: Sequence[int]) -> tuple[PlannerCommand, ...]:
         """Have another loader hold what the lost one held, and answer what it was asked."""
-        floors_S = self._states[self.released_to].floors()
+        # A source whose edit is not taken up yet may be among them.
+        sources = [s for s in sources if s < len(self._queues)]
+        floors_S = self._states[self.released_to].widened(len(self._queues)).floors()
         ends = {s: self._queues[s].table.stop for s in sources}
         ranges = {s: (floors_S[s], max(floors_S[s], end)) for s, end in ends.items()}
         asked = [
@@ -335,49 +354,39 @@ class Planner:
         to = self.released_to
         return (Republish(number=number, released_to=to, windows=windows, end=end),)
 
-    def _refuse_barren(self, source: int) -> None:
-        """Stop a run that would read a source round and round and never find a usable sample."""
-        queue, epoch = self._queues[source], self.positions_per_epoch_S[source]
-        # Of all that was ever seen: a queue that was just drawn empty says nothing.
-        dropping = self.mix.pack.overlong == "drop"
-        barren = queue.shortest is None or (dropping and queue.shortest > self.mix.pack.length)
-        if queue.seen_positions >= epoch and barren:
-            raise ConfigError(
-                f"sources.{self.mix.names[source]}: none of its {epoch} records gives a sample that fits pack.length "
-                f"{self.mix.pack.length}; remove the source, or change pack.overlong or its text key"
-            )
-
     def _publish(self, window: Sequence[Membership]) -> list[PlannerCommand]:
         """Place the steps of a window; all of them are journaled before any is published."""
         commands: list[PlannerCommand] = []
         plans: list[StepPlan] = []
         for membership in window:
-            before, plan = self.state, self._placed(membership)
+            mix, before = self.history.entered(self.state)
+            plan = self._placed(membership, mix, before)
             self.state = membership.after
             self._states[self.state.step] = self.state
             plans.append(plan)
-            names = self.mix.names
+            names = mix.names
             commands.append(AppendJournal(before=before, plan=plan, after=self.state, names=names))
             if self.state.step % _BASE_EVERY == 0:
-                base = AppendBase(state=self.state, names=names, fingerprint=self.fingerprint)
-                commands.append(base)
+                beside = self.history.kept_with(self.state.mix_revision, self.fingerprint)
+                commands.append(AppendBase(state=self.state, **beside))
         finished_S = np.sum([membership.finished_S for membership in window], axis=0)
         for s in np.flatnonzero(finished_S).tolist():
             self._queues[s].draw(int(finished_S[s]))
         if self.mix.pack.overlong != "split":
             for membership in window:
-                self.overlong_S = (membership.lost_S + self.overlong_S).tolist()
+                for s in np.flatnonzero(membership.lost_S).tolist():
+                    self.overlong_S[s] += int(membership.lost_S[s])
         self._published.append(tuple(plans))
         return [*commands, PublishPlans(plans=self._published[-1])]
 
-    def _placed(self, membership: Membership) -> StepPlan:
+    def _placed(self, membership: Membership, mix: MixConfig, state: MixState) -> StepPlan:
         pieces = membership.pieces
         left_out = self._loss_spans.labels_left_out(pieces, stops_with_next(pieces))
-        return place(self.mix, self.tree, self.state, membership, labels_left_out=left_out)
+        return place(mix, self.tree, state, membership, labels_left_out=left_out)
 
     def _release(self) -> list[PlannerCommand]:
         """Let go of what no rank can ask for again, of as many steps at once as are planned together."""
-        step = self.slowest_step
+        step = self._ranks.slowest
         if step < self.released_to + self.mix.steps_at_once:
             return []
         self.released_to = step

@@ -1,13 +1,23 @@
 """What the planner knows of the samples ahead of a source's cursor."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from omniload.base.errors import ConfigError
+from omniload.mix.config import MixConfig
+from omniload.mix.deficit import WEIGHT_ONE
+from omniload.mix.edits.history import History
 from omniload.mix.samples import SampleTable
-from omniload.mix.state import Cursor
+from omniload.mix.schedule import weights_at
+from omniload.mix.state import Cursor, MixState
 
-__all__ = ["Demand", "SampleQueue"]
+__all__ = ["Demand", "SampleQueue", "needs_of", "queues_of", "require_usable", "targets_of"]
+
+_PLANS_READ_AHEAD = 4
+"""Plans' worth of samples known ahead of the next plan, for each source by its share; half as many let every
+plan wait for a read."""
 
 _FIRST_READ = 16
 """Records read before anything is known of their length: a record may hold a million tokens."""
@@ -30,6 +40,34 @@ class Demand:
     """Sources of which less than the need is known."""
 
 
+def needs_of(mix: MixConfig, state: MixState, steps: int) -> list[int]:
+    """Return the tokens of each source that the next steps are likely to draw; at least 1 where they draw any."""
+    weights = weights_at(mix.mix.stages, mix.names, state.step)
+    if mix.mix.level == "sample" or mix.pack.method == "none":
+        return [1 if weight > 0 else 0 for weight in weights]
+    budget = (mix.rows_per_step * steps + mix.pack.rows_ahead) * mix.pack.length
+    return [
+        max(1, int(weight * budget + credit / WEIGHT_ONE)) if weight > 0 else 0
+        for weight, credit in zip(weights, state.credits_S, strict=True)
+    ]
+
+
+def targets_of(history: History, step: int, needs_S: Sequence[int]) -> list[int]:
+    """Return the tokens of each source below which more are asked for, ahead of ``step``.
+
+    An edit of a coming step counts: what it draws from is read before it holds.
+    """
+    together = history.base.steps_at_once
+    ahead = step + _PLANS_READ_AHEAD * together
+    mix = history.at(ahead)
+    soon = dict(enumerate(weights_at(mix.mix.stages, mix.names, ahead)))
+    tokens = mix.batch.tokens * together
+    return [
+        max(need, int(soon.get(s, 0.0) * tokens)) * _PLANS_READ_AHEAD
+        for s, need in enumerate(needs_S)
+    ]
+
+
 @dataclass(slots=True, kw_only=True)
 class SampleQueue:
     """Reported and not yet drawn samples of one source, in position order."""
@@ -40,6 +78,10 @@ class SampleQueue:
     """Tokens in ``table``."""
     asked_to: int = 0
     """End of the range asked for; equal to ``table.stop`` when nothing is under way."""
+    reach: int = 0
+    """End of the positions that carried pieces lie in: after a resume they are read again, drawn from or not."""
+    checked_to: int = -1
+    """Last position that the state which a run resumed from says anything of."""
     _seen_positions: int = field(default=0, init=False)
     _seen_tokens: int = field(default=0, init=False)
     shortest: int | None = field(default=None, init=False)
@@ -104,3 +146,30 @@ class SampleQueue:
     def seen_positions(self) -> int:
         """Raw positions reported so far."""
         return self._seen_positions
+
+
+def queues_of(state: MixState) -> list[SampleQueue]:
+    """Return empty queues of all sources for a run that goes on from ``state``."""
+    carried = state.carried
+    queues = [SampleQueue.at(floor) for floor in state.floors()]
+    for s, queue in enumerate(queues):
+        positions_P = carried.positions_P[carried.sources_P == s]
+        queue.reach = int(positions_P.max(initial=-1)) + 1
+        queue.checked_to = max(queue.reach - 1, state.cursors_S[s][0])
+    return queues
+
+
+def require_usable(mix: MixConfig, name: str, queue: SampleQueue, epoch: int) -> None:
+    """Stop a run that would read a source of ``epoch`` records round and round and never find a usable sample.
+
+    Raises:
+        ConfigError: None of its records gives one.
+    """
+    # Of all that was ever seen: a queue that was just drawn empty says nothing.
+    dropping = mix.pack.overlong == "drop"
+    barren = queue.shortest is None or (dropping and queue.shortest > mix.pack.length)
+    if queue.seen_positions >= epoch and barren:
+        raise ConfigError(
+            f"sources.{name}: none of its {epoch} records gives a sample that fits pack.length {mix.pack.length}; "
+            "remove the source, or change pack.overlong or its text key"
+        )

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import orjson
 
 from omniload.mix.config import MixConfig
+from omniload.mix.sources import SourceBase
 
-__all__ = ["SourceFacts", "fingerprint_of"]
+__all__ = ["SourceFacts", "fingerprint_of", "source_parts"]
 
 _NOT_MEMBERSHIP = {"tags", "on_error", "path"}
 """What may change: data that moved is told from other data by its shards."""
@@ -66,17 +67,25 @@ def fingerprint_of(
         "tokenizer.library": tokenizer_library,
     }
     for (name, source), facts in zip(mix.sources.items(), facts_S, strict=True):
-        declared = source.model_dump(mode="json", exclude=_NOT_MEMBERSHIP)
-        for key in _LATER_KEYS:
-            if not declared.get(key):
-                declared.pop(key, None)
-        parts[f"sources.{name}"] = _digest(declared)
-        parts[f"sources.{name}.records"] = str(facts.positions_per_epoch)
-        parts[f"sources.{name}.order"] = facts.order_digest
-        parts[f"sources.{name}.shards"] = facts.shards_digest
-        parts[f"sources.{name}.content"] = facts.content_digest
-        if facts.transforms_digest:
-            parts[f"sources.{name}.transforms"] = facts.transforms_digest
+        parts |= source_parts(name, source, facts)
+    return parts
+
+
+def source_parts(name: str, source: SourceBase, facts: SourceFacts) -> dict[str, str]:
+    """Return the parts of the fingerprint that speak of one source."""
+    declared = source.model_dump(mode="json", exclude=_NOT_MEMBERSHIP)
+    for key in _LATER_KEYS:
+        if not declared.get(key):
+            declared.pop(key, None)
+    parts = {
+        f"sources.{name}": _digest(declared),
+        f"sources.{name}.records": str(facts.positions_per_epoch),
+        f"sources.{name}.order": facts.order_digest,
+        f"sources.{name}.shards": facts.shards_digest,
+        f"sources.{name}.content": facts.content_digest,
+    }
+    if facts.transforms_digest:
+        parts[f"sources.{name}.transforms"] = facts.transforms_digest
     return parts
 
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from omniload.base.errors import StateError
-from omniload.base.state import Json
+from omniload.base.state import Json, JsonObject
 from omniload.base.units import decimal_of
-from omniload.mix.config import MixConfig
 from omniload.mix.deficit import WEIGHT_ONE, integer_weights
+from omniload.mix.edits.history import History
+from omniload.mix.edits.kept import edits_in
 from omniload.mix.journal.reading import state_before
 from omniload.mix.journal.records import StepRecord
 from omniload.mix.schedule import weights_at
@@ -23,6 +24,7 @@ __all__ = [
     "fingerprint_in",
     "fold",
     "progress_of",
+    "state_json_at",
     "weights_by_step",
 ]
 
@@ -61,11 +63,12 @@ class RunProgress:
     sources: tuple[SourceProgress, ...]
 
 
-def weights_by_step(mix: MixConfig) -> Callable[[int], tuple[int, ...]]:
+def weights_by_step(history: History) -> Callable[[int], tuple[int, ...]]:
     """Return the integer weights at a step as a function; equal shares are scaled once."""
     known: dict[tuple[float, ...], tuple[int, ...]] = {}
 
     def weights(step: int) -> tuple[int, ...]:
+        mix = history.at(step)
         shares = weights_at(mix.mix.stages, mix.names, step)
         if shares not in known:
             known[shares] = integer_weights(shares)
@@ -75,7 +78,7 @@ def weights_by_step(mix: MixConfig) -> Callable[[int], tuple[int, ...]]:
 
 
 def fold(
-    mix: MixConfig,
+    history: History,
     base: Mapping[str, Json],
     records: Sequence[Mapping[str, Json]],
     fingerprint: Mapping[str, str],
@@ -84,23 +87,42 @@ def fold(
     """Return the state before ``step``, or after all records.
 
     Args:
-        mix: The mix that the journal belongs to.
+        history: The mix that the journal belongs to, and its edits.
         base: The journal's base state.
         records: Its records.
-        fingerprint: Fingerprint of the mix and its data.
+        fingerprint: Fingerprint of the file's mix and its data.
         step: Step that the state stands before.
 
     Raises:
         StateError: The journal is of another mix, does not reach ``step``, or starts after it.
     """
-    state = MixState.from_json(base, mix.names, fingerprint)
-    parsed = [StepRecord.from_json(record, mix.names) for record in records]
+    begun = len(edits_in(base))
+    held = history.found_by(begun, fingerprint)
+    state = MixState.from_json(base, history.of_revision(begun).names, held)
+    names = history.latest.names
+    parsed = [StepRecord.from_json(record, names) for record in records]
     until = state.step + len(parsed) if step is None else step
-    return state_before(until, state, parsed, weights_by_step(mix))
+    return state_before(until, state, parsed, weights_by_step(history))
+
+
+def state_json_at(
+    history: History,
+    base: Mapping[str, Json],
+    records: Sequence[Mapping[str, Json]],
+    step: int,
+) -> JsonObject:
+    """Return the state before ``step`` of a journal, as the planner gave it.
+
+    Raises:
+        StateError: As for ``fold``.
+    """
+    fingerprint = fingerprint_in(base)
+    state = fold(history, base, records, fingerprint, step)
+    return state.to_json(**history.kept_with(state.mix_revision, fingerprint))
 
 
 def progress_of(
-    mix: MixConfig, base: Mapping[str, Json], records: Sequence[Mapping[str, Json]]
+    history: History, base: Mapping[str, Json], records: Sequence[Mapping[str, Json]]
 ) -> RunProgress:
     """Sum up a journal.
 
@@ -108,7 +130,9 @@ def progress_of(
         StateError: The journal is damaged or of another mix.
     """
     known, first = fingerprint_in(base), base.get("step")
-    state = fold(mix, base, records, known)
+    state = fold(history, base, records, known)
+    mix = history.of_revision(state.mix_revision)
+    known = history.found_by(state.mix_revision, known)
     assert isinstance(first, int), "it was folded"
     total = max(sum(state.drawn_S), 1)
     sources = []

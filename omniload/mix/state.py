@@ -31,9 +31,11 @@ from omniload.mix.pieces import (
     PieceTable,
 )
 
-__all__ = ["COUNT_LIMIT", "STATE_VERSION", "Cursor", "MixState", "cursor_of"]
+__all__ = ["COUNT_LIMIT", "EDITED_VERSION", "STATE_VERSION", "Cursor", "MixState", "cursor_of"]
 
 STATE_VERSION = 2
+EDITED_VERSION = 3
+"""Version of a state that carries edits: releases before them must not go on from it."""
 COUNT_LIMIT = 1 << 63
 """Steps, revisions and amounts drawn are below this."""
 
@@ -108,6 +110,18 @@ class MixState:
             carried=carried,
         )
 
+    def widened(self, num_sources: int) -> Self:
+        """Return the state with sources that nothing was drawn of yet, up to so many in all."""
+        zeros = (0,) * (num_sources - len(self.cursors_S))
+        if not zeros:
+            return self
+        return replace(
+            self,
+            cursors_S=(*self.cursors_S, *((0, 0, 0) for _ in zeros)),
+            credits_S=self.credits_S + zeros,
+            drawn_S=self.drawn_S + zeros,
+        )
+
     def floors(self) -> list[int]:
         """Return the first raw position of each source that is still needed."""
         floors_S = np.array([position for position, _, _ in self.cursors_S], np.int64)
@@ -126,11 +140,23 @@ class MixState:
         digest.update(self.carried.to_bytes())
         return digest.hexdigest()
 
-    def to_json(self, names: Sequence[str], fingerprint: Mapping[str, str]) -> JsonObject:
-        """Return the state as plain JSON, keyed by source name, with a digest of itself."""
+    def to_json(
+        self,
+        names: Sequence[str],
+        fingerprint: Mapping[str, str],
+        edits: Sequence[Json] = (),
+    ) -> JsonObject:
+        """Return the state as plain JSON, keyed by source name, with a digest of itself.
+
+        Args:
+            names: Names of the sources.
+            fingerprint: What a resume must find unchanged.
+            edits: The edits up to ``mix_revision``; a run that goes on elsewhere finds them here.
+        """
+        carried: JsonObject = {"edits": list(edits)} if edits else {}
         return sealed(
             {
-                "version": STATE_VERSION,
+                "version": EDITED_VERSION if edits else STATE_VERSION,
                 "step": self.step,
                 "mix_revision": self.mix_revision,
                 "fingerprint": dict(fingerprint),
@@ -143,6 +169,7 @@ class MixState:
                     for s, name in enumerate(names)
                 },
                 "carried": self.carried.to_json(names),
+                **carried,
             }
         )
 
@@ -162,7 +189,7 @@ class MixState:
             raise StateError(
                 f"the mix state is {state!r:.60}, no object; give what state_dict returned"
             )
-        require_version(state, STATE_VERSION, of="mix")
+        require_version(state, EDITED_VERSION if "edits" in state else STATE_VERSION, of="mix")
         content = unsealed(state, of="the mix state")
         _require_same(content.get("fingerprint"), fingerprint)
         try:

@@ -17,6 +17,7 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.mix.columns import COLUMNS, LOSS_MASK, LOSS_SPANS, spans_of
 from omniload.mix.config import OnError, SourceConfig, TokenizerConfig
+from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.order import Order, Span
 from omniload.mix.samples import SampleTable
 from omniload.source.block_memory import BlockMemory, HeldBlock
@@ -64,6 +65,17 @@ class Source(Protocol):
     """Digest of what those shards hold."""
     transforms_digest: str
     """Digest of the files that transforms read; empty where they read none."""
+
+    @property
+    def facts(self) -> SourceFacts:
+        """What the planner must know of it."""
+        return SourceFacts(
+            positions_per_epoch=self.positions_per_epoch,
+            order_digest=self.fingerprint,
+            shards_digest=self.shards_digest,
+            content_digest=self.content_digest,
+            transforms_digest=self.transforms_digest,
+        )
 
     def share(self, memory: BlockMemory) -> None:
         """Decode blocks within a budget that is shared with other sources, from the next block on."""

@@ -1,6 +1,6 @@
 """Proof that an interrupted run saw the samples of an unbroken one.
 
-The mix is replayed on one rank, without training; every step's digest must be the one
+The mix and its edits are replayed on one rank, without training; every step's digest must be the one
 the trainers logged, in each attempt that ran the step.
 """
 
@@ -21,8 +21,10 @@ from omniload.base.state import JsonObject
 from omniload.batch.digest import batch_digest
 from omniload.client import Client
 from omniload.mix.config import MixConfig
+from omniload.mix.edits.history import History
+from omniload.mix.edits.kept import read_history
 from omniload.mix.journal.reading import read_journal
-from omniload.mix.progress import fingerprint_in, fold
+from omniload.mix.progress import state_json_at
 from omniload.mix.run_record import RunLife, read_run_record
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.index import index_folder
@@ -136,6 +138,7 @@ def prove(
     """
     life = read_run_record(run_dir).last
     mix = _as_written(life)
+    history = read_history(run_dir, mix)
     logged = logged_digests(read_log(run_dir), from_step)
     if min(logged) > from_step:
         logged[from_step] = []  # a step that the log should have
@@ -144,8 +147,9 @@ def prove(
         mix=mix.model_copy(update={"runtime": mix.runtime.model_copy(update={"kind": "local"})}),
         base_dir=life.base_dir,
         tree=ClientPlaceTree.of(dp=1),
-        state=_state_at(run_dir, mix, from_step) if from_step else None,
+        state=_state_at(run_dir, history, from_step) if from_step else None,
         num_steps=last + 1,
+        edits=history.edits,
         cache_dir=index_folder(life.mix_path),
     )
     began_s = time.perf_counter()
@@ -220,8 +224,7 @@ def _as_written(life: RunLife) -> MixConfig:
         raise StateError(f"the run's mix is read no longer: {error}") from error
 
 
-def _state_at(run_dir: Path, mix: MixConfig, step: int) -> JsonObject:
+def _state_at(run_dir: Path, history: History, step: int) -> JsonObject:
     """Return the state before ``step`` from the run's journal."""
     base, records = read_journal(run_dir / JOURNAL_NAME)
-    held = fingerprint_in(base)
-    return fold(mix, base, records, held, step).to_json(mix.names, held)
+    return state_json_at(history, base, records, step)

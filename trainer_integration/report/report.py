@@ -12,6 +12,7 @@ from omniload.base.state import Json, JsonObject
 from omniload.base.units import format_count
 from omniload.base.writing import write_whole
 from omniload.mix.config import MixConfig
+from omniload.mix.edits.kept import read_history
 from omniload.mix.run_record import read_run_record
 from trainer_integration.report.charts import Chart, charts_of, over_text
 from trainer_integration.report.figures import run_figures
@@ -75,7 +76,7 @@ def read_finished(run_dir: Path) -> Finished:
     lines = read_log(run_dir)
     life = read_run_record(run_dir).last
     try:
-        mix = life.mix()
+        mix = read_history(run_dir, life.mix()).latest
     except ConfigError as error:
         raise StateError(f"the run's mix is read no longer: {error}") from error
     return Finished(

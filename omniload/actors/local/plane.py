@@ -3,14 +3,17 @@
 import threading
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
+from functools import partial
 from typing import TypeVar
 
 from typing_extensions import override
 
 from omniload.actors.address import check_rank
 from omniload.actors.claim import claim
+from omniload.actors.edits import answer_edits
 from omniload.actors.gate import CLOSED
 from omniload.actors.heartbeats import Activity, MemoryBoard
+from omniload.actors.local.editing import changed_by
 from omniload.actors.local.handle import CONSTRUCTOR, LocalHandle
 from omniload.actors.local.links import LocalConstructor, LocalLoader
 from omniload.actors.patience import wait_for_opening
@@ -18,10 +21,9 @@ from omniload.actors.plane import (
     DataPlane,
     PlaneSpec,
     RankHandle,
-    make_planner,
-    open_journal,
     require_rows,
 )
+from omniload.actors.planning import make_planner, open_journal
 from omniload.actors.roles.constructor import ConstructorShell
 from omniload.actors.roles.loader import LoaderShell
 from omniload.actors.roles.planner import PlannerShell
@@ -70,13 +72,14 @@ class LocalPlane(DataPlane):
             self._logs = RoleLogs(None if spec.run_dir is None else logs_folder(spec.run_dir))
             self._opened.callback(self._logs.close)
             self._opened.callback(self._end_threads)
+            self.spec = spec = spec.with_edits()
             self._open(spec)
         except BaseException:
             self._opened.close()
             raise
 
     def _open(self, spec: PlaneSpec) -> None:
-        mix, tree = spec.mix, spec.tree
+        mix, tree = spec.history.latest, spec.tree
         every_source = range(len(mix.names))
         activity = self.activity_of(_LOADER, reads=True)
         self.loader = self._patiently(
@@ -109,9 +112,11 @@ class LocalPlane(DataPlane):
             [LocalConstructor(self.constructor, dp_ranks, self._builder)],
             open_journal(spec.run_dir, planner),
             planning,
+            spec.run_dir,
         )
         self.planner.start()
         self._opened.callback(write_status(spec.run_dir, self.board))
+        self._opened.callback(answer_edits(spec.run_dir, partial(changed_by, self)))
 
     def activity_of(self, role: str, *, reads: bool = False) -> Activity:
         """Return the activity of a role of this process, which is on the board and has a log."""

@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
+from omniload.actors.edits import ANSWER_S
 from omniload.actors.heartbeats import Activity, FolderBoard
-from omniload.actors.plane import PlaneSpec, make_planner, open_journal
+from omniload.actors.plane import PlaneSpec
+from omniload.actors.planning import make_planner, open_journal
 from omniload.actors.ray.holders import LoaderHolders, Loaders, Serving
 from omniload.actors.ray.links import RayConstructorLink, RayLoaderLink
 from omniload.actors.ray.processes import Process
@@ -16,10 +20,14 @@ from omniload.actors.roles.constructor import ConstructorShell
 from omniload.actors.roles.loader import LoaderShell
 from omniload.actors.roles.planner import PlannerShell
 from omniload.actors.roles.planner_metrics import serve_metrics
-from omniload.base.errors import OmniloadError
+from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import RoleLogs, speak_for
 from omniload.base.state import JsonObject
 from omniload.machine.data_constructor import DataConstructor
+from omniload.machine.messages import ChangeAsked
+from omniload.mix.config import MixConfig
+from omniload.mix.edits.answers import EditTaken
+from omniload.mix.edits.history import History
 from omniload.mix.fingerprint import SourceFacts
 
 __all__ = ["ConstructorActor", "LoaderActor", "PlannerActor"]
@@ -71,17 +79,28 @@ class LoaderActor(_Member, LoaderShell):
     def __init__(self, name: str, board: FolderBoard, logs: Path | None) -> None:
         """Be there, so that processes start together, and be seen to be."""
         self._activity = self._appear(name, board, logs, reads=True)
+        self._is_open = threading.Event()
 
     def open(self, spec: PlaneSpec, sources: Sequence[int]) -> dict[int, SourceFacts]:
         """Open the sources, once and before any other call, and return what was found."""
         super().__init__(
-            spec.mix,
+            spec.history.latest,
             sources,
             base_dir=spec.base_dir,
             cache_dir=spec.cache_dir,
             activity=self._activity,
         )
+        self._is_open.set()
         return self.facts()
+
+    @override
+    def open_also(self, number: int, mix: MixConfig) -> SourceFacts:
+        """Open one source more, once the first ones are open."""
+        if not self._is_open.wait(_TAKE_OVER_S):
+            raise UnavailableError(
+                f"its sources are not open after {_TAKE_OVER_S:.0f} s; ask again"
+            )
+        return super().open_also(number, mix)
 
 
 class ConstructorActor(_Member, ConstructorShell):
@@ -131,6 +150,7 @@ class PlannerActor(_Member):
             self._constructors,
             open_journal(spec.run_dir, planner),
             self._activity,
+            spec.run_dir,
         )
         self._shell.start()
         self._activity.figures.note(restarts=spec.restarts)
@@ -146,6 +166,16 @@ class PlannerActor(_Member):
     def state_at(self, step: int) -> JsonObject:
         """Return the state before ``step``."""
         return self._shell.state_at(step)
+
+    def history(self) -> History:
+        """Return the mix and its edits."""
+        return self._shell.history()
+
+    def change(self, asked: ChangeAsked, beside: int | None) -> EditTaken:
+        """Change the mix; a source that is added is served by the loader of source ``beside``."""
+        if beside is not None:
+            self._links[len(self._shell.history().latest.names)] = self._links[beside]
+        return self._shell.change(asked).result(ANSWER_S)
 
     def replace_loader(self, serving: Serving) -> None:
         """Have another loader take over its sources; return when it may be asked for their samples."""

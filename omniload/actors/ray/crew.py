@@ -87,7 +87,7 @@ class Crew:
         return actor
 
     def _start_constructor(self, member: Member) -> Any:  # noqa: ANN401 -- as above
-        mix, cp = self.spec.mix, self.spec.tree.size_of("cp")
+        mix, cp = self.spec.history.latest, self.spec.tree.size_of("cp")
         ranks = self.dp_ranks_of[member.role]
         machine = DataConstructor.of(mix, ranks, cp_size=cp)
         node = self._address.node_of(member.role, self._node)
@@ -105,7 +105,7 @@ class Crew:
         """Have a planner begin; return the answer to be."""
         return self.actors[member].open.remote(
             self.spec,
-            [self.facts[s] for s in range(len(self.spec.mix.names))],
+            [self.facts[s] for s in range(len(self.spec.history.latest.names))],
             self.loaders(),
             [(self.holding(name), ranks) for name, ranks in self.dp_ranks_of.items()],
         )

@@ -63,7 +63,7 @@ class LoaderHolders:
         with self._changed:
             self._names[serving.actor] = serving.name
             for source in serving.sources:
-                if serving.life > self._lives[source]:  # calls may overtake each other
+                if serving.life > self._lives.get(source, -1):  # calls may overtake each other
                     self._actors[source], self._lives[source] = serving.actor, serving.life
             self._changed.notify_all()
 

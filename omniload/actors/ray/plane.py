@@ -4,18 +4,21 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 from typing_extensions import override
 
 from omniload.actors.address import Gather
 from omniload.actors.claim import claim
+from omniload.actors.edits import answer_edits
 from omniload.actors.gate import Gate
 from omniload.actors.heartbeats import FolderBoard
 from omniload.actors.patience import wait_for_opening
 from omniload.actors.plane import DataPlane, PlaneSpec, RankHandle, require_rows
 from omniload.actors.ray.answers import answer_to, there
 from omniload.actors.ray.crew import PLANNER, Crew
+from omniload.actors.ray.editing import changed_by
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.handle import RayHandle
 from omniload.actors.ray.hosts.addressing import address_of, head_of, lifeline_of
@@ -52,14 +55,16 @@ class RayPlane(DataPlane):
         """
         require_rows(spec)
         runtime = spec.mix.runtime
-        costs = costs_of(spec.mix, kept(spec.cache_dir, spec.mix.names))
-        shares = partition(costs, num_loaders=runtime.loaders)
         listening = listening_of(runtime, os.environ.get("MASTER_ADDR"))
         self._gate, self._closing, self._closed = Gate(), threading.Lock(), False
         self._handles: list[RayHandle] = []
         self._opened = ExitStack()
         try:
             self._opened.callback(claim(spec).close)
+            spec = spec.with_edits()
+            mix = spec.history.latest
+            costs = costs_of(mix, kept(spec.cache_dir, mix.names))
+            shares = partition(costs, num_loaders=runtime.loaders)
             self._cluster = cluster_of(
                 runtime,
                 listening,
@@ -80,11 +85,7 @@ class RayPlane(DataPlane):
             self._opened.close()
             raise
 
-    def _start(
-        self,
-        spec: PlaneSpec,
-        shares: Sequence[LoaderShare],
-    ) -> None:
+    def _start(self, spec: PlaneSpec, shares: Sequence[LoaderShare]) -> None:
         # All processes start together; what they need of each other is handed over afterwards.
         self._board = FolderBoard(self.address.board)
         self._crew = crew = Crew(spec, shares, self.address, self._node)
@@ -107,6 +108,7 @@ class RayPlane(DataPlane):
         self._opened.callback(
             write_status(spec.run_dir, boards_of(self.address, self.address.board)[1])
         )
+        self._opened.callback(answer_edits(spec.run_dir, partial(changed_by, crew, self._gate)))
 
     def _patiently(self, answer: Any, role: str) -> Any:  # noqa: ANN401 -- as the actor's method
         """Wait for an answer for as long as something goes on."""

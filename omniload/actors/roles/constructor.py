@@ -105,6 +105,11 @@ class ConstructorShell:
                 batches.append(self._machine.batch_of(step + len(batches), dp_rank, cp_rank))
         return tuple(batches)
 
+    def know(self, names: tuple[str, ...]) -> None:
+        """Know the names of all sources, also of one that an edit adds."""
+        with self._changed:
+            self._machine.names = names
+
     def has(self, step: int) -> bool:
         """Return whether a step is built."""
         with self._changed:

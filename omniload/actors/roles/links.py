@@ -3,19 +3,25 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from omniload.base.errors import OmniloadError
+from omniload.base.log import get_logger
 from omniload.machine.messages import (
+    EndOfData,
+    PublishPlans,
     ReadAhead,
     ReleaseSamples,
     ReleaseSteps,
+    Republish,
     SamplesReported,
     TakeOver,
 )
 from omniload.plan.records import StepPlan
 
-__all__ = ["ConstructorLink", "LoaderLink", "LoaderLinks"]
+__all__ = ["ConstructorLink", "ConstructorLinks", "LoaderLink", "LoaderLinks"]
+
+_LOG = get_logger(__name__)
 
 
 class LoaderLink(Protocol):
@@ -91,6 +97,50 @@ class LoaderLinks:
             case ReleaseSamples(floors=floors):
                 for link in {id(link): link for link in map(self.of, floors)}.values():
                     link.release(command)
+
+
+class ConstructorLinks:
+    """The ways to all data constructors: each is told of its ranks' part."""
+
+    def __init__(
+        self, links: Sequence[ConstructorLink], on_built: "Callable[[Future[int]], None]"
+    ) -> None:
+        """Tell ``links``; what becomes of their building goes to ``on_built``."""
+        self._links, self._on_built = links, on_built
+
+    def tell(self, command: PublishPlans | ReleaseSteps | EndOfData) -> None:
+        """Pass a command on."""
+        for link in self._links:
+            match command:
+                case PublishPlans(plans=plans):
+                    self._build(link, plans)
+                case ReleaseSteps():
+                    link.release(command)
+                case EndOfData(step=step):
+                    link.end(step)
+                case _:
+                    assert_never(command)
+
+    def tell_again(self, command: Republish) -> None:
+        """Have one constructor build what the one before it held, or was to build."""
+        link = self._links[command.number]
+        link.release(ReleaseSteps(step=command.released_to))
+        for window in command.windows:
+            self._build(link, window)
+        if command.end is not None:
+            link.end(command.end)
+
+    def fail(self, error: OmniloadError) -> None:
+        """Tell every constructor, also after one that cannot be told."""
+        for link in self._links:
+            try:
+                link.fail(error)
+            except Exception:  # noqa: BLE001 -- whatever ails one, the others wait
+                _LOG.exception("the data constructor of ranks %s cannot be told", link.dp_ranks)
+
+    def _build(self, link: ConstructorLink, plans: Sequence[StepPlan]) -> None:
+        parts = [plan.part_of(link.dp_ranks) for plan in plans]
+        link.build(parts).add_done_callback(self._on_built)
 
 
 def _pass_on(to: "Future[None]", done: "Future[None]") -> None:

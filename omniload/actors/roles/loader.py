@@ -1,7 +1,7 @@
 """Shell of the Source Loader: opens its sources, reads when told to, answers slice requests."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -49,48 +49,49 @@ class LoaderShell:
     ) -> None:
         names = mix.names
         self._machine = SourceLoader(names={s: names[s] for s in sources})
+        self._base_dir, self._cache_dir = base_dir, cache_dir
         self._clock: Clock = SystemClock()
         self._activity = activity
         self._lock = threading.Lock()
         self._closed = False
         spill = base_dir / mix.loader.spill if mix.loader.spill else None
         # Sources are many and their blocks large: what one does not need at once another may.
-        self._memory = memory = BlockMemory(mix.loader.memory, spill)
-
-        def opened(s: int) -> Source:
-            with activity.doing(f"opens source {names[s]}"):
-                source = open_source(
-                    names[s],
-                    mix.sources[names[s]].using(mix.batch.columns_used),
-                    seed=mix.seed,
-                    tokenizer=mix.tokenizer,
-                    base_dir=base_dir,
-                    cache_dir=cache_dir,
-                )
-                source.share(memory)
-                return source
+        self._memory = BlockMemory(mix.loader.memory, spill)
 
         # Footers and indexes are waited for, not computed: hundreds of sources open together.
         with DaemonPool(_OPENING_THREADS, "omniload-opening") as pool:
-            self._sources: Mapping[int, Source] = dict(
-                zip(sources, pool.map(opened, sources), strict=True)
-            )
+            opened = pool.map(lambda s: self._opened(s, mix), sources)
+            self._sources: dict[int, Source] = dict(zip(sources, opened, strict=True))
         self._reading_again = DaemonPool(1, "omniload-reading-again")
         # A source decodes into its own state: one read of it at a time.
         self._reading = {s: threading.Lock() for s in sources}
 
+    def _opened(self, number: int, mix: MixConfig) -> Source:
+        name = mix.names[number]
+        with self._activity.doing(f"opens source {name}"):
+            source = open_source(
+                name,
+                mix.sources[name].using(mix.batch.columns_used),
+                seed=mix.seed,
+                tokenizer=mix.tokenizer,
+                base_dir=self._base_dir,
+                cache_dir=self._cache_dir,
+            )
+            source.share(self._memory)
+            return source
+
+    def open_also(self, number: int, mix: MixConfig) -> SourceFacts:
+        """Open one source more, that an edit adds; return what was found. One that was refused then is forgotten."""
+        source = self._opened(number, mix)
+        with self._lock:
+            self._reading[number] = threading.Lock()
+            self._sources[number] = source
+            self._machine.names = {**self._machine.names, number: source.name}
+        return source.facts
+
     def facts(self) -> dict[int, SourceFacts]:
         """Return what the planner must know of each source."""
-        return {
-            s: SourceFacts(
-                positions_per_epoch=source.positions_per_epoch,
-                order_digest=source.fingerprint,
-                shards_digest=source.shards_digest,
-                content_digest=source.content_digest,
-                transforms_digest=source.transforms_digest,
-            )
-            for s, source in self._sources.items()
-        }
+        return {s: source.facts for s, source in self._sources.items()}
 
     def read_ahead(self, command: ReadAhead) -> SamplesReported:
         """Read and hold a range, and say what it gave; a store that does not answer is asked again for a while."""

@@ -6,10 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import assert_never
+from pathlib import Path
 
 from omniload.actors.heartbeats import Activity
-from omniload.actors.roles.links import ConstructorLink, LoaderLink, LoaderLinks
+from omniload.actors.roles.links import (
+    ConstructorLink,
+    ConstructorLinks,
+    LoaderLink,
+    LoaderLinks,
+)
 from omniload.actors.roles.planner_metrics import count_skipped, measure
 from omniload.base.errors import OmniloadError, project_error
 from omniload.base.log import get_logger
@@ -18,14 +23,15 @@ from omniload.base.state import JsonObject
 from omniload.machine.messages import (
     AppendBase,
     AppendJournal,
+    ChangeAsked,
     ConstructorReplaced,
-    EndOfData,
+    KeepEdits,
     LoaderReplaced,
+    PlannerCommand,
     PlannerEvent,
     PublishPlans,
     ReadAhead,
     ReleaseSamples,
-    ReleaseSteps,
     Republish,
     SamplesReported,
     Started,
@@ -34,6 +40,9 @@ from omniload.machine.messages import (
 )
 from omniload.machine.planner import Planner
 from omniload.machine.progress import Task
+from omniload.mix.edits.answers import EditTaken
+from omniload.mix.edits.history import History
+from omniload.mix.edits.kept import write_history
 from omniload.mix.journal.file import Journal
 
 __all__ = ["PlannerShell"]
@@ -46,6 +55,12 @@ _CLOSE_S = 8.0
 @dataclass(frozen=True, slots=True)
 class _Failed:
     error: OmniloadError
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    event: ChangeAsked
+    answer: "Future[EditTaken]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +87,18 @@ class PlannerShell:
         constructors: Sequence[ConstructorLink],
         journal: Journal | None,
         activity: Activity,
+        run_dir: Path | None = None,
     ) -> None:
-        self._planner = planner
+        self._planner, self._run_dir = planner, run_dir
         self._activity = activity
         self._quiet_from_s = time.monotonic()
         activity.idle = self._waits
         self._loaders = LoaderLinks(loader_of, self._on_report)
-        self._constructors = constructors
+        self._constructors = ConstructorLinks(constructors, self._on_built)
         self._journal = journal
         self._lock = threading.Lock()
         self._failure: OmniloadError | None = None
-        self._events: queue.SimpleQueue[PlannerEvent | _Failed | _Replaced | _Stop] = (
+        self._events: queue.SimpleQueue[PlannerEvent | _Failed | _Replaced | _Asked | _Stop] = (
             queue.SimpleQueue()
         )
         self._thread = threading.Thread(target=self._run, name="omniload-planner", daemon=True)
@@ -115,6 +131,18 @@ class PlannerShell:
     def replace_constructor(self, number: int, change: Callable[[], None]) -> None:
         """Have another constructor build what is under way: ``change`` makes it the one that its link reaches."""
         self._events.put(_Replaced(ConstructorReplaced(number=number), change, Future()))
+
+    def change(self, asked: ChangeAsked) -> "Future[EditTaken]":
+        """Have the mix changed; the future says what became of it, or why it is refused."""
+        self.check()
+        answer: Future[EditTaken] = Future()
+        self._events.put(_Asked(asked, answer))
+        return answer
+
+    def history(self) -> History:
+        """Return the mix and its edits."""
+        with self._lock:
+            return self._planner.history
 
     def fail(self, error: OmniloadError) -> None:
         """End the planning, and tell every rank why."""
@@ -158,17 +186,31 @@ class PlannerShell:
         with self._activity.speaking():
             _LOG.error("the data plane stops: %s", failure, exc_info=failure is not error and error)
         self._failure = failure
-        for constructor in self._constructors:
-            try:
-                constructor.fail(failure)
-            except Exception:  # noqa: BLE001 -- whatever ails one, the others wait
-                _LOG.exception(
-                    "the data constructor of ranks %s cannot be told", constructor.dp_ranks
-                )
+        self._constructors.fail(failure)
 
-    def _apply(self, event: PlannerEvent | _Failed | _Replaced) -> None:
+    def _change(self, asked: _Asked) -> None:
+        """Take a change up; one that is refused leaves the run as it is."""
+        before, planned = self._planner.history, self._planner.state.step
+        try:
+            with self._lock:
+                commands = self._planner.handle(asked.event)
+        except OmniloadError as error:
+            asked.answer.set_exception(error)
+            if self._planner.history is not before:
+                raise  # it was taken up, and what followed failed
+            return
+        self._carry_out(commands)
+        history = self._planner.history
+        taken = EditTaken.of(before, history, planned, self._planner.slowest_step)
+        _LOG.warning("the mix is edited: %s", taken.said)
+        asked.answer.set_result(taken)
+
+    def _apply(self, event: PlannerEvent | _Failed | _Replaced | _Asked) -> None:
         if isinstance(event, _Failed):
             raise event.error
+        if isinstance(event, _Asked):
+            self._change(event)
+            return
         if isinstance(event, _Replaced):
             event.change()
             self._loaders.taken_over, event = event.taken_over, event.event
@@ -177,16 +219,24 @@ class PlannerShell:
             commands = self._planner.handle(event)
         self._activity.figures.note(planned_step=self._planner.state.step)
         if isinstance(event, SamplesReported):
-            count_skipped(self._planner.mix.names[event.source], event.skipped)
+            count_skipped(self._planner.names[event.source], event.skipped)
+        self._carry_out(commands)
+
+    def _carry_out(self, commands: Sequence[PlannerCommand]) -> None:
         for command in commands:
             if isinstance(command, AppendJournal | AppendBase):
                 self._keep(command)
             elif isinstance(command, ReadAhead | ReleaseSamples | TakeOver):
                 self._loaders.tell(command)
+            elif isinstance(command, KeepEdits):
+                if self._run_dir is not None:
+                    write_history(self._run_dir, command.history)
             elif isinstance(command, Republish):
-                self._tell_again(command)
+                self._constructors.tell_again(command)
             else:
-                self._tell_constructors(command)
+                self._constructors.tell(command)
+                if isinstance(command, PublishPlans):
+                    measure(command.plans, self._planner.names)
 
     def _keep(self, command: AppendJournal | AppendBase) -> None:
         if self._journal is None:
@@ -196,30 +246,6 @@ class PlannerShell:
                 self._journal.append(command.record)
             else:
                 self._journal.append_base(command.content, command.state.digest())
-
-    def _tell_constructors(self, command: PublishPlans | ReleaseSteps | EndOfData) -> None:
-        for constructor in self._constructors:
-            match command:
-                case PublishPlans(plans=plans):
-                    parts = [plan.part_of(constructor.dp_ranks) for plan in plans]
-                    constructor.build(parts).add_done_callback(self._on_built)
-                case ReleaseSteps():
-                    constructor.release(command)
-                case EndOfData(step=step):
-                    constructor.end(step)
-                case _:
-                    assert_never(command)
-        if isinstance(command, PublishPlans):
-            measure(command.plans, self._planner.mix.names)
-
-    def _tell_again(self, command: Republish) -> None:
-        constructor = self._constructors[command.number]
-        constructor.release(ReleaseSteps(step=command.released_to))
-        for window in command.windows:
-            parts = [plan.part_of(constructor.dp_ranks) for plan in window]
-            constructor.build(parts).add_done_callback(self._on_built)
-        if command.end is not None:
-            constructor.end(command.end)
 
     def _on_report(self, future: "Future[SamplesReported]") -> None:
         if future.cancelled():  # the data plane is closing

@@ -261,7 +261,7 @@ def _head_before(path: Path, state: JsonObject) -> _Head:
     base, reached = base_of(first)
     step = state["step"]
     assert isinstance(step, int), "the planner wrote it"
-    if base.get("fingerprint") != state["fingerprint"]:
+    if not _is_of(base.get("fingerprint"), state["fingerprint"]):
         raise StateError("it is of another mix or other data")
     if reached > step:
         raise StateError(f"it starts at step {reached}, the run goes on from step {step}")
@@ -277,6 +277,11 @@ def _head_before(path: Path, state: JsonObject) -> _Head:
             f"it ends before step {reached}, the run goes on from step {step}: its last lines are missing"
         )
     return _Head(size, last.checksum, record.parsed().get("after"))
+
+
+def _is_of(begun: Json, now: Json) -> bool:
+    """Tell whether a journal that began with one fingerprint may go on with another: edits may have added sources."""
+    return isinstance(begun, dict) and isinstance(now, dict) and begun.items() <= now.items()
 
 
 def _begun(path: Path, state: JsonObject, digest: str) -> _Head:

@@ -56,6 +56,7 @@ class StepRecord:
             raise StateError(
                 f"the journal has step {self.step} where step {state.step} was due; resume from a checkpoint"
             )
+        state = state.widened(len(weights_S))  # sources that an edit added at this step
         idle = [(cursor, 0) for cursor in state.cursors_S]
         for s, change in self.drawn.items():
             idle[s] = change

@@ -17,6 +17,8 @@ import pytest
 
 from omniload.actors.reaper_process import MARKS, marks_of
 from omniload.base.cli import main
+from omniload.commands.edits.asking import changed
+from omniload.mix.edits.edit import SetWeights
 from omniload.mix.run_record import read_run_record
 from tests.support.disks import a_tmpfs
 from tests.support.plane.builders import a_mix
@@ -130,7 +132,9 @@ def test_a_killed_rank_brings_the_job_back_with_the_same_samples_and_leaves_noth
     config = a_job(tmp_path, ranks=2, steps=120, every=20)
 
     with launched(config) as job:
-        job.reach(30)
+        job.reach(24)
+        edited = changed(tmp_path / "run", SetWeights(weights={"web": 9.0}), None, 60.0).edit
+        job.reach(edited.step + 2)
         victim = job.ranks()[-1]
         mark = victim.environ()[MARKS]
         victim.send_signal(signal.SIGKILL)
@@ -143,6 +147,9 @@ def test_a_killed_rank_brings_the_job_back_with_the_same_samples_and_leaves_noth
     assert second.resumed_from == second.steps[0].step <= first.steps[-1].step + 1
     assert len(last_of_each_step(read_log(tmp_path / "run"))) == 120
     assert prove(tmp_path / "run").require().num_logged >= 120
+    assert edited.step >= 24
+    tokens = last_of_each_step(read_log(tmp_path / "run"))[-1].tokens_by_source
+    assert tokens["web"] > 5 * tokens["code"]
     assert "report.html" in job.output[-1]
     assert none_left_of(mark)
 

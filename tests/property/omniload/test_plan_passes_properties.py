@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omniload.machine import queue
+from omniload.mix.edits.history import History
 from omniload.mix.journal.reading import state_before
 from omniload.mix.journal.records import StepRecord
 from omniload.mix.progress import weights_by_step
@@ -189,7 +190,7 @@ def test_the_journal_of_a_finite_run_folds_to_its_states(world, first_read):
     ]
 
     for step, state in simulation.states.items():
-        folded = state_before(step, start, records, weights_by_step(mix))
+        folded = state_before(step, start, records, weights_by_step(History(mix)))
         assert folded.to_json(mix.names, simulation.planner.fingerprint) == state
 
 

@@ -188,6 +188,6 @@ def a_planner(
         "tree": ClientPlaceTree.of(dp=dp, cp=cp),
         "positions_per_epoch_S": epoch,
         "state": state or MixState.start(len(mix.names)),
-        "fingerprint": fingerprint_of(mix, some_facts(epoch)),
+        "fingerprint": fingerprint_of(mix, some_facts(epoch)[: len(mix.names)]),
     }
     return Planner(**(defaults | changes))

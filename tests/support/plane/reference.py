@@ -11,6 +11,7 @@ from omniload.batch.microbatch import IGNORE_LABEL, Batch, Microbatch
 from omniload.batch.rows import build_rows, stops_with_next
 from omniload.mix.columns import LOSS_MASK, LOSS_SPANS, SampleColumns, spans_of
 from omniload.mix.config import MixConfig
+from omniload.mix.edits.history import History
 from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
 from omniload.plan.membership import Starved, membership_of
@@ -48,7 +49,9 @@ def known_ahead(
 ) -> list[SampleTable]:
     """Return ``count`` raw positions of metadata of every source, from its cursor on."""
     tables = []
-    for source, (epoch, (position, sub, _)) in enumerate(zip(epochs, state.cursors_S, strict=True)):
+    for source, (epoch, (position, sub, _)) in enumerate(
+        zip(epochs, state.cursors_S, strict=False)
+    ):
         table, _ = read_range(source, epoch, position, position + count)
         fresh = (table.positions_N > position) | (table.subs_N >= sub)
         tables.append(
@@ -64,11 +67,13 @@ def known_ahead(
 
 
 def reference_digests(
-    mix: MixConfig, epochs: Sequence[Sequence[Sequence[int]]], *, num_steps: int
+    mix: MixConfig | History, epochs: Sequence[Sequence[Sequence[int]]], *, num_steps: int
 ) -> list[int]:
     """Return the digest of every step without any machine: everything is known, nothing is moved."""
-    state, digests = MixState.start(len(mix.names)), []
+    history = mix if isinstance(mix, History) else History(mix)
+    state, digests = MixState.start(len(history.base.names)), []
     for _ in range(num_steps):
+        mix, state = history.entered(state)
         count = 64
         while isinstance(
             membership := membership_of(mix, state, known_ahead(state, epochs, count)), Starved

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from omniload.base.errors import StateError
+from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import JsonObject
 from omniload.batch.digest import batch_digest, combined
 from omniload.batch.microbatch import Batch
@@ -21,8 +21,10 @@ from omniload.machine.data_constructor import (
 )
 from omniload.machine.messages import (
     AppendJournal,
+    ChangeAsked,
     ConstructorReplaced,
     EndOfData,
+    KeepEdits,
     LoaderReplaced,
     PlannerCommand,
     PublishPlans,
@@ -49,9 +51,11 @@ from omniload.machine.roster import (
 from omniload.machine.source_loader import SamplesRead, SourceLoader
 from omniload.mix.columns import ColumnRanges
 from omniload.mix.config import MixConfig
+from omniload.mix.edits.edit import AddSource, Change, Edit
+from omniload.mix.edits.history import History
 from omniload.mix.state import MixState
 from omniload.plan.records import StepPlan
-from tests.support.plane.builders import a_planner
+from tests.support.plane.builders import a_planner, some_facts
 from tests.support.plane.reference import read_range
 
 __all__ = ["Simulation"]
@@ -78,6 +82,15 @@ class Simulation:
     shadows: int = 0
     """Loaders that stand by for each."""
     state: MixState | None = None
+    edits: tuple[Edit, ...] = ()
+    """Edits of the run so far."""
+    changes: Sequence[tuple[Change, int | None]] = ()
+    """What is asked for in mid-run, one after the other, each at some moment; sources that are added come last
+    in ``epochs``, in the order of these."""
+    history: History = field(init=False)
+    """As it was kept last."""
+    refused: int = field(default=0, init=False)
+    """Changes that were refused."""
     batches: dict[tuple[int, int], Batch] = field(default_factory=dict, init=False)
     """What every rank took, by step and rank."""
     states: dict[int, JsonObject] = field(default_factory=dict, init=False)
@@ -89,6 +102,7 @@ class Simulation:
     planner: Planner = field(init=False)
     _bag: list[Callable[[], None]] = field(default_factory=list, init=False)
     _random: random.Random = field(init=False)
+    _names: dict[int, str] = field(init=False)
     _lives: list[list[SourceLoader | None]] = field(init=False)
     """Every life of each loader; ``None`` once it was killed."""
     _linked: list[int] = field(init=False)
@@ -107,26 +121,31 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
+        self.history = History(self.mix, self.edits)
+        names = dict(enumerate([*self.history.latest.names, *self._added()]))
         self.planner = a_planner(
             self.mix,
             dp=self.dp,
-            epoch=[len(epoch) for epoch in self.epochs],
+            epoch=[len(epoch) for epoch in self.epochs[: len(self.history.latest.names)]],
+            edits=self.edits,
             state=self.state,
             num_steps=self.num_steps,
         )
-        names = dict(enumerate(self.mix.names))
+        self._names = names
         self._lives = [[SourceLoader(names=names)] for _ in range(self.num_loaders)]
         self._linked, self._serving = [0] * self.num_loaders, [0] * self.num_loaders
         roles = {f"loader-{i}": self.shadows for i in range(self.num_loaders)}
         self._roster = Roster(roles=roles)
         self._replace(self._roster.begin())
+        if self.changes:
+            self._bag.append(self._change)
         self._bag += [self._kill] * self.kills + [self._kill_constructor] * self.constructor_kills
         of = self.planner.tree.constructor_of
         count = min(self.num_constructors, self.dp)
         self._constructors = [
             DataConstructor(
                 dp_ranks=[r for r in range(self.dp) if of(r, count) == i],
-                names=self.mix.names,
+                names=tuple(names.values()),
                 row_length=self.mix.pack.length,
             )
             for i in range(count)
@@ -155,6 +174,28 @@ class Simulation:
             for step in range(first, self._end)
         ]
 
+    def _added(self) -> list[str]:
+        changes = [change for change, _ in self.changes]
+        return [change.name for change in changes if isinstance(change, AddSource)]
+
+    def _change(self) -> None:
+        """Ask for the next change; now or a few messages later, as chance has it."""
+        if not self.changes:
+            return  # a repetition
+        if self._random.random() < 0.7 and (self._bag or self._ready()):
+            self._bag.append(self._change)
+            return
+        (change, at), self.changes = self.changes[0], self.changes[1:]
+        facts = None
+        if isinstance(change, AddSource):
+            facts = some_facts([len(self.epochs[len(self.planner.names)])])[0]
+        try:
+            self._carry(self.planner.handle(ChangeAsked(change=change, at=at, facts=facts)))
+        except ConfigError:
+            self.refused += 1
+        if self.changes:
+            self._bag.append(self._change)
+
     def _deliver(self, at: int) -> None:
         message = self._bag[at]
         self._bag[at] = self._bag[-1]
@@ -167,7 +208,10 @@ class Simulation:
         for command in commands:
             match command:
                 case AppendJournal(record=record):
+                    assert record["revision"] <= len(self.history.edits), "before it was kept"
                     self.journal.append(record)
+                case KeepEdits(history=history):
+                    self.history = history
                 case PublishPlans(plans=plans):
                     self._publish(plans)
                 case ReadAhead() | TakeOver() | ReleaseSamples():
@@ -243,7 +287,7 @@ class Simulation:
                     self._send(lambda e=ready: self._replace(self._roster.handle(e)))
                 case HandOver(member=member):
                     number = int(member.role.removeprefix("loader-"))
-                    self._lives[number].append(SourceLoader(names=dict(enumerate(self.mix.names))))
+                    self._lives[number].append(SourceLoader(names=self._names))
                     self._send(self._link, number, len(self._lives[number]) - 1)
                 case EndMember():
                     pass
@@ -254,7 +298,7 @@ class Simulation:
         """Have the planner speak to a new life; an older one may be told of later."""
         if life >= self._linked[number]:
             self._linked[number] = life
-            sources = tuple(range(number, len(self.mix.names), self.num_loaders))
+            sources = tuple(range(number, len(self.planner.names), self.num_loaders))
             self._carry(self.planner.handle(LoaderReplaced(sources=sources)) if sources else ())
 
     def _take_over(self, number: int, life: int, command: TakeOver) -> None:

@@ -6,11 +6,9 @@ from omniload.actors.opening import runtime_of
 from omniload.actors.plane import (
     JOURNAL_NAME,
     PlaneSpec,
-    make_planner,
-    open_journal,
     require_rows,
-    tokenizer_digest,
 )
+from omniload.actors.planning import make_planner, open_journal, tokenizer_digest
 from omniload.base.errors import ConfigError, StateError
 from omniload.machine.messages import SamplesReported, Started
 from omniload.mix.journal.reading import read_journal

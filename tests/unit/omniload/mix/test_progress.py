@@ -11,6 +11,7 @@ from omniload.machine.messages import (
     StepTaken,
 )
 from omniload.mix.deficit import integer_weights
+from omniload.mix.edits.history import History
 from omniload.mix.progress import fold, progress_of, weights_by_step
 from omniload.mix.schedule import weights_at
 from tests.support.plane.builders import a_mix, a_planner, a_table, resealed
@@ -36,7 +37,7 @@ def a_journal(mix, *, steps, epoch=(1000, 1000), length=10):
 def test_a_journal_without_steps_shows_nothing_drawn():
     base, _, _ = a_journal(a_mix(), steps=0)
 
-    progress = progress_of(a_mix(), base, [])
+    progress = progress_of(History(a_mix()), base, [])
 
     assert (progress.first_step, progress.next_step) == (0, 0)
     assert [(s.drawn, s.share, s.epochs) for s in progress.sources] == [(0, 0, 0), (0, 0, 0)]
@@ -46,7 +47,7 @@ def test_drawn_and_due_follow_the_weights():
     mix = a_mix(weights={"web": 3, "code": 1})
     base, records, planner = a_journal(mix, steps=8)
 
-    progress = progress_of(mix, base, records)
+    progress = progress_of(History(mix), base, records)
 
     code, web = progress.sources
     assert progress.next_step == 8
@@ -61,7 +62,7 @@ def test_epochs_are_counted_by_the_records_found_at_the_start():
     mix = a_mix()
     base, records, planner = a_journal(mix, steps=5, epoch=(20, 1000))
 
-    progress = progress_of(mix, base, records)
+    progress = progress_of(History(mix), base, records)
 
     position = planner.state.cursors_S[0][0]
     assert progress.sources[0].position == position
@@ -71,7 +72,7 @@ def test_epochs_are_counted_by_the_records_found_at_the_start():
 def test_tokens_that_wait_for_a_row_are_counted():
     base, records, planner = a_journal(a_mix(), steps=3)
 
-    progress = progress_of(a_mix(), base, records)
+    progress = progress_of(History(a_mix()), base, records)
 
     assert progress.carried_tokens == int(planner.state.carried.lengths_P.sum()) > 0
 
@@ -82,7 +83,7 @@ def test_folding_to_a_step_gives_the_state_that_the_planner_had_before_it(step):
     base, records, _ = a_journal(mix, steps=6)
     _, _, planner = a_journal(mix, steps=step)
 
-    state = fold(mix, base, records, planner.fingerprint, step)
+    state = fold(History(mix), base, records, planner.fingerprint, step)
 
     assert state.to_json(mix.names, planner.fingerprint) == planner.state_at(step)
 
@@ -92,14 +93,14 @@ def test_folding_past_the_end_is_refused():
     base, records, planner = a_journal(mix, steps=4)
 
     with pytest.raises(StateError, match="covers steps 0 to 4, step 9 is outside"):
-        fold(mix, base, records, planner.fingerprint, 9)
+        fold(History(mix), base, records, planner.fingerprint, 9)
 
 
 def test_a_journal_of_another_mix_is_refused():
     base, records, _ = a_journal(a_mix(sources=("web", "books")), steps=2)
 
     with pytest.raises(StateError):
-        progress_of(a_mix(), base, records)
+        progress_of(History(a_mix()), base, records)
 
 
 @pytest.mark.parametrize("written", [None, 3, ["seed"]])
@@ -109,7 +110,7 @@ def test_a_base_without_a_fingerprint_is_refused(written):
     with pytest.raises(
         StateError, match=r"the journal's base has the fingerprint .*, which is none"
     ):
-        progress_of(a_mix(), base | {"fingerprint": written}, records)
+        progress_of(History(a_mix()), base | {"fingerprint": written}, records)
 
 
 def test_a_base_without_a_step_is_refused():
@@ -117,7 +118,7 @@ def test_a_base_without_a_step_is_refused():
     del base["step"]
 
     with pytest.raises(StateError, match="damaged"):
-        progress_of(a_mix(), base, records)
+        progress_of(History(a_mix()), base, records)
 
 
 @pytest.mark.parametrize("written", ["many", "0 records", ""])
@@ -127,7 +128,7 @@ def test_a_fingerprint_that_does_not_say_how_many_records_there_are_is_refused(w
     base = resealed(base)
 
     with pytest.raises(StateError, match="source 'web' gives"):
-        progress_of(a_mix(), base, records)
+        progress_of(History(a_mix()), base, records)
 
 
 def test_weights_by_step_are_those_of_the_schedule():
@@ -136,7 +137,7 @@ def test_weights_by_step_are_those_of_the_schedule():
         {"from_step": 3, "ramp_steps": 3, "weights": {"web": 1, "code": 4}},
     ]
     mix = a_mix(mix={"stages": stages})
-    weights = weights_by_step(mix)
+    weights = weights_by_step(History(mix))
 
     found = [weights(step) for step in range(9)]
 

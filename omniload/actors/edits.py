@@ -1,0 +1,111 @@
+"""Changes of the mix of a running job: asked for by a file in its folder, answered by another.
+
+The process that opened the plane looks for a question ten times a second, for as long as the plane is
+open. Questions are taken from the user that the process belongs to. One that lay there before is
+not answered: whoever asked it has been told that there was no answer.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from omniload.base.errors import IntegrityError, project_error
+from omniload.base.log import get_logger
+from omniload.base.reading import read_kept_file
+from omniload.base.writing import write_whole
+from omniload.mix.edits.answers import (
+    ANSWER_NAME,
+    REQUEST_NAME,
+    EditAnswer,
+    EditRequest,
+    EditTaken,
+)
+
+__all__ = ["ANSWER_S", "answer_edits"]
+
+ANSWER_S = 60.0
+"""Longest wait for a planner to take a change up."""
+_LOOK_S = 0.1
+_CLOSE_S = 5.0
+_MOST_BYTES = 64 << 20
+_LOG = get_logger(__name__)
+
+_Mark = tuple[int, int]
+
+
+def answer_edits(
+    folder: Path | None, change: Callable[[EditRequest], EditTaken]
+) -> Callable[[], None]:
+    """Answer what is asked in a run's folder, in a thread; without a folder do nothing.
+
+    Returns:
+        A function that ends it.
+    """
+    if folder is None:
+        return lambda: None
+    ended = threading.Event()
+    place, seen = folder / REQUEST_NAME, _mark_of(folder / REQUEST_NAME)
+
+    def keep() -> None:
+        before = seen
+        while not ended.wait(_LOOK_S):
+            mark = _mark_of(place)
+            if mark is not None and mark != before:
+                try:
+                    _answer(folder, change)
+                except OSError as error:
+                    _LOG.warning("a change of the mix cannot be answered: %s", error)
+            before = mark
+
+    thread = threading.Thread(target=keep, name="omniload-edits", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        ended.set()
+        thread.join(_CLOSE_S)
+
+    return end
+
+
+def _mark_of(place: Path) -> _Mark | None:
+    """Return what tells a file from another of its name; nothing where there is none."""
+    try:
+        status = place.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def _answer(folder: Path, change: Callable[[EditRequest], EditTaken]) -> None:
+    request = _read(folder / REQUEST_NAME)
+    if request is None:
+        return
+    try:
+        answer = EditAnswer(id=request.id, taken=change(request))
+    except Exception as error:  # noqa: BLE001 -- whoever asked must hear of it, and the run goes on
+        failure = project_error(error, "a change of the mix")
+        if failure is not error:
+            _LOG.error("a change of the mix failed", exc_info=error)
+        answer = EditAnswer(id=request.id, refused=str(failure), kind=type(failure).__name__)
+    write_whole(folder / ANSWER_NAME, answer.model_dump_json().encode())
+
+
+def _read(place: Path) -> EditRequest | None:
+    """Return a question; nothing where it is none of ours, and nobody could be answered."""
+    try:
+        owner = place.stat().st_uid
+        if owner not in (os.geteuid(), 0):
+            _LOG.warning(
+                "%s is ignored: it is of user %d, the plane of %d", place, owner, os.geteuid()
+            )
+            return None
+        content = read_kept_file(place, most_bytes=_MOST_BYTES, what="a change of a mix")
+        return EditRequest.model_validate_json(content)
+    except FileNotFoundError:
+        return None  # withdrawn
+    except (ValidationError, IntegrityError) as error:
+        _LOG.warning("%s is ignored: %s", place, error)
+        return None

@@ -1,0 +1,28 @@
+"""Changing the mix of a plane of threads."""
+
+from typing import TYPE_CHECKING
+
+from omniload.actors.edits import ANSWER_S
+from omniload.machine.messages import ChangeAsked
+from omniload.mix.edits.answers import EditRequest, EditTaken
+from omniload.mix.edits.edit import AddSource
+
+if TYPE_CHECKING:
+    from omniload.actors.local.plane import LocalPlane
+
+__all__ = ["changed_by"]
+
+
+def changed_by(plane: "LocalPlane", request: EditRequest) -> EditTaken:
+    """Have the planner take a change up; a source that is added is opened first.
+
+    Raises:
+        OmniloadError: It is refused, and nothing has changed.
+    """
+    facts, change = None, request.change
+    if isinstance(change, AddSource):
+        mix = plane.planner.history().edited(change, request.at or 0).latest
+        facts = plane.loader.open_also(len(mix.names) - 1, mix)
+        plane.constructor.know(mix.names)
+    asked = ChangeAsked(change=change, at=request.at, facts=facts)
+    return plane.planner.change(asked).result(ANSWER_S)

@@ -1,0 +1,1 @@
+"""Verbs that change the mix of a job while it runs."""

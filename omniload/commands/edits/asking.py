@@ -1,0 +1,147 @@
+"""Asking for a change of a mix: of the plane that is up, or where none is, of the run's own files."""
+
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+from omniload.actors.claim import LOCK_NAME
+from omniload.actors.heartbeats import Activity
+from omniload.actors.plane import JOURNAL_NAME
+from omniload.actors.roles.loader import LoaderShell
+from omniload.base.errors import (
+    ConfigError,
+    IntegrityError,
+    OmniloadError,
+    StateError,
+    UnavailableError,
+)
+from omniload.base.linux.file_lock import FileLock, locked
+from omniload.base.reading import read_kept_file
+from omniload.base.writing import write_whole
+from omniload.mix.edits.answers import (
+    ANSWER_NAME,
+    REQUEST_NAME,
+    EditAnswer,
+    EditRequest,
+    EditTaken,
+)
+from omniload.mix.edits.edit import AddSource, Change
+from omniload.mix.edits.found import found_in
+from omniload.mix.edits.history import History, require_open
+from omniload.mix.edits.kept import read_history, write_history
+from omniload.mix.fingerprint import SourceFacts
+from omniload.mix.journal.reading import read_journal
+from omniload.mix.run_record import RUN_RECORD_NAME, RunLife, read_run_record
+from omniload.source.index import index_folder
+
+__all__ = ["changed"]
+
+_ASKING_NAME = ".edit.lock"
+_LOOK_S = 0.05
+_MOST_BYTES = 64 << 20
+_ERRORS = {e.__name__: e for e in (ConfigError, StateError, UnavailableError, IntegrityError)}
+
+
+def changed(run: Path, change: Change, at: int | None, timeout_s: float) -> EditTaken:
+    """Have the mix of a run changed.
+
+    Args:
+        run: Folder of the run.
+        change: What is wanted.
+        at: First step that it is to hold at; ``None`` for the first that is not planned.
+        timeout_s: Longest wait for the plane's answer.
+
+    Raises:
+        OmniloadError: It is refused, and nothing has changed.
+        StateError: There is no run, or somebody else is changing it.
+        UnavailableError: The plane did not answer in time.
+    """
+    if not (run / LOCK_NAME).exists():
+        raise StateError(
+            f"{run} is no folder of a run: no data plane was opened there; give run_dir= of omniload.open, or the "
+            "run folder of omniload train"
+        )
+    try:
+        with locked(run / _ASKING_NAME, waits=False):
+            try:
+                held = FileLock(run / LOCK_NAME)
+            except BlockingIOError as error:
+                return _asked(run, change, at, timeout_s, str(error.strerror))
+            try:
+                return _noted(run, change, at)
+            finally:
+                held.close()
+    except BlockingIOError:
+        raise StateError(
+            f"another command changes the mix of {run} at this moment; ask again when it has ended"
+        ) from None
+
+
+def _asked(run: Path, change: Change, at: int | None, timeout_s: float, holder: str) -> EditTaken:
+    """Ask the plane that is up."""
+    request = EditRequest(id=uuid.uuid4().hex, change=change, at=at)
+    place = run / REQUEST_NAME
+    until_s = time.monotonic() + timeout_s
+    write_whole(place, request.model_dump_json().encode())
+    try:
+        while (answer := _answer_in(run / ANSWER_NAME)) is None or answer.id != request.id:
+            if time.monotonic() > until_s:
+                raise UnavailableError(
+                    f"the data plane of {run}, open in {holder}, did not answer within {timeout_s:g} s; whether the "
+                    "change is taken up, `omniload mix show` says"
+                )
+            time.sleep(_LOOK_S)
+    finally:
+        with suppress(OSError):
+            place.unlink()
+    if answer.taken is None:
+        raise _ERRORS.get(answer.kind, OmniloadError)(str(answer.refused))
+    return answer.taken
+
+
+def _answer_in(place: Path) -> EditAnswer | None:
+    try:
+        content = read_kept_file(place, most_bytes=_MOST_BYTES, what="an answer")
+    except FileNotFoundError:
+        return None
+    return EditAnswer.model_validate_json(content)
+
+
+def _noted(run: Path, change: Change, at: int | None) -> EditTaken:
+    """Note a change in the folder of a run that is not up; it holds once the run goes on."""
+    if not (run / RUN_RECORD_NAME).exists():
+        raise StateError(
+            f"no data plane of {run} is up, and the folder does not say what its mix is ({RUN_RECORD_NAME} is of "
+            "omniload train); start the job, and ask again"
+        )
+    life = read_run_record(run).last
+    base, records = read_journal(run / JOURNAL_NAME)
+    first = base["step"]
+    assert isinstance(first, int), "the journal was read"
+    planned = first + len(records)
+    history = read_history(run, life.mix())
+    step = planned if at is None else at
+    # What was trained once stays as it was: attempts of a run see the same samples.
+    require_open(step, planned=planned, end=None, ended=False)
+    facts = _facts_of(life, history.edited(change, step)) if isinstance(change, AddSource) else None
+    after = history.edited(change, step, found_in(change, facts))
+    write_history(run, after)
+    return EditTaken.of(history, after, planned, planned)
+
+
+def _facts_of(life: RunLife, history: History) -> SourceFacts:
+    """Open the source that the last edit adds."""
+    mix = history.latest
+    number = len(mix.names) - 1
+    shell = LoaderShell(
+        mix,
+        [number],
+        base_dir=life.base_dir,
+        cache_dir=index_folder(life.mix_path),
+        activity=Activity("loader-0"),
+    )
+    try:
+        return shell.facts()[number]
+    finally:
+        shell.close()

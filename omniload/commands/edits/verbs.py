@@ -1,0 +1,237 @@
+"""``omniload mix set``, ``add``, ``retire``, ``undo``: the mix of a run, changed while it is trained on."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import Field, ValidationError
+from rich.text import Text
+from typing_extensions import override
+
+from omniload.base.config import StrictModel, load_yaml
+from omniload.base.errors import ConfigError
+from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
+from omniload.commands.edits.asking import changed
+from omniload.commands.edits.fragments import placed
+from omniload.commands.options import json_option, run_argument
+from omniload.mix.edits.answers import EditTaken
+from omniload.mix.edits.edit import AddSource, Change, RetireSource, SetWeights, Undo
+from omniload.mix.sources import Name, SourceConfig
+
+__all__ = ["add", "retire", "set_weights", "undo"]
+
+_SHOWN = 40
+"""Sources that a table has at most: those whose share changes most."""
+
+
+class _At(click.ParamType[int | None]):
+    """``next`` or a step."""
+
+    name = "at"
+
+    @override
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "[next|STEP]"
+
+    @override
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | None:
+        if isinstance(value, int):
+            return value
+        if value == "next":
+            return None
+        if str(value).isdecimal() and str(value).isascii() and len(str(value)) < 10:
+            return int(value)
+        raise click.BadParameter(f"{value!r} is neither next nor a step", ctx, param)
+
+
+def _options(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that every change has."""
+    at = click.option(
+        "--at",
+        type=_At(),
+        default="next",
+        show_default=True,
+        help="First step that it holds at; next is the first that is not planned yet.",
+    )
+    timeout = click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(min=0, min_open=True),
+        default=60.0,
+        show_default=True,
+        help="Seconds to wait for the data plane's answer.",
+    )
+    return at(timeout(json_option(verb)))
+
+
+@click.command("set")
+@run_argument
+@click.argument("weights", metavar="NAME=WEIGHT...", nargs=-1, required=True)
+@_options
+def set_weights(
+    run: Path, weights: tuple[str, ...], at: int | None, timeout_s: float, as_json: bool
+) -> None:
+    """Give sources of RUN other weights, from a step on.
+
+    Weights are in the scale of the mix file; sources that are not named keep theirs. Stages of the
+    file that begin later hold as they are declared.
+
+    \b
+    Example:
+      omniload mix set demo/run web=0.2 code=0.8
+      omniload mix set demo/run web=0 --at 1200
+    """  # noqa: D301 -- click's own marker
+    _change(run, _checked(SetWeights, {"weights": _weights(weights)}), at, timeout_s, as_json)
+
+
+@click.command("add")
+@run_argument
+@click.argument("name")
+@click.option(
+    "--from",
+    "fragment",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="YAML file that declares the source under sources, as a mix file does.",
+)
+@click.option("--weight", type=float, required=True, help="In the scale of the present weights.")
+@_options
+def add(  # noqa: PLR0913 -- one for each option
+    run: Path,
+    name: str,
+    *,
+    fragment: Path,
+    weight: float,
+    at: int | None,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """Draw from source NAME too, from a step on; stages of the file that begin later give it the same share.
+
+    The source is opened first: what `omniload mix check` would refuse is refused. Paths in the file
+    are relative to it.
+
+    \b
+    Example:
+      omniload mix add demo/run books --from books.yaml --weight 0.3
+    """  # noqa: D301 -- click's own marker
+    sources = load_yaml(fragment, _Fragment).sources
+    if name not in sources:
+        raise ConfigError(
+            f"{fragment}: sources has {', '.join(sources)}, not {name!r}; declare it there, or correct the name"
+        )
+    source = placed(sources[name], fragment.resolve().parent)
+    asked = _checked(AddSource, {"name": name, "source": source, "weight": weight})
+    _change(run, asked, at, timeout_s, as_json)
+
+
+@click.command("retire")
+@run_argument
+@click.argument("name")
+@_options
+def retire(run: Path, name: str, at: int | None, timeout_s: float, as_json: bool) -> None:
+    """Draw no more from source NAME, from a step on, in no later stage of the file either.
+
+    What was drawn of it and waits for a row is trained on.
+
+    \b
+    Example:
+      omniload mix retire demo/run forums
+    """  # noqa: D301 -- click's own marker
+    _change(run, _checked(RetireSource, {"name": name}), at, timeout_s, as_json)
+
+
+@click.command("undo")
+@run_argument
+@_options
+def undo(run: Path, at: int | None, timeout_s: float, as_json: bool) -> None:
+    """Let hold again, from a step on, what held before the latest edit that is not undone.
+
+    \b
+    Example:
+      omniload mix undo demo/run
+    """  # noqa: D301 -- click's own marker
+    _change(run, Undo(), at, timeout_s, as_json)
+
+
+class _Fragment(StrictModel):
+    """Sources, as a mix file declares them."""
+
+    sources: dict[Name, SourceConfig] = Field(min_length=1)
+
+
+def _weights(texts: tuple[str, ...]) -> dict[str, float]:
+    """Return weights by name.
+
+    Raises:
+        ConfigError: A text is no weight of a source, or a source has two.
+    """
+    weights: dict[str, float] = {}
+    for text in texts:
+        name, _, weight = text.rpartition("=")
+        try:
+            value = float(weight)
+        except ValueError:
+            value = math.nan
+        if not name or math.isnan(value):
+            raise ConfigError(f"{text!r} is no weight of a source; say NAME=NUMBER, as web=0.2")
+        if name in weights:
+            raise ConfigError(
+                f"source {name!r} has two weights, {weights[name]:g} and {value:g}; give it one"
+            )
+        weights[name] = value
+    return weights
+
+
+def _checked(kind: type[StrictModel], fields: dict[str, object]) -> Any:  # noqa: ANN401 -- the kind's own
+    """Build a change from arguments.
+
+    Raises:
+        ConfigError: A name or a weight is none.
+    """
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        faults = [
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']} (found {fault['input']!r:.60})"
+            for fault in error.errors()
+        ]
+        raise ConfigError("; ".join(faults)) from error
+
+
+def _change(run: Path, change: Change, at: int | None, timeout_s: float, as_json: bool) -> None:
+    taken = changed(run, change, at, timeout_s)
+    if as_json:
+        emit_json(taken.model_dump(mode="json"))
+        return
+    console = output()
+    console.print(_shares(taken))
+    step, ahead = taken.edit.step, taken.planned - taken.slowest
+    say(console, f"edit {taken.edit.revision} holds from step {step:,} on")
+    if ahead:
+        say(
+            console,
+            f"{ahead} steps from step {taken.slowest:,} on were planned already and keep the mix they have",
+        )
+    if taken.until is not None:
+        say(console, f"the stage from step {taken.until:,} on holds as declared")
+
+
+def _shares(taken: EditTaken) -> Any:  # noqa: ANN401 -- rich's table
+    names = list(taken.after)
+    moved = sorted(names, key=lambda n: -abs(taken.after[n] - taken.before.get(n, 0.0)))
+    shown = sorted(moved[:_SHOWN], key=names.index)
+    rows: list[list[Cell]] = [
+        [
+            Text(name, colour_of(names.index(name))),
+            f"{taken.before.get(name, 0.0):.3%}",
+            f"{taken.after[name]:.3%}",
+        ]
+        for name in shown
+    ]
+    columns = [("source", False), ("share before", True), ("share", True)]
+    return table(f"step {taken.edit.step:,}", columns, rows)

@@ -1,0 +1,79 @@
+"""What is asked of a running job about its mix, and what it answers: two small files in the run's folder."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
+
+from omniload.base.config import StrictModel
+from omniload.mix.config import LARGEST_STEP
+from omniload.mix.edits.edit import Change, Edit, said_of
+from omniload.mix.edits.history import History
+
+__all__ = ["ANSWER_NAME", "REQUEST_NAME", "EditAnswer", "EditRequest", "EditTaken", "RequestId"]
+
+REQUEST_NAME = "edit-request.json"
+"""File of the question, written by the command line."""
+ANSWER_NAME = "edit-answer.json"
+"""File of the answer, written by the process that opened the plane."""
+
+RequestId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+
+
+class EditRequest(StrictModel):
+    """A change that is asked for."""
+
+    version: Literal[1] = 1
+    id: RequestId
+    """The answer has the same."""
+    change: Change
+    at: Annotated[int, Field(ge=0, le=LARGEST_STEP)] | None = None
+    """First step that it is to hold at; ``None`` for the first that is not planned."""
+
+
+class EditTaken(StrictModel):
+    """A change that was taken up."""
+
+    edit: Edit
+    planned: int
+    """First step that was not planned then; the edit holds no earlier."""
+    slowest: int
+    """Step that the slowest rank wanted next."""
+    before: dict[str, float]
+    """Shares at the edit's step without it."""
+    after: dict[str, float]
+    """Shares from its step on."""
+    until: int | None = None
+    """Step of the mix's next stage, which holds from there on."""
+
+    @classmethod
+    def of(cls, before: History, after: History, planned: int, slowest: int) -> Self:
+        """Return what an edit has changed."""
+        edit = after.edits[-1]
+        return cls(
+            edit=edit,
+            planned=planned,
+            slowest=slowest,
+            before=before.shares_at(edit.step),
+            after=after.shares_at(edit.step),
+            until=next((stage.from_step for stage in edit.stages[1:]), None),
+        )
+
+    @property
+    def said(self) -> str:
+        """The edit in a line, for logs."""
+        return (
+            f"edit {self.edit.revision} ({said_of(self.edit.change)}) holds from step {self.edit.step} on; "
+            f"steps before {self.planned} were planned already, ranks wait for step {self.slowest}"
+        )
+
+
+class EditAnswer(StrictModel):
+    """What became of a change that was asked for."""
+
+    version: Literal[1] = 1
+    id: RequestId
+    taken: EditTaken | None = None
+    refused: str | None = None
+    """Why nothing was changed."""
+    kind: str = ""
+    """Class of the error of a refusal."""

@@ -1,0 +1,95 @@
+"""A change of a mix in a running job: what was asked for, and the edit that it became.
+
+A *change* says what somebody wants. An *edit* says what holds: from its step on these
+weights, whatever held before. So a mix at a step is a function of the file and the edits, and nobody who
+reads an edit later must know how a change is worked out.
+"""
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from omniload.base.config import StrictModel
+from omniload.mix.config import LARGEST_STEP, SourceConfig, Stage
+from omniload.mix.sources import Name
+
+__all__ = [
+    "MOST_EDITS",
+    "AddSource",
+    "Change",
+    "Edit",
+    "RetireSource",
+    "SetWeights",
+    "Undo",
+    "said_of",
+]
+
+MOST_EDITS = 4096
+"""Edits of a run at most: a state carries all that hold at its step."""
+
+Weight = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+
+
+class SetWeights(StrictModel):
+    """Give sources other weights; those that are not named keep theirs."""
+
+    kind: Literal["set"] = "set"
+    weights: dict[Name, Weight] = Field(min_length=1)
+    """In the scale of the mix file."""
+
+
+class AddSource(StrictModel):
+    """Draw from a source that the mix file does not have."""
+
+    kind: Literal["add"] = "add"
+    name: Name
+    source: SourceConfig
+    weight: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+    """In the scale of the weights that hold at the step; later stages give it the same share."""
+
+
+class RetireSource(StrictModel):
+    """Draw no more from a source, in no later stage either."""
+
+    kind: Literal["retire"] = "retire"
+    name: Name
+
+
+class Undo(StrictModel):
+    """Let hold what would hold without the latest edit that was not undone."""
+
+    kind: Literal["undo"] = "undo"
+
+
+Change: TypeAlias = Annotated[
+    SetWeights | AddSource | RetireSource | Undo, Field(discriminator="kind")
+]
+
+
+class Edit(StrictModel):
+    """A change that was taken up."""
+
+    revision: Annotated[int, Field(ge=1, le=MOST_EDITS)]
+    """Its place among the edits of the run, from 1: the revision of the mix that it makes."""
+    step: Annotated[int, Field(ge=0, le=LARGEST_STEP)]
+    """First step that it holds at."""
+    change: Change
+    stages: tuple[Stage, ...] = Field(min_length=1)
+    """Weights from ``step`` on; they take the place of all stages from there on."""
+    undoes: Annotated[int, Field(ge=1, le=MOST_EDITS)] | None = None
+    """Revision of the edit that it undoes."""
+    found: dict[str, str] = Field(default_factory=dict)
+    """What a source that it adds was found to be: parts of the fingerprint."""
+
+
+def said_of(change: Change) -> str:
+    """Return a change as its command line says it."""
+    match change:
+        case SetWeights(weights=weights):
+            return "set " + " ".join(f"{name}={weight:g}" for name, weight in weights.items())
+        case AddSource(name=name, weight=weight):
+            return f"add {name} --weight {weight:g}"
+        case RetireSource(name=name):
+            return f"retire {name}"
+        case Undo():
+            return "undo"

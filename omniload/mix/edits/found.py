@@ -1,0 +1,80 @@
+"""Whether a run that goes on finds what its edits found, and stands where they say."""
+
+from collections.abc import Sequence
+
+from omniload.base.errors import ConfigError, StateError
+from omniload.mix.edits.edit import AddSource, Change, Edit
+from omniload.mix.edits.history import History
+from omniload.mix.fingerprint import SourceFacts, source_parts
+from omniload.mix.state import MixState
+
+__all__ = ["found_in", "merged", "require_found", "require_reached"]
+
+
+def found_in(change: Change, facts: SourceFacts | None) -> dict[str, str]:
+    """Return the parts of the fingerprint of a source that a change adds; none of another change.
+
+    Raises:
+        ConfigError: Nobody opened the source.
+    """
+    if not isinstance(change, AddSource):
+        return {}
+    if facts is None:
+        raise ConfigError(f"source {change.name!r} was not opened before it was added; open it")
+    return source_parts(change.name, change.source, facts)
+
+
+def merged(kept: History, carried: Sequence[Edit]) -> History:
+    """Return the history that goes on from a state which carries edits.
+
+    Args:
+        kept: What the run's folder says.
+        carried: What the state says; a folder that has no edits takes them over.
+
+    Raises:
+        StateError: Folder and state say different things.
+    """
+    if not carried or kept.edits[: len(carried)] == tuple(carried):
+        return kept
+    if not kept.edits:
+        return History(kept.base, tuple(carried))
+    raise StateError(
+        f"the mix state carries {len(carried)} edits that are not the first of the {len(kept.edits)} in the run's "
+        "folder: the state is of another run; resume from one of this run, or give another run_dir"
+    )
+
+
+def require_reached(history: History, state: MixState, num_carried: int) -> None:
+    """Refuse a state that a run with these edits does not go through.
+
+    Raises:
+        StateError: Naming the revision that it has, and the one that it would have.
+    """
+    due = history.revision_at(state.step - 1) if state.step else 0
+    for revision, where in ((due, "its run"), (num_carried, "the state itself")):
+        if state.mix_revision != revision:
+            raise StateError(
+                f"the mix state before step {state.step} is of revision {state.mix_revision} of the mix, and the edits "
+                f"of {where} make it {revision}; resume from a state of this run"
+            )
+
+
+def require_found(history: History, facts_S: Sequence[SourceFacts]) -> None:
+    """Refuse data that changed since an edit added it.
+
+    Raises:
+        StateError: Naming the source and every part that differs.
+    """
+    for edit in history.edits:
+        if not isinstance(edit.change, AddSource):
+            continue
+        number = history.latest.names.index(edit.change.name)
+        now = found_in(edit.change, facts_S[number])
+        changed = sorted(
+            k for k in now.keys() | edit.found.keys() if now.get(k) != edit.found.get(k)
+        )
+        if changed:
+            raise StateError(
+                f"source {edit.change.name!r}, which edit {edit.revision} added, is not what it was then: "
+                f"{', '.join(changed)} differ; go on with the old data"
+            )

@@ -1,0 +1,267 @@
+"""What holds at a step: a mix file and its edits, folded. And what a change would make of it."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, assert_never
+
+from pydantic import ValidationError
+
+from omniload.base.errors import ConfigError
+from omniload.base.state import Json
+from omniload.mix.config import MixConfig, Stage, WeightsConfig
+from omniload.mix.edits.edit import (
+    MOST_EDITS,
+    AddSource,
+    Change,
+    Edit,
+    RetireSource,
+    SetWeights,
+    Undo,
+)
+from omniload.mix.schedule import weights_at
+from omniload.mix.state import MixState
+
+__all__ = ["History", "require_open", "stages_from"]
+
+_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A mix and its edits.
+
+    The number of a source is its place among the sorted names of the file; sources that were
+    added follow in the order of their edits. So an edit never moves a number.
+    """
+
+    base: MixConfig
+    """The mix as its file says."""
+    edits: tuple[Edit, ...] = ()
+    """In the order of their revisions, from 1."""
+    _mixes: dict[int, MixConfig] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @property
+    def latest(self) -> MixConfig:
+        """The mix with every edit: it names all sources."""
+        return self.of_revision(len(self.edits))
+
+    def revision_at(self, step: int) -> int:
+        """Return the revision that a step is drawn under: the last of the edits that hold at it or held before.
+
+        Edits of later steps do not count, known as they may be: a run that hears of them earlier
+        or later goes through the same states.
+        """
+        return max((edit.revision for edit in self.edits if edit.step <= step), default=0)
+
+    def of_revision(self, revision: int) -> MixConfig:
+        """Return the mix of the first ``revision`` edits."""
+        if revision == 0:
+            return self.base
+        if revision not in self._mixes:
+            before, edit = self.of_revision(revision - 1), self.edits[revision - 1]
+            kept = [stage for stage in before.mix.stages if stage.from_step < edit.step]
+            weights = before.mix.model_copy(update={"stages": (*kept, *edit.stages)})
+            sources, change = before.sources, edit.change
+            if isinstance(change, AddSource):
+                sources = {**sources, change.name: change.source}
+            self._mixes[revision] = before.model_copy(update={"mix": weights, "sources": sources})
+        return self._mixes[revision]
+
+    def at(self, step: int) -> MixConfig:
+        """Return the mix that a step is drawn from."""
+        return self.of_revision(self.revision_at(step))
+
+    def steps_alike(self, step: int) -> float:
+        """Return for how many steps from ``step`` on no edit begins to hold; at least 1."""
+        revision = self.revision_at(step)
+        later = (e.step - step for e in self.edits if e.step > step and e.revision > revision)
+        return min(later, default=float("inf"))
+
+    def entered(self, state: MixState) -> tuple[MixConfig, MixState]:
+        """Return the mix of the step that ``state`` stands before, and the state as that step begins."""
+        revision = self.revision_at(state.step)
+        mix = self.of_revision(revision)
+        if revision == state.mix_revision:
+            return mix, state
+        return mix, replace(state.widened(len(mix.sources)), mix_revision=revision)
+
+    def shares_at(self, step: int) -> dict[str, float]:
+        """Return the share of each source at a step; they sum to 1."""
+        mix = self.at(step)
+        return dict(zip(mix.names, weights_at(mix.mix.stages, mix.names, step), strict=True))
+
+    def found_by(self, revision: int, fingerprint: Mapping[str, str]) -> dict[str, str]:
+        """Return the fingerprint of the file's mix with what edits up to ``revision`` found of their sources."""
+        parts = dict(fingerprint)
+        for edit in self.edits[:revision]:
+            parts |= edit.found
+        return parts
+
+    def carried_by(self, revision: int) -> list[Json]:
+        """Return the edits that a state of ``revision`` carries."""
+        return [edit.model_dump(mode="json") for edit in self.edits[:revision]]
+
+    def kept_with(self, revision: int, fingerprint: Mapping[str, str]) -> dict[str, Any]:
+        """Return what a state of ``revision`` is written with: arguments of ``MixState.to_json``."""
+        return {
+            "names": self.of_revision(revision).names,
+            "fingerprint": self.found_by(revision, fingerprint),
+            "edits": self.carried_by(revision),
+        }
+
+    def edited(
+        self, change: Change, step: int, found: Mapping[str, str] | None = None
+    ) -> "History":
+        """Return the history with one more edit.
+
+        Args:
+            change: What is asked for.
+            step: First step that it is to hold at.
+            found: Parts of the fingerprint of a source that is added.
+
+        Raises:
+            ConfigError: It names a source that is not there, or leaves a stage without weights, or there is
+                nothing to undo.
+        """
+        if len(self.edits) >= MOST_EDITS:
+            raise ConfigError(
+                f"the run has {len(self.edits)} edits, {MOST_EDITS} at most; end it, put what holds now into its mix "
+                "file and start a new run"
+            )
+        undoes = None
+        if isinstance(change, Undo):
+            undoes = self._latest_not_undone()
+            stages = stages_from(self.of_revision(undoes - 1).mix.stages, step)
+        else:
+            stages = self._changed(change, step)
+        self._require_stages(stages, step)
+        edit = Edit(
+            revision=len(self.edits) + 1,
+            step=step,
+            change=change,
+            stages=tuple(stages),
+            undoes=undoes,
+            found=dict(found or {}),
+        )
+        return History(self.base, (*self.edits, edit))
+
+    def _latest_not_undone(self) -> int:
+        gone = {edit.undoes for edit in self.edits}
+        left = [e.revision for e in self.edits if e.undoes is None and e.revision not in gone]
+        if not left:
+            raise ConfigError(
+                f"there is nothing to undo: of {len(self.edits)} edits of the run none is left"
+            )
+        return left[-1]
+
+    def _changed(self, change: SetWeights | AddSource | RetireSource, step: int) -> list[Stage]:
+        """Return the stages from ``step`` on under a change of weights."""
+        mix = self.latest
+        stages = stages_from(mix.mix.stages, step)
+        match change:
+            case SetWeights(weights=weights):
+                self._require_known(weights)
+                # A ramp under way ends here; stages that begin later hold as they are declared.
+                later = [stage for stage in mix.mix.stages if stage.from_step > step]
+                return [_weighted(stages[0], {**stages[0].weights, **weights}, step), *later]
+            case AddSource(name=name, weight=weight):
+                if name in mix.sources:
+                    raise ConfigError(
+                        f"source {name!r} is in the mix already; choose another name, or give it a weight with "
+                        f"`omniload mix set RUN {name}=WEIGHT`"
+                    )
+                part = weight / sum(stages[0].weights.values())
+                return [
+                    _weighted(s, {**s.weights, name: part * sum(s.weights.values())}, step)
+                    for s in stages
+                ]
+            case RetireSource(name=name):
+                self._require_known([name])
+                if not any(stage.weights.get(name, 0.0) for stage in stages):
+                    raise ConfigError(
+                        f"source {name!r} has no weight from step {step} on; it is retired already"
+                    )
+                return [
+                    _weighted(s, {n: w for n, w in s.weights.items() if n != name}, step)
+                    for s in stages
+                ]
+            case _:
+                assert_never(change)
+
+    def _require_known(self, names: Mapping[str, float] | Sequence[str]) -> None:
+        known = self.latest.names
+        for name in names:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                meant = f" (did you mean {close[0]!r}?)" if close else ""
+                raise ConfigError(
+                    f"source {name!r} is not in the mix{meant}, which has {', '.join(known[:_SHOWN])}; "
+                    "correct the name, or add the source with `omniload mix add`"
+                )
+
+    def _require_stages(self, stages: Sequence[Stage], step: int) -> None:
+        """Hold the weights from ``step`` on to the rules of a mix file."""
+        moved = [s.model_copy(update={"from_step": s.from_step - step}) for s in stages]
+        content = self.base.mix.model_dump() | {"stages": [s.model_dump() for s in moved]}
+        try:
+            WeightsConfig.model_validate(content)
+        except ValidationError as error:
+            raise ConfigError(
+                f"the weights from step {step} on are refused (stages are counted from there): "
+                + "; ".join(str(fault["msg"]) for fault in error.errors())
+            ) from error
+
+
+def require_open(step: int, *, planned: int, end: int | None, ended: bool) -> None:
+    """Refuse a step that an edit can not begin to hold at.
+
+    Args:
+        step: The step.
+        planned: First step that is not planned.
+        end: First step that there is none of, where that is known.
+        ended: Whether the data has ended.
+
+    Raises:
+        ConfigError: It is planned already, or the run ends before it.
+    """
+    if ended or (end is not None and step >= end):
+        last = planned if ended or end is None else end
+        raise ConfigError(f"step {step} is not part of the run, which ends before step {last}")
+    if step < planned:
+        raise ConfigError(
+            f"step {step} is planned already, and ranks may have it; the first step that can be changed is {planned}: "
+            f"say --at {planned} or later, or --at next"
+        )
+
+
+def stages_from(stages: Sequence[Stage], step: int) -> list[Stage]:
+    """Return stages that begin at ``step`` and give from there on what ``stages`` give."""
+    current = max(i for i, stage in enumerate(stages) if stage.from_step <= step)
+    stage, later = stages[current], stages[current + 1 :]
+    left = stage.ramp_steps - (step - stage.from_step + 1)
+    if left <= 0:
+        return [Stage(from_step=step, weights=stage.weights), *later]
+    # In a ramp: what holds at this step, then the rest of the way.
+    names = sorted({name for s in stages[max(0, current - 1) : current + 1] for name in s.weights})
+    scale = sum(stage.weights.values())
+    shares = weights_at(stages, names, step)
+    now = {name: share * scale for name, share in zip(names, shares, strict=True) if share > 0}
+    rest = Stage(from_step=step + 1, weights=stage.weights, ramp_steps=left)
+    return [Stage(from_step=step, weights=now), rest, *later]
+
+
+def _weighted(stage: Stage, weights: Mapping[str, float], step: int) -> Stage:
+    """Return a stage of other weights.
+
+    Raises:
+        ConfigError: None of them is above 0.
+    """
+    left = {name: weight for name, weight in weights.items() if weight > 0}
+    if not left:
+        raise ConfigError(
+            f"no source would have a weight from step {max(stage.from_step, step)} on; give one to another source first"
+        )
+    return Stage(from_step=stage.from_step, weights=left, ramp_steps=stage.ramp_steps)

@@ -1,0 +1,120 @@
+"""The edits of a run in its folder: ``edits.json``, written whole and sealed, by whoever holds the plane.
+
+The file outlives every attempt. A run that goes on from an earlier step finds the edits of later
+steps in it, and they hold at the same steps again::
+
+    {"version": 1, "mix": "6b0c...", "edits": [{"revision": 1, "step": 120, ...}], "blake2b": "..."}
+
+``mix`` is a digest of what the edits are edits of.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Literal
+
+import orjson
+from pydantic import Field, TypeAdapter, ValidationError
+
+from omniload.base.config import StrictModel
+from omniload.base.errors import IntegrityError, StateError, system_refusals
+from omniload.base.reading import read_kept_file
+from omniload.base.state import Json, sealed, unsealed
+from omniload.base.writing import write_whole
+from omniload.mix.config import MixConfig
+from omniload.mix.edits.edit import MOST_EDITS, Edit
+from omniload.mix.edits.history import History
+
+__all__ = ["EDITS_NAME", "edits_in", "read_history", "write_history"]
+
+EDITS_NAME = "edits.json"
+"""File in the run's folder."""
+_MOST_BYTES = 1 << 30
+
+
+class _Kept(StrictModel):
+    version: Literal[1] = 1
+    mix: str
+    edits: Annotated[tuple[Edit, ...], Field(max_length=MOST_EDITS)]
+
+
+def read_history(run_dir: Path | None, mix: MixConfig) -> History:
+    """Return a mix with the edits of a run; without a folder, or a file in it, there are none.
+
+    Raises:
+        StateError: The file is damaged, of another version, or of another mix.
+    """
+    if run_dir is None:
+        return History(mix)
+    path = run_dir / EDITS_NAME
+    try:
+        found = orjson.loads(
+            read_kept_file(path, most_bytes=_MOST_BYTES, what="the edits of a run")
+        )
+        kept = _Kept.model_validate(unsealed(found, of=str(path)))
+    except (FileNotFoundError, NotADirectoryError):
+        return History(mix)
+    except (OSError, ValueError, AttributeError, ValidationError, IntegrityError) as error:
+        raise StateError(
+            f"{path}: not the edits of a run, or damaged ({error!s:.200}); restore it, or move it away to go on "
+            "without them"
+        ) from error
+    if kept.mix != _digest(mix):
+        raise StateError(
+            f"{path}: holds {len(kept.edits)} edits of a mix with digest {kept.mix}, this one has {_digest(mix)}: "
+            "go on with the old mix file, or give another run_dir"
+        )
+    return History(mix, _in_order(kept.edits, str(path)))
+
+
+@system_refusals("the run's edits")
+def write_history(run_dir: Path, history: History) -> None:
+    """Keep the edits of a run, durably.
+
+    Raises:
+        StateError: The disk is full, or the folder cannot be written.
+    """
+    kept = _Kept(mix=_digest(history.base), edits=history.edits)
+    content: dict[str, Json] = kept.model_dump(mode="json")
+    write_whole(run_dir / EDITS_NAME, orjson.dumps(sealed(content)), durable=True)
+
+
+def edits_in(state: Mapping[str, Json] | None) -> tuple[Edit, ...]:
+    """Return the edits that a loader state carries.
+
+    Raises:
+        StateError: They are damaged.
+    """
+    if not isinstance(state, Mapping) or "edits" not in state:
+        return ()
+    try:
+        edits = TypeAdapter(tuple[Edit, ...]).validate_python(state["edits"])
+    except ValidationError as error:
+        raise StateError(
+            f"the edits in the mix state are damaged ({error.errors()[0]['msg']}); resume from an earlier checkpoint"
+        ) from error
+    return _in_order(edits, "the mix state")
+
+
+def _in_order(edits: Sequence[Edit], where: str) -> tuple[Edit, ...]:
+    revisions = [edit.revision for edit in edits]
+    if revisions != list(range(1, len(edits) + 1)) or any(
+        later.undoes is not None and later.undoes > earlier.revision
+        for earlier, later in pairwise(edits)
+    ):
+        raise StateError(
+            f"{where}: its edits have revisions {revisions[:8]}, they count from 1; restore it from a backup"
+        )
+    return tuple(edits)
+
+
+def _digest(mix: MixConfig) -> str:
+    """Return a digest of what edits change: seed, sources' names, weights."""
+    said: dict[str, Json] = {
+        "seed": str(mix.seed),
+        "sources": list(mix.names),
+        "mix": mix.mix.model_dump(mode="json"),
+    }
+    text = orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
+    return hashlib.blake2b(text, digest_size=8).hexdigest()

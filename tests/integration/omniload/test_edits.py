@@ -1,0 +1,227 @@
+"""The mix of a job is changed while it runs, by the command line: threads, a run at rest, and Ray."""
+
+import json
+import os
+import signal
+
+import pytest
+import yaml
+
+from omniload.actors.local.plane import LocalPlane
+from omniload.actors.opening import open_plane
+from omniload.actors.plane import PlaneSpec
+from omniload.base.errors import ConfigError, StateError, UnavailableError
+from omniload.batch.digest import batch_digest, combined
+from omniload.client import Client
+from omniload.commands.edits.asking import changed
+from omniload.mix.config import load_mix
+from omniload.mix.edits.answers import REQUEST_NAME
+from omniload.mix.edits.edit import Undo
+from omniload.mix.edits.kept import EDITS_NAME, read_history
+from omniload.mix.run_record import write_run_record
+from omniload.plan.place_tree import ClientPlaceTree
+from tests.support.plane.corpora import write_texts
+from tests.support.plane.mix_commands import a_mix_file, json_of, run_mix
+
+AHEAD = 4
+
+
+@pytest.fixture
+def mix_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return a_mix_file(tmp_path, rows=6, micro_rows=1)
+
+
+@pytest.fixture
+def run_dir(tmp_path, mix_path):
+    write_run_record(tmp_path / "run", mix_path, {"dp": 1})
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def books(tmp_path):
+    """A file that declares a further source."""
+    write_texts(tmp_path / "more" / "books.jsonl", [f"book {i} " * (i % 9 + 1) for i in range(40)])
+    path = tmp_path / "more" / "books.yaml"
+    source = {"type": "jsonl", "path": "books.jsonl"}
+    path.write_text(yaml.safe_dump({"sources": {"books": source}}), encoding="utf-8")
+    return path
+
+
+def a_spec(mix_path, *, dp=1, **changes):
+    mix, base_dir = load_mix(mix_path)
+    runtime = mix.runtime.model_copy(update={"prefetch_steps": AHEAD, "loaders": 2, "shadows": 1})
+    mix = mix.model_copy(update={"runtime": runtime})
+    return PlaneSpec(mix=mix, base_dir=base_dir, tree=ClientPlaceTree.of(dp=dp), **changes)
+
+
+def taken_by(clients, count):
+    return [combined(batch_digest(c.next_batch()) for c in clients) for _ in range(count)]
+
+
+def replayed(spec, count):
+    with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
+        return taken_by([client], count)
+
+
+def test_a_run_of_threads_is_changed_by_the_command_line_and_goes_on_elsewhere(
+    mix_path, run_dir, books, tmp_path
+):
+    with LocalPlane(a_spec(mix_path, run_dir=run_dir)) as plane:
+        client = Client(plane.handle(0))
+        digests = taken_by([client], 3)
+
+        shown = json_of("set", run_dir, "ids=3", "text=1")
+        digests += taken_by([client], 2 * AHEAD)
+        added = json_of("add", run_dir, "books", "--from", books, "--weight", 4, "--at", 20)
+        digests += taken_by([client], 3 * AHEAD)
+        saved = json.loads(json.dumps(client.state_dict()))
+        retired = json_of("retire", run_dir, "text")
+        digests += taken_by([client], 2 * AHEAD)
+        json_of("undo", run_dir)
+        digests += taken_by([client], 2 * AHEAD)
+        batch = client.next_batch()
+        whole = client.state_dict()
+
+    # What was handed out keeps its mix; the first step that was not planned has another.
+    assert 3 <= shown["edit"]["step"] == shown["planned"] <= 3 + 2 * AHEAD
+    assert shown["after"] == {"ids": 0.75, "text": 0.25}
+    assert added["after"] == {"ids": 0.375, "text": 0.125, "books": 0.5}
+    assert retired["after"] == pytest.approx({"ids": 3 / 7, "text": 0, "books": 4 / 7})
+    assert list(batch.tokens_by_source) == ["ids", "text", "books"]
+    assert all(batch.tokens_by_source.values())
+    history = read_history(run_dir, load_mix(mix_path)[0])
+    assert [edit.change.kind for edit in history.edits] == ["set", "add", "retire", "undo"]
+    # The edits alone give the same steps again, from the start and from a state.
+    assert replayed(a_spec(mix_path, edits=history.edits), len(digests)) == digests
+    at = saved["step"]
+    assert at == 3 + 5 * AHEAD
+    again = a_spec(mix_path, run_dir=run_dir, state=saved)
+    assert replayed(again, len(digests) - at) == digests[at:]
+    # A state alone brings the edits that hold by then to another folder.
+    moved = a_spec(mix_path, run_dir=tmp_path / "other", state=whole)
+    assert replayed(moved, 2) == replayed(a_spec(mix_path, run_dir=run_dir, state=whole), 2)
+    assert (tmp_path / "other" / EDITS_NAME).exists()
+
+
+def test_steps_of_an_edited_run_are_audited_and_shown(mix_path, run_dir, books):
+    spec = a_spec(mix_path, run_dir=run_dir, num_steps=40)
+    with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
+        taken_by([client], 2)
+        step = json_of("add", run_dir, "books", "--from", books, "--weight", 2)["edit"]["step"]
+        json_of("set", run_dir, "text=0")
+        taken_by([client], 38)
+
+    shown = json_of("show", run_dir)
+    samples = json_of("audit", run_dir, "--step", step + 20)["samples"]
+    before = json_of("audit", run_dir, "--step", step - 1)["samples"]
+
+    assert [source["name"] for source in shown["sources"]] == ["ids", "text", "books"]
+    assert [edit["revision"] for edit in shown["edits"]] == [1, 2]
+    assert {sample["source"] for sample in samples} == {"ids", "books"}
+    assert {sample["source"] for sample in before} == {"ids", "text"}
+
+
+def test_a_run_at_rest_is_changed_from_the_first_step_that_it_never_planned(mix_path, run_dir):
+    with LocalPlane(a_spec(mix_path, run_dir=run_dir)) as plane:
+        client = Client(plane.handle(0))
+        digests = taken_by([client], 6)
+        saved = client.state_dict()
+
+    taken = json_of("set", run_dir, "ids=9")
+    step = taken["edit"]["step"]
+
+    assert step >= 6
+    spec = a_spec(mix_path, run_dir=run_dir, state=saved)
+    with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
+        digests += taken_by([client], 20)
+    unedited = replayed(a_spec(mix_path), len(digests))
+    assert digests[:step] == unedited[:step]
+    assert digests[step:] != unedited[step:]
+
+
+def test_what_cannot_be_is_refused_and_the_run_goes_on(mix_path, run_dir, books, tmp_path):
+    books.write_text(books.read_text().replace("books.jsonl", "nothing.jsonl"))
+    with LocalPlane(a_spec(mix_path, run_dir=run_dir)) as plane, Client(plane.handle(0)) as client:
+        digests = taken_by([client], 3)
+        for arguments, said in (
+            (("set", run_dir, "txt=1"), "did you mean 'text'"),
+            (("set", run_dir, "ids=0", "text=0"), "no source would have a weight"),
+            (("set", run_dir, "ids=-1"), "greater than or equal to 0"),
+            (("set", run_dir, "ids"), "NAME=NUMBER"),
+            (("set", run_dir, "ids=1", "ids=2"), "two weights"),
+            (("set", run_dir, "ids=2", "--at", 2), "the first step that can be changed is"),
+            (("retire", run_dir, "boks"), "not in the mix"),
+            (("undo", run_dir), "nothing to undo"),
+            (("add", run_dir, "boks", "--from", books, "--weight", 1), "declare it there"),
+            (("add", run_dir, "books", "--from", books, "--weight", 1), "nothing.jsonl"),
+        ):
+            result = run_mix(*arguments)
+            assert isinstance(result.exception, ConfigError), (arguments, result.exception)
+            assert said in str(result.exception)
+        digests += taken_by([client], 12)
+
+    assert digests == replayed(a_spec(mix_path), 15)
+    assert not (run_dir / EDITS_NAME).exists()
+    with pytest.raises(StateError, match="no folder of a run"):
+        changed(tmp_path / "nowhere", Undo(), None, 1.0)
+
+
+def test_edits_that_are_damaged_or_of_another_mix_are_refused(mix_path, run_dir):
+    with LocalPlane(a_spec(mix_path, run_dir=run_dir)) as plane, Client(plane.handle(0)) as client:
+        taken_by([client], 1)
+        json_of("set", run_dir, "ids=3")
+    kept = json.loads((run_dir / EDITS_NAME).read_bytes())
+    kept["edits"][0]["step"] += 1
+    whole = (run_dir / EDITS_NAME).read_bytes()
+
+    (run_dir / EDITS_NAME).write_text(json.dumps(kept))
+    with pytest.raises(StateError, match="damaged"):
+        LocalPlane(a_spec(mix_path, run_dir=run_dir))
+    (run_dir / EDITS_NAME).write_bytes(whole)
+    spec = a_spec(mix_path, run_dir=run_dir)
+    with pytest.raises(StateError, match="edits of a mix with digest"):
+        LocalPlane(PlaneSpec(**{**vars_of(spec), "mix": spec.mix.model_copy(update={"seed": 8})}))
+
+
+def vars_of(spec):
+    return {name: getattr(spec, name) for name in spec.__dataclass_fields__}
+
+
+def test_a_plane_that_does_not_answer_is_named(mix_path, run_dir, monkeypatch):
+    monkeypatch.setattr("omniload.actors.local.plane.answer_edits", lambda *_: lambda: None)
+    with LocalPlane(a_spec(mix_path, run_dir=run_dir)):
+        with pytest.raises(UnavailableError, match=f"open in process {os.getpid()}"):
+            changed(run_dir, Undo(), None, 0.2)
+        assert not (run_dir / REQUEST_NAME).exists()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("leaves_nothing_behind")
+def test_two_ranks_of_a_plane_of_actors_see_the_edits_though_loaders_are_killed(
+    mix_path, run_dir, books
+):
+    pytest.importorskip("ray")
+    with open_plane(a_spec(mix_path, dp=2, run_dir=run_dir)) as plane:
+        clients = [Client(plane.handle(rank)) for rank in range(2)]
+        digests = taken_by(clients, 3)
+        json_of("set", run_dir, "ids=3", "text=1")
+        digests += taken_by(clients, 2 * AHEAD)
+        json_of("add", run_dir, "books", "--from", books, "--weight", 4)
+        digests += taken_by(clients, 2 * AHEAD)
+        pids = plane.pids()
+        for role in ("loader-0", "loader-1", "constructor-0"):
+            os.kill(pids[role], signal.SIGKILL)
+        digests += taken_by(clients, 3 * AHEAD)
+        with pytest.raises(ConfigError, match="in the mix already"):
+            json_of("add", run_dir, "books", "--from", books, "--weight", 4)
+        json_of("retire", run_dir, "ids")
+        digests += taken_by(clients, 3 * AHEAD)
+        last = clients[0].next_batch()
+
+    history = read_history(run_dir, load_mix(mix_path)[0])
+    assert len(history.edits) == 3
+    assert replayed(a_spec(mix_path, edits=history.edits), len(digests)) == digests
+    assert last.tokens_by_source["books"] > 0
+    assert last.tokens_by_source["ids"] == 0

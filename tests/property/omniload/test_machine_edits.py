@@ -1,0 +1,216 @@
+"""The mix is changed while a simulated job runs: the samples are a function of mix, seed and edits alone.
+
+The model is ``reference_digests``: it knows the edits from the start and no machine at all.
+"""
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omniload.base.errors import ConfigError
+from omniload.mix.edits.edit import AddSource, RetireSource, SetWeights, Undo
+from omniload.mix.edits.found import require_reached
+from omniload.mix.edits.history import History, stages_from
+from omniload.mix.edits.kept import edits_in
+from omniload.mix.journal.reading import state_before
+from omniload.mix.journal.records import StepRecord
+from omniload.mix.progress import weights_by_step
+from omniload.mix.schedule import weights_at
+from omniload.mix.sources import ParquetSource
+from omniload.mix.state import MixState
+from tests.support.plane.builders import a_mix
+from tests.support.plane.reference import reference_digests
+from tests.support.plane.simulation import Simulation
+
+STEPS = 14
+NAMES = ("web", "code", "books")
+
+records = st.lists(st.integers(1, 50), min_size=1, max_size=3) | st.just([])
+epochs = st.lists(records, max_size=12).map(lambda rows: [[9], *rows])
+weights = st.integers(0, 5).map(float)
+steps = st.none() | st.integers(0, STEPS - 1)
+
+
+@st.composite
+def mixes(draw):
+    stages = [{"from_step": 0, "weights": {name: draw(st.integers(1, 5)) for name in NAMES}}]
+    if draw(st.booleans()):
+        later = {name: draw(weights) for name in NAMES[1:]} | {NAMES[0]: 1.0}
+        stages.append({"from_step": 5, "weights": later, "ramp_steps": draw(st.integers(0, 6))})
+    return a_mix(
+        sources=NAMES,
+        rows=8,
+        length=16,
+        pack={"method": draw(st.sampled_from(["best_fit", "concat_and_split", "none"]))},
+        mix={"stages": stages, "level": draw(st.sampled_from(["token", "sample"]))},
+        runtime={"prefetch_steps": draw(st.sampled_from([1, 16, 64]))},
+    )
+
+
+@st.composite
+def changes(draw):
+    """Changes as people ask for them, some impossible; added sources sort anywhere among the others."""
+    added = iter(("a-new", "d-new", "zz-new"))
+    kinds = draw(st.lists(st.sampled_from(["set", "add", "retire", "undo"]), max_size=6))
+    asked = []
+    for kind in kinds:
+        name = draw(st.sampled_from(NAMES))
+        if kind == "set":
+            change = SetWeights(weights={name: draw(weights), NAMES[0]: draw(weights)})
+        elif kind == "add":
+            if (new := next(added, None)) is None:
+                continue
+            source = ParquetSource(type="parquet", path=f"{new}/*.parquet", tokens="tokens")
+            change = AddSource(name=new, source=source, weight=draw(st.integers(1, 5)))
+        else:
+            change = Undo() if kind == "undo" else RetireSource(name=name)
+        asked.append((change, draw(steps)))
+    return asked
+
+
+@st.composite
+def worlds(draw):
+    return {
+        "dp": draw(st.sampled_from([1, 2, 4])),
+        "num_loaders": draw(st.integers(1, 3)),
+        "num_constructors": draw(st.integers(1, 3)),
+        "seed": draw(st.integers(0, 1 << 30)),
+        "repeat_share": draw(st.sampled_from([0.0, 0.3])),
+        "kills": draw(st.sampled_from([0, 1, 3])),
+        "constructor_kills": draw(st.sampled_from([0, 1])),
+        "shadows": draw(st.integers(0, 1)),
+    }
+
+
+def simulated(mix, lengths, world, **more):
+    simulation = Simulation(mix=mix, epochs=lengths, num_steps=STEPS, **world, **more)
+    return simulation, simulation.run()
+
+
+@settings(max_examples=25)
+@given(mixes(), changes(), worlds(), st.lists(epochs, min_size=6, max_size=6))
+def test_a_run_with_edits_is_the_one_that_mix_and_edits_alone_decide(mix, asked, world, lengths):
+    simulation, digests = simulated(mix, lengths, world, changes=asked)
+
+    assert digests == reference_digests(simulation.history, lengths, num_steps=STEPS)
+    assert simulation.published == list(range(STEPS))
+
+
+@settings(max_examples=15)
+@given(mixes(), changes(), worlds(), st.lists(epochs, min_size=6, max_size=6))
+def test_a_replay_that_knows_every_edit_from_the_start_gives_the_same_steps(
+    mix, asked, world, lengths
+):
+    history = History(mix)
+    for change, step in asked:
+        with suppress(ConfigError):
+            history = history.edited(change, 3 if step is None else step)
+
+    replay = Simulation(mix=mix, epochs=lengths, num_steps=STEPS, edits=history.edits, **world)
+
+    assert replay.run() == reference_digests(history, lengths, num_steps=STEPS)
+
+
+@settings(max_examples=25)
+@given(mixes(), changes(), worlds(), worlds(), st.lists(epochs, min_size=6, max_size=6), st.data())
+def test_a_killed_run_goes_on_in_another_world_with_the_same_edits(
+    mix, asked, world, other, lengths, data
+):
+    first, digests = simulated(mix, lengths, world, changes=asked)
+    at = data.draw(st.sampled_from(sorted(first.states)))
+    saved = json.loads(json.dumps(first.states[at]))
+
+    # As a plane does it: the folder has all edits, the state those that held before it.
+    history, carried = first.history, edits_in(saved)
+    names = history.of_revision(len(carried)).names
+    found = history.found_by(len(carried), first.planner.fingerprint)
+    state = MixState.from_json(saved, names, found)
+    require_reached(history, state, len(carried))
+    assert history.edits[: len(carried)] == carried
+    second, rest = simulated(mix, lengths, other, state=state, edits=history.edits)
+
+    assert rest == digests[at:]
+    assert all(second.states[step] == first.states[step] for step in second.states)
+
+
+@settings(max_examples=15)
+@given(mixes(), changes(), worlds(), st.lists(epochs, min_size=6, max_size=6))
+def test_no_sample_is_lost_or_trained_on_twice(mix, asked, world, lengths):
+    simulation, _ = simulated(mix, lengths, world, changes=asked)
+
+    last = max(simulation.states)
+    pieces = [
+        key
+        for (step, _), batch in simulation.batches.items()
+        if step < last
+        for m in batch.microbatches
+        for key in m.keys_K4.tolist()
+    ]
+    assert len({tuple(piece) for piece in pieces}) == len(pieces)
+    state = simulation.states[last]
+    waiting = {tuple(row[:3]) for row in state["carried"]}
+    names = list(state["sources"])
+    for number, name in enumerate(simulation.history.latest.names):
+        if name not in names or mix.pack.method == "concat_and_split":
+            continue
+        position, sub, token = state["sources"][name]["cursor"]
+        epoch = lengths[number]
+        drawn = {
+            (p, i)
+            for p in range(position + 1)
+            for i in range(len(epoch[p % len(epoch)]))
+            if (p, i) < (position, sub) or ((p, i) == (position, sub) and token)
+        }
+        seen = {(k[1], k[2]) for k in pieces if k[0] == number}
+        held = {(p, i) for s, p, i in waiting if s == name}
+        assert seen | held == drawn
+
+
+@settings(max_examples=15)
+@given(mixes(), changes(), worlds(), st.lists(epochs, min_size=6, max_size=6))
+def test_the_journal_and_the_edits_fold_to_the_planners_own_states(mix, asked, world, lengths):
+    simulation, _ = simulated(mix, lengths, world, changes=asked)
+    history = simulation.history
+
+    names = history.latest.names
+    read = [StepRecord.from_json(json.loads(json.dumps(r)), names) for r in simulation.journal]
+    start = MixState.start(len(mix.names))
+
+    for step, saved in simulation.states.items():
+        folded = state_before(step, start, read, weights_by_step(history))
+        revision = folded.mix_revision
+        found = history.found_by(revision, simulation.planner.fingerprint)
+        carried = history.carried_by(revision)
+        assert folded.to_json(history.of_revision(revision).names, found, carried) == saved
+
+
+@given(mixes(), st.integers(0, 20))
+def test_stages_from_a_step_give_from_there_on_what_the_stages_give(mix, step):
+    stages = mix.mix.stages
+
+    cut = stages_from(stages, step)
+
+    assert cut[0].from_step == step
+    for at in range(step, step + 15):
+        assert weights_at(cut, NAMES, at) == pytest.approx(weights_at(stages, NAMES, at))
+
+
+@given(mixes(), changes(), st.integers(0, 20))
+def test_undoing_every_edit_gives_the_weights_of_the_file_again(mix, asked, step):
+    history, number = History(mix), 0
+    for change, _ in asked:
+        try:
+            history = history.edited(change, step)
+        except ConfigError:
+            continue
+        number += 1 if not isinstance(change, Undo) else -1
+    for _ in range(number):
+        history = history.edited(Undo(), step)
+
+    for at in range(step, step + 15):
+        held = {name: share for name, share in history.shares_at(at).items() if share}
+        due = {name: share for name, share in History(mix).shares_at(at).items() if share}
+        assert held == pytest.approx(due)

@@ -1,0 +1,26 @@
+"""A source of a file of its own is found from wherever its run is."""
+
+from pathlib import Path
+
+from omniload.commands.edits.fragments import placed
+from omniload.mix.config import JsonlSource
+
+FOLDER = Path("/data/more")
+
+
+def test_relative_paths_start_at_the_file_and_others_stay():
+    source = JsonlSource(type="jsonl", path=("a/*.jsonl", "/b.jsonl", "s3://bucket/c.jsonl"))
+
+    assert placed(source, FOLDER).paths == (
+        "/data/more/a/*.jsonl",
+        "/b.jsonl",
+        "s3://bucket/c.jsonl",
+    )
+
+
+def test_the_template_of_a_chat_starts_at_the_file():
+    source = JsonlSource(
+        type="jsonl", path="a.jsonl", transforms=({"type": "chat", "template": "t.jinja"},)
+    )
+
+    assert placed(source, FOLDER).transforms[0].template == "/data/more/t.jinja"

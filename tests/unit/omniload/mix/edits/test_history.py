@@ -1,0 +1,112 @@
+"""What a change makes of a mix, by cases; ``test_machine_edits`` has what holds for all of them."""
+
+import pytest
+
+from omniload.base.errors import ConfigError, StateError
+from omniload.mix.edits.edit import AddSource, RetireSource, SetWeights, Undo
+from omniload.mix.edits.found import merged, require_found, require_reached
+from omniload.mix.edits.history import History, require_open
+from omniload.mix.sources import ParquetSource
+from omniload.mix.state import MixState
+from tests.support.plane.builders import a_mix, some_facts
+
+LATER = {"from_step": 100, "weights": {"web": 1, "code": 3}}
+
+
+def a_history(**mix):
+    stages = [{"from_step": 0, "weights": {"web": 3, "code": 1}}, LATER]
+    return History(a_mix(mix={"stages": stages} | mix))
+
+
+def an_addition(name="books", weight=4):
+    source = ParquetSource(type="parquet", path=f"{name}/*.parquet", tokens="tokens")
+    return AddSource(name=name, source=source, weight=weight)
+
+
+def test_set_holds_until_the_next_stage_of_the_file():
+    history = a_history().edited(SetWeights(weights={"web": 1}), 10)
+
+    assert history.shares_at(9) == {"code": 0.25, "web": 0.75}
+    assert history.shares_at(10) == history.shares_at(99) == {"code": 0.5, "web": 0.5}
+    assert history.shares_at(100) == {"code": 0.75, "web": 0.25}
+
+
+def test_a_retired_source_has_no_weight_in_later_stages_either():
+    history = a_history().edited(RetireSource(name="web"), 10)
+
+    assert history.shares_at(10) == history.shares_at(100) == {"code": 1.0, "web": 0.0}
+
+
+def test_an_added_source_keeps_its_share_in_later_stages_and_its_number_comes_last():
+    history = a_history().edited(an_addition(), 10)
+
+    assert history.latest.names == ("code", "web", "books")
+    assert history.at(9).names == ("code", "web")
+    assert history.shares_at(10)["books"] == history.shares_at(100)["books"] == 0.5
+
+
+def test_undo_goes_back_one_edit_after_another():
+    history = a_history()
+    for weight in (1, 5):
+        history = history.edited(SetWeights(weights={"web": weight}), 10)
+
+    once = history.edited(Undo(), 20)
+    twice = once.edited(Undo(), 30)
+
+    assert once.shares_at(20) == {"code": 0.5, "web": 0.5}
+    assert twice.shares_at(30) == {"code": 0.25, "web": 0.75}
+    assert [edit.undoes for edit in twice.edits] == [None, None, 2, 1]
+    with pytest.raises(ConfigError, match="nothing to undo: of 4 edits"):
+        twice.edited(Undo(), 40)
+
+
+def test_a_mix_that_goes_through_each_source_once_may_not_pause_one():
+    history = History(a_mix(mix={"stop": "each_once", "stages": [LATER | {"from_step": 0}, LATER]}))
+
+    with pytest.raises(ConfigError, match="gives 'web' no weight"):
+        history.edited(SetWeights(weights={"web": 0}), 10)
+
+
+@pytest.mark.parametrize(
+    ("step", "end", "ended", "said"),
+    [
+        (7, None, False, "step 7 is planned already.*first step that can be changed is 8"),
+        (50, 50, False, "ends before step 50"),
+        (9, None, True, "ends before step 8"),
+    ],
+)
+def test_a_step_that_no_edit_can_hold_at_is_refused(step, end, ended, said):
+    with pytest.raises(ConfigError, match=said):
+        require_open(step, planned=8, end=end, ended=ended)
+
+
+def test_a_state_of_other_edits_than_the_folders_is_refused():
+    mine = a_history().edited(RetireSource(name="web"), 10)
+    other = a_history().edited(RetireSource(name="code"), 10)
+
+    assert merged(mine, mine.edits) is mine
+    assert merged(History(mine.base), mine.edits) == mine
+    with pytest.raises(StateError, match="the state is of another run"):
+        merged(mine, other.edits)
+
+
+def test_a_state_that_passed_the_step_of_an_edit_without_it_is_refused():
+    history = a_history().edited(RetireSource(name="web"), 0)
+    state = MixState.start(2).after(
+        cursors_S=[(0, 0, 0)] * 2,
+        served_S=[0, 0],
+        weights_S=[1, 0],
+        carried=MixState.start(2).carried,
+    )
+
+    with pytest.raises(
+        StateError, match="is of revision 0 of the mix, and the edits of its run make it 1"
+    ):
+        require_reached(history, state, 0)
+
+
+def test_an_added_source_whose_data_changed_is_refused():
+    history = a_history().edited(an_addition(), 10, {"sources.books.records": "7"})
+
+    with pytest.raises(StateError, match="'books', which edit 1 added, is not what it was"):
+        require_found(history, some_facts([5, 5, 8]))
