@@ -2,31 +2,27 @@
 
 import ast
 import importlib
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-import pytest
-
-__all__ = ["PACKAGES", "ROOT", "imported", "name_of", "source_files", "tree_of"]
+__all__ = [
+    "PACKAGES",
+    "ROOT",
+    "base_files",
+    "faults",
+    "framework_files",
+    "imported",
+    "name_of",
+    "source_files",
+    "tree_of",
+]
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("omniload", "fusefs", "snapshot", "trainer_integration")
-EXTRAS = {
-    "mlflow",
-    "tensorboard",
-    "wandb",
-    "pyfuse3",
-    "trio",
-    "ray",
-    "torch",
-    "jinja2",
-    "indexed_gzip",
-    "urllib3",
-}
-EXTRAS |= {"grpc", "google"}
-EXTRAS |= {"accelerate", "lightning", "transformers"}  # tests/frameworks has them
-"""What an installation may lack."""
+TRACKERS = ("mlflow", "tensorboard", "wandb")
 
 
 def source_files() -> list[Path]:
@@ -46,11 +42,22 @@ def name_of(path: Path) -> str:
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
 
 
+def framework_files() -> list[Path]:
+    """Return the modules that need a framework or a tracker; tests/frameworks imports them."""
+    hosts = Path("trainer_integration/hosts")
+    trackers = {Path("trainer_integration/writers") / f"{name}.py" for name in TRACKERS}
+    return [path for path in source_files() if path.is_relative_to(hosts) or path in trackers]
+
+
+def base_files() -> list[Path]:
+    """Return every other module."""
+    return sorted(set(source_files()) - set(framework_files()))
+
+
 def imported(path: Path) -> ModuleType:
-    """Import a module; skip the test where an extra that it needs is not installed."""
-    try:
-        return importlib.import_module(name_of(path))
-    except ModuleNotFoundError as error:
-        if error.name in EXTRAS:
-            pytest.skip(f"{error.name} is not installed")
-        raise
+    return importlib.import_module(name_of(path))
+
+
+def faults(paths: Iterable[Path], rule: Callable[[Path], Any]) -> dict[str, Any]:
+    """Return what a rule finds in each file where it finds anything: one test for all of hundreds of files."""
+    return {str(path): found for path in paths if (found := rule(path))}

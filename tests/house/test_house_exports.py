@@ -2,11 +2,9 @@
 
 import ast
 
-import pytest
+from tests.house.modules import base_files, faults, imported, tree_of
 
-from tests.house.modules import imported, source_files, tree_of
-
-MODULES = [path for path in source_files() if path.name != "__init__.py"]
+MODULES = [path for path in base_files() if path.name != "__init__.py"]
 
 INTERNAL = {
     "fusefs/mounts/daemon.py": {"serve"},
@@ -24,22 +22,21 @@ def rank(name):
     return kind, name
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
-def test_what_a_module_offers_is_sorted_and_there(path):
+def unsorted(path):
+    offered = list(imported(path).__all__)
+    return offered if offered != sorted(set(offered), key=rank) else None
+
+
+def absent(path):
     module = imported(path)
-
-    offered = list(module.__all__)
-
-    assert offered == sorted(set(offered), key=rank)
-    assert [name for name in offered if not hasattr(module, name)] == []
+    return [name for name in module.__all__ if not hasattr(module, name)]
 
 
 def _is_command(path):
     return path.name == "cli.py" or path.parent.name == "commands"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
-def test_what_a_module_does_not_offer_is_marked_private(path):
+def hidden_without_a_mark(path):
     kinds = (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
     # A decorated function of a command line is reached through its group.
     defined = {
@@ -49,5 +46,13 @@ def test_what_a_module_does_not_offer_is_marked_private(path):
     }
 
     hidden = defined - set(imported(path).__all__) - INTERNAL.get(str(path), set())
+    return sorted(name for name in hidden if not name.startswith("_"))
 
-    assert sorted(name for name in hidden if not name.startswith("_")) == []
+
+def test_what_a_module_offers_is_sorted_and_there():
+    assert faults(MODULES, unsorted) == {}
+    assert faults(MODULES, absent) == {}
+
+
+def test_what_a_module_does_not_offer_is_marked_private():
+    assert faults(MODULES, hidden_without_a_mark) == {}

@@ -2,9 +2,7 @@
 
 import ast
 
-import pytest
-
-from tests.house.modules import ROOT, source_files, tree_of
+from tests.house.modules import ROOT, faults, source_files, tree_of
 
 MODULE_LINES, SHELL_LINES, FUNCTION_LINES = 400, 160, 60
 LONGER = {
@@ -26,20 +24,24 @@ def limit_of(path):
     return LONGER.get(str(path), (usual,))[0]
 
 
-@pytest.mark.parametrize("path", source_files(), ids=str)
-def test_a_module_is_short(path):
+def lines_over_the_limit(path):
     lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
+    return lines if lines > limit_of(path) else None
 
-    assert lines <= limit_of(path)
 
-
-@pytest.mark.parametrize("path", source_files(), ids=str)
-def test_a_function_fits_a_screen(path):
+def longer_functions(path):
     functions = (
         node
         for node in ast.walk(tree_of(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
     sizes = {f"{f.name}:{f.lineno}": (f.end_lineno or 0) - f.lineno + 1 for f in functions}
+    return {name: size for name, size in sizes.items() if size > FUNCTION_LINES}
 
-    assert {name: size for name, size in sizes.items() if size > FUNCTION_LINES} == {}
+
+def test_every_module_is_short():
+    assert faults(source_files(), lines_over_the_limit) == {}
+
+
+def test_every_function_fits_a_screen():
+    assert faults(source_files(), longer_functions) == {}

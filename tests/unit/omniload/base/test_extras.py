@@ -16,7 +16,7 @@ from omniload.base.extras import (
     missing_extra,
     refuse_namesake,
 )
-from tests.house.modules import ROOT, source_files
+from tests.house.modules import ROOT, faults, source_files
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -39,15 +39,14 @@ def test_the_extra_of_a_module_brings_its_distribution(module):
     assert wanted in {re.split(r"[<>=\[]", line, maxsplit=1)[0] for line in brought}
 
 
-@pytest.mark.parametrize("path", source_files(), ids=str)
-def test_no_message_installs_the_other_project(path):
+def test_no_message_installs_the_other_project():
     """``pip install omniload`` is a stranger's code; only the page of extras may name it."""
-    if path == Path("omniload/base/extras.py"):
-        return
+    others = (path for path in source_files() if path != Path("omniload/base/extras.py"))
 
-    text = (ROOT / path).read_text(encoding="utf-8")
+    def lines(path):
+        return re.findall(r"install '?omniload\b(?!-)", (ROOT / path).read_text(encoding="utf-8"))
 
-    assert re.findall(r"install '?omniload\b(?!-)", text) == []
+    assert faults(others, lines) == {}
 
 
 def test_no_page_installs_the_other_project():
