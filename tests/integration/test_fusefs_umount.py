@@ -67,6 +67,19 @@ def cli(*words):
 
 
 @marked
+def test_who_holds_a_copy_of_the_mount_is_named(place):
+    daemon = start(config_of(place), log_path=os.devnull)
+    words = ["unshare", "--mount", "sh", "-c", "echo there; read _"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as container:
+        assert container.stdout.readline() == b"there\n"
+
+        with pytest.raises(UnavailableError, match=rf"namespaces of sh \({container.pid}\); end"):
+            umount(str(place / "mount"), within_s=0.5)
+
+    assert daemon.wait(timeout=60) == 0
+
+
+@marked
 @pytest.mark.parametrize("bridge", BRIDGES)
 def test_when_umount_returns_the_disk_cache_is_free_and_everything_is_there(place, bridge):
     cached = TINY | {"disk_cache": {"directory": str(place / "cache"), "capacity": 64 << 20}}

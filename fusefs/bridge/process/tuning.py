@@ -8,7 +8,7 @@ from pathlib import Path
 from fusefs.bridge.api.options import BridgeOptions
 from omniload.base.log import get_logger
 
-__all__ = ["device_of_mount", "line_of_mount", "mount_table", "tune_kernel"]
+__all__ = ["device_of_mount", "holders_of_mount", "line_of_mount", "mount_table", "tune_kernel"]
 
 _LOG = get_logger(__name__)
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -39,6 +39,28 @@ def line_of_mount(target: str, mountinfo: str) -> str | None:
 def mount_table() -> str:
     """Return ``/proc/self/mountinfo``; mount points have names of any bytes."""
     return os.fsdecode(Path("/proc/self/mountinfo").read_bytes())
+
+
+def holders_of_mount(device: str, processes: Path = Path("/proc")) -> list[str]:
+    """Return a process of each mount namespace in which a mount still is: containers hold copies of what was mounted.
+
+    Args:
+        device: Of the mount, as ``0:41``.
+        processes: The folder that shows processes.
+    """
+    seen, found = set(), []
+    for folder in sorted(processes.glob("[0-9]*"), key=lambda path: int(path.name)):
+        try:
+            namespace = (folder / "ns" / "mnt").readlink()
+            if namespace in seen:
+                continue
+            seen.add(namespace)
+            mounts = (folder / "mountinfo").read_bytes().split(b"\n")
+            if any(line.split(b" ")[2:3] == [device.encode()] for line in mounts):
+                found.append(f"{(folder / 'comm').read_text().strip()} ({folder.name})")
+        except OSError:
+            continue  # it has ended, or is another user's
+    return found
 
 
 def _named(field: str) -> str:

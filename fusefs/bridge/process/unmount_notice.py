@@ -24,7 +24,12 @@ import orjson
 
 from fusefs.bridge.process import launch
 from fusefs.bridge.process.sockets import address_of, credentials_of, is_taken, peer_name
-from fusefs.bridge.process.tuning import line_of_mount, mount_table
+from fusefs.bridge.process.tuning import (
+    device_of_mount,
+    holders_of_mount,
+    line_of_mount,
+    mount_table,
+)
 from omniload.base.errors import IntegrityError, StateError, UnavailableError
 from omniload.base.log import get_logger
 
@@ -275,11 +280,18 @@ def umount(
         launch.umount(mountpoint)
         return
     with closing(waiter):
+        device = device_of_mount(os.path.realpath(mountpoint), mount_table())
         launch.umount(mountpoint)
         process = waiter.about["process"]
         try:
             lost = waiter.wait(within_s, report)
         except TimeoutError:
+            if device is not None and (holders := holders_of_mount(device)):
+                raise UnavailableError(
+                    f"{mountpoint!r} is unmounted here, but its process {process} still works after {within_s:g} s: "
+                    f"the mount lives on in the mount namespaces of {', '.join(holders)}; end those containers or "
+                    "commands, or unmount it there"
+                ) from None
             raise UnavailableError(
                 f"{mountpoint!r} is unmounted, but its process {process} still works after "
                 f"{within_s:g} s and goes on by itself; wait for it to end, and read its log"

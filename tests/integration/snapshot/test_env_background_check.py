@@ -61,7 +61,13 @@ def ours(cache):
 
 def ended(cache):
     """Wait until no process works for a node cache; a day's check of a few files is over at once."""
-    _, alive = psutil.wait_procs(ours(cache), timeout=120)
+    found = ours(cache)
+    for process in found:
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            # What works when nobody else does would wait for the tests beside this one.
+            os.sched_setscheduler(process.pid, os.SCHED_OTHER, os.sched_param(0))
+            process.nice(0)
+    _, alive = psutil.wait_procs(found, timeout=120)
     assert alive == []
     assert ours(cache) == []
 

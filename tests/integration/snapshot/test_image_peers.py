@@ -20,6 +20,7 @@ from snapshot.commands.image import command
 from snapshot.image.layer.convert import convert_image
 from snapshot.oci.image import open_store
 from snapshot.oci.layout import OciLayout
+from tests.support.namespaces import inside
 from tests.support.snapshot import peer_process
 from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_image
 from tests.support.snapshot.peer_builders import free_addresses
@@ -145,7 +146,7 @@ def networks(count):
             ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
             ip("-n", name, "link", "set", "eth0", "up")
             ip("-n", name, "link", "set", "lo", "up")
-            nodes.append((["ip", "netns", "exec", name], f"{address}:7070", name))
+            nodes.append((inside(name), f"{address}:7070", name))
         yield f"{prefix}.1", nodes
 
 

@@ -31,6 +31,8 @@ OPENS = [
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-exports=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
 ]
+QUICK_START = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto"]
+"""For machines that live for seconds: compiling well costs more than it saves."""
 NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
 RELAY_HOST = "127.0.0.2"
@@ -91,12 +93,12 @@ class Cluster:
             "JAVA_HOME": str(JAVA_HOME),
             "ARROW_LIBHDFS_DIR": str(CACHE / "lib"),
             "CLASSPATH": self.classpath,
-            "LIBHDFS_OPTS": " ".join(["-Xmx512m", *OPENS]),
+            "LIBHDFS_OPTS": " ".join(["-Xmx512m", *QUICK_START, *OPENS]),
         }
 
     def java(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         main = NAMENODE if name.startswith("namenode") else DATANODE
-        command = [f"{JAVA_HOME}/bin/java", "-Xmx256m", *OPENS, "-cp", self.classpath, main]
+        command = [f"{JAVA_HOME}/bin/java", "-Xmx256m", *QUICK_START, *OPENS, "-cp", self.classpath, main]
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen([*command, *arguments], stdout=log, stderr=log)
         self.processes[name] = process

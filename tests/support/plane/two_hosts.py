@@ -5,6 +5,8 @@ import subprocess
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.namespaces import inside
+
 __all__ = ["ADDRESSES", "on", "two_hosts"]
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
@@ -47,4 +49,4 @@ def two_hosts():
 
 def on(host, *words, **options):
     """Start a command on a host."""
-    return subprocess.Popen(["ip", "netns", "exec", host, *map(str, words)], text=True, **options)
+    return subprocess.Popen([*inside(host), *map(str, words)], text=True, **options)
