@@ -13,7 +13,7 @@ FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 LANES := -n 4 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test test-fast check format bench soak mutants docs clean
+.PHONY: help setup system demo test collected test-fast check format bench soak mutants docs clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -39,8 +39,12 @@ demo: $(DEMO_STAMP) ## Run the main job: corpus, mix, training, kill, resume, re
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMP) $(FRAMEWORKS_STAMP) ## Run every check and every test
-	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check collected
 	@$(BIN)/python -m pytest $(LANES)
+
+# Beside the checks, which use one core: four lanes then find every test module compiled.
+collected: $(STAMP)
+	@$(BIN)/python -m pytest --collect-only -qq > $(VENV)/collected.txt || { tail -n 40 $(VENV)/collected.txt; exit 1; }
 
 test-fast: $(STAMP) ## Run the tests that start no cluster and no mount
 	@$(BIN)/python -m pytest $(LANES) -m "not ray and not fuse and not slow"
