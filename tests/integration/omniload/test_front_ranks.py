@@ -152,13 +152,6 @@ def test_scripts_that_meet_in_a_folder_and_are_asked_to_end_answer_themselves(mi
     assert samples(found) == alone
 
 
-def test_a_second_loader_over_all_ranks_is_refused_and_one_of_a_rank_alone_is_not(mix):
-    found = ranks(mix, two(free_port()), [{"steps": 4, "plan": "evaluates too"}] * 2)
-
-    assert [result["error"] for result in found] == ["StateError"] * 2
-    assert all("rank=0 and world_size=1" in result["message"] for result in found)
-
-
 def test_a_rank_that_never_joins_is_named(mix):
     keywords = {"steps": 4, "timeout": 4}
     present, _ = two(free_port())
@@ -169,32 +162,29 @@ def test_a_rank_that_never_joins_is_named(mix):
     assert "ranks [1] have not joined" in result["message"]
 
 
-def test_a_world_of_another_size_is_refused_on_both_sides(mix):
-    first, second = two(free_port())
-
-    found = ranks(
-        mix, [first, second | {"WORLD_SIZE": "3"}], [{"steps": 4, "timeout": MEETING_S}] * 2
-    )
-
-    assert {result["error"] for result in found} == {"ConfigError"}
-    assert all("counts dp 3 and cp 1, rank 0 dp 2" in result["message"] for result in found)
-
-
-def test_another_mix_on_another_rank_is_refused_on_both_sides(mix):
-    keywords = [{"steps": 4, "timeout": MEETING_S}, {"steps": 4, "timeout": MEETING_S, "seed": 5}]
-
-    found = ranks(mix, two(free_port()), keywords)
-
-    assert [result["error"] for result in found] == ["ConfigError"] * 2
-    assert all("opens another mix" in result["message"] for result in found)
-
-
-def test_a_mix_that_rank_0_cannot_open_ends_every_rank_with_its_reason(mix, tmp_path):
+def test_ranks_that_do_not_agree_are_refused_on_all_sides_and_open_the_next_loader(mix, tmp_path):
     text = yaml.safe_load(mix.read_text())
     text["sources"]["ids"]["path"] = "nowhere/*.parquet"
     (tmp_path / "mix.yaml").write_text(yaml.safe_dump(text))
+    attempts = [
+        ({"mix": str(tmp_path / "mix.yaml")}, {"mix": str(tmp_path / "mix.yaml")}),
+        ({}, {"seed": 5}),
+        ({"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 3}),
+        ({}, {}),
+    ]
+    says = [
+        "nowhere",
+        "opens another mix",
+        "counts dp 3 and cp 1, rank 0 dp 2",
+        "rank=0 and world_size=1",
+    ]
+    keywords = [
+        {"steps": 4, "timeout": MEETING_S, "attempts": each} for each in zip(*attempts, strict=True)
+    ]
 
-    found = ranks(tmp_path / "mix.yaml", two(free_port()), [{"steps": 4, "timeout": MEETING_S}] * 2)
+    found = ranks(mix, two(free_port()), keywords)
 
-    assert [result["error"] for result in found] == ["ConfigError"] * 2
-    assert all("nowhere" in result["message"] for result in found)
+    for result in found:
+        kinds, messages = zip(*result["refused"], strict=True)
+        assert kinds == ("ConfigError",) * 3 + ("StateError",)
+        assert all(map(str.__contains__, messages, says)), messages

@@ -98,7 +98,15 @@ class Cluster:
 
     def java(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         main = NAMENODE if name.startswith("namenode") else DATANODE
-        command = [f"{JAVA_HOME}/bin/java", "-Xmx256m", *QUICK_START, *OPENS, "-cp", self.classpath, main]
+        command = [
+            f"{JAVA_HOME}/bin/java",
+            "-Xmx256m",
+            *QUICK_START,
+            *OPENS,
+            "-cp",
+            self.classpath,
+            main,
+        ]
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen([*command, *arguments], stdout=log, stderr=log)
         self.processes[name] = process

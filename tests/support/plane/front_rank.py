@@ -48,11 +48,6 @@ def main():
     seen, states = [], []
     try:
         with omniload.open(sys.argv[1], **KEYWORDS) as loader:
-            if "evaluates too" in PLAN:
-                loader.start()
-                with omniload.open(sys.argv[1], rank=0, world_size=1, steps=1) as alone:
-                    alone.next_batch()
-                omniload.open(sys.argv[1], **KEYWORDS).start()
             for batch in loader:
                 seen.append([batch.step, batch.tokens.tolist()])
                 if "tells its first" in PLAN and len(seen) == 1:
@@ -79,4 +74,21 @@ def main():
     return 0
 
 
-sys.exit(main())
+def main_of_attempts():
+    """Open a loader with each set of keywords in turn; tell what refuses them."""
+    shared, refused = {key: KEYWORDS[key] for key in KEYWORDS if key != "attempts"}, []
+    for more in KEYWORDS["attempts"]:
+        keywords = shared | more
+        try:
+            with omniload.open(keywords.pop("mix", sys.argv[1]), **keywords) as loader:
+                loader.start()
+                with omniload.open(sys.argv[1], rank=0, world_size=1, steps=1) as alone:
+                    alone.next_batch()
+                omniload.open(sys.argv[1], **keywords).start()
+        except omniload.OmniloadError as error:
+            refused.append([type(error).__name__, str(error)])
+    told({"refused": refused})
+    return 0
+
+
+sys.exit(main_of_attempts() if "attempts" in KEYWORDS else main())
