@@ -25,6 +25,12 @@ __all__ = ["deviations_in", "main", "outcomes_in", "unlisted"]
 _ROOT = Path(__file__).resolve().parents[2]
 _RAN = (0, 1)
 """Exit codes of pytest where it ran cases: a suite that cannot be collected is no suite that passed."""
+_IN_CHILDREN = """
+import sys
+if "--multiprocessing-fork" in sys.orig_argv:
+    import benchmarks.loaders.suites_plugin
+"""
+"""Read by every Python that a suite starts. Cases that start a process of their own would test torch's loader there."""
 _DEVIATIONS = _ROOT / "docs" / "dataloader-deviations.md"
 
 
@@ -56,10 +62,11 @@ def unlisted(theirs: dict[str, str], ours: dict[str, str], listed: dict[str, str
 def _run(tests: Path, loader: str, limit_s: int, only: str) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
+        (Path(folder) / "sitecustomize.py").write_text(_IN_CHILDREN, encoding="utf-8")
         options = ["-p", "benchmarks.loaders.suites_plugin", "-c", os.devnull, "-q"]
         options += ["--rootdir", str(tests.parent), "--timeout", str(limit_s)]
         options += ["--junitxml", str(report), "-p", "no:cacheprovider", "-k", only]
-        places = [str(_ROOT), str(tests.parent), os.environ.get("PYTHONPATH", "")]
+        places = [folder, str(_ROOT), str(tests.parent), os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
             VARIABLE: loader,

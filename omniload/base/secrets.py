@@ -17,8 +17,11 @@ HIDDEN = "***"
 _SHORTEST = 6
 """Characters of a secret that is looked for anywhere: a shorter one is a part of too many words."""
 _MOST_NOTED = 1024
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:(?!::)[^\s'\"<>])+")
-"""Up to white space, quotes, or the ``::`` of a chained URL."""
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://(?:(?!::)[^\s'\"<>])+")
+"""Up to white space, quotes, or the ``::`` of a chained URL.
+
+The name of the scheme has a limit: without one, a word of n letters is looked at n * n times.
+"""
 _WORDS = (
     r"secret|passw|token|credential|signature|access_?key|account_?key|api_?key|sas|\bsig|\bauth"
 )

@@ -1,5 +1,6 @@
 """One rank's process as the launcher sees it: started, listened to, ended."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -8,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from omniload.base.log import get_logger
+from omniload.base.log import RoleLog, get_logger, last_line_of
 from trainer_integration.run.run_log import EventLine, MemoryLine, StepLine, parse_line
 
 __all__ = ["ASK_TO_END", "RankProcess"]
@@ -18,8 +19,10 @@ ASK_TO_END = signal.SIGUSR1
 
 _LOG = get_logger(__name__)
 _SETTINGS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-_LONGEST_CAUSE = 500
-_TAIL_BYTES = 64 * 1024
+_LONGEST_PIECE_BYTES = 64 << 10
+"""Of what a rank says without an end of line."""
+_LAST_WORDS_S = 5.0
+"""How long a process of the rank's own that outlives it may keep its exit from being told."""
 
 
 class RankProcess:
@@ -38,23 +41,27 @@ class RankProcess:
         Args:
             command: Program and arguments.
             specification: What it reads on standard input.
-            log_file: Gets what it writes to standard error; must be new.
+            log_file: Gets what it writes to standard error, as ``RoleLog`` keeps lines; must be new.
             variables: What it gets beside the variables of this process.
             inherited: Open files that it gets, under the same numbers.
         """
         log_file.parent.mkdir(parents=True, exist_ok=True)
         log_file.touch(exist_ok=False)
-        self._log_file = log_file
-        with log_file.open("ab", buffering=0) as log:
-            self._process = subprocess.Popen(  # noqa: S603 -- the launcher's own command
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, **_SETTINGS, **(variables or {})},
-                pass_fds=tuple(inherited),
-                start_new_session=True,  # Ctrl-C at the terminal is for the launcher
-            )
+        self._log = RoleLog(log_file, form="%(message)s")
+        self._process = subprocess.Popen(  # noqa: S603 -- the launcher's own command
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **_SETTINGS, **(variables or {})},
+            pass_fds=tuple(inherited),
+            start_new_session=True,  # Ctrl-C at the terminal is for the launcher
+        )
+        # From its first moment: a rank whose pipe is full would stand still.
+        self._keeping = threading.Thread(
+            target=self._keep_words, name="omniload-rank-words", daemon=True
+        )
+        self._keeping.start()
         self.pid = self._process.pid
         self.killed = False
         """Whether ``kill`` ended it."""
@@ -87,14 +94,25 @@ class RankProcess:
                 for text in lines:
                     self._pass_on(text, on_line)
         finally:
-            on_exit(self._process.wait())
+            code = self._process.wait()
+            self._keeping.join(_LAST_WORDS_S)
+            self._log.close()
+            on_exit(code)
+
+    def _keep_words(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as words:
+            while text := words.readline(_LONGEST_PIECE_BYTES):
+                self._note(text)
+
+    def _note(self, text: bytes) -> None:
+        self._log.note(logging.INFO, text.decode(errors="backslashreplace").rstrip("\n"))
 
     def _pass_on(self, text: bytes, on_line: Callable[[StepLine | EventLine], None]) -> None:
         try:
             line = parse_line(text.decode(errors="replace"))
         except ValueError:
-            with self._log_file.open("ab", buffering=0) as log:
-                log.write(text)
+            self._note(text)
             return
         if isinstance(line, MemoryLine):
             return  # the launcher's to write, not a rank's
@@ -112,11 +130,7 @@ class RankProcess:
             return f"signal {-code}"
         if code == 0:
             return "code 0"
-        with self._log_file.open("rb") as log:
-            log.seek(max(0, self._log_file.stat().st_size - _TAIL_BYTES))
-            lines = log.read().decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
-        return f"code {code}: {last[:_LONGEST_CAUSE]}"
+        return f"code {code}: {last_line_of(self._log.path) or 'it wrote nothing'}"
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for its end; return whether it came."""

@@ -65,7 +65,7 @@ def test_a_stray_line_goes_to_the_log_and_stops_nothing(tmp_path, stray):
 
     assert heard.lines == [a_step(0), a_step(1)]
     assert heard.codes == [0]
-    assert log.read_bytes() == stray
+    assert log.read_bytes() == stray.decode(errors="backslashreplace").encode()
 
 
 def test_what_a_rank_says_and_stray_lines_share_the_log(tmp_path):
@@ -96,7 +96,7 @@ def test_the_specification_is_what_the_process_reads(tmp_path):
 
     _, _, log = run(tmp_path, program, "specification")
 
-    assert log.read_text() == "SPECIFICATION"
+    assert log.read_text() == "SPECIFICATION\n"
 
 
 def test_a_process_that_reads_nothing_is_reported_by_its_exit(tmp_path):
@@ -185,3 +185,14 @@ def test_a_process_is_asked_to_end_and_ends_in_its_own_way(tmp_path):
     process.join(_LONG_S)
     assert heard.codes == [6]
     assert not process.killed
+
+
+def test_what_a_rank_says_is_kept_in_bounds_and_without_secrets(tmp_path):
+    said = "for i in range(3000): print('s3://K:SECRETSECRET@b', i, 'x' * 4000, file=sys.stderr)"
+
+    process, _, log = run(tmp_path, f"import sys\n{said}\nsys.exit(3)")
+
+    kept = sorted(log.parent.iterdir())
+    assert [path.name for path in kept] == [log.name, f"{log.name}.1"]
+    assert sum(path.stat().st_size for path in kept) <= 8 << 20
+    assert process.cause(3).startswith("code 3: s3://***@b 2999 xxx")
