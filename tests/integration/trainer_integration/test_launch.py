@@ -255,7 +255,7 @@ def test_a_run_with_checkpoints_is_not_started_over_by_accident(job_folder, caps
 
 def test_resuming_goes_on_from_the_newest_checkpoint(job_folder):
     config = a_training_file(job_folder, steps=8, every=2)
-    (first_log,) = (job_folder / "run" / "logs").iterdir()
+    (first_log,) = (job_folder / "run" / "logs").glob("rank-*-attempt-*")
     said = first_log.read_bytes()
 
     with launched(config, "--resume", "latest") as job:
@@ -264,7 +264,7 @@ def test_resuming_goes_on_from_the_newest_checkpoint(job_folder):
     assert code == 0, "".join(job.output)
     run = job_folder / "run"
     assert first_log.read_bytes() == said
-    assert len(list((run / "logs").iterdir())) == 2
+    assert len(list((run / "logs").glob("rank-*-attempt-*"))) == 2
     assert [life.from_step for life in read_run_record(run).lives] == [0, 4]
     assert [line.step for line in last_of_each_step(read_log(run))] == list(range(8))
     assert events_in(run).count("start") == 2
@@ -328,7 +328,7 @@ def test_a_finished_run_that_is_resumed_says_so_and_starts_nothing(job_folder, c
         "step-00000004 is the end of the run: nothing is left to train" in capsys.readouterr().out
     )
     assert log.read_bytes() == before
-    assert len(list((job_folder / "run" / "logs").iterdir())) == 1
+    assert len(list((job_folder / "run" / "logs").glob("rank-*-attempt-*"))) == 1
 
 
 def test_a_save_that_does_not_fit_ends_the_job_at_once_with_what_is_missing(tmp_path):
@@ -349,7 +349,7 @@ def test_a_save_that_does_not_fit_ends_the_job_at_once_with_what_is_missing(tmp_
         run = disk / "run"
         assert "restart" not in events_in(run)
         assert list((run / "checkpoints").iterdir()) == []
-        (log,) = (run / "logs").iterdir()
+        (log,) = (run / "logs").glob("rank-*-attempt-*")
         assert "Traceback" not in log.read_text()
 
 
@@ -383,7 +383,7 @@ def test_a_run_that_another_launcher_holds_is_refused_and_left_as_it_is(job_fold
 
 
 def test_what_a_library_prints_in_a_rank_goes_to_its_log(finished):
-    (log,) = (finished / "run" / "logs").glob("rank-*")
+    (log,) = (finished / "run" / "logs").glob("rank-*-attempt-*")
 
     assert {"printed before", "printed after"} <= set(log.read_text().splitlines())
 

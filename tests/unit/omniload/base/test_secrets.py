@@ -119,3 +119,11 @@ def test_neither_the_log_nor_a_traceback_in_it_shows_a_secret(capsys):
     assert QUOTED not in said
     assert "canary-of-a-library" not in said
     assert isinstance(StateError("x"), OmniloadError)
+
+
+def test_a_secret_is_found_behind_whatever_letters_and_beside_a_very_long_word():
+    """A search that began at each letter of a word would take hours here."""
+    word = "x" * 2_000_000
+
+    assert without_secrets(f"{word} s3://KEY:SECRETSECRET@b {word}") == f"{word} s3://***@b {word}"
+    assert "SECRETSECRET" not in without_secrets(f"{'y' * 99}s3://KEY:SECRETSECRET@b")
