@@ -28,6 +28,7 @@ if [ "$purpose" = tests ]; then
     need stress-ng command -v stress-ng
     need pigz command -v pigz
     need prometheus command -v promtool
+    need chromium command -v chromium
     for package in docker-registry skopeo umoci containerd runc podman; do need $package command -v $package; done
 fi
 # As udev sets it, where no udev runs (containers): without it no user but root mounts anything.
