@@ -41,7 +41,7 @@ def joined(spec: RankSpec) -> Iterator[ProcessGroups]:
     """
     parallel, device = spec.train.parallel, spec.train.device
     if device == "cuda":
-        torch.cuda.set_device(_gpu_of(spec.rank))
+        torch.cuda.set_device(_gpu_of(spec))
     if parallel.num_ranks == 1:
         yield ProcessGroups()
         return
@@ -65,10 +65,11 @@ def peer_loss(error: RuntimeError) -> str | None:
     return first if isinstance(error, dist.DistError) or "gloo/transport" in str(error) else None
 
 
-def _gpu_of(rank: int) -> int:
-    """Return the number of this rank on its host: as torchrun or Slurm says; our launcher has one host."""
-    found = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", ""))
-    return int(found) if found.isascii() and found.isdigit() else rank
+def _gpu_of(spec: RankSpec) -> int:
+    """Return the number of this rank on its host: our launcher has one host, others say it in variables."""
+    found = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or ""
+    told = spec.launcher_pid is None and found.isascii() and found.isdigit()
+    return int(found) if told else spec.rank
 
 
 def _store(spec: RankSpec) -> Store:

@@ -26,7 +26,7 @@ from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.parallel.crossover_table import read_crossover
 from trainer_integration.run.launch_record import write_launch_record
 from trainer_integration.run.model_of import model_of, with_cost_of
-from trainer_integration.run.rank_spec import RankSpec
+from trainer_integration.run.rank_spec import EvaluationSpec, RankSpec
 from trainer_integration.run.resuming import Resume, choose, require_step, step_name
 from trainer_integration.run.run_log import LOG_NAME, EventLine, read_log
 from trainer_integration.writers.opening import require_writers
@@ -60,8 +60,8 @@ class LaunchPlan:
     mix: MixConfig
     """As it is balanced: by the model's cost, unless the file gives one."""
     model: MoEConfig
-    evaluation: MixConfig | None = None
-    """The mix to evaluate on."""
+    evaluation: EvaluationSpec | None = None
+    """What to evaluate on."""
     profile: tuple[int, int] | None = None
     """First and last step of a trace, as this launch asks for."""
 
@@ -193,9 +193,6 @@ class LaunchPlan:
             plane=plane,
             loader_state=start.state if plane is None else None,
             evaluation=self.evaluation,
-            evaluation_dir=None
-            if (file := self.train.evaluation_mix(self.folder)) is None
-            else file.resolve().parent,
             profile=self.profile,
         )
 
@@ -262,7 +259,7 @@ def _with_crossover(train: TrainConfig, folder: Path) -> TrainConfig:
     return train.model_copy(update={"parallel": parallel})
 
 
-def _evaluation_of(train: TrainConfig, folder: Path, model: MoEConfig) -> MixConfig | None:
+def _evaluation_of(train: TrainConfig, folder: Path, model: MoEConfig) -> EvaluationSpec | None:
     """Read the mix to evaluate on, and check that it ends and fits the model."""
     file = train.evaluation_mix(folder)
     if file is None:
@@ -282,7 +279,13 @@ def _evaluation_of(train: TrainConfig, folder: Path, model: MoEConfig) -> MixCon
         raise ConfigError(
             f"{file}: pack.length is {mix.pack.length}, not a multiple of 2 * sp = {2 * train.parallel.sp}; change it"
         )
-    return mix
+    # Every rank opens it, and the port is of one process.
+    runtime = mix.runtime.model_copy(update={"metrics_port": 0})
+    return EvaluationSpec(
+        mix=mix.model_copy(update={"runtime": runtime}),
+        base_dir=base_dir,
+        cache_dir=index_folder(file),
+    )
 
 
 def next_log_number(run_dir: Path) -> int:

@@ -14,7 +14,17 @@ from omniload.mix.config import MixConfig
 from trainer_integration.config import TrainConfig
 from trainer_integration.moe.config import MoEConfig
 
-__all__ = ["RankSpec"]
+__all__ = ["EvaluationSpec", "RankSpec"]
+
+
+class EvaluationSpec(StrictModel):
+    """A mix that is evaluated on."""
+
+    mix: MixConfig
+    base_dir: Path
+    """Folder that its relative paths start at."""
+    cache_dir: Path | None
+    """Folder for indexes of sources that have none of their own."""
 
 
 class RankSpec(StrictModel):
@@ -45,10 +55,8 @@ class RankSpec(StrictModel):
     """``None``: the ranks bring up the data plane themselves."""
     loader_state: dict[str, Any] | None
     """State to open that data plane with."""
-    evaluation: MixConfig | None = None
+    evaluation: EvaluationSpec | None = None
     """What to evaluate on; ``None`` for nothing."""
-    evaluation_dir: Path | None = None
-    """Folder that its relative paths start at."""
     profile: tuple[int, int] | None = None
     """First and last step of a trace; ``None`` for none."""
 

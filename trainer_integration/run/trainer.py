@@ -115,13 +115,14 @@ class Trainer:
 
     def _evaluated(self, step: int) -> dict[str, float] | None:
         """Return the losses on the evaluation mix, where they are due after a step."""
-        spec, wanted = self._spec, self._train.evaluation
-        if wanted is None or (step + 1) % wanted.every_steps:
+        spec, wanted = self._spec.evaluation, self._train.evaluation
+        if spec is None or wanted is None or (step + 1) % wanted.every_steps:
             return None
-        assert spec.evaluation is not None, "the launch read the mix that the training file names"
-        assert spec.evaluation_dir is not None, "and knows where it lies"
         plane = PlaneSpec(
-            mix=spec.evaluation, base_dir=spec.evaluation_dir, tree=ClientPlaceTree.of()
+            mix=spec.mix,
+            base_dir=spec.base_dir,
+            tree=ClientPlaceTree.of(),
+            cache_dir=spec.cache_dir,
         )
         return evaluate(self._model, plane, self._groups).loss
 

@@ -204,8 +204,9 @@ def test_ranks_are_told_the_mix_to_evaluate_on_and_the_steps_to_trace(tmp_path):
 
     spec = RankSpec.model_validate_json(plan.rank_spec(0, plan.start_of(0), None).to_json())
 
-    assert spec.evaluation.mix.stop == "each_once"
-    assert spec.evaluation_dir == tmp_path.resolve()
+    assert spec.evaluation.mix.mix.stop == "each_once"
+    assert spec.evaluation.base_dir == tmp_path.resolve()
+    assert spec.evaluation.cache_dir != spec.cache_dir
     assert spec.profile == (3, 4)
 
 
