@@ -133,7 +133,7 @@ class RunSummary:
     saves: int
     """Checkpoints, those of work that was lost included."""
     save_s: float
-    """Time of a save; no step's time holds it."""
+    """Time that a save stopped training for; no step's time holds it."""
     longest_save_s: float
     sources: tuple[SourceShare, ...]
     peak_bytes: Mapping[str, int]
@@ -307,7 +307,11 @@ def summary_of(lines: Sequence[AnyLine], mix: MixConfig) -> RunSummary:
         if not isinstance(line, StepLine):
             clock.at(line)
     ends = [line.detail for line in lines if isinstance(line, EventLine) and line.what == "end"]
-    saves_s = [line.took_s for line in lines if isinstance(line, EventLine) and line.took_s]
+    saves_s = [
+        line.took_s if line.stall_s is None else line.stall_s
+        for line in lines
+        if isinstance(line, EventLine) and line.took_s is not None
+    ]
     _, memory = memory_by_kind(lines)
     return RunSummary(
         outcome=ends[-1] if ends else "running or cut off",

@@ -209,3 +209,14 @@ def test_a_run_that_was_cut_off_says_so_and_one_without_steps_has_no_figures():
     assert summary.outcome == "running or cut off"
     assert summary.sources == ()
     assert np.isnan(summary.last_loss)
+
+
+def test_a_save_beside_training_counts_by_how_long_it_stopped_it():
+    lines = [
+        an_event("start"),
+        a_step(0),
+        an_event("checkpoint", "step-00000001", step=1, took_s=9.0, stall_s=0.5),
+        a_step(1),
+    ]
+
+    assert summary_of(lines, a_mix()).longest_save_s == 0.5
