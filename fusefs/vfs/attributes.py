@@ -77,7 +77,7 @@ class AttributeRequests(Opening):
         below = [node]
         while below:
             known = below.pop()
-            known.cached_version = None
+            known.drop_cached_version()
             below += known.children.values()
         return await self._wait(drop_json, self._files, path)
 

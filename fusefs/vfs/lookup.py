@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import partial
 
@@ -20,8 +21,10 @@ __all__ = ["Lookup", "stale"]
 class Lookup(Session):
     """How names are followed to inodes."""
 
-    def __init__(self, files: StripedFiles, place: SpoolPlace) -> None:
-        super().__init__(files, place)
+    def __init__(
+        self, files: StripedFiles, place: SpoolPlace, pool: Executor | None = None
+    ) -> None:
+        super().__init__(files, place, pool)
         self._leaving: list[str] = []
         """Paths that are being renamed, removed or replaced from here just now."""
 
@@ -114,7 +117,7 @@ class Lookup(Session):
             await self._wait(body.take_up)
         except (FileNotFoundError, IsADirectoryError):
             return False
-        node.cached_version = None
+        node.drop_cached_version()
         return True
 
     def _part(self, node: Node, body: OpenFile | None) -> None:
