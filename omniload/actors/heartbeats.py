@@ -16,12 +16,12 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from omniload.base.concurrency.calls_under_way import calls_under_way
+from omniload.base.concurrency.calls_under_way import calls_under_way, usual_call_s
 from omniload.base.concurrency.figures import Figures
 from omniload.base.errors import OmniloadError
 from omniload.base.log import RoleLog
 from omniload.base.writing import write_whole
-from omniload.machine.progress import Progress, Task
+from omniload.machine.progress import USUAL_CALL, Progress, Task
 
 __all__ = ["Activity", "Board", "FolderBoard", "MemoryBoard"]
 
@@ -84,6 +84,8 @@ class Activity:
         if not tasks and (idle := self.idle()) is not None:
             tasks = (idle,)
         found = calls_under_way() if self._reads else []
+        if self._reads and (usual_s := usual_call_s()) is not None:
+            self.figures.note(**{USUAL_CALL: usual_s})
         calls = tuple(Task(doing=what, since_s=since_s) for what, since_s in found)
         return Progress(
             name=self.name,

@@ -20,6 +20,7 @@ __all__ = [
     "DataPlane",
     "PlaneSpec",
     "RankHandle",
+    "first_step_of",
     "require_rows",
 ]
 
@@ -116,6 +117,13 @@ class DataPlane(Protocol):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def first_step_of(spec: PlaneSpec) -> int:
+    """Return the step that a plane starts from."""
+    step = 0 if spec.state is None else spec.state["step"]
+    assert isinstance(step, int), "a planner was made of it"
+    return step
 
 
 def require_rows(spec: PlaneSpec) -> None:

@@ -2,29 +2,40 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from omniload.actors.plane import JOURNAL_NAME, PlaneSpec
-from omniload.base.errors import system_refusals
+from omniload.actors.plane import JOURNAL_NAME, PlaneSpec, first_step_of
+from omniload.base.errors import StateError, system_refusals
 from omniload.machine.planner import Planner
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.found import require_found, require_reached
 from omniload.mix.edits.kept import edits_in
 from omniload.mix.fingerprint import SourceFacts, fingerprint_of
 from omniload.mix.journal.file import Journal
+from omniload.mix.journal.reading import read_tail
 from omniload.mix.possible import require_possible
+from omniload.mix.progress import fingerprint_in, states_of
 from omniload.mix.state import MixState
 from omniload.source.tokenize import library_of, read_tokenizer
 
-__all__ = ["make_planner", "open_journal", "tokenizer_digest"]
+__all__ = ["make_planner", "open_journal", "taken_over", "tokenizer_digest"]
 
 
-def make_planner(spec: PlaneSpec, facts_S: Sequence[SourceFacts]) -> Planner:
+def make_planner(
+    spec: PlaneSpec,
+    facts_S: Sequence[SourceFacts],
+    *,
+    known: Sequence[MixState] = (),
+    life: int = 0,
+) -> Planner:
     """Return a planner at step 0, or where ``spec.state`` left off.
 
     Args:
         spec: The run.
         facts_S: What was found in each source.
+        known: States behind that one, which a planner that was lost had come to.
+        life: Planners before this one.
 
     Raises:
         StateError: ``spec.state`` belongs to another mix or other data, or no run of this mix reaches it.
@@ -53,18 +64,57 @@ def make_planner(spec: PlaneSpec, facts_S: Sequence[SourceFacts]) -> Planner:
         state=state,
         fingerprint=fingerprint,
         edits=spec.edits,
+        known=known,
+        life=life,
         num_steps=spec.num_steps,
     )
 
 
 @system_refusals("the run's journal")
-def open_journal(run_dir: Path | None, planner: Planner) -> Journal | None:
-    """Open the run's journal, continuing the one that leads up to the planner's state."""
-    if run_dir is None:
+def open_journal(folder: Path | None, planner: Planner, *, durable: bool = True) -> Journal | None:
+    """Open the run's journal in a folder, continuing the one that leads up to the planner's state."""
+    if folder is None:
         return None
-    run_dir.mkdir(parents=True, exist_ok=True)
-    state = planner.state
-    return Journal.leading_up(run_dir / JOURNAL_NAME, planner.state_at(state.step), state.digest())
+    folder.mkdir(parents=True, exist_ok=True)
+    state, path = planner.state, folder / JOURNAL_NAME
+    digest = state.digest()
+    return Journal.leading_up(path, planner.state_at(state.step), digest, durable=durable)
+
+
+@system_refusals("the run's journal")
+def taken_over(
+    spec: PlaneSpec, facts_S: Sequence[SourceFacts], folder: Path, *, life: int
+) -> tuple[Planner, Journal]:
+    """Return a planner that goes on where a lost one was, and the journal of both.
+
+    A planner is never further ahead of the slowest rank than ``mix.steps_ahead``: all ranks have what is before
+    that many steps from the end of the journal. The steps from there on are planned again.
+
+    Args:
+        spec: The run, as it was opened, and its edits since.
+        facts_S: What was found in each source.
+        folder: Where the journal is.
+        life: Planners before this one.
+
+    Raises:
+        StateError: The journal is not that of the run, or the planner was lost while a source was added.
+        IntegrityError: The journal is damaged.
+    """
+    spec = spec.with_edits()
+    path, history = folder / JOURNAL_NAME, spec.history
+    if len(history.latest.names) > len(facts_S):
+        raise StateError(
+            f"the planner was lost while source {history.latest.names[-1]!r} was added, and nobody serves it: "
+            "start again from the last checkpoint"
+        )
+    tail = read_tail(path, spec.mix.steps_ahead)
+    step = max(first_step_of(spec), tail.next_step - spec.mix.steps_ahead)
+    begin, *known = [state for state in states_of(history, tail) if state.step >= step]
+    kept = history.kept_with(begin.mix_revision, fingerprint_in(tail.base))
+    resumed = replace(spec, state=begin.to_json(**kept))
+    planner = make_planner(resumed, facts_S, known=known, life=life)
+    durable = spec.run_dir is not None
+    return planner, Journal.taken_over(path, tail, step, durable=durable)
 
 
 def tokenizer_digest(mix: MixConfig, base_dir: Path) -> str:

@@ -113,6 +113,8 @@ class ReadAhead:
     source: int
     start: int
     stop: int
+    life: int = 0
+    """Planners before the one that asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +194,8 @@ class ReleaseSamples:
     """Samples of these sources before these raw positions are no longer needed."""
 
     floors: dict[int, int]
+    life: int = 0
+    """Planners before the one that says so: the next one may need again what this one did not, and has asked for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,6 +89,8 @@ class Planner:
     """The edits of the run so far."""
     known: Sequence[MixState] = ()
     """States behind ``state`` that a planner before this one, now lost, had come to: ranks may stand there."""
+    life: int = 0
+    """Planners of this run of the plane before this one, all lost."""
     num_steps: int | None = None
     """First step that is not planned; ``None`` for no end but the mix's own."""
     skipped_S: list[int] = field(init=False)
@@ -174,8 +176,9 @@ class Planner:
         Raises:
             ConfigError: It is refused, and nothing has changed.
         """
-        step = self.state.step if asked.at is None else asked.at
-        require_open(step, planned=self.state.step, end=self.num_steps, ended=self._ended)
+        planned = max(self._states)  # also by a planner before this one
+        step = planned if asked.at is None else asked.at
+        require_open(step, planned=planned, end=self.num_steps, ended=self._ended)
         self.history = self.history.edited(asked.change, step, found_in(asked.change, asked.facts))
         if asked.facts is not None:
             self._add_source(asked.facts)
@@ -333,7 +336,7 @@ class Planner:
         stop = min(stop, start + max(4 * self.positions_per_epoch_S[source], _SMALL_READ))
         stop = int(min(max(stop, queue.reach), self._end_of(source)))
         queue.asked_to = stop
-        return [ReadAhead(source=source, start=start, stop=stop)]
+        return [ReadAhead(source=source, start=start, stop=stop, life=self.life)]
 
     def _read_again(self, sources: Sequence[int]) -> tuple[PlannerCommand, ...]:
         """Have another loader hold what the lost one held, and answer what it was asked."""
@@ -343,7 +346,7 @@ class Planner:
         ends = {s: self._queues[s].table.stop for s in sources}
         ranges = {s: (floors_S[s], max(floors_S[s], end)) for s, end in ends.items()}
         asked = [
-            ReadAhead(source=s, start=ends[s], stop=self._queues[s].asked_to)
+            ReadAhead(source=s, start=ends[s], stop=self._queues[s].asked_to, life=self.life)
             for s in sources
             if self._is_asked(s)
         ]
@@ -396,4 +399,4 @@ class Planner:
             del self._states[old]
         floors = dict(enumerate(self._states[step].floors()))
         self._loss_spans.release(floors)
-        return [ReleaseSteps(step=step), ReleaseSamples(floors=floors)]
+        return [ReleaseSteps(step=step), ReleaseSamples(floors=floors, life=self.life)]

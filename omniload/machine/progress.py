@@ -12,6 +12,7 @@ from omniload.base.state import JsonObject
 
 __all__ = [
     "SILENT_S",
+    "USUAL_CALL",
     "Progress",
     "Task",
     "Waits",
@@ -25,6 +26,9 @@ __all__ = [
 _RANK = "rank dp="
 SILENT_S = 5.0
 """A role whose last heartbeat is older is stopped, or its machine too busy to run it; they come once a second."""
+
+USUAL_CALL = "usual_call_seconds"
+"""Figure of a role that reads: what a call to a store usually takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +125,7 @@ def reason_of(name: str, roles: Mapping[str, Progress], now_s: float) -> str:
 def way_of(name: str, roles: Mapping[str, Progress], now_s: float) -> list[str]:
     """Return the names of the roles that a wait for ``name`` is a wait for, as ``reason_of`` does; the cause last."""
     passed: dict[str, None] = {}
+    name = _newest(name, roles)
     while name not in passed:
         passed[name] = None
         role = roles.get(name)
@@ -129,8 +134,16 @@ def way_of(name: str, roles: Mapping[str, Progress], now_s: float) -> list[str]:
         ahead = [task for task in role.tasks if task.waits_for] or list(role.tasks)
         if not ahead[0].waits_for:
             break
-        name = _worst(ahead[0].waits_for, roles, now_s)
+        name = _newest(_worst(ahead[0].waits_for, roles, now_s), roles)
     return list(passed)
+
+
+def _newest(name: str, roles: Mapping[str, Progress]) -> str:
+    """Return the name of the last life of a role with a heartbeat: whoever waits may know the role only."""
+    if name in roles:
+        return name
+    lives = [each for each in roles if each.startswith(f"{name}+")]
+    return max(lives, key=lambda each: int(each.rpartition("+")[2]), default=name)
 
 
 def _said_of(name: str, role: Progress | None, now_s: float) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from omniload.machine.progress import Progress
+from omniload.machine.progress import Progress, Task
 
 __all__ = [
     "EndMember",
@@ -25,7 +25,6 @@ __all__ = [
     "MemberEnded",
     "MemberReady",
     "MembersSeen",
-    "RoleStuck",
     "Roster",
     "RosterCommand",
     "RosterEvent",
@@ -35,8 +34,6 @@ __all__ = [
 
 _STOPPED_S = 0.5
 """A process that the kernel has called stopped for so long will not go on by itself."""
-_SILENT_S = 10.0
-"""Without a heartbeat for so long a member hangs; a busy machine may keep one from its heartbeat for some seconds."""
 _LONGEST_LOOK_S = 1.0
 """A longer time between two looks is one in which the roster's own process did not run: it says nothing of others."""
 _LOST_IN_A_ROW = 5
@@ -72,14 +69,6 @@ class MemberEnded:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class RoleStuck:
-    """The holder of a role is alive and does not get on, such as in a call to a store that does not end."""
-
-    role: str
-    why: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembersSeen:
     """The shell has looked at heartbeats and processes."""
@@ -99,7 +88,7 @@ class StepsReleased:
     step: int
 
 
-RosterEvent = MemberReady | MemberEnded | RoleStuck | MembersSeen | StepsReleased
+RosterEvent = MemberReady | MemberEnded | MembersSeen | StepsReleased
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +147,22 @@ class _Beat:
     silent_s: float = 0.0
     stopped_s: float | None = None
     """Since it was first seen stopped; ``None`` while it runs."""
+    call: Task | None = None
+    """The oldest call to a store that it has under way."""
+    call_s: float = 0.0
+    """How long the roster has looked at that."""
+
+    def see(self, progress: Progress, *, is_stopped: bool, passed_s: float) -> None:
+        """Note another look."""
+        if not is_stopped:
+            self.stopped_s = None
+        else:
+            self.stopped_s = 0.0 if self.stopped_s is None else self.stopped_s + passed_s
+        self.silent_s = self.silent_s + passed_s if self.beat_s == progress.beat_s else 0.0
+        self.beat_s = progress.beat_s
+        call = progress.calls[0] if progress.calls else None
+        self.call_s = self.call_s + passed_s if call == self.call else 0.0
+        self.call = call
 
 
 @dataclass(slots=True, kw_only=True)
@@ -166,6 +171,10 @@ class Roster:
 
     roles: Mapping[str, int]
     """Shadows that are wanted for each role. The first member of each holds it when the roster begins."""
+    silent_s: float = 10.0
+    """Without a heartbeat for so long a member hangs; a busy machine may keep one from it for some seconds."""
+    stuck_s: float = 300.0
+    """In one call to a store for so long a member is stuck."""
     _roles: dict[str, _Role] = field(init=False)
     _beats: dict[Member, _Beat] = field(default_factory=dict, init=False)
     _looked_s: float | None = field(default=None, init=False)
@@ -191,9 +200,6 @@ class Roster:
                 return self._ready(member)
             case MemberEnded(member=member, why=why):
                 return self._lose(member, why)
-            case RoleStuck(role=role, why=why):
-                holder = self._roles[role].holder
-                return () if holder is None else self._lose(holder, why)
             case MembersSeen():
                 return self._see(event)
             case StepsReleased(step=step):
@@ -276,17 +282,17 @@ class Roster:
             if progress is None:
                 continue  # it has not begun: its end, or that it stands ready, is told
             beat = self._beats.setdefault(member, _Beat(progress.beat_s))
-            if member.name not in seen.stopped:
-                beat.stopped_s = None
-            else:
-                beat.stopped_s = 0.0 if beat.stopped_s is None else beat.stopped_s + passed_s
-            beat.silent_s = beat.silent_s + passed_s if beat.beat_s == progress.beat_s else 0.0
-            beat.beat_s = progress.beat_s
-            if beat.stopped_s is not None and beat.stopped_s >= _STOPPED_S:
-                why = f"process {progress.pid} is stopped"
-            elif beat.silent_s >= _SILENT_S:
-                why = f"process {progress.pid} gave no heartbeat for {beat.silent_s:.0f} s"
-            else:
-                continue
-            commands += self._lose(member, why)
+            beat.see(progress, is_stopped=member.name in seen.stopped, passed_s=passed_s)
+            if (why := self._why_lost(progress, beat)) is not None:
+                commands += self._lose(member, why)
         return tuple(commands)
+
+    def _why_lost(self, progress: Progress, beat: _Beat) -> str | None:
+        process = f"process {progress.pid}"
+        if beat.stopped_s is not None and beat.stopped_s >= _STOPPED_S:
+            return f"{process} is stopped"
+        if beat.silent_s >= self.silent_s:
+            return f"{process} gave no heartbeat for {beat.silent_s:.0f} s"
+        if beat.call is not None and beat.call_s >= self.stuck_s:
+            return f"{process} {beat.call.doing} for {beat.call_s:.0f} s, in one call"
+        return None

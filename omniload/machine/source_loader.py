@@ -108,15 +108,17 @@ class SourceLoader:
     """Indexes of what is held; made anew when asked for after a change."""
     _taken_over: dict[int, int] = field(default_factory=dict, init=False)
     """Sources of which what is asked for may have been read by another loader only, and from which position on."""
+    _life: int = field(default=0, init=False)
+    """Planners before the one that asked last."""
 
     def handle(
         self, event: ReadAhead | SamplesRead | ReleaseSamples | TakeOver
     ) -> tuple[Read | SamplesReported, ...]:
         """Apply one event and return what must now be done, in order."""
         match event:
-            case ReadAhead(source=source, start=start, stop=stop):
-                held = self._find(source, start, stop)
-                if held is not None:  # asked again: the answer is at hand
+            case ReadAhead(source=source, start=start, stop=stop, life=life):
+                self._life = max(self._life, life)
+                if (held := self._find(source, start, stop)) is not None:  # asked again
                     return (SamplesReported(source=source, table=held),)
                 return (Read(source=source, start=start, stop=stop),)
             case SamplesRead(
@@ -124,12 +126,14 @@ class SourceLoader:
             ):
                 self._hold(source, _Held(table, tokens, others))
                 return (SamplesReported(source=source, table=table, skipped=skipped),)
-            case ReleaseSamples(floors=floors):
-                for source, floor in floors.items():
+            case ReleaseSamples(floors=floors, life=life):
+                # What a lost planner let go of comes late, once the next one has asked for it again.
+                for source, floor in floors.items() if life >= self._life else ():
                     self._release(source, floor)
                 return ()
             case TakeOver(ranges=ranges):
-                self._taken_over |= {source: floor for source, (floor, _) in ranges.items()}
+                for source, (floor, _) in ranges.items():
+                    self._taken_over[source] = min(floor, self._taken_over.get(source, floor))
                 return tuple(
                     Read(source=source, start=start, stop=stop)
                     for source, (first, last) in ranges.items()

@@ -13,7 +13,7 @@ from omniload.base.units import decimal_of
 from omniload.mix.deficit import WEIGHT_ONE, integer_weights
 from omniload.mix.edits.history import History
 from omniload.mix.edits.kept import edits_in
-from omniload.mix.journal.reading import state_before
+from omniload.mix.journal.reading import Tail, state_before, states_in
 from omniload.mix.journal.records import StepRecord
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
@@ -25,6 +25,7 @@ __all__ = [
     "fold",
     "progress_of",
     "state_json_at",
+    "states_of",
     "weights_by_step",
 ]
 
@@ -103,6 +104,18 @@ def fold(
     parsed = [StepRecord.from_json(record, names) for record in records]
     until = state.step + len(parsed) if step is None else step
     return state_before(until, state, parsed, weights_by_step(history))
+
+
+def states_of(history: History, tail: Tail) -> list[MixState]:
+    """Return the state that a journal's end begins with, and that after each of its steps.
+
+    Raises:
+        StateError: The journal is of another mix or other data, or damaged.
+    """
+    begun = len(edits_in(tail.base))
+    held = history.found_by(begun, fingerprint_in(tail.base))
+    base = MixState.from_json(tail.base, history.of_revision(begun).names, held)
+    return states_in(tail, base, history.latest.names, weights_by_step(history))
 
 
 def state_json_at(

@@ -44,6 +44,11 @@ class RuntimeConfig(StrictModel):
     """Port where the planner's process answers Prometheus at ``/metrics``; 0 for none."""
     metrics_bind: str = ""
     """Where it does: loopback by default; otherwise as ``bind``."""
+    silent_after: Annotated[Seconds, Field(ge=3)] = 10.0
+    """A role on Ray that gave no heartbeat for so long is replaced; they come once a second, and late on a busy
+    machine. One whose process has ended or is stopped is replaced at once."""
+    stuck_after: Annotated[Seconds, Field(ge=30)] = 300.0
+    """A source loader on Ray is replaced once a call to its store has taken so long: another may get through."""
     batch_timeout: Annotated[Seconds, Field(gt=0)] = 1800.0
     """Longest that a rank waits for a batch before it is told who holds it up; it is logged from 10 s on."""
 

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from typing_extensions import override
 
 from omniload.actors.edits import ANSWER_S
 from omniload.actors.heartbeats import Activity, FolderBoard
-from omniload.actors.plane import PlaneSpec
-from omniload.actors.planning import make_planner, open_journal
+from omniload.actors.plane import PlaneSpec, first_step_of
+from omniload.actors.planning import make_planner, open_journal, taken_over
 from omniload.actors.ray.holders import LoaderHolders, Loaders, Serving
 from omniload.actors.ray.links import RayConstructorLink, RayLoaderLink
 from omniload.actors.ray.processes import Process
@@ -29,12 +30,30 @@ from omniload.mix.config import MixConfig
 from omniload.mix.edits.answers import EditTaken
 from omniload.mix.edits.history import History
 from omniload.mix.fingerprint import SourceFacts
+from omniload.mix.journal.file import Journal
 
 __all__ = ["ConstructorActor", "LoaderActor", "PlannerActor"]
 
 
 _TAKE_OVER_S = 60.0
 """Longest wait for a loader to note what it takes over; it reads that afterwards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerOpening:
+    """What a planner begins with."""
+
+    spec: PlaneSpec
+    """The run, as it was opened."""
+    facts: Sequence[SourceFacts]
+    """What was found in each source."""
+    loaders: Loaders
+    constructors: Sequence[tuple[Any, Sequence[int], int]]
+    """Each with its data-parallel ranks, and its lives before this one."""
+    folder: Path
+    """Where the journal is."""
+    life: int
+    """Planners before this one; it takes over from the last of them."""
 
 
 class _Member:
@@ -124,36 +143,53 @@ class ConstructorActor(_Member, ConstructorShell):
 
 
 class PlannerActor(_Member):
-    """The planner. It is opened by a method for the reason that loaders are."""
+    """The planner. The first is opened by a method, for the reason that loaders are; those after it begin at once."""
 
-    def __init__(self, board: FolderBoard, logs: Path | None) -> None:
-        """Be there, and be seen to be."""
-        self._activity = self._appear("planner", board, logs)
-
-    def open(
-        self,
-        spec: PlaneSpec,
-        facts: Sequence[SourceFacts],
-        loaders: Loaders,
-        constructors: Sequence[Any],
+    def __init__(
+        self, name: str, board: FolderBoard, logs: Path | None, opening: PlannerOpening | None
     ) -> None:
+        """Be there, and be seen to be; take over where ``opening`` says of what."""
+        self._activity = self._appear(name, board, logs)
+        self._failure: OmniloadError | None = None
+        if opening is not None:
+            # Ranks find the planner by its name, and Ray lets none of their calls in before this ends.
+            try:
+                self.open(opening)
+            except OmniloadError as error:
+                self._failure = error
+
+    def open(self, opening: PlannerOpening) -> None:
         """Begin to plan; once and before any other call."""
-        planner = make_planner(spec, facts)
+        spec, life = opening.spec, opening.life
+        journal: Journal | None
+        if life:
+            planner, journal = taken_over(spec, opening.facts, opening.folder, life=life)
+        else:
+            planner = make_planner(spec, opening.facts)
+            durable = spec.run_dir is not None
+            journal = open_journal(opening.folder, planner, durable=durable)
         self._end_metrics = serve_metrics(spec.mix, self._told_board)
-        self._first_step = planner.state.step
-        links = {actor: RayLoaderLink(actor, name) for actor, name in loaders.names.items()}
+        self._first_step = first_step_of(spec)
+        loaders = opening.loaders
+        lives = {loaders.of[source]: number for source, number in loaders.lives.items()}
+        links = {a: RayLoaderLink(a, name, lives[a]) for a, name in loaders.names.items()}
         self._links = {source: links[actor] for source, actor in loaders.of.items()}
-        self._constructors = [RayConstructorLink(actor, ranks) for actor, ranks in constructors]
+        self._constructors = [RayConstructorLink(*told) for told in opening.constructors]
         self._shell = PlannerShell(
             planner,
             self._links.__getitem__,
             self._constructors,
-            open_journal(spec.run_dir, planner),
+            journal,
             self._activity,
             spec.run_dir,
         )
         self._shell.start()
-        self._activity.figures.note(restarts=spec.restarts)
+        self._activity.figures.note(restarts=spec.restarts, lives=life + 1)
+
+    def begun(self) -> None:
+        """Raise why it could not take over."""
+        if self._failure is not None:
+            raise self._failure
 
     def first_step(self) -> int:
         """Return the step that planning started from."""
@@ -200,6 +236,7 @@ class PlannerActor(_Member):
 
     def check(self) -> None:
         """Raise what ended the planning, if anything did; see ``PlannerShell.check``."""
+        self.begun()
         self._shell.check()
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """The actors of a plane: how a member of each role is started, opened, told of others, and ended."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -9,13 +9,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from omniload.actors.address import PlaneAddress
 from omniload.actors.heartbeats import FolderBoard
 from omniload.actors.plane import PlaneSpec
-from omniload.actors.ray.actors import ConstructorActor, LoaderActor, PlannerActor
+from omniload.actors.ray.actors import ConstructorActor, LoaderActor, PlannerActor, PlannerOpening
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.holders import Loaders, Serving
 from omniload.actors.ray.processes import HeldProcess, Process
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.loader_groups import LoaderShare
-from omniload.machine.roster import Member
+from omniload.machine.roster import Member, Roster
 from omniload.mix.fingerprint import SourceFacts
 
 __all__ = ["PLANNER", "Crew"]
@@ -61,6 +61,10 @@ class Crew:
         self.dp_ranks_of = {name: tuple(ranks) for name, ranks in address.dp_ranks_of.items()}
         self.actors: dict[Member, Any] = {}
         self.holders: dict[str, Member] = {}
+        self.serving: dict[str, Member] = {}
+        """Loaders that constructors may ask: the planner has handed over what is outstanding."""
+        self.known_to_planner: dict[str, Member] = {}
+        """Holders of roles when the planner of now began."""
         self.facts: dict[int, SourceFacts] = {}
         """What the first loaders found in each source; those after them must find the same."""
         self._processes: dict[Member, HeldProcess] = {}
@@ -68,6 +72,12 @@ class Crew:
     def roles(self) -> list[str]:
         """Return the names of all roles."""
         return [*self.sources_of, *self.dp_ranks_of, PLANNER]
+
+    def roster(self) -> Roster:
+        """Return who is to be replaced, and when, with the first member of each role as its holder."""
+        runtime = self.spec.mix.runtime
+        roles = dict.fromkeys(self.roles(), 0) | dict.fromkeys(self.sources_of, runtime.shadows)
+        return Roster(roles=roles, silent_s=runtime.silent_after, stuck_s=runtime.stuck_after)
 
     def start(self, member: Member) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
         """Start the process of a member; return its actor."""
@@ -82,7 +92,10 @@ class Crew:
             actor = self._start_constructor(member)
         else:
             bare = _actor_of(PlannerActor, threads=_PLANNER_THREADS, node=self._node)
-            actor = bare.options(name=member.name).remote(self.board, self._address.logs)
+            opening = self._planner_opening(member) if member.number else None
+            actor = bare.options(name=member.name).remote(
+                member.name, self.board, self._address.logs, opening
+            )
         self.actors[member] = actor
         return actor
 
@@ -94,7 +107,7 @@ class Crew:
         bare = _actor_of(ConstructorActor, threads=5 + 2 * len(ranks) * cp, node=node)
         board = FolderBoard(self._address.board_of(member.role))
         return bare.options(name=member.name).remote(
-            machine, self.loaders(), member.name, board, self._address.logs
+            machine, self._loaders(self.serving), member.name, board, self._address.logs
         )
 
     def open_loader(self, member: Member) -> Any:  # noqa: ANN401 -- as above
@@ -103,16 +116,24 @@ class Crew:
 
     def open_planner(self, member: Member) -> Any:  # noqa: ANN401 -- as above
         """Have a planner begin; return the answer to be."""
-        return self.actors[member].open.remote(
-            self.spec,
-            [self.facts[s] for s in range(len(self.spec.history.latest.names))],
-            self.loaders(),
-            [(self.holding(name), ranks) for name, ranks in self.dp_ranks_of.items()],
+        return self.actors[member].open.remote(self._planner_opening(member))
+
+    def _planner_opening(self, member: Member) -> PlannerOpening:
+        self.known_to_planner = dict(self.holders)
+        return PlannerOpening(
+            spec=self.spec,
+            facts=[self.facts[s] for s in range(len(self.spec.history.latest.names))],
+            loaders=self._loaders(self.holders),
+            constructors=[
+                (self.holding(name), ranks, self.holders[name].number)
+                for name, ranks in self.dp_ranks_of.items()
+            ],
+            folder=self.spec.run_dir or self._address.board,
+            life=member.number,
         )
 
-    def loaders(self) -> Loaders:
-        """Return the loaders that serve at present."""
-        held = {name: self.holders[name] for name in self.sources_of}
+    def _loaders(self, members: Mapping[str, Member]) -> Loaders:
+        held = {name: members[name] for name in self.sources_of}
         return Loaders(
             of={
                 s: self.actors[member]
@@ -120,10 +141,13 @@ class Crew:
                 for s in self.sources_of[name]
             },
             names={self.actors[member]: member.name for member in held.values()},
+            lives={
+                s: member.number for name, member in held.items() for s in self.sources_of[name]
+            },
             limit_s=self.spec.mix.runtime.batch_timeout,
         )
 
-    def serving(self, member: Member) -> Serving:
+    def as_serving(self, member: Member) -> Serving:
         """Return a loader as those who speak to it know it."""
         return Serving(
             sources=self.sources_of[member.role],

@@ -53,7 +53,7 @@ def _added(crew: Crew, asked: ChangeAsked, history: History) -> EditTaken:
         facts = answer_to(crew.actors[member].open_also.remote(number, mix), role)
         crew.facts[number] = facts
         _stand_by(crew, role, number, mix)
-        serving = crew.serving(member)
+        serving = crew.as_serving(member)
         told = [crew.holding(name).know.remote(mix.names) for name in crew.dp_ranks_of]
         told += [crew.holding(name).replace_loader.remote(serving) for name in crew.dp_ranks_of]
         for answer in told:

@@ -1,5 +1,6 @@
 """A rank's way to a data plane of Ray actors, from the same process or another of the job."""
 
+import math
 import threading
 import time
 from collections import deque
@@ -16,15 +17,14 @@ from omniload.actors.patience import wait_until
 from omniload.actors.plane import RankHandle
 from omniload.actors.ray.answers import (
     actor_named,
-    answer_to,
     is_lost,
-    log_failure,
     newest_of,
     plain_error,
     there,
 )
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.hosts.boards import boards_of, claim_rank
+from omniload.actors.ray.planner_way import PlannerWay
 from omniload.base.linux.network import host_id
 from omniload.base.log import RoleLogs, get_logger
 from omniload.base.state import JsonObject
@@ -35,7 +35,6 @@ from omniload.machine.waiting import Wait
 __all__ = ["RayHandle"]
 
 _LOG = get_logger(__name__)
-_ALIVE_CHECK_S = 2.0
 _CLOSE_S = 10.0
 _LOOK_S = 0.1
 """A constructor that takes the place of a lost one is looked for so often."""
@@ -61,8 +60,6 @@ class RayHandle(RankHandle):
         self._gate, self._left = Gate(), threading.Event()
         self._held: deque[Batch] = deque()
         self._asked: tuple[int, Any] | None = None
-        self._check: Any = None
-        self._check_from_s = 0.0
         board = address.on_host(host_id())[1]
         self._lock = claim_rank(board, self._name)
         self._line = LifelineEnd("")
@@ -71,8 +68,8 @@ class RayHandle(RankHandle):
             self._line = LifelineEnd(address.lifeline if away else "")
             self._role, self._of = self._of, newest_of(self._of) or self._of
             self._constructor: Any = actor_named(self._of)
-            self._planner: Any = actor_named("planner")
-            self.first_step = answer_to(self._planner.first_step.remote(), "the planner")
+            self._planner = PlannerWay(self._dp_rank, self._cp_rank, self._check_alive)
+            self.first_step = self._planner.first_step
         except BaseException:
             self._lock.close()
             self._line.close()
@@ -82,6 +79,7 @@ class RayHandle(RankHandle):
         self._activity = Activity(self._name, log=self._logs.of(self._name))
         self._activity.rest("has asked for no batch")
         self._end_heartbeats = here.post(self._activity)
+        self._planner.watch(self._gate, self._left, math.prod(address.sizes.values()))
 
     @override
     def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
@@ -107,7 +105,7 @@ class RayHandle(RankHandle):
         """Wait for batches; where the constructor is lost, for the one that takes its place, and ask that one."""
         while True:
             asked = self._ask(step)
-            wait_until(lambda s: there(asked, s, self._check_planner), wait, self._board)  # noqa: B023 -- waited for here
+            wait_until(lambda s: there(asked, s, self._planner.look), wait, self._board)  # noqa: B023 -- waited for here
             self._asked = None
             try:
                 batches: tuple[Batch, ...] = ray.get(asked)
@@ -120,7 +118,7 @@ class RayHandle(RankHandle):
 
     def _follow(self, timeout_s: float) -> bool:
         """Look for the constructor that took the place of a lost one; return whether it is there."""
-        self._check_planner()
+        self._planner.look()
         name = newest_of(self._role)
         if name is None or name == self._of:
             self._left.wait(min(timeout_s, _LOOK_S))
@@ -142,16 +140,12 @@ class RayHandle(RankHandle):
         if self._held:
             return  # said with the last of those that came together
         with self._gate.inside():
-            told = self._planner.taken.remote(step, self._dp_rank, self._cp_rank)
-            log_failure(told, "the planner", f"hear that step {step} was taken")
+            self._planner.taken(step)
 
     @override
     def state_at(self, step: int) -> JsonObject:
         with self._gate.inside():
-            answer: JsonObject = answer_to(
-                self._planner.state_at.remote(step), "the planner", check=self._check_alive
-            )
-        return answer
+            return self._planner.state_at(step)
 
     def leave(self, limit_s: float) -> bool:
         """Give the rank back, and have whoever waits for a batch leave Ray.
@@ -178,17 +172,3 @@ class RayHandle(RankHandle):
         """Leave a closed plane, and one whose opener has ended on another host."""
         self._gate.check()
         self._line.check()
-
-    def _check_planner(self) -> None:
-        """Leave a closed plane, and a planner that is dead or has failed: it would never let the step be built.
-
-        A planner that is stopped gives no answer, so none is waited for.
-        """
-        self._check_alive()
-        if self._check is None:
-            if time.monotonic() - self._check_from_s >= _ALIVE_CHECK_S:
-                self._check_from_s = time.monotonic()
-                self._check = self._planner.check.remote()
-        elif ray.wait([self._check], timeout=0)[0]:
-            check, self._check = self._check, None
-            answer_to(check, "the planner")

@@ -28,6 +28,8 @@ class Loaders:
     """Actor of each source."""
     names: Mapping[Any, str]
     """Name of each actor as a member of its role."""
+    lives: Mapping[int, int]
+    """Lives of the loader of each source before this one."""
     limit_s: float
     """Longest wait for the slices of one of them."""
 
@@ -50,7 +52,7 @@ class LoaderHolders:
         self._changed = threading.Condition()
         self._actors = dict(loaders.of)
         self._names = dict(loaders.names)
-        self._lives = dict.fromkeys(loaders.of, 0)
+        self._lives = dict(loaders.lives)
         self._limit_s = loaders.limit_s
 
     def names(self) -> tuple[str, ...]:

@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any, assert_never
 
 from omniload.actors.gate import Gate
-from omniload.actors.ray.answers import future_of, log_failure
+from omniload.actors.ray.answers import future_of
 from omniload.actors.ray.crew import PLANNER, Crew
-from omniload.base.errors import UnavailableError
+from omniload.actors.ray.handing_over import HandingOver
+from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import RoleLog, get_logger
 from omniload.machine.roster import (
     EndMember,
@@ -28,6 +29,7 @@ from omniload.machine.roster import (
     StartMember,
     StepsReleased,
 )
+from omniload.machine.slow_calls import SlowCalls
 
 __all__ = ["Keeper"]
 
@@ -45,6 +47,8 @@ class Keeper:
         self._events: queue.SimpleQueue[RosterEvent | Callable[[], None] | None] = (
             queue.SimpleQueue()
         )
+        self._handing_over = HandingOver(crew, self._events.put)
+        self._slow_calls = SlowCalls()
         self._asked_released: Any = None
         self._thread = threading.Thread(target=self._run, name="omniload-keeper", daemon=True)
 
@@ -95,9 +99,10 @@ class Keeper:
             planner = self._crew.holding(PLANNER)
             self._asked_released = future_of(planner.released_to.remote(), PLANNER)
             self._asked_released.add_done_callback(self._hear_released)
-        return MembersSeen(
-            now_s=time.monotonic(), beats=self._crew.board.read(), stopped=self._crew.stopped()
-        )
+        beats = self._crew.board.read()
+        for line in self._slow_calls.see(beats):
+            _LOG.warning("%s", line)
+        return MembersSeen(now_s=time.monotonic(), beats=beats, stopped=self._crew.stopped())
 
     def _hear_released(self, done: "Future[int]") -> None:
         self._asked_released = None
@@ -113,9 +118,9 @@ class Keeper:
                     _LOG.warning("%s is replaced: %s", member.name, why)
                     self._crew.end(member)
                 case HandOver(member=member):
-                    self._hand_over(member)
-                case GiveUp(role=role, why=why):
-                    self._give_up(role, why)
+                    self._handing_over.to(member)
+                case GiveUp(why=why):
+                    self._handing_over.fail(UnavailableError(why))
                 case _:
                     assert_never(command)
 
@@ -124,6 +129,23 @@ class Keeper:
         self._watch(member)
         if member.role in self._crew.sources_of:
             self._open(member)
+        elif member.role == PLANNER:
+            self._hear_begun(member)
+
+    def _hear_begun(self, member: Member) -> None:
+        """Hear whether a planner could take over: what it cannot find as it was, none of them will."""
+
+        def begun(done: "Future[Any]") -> None:
+            error = done.exception()
+            if isinstance(error, UnavailableError):
+                self._events.put(MemberEnded(member, str(error)))
+                return
+            self._events.put(MemberReady(member))
+            if isinstance(error, OmniloadError):
+                self._events.put(partial(self._handing_over.fail, error))
+
+        begun_there = self._crew.actors[member].begun.remote()
+        future_of(begun_there, member.name).add_done_callback(begun)
 
     def _open(self, member: Member) -> None:
         opening = future_of(self._crew.open_loader(member), member.name)
@@ -158,50 +180,6 @@ class Keeper:
 
         actor.stay.remote().future().add_done_callback(ended)
         future_of(actor.process.remote(), member.name).add_done_callback(held)
-
-    def _hand_over(self, member: Member) -> None:
-        self._crew.holders[member.role] = member
-        if member.role in self._crew.dp_ranks_of:
-            self._hand_over_ranks(member)
-        else:
-            self._hand_over_sources(member)
-
-    def _hand_over_ranks(self, member: Member) -> None:
-        """Tell a constructor which loaders serve by now; then have the planner tell it what to build."""
-        actor, number = self._crew.actors[member], list(self._crew.dp_ranks_of).index(member.role)
-        _LOG.warning("%s builds from now on", member.name)
-        for role in self._crew.sources_of:
-            told = actor.replace_loader.remote(self._crew.serving(self._crew.holders[role]))
-            log_failure(told, member.name, f"hear of {role}")
-        told = self._crew.holding(PLANNER).replace_constructor.remote(number, actor, member.number)
-        log_failure(told, PLANNER, f"hear of {member.name}")
-
-    def _hand_over_sources(self, member: Member) -> None:
-        """Have the planner hand over what is outstanding; then tell those who fetch."""
-        serving = self._crew.serving(member)
-        _LOG.warning("%s serves %d sources from now on", member.name, len(serving.sources))
-        planner = self._crew.holding(PLANNER)
-        taken_over = future_of(planner.replace_loader.remote(serving), PLANNER)
-
-        def tell(done: "Future[Any]") -> None:
-            if done.exception() is None:
-                self._events.put(partial(self._tell_constructors, member))
-
-        taken_over.add_done_callback(tell)
-
-    def _tell_constructors(self, member: Member) -> None:
-        if self._crew.holders[member.role] != member:
-            return  # it was replaced meanwhile
-        serving = self._crew.serving(member)
-        for role in self._crew.dp_ranks_of:
-            told = self._crew.holding(role).replace_loader.remote(serving)
-            log_failure(told, role, f"hear of {member.name}")
-
-    def _give_up(self, role: str, why: str) -> None:
-        error = UnavailableError(why)
-        _LOG.error("the data plane gives %s up: %s", role, why)
-        told = self._crew.holding(PLANNER).fail.remote(error)
-        log_failure(told, PLANNER, "pass on the failure")
 
 
 def _why(error: BaseException | None) -> str:

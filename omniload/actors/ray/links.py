@@ -28,8 +28,8 @@ _ASK_AGAIN_S = 1.0
 class RayLoaderLink(LoaderLink):
     """A way to a source loader, and to the one that takes its place."""
 
-    def __init__(self, actor: Any, name: str) -> None:  # noqa: ANN401 -- Ray's handle has no static type
-        self._actor, self._name, self._life = actor, name, 0
+    def __init__(self, actor: Any, name: str, life: int) -> None:  # noqa: ANN401 -- Ray's handle has no static type
+        self._actor, self._name, self._life = actor, name, life
 
     @property
     @override
@@ -86,8 +86,8 @@ class RayLoaderLink(LoaderLink):
 class RayConstructorLink(ConstructorLink):
     """A way to a data constructor."""
 
-    def __init__(self, actor: Any, dp_ranks: Sequence[int]) -> None:  # noqa: ANN401 -- as above
-        self._actor, self._dp_ranks, self._life = actor, dp_ranks, 0
+    def __init__(self, actor: Any, dp_ranks: Sequence[int], life: int) -> None:  # noqa: ANN401 -- as above
+        self._actor, self._dp_ranks, self._life = actor, dp_ranks, life
 
     @property
     @override

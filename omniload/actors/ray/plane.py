@@ -31,7 +31,7 @@ from omniload.actors.status_file import write_status
 from omniload.base.errors import OmniloadError
 from omniload.base.log import RoleLogs
 from omniload.machine.loader_groups import LoaderShare, costs_of, partition
-from omniload.machine.roster import Member, Roster
+from omniload.machine.roster import Member
 from omniload.source.kept_profile import kept
 
 __all__ = ["RayPlane"]
@@ -90,6 +90,7 @@ class RayPlane(DataPlane):
         self._board = FolderBoard(self.address.board)
         self._crew = crew = Crew(spec, shares, self.address, self._node)
         crew.holders = {role: Member(role) for role in crew.roles()}
+        crew.serving = {role: crew.holders[role] for role in crew.sources_of}
         loaders = [crew.holders[role] for role in crew.sources_of]
         for member in (*loaders, crew.holders[PLANNER]):
             crew.start(member)
@@ -99,11 +100,9 @@ class RayPlane(DataPlane):
         for member, found in zip(loaders, opening, strict=True):
             crew.facts |= self._patiently(found, member.name)
         self._patiently(crew.open_planner(crew.holders[PLANNER]), PLANNER)
-        shadows = dict.fromkeys(crew.sources_of, spec.mix.runtime.shadows)
-        roster = Roster(roles=shadows | dict.fromkeys(crew.dp_ranks_of, 0))
         logs = RoleLogs(self.address.logs)
         self._opened.callback(logs.close)
-        self._keeper = Keeper(crew, roster, self._gate, logs.of("keeper"))
+        self._keeper = Keeper(crew, crew.roster(), self._gate, logs.of("keeper"))
         self._keeper.begin()
         self._opened.callback(
             write_status(spec.run_dir, boards_of(self.address, self.address.board)[1])

@@ -1,6 +1,6 @@
 """What a journal says: its base and records, the state before any step, and what its last writer had come to."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,16 +110,16 @@ def _tail_from(path: Path, *, at_most: int) -> Tail:
 
 def states_in(
     tail: Tail,
+    base: MixState,
     names: Sequence[str],
-    fingerprint: Mapping[str, str],
     weights_at_step: Callable[[int], Sequence[int]],
 ) -> list[MixState]:
-    """Return the state that a journal's end begins with, and that after each of its steps.
+    """Return the state that a journal's end begins with, which is ``base``, and that after each of its steps.
 
     Raises:
         StateError: The journal is of another mix or other data, or damaged.
     """
-    states = [MixState.from_json(tail.base, names, fingerprint)]
+    states = [base]
     for stored in tail.records:
         record = StepRecord.from_json(stored, names)
         states.append(record.applied_to(states[-1], weights_at_step(record.step)))

@@ -17,6 +17,7 @@ from omniload.base.concurrency.calls_under_way import under_way
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.client import Client
 from omniload.machine import queue
+from omniload.machine.roster import Roster
 from omniload.machine.waiting import Wait
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import a_corpus
@@ -282,7 +283,10 @@ def test_ranks_of_one_launch_that_each_open_the_plane_are_refused_by_the_one_tha
 
 
 @pytest.mark.ray
-def test_a_planner_that_is_stopped_is_named_and_the_plane_closes(tmp_path, caplog):
+def test_a_stopped_planner_that_nobody_replaces_is_named_and_the_plane_closes(
+    tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(Roster, "handle", lambda *_: ())
     spec = a_spec(tmp_path, dp=2)
     ray_mix = spec.mix.model_copy(
         update={"runtime": spec.mix.runtime.model_copy(update={"kind": "ray"})}

@@ -65,6 +65,7 @@ def worlds(draw):
         "repeat_share": draw(st.sampled_from([0.0, 0.2, 0.5])),
         "kills": draw(st.sampled_from([0, 1, 2, 5])),
         "constructor_kills": draw(st.sampled_from([0, 1, 3])),
+        "planner_kills": draw(st.sampled_from([0, 1, 2, 5])),
         "shadows": draw(st.integers(0, 2)),
     }
 

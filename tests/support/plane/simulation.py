@@ -27,6 +27,7 @@ from omniload.machine.messages import (
     KeepEdits,
     LoaderReplaced,
     PlannerCommand,
+    PlannerEvent,
     PublishPlans,
     ReadAhead,
     ReleaseSamples,
@@ -79,6 +80,8 @@ class Simulation:
     """Source loaders that are killed in mid-run, whatever they do then; at most five."""
     constructor_kills: int = 0
     """Data constructors that are killed in mid-run."""
+    planner_kills: int = 0
+    """Times that the planner is killed in mid-run; another one begins a while later, from the journal."""
     shadows: int = 0
     """Loaders that stand by for each."""
     state: MixState | None = None
@@ -115,6 +118,10 @@ class Simulation:
     """The constructors that the planner speaks to."""
     _next: dict[int, int] = field(init=False)
     _end: int | None = field(default=None, init=False)
+    planners_killed: int = field(default=0, init=False)
+    _planner_is_there: bool = field(default=True, init=False)
+    _states: list[MixState] = field(init=False)
+    """What the journal leads through."""
     constructors_killed: int = field(default=0, init=False)
     killed: int = field(default=0, init=False)
     """Loaders that were killed while they held a role."""
@@ -132,6 +139,7 @@ class Simulation:
             num_steps=self.num_steps,
         )
         self._names = names
+        self._states = [self.planner.state]
         self._lives = [[SourceLoader(names=names)] for _ in range(self.num_loaders)]
         self._linked, self._serving = [0] * self.num_loaders, [0] * self.num_loaders
         roles = {f"loader-{i}": self.shadows for i in range(self.num_loaders)}
@@ -140,6 +148,7 @@ class Simulation:
         if self.changes:
             self._bag.append(self._change)
         self._bag += [self._kill] * self.kills + [self._kill_constructor] * self.constructor_kills
+        self._bag += [self._kill_planner] * self.planner_kills
         of = self.planner.tree.constructor_of
         count = min(self.num_constructors, self.dp)
         self._constructors = [
@@ -182,7 +191,8 @@ class Simulation:
         """Ask for the next change; now or a few messages later, as chance has it."""
         if not self.changes:
             return  # a repetition
-        if self._random.random() < 0.7 and (self._bag or self._ready()):
+        waits = self._random.random() < 0.7 and (self._bag or self._ready())
+        if waits or not self._planner_is_there:
             self._bag.append(self._change)
             return
         (change, at), self.changes = self.changes[0], self.changes[1:]
@@ -207,9 +217,8 @@ class Simulation:
     def _carry(self, commands: Sequence[PlannerCommand]) -> None:
         for command in commands:
             match command:
-                case AppendJournal(record=record):
-                    assert record["revision"] <= len(self.history.edits), "before it was kept"
-                    self.journal.append(record)
+                case AppendJournal():
+                    self._append(command)
                 case KeepEdits(history=history):
                     self.history = history
                 case PublishPlans(plans=plans):
@@ -223,6 +232,15 @@ class Simulation:
                         self._send(machine.handle, command)
                 case EndOfData(step=step):
                     self._end = step
+
+    def _append(self, command: AppendJournal) -> None:
+        record, at = command.record, command.plan.step - self._states[0].step
+        assert record["revision"] <= len(self.history.edits), "before it was kept"
+        if at < len(self.journal):
+            assert record == self.journal[at], "a step that is planned again is another one"
+        else:
+            self.journal.append(record)
+            self._states.append(command.after)
 
     def _tell_loaders(self, command: ReadAhead | TakeOver | ReleaseSamples) -> None:
         """Send to the life that the planner speaks to now: it may be dead when the message comes."""
@@ -241,7 +259,8 @@ class Simulation:
         journaled = [record["step"] for record in self.journal]
         for plan in plans:
             assert plan.step in journaled, "published before it was journaled"
-            self.published.append(plan.step)
+            if plan.step not in self.published:
+                self.published.append(plan.step)
         for constructor in self._told:
             parts = [plan.part_of(constructor.dp_ranks) for plan in plans]
             self._send(self._build, constructor, parts)
@@ -267,10 +286,49 @@ class Simulation:
             self._constructors[number] = new
             self._send(self._link_constructor, number, new)
 
+    def _kill_planner(self) -> None:
+        """Kill the planner. What it was told and asked, and nobody has written down, is gone."""
+        if self._planner_is_there and self.planners_killed < self.planner_kills:
+            self.planners_killed += 1
+            self._planner_is_there = False
+            self._send(self._recover_planner)
+
+    def _recover_planner(self) -> None:
+        """Begin another planner, from the last steps of the journal."""
+        ahead = self._states[-self.mix.steps_ahead - 1 :]
+        self.planner = a_planner(
+            self.mix,
+            dp=self.dp,
+            epoch=[len(epoch) for epoch in self.epochs[: len(self.history.latest.names)]],
+            edits=self.history.edits,
+            state=ahead[0],
+            known=ahead[1:],
+            life=self.planner.life + 1,
+            num_steps=self.num_steps,
+        )
+        self._planner_is_there = True
+        self._told = list(self._constructors)
+        self._carry(self.planner.handle(Started()))
+        for number, lives in enumerate(self._lives):
+            if self._serving[number] < len(lives) - 1:
+                self._send(self._link, number, len(lives) - 1)
+        for rank, step in self._next.items():
+            if step > self._states[0].step:
+                self._tell_planner(StepTaken(step=step - 1, dp_rank=rank))
+
+    def _tell_planner(self, event: PlannerEvent) -> None:
+        """Send to the planner of now: once it is dead nobody hears it."""
+        planner = self.planner
+        self._send(lambda: self._hear(planner, event))
+
+    def _hear(self, planner: Planner, event: PlannerEvent) -> None:
+        if self._planner_is_there and planner is self.planner:
+            self._carry(planner.handle(event))
+
     def _link_constructor(self, number: int, new: DataConstructor) -> None:
         if self._constructors[number] is new:  # else it was killed meanwhile
             self._told[number] = new
-            self._carry(self.planner.handle(ConstructorReplaced(number=number)))
+            self._hear(self.planner, ConstructorReplaced(number=number))
 
     def _republish(self, command: Republish) -> None:
         constructor = self._told[command.number]
@@ -299,7 +357,8 @@ class Simulation:
         if life >= self._linked[number]:
             self._linked[number] = life
             sources = tuple(range(number, len(self.planner.names), self.num_loaders))
-            self._carry(self.planner.handle(LoaderReplaced(sources=sources)) if sources else ())
+            if sources:
+                self._hear(self.planner, LoaderReplaced(sources=sources))
 
     def _take_over(self, number: int, life: int, command: TakeOver) -> None:
         loader = self._lives[number][life]
@@ -342,7 +401,7 @@ class Simulation:
         return report
 
     def _report(self, report: SamplesReported) -> None:
-        self._send(lambda: self._carry(self.planner.handle(report)))
+        self._tell_planner(report)
 
     def _build(self, constructor: DataConstructor, plans: Sequence[StepPlan]) -> None:
         for command in constructor.handle(BuildSteps(plans=plans)):
@@ -381,8 +440,15 @@ class Simulation:
         step = self._next[rank]
         constructor = next(c for c in self._constructors if rank in c.dp_ranks)
         if rank == 0:
-            self.states[step] = self.planner.state_at(step)
+            self.states[step] = self._saved_at(step)
         self.batches[step, rank] = constructor.batch_of(step, rank)
         self._next[rank] = step + 1
-        taken = StepTaken(step=step, dp_rank=rank)
-        self._send(lambda: self._carry(self.planner.handle(taken)))
+        self._tell_planner(StepTaken(step=step, dp_rank=rank))
+
+    def _saved_at(self, step: int) -> JsonObject:
+        """Return the state as rank 0 would have it saved; where no planner is there it waits for the next."""
+        if self._planner_is_there:
+            return self.planner.state_at(step)
+        state = self._states[step - self._states[0].step]
+        kept = self.history.kept_with(state.mix_revision, self.planner.fingerprint)
+        return state.to_json(**kept)

@@ -8,9 +8,15 @@ from omniload.actors.plane import (
     PlaneSpec,
     require_rows,
 )
-from omniload.actors.planning import make_planner, open_journal, tokenizer_digest
-from omniload.base.errors import ConfigError, StateError
-from omniload.machine.messages import SamplesReported, Started
+from omniload.actors.planning import make_planner, open_journal, taken_over, tokenizer_digest
+from omniload.base.errors import ConfigError, IntegrityError, StateError
+from omniload.machine.messages import (
+    AppendJournal,
+    PublishPlans,
+    SamplesReported,
+    Started,
+    StepTaken,
+)
 from omniload.mix.journal.reading import read_journal
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.builders import a_mix, a_table, some_facts
@@ -104,3 +110,68 @@ def test_a_missing_tokenizer_is_a_configuration_error(tmp_path):
 def test_bytes_and_no_tokenizer_need_no_file(tmp_path):
     assert tokenizer_digest(a_mix(), tmp_path) == "none"
     assert tokenizer_digest(a_mix(tokenizer={"type": "bytes"}), tmp_path) == "bytes"
+
+
+def planned(planner, journal, lengths=(10,) * 60):
+    """Plan as far as these samples go and no rank has taken a step; return the steps that were published."""
+    steps = []
+    tables = [a_table(lengths, start=floor) for floor in planner.state.floors()]
+    events = [Started(), *(SamplesReported(source=s, table=t) for s, t in enumerate(tables))]
+    for command in (command for event in events for command in planner.handle(event)):
+        match command:
+            case AppendJournal(record=record):
+                journal.append(record)
+            case PublishPlans(plans=plans):
+                steps += [plan.step for plan in plans]
+    return steps
+
+
+def test_a_planner_takes_over_where_every_rank_must_be_and_knows_the_states_behind(tmp_path):
+    spec = a_spec(tmp_path)
+    first = make_planner(spec, FACTS)
+    with open_journal(tmp_path, first, durable=False) as journal:
+        planned(first, journal)
+        for rank_has in range(3):
+            for command in first.handle(StepTaken(step=rank_has, dp_rank=0)):
+                if isinstance(command, AppendJournal):
+                    journal.append(command.record)
+    before = (tmp_path / JOURNAL_NAME).read_bytes()
+    reached = first.state.step
+
+    second, journal = taken_over(spec, FACTS, tmp_path, life=1)
+    with journal:
+        began_at = second.state.step
+        known = [second.state_at(step) for step in range(began_at, reached + 1)]
+        assert planned(second, journal)[0] == began_at
+
+    assert began_at == reached - spec.mix.steps_ahead == 3
+    assert known == [first.state_at(step) for step in range(began_at, reached + 1)]
+    assert (tmp_path / JOURNAL_NAME).read_bytes().startswith(before)
+
+
+def test_a_planner_never_takes_over_before_the_step_that_the_plane_started_from(tmp_path):
+    first = make_planner(a_spec(tmp_path), FACTS)
+    with open_journal(tmp_path, first) as journal:
+        planned(first, journal)
+    spec = a_spec(tmp_path, state=first.state_at(2))
+    resumed = make_planner(spec, FACTS)
+    open_journal(tmp_path, resumed).close()
+
+    planner, journal = taken_over(spec, FACTS, tmp_path, life=1)
+    journal.close()
+
+    assert planner.state.step == 2
+
+
+def test_a_planner_that_finds_other_samples_than_were_recorded_publishes_nothing(tmp_path):
+    spec = a_spec(tmp_path)
+    first = make_planner(spec, FACTS)
+    with open_journal(tmp_path, first) as journal:
+        planned(first, journal)
+
+    second, journal = taken_over(spec, FACTS, tmp_path, life=1)
+    with journal, pytest.raises(IntegrityError, match="step 0 planned again has digest"):
+        planned(second, journal, lengths=(9, 11) * 30)
+
+    with pytest.raises(StateError, match=r"records: 100 saved, 101 now"):
+        taken_over(spec, some_facts([101, 100]), tmp_path, life=1)

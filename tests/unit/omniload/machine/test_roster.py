@@ -1,8 +1,10 @@
 """The Roster machine: whoever is lost is ended first, then replaced; and the roster gives up in time."""
 
+from dataclasses import replace
+
 import pytest
 
-from omniload.machine.progress import Progress
+from omniload.machine.progress import Progress, Task
 from omniload.machine.roster import (
     EndMember,
     GiveUp,
@@ -11,7 +13,6 @@ from omniload.machine.roster import (
     MemberEnded,
     MemberReady,
     MembersSeen,
-    RoleStuck,
     Roster,
     StartMember,
     StepsReleased,
@@ -29,13 +30,17 @@ def a_roster(shadows=0, *ready):
     return roster
 
 
-def looks(roster, *, seconds, beat=None, stopped=(), from_s=100.0, every_s=0.25):
-    """Look at the first member so often; ``beat`` says when its heartbeat was by then."""
+def looks(
+    roster, *, seconds, beat=None, stopped=(), from_s=100.0, every_s=0.25, call_at=lambda _: None
+):
+    """Look at the first member so often; ``beat`` says when its heartbeat was by then, ``call_at`` what it calls."""
     found = []
     for i in range(int(seconds / every_s) + 1):
         now_s = from_s + i * every_s
         beat_s = now_s if beat is None else beat
-        progress = Progress(name=FIRST.name, pid=7, beat_s=beat_s, tasks=())
+        call = call_at(now_s)
+        calls = () if call is None else (call,)
+        progress = Progress(name=FIRST.name, pid=7, beat_s=beat_s, tasks=(), calls=calls)
         found += roster.handle(
             MembersSeen(now_s=now_s, beats={FIRST.name: progress}, stopped=frozenset(stopped))
         )
@@ -112,12 +117,33 @@ def test_the_end_of_a_member_that_was_replaced_is_old_news():
     assert roster.handle(MemberReady(FIRST)) == ()
 
 
-def test_a_role_whose_holder_is_stuck_is_handed_over():
-    roster = a_roster(1, SECOND)
+READS = Task(doing="reads /data/0.parquet", since_s=7.0)
 
-    commands = roster.handle(RoleStuck(ROLE, "reads for 40 s"))
 
-    assert commands[:2] == (EndMember(FIRST, "reads for 40 s"), HandOver(SECOND))
+@pytest.mark.parametrize(
+    ("call_at", "seconds", "is_lost"),
+    [
+        (lambda _: READS, 59, False),
+        (lambda _: READS, 61, True),
+        # One call behind the other, each at the same place: it gets on.
+        (lambda now_s: replace(READS, since_s=now_s // 30), 600, False),
+        (lambda _: None, 600, False),
+    ],
+)
+def test_a_member_in_one_call_to_its_store_for_too_long_is_replaced(call_at, seconds, is_lost):
+    roster = Roster(roles={ROLE: 0}, stuck_s=60.0)
+
+    found = looks(roster, seconds=seconds, call_at=call_at)
+
+    lost = EndMember(FIRST, "process 7 reads /data/0.parquet for 60 s, in one call")
+    assert found == ([lost, StartMember(SECOND)] if is_lost else [])
+
+
+def test_how_long_a_member_may_be_silent_is_said():
+    roster = Roster(roles={ROLE: 0}, silent_s=3.0)
+
+    assert looks(roster, seconds=2.5, beat=1.0) == []
+    assert looks(roster, seconds=1.0, from_s=102.75, beat=1.0)[1] == StartMember(SECOND)
 
 
 def test_a_stopped_process_is_replaced_within_a_second():

@@ -288,3 +288,22 @@ def test_parts_that_come_late_or_twice_are_held_once_and_in_order(parts):
     (report,) = loader.handle(ReadAhead(source=0, start=1, stop=9))
     assert (report.table.start, report.table.stop) == (1, 9)
     assert report.table.lengths_N.tolist() == lengths[1:9]
+
+
+def test_what_a_lost_planner_let_go_of_is_kept_once_the_next_one_has_asked():
+    loader = a_loader(read_of([4, 5, 6]))
+    loader.handle(ReadAhead(source=0, start=0, stop=3, life=1))
+
+    loader.handle(ReleaseSamples(floors={0: 3}, life=0))
+    assert loader.held_positions(0) == (0, 3)
+
+    loader.handle(ReleaseSamples(floors={0: 3}, life=1))
+    assert loader.held_positions(0) == (0, 0)
+
+
+def test_what_is_taken_over_twice_reaches_back_to_the_earlier_floor():
+    loader = a_loader()
+    loader.handle(TakeOver(ranges={0: (10, 20)}))
+    loader.handle(TakeOver(ranges={0: (15, 15)}))
+
+    assert loader.unread([ask((12, 0, 4))]) == (Read(source=0, start=12, stop=13),)

@@ -9,6 +9,7 @@ from omniload.base.errors import IntegrityError, StateError
 from omniload.mix.journal.file import Journal
 from omniload.mix.journal.lines import line_of, sound_lines
 from omniload.mix.journal.reading import read_journal, read_tail, states_in
+from omniload.mix.state import MixState
 from tests.support.plane.journals import (
     NAMES,
     PRINT,
@@ -23,7 +24,8 @@ FOUND = states(40)
 
 
 def states_of(tail):
-    return digests(states_in(tail, NAMES, PRINT, lambda _: WEIGHTS))
+    base = MixState.from_json(tail.base, NAMES, PRINT)
+    return digests(states_in(tail, base, NAMES, lambda _: WEIGHTS))
 
 
 def digests(found):

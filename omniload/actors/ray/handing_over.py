@@ -1,0 +1,88 @@
+"""How a member of a role takes over: who is told of it, and in which order."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from omniload.actors.ray.answers import future_of, log_failure
+from omniload.actors.ray.crew import PLANNER, Crew
+from omniload.base.errors import OmniloadError
+from omniload.base.log import get_logger
+from omniload.machine.roster import Member
+
+__all__ = ["HandingOver"]
+
+_LOG = get_logger(__name__)
+
+
+class HandingOver:
+    """Tells the others of a new holder. What a lost planner was told, and did not pass on, the next one is told."""
+
+    def __init__(self, crew: Crew, later: Callable[[Callable[[], None]], None]) -> None:
+        """Tell the members of ``crew``; ``later`` has a call made in the keeper's thread."""
+        self._crew, self._later = crew, later
+
+    def to(self, member: Member) -> None:
+        """Have a member hold its role."""
+        self._crew.holders[member.role] = member
+        if member.role == PLANNER:
+            self._planning(member)
+        elif member.role in self._crew.dp_ranks_of:
+            self._ranks(member)
+        else:
+            self._sources(member)
+
+    def fail(self, error: OmniloadError) -> None:
+        """Wake every rank that waits: the plane cannot go on."""
+        _LOG.error("the data plane ends: %s", error)
+        for role in (PLANNER, *self._crew.dp_ranks_of):
+            log_failure(self._crew.holding(role).fail.remote(error), role, "pass on the failure")
+
+    def _planning(self, member: Member) -> None:
+        """Tell a planner, which has begun, of those who took over while it did, or while there was none."""
+        _LOG.warning("%s plans from now on", member.name)
+        for role in self._crew.dp_ranks_of:
+            holder = self._crew.holders[role]
+            if holder != self._crew.known_to_planner[role]:
+                self._tell_planner(holder)
+        for role in self._crew.sources_of:
+            holder = self._crew.holders[role]
+            if holder != self._crew.serving[role]:
+                self._sources(holder)
+
+    def _ranks(self, member: Member) -> None:
+        """Tell a constructor which loaders serve by now; then have the planner tell it what to build."""
+        _LOG.warning("%s builds from now on", member.name)
+        for role in self._crew.sources_of:
+            serving = self._crew.as_serving(self._crew.serving[role])
+            told = self._crew.actors[member].replace_loader.remote(serving)
+            log_failure(told, member.name, f"hear of {role}")
+        self._tell_planner(member)
+
+    def _tell_planner(self, member: Member) -> None:
+        number, actor = list(self._crew.dp_ranks_of).index(member.role), self._crew.actors[member]
+        told = self._crew.holding(PLANNER).replace_constructor.remote(number, actor, member.number)
+        log_failure(told, PLANNER, f"hear of {member.name}")
+
+    def _sources(self, member: Member) -> None:
+        """Have the planner hand over what is outstanding; then tell those who fetch."""
+        serving = self._crew.as_serving(member)
+        _LOG.warning("%s serves %d sources from now on", member.name, len(serving.sources))
+        planner = self._crew.holding(PLANNER)
+        taken_over = future_of(planner.replace_loader.remote(serving), PLANNER)
+
+        def tell(done: "Future[Any]") -> None:
+            if done.exception() is None:
+                self._later(partial(self._tell_constructors, member))
+
+        taken_over.add_done_callback(tell)
+
+    def _tell_constructors(self, member: Member) -> None:
+        if self._crew.holders[member.role] != member:
+            return  # it was replaced meanwhile
+        self._crew.serving[member.role] = member
+        serving = self._crew.as_serving(member)
+        for role in self._crew.dp_ranks_of:
+            told = self._crew.holding(role).replace_loader.remote(serving)
+            log_failure(told, role, f"hear of {member.name}")
