@@ -278,13 +278,12 @@ class Planner:
         tables = [queue.table for queue in self._queues[:sources]]
         return window_of(mix, state, tables, self.positions_per_epoch_S[:sources], most=most)
 
-    def _steps_demanded(self) -> int:
-        """Return how many steps the next plan is to have: one where a rank waits for it."""
-        return 1 if self.state.step == self._ranks.slowest else self.mix.steps_at_once
-
     def _demanded(self) -> Demand:
         """Return what the next plan demands; found once a plan, for there may be a report of every source in it."""
-        step, steps = self.state.step, self._steps_demanded()
+        step = self.state.step
+        steps = (
+            1 if step == self._ranks.slowest else self.mix.steps_at_once
+        )  # 1: a rank waits for it
         if self._demand is None or (self._demand.step, self._demand.steps) != (step, steps):
             mix, state = self.history.entered(self.state)
             unused = [0] * (len(self._queues) - len(mix.names))
@@ -354,8 +353,7 @@ class Planner:
 
     def _build_again(self, number: int) -> tuple[PlannerCommand, ...]:
         windows, end = tuple(self._published), self.state.step if self._ended else None
-        to = self.released_to
-        return (Republish(number=number, released_to=to, windows=windows, end=end),)
+        return (Republish(number=number, released_to=self.released_to, windows=windows, end=end),)
 
     def _publish(self, window: Sequence[Membership]) -> list[PlannerCommand]:
         """Place the steps of a window; all of them are journaled before any is published."""

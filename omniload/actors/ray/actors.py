@@ -32,7 +32,7 @@ from omniload.mix.edits.history import History
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.journal.file import Journal
 
-__all__ = ["ConstructorActor", "LoaderActor", "PlannerActor"]
+__all__ = ["ConstructorActor", "LoaderActor", "PlannerActor", "PlannerOpening"]
 
 
 _TAKE_OVER_S = 60.0

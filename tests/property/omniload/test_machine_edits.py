@@ -81,6 +81,7 @@ def worlds(draw):
         "repeat_share": draw(st.sampled_from([0.0, 0.3])),
         "kills": draw(st.sampled_from([0, 1, 3])),
         "constructor_kills": draw(st.sampled_from([0, 1])),
+        "planner_kills": draw(st.sampled_from([0, 1, 3])),
         "shadows": draw(st.integers(0, 1)),
     }
 
