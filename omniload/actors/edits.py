@@ -31,6 +31,7 @@ ANSWER_S = 60.0
 _LOOK_S = 0.1
 _CLOSE_S = 5.0
 _MOST_BYTES = 64 << 20
+_ROOT = 0
 _LOG = get_logger(__name__)
 
 _Mark = tuple[int, int]
@@ -97,7 +98,7 @@ def _read(place: Path) -> EditRequest | None:
     """Return a question; nothing where it is none of ours, and nobody could be answered."""
     try:
         owner = place.stat().st_uid
-        if owner not in (os.geteuid(), 0):
+        if owner not in (os.geteuid(), _ROOT):
             _LOG.warning(
                 "%s is ignored: it is of user %d, the plane of %d", place, owner, os.geteuid()
             )

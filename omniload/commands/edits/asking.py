@@ -5,6 +5,8 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from omniload.actors.claim import LOCK_NAME
 from omniload.actors.heartbeats import Activity
 from omniload.actors.plane import JOURNAL_NAME
@@ -15,6 +17,7 @@ from omniload.base.errors import (
     OmniloadError,
     StateError,
     UnavailableError,
+    system_refusals,
 )
 from omniload.base.linux.file_lock import FileLock, locked
 from omniload.base.reading import read_kept_file
@@ -29,7 +32,7 @@ from omniload.mix.edits.answers import (
 from omniload.mix.edits.edit import AddSource, Change
 from omniload.mix.edits.found import found_in
 from omniload.mix.edits.history import History, require_open
-from omniload.mix.edits.kept import read_history, write_history
+from omniload.mix.edits.kept import EDITS_NAME, read_history, write_history
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.journal.reading import read_journal
 from omniload.mix.run_record import RUN_RECORD_NAME, RunLife, read_run_record
@@ -43,6 +46,7 @@ _MOST_BYTES = 64 << 20
 _ERRORS = {e.__name__: e for e in (ConfigError, StateError, UnavailableError, IntegrityError)}
 
 
+@system_refusals("the run's folder")
 def changed(run: Path, change: Change, at: int | None, timeout_s: float) -> EditTaken:
     """Have the mix of a run changed.
 
@@ -89,7 +93,7 @@ def _asked(run: Path, change: Change, at: int | None, timeout_s: float, holder: 
             if time.monotonic() > until_s:
                 raise UnavailableError(
                     f"the data plane of {run}, open in {holder}, did not answer within {timeout_s:g} s; whether the "
-                    "change is taken up, `omniload mix show` says"
+                    f"change is taken up, {run / EDITS_NAME} says"
                 )
             time.sleep(_LOOK_S)
     finally:
@@ -105,7 +109,10 @@ def _answer_in(place: Path) -> EditAnswer | None:
         content = read_kept_file(place, most_bytes=_MOST_BYTES, what="an answer")
     except FileNotFoundError:
         return None
-    return EditAnswer.model_validate_json(content)
+    try:
+        return EditAnswer.model_validate_json(content)
+    except ValidationError:
+        return None  # of another release; ours comes over it
 
 
 def _noted(run: Path, change: Change, at: int | None) -> EditTaken:

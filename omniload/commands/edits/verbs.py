@@ -218,7 +218,7 @@ def _change(run: Path, change: Change, at: int | None, timeout_s: float, as_json
             f"{ahead} steps from step {taken.slowest:,} on were planned already and keep the mix they have",
         )
     if taken.until is not None:
-        say(console, f"the stage from step {taken.until:,} on holds as declared")
+        say(console, f"the stage from step {taken.until:,} on holds from there as it was declared")
 
 
 def _shares(taken: EditTaken) -> Any:  # noqa: ANN401 -- rich's table

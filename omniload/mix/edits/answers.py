@@ -6,7 +6,7 @@ from pydantic import Field
 
 from omniload.base.config import StrictModel
 from omniload.mix.config import LARGEST_STEP
-from omniload.mix.edits.edit import Change, Edit, said_of
+from omniload.mix.edits.edit import Change, Edit, SetWeights, said_of
 from omniload.mix.edits.history import History
 
 __all__ = ["ANSWER_NAME", "REQUEST_NAME", "EditAnswer", "EditRequest", "EditTaken", "RequestId"]
@@ -43,19 +43,20 @@ class EditTaken(StrictModel):
     after: dict[str, float]
     """Shares from its step on."""
     until: int | None = None
-    """Step of the mix's next stage, which holds from there on."""
+    """Of weights that are set: step of the next stage, which holds from there on as it was declared."""
 
     @classmethod
     def of(cls, before: History, after: History, planned: int, slowest: int) -> Self:
         """Return what an edit has changed."""
         edit = after.edits[-1]
+        holds = edit.stages[1:] if isinstance(edit.change, SetWeights) else ()
         return cls(
             edit=edit,
             planned=planned,
             slowest=slowest,
             before=before.shares_at(edit.step),
             after=after.shares_at(edit.step),
-            until=next((stage.from_step for stage in edit.stages[1:]), None),
+            until=next((stage.from_step for stage in holds), None),
         )
 
     @property

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 
 import pytest
 import yaml
@@ -11,11 +12,12 @@ from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_plane
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, StateError, UnavailableError
+from omniload.base.writing import write_whole
 from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
 from omniload.commands.edits.asking import changed
 from omniload.mix.config import load_mix
-from omniload.mix.edits.answers import REQUEST_NAME
+from omniload.mix.edits.answers import ANSWER_NAME, REQUEST_NAME, EditRequest
 from omniload.mix.edits.edit import Undo
 from omniload.mix.edits.kept import EDITS_NAME, read_history
 from omniload.mix.run_record import write_run_record
@@ -186,6 +188,32 @@ def test_edits_that_are_damaged_or_of_another_mix_are_refused(mix_path, run_dir)
 
 def vars_of(spec):
     return {name: getattr(spec, name) for name in spec.__dataclass_fields__}
+
+
+def test_files_of_others_beside_a_run_change_nothing(mix_path, run_dir, monkeypatch, caplog):
+    with LocalPlane(a_spec(mix_path, run_dir=run_dir)) as plane, Client(plane.handle(0)) as client:
+        (run_dir / ANSWER_NAME).write_text('{"version": 9}')
+        asked = json_of("set", run_dir, "ids=3", "text=1")
+        (run_dir / REQUEST_NAME).write_text('{"version": 1, "id": "no"}')
+        wait_for(lambda: "is ignored" in caplog.text)
+        caplog.clear()
+        monkeypatch.setattr("omniload.actors.edits.os.geteuid", lambda: os.getuid() + 7)
+        monkeypatch.setattr("omniload.actors.edits._ROOT", -1)
+        request = EditRequest(id="0" * 32, change=Undo()).model_dump_json()
+        write_whole(run_dir / REQUEST_NAME, request.encode())
+        wait_for(lambda: "is of user" in caplog.text)
+        taken_by([client], 12)
+
+    assert asked["edit"]["revision"] == 1
+    assert len(read_history(run_dir, load_mix(mix_path)[0]).edits) == 1
+
+
+def wait_for(happens):
+    for _ in range(1000):
+        if happens():
+            return
+        threading.Event().wait(0.02)
+    pytest.fail("it did not happen within 20 s")
 
 
 def test_a_plane_that_does_not_answer_is_named(mix_path, run_dir, monkeypatch):

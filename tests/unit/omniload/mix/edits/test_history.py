@@ -3,6 +3,7 @@
 import pytest
 
 from omniload.base.errors import ConfigError, StateError
+from omniload.mix.edits.answers import EditTaken
 from omniload.mix.edits.edit import AddSource, RetireSource, SetWeights, Undo
 from omniload.mix.edits.found import merged, require_found, require_reached
 from omniload.mix.edits.history import History, require_open
@@ -29,6 +30,17 @@ def test_set_holds_until_the_next_stage_of_the_file():
     assert history.shares_at(9) == {"code": 0.25, "web": 0.75}
     assert history.shares_at(10) == history.shares_at(99) == {"code": 0.5, "web": 0.5}
     assert history.shares_at(100) == {"code": 0.75, "web": 0.25}
+
+
+def test_the_answer_names_the_stage_that_comes_after_weights_that_are_set_alone():
+    history = a_history()
+    changes = (SetWeights(weights={"web": 1}), RetireSource(name="web"))
+
+    taken = [EditTaken.of(history, history.edited(change, 10), 10, 8) for change in changes]
+
+    assert [each.until for each in taken] == [100, None]
+    assert taken[0].before == {"code": 0.25, "web": 0.75}
+    assert taken[0].after == {"code": 0.5, "web": 0.5}
 
 
 def test_a_retired_source_has_no_weight_in_later_stages_either():
