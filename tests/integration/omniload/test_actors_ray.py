@@ -97,6 +97,9 @@ def kill(plane, role):
     os.kill(plane.pids()[role], signal.SIGKILL)
 
 
+@pytest.mark.timeout(
+    900
+)  # six processes are started one after the other, each in up to a minute on a busy machine
 def test_two_ranks_get_the_steps_of_a_local_run_though_roles_are_killed_and_stopped(tmp_path):
     mix = with_masks(a_mixed_corpus(tmp_path, rows=6, micro_rows=1), ["ids"])
     alone = local_steps(a_spec(tmp_path, mix, run_dir=tmp_path / "alone"), 7 * STEPS)
