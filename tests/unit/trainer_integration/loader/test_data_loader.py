@@ -31,7 +31,12 @@ def taken(loader, batches):
 
 
 def test_what_the_package_offers():
-    assert trainer_integration.__all__ == ["DataLoader", "SharedDataset", "token_mean"]
+    assert trainer_integration.__all__ == [
+        "DataLoader",
+        "SharedDataset",
+        "open_writers",
+        "token_mean",
+    ]
     assert dir(trainer_integration) == trainer_integration.__all__
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         trainer_integration.Nothing  # noqa: B018
