@@ -22,7 +22,6 @@ from pathlib import Path
 from typing_extensions import override
 
 from omniload.base.errors import StateError
-from omniload.base.reading import open_file
 from omniload.base.secrets import without_secrets
 
 __all__ = [
@@ -216,6 +215,9 @@ def place_of_lines(role: str) -> str:
 
 def last_line_of(path: Path) -> str:
     """Return the last line of a log, fit to be shown on a terminal; nothing where there is none."""
+    # Imported here: it brings pydantic, which costs the start of every command a tenth of a second.
+    from omniload.base.reading import open_file  # noqa: PLC0415
+
     try:
         with open_file(path) as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
