@@ -1,10 +1,12 @@
 """Modules and functions stay short enough to be read at once."""
 
 import ast
+from collections import Counter
 
 from tests.house.modules import ROOT, faults, source_files, tree_of
 
 MODULE_LINES, SHELL_LINES, FUNCTION_LINES = 400, 160, 60
+FOLDER_MODULES = 16
 LONGER = {
     "omniload/actors/plane.py": (260, "the contract of both runtimes, not a shell"),
     "omniload/actors/heartbeats.py": (180, "what a role says, in memory, in a file and in its log"),
@@ -46,3 +48,9 @@ def test_every_module_is_short():
 
 def test_every_function_fits_a_screen():
     assert faults(source_files(), longer_functions) == {}
+
+
+def test_every_folder_is_looked_through_at_a_glance():
+    modules = Counter(path.parent for path in source_files() if path.name != "__init__.py")
+
+    assert {str(folder): num for folder, num in modules.items() if num > FOLDER_MODULES} == {}

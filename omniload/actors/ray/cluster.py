@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from omniload.actors.ray.environment import own_token, ray
 from omniload.actors.ray.hosts.connection import Cluster, Listening, connect, init_ray
+from omniload.actors.ray.hosts.node import RayNode, start_node
 from omniload.actors.ray.hosts.node_plan import NodePlan
-from omniload.actors.ray.node import RayNode, start_node
 from omniload.actors.reaper import Reaper, marked
 from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger

@@ -26,8 +26,8 @@ from tests.support.plane.corpora import a_corpus, a_mixed_corpus, with_masks, wr
 
 pytest.importorskip("ray")
 from omniload.actors.ray.environment import ray
+from omniload.actors.ray.hosts.node import start_node
 from omniload.actors.ray.hosts.node_plan import NodePlan
-from omniload.actors.ray.node import start_node
 from omniload.actors.ray.plane import RayPlane
 from omniload.actors.reaper_process import marks_of
 

@@ -9,8 +9,8 @@ from omniload.base.errors import UnavailableError
 
 pytest.importorskip("ray")
 from omniload.actors.ray import cluster as ray_cluster
-from omniload.actors.ray import node as ray_node
 from omniload.actors.ray.cluster import PrivateCluster
+from omniload.actors.ray.hosts import node as ray_node
 
 
 class FakeNode:
