@@ -57,16 +57,24 @@ class PlaneSpec:
         return History(self.mix, self.edits)
 
     def with_edits(self) -> Self:
-        """Return the run with the edits that its folder keeps, or that its state carries.
+        """Return the run with the edits that its folder keeps, or that its state carries; nothing is written.
 
         Raises:
             StateError: They are damaged, of another mix, or contradict each other.
         """
         kept = read_history(self.run_dir, self.mix) if self.run_dir else self.history
-        history = merged(kept, edits_in(self.state))
-        if self.run_dir is not None and history.edits != kept.edits:
-            write_history(self.run_dir, history)
-        return replace(self, edits=history.edits)
+        return replace(self, edits=merged(kept, edits_in(self.state)).edits)
+
+    def keep_edits(self) -> None:
+        """Have the run's folder keep the edits that the state brought, once a planner has accepted the state.
+
+        Earlier would leave the edits of another run behind, where its state was given by mistake.
+
+        Raises:
+            StateError: They cannot be written.
+        """
+        if self.run_dir is not None and read_history(self.run_dir, self.mix).edits != self.edits:
+            write_history(self.run_dir, self.history)
 
 
 class RankHandle(Protocol):

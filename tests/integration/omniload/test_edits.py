@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -184,6 +185,32 @@ def test_edits_that_are_damaged_or_of_another_mix_are_refused(mix_path, run_dir)
     spec = a_spec(mix_path, run_dir=run_dir)
     with pytest.raises(StateError, match="edits of a mix with digest"):
         LocalPlane(PlaneSpec(**{**vars_of(spec), "mix": spec.mix.model_copy(update={"seed": 8})}))
+
+
+def test_a_state_of_another_run_that_is_refused_leaves_nothing_in_the_folder(mix_path, tmp_path):
+    """Edits of that run would hold in this one, which nobody would see."""
+    one, other = (a_spec(mix_path, run_dir=tmp_path / name) for name in ("one", "other"))
+    other = replace(other, mix=other.mix.model_copy(update={"seed": 8}))
+    write_run_record(tmp_path / "one", mix_path, {"dp": 1})
+    with LocalPlane(one) as plane, Client(plane.handle(0)) as client:
+        taken_by([client], 1)
+        json_of("set", tmp_path / "one", "ids=3")
+        taken_by([client], 3 * AHEAD)
+        state = client.state_dict()
+    assert state["edits"]
+    with LocalPlane(other) as plane, Client(plane.handle(0)) as client:
+        taken_by([client], 2)
+    before = files_of(tmp_path / "other")
+
+    with pytest.raises(StateError, match="seed"):
+        LocalPlane(replace(other, state=state))
+
+    assert files_of(tmp_path / "other") == before
+
+
+def files_of(folder):
+    """Return what each file holds, less the logs, which tell that the run was opened."""
+    return {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 def vars_of(spec):
