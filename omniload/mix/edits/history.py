@@ -58,17 +58,13 @@ class History:
 
     def of_revision(self, revision: int) -> MixConfig:
         """Return the mix of the first ``revision`` edits."""
-        if revision == 0:
-            return self.base
-        if revision not in self._mixes:
-            before, edit = self.of_revision(revision - 1), self.edits[revision - 1]
-            kept = [stage for stage in before.mix.stages if stage.from_step < edit.step]
-            weights = before.mix.model_copy(update={"stages": (*kept, *edit.stages)})
-            sources, change = before.sources, edit.change
-            if isinstance(change, AddSource):
-                sources = {**sources, change.name: change.source}
-            self._mixes[revision] = before.model_copy(update={"mix": weights, "sources": sources})
-        return self._mixes[revision]
+        known = revision
+        while known and known not in self._mixes:
+            known -= 1
+        mix = self._mixes[known] if known else self.base
+        for edit in self.edits[known:revision]:
+            mix = self._mixes[edit.revision] = _edited_mix(mix, edit)
+        return mix
 
     def at(self, step: int) -> MixConfig:
         """Return the mix that a step is drawn from."""
@@ -136,7 +132,7 @@ class History:
             undoes = self._latest_not_undone()
             stages = stages_from(self.of_revision(undoes - 1).mix.stages, step)
         else:
-            stages = self._changed(change, step)
+            stages = self._stages_under(change, step)
         self._require_stages(stages, step)
         edit = Edit(
             revision=len(self.edits) + 1,
@@ -146,7 +142,9 @@ class History:
             undoes=undoes,
             found=dict(found or {}),
         )
-        return History(self.base, (*self.edits, edit))
+        after = History(self.base, (*self.edits, edit))
+        after._mixes.update(self._mixes)  # else each edit would fold all that came before it
+        return after
 
     def _latest_not_undone(self) -> int:
         gone = {edit.undoes for edit in self.edits}
@@ -157,7 +155,7 @@ class History:
             )
         return left[-1]
 
-    def _changed(self, change: SetWeights | AddSource | RetireSource, step: int) -> list[Stage]:
+    def _stages_under(self, change: SetWeights | AddSource | RetireSource, step: int) -> list[Stage]:
         """Return the stages from ``step`` on under a change of weights."""
         mix = self.latest
         stages = stages_from(mix.mix.stages, step)
@@ -251,6 +249,16 @@ def stages_from(stages: Sequence[Stage], step: int) -> list[Stage]:
     now = {name: share * scale for name, share in zip(names, shares, strict=True) if share > 0}
     rest = Stage(from_step=step + 1, weights=stage.weights, ramp_steps=left)
     return [Stage(from_step=step, weights=now), rest, *later]
+
+
+def _edited_mix(before: MixConfig, edit: Edit) -> MixConfig:
+    """Return a mix with one more edit."""
+    kept = [stage for stage in before.mix.stages if stage.from_step < edit.step]
+    weights = before.mix.model_copy(update={"stages": (*kept, *edit.stages)})
+    sources, change = before.sources, edit.change
+    if isinstance(change, AddSource):
+        sources = {**sources, change.name: change.source}
+    return before.model_copy(update={"mix": weights, "sources": sources})
 
 
 def _weighted(stage: Stage, weights: Mapping[str, float], step: int) -> Stage:

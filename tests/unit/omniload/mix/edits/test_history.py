@@ -3,8 +3,9 @@
 import pytest
 
 from omniload.base.errors import ConfigError, StateError
+from omniload.mix.edits import history as history_module
 from omniload.mix.edits.answers import EditTaken
-from omniload.mix.edits.edit import AddSource, RetireSource, SetWeights, Undo
+from omniload.mix.edits.edit import MOST_EDITS, AddSource, RetireSource, SetWeights, Undo
 from omniload.mix.edits.found import merged, require_found, require_reached
 from omniload.mix.edits.history import History, require_open
 from omniload.mix.sources import ParquetSource
@@ -70,6 +71,38 @@ def test_undo_goes_back_one_edit_after_another():
     assert [edit.undoes for edit in twice.edits] == [None, None, 2, 1]
     with pytest.raises(ConfigError, match="nothing to undo: of 4 edits"):
         twice.edited(Undo(), 40)
+
+
+def test_as_many_edits_as_a_run_may_have_are_folded_once_each(monkeypatch):
+    folded, one = [], history_module._edited_mix
+
+    def counted(before, edit):
+        folded.append(edit.revision)
+        return one(before, edit)
+
+    monkeypatch.setattr(history_module, "_edited_mix", counted)
+    history = a_history()
+    for step in range(MOST_EDITS):
+        history = history.edited(SetWeights(weights={"web": 1 + step % 7}), 100 + step // 64)
+    # One edit before the last: nothing has asked for the mix of that one.
+    assert folded == list(range(1, MOST_EDITS))
+    with pytest.raises(ConfigError, match="the run has 4096 edits, 4096 at most"):
+        history.edited(Undo(), 200)
+
+    folded.clear()
+    read_again = History(history.base, history.edits)
+
+    assert read_again.latest == history.latest
+    assert read_again.shares_at(10**6) == history.shares_at(10**6)
+    assert folded == [*range(1, MOST_EDITS + 1), MOST_EDITS]
+
+
+def test_two_histories_that_part_know_each_its_own_mix():
+    history = a_history().edited(SetWeights(weights={"web": 1}), 10)
+    ways = [history.edited(RetireSource(name=name), 20) for name in ("web", "code")]
+
+    assert [way.latest.mix.stages[-1].weights for way in ways] == [{"code": 3}, {"web": 1}]
+    assert history.shares_at(20) == {"code": 0.5, "web": 0.5}
 
 
 def test_a_mix_that_goes_through_each_source_once_may_not_pause_one():
