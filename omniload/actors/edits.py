@@ -91,7 +91,7 @@ def _answer(folder: Path, change: Callable[[EditRequest], EditTaken]) -> None:
         if failure is not error:
             _LOG.error("a change of the mix failed", exc_info=error)
         answer = EditAnswer(id=request.id, refused=str(failure), kind=type(failure).__name__)
-    write_whole(folder / ANSWER_NAME, answer.model_dump_json().encode())
+    write_whole(folder / ANSWER_NAME, answer.model_dump_json().encode(), mode=0o600)
 
 
 def _read(place: Path) -> EditRequest | None:

@@ -1,5 +1,7 @@
 """Asking for a change of a mix: of the plane that is up, or where none is, of the run's own files."""
 
+import os
+import socket
 import time
 import uuid
 from contextlib import suppress
@@ -11,6 +13,7 @@ from omniload.actors.claim import LOCK_NAME
 from omniload.actors.heartbeats import Activity
 from omniload.actors.plane import JOURNAL_NAME
 from omniload.actors.roles.loader import LoaderShell
+from omniload.actors.status_file import STATUS_NAME, read_status
 from omniload.base.errors import (
     ConfigError,
     IntegrityError,
@@ -29,25 +32,27 @@ from omniload.mix.edits.answers import (
     EditRequest,
     EditTaken,
 )
-from omniload.mix.edits.edit import AddSource, Change
+from omniload.mix.edits.edit import AddSource, Change, require_no_secrets
 from omniload.mix.edits.found import found_in
 from omniload.mix.edits.history import History, require_open
 from omniload.mix.edits.kept import EDITS_NAME, read_history, write_history
 from omniload.mix.fingerprint import SourceFacts
-from omniload.mix.journal.reading import read_journal
+from omniload.mix.journal.reading import read_tail
 from omniload.mix.run_record import RUN_RECORD_NAME, RunLife, read_run_record
 from omniload.source.index import index_folder
 
-__all__ = ["changed"]
+__all__ = ["change_mix"]
 
 _ASKING_NAME = ".edit.lock"
 _LOOK_S = 0.05
+_UP_S = 5.0
+"""A status is written every second: one that is younger is of a plane that is up."""
 _MOST_BYTES = 64 << 20
 _ERRORS = {e.__name__: e for e in (ConfigError, StateError, UnavailableError, IntegrityError)}
 
 
 @system_refusals("the run's folder")
-def changed(run: Path, change: Change, at: int | None, timeout_s: float) -> EditTaken:
+def change_mix(run: Path, change: Change, at: int | None, timeout_s: float) -> EditTaken:
     """Have the mix of a run changed.
 
     Args:
@@ -59,8 +64,9 @@ def changed(run: Path, change: Change, at: int | None, timeout_s: float) -> Edit
     Raises:
         OmniloadError: It is refused, and nothing has changed.
         StateError: There is no run, or somebody else is changing it.
-        UnavailableError: The plane did not answer in time.
+        UnavailableError: The plane did not answer in time, or is up on a host that this one hears nothing of.
     """
+    require_no_secrets(change)  # before it is asked: the question is a file too
     if not (run / LOCK_NAME).exists():
         raise StateError(
             f"{run} is no folder of a run: no data plane was opened there; give run_dir= of omniload.open, or the "
@@ -87,7 +93,8 @@ def _asked(run: Path, change: Change, at: int | None, timeout_s: float, holder: 
     request = EditRequest(id=uuid.uuid4().hex, change=change, at=at)
     place = run / REQUEST_NAME
     until_s = time.monotonic() + timeout_s
-    write_whole(place, request.model_dump_json().encode())
+    # The plane's user must read what root asks.
+    write_whole(place, request.model_dump_json().encode(), mode=0o600 if os.geteuid() else 0o644)
     try:
         while (answer := _answer_in(run / ANSWER_NAME)) is None or answer.id != request.id:
             if time.monotonic() > until_s:
@@ -122,11 +129,9 @@ def _noted(run: Path, change: Change, at: int | None) -> EditTaken:
             f"no data plane of {run} is up, and the folder does not say what its mix is ({RUN_RECORD_NAME} is of "
             "omniload train); start the job, and ask again"
         )
+    _require_at_rest(run)
     life = read_run_record(run).last
-    base, records = read_journal(run / JOURNAL_NAME)
-    first = base["step"]
-    assert isinstance(first, int), "the journal was read"
-    planned = first + len(records)
+    planned = read_tail(run / JOURNAL_NAME, 0).next_step
     history = read_history(run, life.mix())
     step = planned if at is None else at
     # What was trained once stays as it was: attempts of a run see the same samples.
@@ -135,6 +140,25 @@ def _noted(run: Path, change: Change, at: int | None) -> EditTaken:
     after = history.edited(change, step, found_in(change, facts))
     write_history(run, after)
     return EditTaken.of(history, after, planned, planned)
+
+
+def _require_at_rest(run: Path) -> None:
+    """Refuse a run whose plane is up on another host: not every network file system passes locks on.
+
+    Raises:
+        UnavailableError: Naming that host.
+    """
+    try:
+        status = read_status(run)
+    except StateError:
+        return  # none was written, or by another release: the lock alone decides
+    age_s = time.time() - status.written_at
+    if status.host != socket.gethostname() and age_s < _UP_S:
+        raise UnavailableError(
+            f"{run / STATUS_NAME} was written {age_s:.1f} s ago by process {status.pid} on {status.host}, and its lock "
+            f"is not seen here: the run may be up there; ask on {status.host}, or again once it has ended for "
+            f"{_UP_S:g} s"
+        )
 
 
 def _facts_of(life: RunLife, history: History) -> SourceFacts:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from omniload.base.config import StrictModel, load_yaml
 from omniload.base.errors import ConfigError
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
-from omniload.commands.edits.asking import changed
+from omniload.commands.edits.asking import change_mix
 from omniload.commands.edits.fragments import placed
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.edits.answers import EditTaken
@@ -204,7 +204,7 @@ def _checked(kind: type[StrictModel], fields: dict[str, object]) -> Any:  # noqa
 
 
 def _change(run: Path, change: Change, at: int | None, timeout_s: float, as_json: bool) -> None:
-    taken = changed(run, change, at, timeout_s)
+    taken = change_mix(run, change, at, timeout_s)
     if as_json:
         emit_json(taken.model_dump(mode="json"))
         return

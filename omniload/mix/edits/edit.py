@@ -10,6 +10,8 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from omniload.base.config import StrictModel
+from omniload.base.errors import ConfigError
+from omniload.base.secrets import without_secrets
 from omniload.mix.config import LARGEST_STEP, SourceConfig, Stage
 from omniload.mix.sources import Name
 
@@ -21,6 +23,7 @@ __all__ = [
     "RetireSource",
     "SetWeights",
     "Undo",
+    "require_no_secrets",
     "said_of",
 ]
 
@@ -80,6 +83,23 @@ class Edit(StrictModel):
     """Revision of the edit that it undoes."""
     found: dict[str, str] = Field(default_factory=dict)
     """What a source that it adds was found to be: parts of the fingerprint."""
+
+
+def require_no_secrets(change: Change) -> None:
+    """Refuse a source whose declaration holds a secret: the run's folder and every checkpoint would keep it.
+
+    Raises:
+        ConfigError: Showing where, without the secret.
+    """
+    if not isinstance(change, AddSource):
+        return
+    for text in (*change.source.paths, *change.source.tags.values()):
+        if (shown := without_secrets(text)) != text:
+            raise ConfigError(
+                f"source {change.name!r}: {shown!r:.200} holds credentials, which the run's folder and every "
+                "checkpoint would keep; give them by the environment of the store's client, such as AWS_ACCESS_KEY_ID, "
+                "and leave them out of the URL"
+            )
 
 
 def said_of(change: Change) -> str:

@@ -18,6 +18,7 @@ from omniload.mix.edits.edit import (
     RetireSource,
     SetWeights,
     Undo,
+    require_no_secrets,
 )
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
@@ -120,8 +121,9 @@ class History:
 
         Raises:
             ConfigError: It names a source that is not there, or leaves a stage without weights, or there is
-                nothing to undo.
+                nothing to undo, or a source comes with a secret.
         """
+        require_no_secrets(change)
         if len(self.edits) >= MOST_EDITS:
             raise ConfigError(
                 f"the run has {len(self.edits)} edits, {MOST_EDITS} at most; end it, put what holds now into its mix "
@@ -155,7 +157,9 @@ class History:
             )
         return left[-1]
 
-    def _stages_under(self, change: SetWeights | AddSource | RetireSource, step: int) -> list[Stage]:
+    def _stages_under(
+        self, change: SetWeights | AddSource | RetireSource, step: int
+    ) -> list[Stage]:
         """Return the stages from ``step`` on under a change of weights."""
         mix = self.latest
         stages = stages_from(mix.mix.stages, step)

@@ -16,7 +16,7 @@ from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.writing import write_whole
 from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
-from omniload.commands.edits.asking import changed
+from omniload.commands.edits.asking import change_mix
 from omniload.mix.config import load_mix
 from omniload.mix.edits.answers import ANSWER_NAME, REQUEST_NAME, EditRequest
 from omniload.mix.edits.edit import Undo
@@ -167,7 +167,7 @@ def test_what_cannot_be_is_refused_and_the_run_goes_on(mix_path, run_dir, books,
     assert digests == replayed(a_spec(mix_path), 15)
     assert not (run_dir / EDITS_NAME).exists()
     with pytest.raises(StateError, match="no folder of a run"):
-        changed(tmp_path / "nowhere", Undo(), None, 1.0)
+        change_mix(tmp_path / "nowhere", Undo(), None, 1.0)
 
 
 def test_edits_that_are_damaged_or_of_another_mix_are_refused(mix_path, run_dir):
@@ -232,6 +232,7 @@ def test_files_of_others_beside_a_run_change_nothing(mix_path, run_dir, monkeypa
         taken_by([client], 12)
 
     assert asked["edit"]["revision"] == 1
+    assert (run_dir / ANSWER_NAME).stat().st_mode & 0o777 == 0o600
     assert len(read_history(run_dir, load_mix(mix_path)[0]).edits) == 1
 
 
@@ -247,7 +248,7 @@ def test_a_plane_that_does_not_answer_is_named(mix_path, run_dir, monkeypatch):
     monkeypatch.setattr("omniload.actors.local.plane.answer_edits", lambda *_: lambda: None)
     with LocalPlane(a_spec(mix_path, run_dir=run_dir)):
         with pytest.raises(UnavailableError, match=f"open in process {os.getpid()}"):
-            changed(run_dir, Undo(), None, 0.2)
+            change_mix(run_dir, Undo(), None, 0.2)
         assert not (run_dir / REQUEST_NAME).exists()
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from omniload.actors.reaper_process import MARKS, marks_of
 from omniload.base.cli import main
-from omniload.commands.edits.asking import changed
+from omniload.commands.edits.asking import change_mix
 from omniload.mix.edits.edit import SetWeights
 from omniload.mix.run_record import read_run_record
 from tests.support.disks import a_tmpfs
@@ -133,7 +133,7 @@ def test_a_killed_rank_brings_the_job_back_with_the_same_samples_and_leaves_noth
 
     with launched(config) as job:
         job.reach(24)
-        edited = changed(tmp_path / "run", SetWeights(weights={"web": 9.0}), None, 60.0).edit
+        edited = change_mix(tmp_path / "run", SetWeights(weights={"web": 9.0}), None, 60.0).edit
         job.reach(edited.step + 2)
         victim = job.ranks()[-1]
         mark = victim.environ()[MARKS]

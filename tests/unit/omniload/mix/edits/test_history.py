@@ -105,6 +105,15 @@ def test_two_histories_that_part_know_each_its_own_mix():
     assert history.shares_at(20) == {"code": 0.5, "web": 0.5}
 
 
+def test_a_source_with_a_secret_is_no_edit_whoever_asks():
+    """The planner too is asked by a file, which anybody may have written."""
+    source = an_addition().source.model_copy(update={"path": ("a", "s3://KEY:SECRETS@bucket/x")})
+
+    with pytest.raises(ConfigError, match="holds credentials") as refused:
+        a_history().edited(AddSource(name="books", source=source, weight=1), 10)
+    assert "SECRETS" not in str(refused.value)
+
+
 def test_a_mix_that_goes_through_each_source_once_may_not_pause_one():
     history = History(a_mix(mix={"stop": "each_once", "stages": [LATER | {"from_step": 0}, LATER]}))
 
