@@ -77,7 +77,7 @@ class AttributeRequests(Opening):
         below = [node]
         while below:
             known = below.pop()
-            known.drop_cached_version()
+            known.cached_version = None
             below += known.children.values()
         return await self._wait(drop_json, self._files, path)
 

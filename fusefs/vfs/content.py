@@ -43,7 +43,7 @@ class ContentRequests(Opening):
         node = self._child(above, text, "file")
         node.lookups += 1
         path = self._tree.child_path(above, text)  # a directory above may be renamed by now
-        node.body, node.was_open = OpenFile(self._files, self._place, path, None), True
+        node.body = OpenFile(self._files, self._place, path, None)
         permissions = stat_bits.S_IMODE(mode)
         if permissions != 0o644:
             node.body.set_attributes(Attributes(mode=permissions))
@@ -98,7 +98,6 @@ class ContentRequests(Opening):
         if (text := self.statistics.open_views.get(handle)) is not None:
             return text[offset : offset + size_bytes]
         opened = self._handles[handle]
-        opened.seen()
         body = opened.body
         if body.lock.acquire(blocking=False):
             try:
@@ -147,7 +146,6 @@ class ContentRequests(Opening):
     async def flush(self, handle: int) -> None:
         """Publish at close, so that the next open of the file sees all of it."""
         if (opened := self._handles.get(handle)) is not None:
-            opened.seen()
             await self._flush(opened, last=True)
 
     @override

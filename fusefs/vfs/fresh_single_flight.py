@@ -46,7 +46,6 @@ class FreshSingleFlight:
     def __init__(self) -> None:
         self._rounds: dict[Hashable, _Round] = {}
         """The youngest round of each key; none that has ended."""
-        self._under_way: set[Hashable] = set()
 
     async def call(self, key: Hashable, fn: Callable[[], Awaitable[Result]]) -> Result:
         """Return the result of a run of ``fn`` that began after this call.
@@ -67,10 +66,6 @@ class FreshSingleFlight:
                 answer: Result = youngest.answer.result()
                 return answer
 
-    def is_under_way(self, key: Hashable) -> bool:
-        """Return whether a run of ``key`` has begun and not ended; one that waits for its turn has not."""
-        return key in self._under_way
-
     async def exclusive(self, key: Hashable, change: Callable[[], Awaitable[Result]]) -> Result:
         """Run a change of ``key`` while no other run of it is under way."""
         return await self._run(key, change, self._rounds.get(key), is_shared=False)
@@ -88,7 +83,6 @@ class FreshSingleFlight:
             if before is not None:
                 await all_done((before.answer,))
             mine.has_begun = True
-            self._under_way.add(key)
             answer = await fn()
         except GeneratorExit:
             self._end(key, mine, before)
@@ -106,8 +100,6 @@ class FreshSingleFlight:
             del mine  # or an error, its traceback and the round would hold each other
 
     def _end(self, key: Hashable, ended: _Round, before: _Round | None) -> None:
-        if before is None or before.answer.done():
-            self._under_way.discard(key)
         if self._rounds[key] is ended:
             if before is not None and not before.answer.done():
                 self._rounds[key] = before  # stopped while it waited for its turn

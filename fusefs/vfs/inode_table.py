@@ -18,11 +18,10 @@ from typing import Any
 
 from fusefs.vfs.open_file import OpenFile
 
-__all__ = ["ROOT", "SEVERAL", "InodeTable", "Node", "as_text", "from_text"]
+__all__ = ["ROOT", "InodeTable", "Node", "as_text", "from_text"]
 
 ROOT = 1
 SEVERAL = -1
-"""For a size: more than one, or one that is not known."""
 _NUMBERS = 1 << 52
 """Every number below it fits the fraction of a double, which is all that some languages count with."""
 
@@ -60,13 +59,8 @@ class Node:
     """How often it was renamed while it was open."""
     cached_version: Hashable | None = None
     """Names the version whose bytes the kernel's page cache holds, if it is known."""
-    num_dropped: int = 0
-    """How often that was forgotten, so that no open from before brings it back."""
     advertised_size: int | None = None
-    """Size that the kernel was told, or has counted itself by the last close; ``SEVERAL`` where it may have others."""
-    was_open: bool = False
-    is_doubted: bool = False
-    """Whether the kernel may believe no size of it while it is open."""
+    """Size that was advertised to the kernel since it last had to ask; ``SEVERAL`` where there were more than one."""
     changed_at: int = 0
     """How many changes the mount had seen when this file was published last, or given attributes."""
 
@@ -79,17 +73,7 @@ class Node:
 
     def written(self) -> None:
         """Note that the kernel has others write it: it knows the size then, and holds what no version may ever be."""
-        self.drop_cached_version()
-        self.advertised_size = None
-
-    def drop_cached_version(self) -> None:
-        """Note that what the kernel's page cache holds is of no version that is known."""
-        self.cached_version = None
-        self.num_dropped += 1
-
-    def may_hold_another_size(self, size_bytes: int) -> bool:
-        """Return whether the kernel may have this inode with another size."""
-        return self.advertised_size not in {None, size_bytes}
+        self.cached_version = self.advertised_size = None
 
     @property
     def is_attached(self) -> bool:
@@ -187,9 +171,6 @@ class InodeTable:
         node.opens -= 1
         node.readers -= reads
         if node.opens == 0:
-            if node.body is not None and node.advertised_size is None:
-                # Counted by the kernel; what was not published is a size that its path never shows.
-                node.advertised_size = SEVERAL if node.body.dirty else node.body.size_bytes
             node.body = None
             self._drop_if_unused(node)
 
@@ -234,7 +215,6 @@ class InodeTable:
             return
         self._nodes.pop(node.number, None)
         above = node.parent
-        node.parent = None  # a handler that waited with it must find it gone
         if above is not None and above.children.get(node.name) is node:
             del above.children[node.name]
             # A directory the kernel forgot before its children goes with the last of them.

@@ -2,7 +2,6 @@
 
 import errno
 from collections.abc import Iterator
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import partial
 
@@ -21,10 +20,8 @@ __all__ = ["Lookup", "stale"]
 class Lookup(Session):
     """How names are followed to inodes."""
 
-    def __init__(
-        self, files: StripedFiles, place: SpoolPlace, pool: Executor | None = None
-    ) -> None:
-        super().__init__(files, place, pool)
+    def __init__(self, files: StripedFiles, place: SpoolPlace) -> None:
+        super().__init__(files, place)
         self._leaving: list[str] = []
         """Paths that are being renamed, removed or replaced from here just now."""
 
@@ -117,7 +114,7 @@ class Lookup(Session):
             await self._wait(body.take_up)
         except (FileNotFoundError, IsADirectoryError):
             return False
-        node.drop_cached_version()
+        node.cached_version = None
         return True
 
     def _part(self, node: Node, body: OpenFile | None) -> None:

@@ -3,15 +3,6 @@
 *The page cache.* What the kernel holds of a file stays over an open exactly when the
 version opened is the one it holds; a version has a name that is never used again (the
 segments of a striped file; a plain file by its settled time stamp), so close-to-open holds.
-It drops older pages when the process that opened goes on, not when it is answered: so only once
-something was heard of that process may another open keep what is there.
-
-*Sizes.* The kernel believes the attributes of an answer a moment before it has stored the size that came
-with them (``fuse_change_attributes`` of ``fs/fuse/inode.c``), and ``fstat`` takes no lock. So a size
-that changes under an inode may be seen after it changed. So none does: where the kernel may hold another
-size than that of the version found, the name leads to another inode. One that was only looked up yet, and
-is outdated again, is opened nevertheless, since the kernel looks a name up once more and no further time; of that
-inode it is told nothing that it may believe, and asks at each ``fstat`` and ``read``.
 
 *Versions.* An inode that somebody reads shows one version, and what this mount makes of it
 (``leading``). An open of it when its path shows another one gets ESTALE: the name leads to
@@ -35,7 +26,7 @@ from fusefs.bridge.api.protocol import Opened
 from fusefs.tree.manifest_cache import is_settled
 from fusefs.tree.namespace import OpenVersion
 from fusefs.tree.version_identity import content_name
-from fusefs.vfs.inode_table import SEVERAL, Node
+from fusefs.vfs.inode_table import Node
 from fusefs.vfs.lookup import Lookup, stale
 from fusefs.vfs.open_file import OpenFile
 from fusefs.vfs.session import Handle
@@ -52,9 +43,7 @@ class Opening(Lookup):
             looks = False
             brings = not flags & os.O_TRUNC
             await self._asked.call(node, partial(self._open_or_look, node, brings=brings))
-        # Or it was closed by its last handle while this one waited: then all began anew. And a round that began
-        # since then may be replacing what it found by what its path shows: nobody read it, as far as that one knew.
-        looks = looks or self._asked.is_under_way(node)
+        # Or it was closed by its last handle while this one waited: then all began anew.
         return await self._opened(node, flags, looks=looks)
 
     async def _open_or_look(self, node: Node, *, brings: bool) -> None:
@@ -66,26 +55,10 @@ class Opening(Lookup):
         if node.body is None:
             opened = await self._open_at_name(node, brings=brings)
             if self._body_of(node) is None:
-                if node.was_open and node.may_hold_another_size(opened.reader.size_bytes):
-                    await self._leave_size(node, opened)
                 node.body = await self._fresh_body(node, opened)
-                node.was_open = True
                 return
             opened.close()  # created meanwhile
         await self._look(node)
-
-    async def _leave_size(self, node: Node, opened: OpenVersion) -> NoReturn:
-        """Have a name lead to another inode, since the kernel may hold another size for this one.
-
-        Raises:
-            OSError: ``ESTALE``.
-        """
-        await self._wait(opened.close)
-        if node.body is None:
-            self._part(node, None)
-            # The store has just said so, and the kernel looks it up next.
-            self._remember(opened.path, opened.info)
-        raise stale()
 
     async def _open_at_name(self, node: Node, *, brings: bool) -> OpenVersion:
         path = self._path_of_named(node)
@@ -117,9 +90,7 @@ class Opening(Lookup):
         version = body.reader_if_clean() if reads_only else None
         token = _token(version) if version is not None else None
         keep = token is not None and token == node.cached_version
-        if not keep:
-            node.cached_version = None
-            self._handles[answer.handle].brings = token, node.num_dropped
+        node.cached_version = token
         return answer._replace(keep_cache=keep, local_fd=self._local_copy(node, version))
 
     def _path_of_named(self, node: Node) -> str:
@@ -144,7 +115,7 @@ class Opening(Lookup):
         return OpenFile(self._files, self._place, path, opened)
 
     def _tell_size(self, node: Node, body: OpenFile) -> None:
-        """Have the kernel ask for attributes again that this open has found outdated, and believe none from now on.
+        """Have the kernel ask for attributes again that this open has found outdated.
 
         The kernel keeps a size for a second, and reads no further: of a file that another mount
         has replaced by a longer one it would read the beginning.
@@ -153,10 +124,9 @@ class Opening(Lookup):
             version = body.reader_if_clean()
             if version is None or version.info.entry != known[1].entry:
                 self._infos.pop(body.path)
-        if node.may_hold_another_size(body.size_bytes) and self._kernel is not None:
-            self._kernel.outdated(node.number)  # what is on its way to the kernel is dropped there
-            node.advertised_size = SEVERAL
-            node.is_doubted = True
+        if node.advertised_size not in {None, body.size_bytes} and self._kernel is not None:
+            self._kernel.outdated(node.number)
+            node.advertised_size = None
 
     def _local_copy(self, node: Node, version: OpenVersion | None) -> int | None:
         """Return a descriptor of a local copy, if the kernel can use one for this open."""

@@ -4,8 +4,8 @@ import errno
 import os
 import stat as stat_bits
 import time
-from collections.abc import Callable, Hashable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -56,30 +56,12 @@ class Handle:
     reads: bool
     kept: bool
     """Whether what is read through it stays in the kernel's page cache."""
-    brings: tuple[Hashable | None, int] | None = None
-    """The version whose bytes take the place of others in that cache, and ``num_dropped`` then; None once they have."""
-
-    def seen(self) -> None:
-        """Note a request through this handle: its open is over in the kernel, too, and older pages are dropped."""
-        if self.brings is not None:
-            version, num_dropped = self.brings
-            self.brings = None
-            if num_dropped == self.node.num_dropped:
-                self.node.cached_version = version
 
 
 class Session(FileSystem):
-    """State of one mount, touched on its loop only.
+    """State of one mount, touched on its loop only."""
 
-    Args:
-        files: What it shows.
-        place: Where random writes go.
-        pool: Makes the calls that wait for the store; threads of its own if not given.
-    """
-
-    def __init__(
-        self, files: StripedFiles, place: SpoolPlace, pool: Executor | None = None
-    ) -> None:
+    def __init__(self, files: StripedFiles, place: SpoolPlace) -> None:
         self._files = files
         self._place = place
         self._tree = InodeTable()
@@ -100,7 +82,7 @@ class Session(FileSystem):
         self._num_changes = 0
         """Of paths, so that what was asked before a change is not remembered after it."""
         self._owner = (os.getuid(), os.getgid())
-        self._pool = pool or ThreadPoolExecutor(_CALLS_WAITING, "fusefs-call")
+        self._pool = ThreadPoolExecutor(_CALLS_WAITING, "fusefs-call")
         self._kernel: Kernel | None = None
         self.statistics = Statistics(files)
 
@@ -257,8 +239,6 @@ class Session(FileSystem):
         assert body is not None
         mode = stat_bits.S_IFREG | body.mode
         entry = self._attributes(node.number, mode, body.size_bytes, body.mtime_ns)
-        if node.is_doubted:
-            entry = entry._replace(attr_timeout_s=0)
         return entry if node.is_attached else entry._replace(nlink=0)
 
     def _described(self, number: int, info: FileInfo) -> Entry:

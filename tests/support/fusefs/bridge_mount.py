@@ -9,7 +9,6 @@ from fusefs.bridge.api.waiting import run_blocking
 from fusefs.config import FilesConfig, Striping
 from fusefs.stores.memory import MemoryStore
 from fusefs.tree.namespace import StripedFiles
-from fusefs.vfs.attributes import DROP_XATTR
 from fusefs.vfs.open_file import SpoolPlace
 from fusefs.vfs.store_filesystem import StoreFileSystem
 
@@ -36,19 +35,15 @@ class Kernel:
 class Mount:
     """A file system and the calls of a kernel on it."""
 
-    def __init__(self, store=None, pool=None):
+    def __init__(self, store=None):
         self.files = StripedFiles(MemoryStore() if store is None else store, CONFIG)
         self.kernel = Kernel()
-        self.shown = StoreFileSystem(self.files, SpoolPlace(), pool)
+        self.shown = StoreFileSystem(self.files, SpoolPlace())
         self.shown.connected(self.kernel)
 
     def close(self):
         self.shown.close()
         self.files.close()
-
-    def believe_nothing(self):
-        """Forget what is known of paths."""
-        run_blocking(self.shown.getxattr(ROOT_INODE, DROP_XATTR.encode()))
 
     def lookup(self, name=b"f"):
         return run_blocking(self.shown.lookup(ROOT_INODE, name)).inode
@@ -65,30 +60,6 @@ class Mount:
 
     def release(self, opened):
         run_blocking(self.shown.release(opened.handle))
-
-
-@contextlib.contextmanager
-def held_before(owner, name, handling):
-    """As ``held``, but the call is made at the end of the block."""
-    called, go_on = threading.Event(), threading.Event()
-    inner = getattr(owner, name)
-
-    def call(*arguments, **named):
-        called.set()
-        assert go_on.wait(60)
-        return inner(*arguments, **named)
-
-    setattr(owner, name, call)
-    try:
-        while not called.is_set():
-            moved = threading.Event()
-            handling.send(None).add_done_callback(lambda _, moved=moved: moved.set())
-            while not (moved.wait(0.001) or called.is_set()):
-                pass
-        yield
-    finally:
-        setattr(owner, name, inner)
-        go_on.set()
 
 
 @contextlib.contextmanager

@@ -34,36 +34,9 @@ def test_the_page_cache_is_kept_over_opens_of_the_same_version(mount):
 
     first = mount.open(inode)
     assert not first.keep_cache
-    assert mount.read(first) == DATA
     assert mount.open(inode).keep_cache
     mount.release(first)
     assert mount.open(inode).keep_cache
-
-
-def test_older_pages_are_dropped_by_every_open_until_one_of_them_is_over(mount):
-    inode = mount.lookup()
-    older = mount.open(inode)
-    mount.read(older)
-    mount.files.write_file("f", DATA[::-1])
-    mount.release(older)
-
-    first, second = mount.open(inode), mount.open(inode)
-
-    # The kernel drops what it holds when the process that opened goes on: the second may go on before the first.
-    assert not first.keep_cache
-    assert not second.keep_cache
-    run_blocking(mount.shown.flush(second.handle))
-    assert mount.open(inode).keep_cache
-
-
-def test_an_open_from_before_a_write_is_no_reason_to_keep_pages_after_it(mount):
-    inode = mount.lookup()
-    reader, writer = mount.open(inode), mount.open(inode, os.O_RDWR)
-    run_blocking(mount.shown.write(writer.handle, 5, b"xx"))
-    mount.read(reader)
-    run_blocking(mount.shown.flush(writer.handle))
-
-    assert not mount.open(inode).keep_cache
 
 
 def test_the_page_cache_is_dropped_for_a_version_written_elsewhere(mount):

@@ -10,9 +10,8 @@ from fusefs.bridge.api.waiting import run_blocking
 from fusefs.read.file_reader import FileReader
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.retry import RetryingStore
-from fusefs.vfs.open_file import OpenFile
 from omniload.base.errors import UnavailableError
-from tests.support.fusefs.bridge_mount import DATA, Mount, held, held_before
+from tests.support.fusefs.bridge_mount import DATA, Mount, held
 
 
 @pytest.fixture
@@ -117,7 +116,7 @@ def test_what_is_opened_while_it_is_renamed_is_written_where_it_lies_then(mount)
 
 
 def test_what_is_opened_while_it_is_replaced_does_not_come_back(mount):
-    mount.files.write_file("g", DATA[::-1])
+    mount.files.write_file("g", b"replaced")
     old = mount.lookup(b"g")
     mount.lookup(b"f")
     renaming = mount.shown.rename(ROOT_INODE, b"f", ROOT_INODE, b"g", 0)
@@ -220,117 +219,23 @@ def test_a_file_renamed_just_before_its_version_is_looked_for_is_found_where_it_
     assert mount.read(mount.open(mount.lookup(b"g"))) == DATA[::-1]
 
 
-def test_an_inode_that_the_kernel_may_have_with_another_size_is_not_opened(mount):
-    inode = mount.lookup()
-    mount.release(mount.open(inode))
-    mount.files.write_file("f", DATA * 2)
-
-    with pytest.raises(OSError, match="another inode") as caught:
-        mount.open(inode)
-
-    # So no program is shown the size it had, however late the kernel stores the new one.
-    assert caught.value.errno == errno.ESTALE
-    assert (other := mount.lookup()) != inode
-    assert mount.read(mount.open(other)) == DATA * 2
-
-
-def test_an_inode_that_is_outdated_before_it_is_first_opened_is_asked_about_at_each_fstat(mount):
+def test_a_size_that_an_open_finds_outdated_is_asked_for_again(mount):
     inode = mount.lookup()
     mount.files.write_file("f", DATA * 2)
 
     opened = mount.open(inode)
 
-    # The kernel looks a name up a second time by itself, and no third: this may be the second.
-    assert mount.kernel.told_outdated == [inode]
-    entry = run_blocking(mount.shown.getattr(inode))
-    assert (entry.size_bytes, entry.attr_timeout_s) == (2 * len(DATA), 0)
-    mount.release(opened)
-    with pytest.raises(OSError, match="another inode"):
-        mount.open(inode)
-
-
-def test_a_size_that_the_kernel_counted_itself_is_one_it_may_have(mount):
-    opened, entry = run_blocking(mount.shown.create(ROOT_INODE, b"new", 0o644, os.O_WRONLY))
-    write(mount, opened, DATA)
-    mount.release(opened)
-    mount.release(mount.open(entry.inode))
-    mount.files.write_file("new", DATA * 2)
-    mount.believe_nothing()
-    assert run_blocking(mount.shown.getattr(entry.inode)).size_bytes == 2 * len(DATA)
-
-    with pytest.raises(OSError, match="another inode"):
-        mount.open(entry.inode)
-    assert mount.read(mount.open(mount.lookup(b"new"))) == DATA * 2
-
-
-def test_what_could_not_be_published_is_a_size_that_the_kernel_may_have(mount, monkeypatch):
-    inode = mount.lookup()
-    writer = mount.open(inode, os.O_RDWR)
-    run_blocking(mount.shown.write(writer.handle, len(DATA), b"more"))
-    monkeypatch.setattr(mount.files, "publish", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        mount.release(writer)
-
-    with pytest.raises(OSError, match="another inode"):
-        mount.open(inode)
-    assert mount.read(mount.open(mount.lookup())) == DATA
-
-
-def test_a_reader_that_shared_an_open_is_not_answered_while_what_it_opened_is_replaced(mount):
-    inode = mount.lookup()
-    first, second = (mount.shown.open(inode, os.O_WRONLY) for _ in range(2))
-    reader = mount.shown.open(inode, os.O_RDONLY)
-    with held(mount.files, "open", first):
-        second.send(None)
-        reader.send(None)  # shares the second's round
-    run_blocking(first)
-    run_blocking(second)
-    mount.files.write_file("f", DATA * 2)
-    mount.believe_nothing()
-    looking = mount.shown.lookup(ROOT_INODE, b"f")
-    with held_before(OpenFile, "take_up", looking):
-        assert not reader.send(None).done(), "its version is being replaced"
-    run_blocking(looking)
-
-    assert mount.read(run_blocking(reader)) == DATA * 2
-    assert run_blocking(mount.shown.getattr(inode)).size_bytes == 2 * len(DATA)
-
-
-def test_a_lookup_never_answers_with_an_inode_that_the_kernel_forgot_while_it_waited(mount):
-    inode = mount.lookup()
-    reader = mount.open(inode)
-    mount.believe_nothing()
-    looking = mount.shown.lookup(ROOT_INODE, b"f")
-    with held(mount.files, "stat", looking):
-        mount.release(reader)
-        mount.shown.forget(inode, 1)
-
-    entry = run_blocking(looking)
-
-    assert run_blocking(mount.shown.getattr(entry.inode)).inode == entry.inode
-
-
-def test_a_size_that_changed_while_it_was_only_written_is_asked_for_again(mount):
-    inode = mount.lookup()
-    writer = mount.open(inode, os.O_WRONLY)
-    mount.files.write_file("f", DATA * 2)
-    mount.believe_nothing()
-    assert mount.lookup() == inode
-
-    reader = mount.open(inode)
-
     assert mount.kernel.told_outdated == [inode]
     assert run_blocking(mount.shown.getattr(inode)).size_bytes == 2 * len(DATA)
-    mount.release(reader)
-    mount.release(writer)
-    with pytest.raises(OSError, match="another inode"):
-        mount.open(inode)
+    mount.release(opened)
+    assert run_blocking(mount.shown.getattr(inode)).size_bytes == 2 * len(DATA)
+    mount.release(mount.open(inode))
     assert mount.kernel.told_outdated == [inode]
 
 
 def test_attributes_asked_for_before_a_write_are_not_remembered_after_it(mount):
     inode = mount.lookup()
-    mount.believe_nothing()
+    mount.shown._infos.clear()
     asking = mount.shown.getattr(inode)
     with held(mount.files, "stat", asking):
         writer = mount.open(inode, os.O_RDWR | os.O_TRUNC)
