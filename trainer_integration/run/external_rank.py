@@ -265,7 +265,8 @@ def _asked_by_signals(asked_to_end: threading.Event) -> Iterator[None]:
         yield
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            # None stands for a handler of C code, which cannot be put back from here.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _require_ranks(plan: LaunchPlan, launch: Launch) -> None:
@@ -302,7 +303,8 @@ def with_slurm_address(environment: MutableMapping[str, str]) -> None:
 
 
 def _first_host(environment: Mapping[str, str]) -> str:
-    """Return the first host of Slurm's list: ``gpu[003-004,9],login`` begins with ``gpu003``."""
+    """Return the first host of Slurm's list: ``r[1-2]n[003-004,9],login`` begins with ``r1n003``."""
     listed = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-    found = re.match(r"([^\[,]*)(?:\[(\d+))?", listed)
-    return "" if found is None else found[1] + (found[2] or "")
+    # Up to the first comma outside brackets; then the first number of each of them.
+    first = re.match(r"(?:[^\[,]|\[[^\]]*\])*", listed)
+    return "" if first is None else re.sub(r"\[(\d*)[^\]]*\]", r"\1", first[0])
