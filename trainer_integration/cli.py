@@ -19,7 +19,7 @@ from omniload.commands.top import once_option, roles_view, status_json, watch_un
 from omniload.front.launch import Launch, launch_of
 from trainer_integration.checkpoint.file_digests import write_synced
 from trainer_integration.config import load_train
-from trainer_integration.report.display import RunDisplay, print_proof, print_summary
+from trainer_integration.report.display import JobConsole, RunDisplay, print_proof, print_summary
 from trainer_integration.report.keeping import kept_report
 from trainer_integration.report.proof import Proof, prove
 from trainer_integration.report.report import read_finished, write_report
@@ -112,7 +112,7 @@ def run_job(config: Path, resume: Resume, profile: tuple[int, int] | None) -> in
     launch = launch_of(os.environ)
     if launch.world_size > 1:
         return _run_rank(config, launch, resume, profile)
-    console = Console()
+    console = JobConsole()
     with RunDisplay(console) as display:
         # One rank under torchrun, or one task of Slurm's for all ranks: a start made again goes on.
         again = "latest" if launch.restarts else resume
@@ -131,7 +131,7 @@ def _run_rank(config: Path, launch: Launch, resume: Resume, profile: tuple[int, 
 
     if launch.rank:
         return run_rank(config, launch, resume)
-    with RunDisplay(Console()) as display:
+    with RunDisplay(JobConsole()) as display:
         code = run_rank(config, launch, resume, display=display, profile=profile)
     _report(_folder_of(config))
     return code

@@ -5,6 +5,8 @@ wrapped here: a pipe gets it whole.
 """
 
 import math
+import os
+import sys
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -21,6 +23,7 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
+from typing_extensions import override
 
 from omniload.base.units import format_bytes, format_count
 from omniload.mix.config import MixConfig
@@ -34,7 +37,15 @@ from trainer_integration.report.run_summary import (
 )
 from trainer_integration.run.run_log import EventLine, StepLine
 
-__all__ = ["HEAD", "RunDisplay", "print_proof", "print_summary", "share_lines", "step_line"]
+__all__ = [
+    "HEAD",
+    "JobConsole",
+    "RunDisplay",
+    "print_proof",
+    "print_summary",
+    "share_lines",
+    "step_line",
+]
 
 _FEW_STEPS = 40
 _ROUND = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -48,6 +59,18 @@ _SHOWN_KINDS = 3
 _FAR_OFF_POINTS = 1.0
 HEAD = "  step     loss    tok/s   FLOP/s    wait   max/mean   over bound   experts"
 """Heading of ``step_line``."""
+
+
+class JobConsole(Console):
+    """Standard output, whose reader may end before the job: ``omniload train run FILE | head``."""
+
+    @override
+    def on_broken_pipe(self) -> None:
+        """Say nothing more; rich's own ends the process, or the thread that listens to a rank."""
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 class RunDisplay:

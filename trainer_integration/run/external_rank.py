@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Protocol
 
 from omniload.base.config import StrictModel
-from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
+from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
 from omniload.base.linux.exec_with_parent import end_with_parent
 from omniload.base.log import get_logger, set_up_logging
 from omniload.front.launch import Launch
@@ -34,9 +34,9 @@ from trainer_integration.run.joining import joined, peer_loss
 from trainer_integration.run.launch_plan import AttemptStart, LaunchPlan, read_plan
 from trainer_integration.run.rank_client import rank_client
 from trainer_integration.run.rank_spec import RankSpec
-from trainer_integration.run.resuming import Resume, step_name
+from trainer_integration.run.resuming import Resume, choose, step_name
 from trainer_integration.run.run_lock import RunLock
-from trainer_integration.run.run_log import EventKind, EventLine, RunLog, StepLine
+from trainer_integration.run.run_log import EventKind, EventLine, RunLog, StepLine, show
 from trainer_integration.run.trainer import Trainer, Write
 from trainer_integration.training.step import use_one_thread
 from trainer_integration.writers.opening import open_writers
@@ -91,7 +91,8 @@ def run_rank(
     Raises:
         ConfigError: The files are faulty, or the job has other ranks than they name; on all ranks.
         StateError: The run has checkpoints and ``resume`` is ``never``; on all ranks.
-        IntegrityError: A checkpoint is not what was saved; it is set aside.
+        IntegrityError: A checkpoint is not what was saved, and set aside where there is an earlier one; or a
+            shard of data is damaged.
         UnavailableError: Another rank has ended, or does not come.
     """
     set_up_logging(role=f"rank {launch.rank}")
@@ -135,6 +136,7 @@ def _lead(meeting: Rendezvous, key: str, asked: _Request, display: Display | Non
             start = plan.start_of(asked.launch.restarts, asked.resume)
             done = plan.is_finished(start.step)
             spec = plan.rank_spec(0, start, None).model_copy(update={"launcher_pid": None})
+            log = None if done else stack.enter_context(_opened_log(plan, start, asked))
         except BaseException as error:
             with suppress(UnavailableError):  # nobody is there to read it
                 meeting.post(key, Failure.of(error).model_dump_json())
@@ -142,19 +144,25 @@ def _lead(meeting: Rendezvous, key: str, asked: _Request, display: Display | Non
         # Where the data stands is rank 0's to open the data plane with, and may be long.
         told = _Job(spec=None if done else spec.model_copy(update={"loader_state": None}))
         meeting.post(key, json.dumps(told.model_dump(mode="json")))
-        if done:
+        if log is None:
             _LOG.warning(
                 "%s is the end of the run: nothing is left to train", step_name(start.step or 0)
             )
             return 0
-        writers = stack.enter_context(
-            open_writers(plan.train.log, plan.run_dir, from_step=start.step or 0)
-        )
-        fresh = start.step is None and not asked.launch.restarts
-        log = stack.enter_context(RunLog(plan.run_dir, fresh=fresh, writers=writers))
         if display is not None:
-            display.expect(plan.train.steps, plan.mix)
+            show(display.expect, plan.train.steps, plan.mix)
         return _Leader(plan, start, asked, _Record(log, display, start.attempt)).run(spec)
+
+
+@contextmanager
+def _opened_log(plan: LaunchPlan, start: AttemptStart, asked: _Request) -> Iterator[RunLog]:
+    """Open the log and the writers behind it."""
+    fresh = start.step is None and not asked.launch.restarts
+    with (
+        open_writers(plan.train.log, plan.run_dir, from_step=start.step or 0) as writers,
+        RunLog(plan.run_dir, fresh=fresh, writers=writers) as log,
+    ):
+        yield log
 
 
 class _Record:
@@ -164,6 +172,8 @@ class _Record:
         self._log, self._display, self._attempt = log, display, attempt
         self._began_s = time.monotonic()
         self.data_end: int | None = None
+        self.damaged: str | None = None
+        """What ails the checkpoint that this start began from."""
 
     def write(self, line: StepLine | EventLine) -> None:
         """Take a line of the trainer's."""
@@ -171,9 +181,11 @@ class _Record:
             line = line.model_copy(update={"seconds": time.monotonic() - self._began_s})
             if line.what == "data_end":
                 self.data_end = line.step
+            elif line.what == "damaged":
+                self.damaged = line.detail
         self._log.write(line)
         if self._display is not None:
-            self._display.observe(self, line)
+            show(self._display.observe, self, line)
 
     def tell(self, what: EventKind, detail: str, step: int | None = None) -> None:
         """Write an event."""
@@ -197,11 +209,11 @@ class _Leader:
             record.tell("resume", step_name(step), step)
         try:
             interrupted = _train(spec, record.write, self._begin)
-        except IntegrityError:
-            self._set_aside_damaged()
-            raise
         except Exception as error:
             record.tell("exit", f"rank 0: {type(error).__name__}: {error}"[:_LONGEST_CAUSE])
+            # Data may be damaged too, and no earlier checkpoint mends that.
+            if step is not None and record.damaged is not None:
+                self._set_aside_damaged(step, record.damaged)
             raise
         if interrupted:
             record.tell("end", "interrupted")
@@ -218,14 +230,19 @@ class _Leader:
         self._plan.note(self._start.step or 0)
         self._record.tell("plane", "brought up by rank 0")
 
-    def _set_aside_damaged(self) -> None:
-        """Have the next start begin from an earlier checkpoint, unless this one was asked for."""
-        step = self._start.step
-        if step is None or step not in self._plan.checkpoints.steps():
+    def _set_aside_damaged(self, step: int, why: str) -> None:
+        """Have the next start begin from an earlier checkpoint: not where this one was asked for, or is the last."""
+        place = self._plan.checkpoints
+        if isinstance(self._asked.resume, int) or step not in place.steps():
             return
-        if not isinstance(self._asked.resume, int):
-            aside = self._plan.checkpoints.set_aside(step)
-            self._record.tell("set_aside", f"{aside}: ranks found it damaged", step)
+        try:
+            choose(place, "latest", {step: why})
+        except OmniloadError as error:
+            # A place without any would be begun anew, over a run that may be restored.
+            _LOG.warning("%s stays in its place, damaged as it is: %s", step_name(step), error)
+            return
+        aside = place.set_aside(step)
+        self._record.tell("set_aside", f"{aside}: ranks found it damaged", step)
 
 
 def _train(spec: RankSpec, write: Write, begin: Callable[[], None]) -> bool:

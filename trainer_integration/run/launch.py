@@ -47,7 +47,7 @@ from trainer_integration.run.memory import pss_by_role
 from trainer_integration.run.rank_process import RankProcess
 from trainer_integration.run.resuming import Resume, step_name
 from trainer_integration.run.run_lock import RunLock
-from trainer_integration.run.run_log import EventKind, EventLine, MemoryLine, RunLog, StepLine
+from trainer_integration.run.run_log import EventKind, EventLine, MemoryLine, RunLog, StepLine, show
 from trainer_integration.writers.opening import open_writers
 
 if TYPE_CHECKING:
@@ -390,8 +390,4 @@ class Launcher:
         if self._log is not None:  # a launch that starts nothing has none
             self._log.write(line)
         if self._observer is not None:
-            try:
-                self._observer(self, line)
-            except Exception:  # noqa: BLE001 -- anybody's code
-                # What is shown of a job must not end it.
-                _LOG.exception("an observer of the job failed at a line of kind %s", line.kind)
+            show(self._observer, self, line)

@@ -6,7 +6,7 @@ again and logged again, with a higher ``attempt``; readers take the last.
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +32,7 @@ __all__ = [
     "last_of_each_step",
     "parse_line",
     "read_log",
+    "show",
 ]
 
 _LOG = get_logger(__name__)
@@ -181,6 +182,14 @@ def parse_line(text: str) -> StepLine | EventLine | MemoryLine:
         ValueError: It is none of ours.
     """
     return _LINES.validate_json(text)
+
+
+def show(observe: Callable[..., None], *what: object) -> None:
+    """Show a person something of a job by anybody's code, which must not end the job."""
+    try:
+        observe(*what)
+    except Exception:  # noqa: BLE001 -- anybody's code, such as of a pipe that nobody reads any more
+        _LOG.exception("an observer of the job failed")
 
 
 class RunLog:

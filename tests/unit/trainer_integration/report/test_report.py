@@ -4,6 +4,8 @@ import builtins
 import io
 import os
 import re
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ from rich.console import Console
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.extras import DISTRIBUTION
+from tests.house.modules import ROOT
 from tests.support.plane.builders import a_mix
 from tests.support.trainer.run_lines import a_killed_run, a_run_folder, a_step, an_event
 from trainer_integration import cli
@@ -306,6 +309,33 @@ def test_an_event_tells_how_long_it_took():
     display.observe(None, an_event("checkpoint", "step-00000002", took_s=0.254))
 
     assert "step-00000002 in 0.25 s" in out.getvalue()
+
+
+_UNREAD = """
+import sys
+from tests.support.trainer.run_lines import an_event
+from trainer_integration.report.display import JobConsole, RunDisplay
+with RunDisplay(JobConsole()) as display:
+    print("up", flush=True)
+    sys.stdin.read()
+    for _ in range(3):
+        display.observe(None, an_event("start", "2 ranks"))
+print("run folder", flush=True)
+print("to its end", file=sys.stderr)
+"""
+
+
+def test_a_job_whose_output_nobody_reads_any_more_goes_on():
+    """``srun omniload train run FILE | head``."""
+    command = [sys.executable, "-c", _UNREAD]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, **pipes, text=True, cwd=ROOT) as job:
+        assert job.stdout.readline() == "up\n"
+        job.stdout.close()
+        job.stdin.close()
+        said = job.stderr.read()
+
+    assert (job.returncode, said) == (0, "to its end\n")
 
 
 def test_a_page_shows_experts_saves_and_an_end_of_the_data_as_a_good_end(tmp_path):
