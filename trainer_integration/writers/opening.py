@@ -2,16 +2,18 @@
 
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Self, get_args
+from typing import NoReturn, Self, get_args
 
 from omniload.base.errors import ConfigError, system_refusals
 from omniload.base.extras import missing_extra
 from omniload.base.log import get_logger
 from trainer_integration.writers.protocol import Kind, MetricWriter
+from trainer_integration.writers.record import read_record
 
 __all__ = ["Writers", "open_writers", "require_writers"]
 
@@ -29,9 +31,13 @@ _CLOSE_S = 30.0
 class Writers:
     """Several writers as one: nobody waits for them, and none of them ends a run. Safe to call from several threads."""
 
-    def __init__(self, writers: Mapping[str, MetricWriter], from_step: int = 0) -> None:
-        """Write to those of ``writers``, by name; earlier launches may have written ``from_step`` and later ones."""
-        self._writers = dict(writers)
+    def __init__(
+        self, openers: Mapping[str, Callable[[], MetricWriter]], from_step: int = 0
+    ) -> None:
+        """Open writers by name, in a thread; earlier launches may have written ``from_step`` and later steps."""
+        self._openers = dict(openers)
+        self._names = tuple(openers)
+        """Of those that are open or are yet to be."""
         self._next = from_step
         self._goes_back = from_step > 0
         self._waiting: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue()
@@ -46,14 +52,14 @@ class Writers:
             step: The step.
             figures: Names such as ``loss`` or ``share/web``; must not change any more.
         """
-        if not self._writers:
+        if not self._names:
             return
         if self._waiting.qsize() >= _MOST_WAITING:
             self._lost += 1
             if self._lost == 1:
                 _LOG.warning(
                     "%s: %d steps wait to be written, figures from step %d on are lost until it catches up",
-                    *(", ".join(self._writers), _MOST_WAITING, step),
+                    *(", ".join(self._names), _MOST_WAITING, step),
                 )
             return
         self._waiting.put((step, figures))
@@ -65,7 +71,7 @@ class Writers:
         if self._thread.is_alive():
             _LOG.warning(
                 "%s did not end within %.0f s; the last %d steps may not be written",
-                *(", ".join(self._writers), _CLOSE_S, self._waiting.qsize()),
+                *(", ".join(self._names), _CLOSE_S, self._waiting.qsize()),
             )
 
     def __enter__(self) -> Self:
@@ -75,28 +81,43 @@ class Writers:
         self.close()
 
     def _follow(self) -> None:
+        writers = self._opened()
         while (asked := self._waiting.get()) is not None:
             step, figures = asked
             goes_back, self._goes_back = self._goes_back or step < self._next, False
             self._next = step + 1
-            for name, writer in list(self._writers.items()):
+            for name, writer in list(writers.items()):
                 try:
                     if goes_back:
                         writer.go_back(step)
                     writer.write(step, figures)
                 except Exception:  # noqa: BLE001 -- somebody else's code, whatever ails it
                     _LOG.warning("%s fails at step %d and is left out", name, step, exc_info=True)
-                    del self._writers[name]
-        for name, writer in self._writers.items():
+                    del writers[name]
+                    self._names = tuple(writers)
+        for name, writer in writers.items():
             try:
                 writer.close()
             except Exception:  # noqa: BLE001 -- as above
                 _LOG.warning("%s did not end well", name, exc_info=True)
 
+    def _opened(self) -> dict[str, MetricWriter]:
+        """Open the writers; a server far away may take its time to answer, or not be there."""
+        writers: dict[str, MetricWriter] = {}
+        for name, opener in self._openers.items():
+            try:
+                writers[name] = opener()
+            except Exception:  # noqa: BLE001 -- as above
+                _LOG.warning("%s cannot be opened and is left out", name, exc_info=True)
+        self._names = tuple(writers)
+        return writers
+
 
 @system_refusals("the run's folder")
 def open_writers(kinds: Sequence[Kind], folder: str | Path, *, from_step: int = 0) -> Writers:
-    """Open the writers of a run; use it in a ``with``, or close it.
+    """Open the writers of a run, beside the caller; use it in a ``with``, or close it.
+
+    A tool that cannot be opened, such as one whose server does not answer, is left out with a warning.
 
     Args:
         kinds: Any of ``tensorboard``, ``wandb`` and ``mlflow``.
@@ -104,17 +125,29 @@ def open_writers(kinds: Sequence[Kind], folder: str | Path, *, from_step: int = 
         from_step: Step that the run goes on with, of one that is resumed.
 
     Raises:
-        ConfigError: One is not known, not installed, or refuses the folder.
+        ConfigError: One is not known or not installed, or the folder cannot be made.
         StateError: What the folder holds of an earlier launch is not of this release.
     """
     require_writers(kinds)
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    writers: dict[str, MetricWriter] = {}
-    for kind in dict.fromkeys(kinds):
+    if {"wandb", "mlflow"} & set(kinds):
+        read_record(place)  # one of another release is refused here; the writers read it again
+    return Writers({kind: _opener_of(kind, place) for kind in kinds}, from_step)
+
+
+def _opener_of(kind: Kind, folder: Path) -> Callable[[], MetricWriter]:
+    """Import a tool now, and return what opens it: the caller's own imports must not meet it in another thread."""
+    try:
         module = import_module(f"trainer_integration.writers.{kind}")
-        writers[kind] = getattr(module, _CLASSES[kind])(place)
-    return Writers(writers, from_step)
+    except Exception as error:  # noqa: BLE001 -- somebody else's code, whatever ails it
+        return partial(_raise, error)
+    opener: Callable[[Path], MetricWriter] = getattr(module, _CLASSES[kind])
+    return partial(opener, folder)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def require_writers(kinds: Sequence[Kind]) -> None:

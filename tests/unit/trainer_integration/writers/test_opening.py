@@ -1,6 +1,9 @@
 """Writers behind one queue: what each is told, and what becomes of one that fails, is slow or is missing."""
 
+import sys
 import threading
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 import pytest
 
@@ -53,7 +56,7 @@ def a_step(step, **changes):
 
 def test_steps_come_in_order_and_before_the_end():
     told = Told()
-    with Writers({"told": told}) as writers:
+    with Writers({"told": lambda: told}) as writers:
         for step in range(3):
             writers.write(step, {"loss": float(step)})
 
@@ -62,7 +65,7 @@ def test_steps_come_in_order_and_before_the_end():
 
 def test_a_step_that_is_trained_again_takes_the_place_of_those_behind_it():
     told = Told()
-    with Writers({"told": told}) as writers:
+    with Writers({"told": lambda: told}) as writers:
         for step in (0, 1, 2, 1, 2):
             writers.write(step, {})
 
@@ -72,7 +75,7 @@ def test_a_step_that_is_trained_again_takes_the_place_of_those_behind_it():
 @pytest.mark.parametrize(("from_step", "expected"), [(0, []), (7, [("back", 7)])])
 def test_a_run_that_is_resumed_takes_the_place_of_what_earlier_launches_wrote(from_step, expected):
     told = Told()
-    with Writers({"told": told}, from_step) as writers:
+    with Writers({"told": lambda: told}, from_step) as writers:
         writers.write(from_step, {})
         writers.write(from_step + 1, {})
 
@@ -81,7 +84,7 @@ def test_a_run_that_is_resumed_takes_the_place_of_what_earlier_launches_wrote(fr
 
 def test_a_writer_that_fails_is_left_out_and_the_others_go_on(caplog):
     broken, told = Told(fails_at=1), Told()
-    with Writers({"broken": broken, "told": told}) as writers:
+    with Writers({"broken": lambda: broken, "told": lambda: told}) as writers:
         for step in range(3):
             writers.write(step, {})
 
@@ -89,6 +92,75 @@ def test_a_writer_that_fails_is_left_out_and_the_others_go_on(caplog):
     assert broken.calls == [(0, {})]
     assert "broken fails at step 1 and is left out" in caplog.text
     assert "No space left" in caplog.text
+
+
+def test_a_writer_that_cannot_be_opened_is_left_out_and_the_others_go_on(caplog):
+    def unreached():
+        raise ConnectionError("Max retries exceeded")
+
+    told = Told()
+    with Writers({"unreached": unreached, "told": lambda: told}) as writers:
+        writers.write(0, {})
+
+    assert told.calls == [(0, {}), "closed"]
+    assert "unreached cannot be opened and is left out" in caplog.text
+    assert "Max retries exceeded" in caplog.text
+
+
+def test_nobody_waits_for_a_writer_that_is_slow_to_open_and_it_misses_nothing():
+    goes_on, told = threading.Event(), Told()
+
+    def slow_to_open():
+        assert goes_on.wait(LIMIT_S)
+        return told
+
+    with Writers({"slow": slow_to_open}) as writers:
+        writers.write(0, {})
+        assert told.calls == []
+        goes_on.set()
+
+    assert told.calls == [(0, {}), "closed"]
+
+
+@pytest.fixture
+def tool(monkeypatch):
+    """A module of a tool that is installed and refuses to be opened."""
+
+    class Refusing:
+        def __init__(self, _folder):
+            raise RuntimeError("api_key not configured")
+
+    module = ModuleType("trainer_integration.writers.wandb")
+    module.WandbWriter = Refusing
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(opening, "find_spec", lambda name: ModuleSpec(name, None, origin="here"))
+    return module
+
+
+def test_a_tool_that_refuses_to_be_opened_ends_no_run(tmp_path, tool, caplog):
+    with open_writers(["wandb"], tmp_path) as writers:
+        writers.write(0, {})
+
+    assert "wandb cannot be opened and is left out" in caplog.text
+    assert "api_key not configured" in caplog.text
+
+
+def test_a_tool_that_cannot_be_imported_ends_no_run(tmp_path, tool, monkeypatch, caplog):
+    def broken(_name):
+        raise TypeError("Descriptors cannot be created directly")
+
+    monkeypatch.setattr(opening, "import_module", broken)
+    with open_writers(["wandb"], tmp_path) as writers:
+        writers.write(0, {})
+
+    assert "Descriptors cannot be created directly" in caplog.text
+
+
+def test_numbers_of_another_release_are_refused_before_anything_is_opened(tmp_path, tool):
+    (tmp_path / RECORD_NAME).write_text('{"version": 99}')
+
+    with pytest.raises(StateError, match=r"writers\.json: is not of this release"):
+        open_writers(["wandb"], tmp_path)
 
 
 def test_nobody_waits_for_a_slow_writer_and_what_it_misses_is_told_once(monkeypatch, caplog):
@@ -101,7 +173,7 @@ def test_nobody_waits_for_a_slow_writer_and_what_it_misses_is_told_once(monkeypa
             super().write(step, figures)
 
     slow = Slow()
-    writers = Writers({"slow": slow})
+    writers = Writers({"slow": lambda: slow})
     for step in range(50):
         writers.write(step, {})
     goes_on.set()
@@ -119,7 +191,7 @@ def test_closing_waits_no_longer_than_its_limit(monkeypatch, caplog):
         def write(self, step, figures):
             assert goes_on.wait(LIMIT_S)
 
-    writers = Writers({"stuck": Stuck()})
+    writers = Writers({"stuck": Stuck})
     writers.write(0, {})
     writers.close()
     goes_on.set()
@@ -163,7 +235,7 @@ def test_a_run_keeps_its_number_and_a_damaged_record_is_refused(tmp_path):
 
 def test_the_log_of_a_run_passes_on_the_figures_of_every_step(tmp_path):
     told = Told()
-    with Writers({"told": told}) as writers, RunLog(tmp_path, writers=writers) as log:
+    with Writers({"told": lambda: told}) as writers, RunLog(tmp_path, writers=writers) as log:
         log.write(a_step(3))
 
     assert told.calls[0] == (3, figures_of(a_step(3)))
