@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,8 +149,10 @@ def test_a_killed_rank_brings_the_job_back_with_the_same_samples_and_leaves_noth
     assert len(last_of_each_step(read_log(tmp_path / "run"))) == 120
     assert prove(tmp_path / "run").require().num_logged >= 120
     assert edited.step >= 24
-    tokens = last_of_each_step(read_log(tmp_path / "run"))[-1].tokens_by_source
-    assert tokens["web"] > 5 * tokens["code"]
+    since = last_of_each_step(read_log(tmp_path / "run"))[edited.step :]
+    # Over all steps since the edit, each of four rows: a single document is a quarter of a step.
+    tokens = sum((Counter(line.tokens_by_source) for line in since), Counter())
+    assert tokens["web"] > 4 * tokens["code"]
     assert "report.html" in job.output[-1]
     assert none_left_of(mark)
 
