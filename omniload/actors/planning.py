@@ -33,7 +33,7 @@ def make_planner(
 
     Args:
         spec: The run.
-        facts_S: What was found in each source.
+        facts_S: What was found in each source, and in those that were opened to be added and are not.
         known: States behind that one, which a planner that was lost had come to.
         life: Planners before this one.
 
@@ -41,6 +41,7 @@ def make_planner(
         StateError: ``spec.state`` belongs to another mix or other data, or no run of this mix reaches it.
     """
     mix, history = spec.mix, spec.history
+    facts_S = facts_S[: len(history.latest.names)]
     require_found(history, facts_S)
     fingerprint = fingerprint_of(
         mix,
@@ -92,7 +93,7 @@ def taken_over(
 
     Args:
         spec: The run, as it was opened, and its edits since.
-        facts_S: What was found in each source.
+        facts_S: As of ``make_planner``.
         folder: Where the journal is.
         life: Planners before this one.
 

@@ -12,12 +12,18 @@ from omniload.actors.planning import make_planner, open_journal, taken_over, tok
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.machine.messages import (
     AppendJournal,
+    ChangeAsked,
     PublishPlans,
     SamplesReported,
     Started,
     StepTaken,
 )
+from omniload.mix.edits.edit import AddSource
+from omniload.mix.edits.found import found_in
+from omniload.mix.edits.history import History
+from omniload.mix.edits.kept import write_history
 from omniload.mix.journal.reading import read_journal
+from omniload.mix.sources import ParquetSource
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.builders import a_mix, a_table, some_facts
 
@@ -175,3 +181,39 @@ def test_a_planner_that_finds_other_samples_than_were_recorded_publishes_nothing
 
     with pytest.raises(StateError, match=r"records: 100 saved, 101 now"):
         taken_over(spec, some_facts([101, 100]), tmp_path, life=1)
+
+
+def adding(name, records):
+    """Return a change that adds a source, and what is found in it."""
+    source = ParquetSource(type="parquet", path=f"{name}/*.parquet", tokens="tokens")
+    return AddSource(name=name, source=source, weight=1.0), some_facts([records])[0]
+
+
+def test_a_planner_forgets_what_was_found_in_a_source_that_was_never_added(tmp_path):
+    spec = a_spec(tmp_path, run_dir=tmp_path)
+    open_journal(tmp_path, make_planner(spec, FACTS)).close()
+    refused, (change, facts) = some_facts([7])[0], adding("books", 55)
+
+    planner, journal = taken_over(spec, [*FACTS, refused], tmp_path, life=1)
+    journal.close()
+    planner.handle(ChangeAsked(change=change, facts=facts))
+
+    assert planner.names == ("code", "web", "books")
+    assert list(planner.positions_per_epoch_S) == [100, 100, 55]
+
+
+def test_a_planner_that_was_lost_after_it_kept_an_added_source_is_followed_by_one_that_has_it(
+    tmp_path,
+):
+    spec = a_spec(tmp_path, run_dir=tmp_path)
+    open_journal(tmp_path, make_planner(spec, FACTS)).close()
+    change, facts = adding("books", 55)
+    history = History(spec.mix).edited(change, 0, found_in(change, facts))
+    write_history(tmp_path, history)
+
+    planner, journal = taken_over(spec, [*FACTS, facts], tmp_path, life=1)
+    journal.close()
+
+    assert list(planner.positions_per_epoch_S) == [100, 100, 55]
+    with pytest.raises(StateError, match="lost while source 'books' was added"):
+        taken_over(spec, FACTS, tmp_path, life=2)
