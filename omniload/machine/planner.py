@@ -166,6 +166,11 @@ class Planner:
         return self._ranks.slowest
 
     @property
+    def planned(self) -> int:
+        """First step that is not planned, also by a planner before this one."""
+        return max(self._states)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Names of all sources; a source's number is its place here."""
         return self.history.latest.names
@@ -176,9 +181,8 @@ class Planner:
         Raises:
             ConfigError: It is refused, and nothing has changed.
         """
-        planned = max(self._states)  # also by a planner before this one
-        step = planned if asked.at is None else asked.at
-        require_open(step, planned=planned, end=self.num_steps, ended=self._ended)
+        step = self.planned if asked.at is None else asked.at
+        require_open(step, planned=self.planned, end=self.num_steps, ended=self._ended)
         self.history = self.history.edited(asked.change, step, found_in(asked.change, asked.facts))
         if asked.facts is not None:
             self._add_source(asked.facts)
@@ -198,10 +202,9 @@ class Planner:
 
     def waits(self) -> Waits:
         """Say what holds up the next plan."""
-        step = self.state.step
+        step, slowest = self.state.step, self._ranks.slowest
         if self._ended:
             return Waits(text=f"has planned every step before {step}, where the data ends")
-        slowest = self._ranks.slowest
         if self._room():
             short = tuple(s for s in self._lacking() if self._is_asked(s))
             names = ", ".join(self.names[s] for s in short[:_NAMES_SHOWN])
@@ -225,7 +228,7 @@ class Planner:
         """
         if step not in self._states:
             raise StateError(
-                f"the state before step {step} is not held, only steps {min(self._states)} to {max(self._states)}; "
+                f"the state before step {step} is not held, only steps {min(self._states)} to {self.planned}; "
                 "take the state at the trainer's own step"
             )
         state = self._states[step]
@@ -252,8 +255,7 @@ class Planner:
                 break
             found = self._window(room)
             if isinstance(found, Starved):
-                source = found.source
-                self._starved = source
+                self._starved = source = found.source
                 commands += self._read(source, self._queues[source].tokens + demand.needs_S[source])
                 break
             if isinstance(found, Exhausted):
@@ -281,9 +283,8 @@ class Planner:
     def _demanded(self) -> Demand:
         """Return what the next plan demands; found once a plan, for there may be a report of every source in it."""
         step = self.state.step
-        steps = (
-            1 if step == self._ranks.slowest else self.mix.steps_at_once
-        )  # 1: a rank waits for it
+        is_waited_for = step == self._ranks.slowest
+        steps = 1 if is_waited_for else self.mix.steps_at_once
         if self._demand is None or (self._demand.step, self._demand.steps) != (step, steps):
             mix, state = self.history.entered(self.state)
             unused = [0] * (len(self._queues) - len(mix.names))
@@ -361,11 +362,10 @@ class Planner:
         plans: list[StepPlan] = []
         for membership in window:
             mix, before = self.history.entered(self.state)
-            plan = self._placed(membership, mix, before)
+            plan, names = self._placed(membership, mix, before), mix.names
             self.state = membership.after
             self._states[self.state.step] = self.state
             plans.append(plan)
-            names = mix.names
             commands.append(AppendJournal(before=before, plan=plan, after=self.state, names=names))
             if self.state.step % _BASE_EVERY == 0:
                 beside = self.history.kept_with(self.state.mix_revision, self.fingerprint)

@@ -5,9 +5,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from omniload.actors.gate import CLOSED
 from omniload.actors.heartbeats import Activity
 from omniload.actors.roles.links import (
     ConstructorLink,
@@ -16,7 +18,7 @@ from omniload.actors.roles.links import (
     LoaderLinks,
 )
 from omniload.actors.roles.planner_metrics import count_skipped, measure
-from omniload.base.errors import OmniloadError, project_error
+from omniload.base.errors import OmniloadError, UnavailableError, project_error
 from omniload.base.log import get_logger
 from omniload.base.metrics import PLAN_SECONDS
 from omniload.base.state import JsonObject
@@ -98,6 +100,8 @@ class PlannerShell:
         self._journal = journal
         self._lock = threading.Lock()
         self._failure: OmniloadError | None = None
+        self._ended: OmniloadError | None = None
+        """Why no change is taken up any more: what failed, or that the plane was closed."""
         self._events: queue.SimpleQueue[PlannerEvent | _Failed | _Replaced | _Asked | _Stop] = (
             queue.SimpleQueue()
         )
@@ -137,6 +141,8 @@ class PlannerShell:
         self.check()
         answer: Future[EditTaken] = Future()
         self._events.put(_Asked(asked, answer))
+        if self._ended is not None:  # perhaps nobody has seen the question
+            self._refuse(self._ended)
         return answer
 
     def history(self) -> History:
@@ -177,6 +183,7 @@ class PlannerShell:
                 while not isinstance(event := self._events.get(), _Stop):
                     self._apply(event)
                     self._quiet_from_s = time.monotonic()
+            self._refuse(UnavailableError(CLOSED))
         except Exception as error:  # noqa: BLE001 -- the outermost loop: everyone who waits must hear of it
             self._fail(error)
 
@@ -186,20 +193,29 @@ class PlannerShell:
         with self._activity.speaking():
             _LOG.error("the data plane stops: %s", failure, exc_info=failure is not error and error)
         self._failure = failure
+        self._refuse(failure)
         self._constructors.fail(failure)
+
+    def _refuse(self, cause: OmniloadError) -> None:
+        """Answer every change that was asked for and is not taken up: no event is applied any more."""
+        self._ended = cause
+        with suppress(queue.Empty):
+            while True:
+                if isinstance(event := self._events.get_nowait(), _Asked):
+                    event.answer.set_exception(cause)
 
     def _change(self, asked: _Asked) -> None:
         """Take a change up; one that is refused leaves the run as it is."""
-        before, planned = self._planner.history, self._planner.state.step
+        before, planned = self._planner.history, self._planner.planned
         try:
             with self._lock:
                 commands = self._planner.handle(asked.event)
-        except OmniloadError as error:
-            asked.answer.set_exception(error)
-            if self._planner.history is not before:
-                raise  # it was taken up, and what followed failed
-            return
-        self._carry_out(commands)
+            self._carry_out(commands)
+        except Exception as error:
+            asked.answer.set_exception(project_error(error, "the planner"))
+            if isinstance(error, OmniloadError) and self._planner.history is before:
+                return
+            raise  # it was taken up, and what followed failed
         history = self._planner.history
         taken = EditTaken.of(before, history, planned, self._planner.slowest_step)
         _LOG.warning("the mix is edited: %s", taken.said)

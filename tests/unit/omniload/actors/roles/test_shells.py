@@ -1,22 +1,32 @@
 """The shells of loader, constructor and client, without threads: what they carry, and what ends a wait."""
 
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
 from omniload.actors.heartbeats import Activity
 from omniload.actors.roles.constructor import ConstructorShell
 from omniload.actors.roles.planner import PlannerShell
-from omniload.base.errors import ConfigError, DefectError, IntegrityError, StateError
+from omniload.base.errors import (
+    ConfigError,
+    DefectError,
+    IntegrityError,
+    OmniloadError,
+    StateError,
+    UnavailableError,
+)
 from omniload.base.ragged import Ragged
 from omniload.batch.microbatch import Batch
 from omniload.client import Client
 from omniload.machine.data_constructor import DataConstructor
-from omniload.machine.messages import ReleaseSteps
+from omniload.machine.messages import ChangeAsked, ReleaseSteps
 from omniload.mix.columns import ColumnRanges, SampleColumns
+from omniload.mix.edits.edit import SetWeights
 from tests.support.plane.builders import a_plan, a_planner, tokens_of
 
 A = [0, 1, 0, 0, 5, 5]
+LIMIT_S = 5.0
 
 
 def a_shell(fetch=None):
@@ -228,3 +238,66 @@ def test_a_planner_that_has_stopped_says_why_whenever_asked():
         with pytest.raises(IntegrityError, match="bad record"):
             shell.check()
     shell.close()
+
+
+class SilentLoader:
+    """A loader that has not answered yet."""
+
+    name = "loader-0"
+
+    def read_ahead(self, command):
+        return Future()
+
+
+def an_edit(**weights):
+    return ChangeAsked(change=SetWeights(weights=weights))
+
+
+def a_planner_shell(run_dir, planner=None):
+    return PlannerShell(
+        planner or a_planner(),
+        lambda source: SilentLoader(),
+        [],
+        None,
+        Activity("planner"),
+        run_dir,
+    )
+
+
+def test_a_change_after_a_take_over_is_told_with_what_was_planned_before_it(tmp_path):
+    known = replace(a_planner().state, step=4)
+    shell = a_planner_shell(tmp_path, a_planner(known=[known]))
+    shell.start()
+
+    taken = shell.change(an_edit(web=2.0)).result(LIMIT_S)
+    shell.close()
+
+    assert (taken.edit.step, taken.planned) == (4, 4)
+
+
+def test_a_change_that_cannot_be_kept_is_answered_with_the_cause(tmp_path):
+    (tmp_path / "run").write_text("a file, not a folder")
+    shell = a_planner_shell(tmp_path / "run")
+    asked = [shell.change(an_edit(web=2.0)), shell.change(an_edit(web=3.0))]
+    shell.start()
+
+    for answer in asked:
+        with pytest.raises(OmniloadError, match="the run's edits"):
+            answer.result(LIMIT_S)
+    with pytest.raises(OmniloadError, match="the run's edits"):
+        shell.change(an_edit(web=4.0))
+    shell.close()
+
+
+def test_a_change_that_a_planner_no_longer_takes_up_is_answered():
+    failing, stopping = a_planner_shell(None), a_planner_shell(None)
+    failing.fail(IntegrityError("bad record"))
+    late = failing.change(an_edit(web=2.0))
+    failing.start()
+    stopping.start()
+    stopping.close()
+
+    with pytest.raises(IntegrityError, match="bad record"):
+        late.result(LIMIT_S)
+    with pytest.raises(UnavailableError, match="was closed"):
+        stopping.change(an_edit(web=2.0)).result(LIMIT_S)
