@@ -24,7 +24,7 @@ from omniload.actors.ray.answers import (
 )
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.hosts.boards import boards_of, claim_rank
-from omniload.actors.ray.planner_way import PlannerWay
+from omniload.actors.ray.planner_link import PlannerLink
 from omniload.base.linux.network import host_id
 from omniload.base.log import RoleLogs, get_logger
 from omniload.base.state import JsonObject
@@ -68,7 +68,7 @@ class RayHandle(RankHandle):
             self._line = LifelineEnd(address.lifeline if away else "")
             self._role, self._of = self._of, newest_of(self._of) or self._of
             self._constructor: Any = actor_named(self._of)
-            self._planner = PlannerWay(self._dp_rank, self._cp_rank, self._check_alive)
+            self._planner = PlannerLink(self._dp_rank, self._cp_rank, self._check_alive)
             self.first_step = self._planner.first_step
         except BaseException:
             self._lock.close()

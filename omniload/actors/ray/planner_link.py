@@ -1,4 +1,4 @@
-"""A rank's way to the planner, and to the one that takes its place."""
+"""A rank's link to the planner, and to the one that takes its place."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.state import JsonObject
 
-__all__ = ["PlannerWay"]
+__all__ = ["PlannerLink"]
 
 _LOG = get_logger(__name__)
 _CHECK_S = 0.5
@@ -35,7 +35,7 @@ _LOOK_S = 0.1
 _ANSWER_S = 60.0
 
 
-class PlannerWay:
+class PlannerLink:
     """Tells the planner what one rank has taken, and tells the next one again: the lost one wrote it nowhere.
 
     Safe to call from several threads.
@@ -59,6 +59,9 @@ class PlannerWay:
     def taken(self, step: int) -> None:
         """Tell that the trainer has the batch of ``step``."""
         self._taken = step
+        self._tell(step)
+
+    def _tell(self, step: int) -> None:
         actor = self._actor
 
         def heard(done: "Future[Any]") -> None:
@@ -153,5 +156,6 @@ class PlannerWay:
         except UnavailableError:
             return  # it has just ended
         self._lost, self._asked = False, None
-        if self._taken is not None:
-            self.taken(self._taken)
+        if (taken := self._taken) is not None:
+            # The trainer may take a later step at this moment: that one is to be told to the planner after this.
+            self._tell(taken)
