@@ -122,7 +122,8 @@ class Crew:
         self.known_to_planner = dict(self.holders)
         return PlannerOpening(
             spec=self.spec,
-            facts=[self.facts[s] for s in range(len(self.spec.history.latest.names))],
+            # Of a source that is being added, only once its loader has it open.
+            facts=[self.facts[s] for s in sorted(self.facts)],
             loaders=self._loaders(self.holders),
             constructors=[
                 (self.holding(name), ranks, self.holders[name].number)

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from omniload.actors.gate import Gate
-from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.answers import answer_to
 from omniload.actors.ray.crew import PLANNER, Crew
 from omniload.base.errors import StateError, UnavailableError
@@ -13,6 +12,8 @@ from omniload.mix.config import MixConfig
 from omniload.mix.edits.answers import EditRequest, EditTaken
 from omniload.mix.edits.edit import AddSource
 from omniload.mix.edits.history import History
+from omniload.mix.edits.kept import read_history
+from omniload.mix.fingerprint import SourceFacts
 
 __all__ = ["changed_by"]
 
@@ -24,52 +25,86 @@ def changed_by(crew: Crew, gate: Gate, request: EditRequest) -> EditTaken:
 
     Raises:
         OmniloadError: It is refused, or a role was lost meanwhile; nothing has changed.
+        UnavailableError: The planner is lost, and has kept nothing, or gave no answer: it may keep the edit yet.
     """
     with gate.inside():
         return _changed(crew, request)
 
 
 def _changed(crew: Crew, request: EditRequest) -> EditTaken:
-    planner = crew.holding(PLANNER)
     asked = ChangeAsked(change=request.change, at=request.at)
+    before: History = answer_to(crew.holding(PLANNER).history.remote(), PLANNER)
     if not isinstance(request.change, AddSource):
-        taken: EditTaken = answer_to(planner.change.remote(asked, None), PLANNER)
-        _keep(crew, taken)
-        return taken
-    history: History = answer_to(planner.history.remote(), PLANNER)
-    return _added(crew, asked, history.edited(request.change, request.at or 0))
+        return _taken(crew, asked, None, before)
+    return _added(crew, asked, before)
 
 
-def _added(crew: Crew, asked: ChangeAsked, history: History) -> EditTaken:
+def _added(crew: Crew, asked: ChangeAsked, before: History) -> EditTaken:
     """Have the loader with the fewest sources open one more; then tell constructors, then the planner."""
-    mix, number = history.latest, len(history.latest.names) - 1
+    number, asks_planner = len(before.latest.names), False
+    history = before.edited(asked.change, asked.at or 0)
+    _forget(crew, number)  # of a change that came to nothing
     role = min(crew.sources_of, key=lambda name: len(crew.sources_of[name]))
-    beside, before = crew.sources_of[role], crew.spec
+    beside = crew.sources_of[role][0]
     # First of all: a loader that takes this one's place meanwhile opens the source as well.
-    crew.spec = replace(before, edits=history.edits)
-    crew.sources_of[role] = (*beside, number)
+    crew.spec = replace(crew.spec, edits=history.edits)
+    crew.sources_of[role] = (*crew.sources_of[role], number)
     try:
-        member = crew.holders[role]
-        facts = answer_to(crew.actors[member].open_also.remote(number, mix), role)
-        crew.facts[number] = facts
-        _stand_by(crew, role, number, mix)
-        serving = crew.as_serving(member)
-        told = [crew.holding(name).know.remote(mix.names) for name in crew.dp_ranks_of]
-        told += [crew.holding(name).replace_loader.remote(serving) for name in crew.dp_ranks_of]
-        for answer in told:
-            answer_to(answer, "a data constructor")
-        asked = replace(asked, facts=facts)
-        taken: EditTaken = answer_to(crew.holding(PLANNER).change.remote(asked, beside[0]), PLANNER)
-    except BaseException:
-        crew.spec, crew.sources_of[role] = before, beside
+        facts = _opened(crew, role, number, history.latest)
+        asks_planner = True
+        return _taken(crew, replace(asked, facts=facts), beside, before)
+    except BaseException as error:
+        # A planner that gives no answer may keep the edit later: the source stays open.
+        if not (asks_planner and isinstance(error, UnavailableError)):
+            crew.spec = replace(crew.spec, edits=before.edits)
+            _forget(crew, number)
         raise
-    _keep(crew, taken)
+
+
+def _forget(crew: Crew, number: int) -> None:
+    """Have nobody open the source of a number, and those after it."""
+    crew.facts.pop(number, None)
+    for role, sources in crew.sources_of.items():
+        crew.sources_of[role] = tuple(s for s in sources if s < number)
+
+
+def _opened(crew: Crew, role: str, number: int, mix: MixConfig) -> SourceFacts:
+    """Have a source opened, and constructors know of it; return what was found."""
+    member = crew.holders[role]
+    facts: SourceFacts = answer_to(crew.actors[member].open_also.remote(number, mix), role)
+    crew.facts[number] = facts
+    _stand_by(crew, role, number, mix)
+    serving = crew.as_serving(member)
+    told = [crew.holding(name).know.remote(mix.names) for name in crew.dp_ranks_of]
+    told += [crew.holding(name).replace_loader.remote(serving) for name in crew.dp_ranks_of]
+    for answer in told:
+        answer_to(answer, "a data constructor")
+    return facts
+
+
+def _taken(crew: Crew, asked: ChangeAsked, beside: int | None, before: History) -> EditTaken:
+    """Have the planner take a change up, and members that are started from now on know it.
+
+    A planner may be lost after it has kept the edit; the one after it goes on with what was kept.
+    """
+    run_dir, mix = crew.spec.run_dir, crew.spec.mix
+    try:
+        told = crew.holding(PLANNER).change.remote(asked, beside)
+        taken: EditTaken = answer_to(told, PLANNER)
+    except UnavailableError as error:
+        kept = History(mix, read_history(run_dir, mix).edits[: len(before.edits) + 1])
+        if kept.edits == before.edits or kept.edits[-1].change != asked.change:
+            raise
+        _LOG.warning("the edit was kept all the same: %s", error)
+        step = kept.edits[-1].step
+        taken = EditTaken.of(before, kept, step, step)  # how far it had planned, it no longer says
+    crew.spec = replace(crew.spec, edits=read_history(run_dir, mix).edits)
     return taken
 
 
 def _stand_by(crew: Crew, role: str, number: int, mix: MixConfig) -> None:
     """Have those who may take the loader's place open the source too."""
-    others = [m for m in crew.actors if m.role == role and m != crew.holders[role]]
+    others = [m for m in list(crew.actors) if m.role == role and m != crew.holders[role]]
     told = {m: crew.actors[m].open_also.remote(number, mix) for m in others}
     for other, answer in told.items():
         try:
@@ -82,9 +117,3 @@ def _stand_by(crew: Crew, role: str, number: int, mix: MixConfig) -> None:
                 f"source {mix.names[number]!r} changes while it is added: {other.name} found {found}, its holder "
                 f"{crew.facts[number]}; add it once its files stay as they are"
             )
-
-
-def _keep(crew: Crew, taken: EditTaken) -> None:
-    """Have members that are started from now on know the edit."""
-    spec: PlaneSpec = crew.spec
-    crew.spec = replace(spec, edits=(*spec.edits[: taken.edit.revision - 1], taken.edit))

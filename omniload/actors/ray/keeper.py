@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import partial
@@ -13,7 +13,7 @@ from omniload.actors.gate import Gate
 from omniload.actors.ray.answers import future_of
 from omniload.actors.ray.crew import PLANNER, Crew
 from omniload.actors.ray.handing_over import HandingOver
-from omniload.base.errors import OmniloadError, UnavailableError
+from omniload.base.errors import OmniloadError, UnavailableError, project_error
 from omniload.base.log import RoleLog, get_logger
 from omniload.machine.roster import (
     EndMember,
@@ -30,6 +30,7 @@ from omniload.machine.roster import (
     StepsReleased,
 )
 from omniload.machine.slow_calls import SlowCalls
+from omniload.mix.fingerprint import SourceFacts
 
 __all__ = ["Keeper"]
 
@@ -151,16 +152,11 @@ class Keeper:
         opening = future_of(self._crew.open_loader(member), member.name)
 
         def opened(done: "Future[Any]") -> None:
-            if (error := done.exception()) is not None:
-                self._events.put(MemberEnded(member, str(error)))
-                return
-            found = done.result()
-            known = {s: self._crew.facts[s] for s in found}
-            self._events.put(
-                MemberReady(member)
-                if found == known
-                else MemberEnded(member, _changed(found, known))
-            )
+            try:
+                event = _opened(member, done.result(), dict(self._crew.facts))
+            except Exception as error:  # noqa: BLE001 -- a future swallows it, and the role would start for ever
+                event = MemberEnded(member, str(project_error(error, member.name)))
+            self._events.put(event)
 
         opening.add_done_callback(opened)
 
@@ -186,5 +182,15 @@ def _why(error: BaseException | None) -> str:
     return f"its process has ended ({type(error).__name__})"
 
 
-def _changed(found: object, known: object) -> str:
-    return f"its sources are not what they were when the data plane was opened: {found} now, {known} then"
+def _opened(
+    member: Member, found: Mapping[int, SourceFacts], facts: Mapping[int, SourceFacts]
+) -> RosterEvent:
+    """Say whether a loader has found what is known; of a source that is being added, nothing may be yet."""
+    known = {s: facts[s] for s in found if s in facts}
+    now = {s: found[s] for s in known}
+    if now == known:
+        return MemberReady(member)
+    return MemberEnded(
+        member,
+        f"its sources are not what they were when the data plane was opened: {now} now, {known} then",
+    )

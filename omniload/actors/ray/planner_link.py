@@ -157,5 +157,5 @@ class PlannerLink:
             return  # it has just ended
         self._lost, self._asked = False, None
         if (taken := self._taken) is not None:
-            # The trainer may take a later step at this moment: that one is to be told to the planner after this.
+            # Noted it is already; by now the trainer may have taken a later step.
             self._tell(taken)

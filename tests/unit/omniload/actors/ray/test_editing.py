@@ -1,0 +1,181 @@
+"""Whom a plane of actors counts on while a source is added: roles are lost at the worst moments."""
+
+from concurrent.futures import Future
+
+import pytest
+
+pytest.importorskip("ray")
+
+from omniload.actors.address import PlaneAddress
+from omniload.actors.gate import Gate
+from omniload.actors.plane import PlaneSpec
+from omniload.actors.ray import editing
+from omniload.actors.ray.crew import PLANNER, Crew
+from omniload.actors.ray.editing import changed_by
+from omniload.actors.ray.keeper import Keeper
+from omniload.base.errors import ConfigError, UnavailableError
+from omniload.machine.loader_groups import LoaderShare
+from omniload.machine.roster import Member, MemberEnded, MemberReady
+from omniload.mix.edits.answers import EditRequest, EditTaken
+from omniload.mix.edits.edit import AddSource, SetWeights
+from omniload.mix.edits.found import found_in
+from omniload.mix.edits.kept import read_history, write_history
+from omniload.mix.sources import ParquetSource
+from omniload.plan.place_tree import ClientPlaceTree
+from tests.support.plane.builders import a_mix, some_facts
+
+LOADERS = ("loader-0", "loader-1")
+CODE, WEB, BOOKS, NEWS = some_facts([100, 101, 55, 66])
+FOUND = {"books": BOOKS, "news": NEWS}
+
+
+class Method:
+    """A method of an actor; its answer is made when it is waited for."""
+
+    def __init__(self, call):
+        self.call = call
+
+    def remote(self, *arguments):
+        return lambda: self.call(*arguments)
+
+
+class FakePlanner:
+    """A planner that takes changes up, refuses them, or is lost before or after it has kept one."""
+
+    def __init__(self, spec):
+        self.spec, self.error, self.keeps = spec, None, True
+        self.history, self.change = Method(self.read), Method(self.changed)
+
+    def read(self):
+        return read_history(self.spec.run_dir, self.spec.mix)
+
+    def changed(self, asked, beside):
+        before = self.read()
+        after = before.edited(asked.change, 4, found_in(asked.change, asked.facts))
+        if self.keeps:
+            write_history(self.spec.run_dir, after)
+        if self.error is not None:
+            raise self.error
+        return EditTaken.of(before, after, 4, 2)
+
+
+@pytest.fixture
+def crew(tmp_path, monkeypatch):
+    monkeypatch.setattr(editing, "answer_to", lambda answer, role: answer())
+    tree = ClientPlaceTree.of(dp=1)
+    spec = PlaneSpec(mix=a_mix(), base_dir=tmp_path, tree=tree, run_dir=tmp_path)
+    address = PlaneAddress(
+        cluster="127.0.0.2:1",
+        namespace="n",
+        dp_ranks_of={},
+        board=tmp_path,
+        batch_timeout_s=60.0,
+    )
+    shares = [
+        LoaderShare(sources=(s,), busy=0.1, memory_bytes=1, threads=1, why="few")
+        for s in range(len(LOADERS))
+    ]
+    crew = Crew(spec, shares, address, "node")
+    crew.holders = {role: Member(role) for role in (*LOADERS, PLANNER)}
+    crew.facts = {0: CODE, 1: WEB}
+    crew.actors = {Member(role): FakeLoader() for role in LOADERS}
+    crew.actors[Member(PLANNER)] = FakePlanner(spec)
+    return crew
+
+
+class FakeLoader:
+    def __init__(self, open_also=lambda number, mix: FOUND[mix.names[number]]):
+        self.open_also = Method(open_also)
+
+
+def adding(name):
+    source = ParquetSource(type="parquet", path=f"{name}/*.parquet", tokens="tokens")
+    return EditRequest(id="0" * 32, change=AddSource(name=name, source=source, weight=1.0))
+
+
+def serving(crew, source):
+    return [role for role, sources in crew.sources_of.items() if source in sources]
+
+
+def test_a_planner_that_is_lost_while_a_source_is_opened_is_followed_by_one_that_does_not_know_it(
+    crew,
+):
+    openings = []
+
+    def open_also(number, mix):
+        openings.append(crew._planner_opening(Member(PLANNER, 1)))
+        return FOUND[mix.names[number]]
+
+    crew.actors[Member("loader-0")] = FakeLoader(open_also)
+    changed_by(crew, Gate(), adding("books"))
+
+    assert [list(opening.facts) for opening in openings] == [[CODE, WEB]]
+    assert list(crew._planner_opening(Member(PLANNER, 2)).facts) == [CODE, WEB, BOOKS]
+
+
+@pytest.mark.parametrize(
+    ("found", "heard"),
+    [
+        ({0: CODE, 2: BOOKS}, MemberReady),
+        ({0: WEB, 2: BOOKS}, MemberEnded),
+        (None, MemberEnded),
+        (UnavailableError("lost"), MemberEnded),
+    ],
+)
+def test_a_loader_that_is_started_while_a_source_is_opened_is_heard_of(
+    crew, monkeypatch, found, heard
+):
+    opening, member = Future(), Member("loader-0", 1)
+    monkeypatch.setattr("omniload.actors.ray.keeper.future_of", lambda *_: opening)
+    monkeypatch.setattr(crew, "open_loader", lambda member: None)
+    keeper = Keeper(crew, crew.roster(), Gate(), None)
+
+    keeper._open(member)
+    if isinstance(found, Exception):
+        opening.set_exception(found)
+    else:
+        opening.set_result(found)
+
+    event = keeper._events.get_nowait()
+    assert isinstance(event, heard)
+    assert event.member == member
+
+
+@pytest.mark.parametrize("change", [adding("books").change, SetWeights(weights={"web": 3.0})])
+def test_a_change_that_the_planner_kept_before_it_was_lost_is_taken(crew, change):
+    crew.actors[Member(PLANNER)].error = UnavailableError("the planner has died")
+
+    taken = changed_by(crew, Gate(), EditRequest(id="0" * 32, change=change))
+
+    assert taken.edit.change == change
+    assert crew.spec.edits == (taken.edit,)
+    assert serving(crew, 2) == (["loader-0"] if isinstance(change, AddSource) else [])
+
+
+def test_a_source_that_is_refused_leaves_the_crew_as_it_was(crew):
+    planner, before = crew.actors[Member(PLANNER)], (crew.spec, dict(crew.sources_of))
+    planner.error, planner.keeps = ConfigError("the data has ended"), False
+
+    with pytest.raises(ConfigError, match="has ended"):
+        changed_by(crew, Gate(), adding("books"))
+
+    assert (crew.spec, crew.sources_of) == before
+    assert crew.facts == {0: CODE, 1: WEB}
+
+
+def test_a_source_that_a_late_planner_may_still_keep_stays_served_until_another_takes_its_number(
+    crew,
+):
+    planner = crew.actors[Member(PLANNER)]
+    planner.error, planner.keeps = UnavailableError("gave no answer"), False
+    with pytest.raises(UnavailableError, match="no answer"):
+        changed_by(crew, Gate(), adding("books"))
+    assert serving(crew, 2) == ["loader-0"]
+    assert crew.facts[2] == BOOKS
+
+    planner.error, planner.keeps = None, True
+    changed_by(crew, Gate(), adding("news"))
+
+    assert serving(crew, 2) == ["loader-0"]
+    assert crew.facts[2] == NEWS
+    assert crew.spec.history.latest.names == ("code", "web", "news")
