@@ -8,11 +8,12 @@ not answered: whoever asked it has been told that there was no answer.
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from omniload.base.errors import IntegrityError, project_error
+from omniload.base.errors import IntegrityError, UnavailableError, project_error
 from omniload.base.log import get_logger
 from omniload.base.reading import read_kept_file
 from omniload.base.writing import write_whole
@@ -24,9 +25,9 @@ from omniload.mix.edits.answers import (
     EditTaken,
 )
 
-__all__ = ["ANSWER_S", "answer_edits"]
+__all__ = ["answer_edits", "taken_within"]
 
-ANSWER_S = 60.0
+_ANSWER_S = 60.0
 """Longest wait for a planner to take a change up."""
 _LOOK_S = 0.1
 _CLOSE_S = 5.0
@@ -35,6 +36,20 @@ _ROOT = 0
 _LOG = get_logger(__name__)
 
 _Mark = tuple[int, int]
+
+
+def taken_within(answer: "Future[EditTaken]", limit_s: float = _ANSWER_S) -> EditTaken:
+    """Wait for a planner to take a change up; one that it has not begun with by then is withdrawn.
+
+    Raises:
+        UnavailableError: It is withdrawn, and nothing has changed.
+        OmniloadError: It is refused.
+    """
+    if not wait([answer], limit_s).done and answer.cancel():
+        raise UnavailableError(
+            f"the planner did not come to a change of the mix within {limit_s:.0f} s, and it is withdrawn: ask again"
+        )
+    return answer.result(limit_s)
 
 
 def answer_edits(

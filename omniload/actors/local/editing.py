@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from omniload.actors.edits import ANSWER_S
+from omniload.actors.edits import taken_within
 from omniload.machine.messages import ChangeAsked
 from omniload.mix.edits.answers import EditRequest, EditTaken
 from omniload.mix.edits.edit import AddSource
@@ -25,4 +25,4 @@ def changed_by(plane: "LocalPlane", request: EditRequest) -> EditTaken:
         facts = plane.loader.open_also(len(mix.names) - 1, mix)
         plane.constructor.know(mix.names)
     asked = ChangeAsked(change=change, at=request.at, facts=facts)
-    return plane.planner.change(asked).result(ANSWER_S)
+    return taken_within(plane.planner.change(asked))

@@ -10,7 +10,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from omniload.actors.edits import ANSWER_S
+from omniload.actors.edits import taken_within
 from omniload.actors.heartbeats import Activity, FolderBoard
 from omniload.actors.plane import PlaneSpec, first_step_of
 from omniload.actors.planning import make_planner, open_journal, taken_over
@@ -211,7 +211,7 @@ class PlannerActor(_Member):
         """Change the mix; a source that is added is served by the loader of source ``beside``."""
         if beside is not None:
             self._links[len(self._shell.history().latest.names)] = self._links[beside]
-        return self._shell.change(asked).result(ANSWER_S)
+        return taken_within(self._shell.change(asked))
 
     def replace_loader(self, serving: Serving) -> None:
         """Have another loader take over its sources; return when it may be asked for their samples."""

@@ -201,11 +201,14 @@ class PlannerShell:
         self._ended = cause
         with suppress(queue.Empty):
             while True:
-                if isinstance(event := self._events.get_nowait(), _Asked):
+                event = self._events.get_nowait()
+                if isinstance(event, _Asked) and event.answer.set_running_or_notify_cancel():
                     event.answer.set_exception(cause)
 
     def _change(self, asked: _Asked) -> None:
         """Take a change up; one that is refused leaves the run as it is."""
+        if not asked.answer.set_running_or_notify_cancel():
+            return  # withdrawn
         before, planned = self._planner.history, self._planner.planned
         try:
             with self._lock:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from omniload.actors.edits import taken_within
 from omniload.actors.heartbeats import Activity
 from omniload.actors.roles.constructor import ConstructorShell
 from omniload.actors.roles.planner import PlannerShell
@@ -301,3 +302,17 @@ def test_a_change_that_a_planner_no_longer_takes_up_is_answered():
         late.result(LIMIT_S)
     with pytest.raises(UnavailableError, match="was closed"):
         stopping.change(an_edit(web=2.0)).result(LIMIT_S)
+
+
+def test_a_change_that_a_planner_did_not_come_to_in_time_is_withdrawn(tmp_path):
+    shell = a_planner_shell(tmp_path)
+    late = shell.change(an_edit(web=2.0))
+
+    with pytest.raises(UnavailableError, match="within 0 s"):
+        taken_within(late, 0.0)
+    shell.start()
+    taken = taken_within(shell.change(an_edit(web=3.0)), LIMIT_S)
+    shell.close()
+
+    assert taken.edit.revision == 1
+    assert taken.edit.change.weights == {"web": 3.0}
