@@ -32,7 +32,7 @@ from omniload.machine.roster import (
 from omniload.machine.slow_calls import SlowCalls
 from omniload.mix.fingerprint import SourceFacts
 
-__all__ = ["Keeper"]
+__all__ = ["Keeper", "opened"]
 
 _LOG = get_logger(__name__)
 _LOOK_S = 0.25
@@ -151,14 +151,10 @@ class Keeper:
     def _open(self, member: Member) -> None:
         opening = future_of(self._crew.open_loader(member), member.name)
 
-        def opened(done: "Future[Any]") -> None:
-            try:
-                event = _opened(member, done.result(), dict(self._crew.facts))
-            except Exception as error:  # noqa: BLE001 -- a future swallows it, and the role would start for ever
-                event = MemberEnded(member, str(project_error(error, member.name)))
-            self._events.put(event)
+        def heard(done: "Future[Any]") -> None:
+            self._events.put(opened(member, done, dict(self._crew.facts)))
 
-        opening.add_done_callback(opened)
+        opening.add_done_callback(heard)
 
     def _watch(self, member: Member) -> None:
         """Hold the member's process, and be told of its end by a call that never returns otherwise."""
@@ -182,12 +178,15 @@ def _why(error: BaseException | None) -> str:
     return f"its process has ended ({type(error).__name__})"
 
 
-def _opened(
-    member: Member, found: Mapping[int, SourceFacts], facts: Mapping[int, SourceFacts]
-) -> RosterEvent:
+def opened(
+    member: Member, done: "Future[Any]", facts: Mapping[int, SourceFacts]
+) -> MemberReady | MemberEnded:
     """Say whether a loader has found what is known; of a source that is being added, nothing may be yet."""
-    known = {s: facts[s] for s in found if s in facts}
-    now = {s: found[s] for s in known}
+    try:
+        known = {s: facts[s] for s in done.result() if s in facts}
+        now = {s: done.result()[s] for s in known}
+    except Exception as error:  # noqa: BLE001 -- a future swallows it, and the role would start for ever
+        return MemberEnded(member, str(project_error(error, member.name)))
     if now == known:
         return MemberReady(member)
     return MemberEnded(

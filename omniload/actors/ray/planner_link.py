@@ -157,5 +157,4 @@ class PlannerLink:
             return  # it has just ended
         self._lost, self._asked = False, None
         if (taken := self._taken) is not None:
-            # Noted it is already; by now the trainer may have taken a later step.
-            self._tell(taken)
+            self._tell(taken)  # not noted again: the trainer may have taken a later step by now

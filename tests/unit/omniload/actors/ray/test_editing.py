@@ -12,7 +12,7 @@ from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray import editing
 from omniload.actors.ray.crew import PLANNER, Crew
 from omniload.actors.ray.editing import changed_by
-from omniload.actors.ray.keeper import Keeper
+from omniload.actors.ray.keeper import opened
 from omniload.base.errors import ConfigError, UnavailableError
 from omniload.machine.loader_groups import LoaderShare
 from omniload.machine.roster import Member, MemberEnded, MemberReady
@@ -45,6 +45,7 @@ class FakePlanner:
     def __init__(self, spec):
         self.spec, self.error, self.keeps = spec, None, True
         self.history, self.change = Method(self.read), Method(self.changed)
+        self.open = Method(lambda opening: opening)
 
     def read(self):
         return read_history(self.spec.run_dir, self.spec.mix)
@@ -97,20 +98,27 @@ def serving(crew, source):
     return [role for role, sources in crew.sources_of.items() if source in sources]
 
 
+def opening_of(crew):
+    """Return what a planner that is started now would begin with."""
+    member = Member(PLANNER, 1)
+    crew.actors[member] = FakePlanner(crew.spec)
+    return crew.open_planner(member)()
+
+
 def test_a_planner_that_is_lost_while_a_source_is_opened_is_followed_by_one_that_does_not_know_it(
     crew,
 ):
-    openings = []
+    meanwhile = []
 
     def open_also(number, mix):
-        openings.append(crew._planner_opening(Member(PLANNER, 1)))
+        meanwhile.append(opening_of(crew))
         return FOUND[mix.names[number]]
 
     crew.actors[Member("loader-0")] = FakeLoader(open_also)
     changed_by(crew, Gate(), adding("books"))
 
-    assert [list(opening.facts) for opening in openings] == [[CODE, WEB]]
-    assert list(crew._planner_opening(Member(PLANNER, 2)).facts) == [CODE, WEB, BOOKS]
+    assert [list(opening.facts) for opening in meanwhile] == [[CODE, WEB]]
+    assert list(opening_of(crew).facts) == [CODE, WEB, BOOKS]
 
 
 @pytest.mark.parametrize(
@@ -122,21 +130,15 @@ def test_a_planner_that_is_lost_while_a_source_is_opened_is_followed_by_one_that
         (UnavailableError("lost"), MemberEnded),
     ],
 )
-def test_a_loader_that_is_started_while_a_source_is_opened_is_heard_of(
-    crew, monkeypatch, found, heard
-):
+def test_a_loader_that_is_started_while_a_source_is_opened_is_heard_of(found, heard):
     opening, member = Future(), Member("loader-0", 1)
-    monkeypatch.setattr("omniload.actors.ray.keeper.future_of", lambda *_: opening)
-    monkeypatch.setattr(crew, "open_loader", lambda member: None)
-    keeper = Keeper(crew, crew.roster(), Gate(), None)
-
-    keeper._open(member)
     if isinstance(found, Exception):
         opening.set_exception(found)
     else:
         opening.set_result(found)
 
-    event = keeper._events.get_nowait()
+    event = opened(member, opening, {0: CODE, 1: WEB})
+
     assert isinstance(event, heard)
     assert event.member == member
 
