@@ -117,7 +117,7 @@ def run_job(config: Path, resume: Resume, profile: tuple[int, int] | None) -> in
         # One rank under torchrun, or one task of Slurm's for all ranks: a start made again goes on.
         again = "latest" if launch.restarts else resume
         launcher = Launcher(config, resume=again, observer=display.observe, profile=profile)
-        display.expect(launcher.train.steps, launcher.mix)
+        display.expect(launcher.train.steps, launcher.mix, launcher.run_dir)
         with kept_report(launcher.run_dir):
             code = launcher.run()
     console.print(f"run folder: {launcher.run_dir.resolve()}", highlight=False, soft_wrap=True)

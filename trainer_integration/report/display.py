@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -27,6 +28,7 @@ from typing_extensions import override
 
 from omniload.base.units import format_bytes, format_count
 from omniload.mix.config import MixConfig
+from omniload.mix.edits.kept import read_history
 from trainer_integration.report.proof import Proof
 from trainer_integration.report.run_summary import (
     RunSummary,
@@ -89,14 +91,15 @@ class RunDisplay:
         )
         self._task: TaskID | None = None
         self._mix: MixConfig | None = None
+        self._run_dir: Path | None = None
         self._every = 1
         self._total = 0
         self._attempt = -1
         self._seen: dict[int, StepLine] = {}
 
-    def expect(self, steps: int, mix: MixConfig) -> None:
-        """Say how long the job is and what shares its mix asks for."""
-        self._total, self._mix = steps, mix
+    def expect(self, steps: int, mix: MixConfig, run_dir: Path | None = None) -> None:
+        """Say how long the job is, and what shares its mix and the edits in the folder of its run ask for."""
+        self._total, self._mix, self._run_dir = steps, mix, run_dir
         self._every = next((n for n in _ROUND if steps <= _FEW_STEPS * n), _ROUND[-1])
         self._task = self._progress.add_task("training", total=steps)
 
@@ -132,7 +135,9 @@ class RunDisplay:
         shares_due = done % max(_STEPS_BETWEEN_SHARES, 10 * self._every) == 0 or done == self._total
         if shares_due and self._mix is not None:
             trained = [self._seen[step] for step in sorted(self._seen)]
-            for text in share_lines(source_shares(trained, self._mix), f"to step {line.step}"):
+            mix = read_history(self._run_dir, self._mix).latest
+            when = f"of steps {trained[0].step} to {line.step}"
+            for text in share_lines(source_shares(trained, mix), when):
                 self._print(f"[dim]{text}[/]")
         if self._task is not None:
             self._progress.update(self._task, completed=done)

@@ -55,8 +55,8 @@ _LONGEST_CAUSE = 500
 class Display(Protocol):
     """Shows a job to a person."""
 
-    def expect(self, steps: int, mix: MixConfig) -> None:
-        """Say how long the job is and what it trains on."""
+    def expect(self, steps: int, mix: MixConfig, run_dir: Path) -> None:
+        """Say how long the job is, what it trains on, and where its edits are."""
         ...
 
     def observe(self, job: object, line: StepLine | EventLine, /) -> None:
@@ -150,7 +150,7 @@ def _lead(meeting: Rendezvous, key: str, asked: _Request, display: Display | Non
             )
             return 0
         if display is not None:
-            show(display.expect, plan.train.steps, plan.mix)
+            show(display.expect, plan.train.steps, plan.mix, plan.run_dir)
         return _Leader(plan, start, asked, _Record(log, display, start.attempt)).run(spec)
 
 

@@ -18,6 +18,7 @@ from omniload.batch.microbatch import Batch, CpSlice
 from omniload.batch.slices import whole_rows
 from snapshot.startup.events import restarted, stage
 from trainer_integration.config import TrainConfig
+from trainer_integration.loader.torch_arrays import TorchArrays
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.moe.parallel.collectives import Peers
@@ -41,7 +42,9 @@ def joined(spec: RankSpec) -> Iterator[ProcessGroups]:
     """
     parallel, device = spec.train.parallel, spec.train.device
     if device == "cuda":
-        torch.cuda.set_device(_gpu_of(spec))
+        number = _gpu_of(spec)
+        TorchArrays().check(f"cuda:{number}")
+        torch.cuda.set_device(number)
     if parallel.num_ranks == 1:
         yield ProcessGroups()
         return

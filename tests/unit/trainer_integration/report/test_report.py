@@ -16,6 +16,9 @@ from rich.console import Console
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.extras import DISTRIBUTION
+from omniload.mix.edits.edit import SetWeights
+from omniload.mix.edits.history import History
+from omniload.mix.edits.kept import write_history
 from tests.house.modules import ROOT
 from tests.support.plane.builders import a_mix
 from tests.support.trainer.run_lines import a_killed_run, a_run_folder, a_step, an_event
@@ -393,13 +396,23 @@ def test_of_many_sources_those_farthest_from_their_targets_are_shown():
     assert "s3 " not in shown
 
 
-def displayed(lines, *, steps=6, width=80):
+def displayed(lines, *, steps=6, width=80, run_dir=None):
     written = io.StringIO()
     with RunDisplay(Console(file=written, width=width)) as display:
-        display.expect(steps, a_mix())
+        display.expect(steps, a_mix(), run_dir)
         for line in lines:
             display.observe(None, line)
     return written.getvalue().splitlines()
+
+
+def test_shares_of_a_run_whose_mix_was_changed_are_shown_against_what_held(tmp_path):
+    edited = History(a_mix()).edited(SetWeights(weights={"web": 0.0}), 0)
+    write_history(tmp_path, edited)
+
+    shown = "\n".join(displayed([a_step(3), a_step(4), a_step(5)], run_dir=tmp_path))
+
+    assert "share of tokens of steps 3 to 5, and target (%)" in shown
+    assert re.search(r"code +[\d.]+ \(100.0\) +web +[\d.]+ \(0.0\)", shown)
 
 
 def test_a_pipe_gets_a_line_for_every_step_of_a_short_run_and_a_heading_for_each_attempt():
