@@ -17,6 +17,7 @@ import pytest
 from fusefs.stores.local.store import LocalStore
 from tests.support.fusefs.before_the_failure import BIG
 from tests.support.fusefs.builders import contents, tiny_files
+from tests.support.mount_table import once_mounts_allow
 
 _SHUTDOWN, _WITHOUT_THE_LOG = 0x8004587D, 2
 
@@ -46,7 +47,14 @@ class Disk:
         assert self._mount()
 
     def unmount(self):
+        """Unmount, and wait until no mount namespace holds a copy: mounted again, it would be what failed."""
         subprocess.run(["umount", self.root], check=True, capture_output=True)
+        once_mounts_allow(self._is_let_go)
+
+    def _is_let_go(self):
+        words = ["losetup", "--noheadings", "--associated", self.image]
+        shown = subprocess.run(words, check=True, capture_output=True).stdout
+        return None if shown else True
 
 
 @pytest.fixture
