@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.hf_storage import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from typing_extensions import override
 
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.log import get_logger
@@ -47,6 +48,7 @@ from trainer_integration.checkpoint.save_errors import (
     own_errors,
     require_room,
 )
+from trainer_integration.checkpoint.saving import ALONE, Saving
 from trainer_integration.checkpoint.tensors import (
     NOTHING,
     Restored,
@@ -58,17 +60,13 @@ from trainer_integration.moe.parallel.process_groups import ProcessGroups
 
 __all__ = ["Checkpoints"]
 
-_ALONE = ProcessGroups()
 _PARTIAL_SUFFIX = ".partial"
 
 _log = get_logger(__name__)
 
 
-class Checkpoints:
-    """The checkpoints of one run, saved and loaded by all ranks together.
-
-    Every rank calls every method, in the same order.
-    """
+class Checkpoints(Saving[Path]):
+    """Checkpoints in a folder that all ranks share."""
 
     def __init__(
         self,
@@ -76,55 +74,14 @@ class Checkpoints:
         model_config: Mapping[str, Json],
         *,
         keep: int = 3,
-        groups: ProcessGroups = _ALONE,
+        groups: ProcessGroups = ALONE,
     ) -> None:
         """Use ``folder``, shared by all ranks of ``groups``; ``model_config`` must not change."""
+        super().__init__(model_config, keep, groups)
         self.folder = folder
-        self._model_config = dict(model_config)
-        self._keep = keep
-        self._groups, self._group = groups, groups.world
-        self._rank = 0 if groups.world is None else dist.get_rank(groups.world)
         self._world_size = 1 if groups.world is None else dist.get_world_size(groups.world)
 
-    def save(
-        self,
-        step: int,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        loader_state: Mapping[str, Json],
-        progress: Mapping[str, Json] = NOTHING,
-    ) -> Path:
-        """Save and commit; when this returns on any rank the checkpoint is on storage.
-
-        Args:
-            step: Steps done.
-            model: Its parameters are saved.
-            optimizer: Has taken a step; its gradients are dropped.
-            loader_state: The data plane's state after the same steps; rank 0's is saved.
-            progress: Of the training besides; rank 0's is saved.
-
-        Returns:
-            The committed folder.
-
-        Raises:
-            NoRoomError: It does not fit; what was written of it is removed.
-            StateError: A checkpoint of this step exists, or the optimiser has no state.
-        """
-        tensors = self.tensors_at(step, model, optimizer)
-        return self.write(step, tensors, loader_state, progress)
-
-    def tensors_at(
-        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> dict[str, Tensor]:
-        """Return what ``write`` takes.
-
-        Raises:
-            StateError: The optimiser has no state.
-        """
-        if not optimizer.state:
-            raise StateError(f"the optimiser has no state at step {step}; save after a step")
-        return tensors_of(model, optimizer, self._groups)
-
+    @override
     def write(
         self,
         step: int,

@@ -14,12 +14,13 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from typing_extensions import override
 
-from omniload.base.errors import StateError
 from omniload.base.log import get_logger
 from omniload.base.state import Json, JsonObject
 from trainer_integration.checkpoint.place import StorePlace
 from trainer_integration.checkpoint.save_errors import NoRoomError
+from trainer_integration.checkpoint.saving import ALONE, Saving
 from trainer_integration.checkpoint.striped.place import location_of, read_index
 from trainer_integration.checkpoint.striped.storage import load_striped, save_striped
 from trainer_integration.checkpoint.tensors import (
@@ -33,12 +34,11 @@ from trainer_integration.moe.parallel.process_groups import ProcessGroups
 
 __all__ = ["StripedCheckpoints"]
 
-_ALONE = ProcessGroups()
 _LOG = get_logger(__name__)
 
 
-class StripedCheckpoints:
-    """Saved and loaded by all ranks together. Every rank calls every method, in the same order."""
+class StripedCheckpoints(Saving[str]):
+    """Checkpoints on a striped namespace."""
 
     def __init__(
         self,
@@ -46,55 +46,13 @@ class StripedCheckpoints:
         model_config: Mapping[str, Json],
         *,
         keep: int = 3,
-        groups: ProcessGroups = _ALONE,
+        groups: ProcessGroups = ALONE,
     ) -> None:
         """Use ``place``, which all ranks of ``groups`` open; ``model_config`` must not change."""
+        super().__init__(model_config, keep, groups)
         self._place = place
-        self._model_config = dict(model_config)
-        self._keep = keep
-        self._groups, self._group = groups, groups.world
-        self._rank = 0 if groups.world is None else dist.get_rank(groups.world)
 
-    def save(
-        self,
-        step: int,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        loader_state: Mapping[str, Json],
-        progress: Mapping[str, Json] = NOTHING,
-    ) -> str:
-        """Save and commit; when this returns on any rank the checkpoint is on the store.
-
-        Args:
-            step: Steps done.
-            model: Its parameters are saved.
-            optimizer: Has taken a step; its gradients are dropped.
-            loader_state: The data plane's state after the same steps; rank 0's is saved.
-            progress: Of the training besides; rank 0's is saved.
-
-        Returns:
-            The folder within the namespace.
-
-        Raises:
-            NoRoomError: It does not fit; what was written of it is removed.
-            StateError: A checkpoint of this step exists, or the optimiser has no state.
-            UnavailableError: The store does not answer.
-        """
-        tensors = self.tensors_at(step, model, optimizer)
-        return self.write(step, tensors, loader_state, progress)
-
-    def tensors_at(
-        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> dict[str, Tensor]:
-        """Return what ``write`` takes.
-
-        Raises:
-            StateError: The optimiser has no state.
-        """
-        if not optimizer.state:
-            raise StateError(f"the optimiser has no state at step {step}; save after a step")
-        return tensors_of(model, optimizer, self._groups)
-
+    @override
     def write(
         self,
         step: int,
