@@ -18,7 +18,7 @@ import click
 from typing_extensions import override
 
 from omniload import __version__
-from omniload.base.errors import DefectError, OmniloadError, system_refusal
+from omniload.base.errors import INTERRUPTED_EXIT, DefectError, OmniloadError, system_refusal
 from omniload.base.extras import missing_extra, refuse_namesake
 from omniload.base.log import set_up_logging
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _GROUP = "omniload.commands"
-_INTERRUPTED_EXIT = 130
 _OURS = {
     "env": (
         "snapshot.commands.env:command",
@@ -119,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
-        sys.exit(_INTERRUPTED_EXIT)
+        sys.exit(INTERRUPTED_EXIT)
     except Exception as error:  # noqa: BLE001 -- the outermost loop: every error is told and ends it
         sys.exit(_tell(error))
     sys.exit(code if isinstance(code, int) else 0)

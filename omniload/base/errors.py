@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from omniload.base.secrets import without_secrets
 
 __all__ = [
+    "INTERRUPTED_EXIT",
     "ConfigError",
     "DefectError",
     "IntegrityError",
@@ -31,6 +32,9 @@ __all__ = [
     "system_refusal",
     "system_refusals",
 ]
+
+INTERRUPTED_EXIT = 130
+"""Exit code of a command that SIGINT ended, as a shell gives it."""
 
 
 class OmniloadError(Exception):

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from omniload.base.errors import INTERRUPTED_EXIT
+
 __all__ = [
     "AskRanks",
     "CheckpointCommitted",
@@ -107,7 +109,7 @@ Command = StartRanks | StopRanks | AskRanks | Succeed | GiveUp
 _CONFIG_EXIT, _STATE_EXIT, _INTEGRITY_EXIT = 2, 4, 5
 _GRAVITY = (_STATE_EXIT, _CONFIG_EXIT, _INTEGRITY_EXIT)
 """Exits that a restart would repeat, the gravest last."""
-_INTERRUPTED = GiveUp(reason="interrupted", exit_code=130)
+_INTERRUPTED = GiveUp(reason="interrupted", exit_code=INTERRUPTED_EXIT)
 
 
 @dataclass(slots=True, kw_only=True)

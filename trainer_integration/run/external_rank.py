@@ -15,7 +15,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ from types import FrameType
 from typing import Protocol
 
 from omniload.base.config import StrictModel
-from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
+from omniload.base.errors import INTERRUPTED_EXIT, ConfigError, OmniloadError, UnavailableError
 from omniload.base.linux.exec_with_parent import end_with_parent
 from omniload.base.log import get_logger, set_up_logging
 from omniload.front.launch import Launch
@@ -36,7 +35,14 @@ from trainer_integration.run.rank_client import rank_client
 from trainer_integration.run.rank_spec import RankSpec
 from trainer_integration.run.resuming import Resume, choose, step_name
 from trainer_integration.run.run_lock import RunLock
-from trainer_integration.run.run_log import EventKind, EventLine, RunLog, StepLine, show
+from trainer_integration.run.run_log import (
+    EventKind,
+    EventLine,
+    JobLog,
+    RunLog,
+    StepLine,
+    show,
+)
 from trainer_integration.run.trainer import Trainer, Write
 from trainer_integration.training.step import use_one_thread
 from trainer_integration.writers.opening import open_writers
@@ -46,7 +52,6 @@ __all__ = ["Display", "run_rank", "with_slurm_address"]
 _LOG = get_logger(__name__)
 _MEET_S = 300.0
 """Longest that ranks wait for rank 0 to read its files: hosts start at their own pace."""
-_INTERRUPTED_EXIT = 130
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Of a terminal, of a launcher, and of Slurm before a job's time is up (``--signal=USR1@120``)."""
 _LONGEST_CAUSE = 500
@@ -166,11 +171,14 @@ def _opened_log(plan: LaunchPlan, start: AttemptStart, asked: _Request) -> Itera
 
 
 class _Record:
-    """The log of the run, and who looks at it."""
+    """The log of one start, and what its lines say of the end."""
 
-    def __init__(self, log: RunLog, display: Display | None, attempt: int) -> None:
-        self._log, self._display, self._attempt = log, display, attempt
-        self._began_s = time.monotonic()
+    def __init__(self, file: RunLog, display: Display | None, attempt: int) -> None:
+        self._log, self._attempt = (
+            JobLog(self, None if display is None else display.observe),
+            attempt,
+        )
+        self._log.file = file
         self.data_end: int | None = None
         self.damaged: str | None = None
         """What ails the checkpoint that this start began from."""
@@ -178,18 +186,15 @@ class _Record:
     def write(self, line: StepLine | EventLine) -> None:
         """Take a line of the trainer's."""
         if isinstance(line, EventLine):
-            line = line.model_copy(update={"seconds": time.monotonic() - self._began_s})
             if line.what == "data_end":
                 self.data_end = line.step
             elif line.what == "damaged":
                 self.damaged = line.detail
         self._log.write(line)
-        if self._display is not None:
-            show(self._display.observe, self, line)
 
     def tell(self, what: EventKind, detail: str, step: int | None = None) -> None:
         """Write an event."""
-        self.write(EventLine(attempt=self._attempt, seconds=0, what=what, detail=detail, step=step))
+        self._log.event(what, detail, attempt=self._attempt, step=step)
 
 
 class _Leader:
@@ -296,7 +301,7 @@ def _require_ranks(plan: LaunchPlan, launch: Launch) -> None:
 
 
 def _exit_code(interrupted: bool) -> int:
-    return _INTERRUPTED_EXIT if interrupted else 0
+    return INTERRUPTED_EXIT if interrupted else 0
 
 
 def _nobody_reads(_line: StepLine | EventLine) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, assert_never
 from omniload.actors.address import PlaneAddress
 from omniload.actors.opening import open_ray_plane, runtime_of
 from omniload.actors.reaper import Reaper, marked
-from omniload.base.errors import OmniloadError
+from omniload.base.errors import INTERRUPTED_EXIT, OmniloadError
 from omniload.base.log import get_logger
 from omniload.machine.supervisor import (
     AskRanks,
@@ -47,7 +47,13 @@ from trainer_integration.run.memory import pss_by_role
 from trainer_integration.run.rank_process import RankProcess
 from trainer_integration.run.resuming import Resume, step_name
 from trainer_integration.run.run_lock import RunLock
-from trainer_integration.run.run_log import EventKind, EventLine, MemoryLine, RunLog, StepLine, show
+from trainer_integration.run.run_log import (
+    EventKind,
+    EventLine,
+    JobLog,
+    RunLog,
+    StepLine,
+)
 from trainer_integration.writers.opening import open_writers
 
 if TYPE_CHECKING:
@@ -57,7 +63,6 @@ __all__ = ["Launcher", "Observer"]
 
 _LOG = get_logger(__name__)
 _MEMORY_EVERY_S = 5.0
-_INTERRUPTED_EXIT = 130
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OTHER_EXITS_S = 0.5
 """How long the peers of a rank that failed may take to say that something graver happened to them."""
@@ -100,7 +105,6 @@ class Launcher:
         self._plan = read_plan(config, profile)
         self._resume = resume
         self._first_step = self._plan.first_step(resume)
-        self._observer = observer
         self._machine = Supervisor(
             num_ranks=self._plan.train.parallel.num_ranks,
             max_restarts=self._plan.train.max_restarts,
@@ -108,8 +112,7 @@ class Launcher:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._attempt: _Attempt | None = None
         self._job = secrets.token_hex(8)
-        self._began_s = time.monotonic()
-        self._log: RunLog | None = None
+        self._log = JobLog(self, observer)
         self._first_log = 0
         self._noted = False
         self._damaged: dict[int, str] = {}
@@ -173,7 +176,7 @@ class Launcher:
             with (
                 marked(self._job),
                 open_writers(self.train.log, self.run_dir, from_step=first) as writers,
-                RunLog(self.run_dir, fresh=first == 0, writers=writers) as self._log,
+                RunLog(self.run_dir, fresh=first == 0, writers=writers) as self._log.file,
             ):
                 return self._logged()
         finally:
@@ -192,7 +195,7 @@ class Launcher:
             return self._supervise()
         except SystemExit:  # what Ray makes of a SIGTERM while it is starting
             self._tell("end", "interrupted")
-            return _INTERRUPTED_EXIT
+            return INTERRUPTED_EXIT
         finally:
             self._stop_ranks()
             ended.set()
@@ -298,7 +301,7 @@ class Launcher:
     def _on_line(self, attempt: int, line: StepLine | EventLine) -> None:
         """Take a rank's line, in the thread that listens to it."""
         if isinstance(line, StepLine):
-            self._write(line)
+            self._log.write(line)
             return
         if line.what == "plane":
             self._note_launch()
@@ -313,7 +316,7 @@ class Launcher:
                 self._events.put(CheckpointDamaged(attempt=attempt))
         elif line.what == "data_end":
             self._data_end = line.step
-        self._write(line.model_copy(update={"seconds": time.monotonic() - self._began_s}))
+        self._log.write(line)
 
     def _on_exit(self, attempt: int, rank: int, process: RankProcess, code: int) -> None:
         """Take a rank's exit, in the thread that listened to it."""
@@ -365,14 +368,8 @@ class Launcher:
     def _watch_memory(self, ended: threading.Event) -> None:
         while not ended.wait(_MEMORY_EVERY_S):
             attempt = self._attempt
-            if attempt is not None and attempt.ranks and self._log is not None:
-                self._log.write(
-                    MemoryLine(
-                        attempt=attempt.number,
-                        seconds=time.monotonic() - self._began_s,
-                        pss_bytes=pss_by_role(self.pids),
-                    )
-                )
+            if attempt is not None and attempt.ranks:
+                self._log.memory(pss_by_role(self.pids), attempt=attempt.number)
 
     def _tell(
         self,
@@ -383,11 +380,4 @@ class Launcher:
         step: int | None = None,
     ) -> None:
         number = self._machine.attempt if attempt is None else attempt
-        seconds = time.monotonic() - self._began_s
-        self._write(EventLine(attempt=number, seconds=seconds, what=what, detail=detail, step=step))
-
-    def _write(self, line: StepLine | EventLine) -> None:
-        if self._log is not None:  # a launch that starts nothing has none
-            self._log.write(line)
-        if self._observer is not None:
-            show(self._observer, self, line)
+        self._log.event(what, detail, attempt=number, step=step)

@@ -6,6 +6,7 @@ again and logged again, with a higher ``attempt``; readers take the last.
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ __all__ = [
     "LOG_NAME",
     "EventKind",
     "EventLine",
+    "JobLog",
     "Line",
     "MemoryLine",
     "RunLog",
@@ -245,6 +247,39 @@ class RunLog:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class JobLog:
+    """The log of one launch of a job, with the launch's clock and what shows each line to a person."""
+
+    def __init__(self, job: object, observe: Callable[..., None] | None) -> None:
+        """Start the clock; ``observe(job, line)`` is called for every step and event."""
+        self._job, self._observe = job, observe
+        self._began_s = time.monotonic()
+        self.file: RunLog | None = None
+        """Where lines are kept; a launch that starts nothing has none."""
+
+    def write(self, line: StepLine | EventLine) -> None:
+        """Keep and show a step, or an event as of now; any thread may."""
+        if isinstance(line, EventLine):
+            line = line.model_copy(update={"seconds": self._seconds()})
+        if self.file is not None:
+            self.file.write(line)
+        if self._observe is not None:
+            show(self._observe, self._job, line)
+
+    def event(self, what: EventKind, detail: str, *, attempt: int, step: int | None = None) -> None:
+        """Keep and show what has happened."""
+        self.write(EventLine(attempt=attempt, seconds=0, what=what, detail=detail, step=step))
+
+    def memory(self, pss_bytes: dict[str, int], *, attempt: int) -> None:
+        """Keep the proportional set size of each role, in bytes."""
+        if self.file is not None:
+            seconds = self._seconds()
+            self.file.write(MemoryLine(attempt=attempt, seconds=seconds, pss_bytes=pss_bytes))
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._began_s
 
 
 def _whole_bytes(log: BinaryIO) -> int:
