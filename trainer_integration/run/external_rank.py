@@ -55,6 +55,10 @@ _MEET_S = 300.0
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Of a terminal, of a launcher, and of Slurm before a job's time is up (``--signal=USR1@120``)."""
 _LONGEST_CAUSE = 500
+_FIRST_PORT, _NUM_PORTS, _PORTS_A_JOB = 15_000, 10_000, 16
+"""Where ranks of Slurm's steps meet: below Linux's ephemeral ports."""
+_MOST_DIGITS = 18
+"""Of a job's or step's number."""
 
 
 class Display(Protocol):
@@ -311,17 +315,22 @@ def _nobody_reads(_line: StepLine | EventLine) -> None:
 def with_slurm_address(environment: MutableMapping[str, str]) -> None:
     """Say where the ranks of a Slurm step meet, unless ``MASTER_ADDR`` and ``MASTER_PORT`` do.
 
-    Task 0 runs on the first host of the step; the port follows from the job's number, so that
-    jobs of one host differ.
+    Task 0 runs on the first host of the step; the port follows from the numbers of the job and the
+    step, so that jobs of one host differ, and steps of one job that run at the same time.
     """
     if "RANK" in environment or "SLURM_STEP_ID" not in environment:
         return
     first = _first_host(environment)
     if first:
         environment.setdefault("MASTER_ADDR", first)
-    job = environment.get("SLURM_JOB_ID", "")
-    if job.isascii() and job.isdigit():
-        environment.setdefault("MASTER_PORT", str(15_000 + int(job[-4:])))
+    job, step = environment.get("SLURM_JOB_ID", ""), environment["SLURM_STEP_ID"]
+    if _is_number(job) and _is_number(step):
+        port = _FIRST_PORT + (_PORTS_A_JOB * int(job) + int(step)) % _NUM_PORTS
+        environment.setdefault("MASTER_PORT", str(port))
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
 def _first_host(environment: Mapping[str, str]) -> str:

@@ -45,7 +45,20 @@ def test_ranks_meet_on_the_first_host_of_the_step(listed, first):
 
     with_slurm_address(environment)
 
-    assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == (first, "19321")
+    assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == (first, "24136")
+
+
+def test_steps_of_one_job_and_jobs_of_one_host_meet_at_ports_of_their_own():
+    ports = set()
+    for job in range(7_004_321, 7_004_331):
+        for step in range(16):
+            environment = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
+            with_slurm_address(environment)
+            ports.add(int(environment["MASTER_PORT"]))
+
+    assert len(ports) == 160
+    assert min(ports) >= 15_000
+    assert max(ports) < 25_000
 
 
 def test_an_address_that_is_given_stays():
