@@ -2,16 +2,16 @@
 
 import click
 
-from omniload.commands.audit import audit
 from omniload.commands.bench import bench
 from omniload.commands.check import check
 from omniload.commands.edits.verbs import add, retire, set_weights, undo
 from omniload.commands.plan import plan
 from omniload.commands.preview import preview
+from omniload.commands.runs.audit import audit
+from omniload.commands.runs.show import show
+from omniload.commands.runs.top import top
 from omniload.commands.sample import sample
 from omniload.commands.schema import schema
-from omniload.commands.show import show
-from omniload.commands.top import top
 
 __all__ = ["command"]
 

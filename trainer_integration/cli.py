@@ -15,7 +15,7 @@ from typing_extensions import override
 from omniload.actors.status_file import PlaneStatus, read_status
 from omniload.base.errors import ConfigError, OmniloadError, StateError
 from omniload.base.units import decimal_of, format_bytes
-from omniload.commands.top import once_option, roles_view, status_json, watch_until_interrupted
+from omniload.commands.runs.top import once_option, roles_view, status_json, watch_until_interrupted
 from omniload.front.launch import Launch, launch_of
 from trainer_integration.checkpoint.file_digests import write_synced
 from trainer_integration.config import load_train

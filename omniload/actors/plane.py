@@ -13,6 +13,7 @@ from omniload.mix.edits.edit import Edit
 from omniload.mix.edits.found import merged
 from omniload.mix.edits.history import History
 from omniload.mix.edits.kept import edits_in, read_history, write_history
+from omniload.mix.run_record import MixText, write_run_record
 from omniload.plan.place_tree import ClientPlaceTree
 
 __all__ = [
@@ -50,6 +51,8 @@ class PlaneSpec:
     """Folder for indexes of sources that have none of their own."""
     edits: tuple[Edit, ...] = ()
     """Edits of the mix; those of a run with a folder are read there when its plane is opened."""
+    read: MixText | None = None
+    """The mix as it read, which the run's folder is to keep; ``None`` where whoever opens the plane keeps it."""
 
     @property
     def history(self) -> History:
@@ -65,16 +68,25 @@ class PlaneSpec:
         kept = read_history(self.run_dir, self.mix) if self.run_dir else self.history
         return replace(self, edits=merged(kept, edits_in(self.state)).edits)
 
-    def keep_edits(self) -> None:
-        """Have the run's folder keep the edits that the state brought, once a planner has accepted the state.
+    def keep(self) -> None:
+        """Have the run's folder keep the edits that the state brought, and what the run was started with.
 
-        Earlier would leave the edits of another run behind, where its state was given by mistake.
+        Done once a planner has accepted the state. Earlier would leave the edits of another run behind, where
+        its state was given by mistake.
 
         Raises:
             StateError: They cannot be written.
         """
-        if self.run_dir is not None and read_history(self.run_dir, self.mix).edits != self.edits:
+        if self.run_dir is None:
+            return
+        if read_history(self.run_dir, self.mix).edits != self.edits:
             write_history(self.run_dir, self.history)
+        if self.read is not None:
+            sizes = {axis: self.tree.size_of(axis) for axis in ("dp", "cp")}
+            step = first_step_of(self)
+            write_run_record(
+                self.run_dir, self.read.path, sizes, from_step=step, text=self.read.text
+            )
 
 
 class RankHandle(Protocol):

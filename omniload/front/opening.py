@@ -18,6 +18,7 @@ from omniload.base.state import Json
 from omniload.front.joining import Alone, Together, torch_part
 from omniload.front.launch import DeviceMesh, Place, launch_of, place_of
 from omniload.front.loader import Loader, OpenClient
+from omniload.front.record import text_as_run
 from omniload.front.rows import Arrays, BatchForm, Labels, NumpyArrays
 from omniload.front.settings import with_settings
 from omniload.mix.config import MixConfig, load_mix
@@ -62,7 +63,7 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
         runtime: ``local`` threads (one process), ``ray`` actors, ``auto`` the fitting one.
         timeout: Seconds that ranks wait for each other to join.
         address: A folder that all ranks see, in place of torch's store.
-        run_dir: Folder that keeps the journal of the run; none by default.
+        run_dir: Folder that keeps journal and mix of the run, for ``omniload mix show`` and its like; none by default.
         steps: The step after the last; the data's end by default.
         arrays: What a batch holds: ``torch`` tensors, ``numpy`` arrays, ``auto`` torch where it is installed.
         labels: ``shifted`` (the next token), or ``unshifted`` for models that shift by themselves.
@@ -82,7 +83,7 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
     launch = launch_of(os.environ, rank=rank, world_size=world_size)
     place = place_of(launch, mesh)
     spec = _spec_of(mix, settings, runtime, place, launch.restarts)
-    spec = replace(spec, run_dir=None if run_dir is None else Path(run_dir), num_steps=num_steps)
+    spec = replace(_kept_in(run_dir, mix, spec), num_steps=num_steps)
     form = _form_of(arrays, _labels_for(place, labels), device)
     if launch.world_size == 1:
         loader = _loader_of(Alone(spec), form, spec, state)
@@ -126,6 +127,15 @@ def _spec_of(
         restarts=restarts,
         cache_dir=cache_dir,
     )
+
+
+def _kept_in(
+    run_dir: str | Path | None, mix: str | Path | Mapping[str, object] | MixConfig, spec: PlaneSpec
+) -> PlaneSpec:
+    """Return the run with the folder that keeps its journal and its mix, where there is one."""
+    if run_dir is None:
+        return spec
+    return replace(spec, run_dir=Path(run_dir), read=text_as_run(mix, spec.mix))
 
 
 def _loader_of(

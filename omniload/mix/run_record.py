@@ -30,6 +30,7 @@ from omniload.mix.config import BalanceConfig, MixConfig
 __all__ = [
     "RUN_RECORD_NAME",
     "RUN_RECORD_VERSION",
+    "MixText",
     "RunLife",
     "RunRecord",
     "read_run_record",
@@ -40,6 +41,15 @@ RUN_RECORD_NAME = "run.json"
 """File of the record in the run's folder."""
 RUN_RECORD_VERSION = 1
 _RANKS_LIMIT = 1 << 31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixText:
+    """A mix as it read when a run was started."""
+
+    path: Path
+    """The mix file; relative paths start at its folder."""
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

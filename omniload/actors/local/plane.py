@@ -95,7 +95,7 @@ class LocalPlane(DataPlane):
         )
         facts = self.loader.facts()
         planner = make_planner(spec, [facts[s] for s in every_source])
-        spec.keep_edits()
+        spec.keep()
         self.first_step = planner.state.step
         self._opened.callback(serve_metrics(mix, self.board))
         dp_ranks = tuple(range(tree.size_of("dp")))

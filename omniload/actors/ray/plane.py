@@ -100,7 +100,7 @@ class RayPlane(DataPlane):
         for member, found in zip(loaders, opening, strict=True):
             crew.facts |= self._patiently(found, member.name)
         self._patiently(crew.open_planner(crew.holders[PLANNER]), PLANNER)
-        spec.keep_edits()
+        spec.keep()
         logs = RoleLogs(self.address.logs)
         self._opened.callback(logs.close)
         self._keeper = Keeper(crew, crew.roster(), self._gate, logs.of("keeper"))

@@ -126,8 +126,8 @@ def _noted(run: Path, change: Change, at: int | None) -> EditTaken:
     """Note a change in the folder of a run that is not up; it holds once the run goes on."""
     if not (run / RUN_RECORD_NAME).exists():
         raise StateError(
-            f"no data plane of {run} is up, and the folder does not say what its mix is ({RUN_RECORD_NAME} is of "
-            "omniload train); start the job, and ask again"
+            f"no data plane of {run} is up, and the folder does not say what its mix is (it has no {RUN_RECORD_NAME}); "
+            "start the job, and ask again"
         )
     _require_at_rest(run)
     life = read_run_record(run).last

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
+import omniload
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_plane
 from omniload.actors.plane import PlaneSpec
@@ -281,3 +282,25 @@ def test_two_ranks_of_a_plane_of_actors_see_the_edits_though_loaders_are_killed(
     assert replayed(a_spec(mix_path, edits=history.edits), len(digests)) == digests
     assert last.tokens_by_source["books"] > 0
     assert last.tokens_by_source["ids"] == 0
+
+
+def test_a_loop_of_ones_own_is_shown_and_changed_at_rest(mix_path, tmp_path):
+    run = tmp_path / "run"
+    with omniload.open(mix_path, run_dir=run, arrays="numpy", prefetch_steps=AHEAD) as loader:
+        for _ in range(6):
+            loader.next_batch()
+        state = loader.state_dict()
+
+    taken = json_of("set", run, "ids=9", "text=1")
+    step = taken["edit"]["step"]
+    with omniload.open(
+        mix_path, run_dir=run, state=state, arrays="numpy", pack_lookahead_rows=1, steps=step + 20
+    ) as loader:
+        batches = list(loader)
+
+    assert json_of("show", run)["next_step"] == step + 20
+    at = step + 3
+    (batch,) = [batch for batch in batches if batch.step == at]
+    audited = json_of("audit", run, "--step", at)["samples"]
+    tokens = sum(piece["stop_token"] - piece["first_token"] for piece in audited)
+    assert tokens == sum(batch.tokens_by_source.values())

@@ -1,0 +1,66 @@
+"""What is kept of the mix of a loop of one's own."""
+
+import json
+
+import pytest
+
+from omniload.base.config import checked, parse_yaml
+from omniload.front.record import text_as_run
+from omniload.front.settings import with_settings
+from omniload.mix.config import MixConfig, load_mix
+
+MIX = {
+    "version": 1,
+    "seed": 1,
+    "tokenizer": {"type": "bytes"},
+    "sources": {"web": {"type": "text", "path": "*.txt", "tags": {"level": "1e5"}}},
+    "mix": {"stages": [{"from_step": 0, "weights": {"web": 0.00001}}]},
+    "pack": {"length": 8},
+    "batch": {"tokens": 16, "micro_tokens": 8},
+}
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mix.yaml"
+    path.write_text("# mine\n" + json.dumps(MIX), encoding="utf-8")
+    return path
+
+
+def test_a_file_is_kept_as_it_reads(file):
+    model, _ = load_mix(file)
+
+    kept = text_as_run(file, model)
+
+    assert kept.path == file
+    assert kept.text == file.read_text(encoding="utf-8")
+
+
+def test_settings_of_the_call_are_part_of_what_is_kept(file):
+    model = with_settings(load_mix(file)[0], {"pack_length": 4, "balance_linear": 1e-7})
+
+    kept = text_as_run(str(file), model)
+
+    assert kept.path == file
+    assert parse_yaml(kept.text, MixConfig, name="kept") == model != load_mix(file)[0]
+
+
+def test_a_mix_without_a_file_is_kept_beside_what_its_paths_start_at(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = checked(MIX, MixConfig, name="the mix")
+
+    for given in (MIX, model):
+        kept = text_as_run(given, model)
+
+        assert kept.path.parent == tmp_path
+        assert parse_yaml(kept.text, MixConfig, name="kept") == model
+
+
+def test_a_mix_with_credentials_is_not_kept_and_the_log_says_so(tmp_path, caplog):
+    source = {"type": "text", "path": "s3://AKIA123:hush-hush@bucket/*.txt"}
+    model = checked(MIX | {"sources": {"web": source}}, MixConfig, name="the mix")
+
+    assert text_as_run(model, model) is None
+
+    assert "keeps no record" in caplog.text
+    assert "hush" not in caplog.text
