@@ -154,22 +154,27 @@
     hover(chart, box, svg, lines.filter((line) => !line.silent), flags, { at, to, first, last, width, height, kind });
   };
 
-  // Where an attempt ended: a dashed line and its number. Numbers that would touch become one, such as 2–5.
+  // Where an attempt ended, and where the mix was changed: a dashed line and a number. Numbers that would touch become one, such as 2–5.
   const flagsOf = (svg, at, width, height) => {
-    const run = page.runs[0], flags = [];
-    for (const end of run.ends) {
-      const x = at(run.x[axis][nearest(run.x.step, end.step)]);
-      make("line", { x1: x, x2: x, y1: TOP, y2: height - BOTTOM, class: "end" }, svg);
-      const before = flags.at(-1);
-      if (before && x - before.x < 34) { before.last = end; before.texts.push(end.text); }
-      else flags.push({ x, first: end, last: end, texts: [end.text] });
+    const run = page.runs[0];
+    return [...flagsOfKind("end", "", run.ends, TOP - 7), ...flagsOfKind("edit", "~", run.edits, TOP + 11)];
+
+    function flagsOfKind(kind, sign, places, y) {
+      const flags = [];
+      for (const place of places) {
+        const x = at(run.x[axis][nearest(run.x.step, place.step)]);
+        make("line", { x1: x, x2: x, y1: TOP, y2: height - BOTTOM, class: kind }, svg);
+        const before = flags.at(-1);
+        if (before && x - before.x < 34) { before.last = place; before.texts.push(place.text); }
+        else flags.push({ kind, x, first: place, last: place, texts: [place.text] });
+      }
+      for (const flag of flags) {
+        const text = flag.first === flag.last ? `${flag.first.number}` : `${flag.first.number}–${flag.last.number}`;
+        const side = flag.x > width - RIGHT - 16 ? "end" : flag.x < LEFT + 16 ? "start" : "middle";
+        make("text", { x: flag.x, y, class: `flag of-${kind}`, "text-anchor": side }, svg, sign + text);
+      }
+      return flags;
     }
-    for (const flag of flags) {
-      const text = flag.first === flag.last ? `${flag.first.number}` : `${flag.first.number}–${flag.last.number}`;
-      const side = flag.x > width - RIGHT - 16 ? "end" : flag.x < LEFT + 16 ? "start" : "middle";
-      make("text", { x: flag.x, y: TOP - 7, class: "flag", "text-anchor": side }, svg, text);
-    }
-    return flags;
   };
 
   const hover = (chart, box, svg, lines, flags, frame) => {
@@ -197,7 +202,7 @@
         }
       }
       for (const flag of flags) if (Math.abs(flag.x - x) < 8) for (const text of flag.texts) {
-        tip.append(Object.assign(document.createElement("em"), { textContent: text }));
+        tip.append(Object.assign(document.createElement("em"), { textContent: text, className: `of-${flag.kind}` }));
       }
       tip.hidden = false;
       const left = x > frame.width / 2 ? x - tip.offsetWidth - 12 : x + 12;

@@ -134,7 +134,7 @@ def _of_shares(summary: RunSummary, shares: Shares) -> Chart:
         )
     else:
         text = (
-            "Share of the tokens trained on, against the mix file's weights. At the end the source "
+            "Share of the tokens trained on, against the weights of the mix. At the end the source "
             f"farthest from its target is off by {max(offs):.2f} percentage points."
         )
     kinds: list[tuple[str, str, int, str | None]] = [

@@ -5,14 +5,15 @@ Shape suffixes:
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.state import Json, JsonObject
-from omniload.mix.config import MixConfig
+from omniload.mix.edits.edit import Edit, said_of
+from omniload.mix.edits.history import History
 from trainer_integration.report.run_summary import (
     Attempt,
     Shares,
@@ -31,7 +32,7 @@ from trainer_integration.run.run_log import (
     last_of_each_step,
 )
 
-__all__ = ["MOST_POINTS", "run_figures", "shown_sources"]
+__all__ = ["MOST_POINTS", "edit_places", "run_figures", "shown_sources"]
 
 MOST_POINTS = 1500
 """Of a line; a longer run is drawn by the means of as many stretches of equal length."""
@@ -42,23 +43,24 @@ AnyLine = StepLine | EventLine | MemoryLine
 Numbers = NDArray[Any]
 
 
-def run_figures(name: str, lines: Sequence[AnyLine], mix: MixConfig) -> JsonObject:
+def run_figures(name: str, lines: Sequence[AnyLine], history: History) -> JsonObject:
     """Return the figures of a run as ``charts.js`` reads them.
 
     Args:
         name: Of the run.
         lines: Its log; it holds a step.
-        mix: The mix that was trained on.
+        history: The mix that was trained on, and its edits.
 
     Returns:
         ``x``: the place of every point by ``step``, by ``tokens`` and by ``seconds`` of training, ``[P]`` each, none
         decreasing. ``figures``: ``[P]`` by name, ``None`` where nothing was logged. ``lost``: the loss of work that
-        did not stay. ``ends``: where attempts ended. ``memory``: bytes by kind of role, by times of their own.
+        did not stay. ``ends``: where attempts ended. ``edits``: where the mix was changed. ``memory``: bytes by kind of
+        role, by times of their own.
     """
     steps_N = last_of_each_step(lines)
     starts = _starts_of(len(steps_N))
     attempts = attempts_of(lines)
-    shares = shares_of(steps_N, mix)
+    shares = shares_of(steps_N, history.latest)
     columns = _step_columns(steps_N) | _share_columns(shares)
     return {
         "name": name,
@@ -70,8 +72,18 @@ def run_figures(name: str, lines: Sequence[AnyLine], mix: MixConfig) -> JsonObje
         "figures": {key: _means_of(column_N, starts) for key, column_N in columns.items()},
         "lost": _lost_work(attempts),
         "ends": _attempt_ends(attempts),
+        "edits": list(
+            edit_places([edit for edit in history.edits if edit.step <= steps_N[-1].step])
+        ),
         "memory": _memory(lines),
     }
+
+
+def edit_places(edits: Iterable[Edit]) -> list[JsonObject]:
+    """Return the first step of each edit with its number and what it changes."""
+    return [
+        {"number": edit.revision, "step": edit.step, "text": said_of(edit.change)} for edit in edits
+    ]
 
 
 def shown_sources(shares: Shares) -> list[str]:

@@ -12,10 +12,11 @@ from omniload.base.state import Json, JsonObject
 from omniload.base.units import format_count
 from omniload.base.writing import write_whole
 from omniload.mix.config import MixConfig
+from omniload.mix.edits.history import History
 from omniload.mix.edits.kept import read_history
 from omniload.mix.run_record import read_run_record
 from trainer_integration.report.charts import Chart, charts_of, over_text
-from trainer_integration.report.figures import run_figures
+from trainer_integration.report.figures import edit_places, run_figures
 from trainer_integration.report.proof import Proof, read_proof
 from trainer_integration.report.run_summary import (
     RunSummary,
@@ -50,12 +51,18 @@ class Finished:
     name: str
     """Its folder, with the one around it."""
     lines: Sequence[StepLine | EventLine | MemoryLine]
-    mix: MixConfig
+    history: History
+    """The mix and its edits."""
     mix_text: str
     """The mix file as it read at the last launch."""
     launch: LaunchRecord
     proof: Proof | None
     summary: RunSummary
+
+    @property
+    def mix(self) -> MixConfig:
+        """The mix with all its edits."""
+        return self.history.latest
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +83,17 @@ def read_finished(run_dir: Path) -> Finished:
     lines = read_log(run_dir)
     life = read_run_record(run_dir).last
     try:
-        mix = read_history(run_dir, life.mix()).latest
+        history = read_history(run_dir, life.mix())
     except ConfigError as error:
         raise StateError(f"the run's mix is read no longer: {error}") from error
     return Finished(
         name="/".join(run_dir.resolve().parts[-2:]),
         lines=lines,
-        mix=mix,
+        history=history,
         mix_text=life.text,
         launch=read_launch_record(run_dir),
         proof=read_proof(run_dir),
-        summary=summary_of(lines, mix),
+        summary=summary_of(lines, history.latest),
     )
 
 
@@ -136,6 +143,7 @@ def page_of(run: Finished, *, beside: Finished | None = None, reload_s: float | 
         data=_data(runs, charts, reload_s),
         is_running=reload_s is not None,
         events=_told(events_of(run.lines)),
+        edits=edit_places(run.history.edits),
         train_json=run.launch.train.model_dump_json(indent=2),
         percent=lambda value: f"{value:.2%}",
         count=format_count,
@@ -193,7 +201,7 @@ def _charts(run: Finished) -> list[Chart]:
 def _data(runs: Sequence[Finished], charts: Sequence[Chart], reload_s: float | None) -> JsonObject:
     """Return what the page's script draws."""
     panels: list[Json] = [panel.to_json() for chart in charts for panel in chart.panels]
-    figures: list[Json] = [run_figures(run.name, run.lines, run.mix) for run in runs]
+    figures: list[Json] = [run_figures(run.name, run.lines, run.history) for run in runs]
     return {"version": 1, "runs": figures, "charts": panels, "reload_s": reload_s}
 
 

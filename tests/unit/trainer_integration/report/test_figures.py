@@ -6,6 +6,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omniload.mix.edits.edit import SetWeights
+from omniload.mix.edits.history import History
 from tests.support.plane.builders import a_mix
 from tests.support.trainer.run_lines import a_killed_run, a_memory, a_step, an_event
 from trainer_integration.report import figures
@@ -14,8 +16,8 @@ from trainer_integration.report.figures import MOST_POINTS, run_figures
 MIX = a_mix(weights={"web": 3, "code": 2})
 
 
-def drawn(lines):
-    found = run_figures("a/run", lines, MIX)
+def drawn(lines, history=None):
+    found = run_figures("a/run", lines, History(MIX) if history is None else history)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     return found
 
@@ -39,6 +41,16 @@ def test_work_that_was_lost_and_the_ends_of_attempts_are_told():
     assert found["lost"] == [{"step": [2, 3], "loss": [8.8, 8.7]}]
     assert found["ends"] == [
         {"number": 1, "step": 3, "text": "1: rank 1: signal SIGKILL; resumed from step 2"}
+    ]
+
+
+def test_changes_of_the_mix_stand_where_they_held_and_later_ones_not_yet():
+    history = History(MIX)
+    for step, code in ((2, 1.0), (9, 3.0)):
+        history = history.edited(SetWeights(weights={"code": code}), step)
+
+    assert drawn(a_killed_run(), history)["edits"] == [
+        {"number": 1, "step": 2, "text": "set code=1"}
     ]
 
 

@@ -86,6 +86,18 @@ def test_every_chart_is_told_in_words_and_has_its_figures(run):
     assert {"plot-lr", "plot-grad_norm"} <= {chart["id"] for chart in data["charts"]}
 
 
+def test_changes_of_the_mix_are_listed_and_drawn(run):
+    assert "Changes of the mix" not in a_page(run)
+    mix = read_finished(run).mix
+    write_history(run, History(mix).edited(SetWeights(weights={"web": 0.5}), 4))
+
+    page = a_page(run)
+
+    assert "Changes of the mix" in page
+    assert "set web=0.5" in page
+    assert data_of(page)["runs"][0]["edits"] == [{"number": 1, "step": 4, "text": "set web=0.5"}]
+
+
 def test_another_run_stands_beside_it(run, tmp_path):
     (tmp_path / "other").mkdir()
     other = a_run_folder(tmp_path / "other", a_mix(), [an_event("start"), a_step(0, loss=7.0)])
