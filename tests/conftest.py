@@ -18,8 +18,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # Read when gRPC is loaded: as snapshot.engines has it, also where a test loads gRPC first.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-# A restore starts no process that outlives it; tests of that process take this away.
-os.environ.setdefault("OMNILOAD_ENV_NO_RECHECK", "1")
 
 TESTS = Path(__file__).parent
 UNIT = TESTS / "unit"

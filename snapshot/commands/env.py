@@ -24,7 +24,6 @@ from snapshot.env.flow.restore import Restored, Restorer
 from snapshot.env.format.checks import Limits
 from snapshot.env.key.interpreter import environment_of
 from snapshot.env.key.keys import Installation
-from snapshot.env.node.background_check import recheck_later
 from snapshot.env.node.cache import CACHE_VARIABLE, NodeCache
 from snapshot.env.node.tree_head import TreeHead
 from snapshot.env.store.access import StoreMissingError, opened
@@ -201,9 +200,8 @@ def restore_command(
     """Bring a snapshot into the environment; without one, run COMMAND and record it.
 
     Before linking or copying, a sample (20 ms) of the node's files is read again; a mount reads
-    none. Linked files are the node's own: what damages one, does so for every environment. Once
-    a day a background process reads them all (64 MiB/s, log: recheck.log in the node cache) and
-    removes damaged trees, unless OMNILOAD_ENV_NO_RECHECK=1; 'env verify --node' does it now.
+    none. Linked files are the node's own: what damages one, does so for every environment.
+    'env verify --node' reads them all, and removes damaged trees: run it once a day.
 
     \b
     Example:
@@ -291,8 +289,6 @@ def _restored(
         if found is None:
             found = restorer.restore_or_install(given.installation(installing), given.image, form)
         tally.add("store", found.stored_bytes)
-        if found.form != "command":
-            recheck_later(restorer.cache, found.key)
         if not found.stored_bytes:
             tally.add("disk", found.raw_bytes)
         tally.note("packages", found.key)

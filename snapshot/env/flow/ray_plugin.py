@@ -26,7 +26,6 @@ from typing_extensions import override
 
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger
-from snapshot.env.node.background_check import recheck_later
 from snapshot.env.node.cache import NodeCache, Tree
 from snapshot.env.node.extraction import provide
 from snapshot.env.store.access import opened
@@ -146,7 +145,6 @@ def _fetched(url: str, key: str) -> Tree:
     if tree is None:
         raise StateError(f"no snapshot {key} in {url}; save it first")
     environment.check_fits(tree.head)
-    recheck_later(cache, key)
     for number in tree.head.used:
         for path in Path(tree.layer(number)).glob("*.pth"):
             get_logger(__name__).warning("%s is not read by Ray workers", path.name)

@@ -8,10 +8,8 @@
     <cache>/trees/<key>/head.json           the little of it that a mount needs
     <cache>/trees/<key>/listing.json        what links and copies need
     <cache>/trees/<key>/boot                start of the kernel under which it was written; empty: to be compared
-    <cache>/trees/<key>/checked.json        when all its files were last compared with their digests
     <cache>/trees/<key>/linked, mounted     whether environments share its inodes, or show it
     <cache>/partial/<key>/                  the same, being made
-    <cache>/recheck.log                     what checks in the background found
     <cache>/shared                          if its owner made it: other users may read all this
     <cache>/locks/<key>                     held while it is made; shared while it is used
 
@@ -43,7 +41,6 @@ from snapshot.env.format.listing import (
     encode_listing,
     listing_of,
 )
-from snapshot.env.node.last_check import note_check
 from snapshot.env.node.tree_head import TreeHead, decode_head, encode_head
 
 if TYPE_CHECKING:
@@ -333,7 +330,6 @@ class NodeCache:
                 return False
             with suppress(PermissionError):
                 (tree.folder / "boot").write_text(boot_id(), encoding="ascii")
-                note_check(tree.folder, time.time())
             return True
         shared = (tree.folder / "linked").exists()
         return not shared or not tree.changed_files(digests=False)
@@ -357,7 +353,6 @@ class NodeCache:
         (tree.folder / "manifest").write_bytes(data)
         tree.keep(manifest)
         (tree.folder / "boot").write_text(boot_id(), encoding="ascii")
-        note_check(tree.folder, time.time())
         final = self.folder / "trees" / key
         tree.folder.rename(final)
         return Tree(final)

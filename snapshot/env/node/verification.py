@@ -1,12 +1,10 @@
 """Every file of a node's trees compared with its digest; a tree that is damaged goes."""
 
-import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from omniload.base.errors import OmniloadError
 from snapshot.env.node.cache import NodeCache, Tree
-from snapshot.env.node.last_check import note_check
 from snapshot.env.node.locks import exclusively
 
 __all__ = ["Verified", "verify_node", "verify_tree"]
@@ -45,6 +43,4 @@ def verify_tree(cache: NodeCache, key: str) -> Verified | None:
             faults = [str(error)]
         if faults:
             cache.drop(key)
-        else:
-            note_check(folder, time.time())
     return Verified(key, faults, linked)
