@@ -36,23 +36,16 @@ _WIDE = 200
     "--against-attempt", type=click.IntRange(min=0), help="Which attempt of it; default: the last."
 )
 @click.option(
-    "--align",
-    default="",
-    metavar="STAGE",
-    help="Move clocks together at `start` or at the end of a stage all nodes leave at once.",
-)
-@click.option(
     "--perfetto",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the timeline for ui.perfetto.dev.",
 )
-def startup_command(  # noqa: PLR0913, PLR0917 -- one for each option
+def startup_command(
     paths: tuple[Path, ...],
     job: str | None,
     attempt: int | None,
     against: tuple[Path, ...],
     against_attempt: int | None,
-    align: str,
     perfetto: Path | None,
 ) -> None:
     """Show what a start-up took, from the event files of its nodes.
@@ -62,15 +55,15 @@ def startup_command(  # noqa: PLR0913, PLR0917 -- one for each option
     \b
     Example:
       omniload image startup /mnt/logs/pretrain-7
-      omniload image startup /mnt/logs/pretrain-7 --perfetto startup.json --align process_group
+      omniload image startup /mnt/logs/pretrain-7 --perfetto startup.json
       omniload image startup new/ --against old/
     """  # noqa: D301 -- click's own marker
     log = read_events(paths)
-    attempts = _of_job(attempts_of(log.events, align=align), job)
+    attempts = _of_job(attempts_of(log.events), job)
     chosen = _chosen(attempts, attempt)
     difference = None
     if against:
-        olds = attempts_of(read_events(against).events, align=align)
+        olds = attempts_of(read_events(against).events)
         # The other start may be of another job; the name counts only where it helps.
         same = [each for each in olds if each.job == chosen.job]
         difference = difference_of(_chosen(same or _of_job(olds, None), against_attempt), chosen)

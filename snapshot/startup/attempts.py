@@ -3,8 +3,8 @@
 Between two barriers a job waits for the node that comes to the second last. What a start-up
 took is therefore divided along those nodes, and the parts add up to the whole.
 
-Times of different nodes come from different clocks. ``align`` moves them onto one
-another at a moment that they are taken to share; nothing is moved unless asked for.
+Times of different nodes come from different clocks. What the files prove of their disagreement
+is told; no time is changed for it.
 """
 
 import re
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from omniload.base.errors import ConfigError, StateError
+from omniload.base.errors import StateError
 from snapshot.startup.events import TIERS, StageEvent
 from snapshot.startup.path import (
     FIRST_STEP,
@@ -26,7 +26,6 @@ from snapshot.startup.runs import Run, RunsOfStage, runs_of, spans_of
 
 __all__ = [
     "BETWEEN",
-    "FROM_START",
     "Attempt",
     "ClockDoubt",
     "NodeStage",
@@ -37,8 +36,6 @@ __all__ = [
 
 BETWEEN = "(between stages)"
 """Name for the time in which no stage runs on the node that the others wait for."""
-FROM_START = "start"
-"""Value of ``align``: the nodes are taken to begin at the same moment."""
 
 _MOST_STAGES = 256
 _NS = 1e9
@@ -126,17 +123,7 @@ class Attempt:
     """Part of the critical path in which no stage runs on the node that the others wait for."""
     reached: bool
     """Whether all nodes that began the first step ended it, at least one."""
-    job_s: float | None
-    """Submission to the end of the first step; ``None`` where a queue or that step is missing."""
-    node_s: float | None
-    """First stage with nodes held to the end of the first step."""
-    held_node_s: float | None
-    """The same as a sum over the nodes, each from its own first stage on."""
     bytes: Mapping[str, int]
-    offsets_s: Mapping[str, float]
-    """Begin of each node that was held less the median node's, by its own clock: clock and lateness in one."""
-    moved_s: Mapping[str, float]
-    """What ``align`` took off the clock of each node."""
     doubt: ClockDoubt | None
     strays: int
     """Ends without a begin, which are left out."""
@@ -151,7 +138,8 @@ class Attempt:
     @property
     def num_held(self) -> int:
         """Nodes that were held: those with a stage that is not the scheduler's."""
-        return len(self.offsets_s)
+        own = [stage for stage in self.stages if stage.name not in SCHEDULER_STAGES]
+        return len({each.node for stage in own for each in stage.nodes})
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -168,32 +156,20 @@ class Attempt:
         return max(own, key=lambda stage: stage.lost_s, default=None)
 
 
-def attempts_of(events: Iterable[StageEvent], *, align: str = "") -> tuple[Attempt, ...]:
+def attempts_of(events: Iterable[StageEvent]) -> tuple[Attempt, ...]:
     """Join events into attempts, in order of job and number.
 
     Args:
         events: Of any jobs, attempts and nodes; those of a file in the order of its lines.
-        align: Moves the clocks of the nodes so that a moment is the same on all: ``""`` moves
-            nothing; ``start`` takes the first stage with a node held; any other text is a
-            stage that all nodes leave together, such as ``process_group``.
 
     Raises:
-        ConfigError: No node ever ended the stage that ``align`` names.
         StateError: An attempt has more than 256 stages.
     """
     of_attempt: defaultdict[tuple[str, int], list[StageEvent]] = defaultdict(list)
     for event in events:
         of_attempt[event.job, event.attempt].append(event)
-    # An attempt that was killed before the meeting is shown as its clocks say.
-    marks = {key: _marks(lines, align) for key, lines in of_attempt.items()}
-    if align not in ("", FROM_START) and of_attempt and not any(marks.values()):
-        names = sorted({event.stage for lines in of_attempt.values() for event in lines})
-        raise ConfigError(
-            f"no node ended the stage {align!r} to align clocks on; "
-            f"choose {FROM_START} or one of {', '.join(names)[:500]}"
-        )
     return tuple(
-        _attempt(key, of_attempt[key], _moves(marks[key]))
+        _attempt(key, of_attempt[key])
         for key in sorted(of_attempt, key=lambda key: (natural(key[0]), key[1]))
     )
 
@@ -208,36 +184,15 @@ def natural(name: str) -> tuple[tuple[int, int | str], ...]:
     )
 
 
-def _marks(events: Iterable[StageEvent], align: str) -> dict[str, int]:
-    """Return the moment of each node that ``align`` speaks of, by the node's own clock."""
-    found: dict[str, int] = {}
-    for event in events:
-        node, time_ns = event.node, event.time_ns
-        if align == FROM_START:
-            if event.stage not in SCHEDULER_STAGES:
-                found[node] = min(found.get(node, time_ns), time_ns)
-        elif event.stage == align and event.event == "end":
-            found[node] = max(found.get(node, 0), time_ns)
-    return found
-
-
-def _moves(marks: Mapping[str, int]) -> dict[str, int]:
-    """Return what to take off the clock of each node, nanoseconds."""
-    middle = int(median(marks.values())) if marks else 0
-    return {node: mark - middle for node, mark in marks.items()}
-
-
-def _attempt(
-    key: tuple[str, int], events: Sequence[StageEvent], moves: Mapping[str, int]
-) -> Attempt:
-    joined = runs_of(events, moves)
+def _attempt(key: tuple[str, int], events: Sequence[StageEvent]) -> Attempt:
+    joined = runs_of(events)
     names = dict.fromkeys(each.stage for each in joined)
     if len(names) > _MOST_STAGES:
         raise StateError(
             f"attempt {key[1]} of job {key[0]!r} has {len(names)} stages, more than "
             f"{_MOST_STAGES}; give parts of a stage the same name on every node"
         )
-    last_ns = max(event.time_ns - moves.get(event.node, 0) for event in events)
+    last_ns = max(event.time_ns for event in events)
     nodes_of: dict[str, list[NodeStage]] = {name: [] for name in names}
     for each in joined:
         if each.runs:
@@ -252,7 +207,6 @@ def _attempt(
     path = critical_path(runs, begin_ns, end_ns, last_ns, reached=reached)
     ordered = sorted(nodes_of, key=lambda name: (median(n.begin_ns for n in nodes_of[name]), name))
     stages = tuple(_stage(name, nodes_of[name], _path_s(path, name)) for name in ordered)
-    held = _first_held(nodes_of)
     return Attempt(
         job=key[0],
         number=key[1],
@@ -262,36 +216,11 @@ def _attempt(
         path=path,
         between_s=_path_s(path, None),
         reached=reached,
-        job_s=_since(_queued(nodes_of), end_ns) if reached else None,
-        node_s=_since(min(held.values()), end_ns) if reached else None,
-        held_node_s=sum(_since(each, end_ns) or 0 for each in held.values()) if reached else None,
         bytes=_sum_bytes(stage.bytes for stage in stages),
-        offsets_s={node: move / _NS for node, move in _moves(_marks(events, FROM_START)).items()},
-        moved_s={node: move / _NS for node, move in moves.items()},
         doubt=_doubt(nodes_of),
         strays=sum(each.strays for each in joined),
         backward=sum(each.backward for each in joined),
     )
-
-
-def _since(begin_ns: int | None, end_ns: int) -> float | None:
-    return None if begin_ns is None else max(0, end_ns - begin_ns) / _NS
-
-
-def _queued(nodes_of: Mapping[str, Sequence[NodeStage]]) -> int | None:
-    """Return when the job was submitted."""
-    begins = (n.begin_ns for name in SCHEDULER_STAGES for n in nodes_of.get(name, ()))
-    return min(begins, default=None)
-
-
-def _first_held(nodes_of: Mapping[str, Sequence[NodeStage]]) -> dict[str, int]:
-    """Return the begin of each node's first stage with it held."""
-    found: dict[str, int] = {}
-    for name, nodes in nodes_of.items():
-        if name not in SCHEDULER_STAGES:
-            for each in nodes:
-                found[each.node] = min(found.get(each.node, each.begin_ns), each.begin_ns)
-    return found
 
 
 def _node_stage(joined: RunsOfStage) -> NodeStage:

@@ -35,17 +35,13 @@ class RunsOfStage:
     """Runs whose end was before their begin; they end when they begin."""
 
 
-def runs_of(events: Iterable[StageEvent], moves: Mapping[str, int]) -> list[RunsOfStage]:
+def runs_of(events: Iterable[StageEvent]) -> list[RunsOfStage]:
     """Pair the events of one attempt.
 
     Events with a ``run`` are paired by it, in the order they are given: it is written by
     one process into one file. Events without are paired first to first in the order of
     their times, which leaves the time in which any run was going the same however they
     belong together.
-
-    Args:
-        events: Of one job and attempt.
-        moves: What to take off the times of a node, nanoseconds.
     """
     grouped: defaultdict[tuple[str, str], defaultdict[str, list[StageEvent]]]
     grouped = defaultdict(lambda: defaultdict(list))
@@ -59,7 +55,7 @@ def runs_of(events: Iterable[StageEvent], moves: Mapping[str, int]) -> list[Runs
             if not run:
                 # At the same moment a begin comes first: a stage may take no time.
                 lines.sort(key=lambda line: (line.time_ns, line.event))
-            paired, unpaired, turned = _paired(lines, moves.get(node, 0))
+            paired, unpaired, turned = _paired(lines)
             runs += paired
             strays += unpaired
             backward += turned
@@ -70,13 +66,13 @@ def runs_of(events: Iterable[StageEvent], moves: Mapping[str, int]) -> list[Runs
     return found
 
 
-def _paired(lines: Iterable[StageEvent], move_ns: int) -> tuple[list[Run], int, int]:
+def _paired(lines: Iterable[StageEvent]) -> tuple[list[Run], int, int]:
     """Return the runs, the ends without a begin, and the runs that end before they begin."""
     begins: list[int] = []
     ended = strays = backward = 0
     runs: list[Run] = []
     for line in lines:
-        time_ns = line.time_ns - move_ns
+        time_ns = line.time_ns
         if line.event == "begin":
             begins.append(time_ns)
             continue

@@ -22,7 +22,6 @@ __all__ = [
 ]
 
 _SHOWN_NODES = 5
-_FAR_APART_S = 1.0
 _SHORT_S = 9.995
 
 
@@ -61,35 +60,17 @@ def notes_of(attempt: Attempt, torn: int = 0) -> Iterator[str]:
             yield f"{stage.name} failed on {_some(stage.failed)}: {_some(errors)}"
     if not attempt.reached:
         yield "the first step was not reached; the total ends at the last line of any node"
-    yield from _clock_notes(attempt)
+    if (doubt := attempt.doubt) is not None:
+        yield (
+            f"clocks are at least {format_seconds(doubt.at_least_s)} apart: {doubt.left} left "
+            f"{doubt.stage} before {doubt.entered} entered it; the critical path is as wrong"
+        )
     if attempt.strays:
         yield f"{attempt.strays} ends have no begin and are left out"
     if attempt.backward:
         yield f"{attempt.backward} runs end before they begin (a clock was set back) and count as 0 s"
     if torn:
         yield f"{torn} lines were cut short by the end of their writer and are left out"
-
-
-def _clock_notes(attempt: Attempt) -> Iterator[str]:
-    if attempt.doubt is not None:
-        doubt = attempt.doubt
-        yield (
-            f"clocks are at least {format_seconds(doubt.at_least_s)} apart: {doubt.left} left "
-            f"{doubt.stage} before {doubt.entered} entered it; compare with --align {doubt.stage}"
-        )
-    offsets = attempt.offsets_s
-    if offsets and max(offsets.values()) - min(offsets.values()) >= _FAR_APART_S:
-        late, early = (pick(offsets, key=lambda n: offsets[n]) for pick in (max, min))
-        yield (
-            f"{late} begins {format_seconds(offsets[late] - offsets[early])} after {early}, each by "
-            "its own clock"
-        )
-    if attempt.moved_s:
-        far = max(attempt.moved_s, key=lambda node: abs(attempt.moved_s[node]))
-        yield (
-            f"clocks of {len(attempt.moved_s)} nodes were aligned; most: {far}, "
-            f"{format_seconds(-attempt.moved_s[far], signed=True)}"
-        )
 
 
 def verdict_of(difference: Difference) -> str:
@@ -109,16 +90,12 @@ def verdict_of(difference: Difference) -> str:
 
 def print_attempts(console: Console, attempts: Sequence[Attempt]) -> None:
     """Print one line for each attempt."""
-    table = _table(
-        "Job", "Attempt", ">Nodes", ">Submission on", ">Image on", ">Total", "First step"
-    )
+    table = _table("Job", "Attempt", ">Nodes", ">Total", "First step")
     for each in attempts:
         table.add_row(
             _shown(each.job) or "-",
             str(each.number),
             str(each.num_held),
-            format_seconds(each.job_s),
-            format_seconds(each.node_s),
             format_seconds(each.seconds),
             "reached" if each.reached else "not reached",
         )
@@ -126,44 +103,22 @@ def print_attempts(console: Console, attempts: Sequence[Attempt]) -> None:
 
 
 def print_attempt(console: Console, attempt: Attempt, torn: int = 0) -> None:
-    """Print the stages of an attempt, its totals, and what to know about them.
-
-    A start on one node has no stragglers: its table says instead when each stage begins.
-    """
-    alone = _is_alone(attempt)
-    figures = (
-        (">Begins", ">Seconds")
-        if alone
-        else (">Nodes", ">Median", ">Max", ">Max/median", ">Lost", "Slowest")
-    )
-    heads = ("Stage", *figures, ">Critical path", "Bytes by tier")
-    table = _table(*heads)
+    """Print the stages of an attempt, its totals, and what to know about them."""
+    heads = ("Stage", ">Nodes", ">Median", ">Max", ">Max/median", ">Lost", "Slowest")
+    table = _table(*heads, ">Critical path", "Bytes by tier")
     for stage in attempt.stages:
-        cells = _cells_alone(stage, attempt) if alone else _cells(stage)
-        table.add_row(*cells)
-    blank = [""] * (heads.index(">Critical path") - 1)
-    table.add_row("between stages", *blank, format_seconds(attempt.between_s), end_section=True)
+        table.add_row(*_cells(stage))
+    blank = [""] * 5
+    table.add_row("between stages", "", *blank, format_seconds(attempt.between_s), end_section=True)
     total = (format_seconds(attempt.seconds), format_moved(attempt.bytes))
-    if alone:
-        table.add_row("total", *blank, *total)
-    else:
-        table.add_row("total", str(attempt.num_held), *blank[1:], *total)
+    table.add_row("total", str(attempt.num_held), *blank, *total)
     console.print(table)
-    shown = f"from the image on {format_seconds(attempt.node_s)}"
-    if attempt.job_s is not None:
-        shown = f"submission to first step {format_seconds(attempt.job_s)}; {shown}"
-    if not alone:
-        shown += f", {format_seconds(attempt.held_node_s)} over all nodes"
-    console.print(shown, highlight=False, soft_wrap=True)
-    if not alone and attempt.worst is not None:
-        worst = attempt.worst
-        text = (
-            f"worst straggler {worst.slowest}: {format_seconds(worst.lost_s)} over the median in "
-            f"{worst.name}"
-        )
-        console.print(_shown(text), highlight=False, soft_wrap=True)
-    for note in notes_of(attempt, torn):
-        console.print(f"note: {_shown(note)}", highlight=False, soft_wrap=True)
+    lines = [f"note: {note}" for note in notes_of(attempt, torn)]
+    if (worst := attempt.worst) is not None and worst.lost_s:
+        lost = f"{format_seconds(worst.lost_s)} over the median in {worst.name}"
+        lines.insert(0, f"worst straggler {worst.slowest}: {lost}")
+    for line in lines:
+        console.print(_shown(line), highlight=False, soft_wrap=True)
 
 
 def print_difference(console: Console, difference: Difference) -> None:
@@ -172,11 +127,9 @@ def print_difference(console: Console, difference: Difference) -> None:
     A fact that one of the starts lacks is no change, and not mentioned.
     """
     before, after = difference.before, difference.after
-    alone = _is_alone(before) and _is_alone(after)
-    spread = () if alone else (">Max/median",)
-    table = _table("Stage", ">Before", ">After", ">Change", *spread, "Bytes by tier")
+    table = _table("Stage", ">Before", ">After", ">Change", ">Max/median", "Bytes by tier")
     for each in difference.stages:
-        table.add_row(*_change_cells(each, alone=alone))
+        table.add_row(*_change_cells(each))
     table.add_section()
     table.add_row(
         "total",
@@ -191,11 +144,6 @@ def print_difference(console: Console, difference: Difference) -> None:
             if old and new:
                 text = f"note: {each.name}: {name} was {old}, is {new}"
                 console.print(_shown(text), highlight=False, soft_wrap=True)
-
-
-def _is_alone(attempt: Attempt) -> bool:
-    """Return whether every stage ran on one node, so that none held others up."""
-    return all(len(stage.nodes) == 1 for stage in attempt.stages)
 
 
 def _cells(stage: Stage) -> tuple[str, ...]:
@@ -214,25 +162,14 @@ def _cells(stage: Stage) -> tuple[str, ...]:
     )
 
 
-def _cells_alone(stage: Stage, attempt: Attempt) -> tuple[str, ...]:
-    return (
-        _shown(stage.name),
-        format_seconds((stage.nodes[0].begin_ns - attempt.begin_ns) / 1e9),
-        format_seconds(stage.max_s),
-        format_seconds(stage.path_s),
-        format_moved(stage.bytes),
-    )
-
-
-def _change_cells(each: StageDifference, *, alone: bool) -> tuple[str, ...]:
+def _change_cells(each: StageDifference) -> tuple[str, ...]:
     before, after = (None if s is None else s.straggler_ratio for s in (each.before, each.after))
-    spread = () if alone else (f"{format_ratio(before)} to {format_ratio(after)}",)
     return (
         _shown(each.name),
         format_seconds(each.path_before_s),
         format_seconds(each.path_after_s),
         format_seconds(each.path_s, signed=True),
-        *spread,
+        f"{format_ratio(before)} to {format_ratio(after)}",
         format_moved(each.changed_bytes, signed=True),
     )
 

@@ -33,12 +33,11 @@ EVENTS = st.lists(
     min_size=1,
     max_size=24,
 )
-ALIGN = st.sampled_from(["", "start"])
 
 
-@given(EVENTS, ALIGN)
-def test_the_parts_of_the_path_are_the_whole(events, align):
-    for attempt in attempts_of(events, align=align):
+@given(EVENTS)
+def test_the_parts_of_the_path_are_the_whole(events):
+    for attempt in attempts_of(events):
         parts = [stage.path_s for stage in attempt.stages]
 
         assert min(parts, default=0) >= 0
@@ -46,9 +45,9 @@ def test_the_parts_of_the_path_are_the_whole(events, align):
         assert sum(parts) + attempt.between_s == pytest.approx(attempt.seconds)
 
 
-@given(EVENTS, ALIGN)
-def test_each_moment_belongs_to_a_stage_that_runs_on_the_node_walked(events, align):
-    for attempt in attempts_of(events, align=align):
+@given(EVENTS)
+def test_each_moment_belongs_to_a_stage_that_runs_on_the_node_walked(events):
+    for attempt in attempts_of(events):
         last = max(
             (run.end_ns or 0 for s in attempt.stages for n in s.nodes for run in n.runs),
             default=0,
@@ -122,9 +121,9 @@ def test_no_stage_is_charged_more_than_the_longest_that_a_node_spent_in_it(nodes
         assert charged[name] == wanted[name]
 
 
-@given(EVENTS, ALIGN)
-def test_figures_of_a_stage_are_those_of_its_nodes(events, align):
-    for attempt in attempts_of(events, align=align):
+@given(EVENTS)
+def test_figures_of_a_stage_are_those_of_its_nodes(events):
+    for attempt in attempts_of(events):
         for stage in attempt.stages:
             took = {node.node: node.seconds for node in stage.nodes if node.seconds is not None}
 
@@ -139,7 +138,7 @@ def test_figures_of_a_stage_are_those_of_its_nodes(events, align):
 
 @given(EVENTS)
 def test_every_begin_becomes_a_run_and_every_end_ends_one_or_is_a_stray(events):
-    joined = runs_of(events, {})
+    joined = runs_of(events)
 
     begins = sum(event.event == "begin" for event in events)
     runs = [run for each in joined for run in each.runs]
@@ -149,20 +148,20 @@ def test_every_begin_becomes_a_run_and_every_end_ends_one_or_is_a_stray(events):
     assert all(run.end_ns is None or run.end_ns >= run.begin_ns for run in runs)
 
 
-@given(EVENTS, ALIGN, st.randoms())
-def test_the_order_in_which_files_are_read_is_nothing(events, align, random):
+@given(EVENTS, st.randoms())
+def test_the_order_in_which_files_are_read_is_nothing(events, random):
     nodes = list(NODES)
     random.shuffle(nodes)
 
     shuffled = [event for node in nodes for event in events if event.node == node]
 
     told = [
-        (a.number, a.seconds, a.reached, a.node_s, a.bytes, {s.name: s.path_s for s in a.stages})
-        for a in attempts_of(events, align=align)
+        (a.number, a.seconds, a.reached, a.bytes, {s.name: s.path_s for s in a.stages})
+        for a in attempts_of(events)
     ]
     assert told == [
-        (a.number, a.seconds, a.reached, a.node_s, a.bytes, {s.name: s.path_s for s in a.stages})
-        for a in attempts_of(shuffled, align=align)
+        (a.number, a.seconds, a.reached, a.bytes, {s.name: s.path_s for s in a.stages})
+        for a in attempts_of(shuffled)
     ]
 
 

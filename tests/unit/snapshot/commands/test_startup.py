@@ -30,14 +30,14 @@ def start(tmp_path):
     return write_nodes(tmp_path / "start", a_start(slow="n2"))
 
 
-def test_the_table_names_the_straggler_and_both_levels(start):
+def test_the_table_names_the_straggler(start):
     text = told(start)
 
     line = next(line for line in text.splitlines() if line.startswith("environment"))
     assert re.split(r"\s{2,}", line.strip()) == [
         "environment", "3", "100.0 s", "150.0 s", "1.50", "50.0 s", "n2", "150.0 s", "store 810 MiB",
     ]  # fmt: skip
-    assert "submission to first step 290.0 s; from the image on 230.0 s, 690.0 s over" in text
+    assert "worst straggler n2: 50.0 s over the median in environment" in text
     assert "note:" not in text
 
 
@@ -54,13 +54,11 @@ def test_what_is_missing_is_noted_under_the_table(tmp_path):
         "image has no end on a; it is not in its figures",
         "checks failed on a: OSError",
         "the first step was not reached",
-        "clocks are at least 7.00 s apart: a left process_group before b entered it; compare with",
-        "b begins 9.00 s after a, each by its own clock",
+        "clocks are at least 7.00 s apart: a left process_group before b entered it; the critical",
         "1 ends have no begin",
         "1 lines were cut short",
     ):
         assert f"note: {note}" in text
-    assert "note: clocks of 2 nodes were aligned; most: " in told(path, "--align", "process_group")
 
 
 def test_the_difference_of_two_attempts_of_a_job_names_the_stage_that_explains_it(tmp_path):
@@ -70,7 +68,7 @@ def test_the_difference_of_two_attempts_of_a_job_names_the_stage_that_explains_i
 
     text = told(path, "--against", path, "--against-attempt", 0)
 
-    assert re.search(r"^pretrain +0 +3 +240.0 s +180.0 s +240.0 s +reached", text, re.MULTILINE)
+    assert re.search(r"^pretrain +0 +3 +240.0 s +reached", text, re.MULTILINE)
     assert "90.0 s less, 0.62 of before. environment explains 100% of it: 100.0 s to 10.0 s" in text
     assert "Both starts took the same time." in told(path, "--against", path)
 
@@ -88,7 +86,7 @@ def test_a_job_or_attempt_that_is_not_there_is_refused_with_those_that_are(tmp_p
     assert "hold 2 jobs: 'other', 'pretrain'; choose one with --job" in refusal(path)
     assert "no job 'x' in the files; they hold 'other', 'pretrain'" in refusal(path, "--job", "x")
     assert "no attempt 3 in the files" in refusal(path, "--job", "other", "--attempt", "3")
-    assert "first step 240.0 s" in told(path, "--job", "other", "--attempt", "4")
+    assert re.search(r"total +3 +240.0 s", told(path, "--job", "other", "--attempt", "4"))
     assert "was OMNILOAD_STARTUP_LOG set" in refusal(write_events(tmp_path / "none", []))
 
 

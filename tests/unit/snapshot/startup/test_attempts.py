@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from omniload.base.errors import ConfigError, StateError
+from omniload.base.errors import StateError
 from snapshot.startup.attempts import Attempt, attempts_of, natural
 from tests.support.snapshot.startup_builders import NS, a_pair, a_start
 
 
-def the_attempt(events, **options) -> Attempt:
-    (found,) = attempts_of(events, **options)
+def the_attempt(events) -> Attempt:
+    (found,) = attempts_of(events)
     return found
 
 
@@ -34,22 +34,8 @@ def test_a_start_is_divided_into_stages_in_the_order_they_begin():
     assert [round(stage.path_s) for stage in attempt.stages] == [60, 30, 100, 2, 10, 30, 3, 5]
     assert attempt.between_s == 0
     assert attempt.nodes == ("login", "n1", "n2", "n3")
-
-
-def test_job_level_counts_from_submission_and_node_level_from_the_image_on():
-    attempt = the_attempt(a_start())
-
+    assert attempt.num_held == 3, "the login node only queued"
     assert attempt.reached
-    assert attempt.job_s == pytest.approx(240)
-    assert attempt.node_s == pytest.approx(180)
-    assert attempt.held_node_s == pytest.approx(3 * 180)
-
-
-def test_without_a_queue_nothing_is_claimed_about_the_job():
-    attempt = the_attempt(event for event in a_start() if event.stage != "queue")
-
-    assert attempt.job_s is None
-    assert attempt.node_s == pytest.approx(180)
 
 
 def test_a_straggler_is_named_with_its_ratio_and_what_the_others_waited():
@@ -75,7 +61,6 @@ def test_a_stage_without_an_end_is_shown_as_unfinished_and_kept_out_of_the_figur
     assert stage.unfinished == ("b",)
     assert (stage.median_s, stage.max_s, stage.slowest) == (10.0, 10.0, "a")
     assert not attempt.reached
-    assert (attempt.job_s, attempt.node_s, attempt.held_node_s) == (None, None, None)
     assert attempt.seconds == pytest.approx(40)
 
 
@@ -191,13 +176,6 @@ def skewed(events, node, by_s):
     ]
 
 
-def test_begins_by_their_own_clocks_are_noted_and_nothing_is_moved_unasked():
-    attempt = the_attempt(skewed(a_start(), "n3", 7))
-
-    assert attempt.offsets_s == {"n1": 0, "n2": 0, "n3": pytest.approx(7)}
-    assert attempt.moved_s == {}
-
-
 def test_clocks_that_contradict_each_other_at_a_meeting_are_doubted():
     attempt = the_attempt(skewed(a_start(), "n3", 7))
 
@@ -205,20 +183,6 @@ def test_clocks_that_contradict_each_other_at_a_meeting_are_doubted():
     assert (attempt.doubt.stage, attempt.doubt.entered) == ("process_group", "n3")
     assert attempt.doubt.at_least_s == pytest.approx(5)
     assert the_attempt(a_start()).doubt is None
-
-
-@pytest.mark.parametrize("align", ["start", "process_group"])
-def test_clocks_are_moved_onto_the_moment_that_is_named(align):
-    attempt = the_attempt(skewed(a_start(), "n3", 7), align=align)
-
-    assert attempt.moved_s == {"n1": 0, "n2": 0, "n3": pytest.approx(7)}
-    assert attempt.doubt is None
-    assert [round(stage.path_s) for stage in attempt.stages] == [60, 30, 100, 2, 10, 30, 3, 5]
-
-
-def test_a_stage_nobody_ended_cannot_align_clocks():
-    with pytest.raises(ConfigError, match=r"no node ended the stage 'rdma' .* image"):
-        attempts_of(a_start(), align="rdma")
 
 
 def test_stages_without_number_are_refused():

@@ -17,8 +17,8 @@ def seconds(joined):
     ]
 
 
-def joined(events, moves=None):
-    (found,) = runs_of(events, moves or {})
+def joined(events):
+    (found,) = runs_of(events)
     return found
 
 
@@ -30,13 +30,13 @@ def test_a_begin_and_an_end_make_a_run_with_what_the_end_tells():
 
 
 def test_nothing_is_nothing():
-    assert runs_of([], {}) == []
+    assert runs_of([]) == []
 
 
 def test_stages_and_nodes_are_not_mixed():
     events = a_pair("image", "a", 0, 1) + a_pair("image", "b", 0, 1) + a_pair("queue", "a", 0, 1)
 
-    assert {(each.node, each.stage) for each in runs_of(events, {})} == {
+    assert {(each.node, each.stage) for each in runs_of(events)} == {
         ("a", "image"),
         ("b", "image"),
         ("a", "queue"),
@@ -90,13 +90,6 @@ def test_begins_too_many_have_no_end(run):
     begin, end = a_pair("image", "a", 0, 5, run=run)
 
     assert seconds(joined([begin, begin, end])) == [(0, 5), (0, None)]
-
-
-def test_the_clock_of_a_node_is_moved_and_no_other():
-    events = a_pair("image", "a", 10, 12) + a_pair("image", "b", 10, 12)
-
-    moved, still = runs_of(events, {"a": 3 * NS})
-    assert (seconds(moved), seconds(still)) == ([(7, 9)], [(10, 12)])
 
 
 def some_runs(*pairs):

@@ -62,7 +62,7 @@ def test_the_time_is_in_the_report_as_a_stage_of_its_own(known):
         ("process_start", 1.0),
         ("first_step", 0.0),
     ]
-    assert attempt.node_s == 1.0
+    assert attempt.seconds == 1.0
 
 
 def test_a_process_without_a_stage_may_tell_too_and_tells_once(known):

@@ -20,8 +20,8 @@ from snapshot.startup.tables import (
 from tests.support.snapshot.startup_builders import NS, a_pair, a_start
 
 
-def the_attempt(events, **options):
-    (found,) = attempts_of(events, **options)
+def the_attempt(events):
+    (found,) = attempts_of(events)
     return found
 
 
@@ -70,24 +70,6 @@ def test_a_note_on_failures_names_the_errors_once():
     ]
 
 
-def test_begins_within_a_second_are_not_worth_a_note():
-    late = a_start(["n1"]) + a_pair("image", "n2", 60.9, 80)
-
-    assert list(notes_of(the_attempt(late))) == []
-    later = a_start(["n1"]) + a_pair("image", "n2", 61.1, 80)
-    assert list(notes_of(the_attempt(later))) == [
-        "n2 begins 1.10 s after n1, each by its own clock"
-    ]
-
-
-def test_a_move_of_clocks_is_told_with_the_node_that_was_moved_most():
-    late = a_start(["n1", "n2"]) + a_pair("image", "n3", 50, 80)
-
-    notes = list(notes_of(the_attempt(late, align="start")))
-
-    assert notes[-1] == "clocks of 3 nodes were aligned; most: n3, +10.0 s"
-
-
 def test_a_backward_clock_is_told():
     events = a_start(["n1"]) + a_pair("checks", "n1", 100, 90, run="x")
 
@@ -117,39 +99,15 @@ def printed(shown, encoding="utf-8", *, by=print_attempt):
     return file.buffer.getvalue().decode(encoding).splitlines()
 
 
-def on_one_node():
-    """A start whose packages come while its image does, in two processes."""
-    return the_attempt(
-        a_pair("image", "n1", 0, 4, bytes={"registry": 1 << 20})
-        + a_pair("environment", "n1", 2, 6, bytes={"store": 1 << 10})
-        + a_pair("process_start", "n1", 6, 7, run="a")
-        + a_pair("process_start", "n1", 7.5, 8, run="b")
-        + a_pair("first_step", "n1", 12, 16)
-    )
-
-
-def test_a_start_on_one_node_says_when_each_stage_begins_instead_of_who_was_slowest():
-    lines = printed(on_one_node())
-
-    heads = ["Stage", "Begins", "Seconds", "Critical path", "Bytes by tier"]
-    assert [lines[0].find(head) for head in heads] == sorted(lines[0].find(head) for head in heads)
-    assert "Slowest" not in lines[0]
-    words = [" ".join(line.split()) for line in lines]
-    assert words[1] == "image 0.00 s 4.00 s 4.00 s registry 1 MiB"
-    assert words[2].startswith("environment 2.00 s 4.00 s 2.00 s ")
-    assert words[5] == "between stages 4.50 s"
-    assert words[6] == "total 16.0 s store 1 KiB, registry 1 MiB"
-    assert lines[7] == "from the image on 16.0 s"
-
-
-def test_a_start_of_many_nodes_keeps_its_stragglers():
+def test_a_start_is_told_by_stage_and_as_a_whole():
     lines = printed(the_attempt(a_start()))
 
-    assert "Slowest" in lines[0]
-    assert "Begins" not in lines[0]
-    assert lines[-2].startswith(
-        "submission to first step 240.0 s; from the image on 180.0 s, 540.0 s"
-    )
+    words = [" ".join(line.split()) for line in lines]
+    assert words[0] == "Stage Nodes Median Max Max/median Lost Slowest Critical path Bytes by tier"
+    assert words[1].startswith("queue 1 60.0 s 60.0 s 1.00 0.00 s login 60.0 s")
+    assert words[9] == "between stages 0.00 s"
+    assert words[10] == "total 3 240.0 s store 810 MiB, registry 3 GiB"
+    assert len(words) == 11, "nobody lost a second, and nothing needs a note"
 
 
 def test_the_straggler_that_lost_most_seconds_is_named_whatever_its_ratio():
@@ -166,14 +124,18 @@ def test_the_straggler_that_lost_most_seconds_is_named_whatever_its_ratio():
     assert "worst straggler n2: 50.0 s over the median in environment" in lines
 
 
-def test_two_starts_on_one_node_are_compared_without_stragglers():
+def test_two_starts_are_compared_stage_by_stage():
     before = the_attempt(a_pair("image", "n1", 0, 30) + a_pair("first_step", "n1", 30, 31))
+    after = the_attempt(
+        a_pair("image", "n1", 0, 4, bytes={"registry": 1 << 20})
+        + a_pair("first_step", "n1", 12, 16)
+    )
 
-    lines = printed(difference_of(before, on_one_node()), by=print_difference)
+    lines = printed(difference_of(before, after), by=print_difference)
 
-    assert lines[0].split() == ["Stage", "Before", "After", "Change", "Bytes", "by", "tier"]
     words = [" ".join(line.split()) for line in lines]
-    assert "image 30.0 s 4.00 s -26.0 s registry +1 MiB" in words
+    assert words[0] == "Stage Before After Change Max/median Bytes by tier"
+    assert "image 30.0 s 4.00 s -26.0 s 1.00 to 1.00 registry +1 MiB" in words
     assert "total 31.0 s 16.0 s -15.0 s" in words
 
 
