@@ -221,26 +221,23 @@ class _Writer:
             if size == 0:
                 self.places[digest] = PackPlace(0, 0, 0)
         known = self._repository.known_contents(self._path_of.keys() - self.places.keys())
-        for digest, (pack, content) in known.items():
-            if content.size_bytes == self._size_of[digest]:
-                self._place(digest, pack, content.offset)
-        for pack in self.packs:
-            self.packs[pack] = self._repository.index(pack).frames
+        for digest, found in known.items():
+            if found.size_bytes == self._size_of[digest]:
+                self._place(digest, found.pack, found.offset)
+                self.packs[found.pack] = found.frames
         # Files of one kind beside each other compress better.
         rest = sorted(
             self._path_of.keys() - self.places.keys(),
             key=lambda digest: (self._path_of[digest].suffix, self._path_of[digest]),
         )
         for batch in self._batches(rest):
-            name, index, stored = self._repository.write_pack(
-                [(digest, self._size_of[digest]) for digest in batch],
-                self._pieces,
-                level=self._level,
-                pool=pool,
-            )
-            for content in index.contents:
-                self._place(content.digest, name, content.offset)
-            self.packs[name] = index.frames
+            pieces = (piece for digest in batch for piece in self._pieces(digest))
+            name, frames, stored = self._repository.write_pack(pieces, level=self._level, pool=pool)
+            at = 0
+            for digest in batch:
+                self._place(digest, name, at)
+                at += self._size_of[digest]
+            self.packs[name] = frames
             self.stored_bytes += stored
 
     def _place(self, digest: bytes, pack: str, offset: int) -> None:

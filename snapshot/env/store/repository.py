@@ -9,7 +9,7 @@
 
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,18 +17,7 @@ import zstandard
 
 from omniload.base.errors import IntegrityError, StateError
 from snapshot.env.format.manifest import Manifest, decode_manifest, encode_manifest
-from snapshot.env.format.packs import (
-    FOOTER_BYTES,
-    FRAME_BYTES,
-    HEADER,
-    Content,
-    Frame,
-    PackIndex,
-    decode_footer,
-    decode_index,
-    encode_tail,
-    frames_of,
-)
+from snapshot.env.format.packs import FRAME_BYTES, HEADER, Frame, frames_of
 
 if TYPE_CHECKING:
     from fusefs.stores.protocol import Store
@@ -37,17 +26,19 @@ __all__ = ["CONDEMNED", "MANIFESTS", "PACKS", "ROOT", "Found", "Repository"]
 
 ROOT = "omniload-env/1"
 MANIFESTS, PACKS, CONDEMNED = f"{ROOT}/manifests", f"{ROOT}/packs", f"{ROOT}/condemned"
-_TAIL_BYTES = 256 << 10
-"""Read at the end of a pack at first: mostly footer and index in one go."""
-_NEWEST = 256
-"""Packs that are looked into for contents that are there already."""
+_NEWEST = 16
+"""Snapshots that are looked into for contents that are there already."""
 
 
 class Found(NamedTuple):
     """A content that is in the store already."""
 
     pack: str
-    content: Content
+    frames: tuple[Frame, ...]
+    """All of the pack."""
+    offset: int
+    """In the raw pack."""
+    size_bytes: int
 
 
 class Repository:
@@ -120,7 +111,7 @@ class Repository:
             present = self.manifest(manifest.head.key)
         except IntegrityError:
             present = None
-        if present is not None and all(map(self._index_if_whole, present.head.packs)):
+        if present is not None and all(map(self._is_whole, present.head.packs, present.frames)):
             return False
         if lost := self.condemned() & set(manifest.head.packs):
             raise StateError(
@@ -131,20 +122,18 @@ class Repository:
         return True
 
     def known_contents(self, wanted: Iterable[bytes], threads: int = 8) -> dict[bytes, Found]:
-        """Return which of the ``wanted`` digests lie in packs of the store, and where."""
-        try:
-            entries = [e for e in self.store.listing(PACKS) if not e.is_directory]
-        except FileNotFoundError:
-            return {}
-        condemned = self.condemned()
-        entries = [e for e in entries if e.name not in condemned]
-        names = [e.name for e in sorted(entries, key=lambda e: -e.mtime_ns)[:_NEWEST]]
+        """Return which of the ``wanted`` digests lie in packs of the newest snapshots, and where."""
+        keys = self.all_keys()[:_NEWEST]
         needed, found = set(wanted), dict[bytes, Found]()
+        condemned = self.condemned()
         with ThreadPoolExecutor(threads, thread_name_prefix="omniload-env") as pool:
-            for name, index in zip(names, pool.map(self._index_if_whole, names), strict=True):
-                for content in index.contents if index else ():
-                    if content.digest in needed:
-                        found.setdefault(content.digest, Found(name, content))
+            for manifest in filter(None, pool.map(self._readable, keys)):
+                packs = list(zip(manifest.head.packs, manifest.frames, strict=True))
+                relied = [p not in condemned and self._is_whole(p, frames) for p, frames in packs]
+                for digest in needed & manifest.contents.keys():
+                    number, offset, size = manifest.contents[digest]
+                    if size and relied[number]:
+                        found.setdefault(digest, Found(*packs[number], offset, size))
         return found
 
     def condemned(self) -> set[str]:
@@ -154,74 +143,46 @@ class Repository:
         except FileNotFoundError:
             return set()
 
-    def index(self, pack: str) -> PackIndex:
-        """Read the index of a pack.
-
-        Raises:
-            IntegrityError: The pack is not whole.
-        """
-        path = f"{PACKS}/{pack}"
-        size = self.store.stat(path).size_bytes
-        if size < len(HEADER) + FOOTER_BYTES:
-            raise IntegrityError(f"pack {pack!r} has {size} bytes; it was cut short")
-        tail_at = max(0, size - _TAIL_BYTES)
-        tail = self.store.read(path, tail_at, size - tail_at)
-        footer = decode_footer(tail[-FOOTER_BYTES:], name=pack)
-        end = size - FOOTER_BYTES
-        if footer.index_offset + footer.index_stored_bytes != end:
-            raise IntegrityError(f"pack {pack!r}: the index does not end where the footer begins")
-        if footer.index_offset >= tail_at:
-            stored = tail[footer.index_offset - tail_at : -FOOTER_BYTES]
-        else:
-            stored = self.store.read(path, footer.index_offset, footer.index_stored_bytes)
-        return decode_index(stored, footer, name=pack)
-
-    def _index_if_whole(self, pack: str) -> PackIndex | None:
+    def _readable(self, key: str) -> Manifest | None:
         try:
-            return self.index(pack)
-        except (IntegrityError, FileNotFoundError):
-            return None  # a saver died over it, or still writes it
+            return self.manifest(key)
+        except (IntegrityError, StateError):
+            return None  # whoever restores it is told
+
+    def _is_whole(self, pack: str, frames: Sequence[Frame]) -> bool:
+        """Return whether a pack is there as far as the last of its frames."""
+        end = frames[-1].offset + frames[-1].stored_bytes
+        try:
+            return self.store.stat(f"{PACKS}/{pack}").size_bytes >= end
+        except FileNotFoundError:
+            return False
 
     def write_pack(
-        self,
-        contents: Iterable[tuple[bytes, int]],
-        pieces: Callable[[bytes], Iterator[bytes]],
-        *,
-        level: int,
-        pool: ThreadPoolExecutor,
-    ) -> tuple[str, PackIndex, int]:
+        self, pieces: Iterator[bytes], *, level: int, pool: ThreadPoolExecutor
+    ) -> tuple[str, tuple[Frame, ...], int]:
         """Write one pack; frames are compressed beside each other and written in order.
 
         Args:
-            contents: Digest and size of each, in the order they shall lie.
-            pieces: Bytes of a content by its digest; it checks them itself.
+            pieces: Contents back to back.
             level: Of zstd.
             pool: Where frames are compressed.
 
         Returns:
-            Name, index and stored bytes of the pack.
+            Name, frames and stored bytes of the pack.
         """
-        name, at, listed = uuid.uuid4().hex, 0, []
-        for digest, size in contents:
-            listed.append(Content(digest, at, size))
-            at += size
-        stream = (piece for content in listed for piece in pieces(content.digest))
+        name, offset, frames = uuid.uuid4().hex, len(HEADER), list[Frame]()
         writer = self.store.create(f"{PACKS}/{name}")
         try:
             writer.write(HEADER)
-            offset, frames = len(HEADER), list[Frame]()
-            for raw_bytes, stored in _compressed(stream, level, pool):
+            for raw_bytes, stored in _compressed(pieces, level, pool):
                 frames.append(Frame(offset, len(stored), raw_bytes))
                 writer.write(stored)
                 offset += len(stored)
-            index = PackIndex(tuple(frames), tuple(listed))
-            tail = encode_tail(index, offset)
-            writer.write(tail)
             writer.close()
         except BaseException:
             writer.abort()
             raise
-        return name, index, offset + len(tail)
+        return name, tuple(frames), offset
 
     def read_frames(self, pack: str, offset: int, size_bytes: int) -> bytes:
         """Read stored bytes of a pack."""

@@ -16,14 +16,8 @@ from snapshot.env.format.entries import Entry, Kind, Target, difference, parents
 from snapshot.env.format.listing import listing_of
 from snapshot.env.format.manifest import Manifest, Place, decode_manifest, encode_manifest
 from snapshot.env.format.packs import (
-    FOOTER_BYTES,
     HEADER,
-    Content,
     Frame,
-    PackIndex,
-    decode_footer,
-    decode_index,
-    encode_tail,
     read_units,
 )
 from snapshot.env.key.keys import differences, key_of
@@ -247,29 +241,6 @@ def test_reads_bring_every_wanted_byte_once(sizes, wishes, unit_bytes):
     assert all(unit.stored_bytes == unit.raw_end - unit.raw_offset for unit in units)
 
 
-@given(st.lists(st.integers(1, 1000), max_size=5), st.data())
-def test_an_index_reads_back_or_is_refused_when_a_byte_is_damaged(sizes, data):
-    frames, at = [], len(HEADER)
-    for size in sizes:
-        frames.append(Frame(at, size, size))
-        at += size
-    index = PackIndex(
-        tuple(frames), tuple(Content(bytes([n]) * 32, 0, 1) for n in range(len(sizes)))
-    )
-    whole = bytearray(encode_tail(index, at))
-    place = data.draw(st.integers(0, len(whole)))
-    if place < len(whole):
-        whole[place] ^= 0xFF
-
-    try:
-        footer = decode_footer(bytes(whole[-FOOTER_BYTES:]), name="p")
-        read = decode_index(bytes(whole[:-FOOTER_BYTES]), footer, name="p")
-    except IntegrityError:
-        assert place < len(whole)
-        return
-    assert read == index
-
-
 JSON = st.recursive(
     st.one_of(st.integers(-9, 9), st.text(max_size=3)),
     lambda below: st.dictionaries(st.sampled_from("abc"), below, max_size=3),
@@ -323,7 +294,7 @@ def test_a_damaged_pack_never_becomes_a_file(damaged_store, data):
     except IntegrityError:
         assert cache.tree(key) is None
     else:
-        assert tree.changed_files(digests=True) == []  # the index, which a restore does not read
+        assert tree.changed_files(digests=True) == []  # the header, which a restore does not read
         cache.drop(key)
     finally:
         pack.write_bytes(whole)

@@ -6,10 +6,10 @@ import pytest
 
 from fusefs.stores.memory import MemoryStore
 from omniload.base.errors import IntegrityError, StateError
-from snapshot.env.format.manifest import Head, Manifest
-from snapshot.env.format.packs import FOOTER_BYTES, HEADER, inflate
+from snapshot.env.format.manifest import Head, Manifest, Place
+from snapshot.env.format.packs import inflate
 from snapshot.env.store.access import opened
-from snapshot.env.store.repository import ROOT, Repository
+from snapshot.env.store.repository import ROOT, Found, Repository
 
 KEY, OTHER = "ab" * 32, "ac" * 32
 
@@ -30,10 +30,18 @@ def pool():
         yield found
 
 
-def a_pack(repository, pool, contents):
-    """Write a pack of contents, given as bytes by digest."""
-    sizes = [(digest, len(data)) for digest, data in contents.items()]
-    return repository.write_pack(sizes, lambda d: iter([contents[d]]), level=1, pool=pool)
+def a_snapshot(repository, pool, contents, key=KEY):
+    """Publish a snapshot of one pack of contents, given as bytes by digest."""
+    name, frames, _ = repository.write_pack(iter(contents.values()), level=1, pool=pool)
+    places, at = {}, 0
+    for digest, data in contents.items():
+        places[digest] = Place(0, at, len(data))
+        at += len(data)
+    made = Manifest(
+        head=a_manifest(key, packs=(name,)).head, entries=(), contents=places, frames=(frames,)
+    )
+    assert repository.publish(made)
+    return made
 
 
 def test_an_empty_store_has_no_snapshots(repository):
@@ -84,14 +92,10 @@ def test_a_manifest_that_is_another_keys_is_refused(repository):
 
 
 def test_a_pack_holds_what_was_written_in_order(repository, pool):
-    contents = {b"a" * 32: b"first", b"b" * 32: b"", b"c" * 32: b"third"}
-
-    name, index, stored = a_pack(repository, pool, contents)
+    name, frames, stored = repository.write_pack(iter([b"first", b"third"]), level=1, pool=pool)
 
     assert stored == repository.store.stat(f"{ROOT}/packs/{name}").size_bytes
-    assert repository.index(name) == index
-    assert [(c.offset, c.size_bytes) for c in index.contents] == [(0, 5), (5, 0), (5, 5)]
-    frame = index.frames[0]
+    (frame,) = frames
     raw = inflate(repository.read_frames(name, *frame[:2]), frame.raw_bytes, name=name)
     assert raw == b"firstthird"
     assert repository.bytes_read == frame.stored_bytes
@@ -101,59 +105,51 @@ def test_a_pack_of_many_frames_reads_back_whole(repository, pool, monkeypatch):
     monkeypatch.setattr("snapshot.env.store.repository.FRAME_BYTES", 100)
     data = bytes(range(256)) * 20
 
-    name, index, _ = a_pack(repository, pool, {b"a" * 32: data})
+    name, frames, _ = repository.write_pack(iter([data]), level=1, pool=pool)
 
-    assert len(index.frames) == 52
+    assert len(frames) == 52
     raw = b"".join(
         inflate(repository.read_frames(name, f.offset, f.stored_bytes), f.raw_bytes, name=name)
-        for f in index.frames
+        for f in frames
     )
     assert raw == data
 
 
-def test_an_index_larger_than_the_first_read_is_read_on(repository, pool, monkeypatch):
-    monkeypatch.setattr("snapshot.env.store.repository._TAIL_BYTES", FOOTER_BYTES + 10)
-    contents = {bytes([n]) * 32: bytes([n]) for n in range(50)}
+def test_what_a_snapshot_has_is_found_with_its_place(repository, pool):
+    made = a_snapshot(repository, pool, {b"a" * 32: b"xx", b"b" * 32: b"yyy", b"c" * 32: b""})
 
-    name, index, _ = a_pack(repository, pool, contents)
+    found = repository.known_contents([b"b" * 32, b"c" * 32, b"z" * 32])
 
-    assert repository.index(name) == index
-
-
-def test_what_the_store_has_is_found_with_its_place(repository, pool):
-    name, index, _ = a_pack(repository, pool, {b"a" * 32: b"xx", b"b" * 32: b"yyy"})
-
-    found = repository.known_contents([b"b" * 32, b"z" * 32])
-
-    assert found == {b"b" * 32: (name, index.contents[1])}
+    assert found == {b"b" * 32: Found(made.head.packs[0], made.frames[0], 2, 3)}
 
 
-@pytest.mark.parametrize("data", [b"", HEADER, HEADER + b"half a frame and no end" * 9])
-def test_half_a_pack_is_no_pack(repository, data):
-    repository.store.publish(f"{ROOT}/packs/{'e' * 32}", data)
-
-    with pytest.raises(IntegrityError):
-        repository.index("e" * 32)
-    assert repository.known_contents([b"a" * 32]) == {}
-
-
-def test_a_footer_that_points_elsewhere_is_refused(repository, pool):
-    name, _, _ = a_pack(repository, pool, {b"a" * 32: b"xx"})
-    path = f"{ROOT}/packs/{name}"
+@pytest.mark.parametrize("left", [0, 16, -1])
+def test_a_pack_that_was_cut_short_or_is_gone_is_not_relied_on(repository, pool, left):
+    made = a_snapshot(repository, pool, {b"a" * 32: b"xx"})
+    path = f"{ROOT}/packs/{made.head.packs[0]}"
     data = repository.store.read(path, 0, repository.store.stat(path).size_bytes)
-    repository.store.publish(path, data[:20] + b"!" + data[20:])
+    repository.store.remove(path)
+    if left:
+        repository.store.publish(path, data[:left])
 
-    with pytest.raises(IntegrityError, match="does not end where the footer begins"):
-        repository.index(name)
+    assert repository.known_contents([b"a" * 32]) == {}
+    assert repository.publish(made), "saved again, it takes the place of the one that lost its pack"
+
+
+def test_a_manifest_that_cannot_be_read_is_not_relied_on(repository, pool):
+    a_snapshot(repository, pool, {b"a" * 32: b"xx"})
+    repository.store.publish(f"{ROOT}/manifests/{OTHER}", b"no manifest")
+
+    assert set(repository.known_contents([b"a" * 32])) == {b"a" * 32}
 
 
 def test_a_pack_whose_source_fails_leaves_none(repository, pool):
-    def pieces(_):
+    def pieces():
         yield b"some"
         raise StateError("it changed")
 
     with pytest.raises(StateError, match="it changed"):
-        repository.write_pack([(b"a" * 32, 8)], pieces, level=1, pool=pool)
+        repository.write_pack(pieces(), level=1, pool=pool)
 
     assert repository.store.listing(f"{ROOT}/packs") == []
 
