@@ -19,11 +19,11 @@ from snapshot.image.block.prefetch import Prefetched, prefetch_blocks
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_image
-from snapshot.image.mount.daemon import AUTO, ImageMount, chosen_trace, traces_of
+from snapshot.image.mount.daemon import AUTO, ImageMount, chosen_trace, trace_at, traces_of
 from snapshot.image.mount.options import mount_settings
 from snapshot.image.start.bind_mounts import bind_of, log_of
 from snapshot.image.start.run import check_machine, run_in, start_of
-from snapshot.image.trace.store import push_new
+from snapshot.image.trace.sharing import push_trace
 from snapshot.image.trace.trace import hot_blocks
 from snapshot.image.tree.tree import merge
 from snapshot.oci.image import Image, open_store, resolve
@@ -110,7 +110,7 @@ def record_command(given: _Given, output: str | None, window: str | None, push: 
     settings, code = _started(given, window or _UNTIL_THE_END, changed)
     if push:
         with _resolved(settings) as (store, image):
-            push_new(store, _recorded(settings, image))
+            push_trace(store, trace_at(str(_recorded(settings, image)), image.digest))
     sys.exit(code)
 
 

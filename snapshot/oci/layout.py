@@ -139,37 +139,20 @@ class OciLayout(ImageStore):
         target = self._path(digest)
         if not target.is_file():
             _publish(target, data)
-        annotations = {TAG: check_tag(tag)} if tag is not None else {}
-        added = Descriptor(
-            media_type=media_type, digest=digest, size=len(data), annotations=annotations
-        )
-        subject = parsed.subject if isinstance(parsed, Manifest) else None
-        if tag is None and subject is None:
+        if tag is None:
             return digest
+        added = Descriptor(
+            media_type=media_type,
+            digest=digest,
+            size=len(data),
+            annotations={TAG: check_tag(tag)},
+            artifact_type=parsed.artifact_type if isinstance(parsed, Manifest) else None,
+        )
         with locked(self._root):
-            kept = [
-                entry
-                for entry in self._index().manifests
-                if (tag is None or entry.annotations.get(TAG) != tag)
-                and (entry.digest, entry.annotations) != (digest, annotations)
-            ]
+            kept = [e for e in self._index().manifests if e.annotations.get(TAG) != tag]
             new = Index(schema_version=2, media_type=INDEX_TYPE, manifests=(*kept, added))
             _publish(self._root / "index.json", encode(new))
         return digest
-
-    @override
-    def referrers(self, digest: str, artifact_type: str | None = None) -> tuple[Descriptor, ...]:
-        found = []
-        for entry in self._index().manifests:
-            stored = self.manifest(entry.digest)
-            parsed = parse_manifest(stored.data, stored.media_type, name=self.location)
-            if not isinstance(parsed, Manifest) or parsed.subject is None:
-                continue
-            kind = parsed.artifact_type or parsed.config.media_type
-            if parsed.subject.digest == digest and artifact_type in {None, kind}:
-                described = {"artifact_type": kind, "annotations": parsed.annotations}
-                found.append(entry.model_copy(update=described))
-        return tuple(found)
 
     @override
     def close(self) -> None:
@@ -177,7 +160,8 @@ class OciLayout(ImageStore):
 
     def tags(self) -> tuple[str, ...]:
         """Return the names of the images in the layout."""
-        names = (entry.annotations.get(TAG) for entry in self._index().manifests)
+        images = (entry for entry in self._index().manifests if entry.artifact_type is None)
+        names = (entry.annotations.get(TAG) for entry in images)
         return tuple(name for name in names if name is not None)
 
     def _tagged(self, tag: str) -> Descriptor:

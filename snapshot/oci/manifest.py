@@ -109,8 +109,6 @@ class Manifest(OciModel):
     artifact_type: str | None = Field(default=None, max_length=255)
     config: Descriptor
     layers: tuple[Descriptor, ...] = Field(max_length=MAX_LAYERS)
-    subject: Descriptor | None = None
-    """What an artifact is about."""
     annotations: dict[str, str] = Field(default_factory=dict)
 
 

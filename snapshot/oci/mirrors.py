@@ -98,10 +98,6 @@ class MirroredStore(ImageStore):
         return self._origin.push_manifest(data, media_type, tag)
 
     @override
-    def referrers(self, digest: str, artifact_type: str | None = None) -> tuple[Descriptor, ...]:
-        return self._origin.referrers(digest, artifact_type)
-
-    @override
     def close(self) -> None:
         for store in (*self._mirrors, self._origin):
             store.close()

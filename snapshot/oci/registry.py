@@ -1,6 +1,5 @@
 """One repository of a registry over HTTP: OCI distribution 1.1, and what came before it."""
 
-import random
 import re
 from collections.abc import Iterator, Mapping
 from urllib.parse import urlencode
@@ -9,16 +8,12 @@ from typing_extensions import override
 from urllib3.exceptions import HTTPError
 from urllib3.response import BaseHTTPResponse
 
-from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
+from omniload.base.errors import IntegrityError, UnavailableError
 from snapshot.oci.digest import check_digest, digest_of, verified
 from snapshot.oci.manifest import (
     ACCEPTED,
-    INDEX_TYPE,
     MAX_MANIFEST_BYTES,
     Descriptor,
-    Index,
-    Manifest,
-    encode,
     parse_manifest,
 )
 from snapshot.oci.reference import check_tag
@@ -29,9 +24,6 @@ __all__ = ["Registry"]
 
 _CHUNK_BYTES = 1 << 20
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(?:\d+|\*)\Z")
-_SETTLING_S = (0.2, 0.4, 0.8, 1.6)
-"""Longest pause before each look whether an entry of a list that is a tag has stayed."""
-_MAX_PAGES = 64
 
 
 class Registry(ImageStore):
@@ -48,18 +40,6 @@ class Registry(ImageStore):
     @override
     def location(self) -> str:
         return f"{self._transport.base}/{self._repository}"
-
-    def ping(self) -> None:
-        """Return if a registry answers.
-
-        Raises:
-            UnavailableError: None does.
-            ConfigError: It refuses the credentials, or is something else.
-        """
-        try:
-            self._sent("GET", "/v2/")
-        except FileNotFoundError as error:
-            raise ConfigError(f"{self._transport.base} is no registry: {error}") from error
 
     @override
     def manifest(self, name: str) -> StoredManifest:
@@ -160,34 +140,16 @@ class Registry(ImageStore):
     @override
     def push_manifest(self, data: bytes, media_type: str, tag: str | None = None) -> str:
         digest = digest_of(data)
-        parsed = parse_manifest(data, media_type, name=f"{self.location}: new manifest")
+        parse_manifest(data, media_type, name=f"{self.location}: new manifest")
         name = check_tag(tag) if tag is not None else digest
-        response = self._sent(
+        self._sent(
             "PUT",
             f"{self._root}/manifests/{name}",
             scope=self._push,
             headers={"Content-Type": media_type},
             body=data,
         )
-        subject = parsed.subject if isinstance(parsed, Manifest) else None
-        if isinstance(parsed, Manifest) and subject and "OCI-Subject" not in response.headers:
-            added = Descriptor(
-                media_type=media_type,
-                digest=digest,
-                size=len(data),
-                artifact_type=parsed.artifact_type or parsed.config.media_type,
-                annotations=parsed.annotations,
-            )
-            self._add_to_fallback(subject.digest, added)
         return digest
-
-    @override
-    def referrers(self, digest: str, artifact_type: str | None = None) -> tuple[Descriptor, ...]:
-        try:
-            found = self._listed_referrers(digest)
-        except (FileNotFoundError, ConfigError):
-            found = self._fallback(digest)
-        return tuple(d for d in found if artifact_type in {None, d.artifact_type})
 
     @override
     def close(self) -> None:
@@ -250,49 +212,6 @@ class Registry(ImageStore):
         return self._transport.repeated(
             lambda: self._transport.request("GET", url, scope=self._pull, headers=headers)
         )
-
-    def _page(self, url: str) -> tuple[bytes, str]:
-        def attempt() -> tuple[bytes, str]:
-            response = self._transport.request(
-                "GET", url, scope=self._pull, headers={"Accept": INDEX_TYPE}
-            )
-            link = response.headers.get("Link", "")
-            return _body(response, MAX_MANIFEST_BYTES + 1), link
-
-        return self._transport.repeated(attempt)
-
-    def _listed_referrers(self, digest: str) -> tuple[Descriptor, ...]:
-        url = f"{self._root}/referrers/{check_digest(digest)}"
-        found: list[Descriptor] = []
-        for _ in range(_MAX_PAGES):
-            data, link = self._page(url)
-            page = parse_manifest(data, INDEX_TYPE, name=f"{self.location}: referrers")
-            found += page.manifests if isinstance(page, Index) else ()
-            following = re.match(r"<([^>]+)>\s*;\s*rel=\"?next\"?", link)
-            if following is None:
-                break
-            url = following[1]
-        return tuple(found)
-
-    def _fallback(self, digest: str) -> tuple[Descriptor, ...]:
-        """Return what the tag ``sha256-...`` lists, where a registry has no referrers of its own."""
-        try:
-            stored = self.manifest(digest.replace(":", "-", 1)[:128])
-        except FileNotFoundError:
-            return ()
-        index = parse_manifest(stored.data, stored.media_type, name=f"{self.location}: referrers")
-        return index.manifests if isinstance(index, Index) else ()
-
-    def _add_to_fallback(self, digest: str, added: Descriptor) -> None:
-        # Two clients at once may lose one entry of the two: the protocol has no better way than to look again,
-        # at another moment than the other one, and to add what was lost.
-        for most_s in _SETTLING_S:
-            kept = [entry for entry in self._fallback(digest) if entry.digest != added.digest]
-            index = Index(schema_version=2, media_type=INDEX_TYPE, manifests=(*kept, added))
-            self.push_manifest(encode(index), INDEX_TYPE, tag=digest.replace(":", "-", 1)[:128])
-            self._transport.pause(random.uniform(most_s / 2, most_s))  # noqa: S311 -- no secret
-            if any(entry.digest == added.digest for entry in self._fallback(digest)):
-                return
 
 
 def _check_range(response: BaseHTTPResponse, offset: int, size_bytes: int, url: str) -> None:

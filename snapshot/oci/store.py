@@ -84,10 +84,6 @@ class ImageStore(Protocol):
         """Store a manifest under its digest, and under ``tag`` over what had it; return the digest."""
         ...
 
-    def referrers(self, digest: str, artifact_type: str | None = None) -> tuple[Descriptor, ...]:
-        """Return what was pushed with ``digest`` as its subject; nothing for an unknown digest."""
-        ...
-
     def close(self) -> None:
         """Let go of connections."""
         ...

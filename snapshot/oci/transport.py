@@ -139,10 +139,6 @@ class Transport:
 
         return with_retries(attempt, waits_s, self._clock.sleep, tell)
 
-    def pause(self, duration_s: float) -> None:
-        """Wait, by this transport's clock."""
-        self._clock.sleep(duration_s)
-
     def close(self) -> None:
         """Let go of connections."""
         self._pool.clear()

@@ -265,7 +265,7 @@ def traces_of(settings: ImageMount) -> TraceStore:
     return TraceStore(Path(settings.cache) / "traces")
 
 
-def trace_at(path: str, image: str) -> Trace | None:
+def trace_at(path: str, image: str) -> Trace:
     """Return the trace at ``path``; it is a hint and no more.
 
     Raises:

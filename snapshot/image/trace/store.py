@@ -4,12 +4,10 @@
 
     CACHE/traces/v1/IMAGE/COMMAND.trace     both are sha256, the second of the words as JSON
 
-or beside the image in its registry, as referrer artifacts. One that others pushed is a
+or beside the image in its registry. One that others pushed is a
 hint like any other: it may cost requests, never right bytes.
 """
 
-import hashlib
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,21 +17,20 @@ from omniload.base.log import get_logger
 from omniload.base.reading import read_kept_file
 from omniload.base.writing import write_whole
 from snapshot.image.trace.keys import command_key, most_run, nearest
-from snapshot.image.trace.sharing import pull_trace, pull_traces, push_trace
+from snapshot.image.trace.sharing import pull_trace, pull_traces
 from snapshot.image.trace.trace import (
     MAX_TRACE_BYTES,
     Trace,
     decode_trace,
     encode_trace,
     merge_traces,
-    trace_since,
     united,
 )
 from snapshot.oci.digest import check_digest
 from snapshot.oci.store import ImageStore
 from snapshot.private_folder import private_folder
 
-__all__ = ["TraceStore", "find_any_trace", "find_trace", "merge_into", "push_new"]
+__all__ = ["TraceStore", "find_any_trace", "find_trace", "merge_into"]
 
 _log = get_logger(__name__)
 
@@ -88,32 +85,6 @@ def merge_into(path: Path, new: Trace) -> Trace:
             merged = merge_traces([old, new])
         write_whole(path, encode_trace(merged))
     return merged
-
-
-def push_new(store: ImageStore, path: Path) -> str | None:
-    """Keep beside its image what a trace has gained since this was done last; return the artifact's digest.
-
-    What was pushed stands in a file beside the trace, one for each place that is pushed to, so
-    that no start counts twice.
-
-    Returns:
-        None where nothing is new.
-
-    Raises:
-        FileNotFoundError: The trace, or its image, is not there.
-    """
-    place = hashlib.sha256(store.location.encode()).hexdigest()[:12]
-    before = path.with_name(f"{path.name}.{place}.pushed")
-    with locked(path.with_name(f".{path.name}.pushing")):
-        whole = decode_trace(_bytes_of(path), name=str(path))
-        pushed = _read(before)
-        new = whole if pushed is None else trace_since(whole, pushed)
-        if new is None:
-            return None
-        # Two starts may have touched the same: they are still two.
-        digest = push_trace(store, new, uuid.uuid4().hex)
-        write_whole(before, encode_trace(whole))
-    return digest
 
 
 def find_trace(

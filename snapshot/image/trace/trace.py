@@ -34,7 +34,6 @@ __all__ = [
     "hot_blocks",
     "merge_traces",
     "trace_of",
-    "trace_since",
     "united",
 ]
 
@@ -108,23 +107,6 @@ def united(traces: Sequence[Trace], command: Sequence[str]) -> Trace:
     """
     words = tuple(command)
     return merge_traces([replace(trace, command=words) for trace in traces])
-
-
-def trace_since(new: Trace, old: Trace) -> Trace | None:
-    """Return what a trace has beside an earlier state of itself; None where there is nothing.
-
-    Returns:
-        A trace that, merged with ``old``, gives ``new``; all of ``new`` where ``old`` is no
-        earlier state of it.
-    """
-    if (new.image, new.command) != (old.image, old.command) or new.runs < old.runs:
-        return new
-    if new.runs == old.runs:
-        return None
-    taken = [replace(touch, runs=-touch.runs) for touch in old.touches]
-    left = _settled([*new.touches, *taken], most_runs=new.runs)
-    touches = tuple(touch for touch in left if touch.runs > 0)
-    return replace(new, runs=new.runs - old.runs, touches=touches)
 
 
 def encode_trace(trace: Trace) -> bytes:

@@ -88,8 +88,6 @@ ASKED = {
     "blob": lambda store: b"".join(store.blob_chunks(blob_of(DATA))),
     "manifest": lambda store: store.manifest("v"),
     "head": lambda store: store.has_blob(blob_of(DATA).digest),
-    "referrers": lambda store: store.referrers(blob_of(DATA).digest),
-    "ping": lambda store: store.ping(),
 }
 
 

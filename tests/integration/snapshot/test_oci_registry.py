@@ -34,12 +34,10 @@ class TestRealRegistry(ImageStoreContract):
     pass
 
 
-def test_a_registry_answers_a_ping_and_something_else_does_not(store):
-    store.ping()
-
+def test_a_registry_that_nobody_runs_is_told():
     nobody = Registry(Transport("127.0.0.1:9", RegistrySettings(attempts=1)), "a")
     with pytest.raises(UnavailableError, match="is the registry up"):
-        nobody.ping()
+        nobody.manifest("v")
 
 
 def test_an_image_that_skopeo_pushed_is_read_and_one_of_ours_is_read_by_skopeo(address, tmp_path):

@@ -14,7 +14,6 @@ from snapshot.image.trace.trace import (
     encode_trace,
     merge_traces,
     trace_of,
-    trace_since,
 )
 
 IMAGE = "sha256:" + "ab" * 32
@@ -56,30 +55,6 @@ def test_merging_adds_runs_byte_by_byte(traces):
     assert by_byte(merged.touches) == by_byte([t for trace in traces for t in trace.touches])
     assert merged.runs == len(traces)
     assert all(1 <= touch.runs <= merged.runs for touch in merged.touches)
-
-
-@given(st.lists(TRACES, min_size=1, max_size=3), st.lists(TRACES, max_size=3))
-def test_what_a_trace_gained_merged_with_what_it_was_gives_what_it_is(before, since):
-    old, new = merge_traces(before), merge_traces([*before, *since])
-
-    gained = trace_since(new, old)
-
-    if since:
-        assert merge_traces([old, gained]) == new
-        assert gained.runs == len(since)
-        runs = {byte: n for byte, (_, n) in by_byte([t for s in since for t in s.touches]).items()}
-        assert {byte: n for byte, (_, n) in by_byte(gained.touches).items()} == runs
-    else:
-        assert gained is None
-
-
-@given(TRACES, TRACES)
-def test_what_is_no_earlier_state_is_not_taken_away(one, other):
-    elsewhere = Trace(image=IMAGE, command=("other",), runs=1, touches=other.touches)
-    more = merge_traces([other, other])
-
-    assert trace_since(one, elsewhere) == one
-    assert trace_since(one, more) == one
 
 
 @given(TRACES, TRACES, TRACES)

@@ -6,7 +6,6 @@ import orjson
 import pytest
 
 from omniload.base.errors import IntegrityError
-from snapshot.oci.artifacts import artifact, push_artifact
 from snapshot.oci.digest import digest_of
 from snapshot.oci.manifest import INDEX_TYPE, MANIFEST_TYPE, Descriptor
 
@@ -120,51 +119,3 @@ class ImageStoreContract:
 
         assert store.manifest("many").data == index
         assert store.manifest("many").media_type == INDEX_TYPE
-
-    def test_referrers_are_found_by_their_subject_and_kind(self, store):
-        image = a_manifest(store)
-        digest = store.push_manifest(image, MANIFEST_TYPE, "v1")
-        subject = descriptor_of(image, MANIFEST_TYPE).model_dump(by_alias=True, exclude_none=True)
-        pushed = {}
-        for kind in ("application/x.trace", "application/x.index"):
-            artifact = a_manifest(
-                store, (kind.encode(),), subject=subject, artifactType=kind, annotations={"a": kind}
-            )
-            pushed[kind] = store.push_manifest(artifact, MANIFEST_TYPE)
-
-        found = store.referrers(digest)
-
-        assert {entry.artifact_type: entry.digest for entry in found} == pushed
-        assert {entry.annotations["a"] for entry in found} == set(pushed)
-        (trace,) = store.referrers(digest, "application/x.trace")
-        assert trace.digest == pushed["application/x.trace"]
-        assert store.referrers(digest_of(b"unknown")) == ()
-
-    def test_a_document_about_an_image_is_found_by_the_images_digest_and_kind(self, store):
-        digest = store.push_manifest(a_manifest(store), MANIFEST_TYPE, "v1")
-
-        pushed = push_artifact(store, digest, "application/x.trace", b"one", {"command": "a"})
-        assert (
-            push_artifact(store, digest, "application/x.trace", b"one", {"command": "a"}) == pushed
-        )
-        push_artifact(store, digest, "application/x.other", b"other")
-        push_artifact(store, digest, "application/x.trace", b"two", {"command": "b"})
-
-        found = {
-            listed.annotations["command"]: artifact(store, listed)
-            for listed in store.referrers(digest, "application/x.trace")
-        }
-        assert found == {"a": b"one", "b": b"two"}
-        with pytest.raises(FileNotFoundError):
-            push_artifact(store, digest_of(b"no image"), "application/x.trace", b"")
-
-    def test_the_same_referrer_pushed_twice_is_listed_once(self, store):
-        image = a_manifest(store)
-        digest = store.push_manifest(image, MANIFEST_TYPE)
-        subject = descriptor_of(image, MANIFEST_TYPE).model_dump(by_alias=True, exclude_none=True)
-        artifact = a_manifest(store, (b"artifact",), subject=subject)
-
-        store.push_manifest(artifact, MANIFEST_TYPE)
-        store.push_manifest(artifact, MANIFEST_TYPE)
-
-        assert len(store.referrers(digest)) == 1

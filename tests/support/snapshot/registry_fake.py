@@ -14,10 +14,10 @@ __all__ = ["FakeRegistry", "serving"]
 class FakeRegistry:
     """What it holds, how it behaves, and what it was asked."""
 
-    def __init__(self, *, ranges=True, referrers=False, auth=None):
+    def __init__(self, *, ranges=True, auth=None):
         self.blobs: dict[str, bytes] = {}
         self.manifests: dict[str, tuple[bytes, str]] = {}
-        self.ranges, self.referrers, self.auth = ranges, referrers, auth
+        self.ranges, self.auth = ranges, auth
         self.faults: list = []
         """Functions of a request's handler, each taken by one request for a blob or manifest."""
         self.asked: list[tuple[str, str, dict[str, str]]] = []

@@ -1,18 +1,29 @@
-"""Traces that many nodes push for one command: one merged trace, each start counted once."""
+"""Traces beside their image: of each command that of the most starts, whoever pushed it."""
 
+import io
+import json
 import logging
-from dataclasses import replace
 
 import pytest
 
 from omniload.base.errors import IntegrityError, UnavailableError
-from snapshot.image.trace.sharing import ENOUGH_PARTS, TRACE_TYPE, pull_trace, push_trace
+from snapshot.image.trace.sharing import (
+    TRACE_TYPE,
+    pull_trace,
+    pull_traces,
+    push_trace,
+    traces_tag,
+)
 from snapshot.image.trace.trace import Touch, encode_trace, merge_traces, trace_of
-from snapshot.oci.artifacts import push_artifact
+from snapshot.oci.digest import digest_of
 from snapshot.oci.layout import OciLayout
+from snapshot.oci.manifest import EMPTY_CONFIG, MANIFEST_TYPE, Descriptor, Manifest, encode
 from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_image
 
-RUN = ("python", "train.py")
+RUN = ("python", "train.py", "--step", "7")
+OTHER = "sha256:" + "b" * 64
+WORDS = "io.omniload.trace.command"
+RUNS = "io.omniload.trace.runs"
 
 
 @pytest.fixture
@@ -26,181 +37,120 @@ def image(layout):
     return an_image(layout, [(a_layer(layout, tar, "tar"), tar)]).digest
 
 
-def a_trace(image, number, command=RUN):
-    return trace_of(
-        image, command, [Touch(number, "f", 0, 10), Touch(number, f"of-{number}", 0, 5)]
+def a_trace(image, number=1, command=RUN, runs=1):
+    one = trace_of(image, command, [Touch(number, "f", 0, 10)])
+    return merge_traces([one] * runs)
+
+
+def put(layout, image, data, annotations):
+    """Write a document of one trace beside an image, as anybody may."""
+
+    def pushed(media_type, data, annotations):
+        blob = Descriptor(
+            media_type=media_type, digest=digest_of(data), size=len(data), annotations=annotations
+        )
+        layout.push_blob(blob, lambda: io.BytesIO(data))
+        return blob
+
+    manifest = Manifest(
+        schema_version=2,
+        config=pushed(EMPTY_CONFIG, b"{}", {}),
+        layers=(pushed(TRACE_TYPE, data, annotations),),
     )
+    layout.push_manifest(encode(manifest), MANIFEST_TYPE, traces_tag(image))
 
 
-class Between:
-    """A store that lets something happen before a list of referrers is told."""
+def test_a_pushed_trace_is_found_by_command_or_a_near_one(layout, image):
+    trace = a_trace(image)
+    assert pull_trace(layout, image, RUN) is None
 
-    def __init__(self, store, *happens):
-        self.store, self.happens = store, list(happens)
+    assert push_trace(layout, trace)
+    assert push_trace(layout, a_trace(image, command=("sh",)))
 
-    def __getattr__(self, name):
-        return getattr(self.store, name)
-
-    def referrers(self, *given):
-        if self.happens:
-            self.happens.pop(0)()
-        return self.store.referrers(*given)
+    assert pull_trace(layout, image, RUN) == trace
+    assert pull_trace(layout, image, (*RUN[:-1], "8")) == trace
+    assert pull_trace(layout, image, ("bash",)) is None
+    assert pull_trace(layout, OTHER, RUN) is None
 
 
-class Losing(Between):
-    """A store whose list of referrers is a tag: what is listed is taken away by others that write it."""
+def test_the_traces_of_an_image_are_no_image_of_the_layout(layout, image, tmp_path):
+    before = layout.tags()
 
-    def __init__(self, store, *lost):
-        super().__init__(store)
-        self.lost = list(lost)
+    push_trace(layout, a_trace(image))
 
-    def referrers(self, *given):
-        found = self.store.referrers(*given)
-        hidden = self.lost.pop(0) if self.lost else None
-        return () if hidden == "all" else found
+    assert OciLayout(tmp_path / "layout").tags() == before
 
 
-def documents(store, image):
-    return store.referrers(image, TRACE_TYPE)
+def test_of_one_command_the_trace_of_the_most_starts_stays(layout, image):
+    push_trace(layout, a_trace(image, 1, runs=2))
+
+    assert not push_trace(layout, a_trace(image, 2, runs=2)), "the same, or another of as many"
+    assert pull_trace(layout, image, RUN) == a_trace(image, 1, runs=2)
+    assert push_trace(layout, a_trace(image, 3, runs=3))
+    assert pull_trace(layout, image, RUN) == a_trace(image, 3, runs=3)
 
 
-def test_two_nodes_that_push_end_as_one_merged_trace(layout, image):
-    one, other = a_trace(image, 1), a_trace(image, 2)
-
-    push_trace(layout, one)
-    push_trace(layout, other)
-
-    assert pull_trace(layout, image, RUN) == merge_traces([one, other])
-    assert pull_trace(layout, image, RUN).runs == 2
-
-
-def test_a_part_pushed_while_another_pushes_is_not_lost(layout, image):
-    first, second, third = (a_trace(image, number) for number in (1, 2, 3))
-    push_trace(layout, first)
-    # The second pusher has listed what is there and not pushed yet when the third comes.
-    meanwhile = Between(layout, lambda: push_trace(layout, third))
-
-    push_trace(meanwhile, second)
-
-    assert meanwhile.happens == []
-    assert pull_trace(layout, image, RUN) == merge_traces([first, second, third])
-
-
-def test_what_the_list_of_referrers_lost_is_pushed_again(layout, image):
-    push_trace(layout, a_trace(image, 1))
-    # Not listed when it looks after the push, for another has written the list: it pushes again.
-    losing = Losing(layout, None, "all")
-
-    push_trace(losing, a_trace(image, 2))
-
-    assert losing.lost == []
-    assert pull_trace(layout, image, RUN).runs == 2
-
-
-def test_a_list_that_never_holds_what_is_pushed_costs_a_warning(layout, image, caplog):
-    losing = Losing(layout, *["all"] * 99)
-
-    with caplog.at_level(logging.WARNING, "omniload"):
-        push_trace(losing, a_trace(image, 1))
-
-    assert "may be overwritten" in caplog.text
-    assert len(losing.lost) > 0, "it gives up in the end"
-
-
-def test_enough_parts_are_enough(layout, image):
-    for number in range(ENOUGH_PARTS):
-        push_trace(layout, a_trace(image, number))
-    before = documents(layout, image)
-
-    push_trace(layout, a_trace(image, 99))
-
-    assert documents(layout, image) == before
-    assert pull_trace(layout, image, RUN).runs == ENOUGH_PARTS
-
-
-def test_of_too_many_parts_those_of_the_most_starts_are_read(layout, image):
-    told = {"io.omniload.trace.command": '["python", "train.py"]'}
-    for number in range(ENOUGH_PARTS + 3):
-        trace = replace(a_trace(image, number), runs=1 + number)
-        named = told | {"io.omniload.trace.runs": str(trace.runs)}
-        push_artifact(layout, image, TRACE_TYPE, encode_trace(trace), named)
-
-    assert pull_trace(layout, image, RUN).runs == sum(range(4, ENOUGH_PARTS + 4))
-
-
-def test_what_is_pushed_twice_under_one_name_counts_once(layout, image):
-    one = a_trace(image, 1)
-    push_trace(layout, one, "node")
-    push_trace(layout, merge_traces([one, a_trace(image, 2)]), "node")
-
-    assert pull_trace(layout, image, RUN).runs == 2
-
-
-def test_other_commands_are_merged_apart(layout, image):
-    push_trace(layout, a_trace(image, 1))
-    push_trace(layout, a_trace(image, 2, ("sh",)))
-    push_trace(layout, a_trace(image, 3))
-
-    assert pull_trace(layout, image, RUN) == merge_traces([a_trace(image, 1), a_trace(image, 3)])
-    assert pull_trace(layout, image, ("sh",)) == a_trace(image, 2, ("sh",))
-
-
-def test_a_broken_part_is_passed_over_and_the_others_serve(layout, image, caplog):
-    push_trace(layout, a_trace(image, 1))
-    annotations = {
-        "io.omniload.trace.command": '["python", "train.py"]',
-        "io.omniload.trace.runs": "9",
-    }
-    push_artifact(layout, image, TRACE_TYPE, b"no trace", annotations)
-
-    with caplog.at_level(logging.WARNING, "omniload"):
-        found = pull_trace(layout, image, RUN)
-
-    assert found == a_trace(image, 1)
-    assert "passed over" in caplog.text
-
-
-def test_documents_of_the_release_before_are_parts(layout, image):
-    annotations = {
-        "io.omniload.trace.command": '["python", "train.py"]',
-        "io.omniload.trace.runs": "1",
-    }
-    push_artifact(layout, image, TRACE_TYPE, encode_trace(a_trace(image, 1)), annotations)
+def test_traces_of_other_commands_stay_as_they_are(layout, image):
+    push_trace(layout, a_trace(image, 1, ("sh",)))
 
     push_trace(layout, a_trace(image, 2))
 
-    assert pull_trace(layout, image, RUN).runs == 2
+    assert pull_trace(layout, image, ("sh",)) == a_trace(image, 1, ("sh",))
 
 
-def test_a_document_that_the_release_before_merged_of_parts_is_passed_over(layout, image):
-    push_trace(layout, a_trace(image, 1))
-    annotations = {
-        "io.omniload.trace.command": '["python", "train.py"]',
-        "io.omniload.trace.runs": "2",
-        "io.omniload.trace.parts": "2",
-    }
-    push_artifact(layout, image, TRACE_TYPE, encode_trace(a_trace(image, 5)), annotations)
+def test_a_command_too_long_to_be_told_stays_on_its_node(layout, image):
+    assert not push_trace(layout, a_trace(image, command=("x" * 5000,)))
 
-    assert pull_trace(layout, image, RUN) == a_trace(image, 1)
+    assert pull_trace(layout, image, ("x" * 5000,)) is None
 
 
-def test_an_outage_in_the_middle_is_told_and_not_taken_for_a_broken_part(layout, image):
-    push_trace(layout, a_trace(image, 1))
+def test_an_image_that_is_not_there_gets_no_traces(layout):
+    with pytest.raises(FileNotFoundError):
+        push_trace(layout, a_trace(OTHER))
 
-    class Away(Between):
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {},
+        {WORDS: "[[", RUNS: "1"},
+        {WORDS: '{"a": 1}', RUNS: "1"},
+        {WORDS: "[7]", RUNS: "1"},
+        {WORDS: '["python"]', RUNS: "many"},
+        {WORDS: "[" * 3000, RUNS: "1"},
+    ],
+)
+def test_what_strangers_annotate_is_passed_over(layout, image, annotations):
+    put(layout, image, encode_trace(a_trace(image)), annotations)
+
+    assert pull_trace(layout, image, RUN) is None
+
+
+@pytest.mark.parametrize("data", [encode_trace(a_trace(OTHER)), b"no trace"])
+def test_a_trace_about_another_image_or_broken_is_refused_and_never_hot(
+    layout, image, data, caplog
+):
+    put(layout, image, data, {WORDS: json.dumps(list(RUN)), RUNS: "2"})
+
+    with pytest.raises(IntegrityError, match="trace"):
+        pull_trace(layout, image, RUN)
+    with caplog.at_level(logging.WARNING, "omniload"):
+        assert pull_traces(layout, image) == []
+    assert "passed over" in caplog.text
+
+
+def test_of_an_unknown_command_the_traces_of_most_starts_are_read(layout, image):
+    often = a_trace(image, runs=6)
+    push_trace(layout, often)
+    push_trace(layout, a_trace(image, command=("rare",)))
+
+    assert pull_traces(layout, image) == [often]
+
+
+def test_a_store_that_does_not_answer_is_told(layout, image):
+    class Away:
         def manifest(self, name):
-            raise UnavailableError("gone")
+            raise UnavailableError(f"{name} does not answer")
 
-    with pytest.raises(UnavailableError, match="gone"):
-        pull_trace(Away(layout), image, RUN)
-
-
-def test_a_part_whose_manifest_is_gone_alone_is_an_error(layout, image):
-    push_trace(layout, a_trace(image, 1))
-
-    class Gone(Between):
-        def manifest(self, name):
-            raise IntegrityError("altered")
-
-    with pytest.raises(IntegrityError, match="altered"):
-        pull_trace(Gone(layout), image, RUN)
+    with pytest.raises(UnavailableError):
+        pull_trace(Away(), image, RUN)

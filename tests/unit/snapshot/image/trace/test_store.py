@@ -8,10 +8,9 @@ import pytest
 
 from omniload.base.errors import IntegrityError, UnavailableError
 from snapshot.image.trace.keys import command_key, most_run, nearest
-from snapshot.image.trace.sharing import TRACE_TYPE, pull_trace, pull_traces, push_trace
-from snapshot.image.trace.store import TraceStore, find_any_trace, find_trace, merge_into, push_new
-from snapshot.image.trace.trace import Touch, encode_trace, trace_of, united
-from snapshot.oci.artifacts import push_artifact
+from snapshot.image.trace.sharing import push_trace
+from snapshot.image.trace.store import TraceStore, find_any_trace, find_trace, merge_into
+from snapshot.image.trace.trace import Touch, trace_of, united
 from snapshot.oci.layout import OciLayout
 from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_image
 
@@ -104,99 +103,11 @@ def test_merging_leaves_no_other_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["trace"]
 
 
-def test_a_pushed_trace_is_found_by_command_or_a_near_one(layout, image):
-    trace = a_trace(image)
-    assert pull_trace(layout, image, RUN) is None
-
-    push_trace(layout, trace)
-    push_trace(layout, a_trace(image, ("sh",)))
-
-    assert pull_trace(layout, image, RUN) == trace
-    assert pull_trace(layout, image, (*RUN[:-1], "8")) == trace
-    assert pull_trace(layout, image, ("bash",)) is None
-    assert pull_trace(layout, OTHER, RUN) is None
-
-
-def test_starts_of_a_node_are_pushed_once_each_however_often_it_pushes(layout, image, kept):
-    for _ in range(3):
-        kept.add(a_trace(image))
-        assert push_new(layout, kept.path(image, RUN)) is not None
-    assert push_new(layout, kept.path(image, RUN)) is None
-
-    assert pull_trace(layout, image, RUN) == kept.get(image, RUN)
-    assert kept.get(image, RUN).runs == 3
-
-
-def test_what_was_pushed_to_one_place_is_new_to_another(layout, image, kept, tmp_path):
-    kept.add(a_trace(image))
-    push_new(layout, kept.path(image, RUN))
-    other = OciLayout.create(tmp_path / "other")
-    tar = a_tar(a_member("f", b"data"))
-    assert an_image(other, [(a_layer(other, tar, "tar"), tar)]).digest == image
-
-    assert push_new(other, kept.path(image, RUN)) is not None
-
-    assert pull_trace(other, image, RUN).runs == 1
-
-
-def test_a_trace_that_was_made_anew_is_pushed_whole(layout, image, kept):
-    kept.add(a_trace(image))
-    kept.add(a_trace(image))
-    push_new(layout, kept.path(image, RUN))
-    kept.path(image, RUN).unlink()
-    kept.add(a_trace(image, RUN, Touch(1, "f", 0, 7)))
-
-    push_new(layout, kept.path(image, RUN))
-
-    assert pull_trace(layout, image, RUN).runs == 3
-
-
-def test_the_same_trace_pushed_again_is_one(layout, image):
-    assert push_trace(layout, a_trace(image)) == push_trace(layout, a_trace(image))
-
-    assert len(layout.referrers(image, TRACE_TYPE)) == 1
-
-
-def test_a_command_too_long_to_be_told_is_pushed_and_not_found(layout, image):
-    push_trace(layout, a_trace(image, ("x" * 5000,)))
-
-    assert pull_trace(layout, image, ("x" * 5000,)) is None
-
-
-@pytest.mark.parametrize(
-    "annotations",
-    [
-        {},
-        {"io.omniload.trace.command": "[[", "io.omniload.trace.runs": "1"},
-        {"io.omniload.trace.command": '{"a": 1}', "io.omniload.trace.runs": "1"},
-        {"io.omniload.trace.command": "[7]", "io.omniload.trace.runs": "1"},
-        {"io.omniload.trace.command": '["python"]', "io.omniload.trace.runs": "many"},
-        {"io.omniload.trace.command": "[" * 3000, "io.omniload.trace.runs": "1"},
-    ],
-)
-def test_what_strangers_annotate_is_passed_over(layout, image, annotations):
-    push_artifact(layout, image, TRACE_TYPE, encode_trace(a_trace(image)), annotations)
-
-    assert pull_trace(layout, image, RUN) is None
-
-
-def test_a_trace_about_another_image_or_broken_is_refused_when_pulled(layout, image):
-    annotations = {"io.omniload.trace.command": '["python"]', "io.omniload.trace.runs": "2"}
-    push_artifact(layout, image, TRACE_TYPE, encode_trace(a_trace(OTHER)), annotations)
-    with pytest.raises(IntegrityError, match="about"):
-        pull_trace(layout, image, RUN)
-
-    annotations["io.omniload.trace.runs"] = "3"
-    push_artifact(layout, image, TRACE_TYPE, b"no trace", annotations)
-    with pytest.raises(IntegrityError, match="trace"):
-        pull_trace(layout, image, RUN)
-
-
 def test_an_exact_trace_here_is_taken_without_asking_the_registry(kept, image):
     class Silent:
         location = "a registry"
 
-        def referrers(self, *_):
+        def manifest(self, *_):
             raise AssertionError("nobody should ask")
 
     here = kept.add(a_trace(image))
@@ -216,7 +127,7 @@ def test_a_registry_that_fails_costs_a_warning_and_no_start(kept, image, caplog,
     class Failing:
         location = "a registry"
 
-        def referrers(self, *_):
+        def manifest(self, *_):
             raise error
 
     near = kept.add(a_trace(image, ("python",)))
@@ -285,24 +196,6 @@ def test_an_empty_trace_does_not_hide_one_that_is_not(kept, layout, image):
     assert [t.path for t in find_any_trace(kept, layout, image, OWN).touches] == ["f"]
 
 
-def test_of_traces_beside_the_image_those_of_most_starts_are_read_and_broken_ones_passed_over(
-    kept, layout, image, caplog
-):
-    for number in range(6):
-        push_trace(layout, a_trace(image, RUN, Touch(number, "f", 0, 10)), f"part {number}")
-    push_trace(layout, a_trace(image, ("rare",), Touch(1, "g", 0, 10)))
-
-    (often,) = pull_traces(layout, image)
-
-    assert (often.command, often.runs) == (RUN, 6)
-    found = find_any_trace(kept, layout, image, OWN)
-    assert (found.command, [touch.path for touch in found.touches]) == (OWN, ["f"])
-    words = {"io.omniload.trace.command": '["forged"]', "io.omniload.trace.runs": "4"}
-    push_artifact(layout, image, TRACE_TYPE, b"no trace", words)
-    assert pull_traces(layout, image) == [often]
-    assert "passed over" in caplog.text
-
-
 @pytest.mark.parametrize("error", [UnavailableError("gone"), OSError(5)])
 def test_a_registry_that_fails_costs_an_unknown_command_its_hot_blocks_alone(
     kept, image, caplog, error
@@ -310,7 +203,7 @@ def test_a_registry_that_fails_costs_an_unknown_command_its_hot_blocks_alone(
     class Failing:
         location = "a registry"
 
-        def referrers(self, *_):
+        def manifest(self, *_):
             raise error
 
     with caplog.at_level(logging.WARNING, "omniload"):
