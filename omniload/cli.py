@@ -12,6 +12,7 @@ from omniload.commands.runs.show import show
 from omniload.commands.runs.top import top
 from omniload.commands.sample import sample
 from omniload.commands.schema import schema
+from omniload.commands.stats import stats
 
 __all__ = ["command"]
 
@@ -39,6 +40,7 @@ for _verb in (
     schema,
     set_weights,
     show,
+    stats,
     top,
     undo,
 ):

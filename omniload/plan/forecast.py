@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.units import format_bytes
-from omniload.mix.config import MixConfig
+from omniload.mix.config import LARGEST_STEP, MixConfig
 from omniload.mix.schedule import boundaries, weights_at
 from omniload.plan.balance import balance
 from omniload.plan.cost import row_costs
@@ -31,6 +31,7 @@ __all__ = [
     "StepFigures",
     "figures_of",
     "forecast",
+    "steps_per_epoch",
     "tokens_by_step",
     "warnings_of",
     "warnings_of_a_step",
@@ -41,6 +42,8 @@ _MUCH_MEMORY_BYTES = 16 << 30
 """More than the nodes of a small cluster can spare."""
 _WORTH_A_WARNING = 0.01
 _HALVINGS = 60
+_ROUNDING = 1e-9
+"""What sums of shares may be off by."""
 _MOST_POINTS = 1024
 """Steps of a ramp that are looked at; the rest lies between them."""
 
@@ -178,6 +181,35 @@ def forecast(
         total=span(0, end),
         ends_early=end < num_steps,
     )
+
+
+def steps_per_epoch(
+    mix: MixConfig, sizes: SourceSizes, *, tokens_per_step: float
+) -> list[int | None]:
+    """Return after how many steps each source was gone through once; ``None`` for one that never is.
+
+    An epoch of a source is every record of it once.
+    """
+    epoch_S = _epoch_tokens(sizes)
+
+    def drawn_by(step: int) -> NDArray[np.float64]:
+        return tokens_by_step(mix, sizes, step, tokens_per_step=tokens_per_step)
+
+    edges = sorted({0, *boundaries(mix), LARGEST_STEP})
+    drawn_KS = np.stack([drawn_by(edge) for edge in edges])
+    constant = [np.array_equal(_weights(mix, a), _weights(mix, b - 1)) for a, b in pairwise(edges)]
+
+    def first(s: int) -> int | None:
+        at = int(np.searchsorted(drawn_KS[:, s], epoch_S[s] * (1 - _ROUNDING)))
+        if at == len(edges):
+            return None
+        low, high, before = edges[at - 1], edges[at], drawn_KS[at - 1, s]
+        if constant[at - 1]:
+            rate = (drawn_KS[at, s] - before) / (high - low)
+            return low + math.ceil(float((epoch_S[s] - before) / rate) * (1 - _ROUNDING))
+        return low + _first_where(lambda k: bool(drawn_by(low + k)[s] >= epoch_S[s]), high - low)
+
+    return [first(s) for s in range(len(epoch_S))]
 
 
 def figures_of(mix: MixConfig, plan: StepPlan, dp: int) -> StepFigures:

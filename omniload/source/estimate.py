@@ -21,7 +21,7 @@ from omniload.source.kept_profile import KeptProfile, keep
 from omniload.source.transforms.opening import Pipeline, open_pipeline
 from omniload.source.transforms.samples import Samples
 
-__all__ = ["SourceProfile", "profile"]
+__all__ = ["SourceProfile", "evenly", "profile"]
 
 _UNIT_TEXT_BYTES = 1 << 20
 _UNIT_TOKENS = 1 << 20
@@ -97,7 +97,7 @@ def profile(
             f"sources.{name}: {', '.join(config.paths)} holds no record; remove the source or add data"
         )
     pipeline = open_pipeline(name, config, tokenizer, base_dir)
-    chosen = filled[_evenly(len(filled), units)]
+    chosen = filled[evenly(len(filled), units)]
     sampled = [_sample(opened.format, unit, pipeline) for unit in chosen.tolist()]
     lengths = np.concatenate([sample.lengths for sample in sampled])
     # A unit speaks for as many records as it holds, however many of them were tokenised.
@@ -130,7 +130,7 @@ def _keep(made: SourceProfile, cache_dir: Path | None) -> None:
         keep(cache_dir, made.name, costs)
 
 
-def _evenly(count: int, wanted: int) -> NDArray[np.int64]:
+def evenly(count: int, wanted: int) -> NDArray[np.int64]:
     """Return at most ``wanted`` numbers below ``count``, in the middle of equal parts."""
     wanted = min(count, max(1, wanted))
     return (np.arange(wanted) * 2 + 1) * count // (2 * wanted)
@@ -153,7 +153,7 @@ def _sample(record_format: Format, unit: int, pipeline: Pipeline) -> _Sample:
     column = records.column
     limit = _UNIT_TEXT_BYTES if pipeline.takes_text else _UNIT_TOKENS
     mean = max(1.0, len(column.values_V) / len(column))
-    rows = _evenly(len(column), int(limit / mean))
+    rows = evenly(len(column), int(limit / mean))
     bad_R = records.bad_B[rows]
     good = np.flatnonzero(~bad_R)
     taken = take(as_binary(column), rows[good], column.values_V.dtype)

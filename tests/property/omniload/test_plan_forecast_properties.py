@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.mix.schedule import weights_at
-from omniload.plan.forecast import SourceSizes, forecast, tokens_by_step
+from omniload.plan.forecast import SourceSizes, forecast, steps_per_epoch, tokens_by_step
 from tests.support.plane.builders import a_mix
 
 NAMES = ("web", "code", "news")
@@ -96,3 +96,34 @@ def test_no_more_is_forecast_of_a_source_than_the_stop_policy_lets_a_run_draw(mi
     np.testing.assert_allclose(once.tokens_S.sum(), expected, rtol=1e-9)
     enough = int(epoch.sum()) // mix.batch.tokens + 1
     np.testing.assert_allclose(drawn("each_once", enough).tokens_S, epoch, rtol=1e-9)
+
+
+@given(mixes(), sizes, st.integers(1, 400))
+def test_an_epoch_of_a_source_ends_with_the_first_step_that_has_drawn_all_of_it(mix, held, tokens):
+    steps = steps_per_epoch(mix, held, tokens_per_step=float(tokens))
+
+    epoch_S = held.samples_S * held.tokens_per_sample_S
+    for s, step in enumerate(steps):
+        drawn = [
+            tokens_by_step(mix, held, k, tokens_per_step=float(tokens))[s] for k in (step - 1, step)
+        ]
+        assert drawn[0] < epoch_S[s] * (1 + 1e-6)
+        assert drawn[1] >= epoch_S[s] * (1 - 1e-6)
+
+
+def test_a_source_that_is_never_drawn_again_has_no_epoch():
+    stages = [
+        {"from_step": 0, "weights": {"web": 1, "code": 1, "news": 1}},
+        {"from_step": 10, "weights": {"web": 1, "code": 1}},
+    ]
+    held = SourceSizes(samples_S=np.full(3, 1e6), tokens_per_sample_S=np.ones(3))
+
+    steps = steps_per_epoch(
+        a_mix(sources=NAMES, mix={"stages": stages}), held, tokens_per_step=30.0
+    )
+
+    assert dict(zip(sorted(NAMES), steps, strict=True)) == {
+        "web": 66670,
+        "code": 66670,
+        "news": None,
+    }

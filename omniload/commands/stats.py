@@ -1,0 +1,215 @@
+"""``omniload mix stats``: what the documents of a mix are like, before anything is trained on them."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import click
+import numpy as np
+
+from omniload.actors.local.plane import LocalPlane
+from omniload.actors.plane import PlaneSpec
+from omniload.base.errors import ConfigError
+from omniload.client import Client
+from omniload.commands.display import emit_json, output, progress
+from omniload.commands.opening import find_sources, open_spec
+from omniload.commands.options import cache_option, json_option, mix_argument
+from omniload.commands.stats_tables import Rate, SourceStats, Stats, print_stats, stats_json
+from omniload.mix.config import MixConfig
+from omniload.plan.forecast import SourceSizes, forecast, steps_per_epoch
+from omniload.source.survey.documents import Survey, open_survey
+from omniload.source.survey.duplicates import DuplicateCounter
+from omniload.source.survey.lengths import LengthHistogram, trained_on
+
+__all__ = ["stats"]
+
+_THREADS = 2
+
+
+@click.command
+@mix_argument
+@click.option(
+    "--sample",
+    type=click.IntRange(min=1),
+    default=5000,
+    show_default=True,
+    help="Documents of each source to look at, evenly over it, from at most 16 of its units.",
+)
+@click.option("--all", "every", is_flag=True, help="Look at every document; reads all the data.")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Steps of the run; by default as many as hold the tokens of all sources.",
+)
+@click.option(
+    "--measure",
+    "measure_s",
+    type=click.FloatRange(min=0),
+    default=5.0,
+    show_default=True,
+    help="Seconds of a run of the data plane without a trainer, for tokens per second; 0 for none.",
+)
+@cache_option
+@json_option
+def stats(  # noqa: PLR0913 -- one for each option
+    file: Path,
+    *,
+    sample: int,
+    every: bool,
+    steps: int | None,
+    measure_s: float,
+    cache_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Look at the data of FILE before it is trained on.
+
+    Lengths of documents in tokens, documents that are there twice within a source or in two, tokens
+    and steps of an epoch, how often each source is repeated, and the tokens per second that this machine
+    gives. An epoch of a source is every record of it once.
+
+    \b
+    Example:
+      omniload mix stats examples/quickstart.yaml
+      omniload mix stats examples/quickstart.yaml --all --steps 1000 --measure 0
+    """  # noqa: D301 -- click's own marker
+    spec = open_spec(file, dp=1, cache_dir=cache_dir)
+    find_sources(spec, file)
+    found = _survey(spec, None if every else sample)
+    rate = _measure(spec, measure_s) if measure_s else None
+    gathered = _gathered(spec.mix, found, steps, rate)
+    if as_json:
+        emit_json({"file": str(file), **stats_json(gathered)})
+        return
+    print_stats(output(), file, gathered)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Looking:
+    """What is known of the sources so far; several threads look at one each."""
+
+    spec: PlaneSpec
+    counter: DuplicateCounter
+    lengths: list[LengthHistogram]
+    bad: list[int]
+    stopped: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def look(self, number: int, survey: Survey, advance: Callable[[float], None]) -> None:
+        for looked in survey.looked():
+            if self.stopped.is_set():
+                return
+            self.lengths[number].add(trained_on(looked.lengths_N, self.spec.mix.pack))
+            self.bad[number] += looked.bad
+            with self._lock:
+                self.counter.add(number, looked.hashes_N)
+            advance(len(looked.lengths_N) + looked.bad)
+
+
+def _survey(spec: PlaneSpec, sample: int | None) -> tuple[list[Survey], _Looking]:
+    names, mix = spec.mix.names, spec.mix
+    looking = _Looking(
+        spec=spec,
+        counter=DuplicateCounter(len(names)),
+        lengths=[LengthHistogram() for _ in names],
+        bad=[0] * len(names),
+    )
+    with ThreadPoolExecutor(_THREADS) as pool:
+        surveys = list(
+            pool.map(
+                lambda name: open_survey(
+                    name,
+                    mix.sources[name],
+                    tokenizer=mix.tokenizer,
+                    base_dir=spec.base_dir,
+                    cache_dir=spec.cache_dir,
+                    sample=sample,
+                ),
+                names,
+            )
+        )
+        with progress("documents", sum(survey.wanted for survey in surveys)) as advance:
+            try:
+                for _ in pool.map(
+                    lambda s: looking.look(s, surveys[s], advance), range(len(names))
+                ):
+                    pass
+            finally:
+                looking.stopped.set()
+    if barren := [
+        n for n, lengths in zip(names, looking.lengths, strict=True) if not lengths.tokens
+    ]:
+        raise ConfigError(
+            f"sources {barren}: the documents looked at give 0 tokens to train on; correct their text key, raise "
+            "--sample, or remove them"
+        )
+    return surveys, looking
+
+
+def _gathered(
+    mix: MixConfig,
+    found: tuple[Sequence[Survey], _Looking],
+    steps: int | None,
+    rate: Rate | None,
+) -> Stats:
+    """Put together what was found and what the mix will make of it."""
+    surveys, looking = found
+    sizes = SourceSizes(
+        samples_S=np.asarray([float(survey.records) for survey in surveys]),
+        tokens_per_sample_S=np.asarray([lengths.mean for lengths in looking.lengths]),
+    )
+    per_step = float(mix.batch.tokens)
+    if mix.pack.method == "none":
+        per_step = mix.rows_per_step * float(sizes.tokens_per_sample_S.mean())
+    every_S = sizes.samples_S * sizes.tokens_per_sample_S
+    num_steps = steps or max(1, round(float(every_S.sum()) / per_step))
+    expected = forecast(mix, sizes, num_steps, tokens_per_step=per_step)
+    epochs = steps_per_epoch(mix, sizes, tokens_per_step=per_step)
+    return Stats(
+        level=mix.mix.level,
+        steps=expected.total.stop,
+        tokens_per_step=per_step,
+        sources=tuple(
+            SourceStats(
+                name=name,
+                records=surveys[s].records,
+                looked_at=surveys[s].wanted,
+                bad=looking.bad[s],
+                lengths=looking.lengths[s],
+                epoch_tokens=round(float(every_S[s])),
+                steps_per_epoch=epochs[s],
+                epochs=float(expected.total.epochs_S[s]),
+            )
+            for s, name in enumerate(mix.names)
+        ),
+        duplicates=looking.counter.found(),
+        rate=rate,
+    )
+
+
+def _measure(spec: PlaneSpec, seconds: float) -> Rate | None:
+    """Take batches of one rank for a while; what was built before the first was asked for does not count."""
+    at_s: list[float] = []
+    tokens: list[int] = []
+    begun_s = time.perf_counter()
+    with (
+        progress("measuring", seconds) as advance,
+        LocalPlane(replace(spec, num_steps=None)) as plane,
+        Client(plane.handle(0)) as client,
+    ):
+        while time.perf_counter() - begun_s < seconds or len(at_s) < 2:
+            batch = client.next_batch()
+            if batch is None:
+                break
+            at_s.append(time.perf_counter())
+            tokens.append(sum(batch.tokens_by_source.values()))
+            advance(at_s[-1] - (at_s[-2] if len(at_s) > 1 else begun_s))
+    if len(at_s) < 2:
+        return None  # the data ends with the first step
+    first = min(spec.mix.steps_ahead, len(at_s) // 2)
+    taken_s = at_s[-1] - at_s[first - 1]
+    return Rate(
+        tokens_per_s=sum(tokens[first:]) / taken_s, steps=len(at_s) - first, seconds=taken_s
+    )

@@ -1,0 +1,1 @@
+"""Looking at what sources hold before anything is trained on it: lengths, equal documents."""

@@ -1,0 +1,99 @@
+"""``omniload mix stats``: what a person sees of the data before it is trained on."""
+
+import gzip
+import random
+
+import pytest
+import yaml
+
+from omniload.base.errors import ConfigError, IntegrityError
+from tests.support.plane.corpora import write_texts
+from tests.support.plane.mix_commands import json_of, run_mix
+
+
+@pytest.fixture
+def texts():
+    rng = random.Random(3)
+    return {
+        name: ["".join(rng.choices("abcdef ", k=rng.randint(1, 200))) for _ in range(count)]
+        for name, count in (("web", 700), ("code", 90))
+    }
+
+
+@pytest.fixture
+def mix_path(tmp_path, texts, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    texts["web"] += texts["web"][:30] + texts["code"][:5]
+    for name, documents in texts.items():
+        write_texts(tmp_path / f"{name}.jsonl", documents)
+    source = {"type": "jsonl", "on_error": {"policy": "skip", "limit": 10}}
+    mix = {
+        "version": 1,
+        "seed": 1,
+        "tokenizer": {"type": "bytes"},
+        "sources": {name: {**source, "path": f"{name}.jsonl"} for name in texts},
+        "mix": {"stages": [{"from_step": 0, "weights": {"web": 3, "code": 1}}]},
+        "pack": {"length": 256},
+        "batch": {"tokens": 2048, "micro_tokens": 512},
+    }
+    path = tmp_path / "mix.yaml"
+    path.write_text(yaml.safe_dump(mix), encoding="utf-8")
+    return path
+
+
+def test_every_document_is_counted(mix_path, texts):
+    found = json_of("stats", mix_path, "--all", "--steps", 100, "--measure", 0.01)
+
+    code, web = found["sources"]
+    for source, documents in ((code, texts["code"]), (web, texts["web"])):
+        lengths = [len(text) + 1 for text in documents]
+        assert (source["records"], source["looked_at"]) == (len(documents), len(documents))
+        assert source["epoch_tokens"] == sum(lengths)
+        assert source["length"]["longest"] == max(lengths)
+        assert sum(source["length"]["by_doubling"]) == len(documents)
+        share = 3 / 4 if source is web else 1 / 4
+        assert source["epochs"] == pytest.approx(100 * 2048 * share / sum(lengths))
+        assert source["steps_per_epoch"] == -(-sum(lengths) // int(2048 * share))
+    repeated = len(texts["web"]) - len(set(texts["web"]))
+    assert (web["repeated"], code["repeated"]) == (repeated, 0)
+    assert found["pairs"] == [["code", "web", len({*texts["code"]} & {*texts["web"]})]]
+    assert found["measured"]["tokens_per_s"] > 0
+
+
+def test_a_sample_says_how_many_documents_it_is_of(mix_path, texts):
+    found = json_of("stats", mix_path, "--sample", 100, "--measure", 0)
+    shown = run_mix("stats", mix_path, "--sample", 100, "--measure", 0).stdout
+
+    code, web = found["sources"]
+    assert (code["looked_at"], web["looked_at"]) == (len(texts["code"]), 100)
+    true = sum(len(text) + 1 for text in texts["web"])
+    assert web["epoch_tokens"] == pytest.approx(true, rel=0.2)
+    assert found["measured"] is None
+    assert "--all looks at every one" in shown
+    assert "web and code" not in shown
+
+
+def test_what_cannot_be_decoded_is_counted_and_a_file_that_is_gone_is_named_with_its_line(
+    mix_path, tmp_path, texts
+):
+    write_texts(tmp_path / "code.jsonl", [*texts["code"], None, None])
+    bad = json_of("stats", mix_path, "--all", "--measure", 0)["sources"][0]
+
+    (tmp_path / "code.jsonl").unlink()
+    gone = run_mix("stats", mix_path)
+
+    assert (bad["records"], bad["bad"]) == (len(texts["code"]) + 2, 2)
+    assert isinstance(gone.exception, ConfigError)
+    assert f"{mix_path}:" in str(gone.exception)
+
+
+def test_a_shard_that_is_cut_short_is_named(mix_path, tmp_path, texts):
+    """Damage in the middle of a compressed shard is told with the shard, not shown as fewer documents."""
+    packed = gzip.compress((tmp_path / "code.jsonl").read_bytes())
+    (tmp_path / "code.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    mix_path.write_text(mix_path.read_text().replace("code.jsonl", "code.jsonl.gz"))
+
+    result = run_mix("stats", mix_path, "--all", "--measure", 0)
+
+    assert isinstance(result.exception, IntegrityError)
+    assert "code.jsonl.gz" in str(result.exception)
