@@ -123,7 +123,7 @@ Rules that span keys:
 
 - `optimizer.warmup_steps` is at most `steps`.
 - `vocab_size` is needed where the mix has no tokenizer, and is never below the tokenizer's.
-- The model must not change when a run is resumed; `parallel.dp` may.
+- The model must not change when a run is resumed; `parallel` may.
 """
 
 _CLI_INTRO = """# Commands

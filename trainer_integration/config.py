@@ -35,6 +35,9 @@ class ParallelConfig(StrictModel):
     """Data-parallel ranks: each trains on its own microbatches, gradients are summed."""
     sp: int = Field(default=1, ge=1, le=1024)
     """Ranks that share the tokens (sequence parallelism) and the experts (expert parallelism) of every layer."""
+    fsdp: bool = False
+    """Shard parameters, gradients and optimiser state over the data-parallel ranks: each keeps 1 of ``dp`` parts, and
+    gathers a layer when it computes it."""
     pp: Literal[1] = 1
     """Pipeline stages: reserved."""
     transport: Literal["auto", "a2a", "ag_rs"] = "auto"
@@ -48,6 +51,11 @@ class ParallelConfig(StrictModel):
     def num_ranks(self) -> int:
         """Processes of the run."""
         return self.dp * self.sp
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether ranks keep parts of the model: there is nobody to shard it with at one data-parallel rank."""
+        return self.fsdp and self.dp > 1
 
 
 class OptimizerConfig(StrictModel):
@@ -198,6 +206,20 @@ class TrainConfig(StrictModel):
             fault = f"expert_groups (by default num_experts) is {model.groups}, not a multiple of sp {sp}"
         if fault is not None:
             raise fault_at(f"{fault}; change the model or parallel.sp", *("parallel", "sp"))
+        return self
+
+    @model_validator(mode="after")
+    def _experts_shard_evenly(self) -> Self:
+        dp = self.parallel.dp
+        if not self.parallel.is_sharded or self.parallel.sp == 1:
+            return self  # experts are cut along another dimension, where parts may be unequal
+        for name, size in (("dim", self.model.dim), ("twice hidden", 2 * self.model.hidden)):
+            if size % dp:
+                raise fault_at(
+                    f"parallel.fsdp with sp {self.parallel.sp} cuts {name} of the experts into dp parts, and {size} is "
+                    f"not a multiple of {dp}; change the model or parallel.dp",
+                    *("parallel", "fsdp"),
+                )
         return self
 
     def moe(self, tokenizer_vocab_size: int | None = None) -> MoEConfig:

@@ -105,7 +105,15 @@ class BackgroundSaver:
                 buffer = torch.empty(local.shape, dtype=local.dtype, pin_memory=pinned)
             buffer.copy_(local.detach(), non_blocking=True)
             self._copy[name] = (
-                DTensor.from_local(buffer, tensor.device_mesh, tensor.placements, run_check=False)
+                DTensor.from_local(
+                    buffer,
+                    tensor.device_mesh,
+                    tensor.placements,
+                    run_check=False,
+                    # The last part of a sharded tensor may be shorter than the others.
+                    shape=tensor.shape,
+                    stride=tensor.stride(),
+                )
                 if isinstance(tensor, DTensor)
                 else buffer
             )

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from omniload.base.errors import StateError
@@ -57,15 +58,19 @@ def tensors_of(
             if isinstance(value, Tensor)
         },
     }
-    if groups.mesh is None or groups.sp.size == 1:
+    mesh = groups.mesh
+    if mesh is None or groups.sp.size == 1:
         return tensors
-    placements = (Replicate(), Shard(0))
     return {
-        name: DTensor.from_local(value, groups.mesh, placements, run_check=False)
-        if is_of_experts(name) and value.ndim
-        else value
+        name: _of_all_experts(value, mesh) if is_of_experts(name) and value.ndim else value
         for name, value in tensors.items()
     }
+
+
+def _of_all_experts(value: Tensor, mesh: DeviceMesh) -> DTensor:
+    """Return the experts of all sequence-parallel peers, of which this rank holds some, or parts of some."""
+    over_dp = value.placements[0] if isinstance(value, DTensor) else Replicate()
+    return DTensor.from_local(_held(value), mesh, (over_dp, Shard(0)), run_check=False)
 
 
 def set_optimizer(
@@ -73,8 +78,19 @@ def set_optimizer(
 ) -> None:
     """Give the optimiser the state that was loaded into ``tensors``."""
     _, state = _flat_states(model, optimizer)
-    loaded = {name: _held(tensors.get(f"optimizer.{name}", value)) for name, value in state.items()}
+    loaded = {
+        name: _as_held(tensors.get(f"optimizer.{name}", value), value)
+        for name, value in state.items()
+    }
     set_optimizer_state_dict(model, optimizer, loaded, options=_FLAT)
+
+
+def _as_held(loaded: Any, own: Any) -> Any:  # noqa: ANN401 -- as ``_held``
+    """Return a loaded value in the form of the optimiser's own."""
+    if not isinstance(own, DTensor):
+        return _held(loaded)
+    own.to_local().copy_(_held(loaded))
+    return own
 
 
 def _held(value: Any) -> Any:  # noqa: ANN401 -- settings of the optimiser are of any type

@@ -83,12 +83,11 @@ def balance_losses(
     weights_N = (labels_R / tokens_R).to(dtype).index_select(0, inputs.rows_N)
     top_k = routings[0].experts_NK.shape[1]
     shares_LRG = (counts_LRE / (tokens_R * top_k).view(1, -1, 1)).to(dtype)
-    shares_LRG = shares_LRG.view(*shares_LRG.shape[:2], num_groups, -1).sum(-1)
+    per_group = num_experts // num_groups
+    shares_LRG = shares_LRG.view(*shares_LRG.shape[:2], num_groups, per_group).sum(-1)
     balance, z = [], []
     for shares_RG, routing in zip(shares_LRG, routings, strict=True):
-        sums_NG = routing.probabilities_NE.view(
-            len(inputs.rows_N), num_groups, num_experts // num_groups
-        ).sum(-1)
+        sums_NG = routing.probabilities_NE.view(-1, num_groups, per_group).sum(-1)
         losses_N = (shares_RG.index_select(0, inputs.rows_N) * sums_NG).sum(-1)
         balance.append((losses_N * weights_N).sum())
         z.append((routing.log_sums_N.square() * weights_N).sum())

@@ -2,6 +2,7 @@
 
 Shape suffixes:
     N  tokens        D  width        V  vocabulary        E  experts        R  rows
+    M  tokens with a label
 """
 
 import math
@@ -9,9 +10,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional
 from typing_extensions import override
 
+from omniload.batch.microbatch import IGNORE_LABEL
 from trainer_integration.moe.balance import (
     RouterFigures,
     balance_losses,
@@ -20,7 +23,7 @@ from trainer_integration.moe.balance import (
 )
 from trainer_integration.moe.block import Block
 from trainer_integration.moe.config import MoEConfig
-from trainer_integration.moe.head import summed_cross_entropy
+from trainer_integration.moe.head import CHUNK_LOGITS, summed_cross_entropy
 from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.norm import RMSNorm
 from trainer_integration.moe.parallel.collectives import ALONE, Peers
@@ -79,30 +82,31 @@ class MoETransformer(nn.Module):
         if not config.tied_embeddings:
             self.output_VD = nn.Parameter(torch.empty(config.vocab_size, config.dim))
         if self.embedding_VD.device.type != "meta":
-            self._initialise(seed)
+            self.draw_weights(seed)
 
-    def _initialise(self, seed: int) -> None:
-        """Draw first weights; equal seeds give equal weights on every rank.
+    @torch.no_grad()
+    def draw_weights(self, seed: int) -> None:
+        """Set first weights; equal seeds give equal weights on every rank.
 
         Matrices that write into the residual stream are smaller by the root of their
-        number, so that the stream's size does not grow with depth. A rank that holds some of
-        a layer's experts draws all of them, one layer's at a time, and keeps its own.
+        number, so that the stream's size does not grow with depth. A rank that holds a part of
+        a matrix draws all of it, one matrix at a time, and keeps its own.
         """
         generator = torch.Generator().manual_seed(seed)
         into_stream = self.config.init_std / math.sqrt(2 * self.config.num_layers)
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if parameter.ndim < 2:
-                    continue
-                writes = name.endswith(("attention.output.weight", "experts.fc2_EDF"))
-                held = len(parameter)
-                first = self.peers.rank * held if is_of_experts(name) else 0
-                num = held * self.peers.size if is_of_experts(name) else held
-                drawn = torch.empty(num, *parameter.shape[1:])
-                drawn.normal_(
-                    0.0, into_stream if writes else self.config.init_std, generator=generator
-                )
-                parameter.copy_(drawn[first : first + held])
+        for buffer in self.buffers():
+            buffer.zero_()
+        for name, parameter in self.named_parameters():
+            if parameter.ndim < 2:
+                parameter.fill_(1.0)
+                continue
+            writes = name.endswith(("attention.output.weight", "experts.fc2_EDF"))
+            held = len(parameter)
+            first = self.peers.rank * held if is_of_experts(name) else 0
+            num = held * self.peers.size if is_of_experts(name) else held
+            drawn = torch.empty(num, *parameter.shape[1:])
+            drawn.normal_(0.0, into_stream if writes else self.config.init_std, generator=generator)
+            parameter.copy_(_part_of(drawn[first : first + held], parameter))
 
     @property
     def head_VD(self) -> Tensor:
@@ -143,6 +147,23 @@ class MoETransformer(nn.Module):
         x_ND = self.hidden(inputs)[0]
         return x_ND @ self.head_VD.to(x_ND.dtype).t()
 
+    @torch.no_grad()
+    def label_losses(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
+        """Return which tokens have a label, ``[M]``, and the cross entropy of each, ``[M]``, float64."""
+        x_ND, _ = self.hidden(inputs)
+        head_VD = self.head_VD.to(x_ND.dtype)
+        labelled_M = torch.nonzero(inputs.labels_N != IGNORE_LABEL).squeeze(1)
+        losses = []
+        for some_M in torch.split(labelled_M, max(1, CHUNK_LOGITS // len(head_VD))):
+            logits_MV = x_ND[some_M] @ head_VD.t()
+            wide = torch.promote_types(logits_MV.dtype, torch.float32)
+            losses.append(
+                functional.cross_entropy(
+                    logits_MV.to(wide), inputs.labels_N[some_M], reduction="none"
+                ).double()
+            )
+        return labelled_M, torch.cat(losses)
+
     @override
     def forward(self, inputs: ModelInputs) -> ModelOutput:
         """Return the losses of one microbatch; each is a sum over tokens, whatever shares its rows."""
@@ -170,3 +191,12 @@ class MoETransformer(nn.Module):
 def is_of_experts(name: str) -> bool:
     """Tell whether a parameter, by its name, holds one matrix for each expert: ranks share those out."""
     return ".experts.fc" in name
+
+
+def _part_of(whole: Tensor, parameter: Tensor) -> Tensor:
+    """Return what this rank keeps of the values of a parameter; no rank sends any."""
+    if not isinstance(parameter, DTensor):
+        return whole
+    mesh = parameter.device_mesh
+    on_device = whole.to(parameter.device)
+    return distribute_tensor(on_device, mesh, parameter.placements, src_data_rank=None)

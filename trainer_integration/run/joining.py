@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 
@@ -24,6 +24,7 @@ from trainer_integration.moe.model import MoETransformer
 from trainer_integration.moe.parallel.collectives import Peers
 from trainer_integration.moe.parallel.ep_transport import chosen_transport
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
+from trainer_integration.moe.parallel.sharding import shard_over
 from trainer_integration.moe.parallel.sp_attention import replicas_of, volume_ratio
 from trainer_integration.run.rank_spec import RankSpec
 
@@ -116,14 +117,22 @@ def built_model(train: TrainConfig, config: MoEConfig, groups: ProcessGroups) ->
     transport = chosen_transport(
         train.parallel.transport, config.top_k, size, train.parallel.crossover
     )
-    model = MoETransformer(
-        config,
-        seed=train.seed,
-        peers=groups.sp,
-        transport=transport,
-        dtype=torch.bfloat16 if train.dtype == "bf16" else None,
-    )
-    return model.to(train.device)
+    mesh = groups.mesh if train.parallel.is_sharded else None
+    # No rank need hold a model whole that it keeps a part of.
+    with nullcontext() if mesh is None else torch.device("meta"):
+        model = MoETransformer(
+            config,
+            seed=train.seed,
+            peers=groups.sp,
+            transport=transport,
+            dtype=torch.bfloat16 if train.dtype == "bf16" else None,
+        )
+    if mesh is None:
+        return model.to(train.device)
+    shard_over(model, mesh["dp"])
+    model.to_empty(device=train.device)
+    model.draw_weights(train.seed)
+    return model
 
 
 def whole_batch(batch: Batch, peers: Peers) -> Batch:

@@ -1,32 +1,31 @@
 """Loss of each source of an evaluation mix: every document once, whoever the ranks are.
 
-The rows of the mix come in one fixed order, dealt to the data-parallel ranks in turn, batch by
-batch. Each rank reads them all, and computes its own share; ranks with one batch more than others
-wait for nobody, as only the sums at the end are shared. Peers that share layers take the
-same batches.
+The rows of the mix come in one fixed order, dealt to the data-parallel ranks in turn, microbatch by
+microbatch. Each rank reads them all, and computes its own share; all make as many forward passes, for
+which the ranks of a sharded model come together. Peers that share layers take the same microbatches.
 
 Shape suffixes:
-    N  tokens of this rank        M  those with a label        S  sources        V  vocabulary
-    F  the figures summed: losses and labels
+    N  tokens of this rank        M  those with a label        S  sources        F  figures: losses, labels
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import functional
+from torch.distributed.fsdp import FSDPModule
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
-from omniload.batch.microbatch import IGNORE_LABEL, CpSlice, Microbatch
+from omniload.batch.microbatch import CpSlice, Microbatch
 from omniload.batch.slices import slice_for_cp
 from omniload.client import Client
-from trainer_integration.moe.head import CHUNK_LOGITS
 from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
+from trainer_integration.moe.parallel.sharding import is_sharded
 
 __all__ = ["Evaluation", "evaluate", "summed_losses"]
 
@@ -57,12 +56,12 @@ def evaluate(model: MoETransformer, spec: PlaneSpec, groups: ProcessGroups) -> E
     sums_SF = torch.zeros(len(names), 2, dtype=torch.float64)
     # Nothing of it is kept: the same mix is opened again for the next one.
     with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
-        while (batch := client.next_batch()) is not None:
-            if batch.step % dp_size != dp_rank:
-                continue
-            for rows in batch.microbatches:
-                assert isinstance(rows, Microbatch), "the plane is of one rank"
-                sums_SF += summed_losses(model, rows, len(names)).cpu()
+        for rows, counts in _dealt(_microbatches(client), dp_rank, dp_size):
+            found_SF = summed_losses(model, rows, len(names)).cpu()
+            if counts:
+                sums_SF += found_SF
+    if isinstance(model, FSDPModule):
+        model.reshard()  # what is of no layer stays whole after a forward pass, for a backward one
     if groups.world is not None:
         dist.all_reduce(sums_SF, group=groups.world)
     loss_S, labels_S = sums_SF.T.tolist()
@@ -73,6 +72,30 @@ def evaluate(model: MoETransformer, spec: PlaneSpec, groups: ProcessGroups) -> E
         loss={name: loss / labels for name, loss, labels in found if labels},
         labels={name: labels for name, _, labels in found},
     )
+
+
+def _microbatches(client: Client) -> Iterator[Microbatch]:
+    while (batch := client.next_batch()) is not None:
+        for rows in batch.microbatches:
+            assert isinstance(rows, Microbatch), "the plane is of one rank"
+            yield rows
+
+
+def _dealt(
+    microbatches: Iterable[Microbatch], rank: int, size: int
+) -> Iterator[tuple[Microbatch, bool]]:
+    """Yield every ``size``-th microbatch from ``rank`` on, and whether it counts: all ranks get as many.
+
+    A rank that the last round does not reach gets the round's first, which does not count.
+    """
+    first, number = None, -1
+    for number, rows in enumerate(microbatches):
+        if number % size == 0:
+            first = rows
+        if number % size == rank:
+            yield rows, True
+    if first is not None and 0 < (number + 1) % size <= rank:
+        yield first, False
 
 
 @torch.no_grad()
@@ -86,18 +109,9 @@ def summed_losses(model: MoETransformer, rows: Microbatch, num_sources: int) -> 
         sources_RT = sources_RT[:, piece.indices_C]
     inputs = ModelInputs.of(part, peers, model.device, varlen=model.takes_varlen)
     sums_SF = torch.zeros(num_sources, 2, dtype=torch.float64, device=model.device)
-    if inputs.is_empty:
+    if inputs.is_empty and not is_sharded(model):
         return sums_SF
     sources_N = torch.from_numpy(sources_RT[sources_RT >= 0].astype(np.int64)).to(model.device)
-    x_ND, _ = model.hidden(inputs)
-    head_VD = model.head_VD.to(x_ND.dtype)
-    labelled_M = torch.nonzero(inputs.labels_N != IGNORE_LABEL).squeeze(1)
-    for some_M in torch.split(labelled_M, max(1, CHUNK_LOGITS // len(head_VD))):
-        logits_MV = x_ND[some_M] @ head_VD.t()
-        wide = torch.promote_types(logits_MV.dtype, torch.float32)
-        losses_M = functional.cross_entropy(
-            logits_MV.to(wide), inputs.labels_N[some_M], reduction="none"
-        ).double()
-        both_MF = torch.stack((losses_M, torch.ones_like(losses_M)), dim=1)
-        sums_SF.index_add_(0, sources_N[some_M], both_MF)
-    return sums_SF
+    labelled_M, losses_M = model.label_losses(inputs)
+    both_MF = torch.stack((losses_M, torch.ones_like(losses_M)), dim=1)
+    return sums_SF.index_add_(0, sources_N[labelled_M], both_MF)

@@ -3,6 +3,9 @@
 Every parameter's gradient is a window into one buffer, so that summing over ranks is one
 collective, and the norm and the clipping one operation each. Gradients of experts that ranks
 share out come last: they are summed over the ranks that hold the same ones.
+
+Of a sharded model the buffer holds this rank's parts, which backward has summed over the data-parallel
+ranks: what is left is the sum over the peers that share layers, and the norm over all parts.
 """
 
 import math
@@ -10,6 +13,7 @@ import math
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from omniload.base.errors import StateError
 from trainer_integration.config import OptimizerConfig
@@ -32,16 +36,15 @@ class FlatAdamW:
         common = [p for n, p in named if not (shared_out and is_of_experts(n))]
         self._parameters = common + of_experts
         first = self._parameters[0]
-        self.gradients = torch.zeros(
-            sum(p.numel() for p in self._parameters), device=first.device, dtype=first.dtype
-        )
-        """All gradients, end to end; those of experts that ranks share out are last."""
-        num_common = sum(p.numel() for p in common)
+        sizes = [_held(p).numel() for p in self._parameters]
+        self.gradients = torch.zeros(sum(sizes), device=first.device, dtype=first.dtype)
+        """All gradients of this rank, end to end; those of experts that ranks share out are last."""
+        num_common = sum(sizes[: len(common)])
         self._common, self._of_experts = self.gradients[:num_common], self.gradients[num_common:]
         self._peers = model.peers
-        sizes = [p.numel() for p in self._parameters]
+        self._sharded_over = first.device_mesh.get_group() if isinstance(first, DTensor) else None
         self._windows = [
-            window.view_as(parameter)
+            _like(parameter, window.view_as(_held(parameter)))
             for window, parameter in zip(
                 torch.split(self.gradients, sizes), self._parameters, strict=True
             )
@@ -70,6 +73,10 @@ class FlatAdamW:
         """Add up the gradients of all ranks; those of experts over the ranks that hold them."""
         if groups.world is None:
             return
+        if self._sharded_over is not None:
+            if self._peers.group is not None:
+                dist.all_reduce(self._common, group=self._peers.group)
+            return
         dist.all_reduce(self._common, group=groups.world)
         if len(self._of_experts):
             dist.all_reduce(self._of_experts, group=groups.dp)
@@ -77,6 +84,8 @@ class FlatAdamW:
     def norm(self) -> float:
         """Return the norm of the gradient over all parameters, those of other ranks included."""
         squares = torch.stack([_square(self._common), _square(self._of_experts)])
+        if self._sharded_over is not None:
+            dist.all_reduce(squares, group=self._sharded_over)
         squares[1:] = self._peers.summed(squares[1:])
         return math.sqrt(float(squares.sum()))
 
@@ -119,6 +128,25 @@ class FlatAdamW:
         norm = self.norm_of(step)
         self.update(step, norm)
         return norm
+
+
+def _held(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _like(parameter: Tensor, part: Tensor) -> Tensor:
+    """Return this rank's part of a gradient as a gradient of ``parameter``; both share the memory."""
+    if not isinstance(parameter, DTensor):
+        return part
+    return DTensor.from_local(
+        part,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
 
 
 def _square(values: Tensor) -> Tensor:

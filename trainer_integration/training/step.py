@@ -19,6 +19,7 @@ from trainer_integration.config import SpikeGuardConfig
 from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
+from trainer_integration.moe.parallel.sharding import is_sharded
 from trainer_integration.training.optimizer import FlatAdamW
 from trainer_integration.training.progress import TrainingProgress
 from trainer_integration.training.spike_guard import Spike
@@ -94,10 +95,11 @@ def train_step(
     """Train on one batch: accumulate, sum over ranks, clip, update; or skip the update of a spike.
 
     Args:
-        model: The model; equal on all ranks, before and after, but for the experts that they share out.
+        model: The model; equal on all ranks, before and after, but for the experts that they share out, and
+            for the part of a sharded one.
         optimizer: Its optimiser.
-        batch: This rank's share of the step. Microbatches without rows are skipped; a
-            rank without any still takes part in the sum.
+        batch: This rank's share of the step. Microbatches without rows are skipped where the model is not
+            sharded; a rank without any still takes part in the sum.
         groups: The ranks that train together.
         progress: Of the run before the step; counted on. ``None``: no tokens before, and no guard.
 
@@ -197,11 +199,12 @@ def accumulate(model: MoETransformer, batch: Batch, labels: int) -> StepSums:
         labels: Of the whole step, over all ranks: what losses are divided by.
     """
     config, device = model.config, model.device
+    sharded = is_sharded(model)  # other ranks then need this one's passes
     figures = torch.zeros(7, dtype=torch.float64, device=device)
     slots_LE = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int64, device=device)
     for microbatch in batch.microbatches:
         inputs = ModelInputs.of(microbatch, model.peers, device, varlen=model.takes_varlen)
-        if inputs.is_empty:
+        if inputs.is_empty and not sharded:
             continue
         output = model(inputs)
         objective = output.token_loss + config.balance_weight * output.balance_loss

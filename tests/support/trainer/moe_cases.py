@@ -22,10 +22,13 @@ from trainer_integration.checkpoint.place import StorePlace
 from trainer_integration.checkpoint.striped.place import open_striped
 from trainer_integration.checkpoint.striped_checkpoints import StripedCheckpoints
 from trainer_integration.checkpoint.tensors import tensors_of
+from trainer_integration.config import TrainConfig
+from trainer_integration.moe.config import MoEShape
 from trainer_integration.moe.inputs import ModelInputs
-from trainer_integration.moe.model import MoETransformer, is_of_experts
+from trainer_integration.moe.model import is_of_experts
 from trainer_integration.moe.parallel.crossover import measured
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
+from trainer_integration.run.joining import built_model
 from trainer_integration.training.evaluation import evaluate
 from trainer_integration.training.step import accumulate, train_step
 
@@ -38,9 +41,18 @@ def dp_place(groups):
     )
 
 
-def model_of(groups, *, transport="a2a", dtype=torch.float64, **changes):
+def model_of(groups, *, transport="a2a", dtype=torch.float64, fsdp=False, **changes):
     config = a_config(**({"init_std": 0.2, "num_kv_heads": 4} | changes))
-    return MoETransformer(config, peers=groups.sp, transport=transport).to(dtype)
+    parallel = {"dp": dp_place(groups)[1], "sp": groups.sp.size, "fsdp": fsdp}
+    shape = config.model_dump(include=set(MoEShape.model_fields))
+    train = TrainConfig(
+        version=1,
+        mix="mix.yaml",
+        steps=100,
+        parallel=parallel | {"transport": transport},
+        model=shape,
+    )
+    return built_model(train, config, groups).to(dtype)
 
 
 def batch_of(groups, step, rows, length=32):
@@ -59,6 +71,7 @@ def whole(groups, tensors):
     for name, tensor in tensors.items():
         shared_out = groups.sp.size > 1 and is_of_experts(name)
         held = tensor.detach()
+        held = held.full_tensor() if isinstance(held, DTensor) else held
         found[name] = (groups.sp.gather(held, "test") if shared_out else held).numpy().copy()
     return found
 
@@ -151,10 +164,38 @@ def crossover(groups, *, top_ks):
     return measured(groups.sp, a_config(), 256, top_ks, 1)
 
 
-def evaluated(groups, *, spec):
+def evaluated(groups, *, spec, **changes):
     """Return the losses of an evaluation mix."""
-    model = model_of(groups, dtype=torch.float32, vocab_size=5000)
+    model = model_of(groups, dtype=torch.float32, vocab_size=5000, **changes)
     return evaluate(model, spec, groups)
+
+
+def evaluated_between_steps(groups, *, spec, **changes):
+    """Train, evaluate, train; return losses, bytes that a rank keeps before and after, names in a checkpoint."""
+    model = model_of(groups, dtype=torch.float32, vocab_size=5000, **changes)
+    optimizer = an_optimizer(model, lr=1e-2)
+    results = [train_step(model, optimizer, batch_of(groups, 0, rows_of(0)), groups)]
+    before = kept_bytes(model.parameters())
+    evaluate(model, spec, groups)
+    after = kept_bytes(model.parameters())
+    names = sorted(tensors_of(model, optimizer.adamw, groups))
+    results.append(train_step(model, optimizer, batch_of(groups, 1, rows_of(1)), groups))
+    return [r.loss for r in results], (before, after), names
+
+
+def kept_bytes(tensors):
+    """Return the bytes of what this rank keeps of tensors."""
+    kept = (t.to_local() if isinstance(t, DTensor) else t for t in tensors)
+    return sum(t.untyped_storage().nbytes() for t in kept)
+
+
+def held_bytes(groups, **changes):
+    """Return the bytes of parameters, gradients and optimiser state that this rank keeps between steps."""
+    model = model_of(groups, dtype=torch.float32, **changes)
+    optimizer = an_optimizer(model)
+    train_step(model, optimizer, batch_of(groups, 0, rows_of(0)), groups)
+    averages = [t for state in optimizer.adamw.state.values() for t in state.values() if t.ndim]
+    return kept_bytes(model.parameters()), optimizer.gradients.nbytes, kept_bytes(averages)
 
 
 def trained(

@@ -111,3 +111,27 @@ def test_tokens_of_a_schedule_need_a_total_that_holds_them(optimizer, said):
 
 def test_a_schedule_of_tokens_may_be_longer_in_steps_than_the_run():
     assert TrainConfig(version=1, mix="m", steps=5, optimizer={"total_tokens": 9}).steps == 5
+
+
+def test_experts_that_two_axes_cut_must_come_out_even(tmp_path):
+    text = SMALLEST + "parallel: {dp: 3, sp: 2,\n  fsdp: true}\nmodel: {hidden: 255}\n"
+
+    with pytest.raises(
+        ConfigError, match=r"train\.yaml:5: parallel\.fsdp: .* cuts dim .* 128 is not"
+    ):
+        load_train(a_file(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("parallel", "sharded"),
+    [
+        ({"dp": 3, "fsdp": True}, True),
+        ({"dp": 2, "sp": 2, "fsdp": True}, True),
+        ({"sp": 2, "fsdp": True}, False),
+        ({"dp": 2}, False),
+    ],
+)
+def test_a_model_is_sharded_where_there_is_somebody_to_shard_it_with(parallel, sharded):
+    config = TrainConfig(version=1, mix="m", steps=100, parallel=parallel)
+
+    assert config.parallel.is_sharded is sharded
