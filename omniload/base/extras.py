@@ -18,6 +18,7 @@ DISTRIBUTION = "omniload-data"
 _NAMESAKE = "omniload"
 
 EXTRA_OF = {
+    "PIL": "images",
     "google": "containerd",
     "grpc": "containerd",
     "hdfs_native": "hdfs",

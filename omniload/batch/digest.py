@@ -1,24 +1,28 @@
 """Digests of batches: how "the same samples" is proved.
 
-Every row has a 64-bit digest of its tokens, labels, document bounds and sample keys. A
-step's digest is the sum of its rows' modulo 2**64: it does not depend on which rank or
-microbatch holds a row, and the ranks' shares of it can be added up by an all-reduce.
+Every row has a 64-bit digest of its tokens, labels, document bounds and sample keys, every
+image one of its patches, their grid and its sample's key. A step's digest is the sum of all
+modulo 2**64: it does not depend on which rank or microbatch holds a row or an image, and the
+ranks' shares of it can be added up by an all-reduce.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
+from omniload.batch.images import images_of
 from omniload.batch.microbatch import Batch, Microbatch
 
-__all__ = ["DIGEST_MODULUS", "batch_digest", "combined", "microbatch_digest"]
+__all__ = ["DIGEST_MODULUS", "batch_digest", "combined", "image_digest", "microbatch_digest"]
 
 DIGEST_MODULUS = 1 << 64
 
 
 def microbatch_digest(microbatch: Microbatch) -> int:
-    """Return the sum of the row digests of one microbatch, in ``[0, 2**64)``."""
+    """Return the sum of the digests of rows and images of one microbatch, in ``[0, 2**64)``."""
     num_rows, length = microbatch.tokens_RT.shape
     bounds = microbatch.cu_seqlens.astype("<i8")
     # Padding is a document without a key, so keys are dealt to rows by their documents' sources.
@@ -36,7 +40,26 @@ def microbatch_digest(microbatch: Microbatch) -> int:
         keys = microbatch.keys_K4[key_bounds[row] : key_bounds[row + 1]]
         digest.update(np.ascontiguousarray(keys, "<i8").data if len(keys) else b"")
         total += digest.intdigest()
+    for image in images_of(microbatch):
+        total += image_digest(image.key, image.number, image.grid, image.values_V)
     return total % DIGEST_MODULUS
+
+
+def image_digest(
+    key_3: NDArray[np.int64], number: int, grid: tuple[int, int], values_V: NDArray[Any]
+) -> int:
+    """Return the digest of an image.
+
+    Args:
+        key_3: Source, position and sub of its sample.
+        number: Its number in the sample.
+        grid: Rows and columns of its patches.
+        values_V: All values of its patches.
+    """
+    digest = xxhash.xxh3_64()
+    digest.update(np.array([*key_3.tolist(), number, *grid], "<i8").data)
+    digest.update(np.ascontiguousarray(values_V).data)
+    return digest.intdigest()
 
 
 def batch_digest(batch: Batch) -> int:

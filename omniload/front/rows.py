@@ -16,6 +16,7 @@ from typing_extensions import override
 from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ranges
 from omniload.batch.microbatch import IGNORE_LABEL, Batch, CpSlice, Microbatch
+from omniload.front.images import ImageArrays
 
 __all__ = ["Arrays", "BatchForm", "Labels", "NumpyArrays", "PackedRows", "TrainingBatch"]
 
@@ -155,6 +156,17 @@ class PackedRows:
             self._tensor(found.values_V, found.values_V.dtype.type),
             self._tensor(found.offsets, np.int64),
         )
+
+    @cached_property
+    def images(self) -> "ImageArrays":
+        """The images of the rows, and where their embeddings belong.
+
+        Raises:
+            ConfigError: The rows are shared among cp peers.
+        """
+        if isinstance(self._part, CpSlice):
+            raise ConfigError("rows shared among cp peers have no images of their own; use cp 1")
+        return ImageArrays(self._part, self._tensor)
 
     @property
     def label_form(self) -> Labels:

@@ -19,6 +19,10 @@ from omniload.base.ragged import Ragged, Ranges
 
 __all__ = [
     "COLUMNS",
+    "GRIDS",
+    "IMAGES",
+    "IMAGE_COLUMNS",
+    "IMAGE_PLACES",
     "LOSS_MASK",
     "LOSS_SPANS",
     "NO_COLUMNS",
@@ -26,16 +30,27 @@ __all__ = [
     "ColumnName",
     "ColumnRanges",
     "SampleColumns",
+    "TableColumn",
     "WholeColumn",
     "joined_ranges",
     "spans_of",
 ]
 
 WholeColumn = Literal["scores"]
-"""Columns that belong to whole samples."""
-ColumnName = Literal["loss_mask", "scores"]
+"""Columns that belong to whole samples, and that a mix asks for by name."""
+TableColumn = Literal["loss_mask", "scores"]
+"""Columns that are read from a column of a table."""
+ColumnName = Literal["loss_mask", "scores", "images", "grids", "image_places"]
 """Columns beside the tokens. A closed list: whoever adds one says in ``COLUMNS`` how it is cut."""
 LOSS_MASK: ColumnName = "loss_mask"
+IMAGES: ColumnName = "images"
+"""Patches of all images of a sample, end to end: ``patch * patch * 3`` values each, image by image."""
+GRIDS: ColumnName = "grids"
+"""Rows and columns of patches of each image."""
+IMAGE_PLACES: ColumnName = "image_places"
+"""First placeholder of each image in its sample, and how many it has."""
+IMAGE_COLUMNS: tuple[ColumnName, ...] = (IMAGES, GRIDS, IMAGE_PLACES)
+"""Columns that a transform of images makes; they go together."""
 LOSS_SPANS = "loss_spans"
 """Metadata: where the tokens of a sample that are trained on begin and stop, in turns."""
 NO_COLUMNS: Mapping[Any, Any] = MappingProxyType({})
@@ -55,6 +70,9 @@ COLUMNS: Mapping[str, ColumnKind] = MappingProxyType(
     {
         "loss_mask": ColumnKind(dtype=np.dtype(np.bool_), aligned=True),
         "scores": ColumnKind(dtype=np.dtype(np.float32), aligned=False),
+        "images": ColumnKind(dtype=np.dtype(np.uint8), aligned=False),
+        "grids": ColumnKind(dtype=np.dtype(np.int32), aligned=False),
+        "image_places": ColumnKind(dtype=np.dtype(np.int32), aligned=False),
     }
 )
 assert set(COLUMNS) == set(get_args(ColumnName)), "every column has a kind"

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from omniload.base.config import StrictModel, fault_at, load_yaml
 from omniload.base.units import Count
-from omniload.mix.columns import LOSS_MASK, WholeColumn
+from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, WholeColumn
 from omniload.mix.runtime import LoaderConfig, RuntimeConfig
 from omniload.mix.sources import (
     JsonlSource,
@@ -186,8 +186,8 @@ class BatchConfig(StrictModel):
 
     @property
     def columns_used(self) -> tuple[str, ...]:
-        """Every column that becomes part of a batch: a loss mask does wherever a source has one."""
-        return (LOSS_MASK, *self.columns)
+        """Every column that becomes part of a batch: a loss mask and images do wherever a source has them."""
+        return (LOSS_MASK, *IMAGE_COLUMNS, *self.columns)
 
 
 class BalanceConfig(StrictModel):
@@ -312,6 +312,34 @@ class MixConfig(StrictModel):
                         f"sources.{name} holds text and there is no tokenizer; add a tokenizer",
                         *("sources", name),
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _images_stay_whole_and_are_alike(self) -> Self:
+        found = {
+            name: transform
+            for name, source in self.sources.items()
+            if (transform := source.images_transform) is not None
+        }
+        if found and self.pack.method == "concat_and_split":
+            raise fault_at(
+                f"method is concat_and_split, which cuts documents anywhere, and sources.{next(iter(found))} holds "
+                "images, which are never cut; use best_fit or none",
+                *("pack", "method"),
+            )
+        if found and self.pack.overlong == "truncate":
+            raise fault_at(
+                f"overlong is truncate, which may cut an image of sources.{next(iter(found))}; use split or drop",
+                *("pack", "overlong"),
+            )
+        for name, transform in found.items():
+            first, other = next(iter(found.items()))
+            if (transform.patch, transform.merge) != (other.patch, other.merge):
+                raise fault_at(
+                    f"patch and merge are {transform.patch} and {transform.merge}, and {other.patch} and {other.merge} "
+                    f"in sources.{first}; a model takes patches of one size",
+                    *("sources", name, "transforms", 0),
+                )
         return self
 
     @property

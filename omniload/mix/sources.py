@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from omniload.base.config import StrictModel, fault_at
 from omniload.base.units import Bytes, Count
-from omniload.mix.columns import LOSS_MASK, ColumnName
-from omniload.mix.schema.transforms import ChatTransform, TransformConfig
+from omniload.mix.columns import LOSS_MASK, TableColumn
+from omniload.mix.schema.transforms import ChatTransform, ImagesTransform, TransformConfig
 
 __all__ = [
     "LARGEST_UNIT_BYTES",
@@ -80,17 +80,45 @@ class SourceBase(StrictModel):
     """What is done to records on their way to samples, in order."""
 
     @model_validator(mode="after")
-    def _chat_comes_first(self) -> Self:
+    def _what_makes_tokens_comes_first(self) -> Self:
         for i, transform in enumerate(self.transforms):
-            if not isinstance(transform, ChatTransform):
+            if not isinstance(transform, ChatTransform | ImagesTransform):
                 continue
             if i or not self.holds_text:
                 why = "comes after another" if i else "needs text, and the source holds token ids"
                 raise fault_at(
-                    f"transforms[{i}]: chat {why}; make it the first transform of a source of text",
+                    f"transforms[{i}]: {transform.type} {why}; make it the first transform of a source of text",
                     *("transforms", i),
                 )
         return self
+
+    @model_validator(mode="after")
+    def _images_are_made_patches(self) -> Self:
+        transform = self.images_transform
+        if transform is not None and not self.image_members:
+            raise fault_at(
+                "transforms[0]: images needs a source that holds some; name them under images, in a source of type "
+                "webdataset, parquet or arrow",
+                *("transforms", 0),
+            )
+        if transform is None and self.image_members:
+            raise fault_at(
+                f"images is {list(self.image_members)} and no transform makes patches of them; add "
+                "{type: images, placeholder: ...} under transforms, or leave images out",
+                "images",
+            )
+        return self
+
+    @property
+    def images_transform(self) -> ImagesTransform | None:
+        """The transform that makes patches of its images, where it holds any."""
+        first = self.transforms[0] if self.transforms else None
+        return first if isinstance(first, ImagesTransform) else None
+
+    @property
+    def image_members(self) -> tuple[str, ...]:
+        """Where its images are: a column, or the extensions of members; none where it holds none."""
+        return ()
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -144,10 +172,18 @@ class _TextOrTokens(SourceBase):
 
 
 class _Table(_TextOrTokens):
-    columns: dict[ColumnName, str] = Field(default_factory=dict)
+    columns: dict[TableColumn, str] = Field(default_factory=dict)
     """Further columns of a sample, and the column of the file that each is read from: ``loss_mask`` (a list of 0 and 1,
     or of booleans, one for each token; a token of 0 is read but is no label), ``scores`` (a number, or a list of
     numbers, of the whole sample)."""
+    images: str | None = None
+    """Column of images as they were encoded (JPEG, PNG, WebP, GIF, BMP): bytes, an object with a field ``bytes`` as
+    Hugging Face writes them, or a list of either. A transform of type ``images`` makes patches of them."""
+
+    @property
+    @override
+    def image_members(self) -> tuple[str, ...]:
+        return () if self.images is None else (self.images,)
 
     @model_validator(mode="after")
     def _masks_go_with_tokens(self) -> Self:
@@ -246,8 +282,17 @@ class WebDatasetSource(SourceBase):
     """Extension of the member that holds the text, in small letters; one that ends in ``json`` is a JSON object."""
     key: str = "text"
     """Key of the text in a JSON object."""
+    images: tuple[Annotated[str, Field(pattern=r"^[^/.][^/.]{0,15}$")], ...] = ()
+    """Extensions of the members that hold images, in small letters, such as ``[jpg, png]``: a sample's images are the
+    members whose name ends in one of them, in the order of the archive. A transform of type ``images`` makes patches
+    of them."""
     unit: UnitBytes = 4 << 20
     """A plain archive is cut into ranges of about this size for random access; compressed ones are one range."""
+
+    @property
+    @override
+    def image_members(self) -> tuple[str, ...]:
+        return self.images
 
 
 class MdsSource(_TextOrTokens):

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
 from omniload.mix.config import SourceConfig, TokenizerConfig
-from omniload.source.columns import as_binary, take, text_array
 from omniload.source.formats.format import Format
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
 from omniload.source.kept_profile import KeptProfile, keep
+from omniload.source.parsing.image_cells import ENCODED
 from omniload.source.transforms.opening import Pipeline, open_pipeline
-from omniload.source.transforms.samples import Samples
 
 __all__ = ["SourceProfile", "evenly", "profile"]
 
@@ -152,16 +151,14 @@ def _sample(record_format: Format, unit: int, pipeline: Pipeline) -> _Sample:
     decode_s = time.thread_time() - began_s
     column = records.column
     limit = _UNIT_TEXT_BYTES if pipeline.takes_text else _UNIT_TOKENS
-    mean = max(1.0, len(column.values_V) / len(column))
+    # Images are decoded with their text: their bytes count as its do.
+    encoded = records.others.get(ENCODED)
+    values = len(column.values_V) + (0 if encoded is None else len(encoded.values_V))
+    mean = max(1.0, values / len(column))
     rows = evenly(len(column), int(limit / mean))
     bad_R = records.bad_B[rows]
     good = np.flatnonzero(~bad_R)
-    taken = take(as_binary(column), rows[good], column.values_V.dtype)
-    samples = (
-        pipeline.of_texts(text_array(taken))
-        if pipeline.takes_text
-        else pipeline.of(Samples(tokens=taken))
-    )
+    samples = pipeline.of_records(records, rows[good])
     lengths = np.zeros(len(rows), np.int64)
     lengths[good] = samples.tokens.lengths_N
     if samples.bad_N is not None:
@@ -174,5 +171,8 @@ def _sample(record_format: Format, unit: int, pipeline: Pipeline) -> _Sample:
         lengths=lengths,
         preprocess_s_per_token=(decode_s + transform_s) / tokens,
         bad=int(np.count_nonzero(bad_R)),
-        decoded_bytes=column.values_V.nbytes + column.offsets.nbytes,
+        decoded_bytes=sum(
+            each.values_V.nbytes + each.offsets.nbytes
+            for each in (column, *records.others.values())
+        ),
     )

@@ -5,7 +5,7 @@ Shape suffixes:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -111,12 +111,14 @@ class _Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardDigests:
-    """Digests of the shards that hold records, in their order."""
+    """Digests of the shards that hold records, in their order, and the paths of all."""
 
     names: str = ""
     """Of their names and sizes."""
     contents: str = ""
     """Of what they hold."""
+    paths: tuple[str, ...] = ()
+    """For messages: the path of each shard, by its number."""
 
 
 class RecordSource(Source):
@@ -139,6 +141,7 @@ class RecordSource(Source):
         self.positions_per_epoch = order.positions_per_epoch
         self.fingerprint = order.fingerprint
         self.shards_digest, self.content_digest = digests.names, digests.contents
+        self._paths = digests.paths
         self.transforms_digest = pipeline.digest
         self._order, self._format, self._pipeline = order, record_format, pipeline
         self._on_error = on_error
@@ -183,24 +186,27 @@ class RecordSource(Source):
         positions = span.start + usable
         skipped = int(np.count_nonzero(block.bad_R[rows]))
         if self._pipeline.takes_text:
-            made = self._pipeline.of_texts(text_array(taken))
-            samples = replace(made, others={**others, **made.others})
+            samples = self._pipeline.of_texts(text_array(taken), others)
         else:
             samples = self._pipeline.of(Samples(tokens=taken, others=others))
         if samples.bad_N is not None:
             self._judge_samples(block, rows[usable], samples)
             skipped += int(np.count_nonzero(samples.bad_N))
+        subs = np.zeros(len(positions), np.int32)
+        if (cut := self._pipeline.cut(samples)) is not None:
+            samples, of_record, subs = cut
+            positions = positions[of_record]
         tokens, others = samples.tokens, dict(samples.others)
         if not tokens.lengths_N.all():
             given = np.flatnonzero(tokens.lengths_N)
-            tokens, positions = tokens.take(given), positions[given]
+            tokens, positions, subs = tokens.take(given), positions[given], subs[given]
             others = {name: column.take(given) for name, column in others.items()}
         return SampleBlock(
             table=SampleTable(
                 start=span.start,
                 stop=span.stop,
                 positions_N=positions,
-                subs_N=np.zeros(len(positions), np.int32),
+                subs_N=subs,
                 lengths_N=tokens.lengths_N.astype(np.int32),
                 metadata=_metadata(others),
             ),
@@ -216,7 +222,9 @@ class RecordSource(Source):
         places = np.searchsorted(block.begins_U, rows, side="right") - 1
         units = np.asarray(block.units)[places]
         records = (rows - block.begins_U[places]).tolist()
-        first = f"record {records[0]} of unit {int(units[0])}: {samples.reason}"
+        shard = int(self._format.units().shards_U[units[0]])
+        path = f"{self._paths[shard]}: " if self._paths else ""
+        first = f"{path}record {records[0]} of unit {int(units[0])}: {samples.reason}"
         if self._on_error.policy == "raise":
             raise self._unmendable(first)
         # Kept by record, so reading one again counts nothing twice; the limit bounds them.
@@ -304,7 +312,7 @@ def _joined(tables: list[SampleTable], start: int) -> SampleTable:
     )
 
 
-def open_source(
+def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
     name: str,
     config: SourceConfig,
     *,
@@ -312,6 +320,7 @@ def open_source(
     tokenizer: TokenizerConfig | None,
     base_dir: Path,
     cache_dir: Path | None = None,
+    row_length: int | None = None,
 ) -> Source:
     """Open a source of a mix file.
 
@@ -322,6 +331,7 @@ def open_source(
         tokenizer: Tokenizer of the mix; needed when the source holds text.
         base_dir: Folder that relative paths start at.
         cache_dir: Folder that keeps the index; ``None`` builds it each time.
+        row_length: Tokens of a row, which samples with images are cut to; ``None`` leaves them whole.
 
     Raises:
         ConfigError: Files or columns are missing, the source holds no record, or text has
@@ -337,7 +347,7 @@ def open_source(
         raise ConfigError(
             f"sources.{name}: {', '.join(config.paths)} holds no record; remove the source or add data"
         )
-    pipeline = open_pipeline(name, config, tokenizer, base_dir)
+    pipeline = open_pipeline(name, config, tokenizer, base_dir, row_length)
     order = Order(units.rows_U, units.shards_U, seed=seed, source=name, shuffle=config.shuffle)
     used = [i for i, content in enumerate(units.contents_F) if content]
     return RecordSource(
@@ -349,5 +359,6 @@ def open_source(
         digests=ShardDigests(
             names=digest_of([opened.files[i] for i in used]),
             contents=digest_of_texts(units.contents_F[i] for i in used),
+            paths=tuple(file.path for file in opened.files),
         ),
     )

@@ -75,6 +75,10 @@ class Tokenizer(Protocol):
         """Return the text of token ids, for people to read; special tokens are left out."""
         ...
 
+    def id_of(self, token: str) -> int | None:
+        """Return the number of a token of the vocabulary; ``None`` where there is none of the name."""
+        ...
+
 
 def open_tokenizer(config: TokenizerConfig, base_dir: Path) -> Tokenizer:
     """Open the tokenizer a mix file names.
@@ -135,6 +139,10 @@ class ByteEncoder(Tokenizer):
         ids = np.asarray(ids_V)
         return ids[ids < _BYTES_END].astype(np.uint8).tobytes().decode(errors="replace")
 
+    @override
+    def id_of(self, token: str) -> int | None:
+        return None
+
 
 class BpeEncoder(Tokenizer):
     """A tokenizer of the Hugging Face tokenizers library.
@@ -192,6 +200,11 @@ class BpeEncoder(Tokenizer):
         with _faults_of(self._path, "decodes no tokens"):
             text: str = self._library.decode(np.asarray(ids_V).tolist(), skip_special_tokens=True)
         return text
+
+    @override
+    def id_of(self, token: str) -> int | None:
+        found: int | None = self._library.token_to_id(token)
+        return found
 
 
 def _ids(ids: Sequence[Sequence[int]]) -> Ragged:

@@ -76,6 +76,7 @@ class LoaderShell:
                 tokenizer=mix.tokenizer,
                 base_dir=self._base_dir,
                 cache_dir=self._cache_dir,
+                row_length=mix.pack.length,
             )
             source.share(self._memory)
             return source

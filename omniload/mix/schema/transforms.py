@@ -1,18 +1,27 @@
 """What a mix file says of how records become samples: one model a transform, in one closed list.
 
-A transform keeps positions: a record gives one sample or none, decided by the record and the transform alone.
+A transform keeps positions: what samples a record gives, one, several or none, is decided by the record, the
+transform and the length of rows alone.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from omniload.base.config import StrictModel
+from omniload.base.config import StrictModel, fault_at
 from omniload.base.units import Count
 
-__all__ = ["ChatTransform", "ClampTransform", "FilterTransform", "TransformConfig"]
+__all__ = [
+    "ChatTransform",
+    "ClampTransform",
+    "FilterTransform",
+    "ImagesTransform",
+    "TransformConfig",
+]
 
 _MOST_TOKENS = 1 << 30
+MOST_PIXELS = 1 << 26
+"""Pixels of a stored image at most: 192 MiB once decoded, and below where Pillow warns by itself."""
 
 
 class ChatTransform(StrictModel):
@@ -33,8 +42,49 @@ class ChatTransform(StrictModel):
     """Day that ``strftime_now`` of the template gives: samples stay the same. Without it there is no such function."""
 
 
+class ImagesTransform(StrictModel):
+    """Encoded images to patches, and placeholders for them among the tokens. Makes the tokens; sets ``loss_mask``.
+
+    An image is resized, its aspect kept, to as many whole tokens as it fills, and at most ``max_patches``. It is never
+    cut: a record that is longer than a row becomes several samples, cut between images.
+    """
+
+    type: Literal["images"]
+    patch: int = Field(default=14, ge=1, le=256)
+    """Side of a patch in pixels."""
+    merge: int = Field(default=1, ge=1, le=16)
+    """Side, in patches, of the square that becomes one token; its patches lie together."""
+    max_patches: Count = Field(default=1024, ge=1, le=1 << 20)
+    """Most patches of an image; one that is larger is shrunk."""
+    placeholder: Annotated[int, Field(ge=0, lt=1 << 31)] | str
+    """Token that holds the place of an image's embeddings: a number, or a special token of the tokenizer."""
+    begin: Annotated[int, Field(ge=0, lt=1 << 31)] | str | None = None
+    """Token before an image's placeholders."""
+    end: Annotated[int, Field(ge=0, lt=1 << 31)] | str | None = None
+    """Token behind them."""
+    marker: str = Field(default="<image>", min_length=1, max_length=64)
+    """What stands in the text where an image belongs, once for each image, in order. In a text without it, images come
+    first."""
+    max_pixels: Count = Field(default=MOST_PIXELS, ge=1, le=MOST_PIXELS)
+    """An image of more pixels, as stored, is refused before it is decoded."""
+
+    @model_validator(mode="after")
+    def _one_token_fits(self) -> Self:
+        if self.max_patches < self.merge**2:
+            raise fault_at(
+                f"max_patches is {self.max_patches}, less than the {self.merge**2} patches of a token; raise it",
+                "max_patches",
+            )
+        return self
+
+    @property
+    def values_per_patch(self) -> int:
+        """Values of a patch: three colours a pixel."""
+        return 3 * self.patch**2
+
+
 class ClampTransform(StrictModel):
-    """Keeps the first tokens of a sample. Shortens samples; a mask is cut with the tokens."""
+    """Keeps the first tokens of a sample. Shortens samples; a mask is cut with the tokens, an image left out whole."""
 
     type: Literal["clamp"]
     tokens: Count = Field(ge=1, le=_MOST_TOKENS)
@@ -55,5 +105,5 @@ class FilterTransform(StrictModel):
 
 # A closed list. The file names a transform, never a class to import.
 TransformConfig = Annotated[
-    ChatTransform | ClampTransform | FilterTransform, Field(discriminator="type")
+    ChatTransform | ImagesTransform | ClampTransform | FilterTransform, Field(discriminator="type")
 ]

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.units import format_bytes
-from omniload.mix.columns import NO_COLUMNS, ColumnName
+from omniload.mix.columns import NO_COLUMNS, TableColumn
 from omniload.mix.sources import ArrowSource
 from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, beside, read_json, reading
@@ -29,6 +29,7 @@ from omniload.source.parsing.arrow_columns import (
     with_others,
 )
 from omniload.source.parsing.arrow_messages import END_OF_STREAM, FILE_MAGIC, messages_of
+from omniload.source.parsing.image_cells import require_images, with_images
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "ArrowFormat"]
@@ -49,11 +50,14 @@ class ArrowFormat(Format):
         column: str,
         holds: Holds,
         cache: IndexCache | None = None,
-        others: Mapping[ColumnName, str] = NO_COLUMNS,
+        others: Mapping[TableColumn, str] = NO_COLUMNS,
+        images: tuple[str, ...] = (),
     ) -> None:
         self.holds_text, self._holds = holds != "tokens", holds
         self._files, self._column, self._others = files, column, others
-        kind = "/".join(("arrow", holds, column, *others.values()))
+        self._images = images
+        """The column of images, where it has one."""
+        kind = "/".join(("arrow", holds, column, *others.values(), *images))
         self._units = index_of(files, self._index, kind=kind, cache=cache)
         # Consecutive units mostly follow the same schema, which is read once.
         self._before: tuple[int, list[tuple[int, int]], bytes] = -1, [], b""
@@ -65,10 +69,12 @@ class ArrowFormat(Format):
     @override
     def read_unit(self, unit: int) -> Records:
         file, where = self._place(unit)
-        column, *others = self._columns_of(unit, (self._column, *self._others.values()))
+        names = (self._column, *self._others.values(), *self._images)
+        column, *others = self._columns_of(unit, names)
         place = f"{file.path}: {where}"
         records = records_of(column, place, self._holds)
-        return with_others(records, dict(zip(self._others, others, strict=True)), place)
+        records = with_others(records, dict(zip(self._others, others, strict=False)), place)
+        return with_images(records, others[-1]) if self._images else records
 
     @override
     def first_records(self) -> Records:
@@ -138,6 +144,8 @@ class ArrowFormat(Format):
             sampled = digest_of_ranges(file, even_ranges(file.size_bytes))
         require_column(schema, self._column, file.path, self._holds)
         require_others(schema, self._others, file.path)
+        for column in self._images:
+            require_images(schema, column, file.path)
         largest = max((stop - start for start, stop in zip(starts, stops, strict=True)), default=0)
         if largest > MAX_UNIT_BYTES:
             raise ConfigError(
@@ -218,6 +226,7 @@ def _opened(config: ArrowSource, files: Sequence[ShardFile], cache: IndexCache |
         holds=config.holds,
         cache=cache,
         others=config.columns,
+        images=config.image_members,
     )
 
 

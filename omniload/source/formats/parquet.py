@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from typing_extensions import override
 
 from omniload.base.errors import IntegrityError
-from omniload.mix.columns import NO_COLUMNS, ColumnName
+from omniload.mix.columns import NO_COLUMNS, TableColumn
 from omniload.mix.sources import ParquetSource
 from omniload.source.content import digest_of_ranges, parquet_ranges
 from omniload.source.files import ShardFile, reading
@@ -22,6 +22,7 @@ from omniload.source.parsing.arrow_columns import (
     require_others,
     with_others,
 )
+from omniload.source.parsing.image_cells import require_images, with_images
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "ParquetFormat"]
@@ -39,11 +40,14 @@ class ParquetFormat(Format):
         column: str,
         holds: Holds,
         cache: IndexCache | None = None,
-        others: Mapping[ColumnName, str] = NO_COLUMNS,
+        others: Mapping[TableColumn, str] = NO_COLUMNS,
+        images: tuple[str, ...] = (),
     ) -> None:
         self.holds_text, self._holds = holds != "tokens", holds
         self._files, self._column, self._others = files, column, others
-        kind = "/".join(("parquet", holds, column, *others.values()))
+        self._images = images
+        """The column of images, where it has one."""
+        kind = "/".join(("parquet", holds, column, *others.values(), *images))
         self._units = index_of(files, self._index, kind=kind, cache=cache)
         # Consecutive units mostly share a shard; its footer is parsed once.
         self._opened: tuple[int, pq.ParquetFile] | None = None
@@ -58,7 +62,7 @@ class ParquetFormat(Format):
         part = f"row group {group}"
         with reading(self._files[shard], part):
             table = self._shard(shard).read_row_group(
-                group, columns=[self._column, *self._others.values()], use_threads=False
+                group, columns=self._columns(), use_threads=False
             )
             column = table[self._column]
         where = f"{self._files[shard].path}: {part}"
@@ -68,7 +72,8 @@ class ParquetFormat(Format):
             )
         records = records_of(column, where, self._holds)
         others = {name: table[other] for name, other in self._others.items()}
-        return with_others(records, others, where)
+        records = with_others(records, others, where)
+        return with_images(records, table[self._images[0]]) if self._images else records
 
     @override
     def first_records(self) -> Records:
@@ -86,6 +91,9 @@ class ParquetFormat(Format):
             column = pa.chunked_array([next(batches).column(0)])
         return records_of(column, f"{file.path}: {part}", self._holds)
 
+    def _columns(self) -> list[str]:
+        return [self._column, *self._others.values(), *self._images]
+
     def _shard(self, shard: int) -> pq.ParquetFile:
         if self._opened is None or self._opened[0] != shard:
             self._opened = None
@@ -96,11 +104,11 @@ class ParquetFormat(Format):
         with reading(file, "footer"), _open(file) as shard:
             metadata, schema = shard.metadata, shard.schema_arrow
             rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-            content = digest_of_ranges(
-                file, parquet_ranges(file, metadata, [self._column, *self._others.values()])
-            )
+            content = digest_of_ranges(file, parquet_ranges(file, metadata, self._columns()))
         require_column(schema, self._column, file.path, self._holds)
         require_others(schema, self._others, file.path)
+        for column in self._images:
+            require_images(schema, column, file.path)
         groups = np.arange(len(rows))
         return FileUnits(
             rows=np.array(rows, np.int64), starts=groups, stops=groups + 1, content=content
@@ -120,6 +128,7 @@ def _opened(config: ParquetSource, files: Sequence[ShardFile], cache: IndexCache
         holds=config.holds,
         cache=cache,
         others=config.columns,
+        images=config.image_members,
     )
 
 

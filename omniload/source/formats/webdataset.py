@@ -5,7 +5,7 @@ header, for where samples start; a unit is a range of whole samples. Compressed 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,7 @@ from omniload.source.parsing.compressed import (
     stream_of,
 )
 from omniload.source.parsing.cutting import cuts, require_sizes
+from omniload.source.parsing.image_cells import encoded_columns
 from omniload.source.parsing.lines import BadLineError, text_of
 from omniload.source.parsing.tar_members import Member, TarBytes, members_of
 from omniload.source.patterns import FileNames
@@ -49,7 +50,7 @@ class _Sample:
 
 
 class WebDatasetFormat(Format):
-    """Reads the text in one member of each sample."""
+    """Reads the text in one member of each sample, and images in others."""
 
     holds_text = True
 
@@ -93,6 +94,7 @@ class WebDatasetFormat(Format):
 
     def _records(self, path: str, data: memoryview, start: int, samples: list[_Sample]) -> Records:
         texts: list[str | None] = []
+        images: list[list[memoryview]] = []
         reason = ""
         for sample in samples:
             try:
@@ -100,7 +102,19 @@ class WebDatasetFormat(Format):
             except BadLineError as error:
                 texts.append(None)
                 reason = reason or f"{path}: sample {sample.key!a} at byte {sample.start}: {error}"
-        return Records.of_texts(texts, reason)
+            images.append(self._images(sample, data, start) if texts[-1] is not None else [])
+        records = Records.of_texts(texts, reason)
+        if not self._config.images:
+            return records
+        return replace(records, others=encoded_columns(images))
+
+    def _images(self, sample: _Sample, data: memoryview, start: int) -> list[memoryview]:
+        """Return the members that are images, in the order of the archive."""
+        return [
+            data[member.start - start : member.stop - start]
+            for extension, member in sample.members.items()
+            if extension.rpartition(".")[2] in self._config.images
+        ]
 
     def _text(self, sample: _Sample, data: memoryview, start: int) -> str:
         extension = self._config.text

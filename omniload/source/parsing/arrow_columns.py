@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
-from omniload.mix.columns import COLUMNS, ColumnName
+from omniload.mix.columns import COLUMNS, TableColumn
 from omniload.source.columns import drained, text_bytes
 from omniload.source.formats.format import Records
 
@@ -68,7 +68,7 @@ def _as_json(values: pa.Array) -> pa.Array:
     return pa.array(list(written), pa.large_string())
 
 
-def require_others(schema: pa.Schema, columns: Mapping[ColumnName, str], path: str) -> None:
+def require_others(schema: pa.Schema, columns: Mapping[TableColumn, str], path: str) -> None:
     """Refuse a shard without one of the further columns, or with another type of it.
 
     Raises:
@@ -92,7 +92,7 @@ def require_others(schema: pa.Schema, columns: Mapping[ColumnName, str], path: s
 
 
 def with_others(
-    records: Records, columns: Mapping[ColumnName, pa.ChunkedArray], where: str
+    records: Records, columns: Mapping[TableColumn, pa.ChunkedArray], where: str
 ) -> Records:
     """Add further columns to records; a record that one of them does not fit is bad."""
     for name, column in columns.items():

@@ -12,16 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
-from omniload.base.ragged import Ragged
 from omniload.mix.config import SourceConfig, TokenizerConfig
-from omniload.source.columns import as_binary, take, text_array
 from omniload.source.estimate import evenly
-from omniload.source.formats.format import Format
+from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
 from omniload.source.survey.duplicates import hashes_of
 from omniload.source.transforms.opening import Pipeline, open_pipeline
-from omniload.source.transforms.samples import Samples
 
 __all__ = ["Looked", "Survey", "open_survey"]
 
@@ -63,19 +60,13 @@ class Survey:
         """
         for unit, rows_R in self._rows:
             records = self._format.read_unit(unit)
-            texts, column = as_binary(records.column), records.column
             for start in range(0, len(rows_R), _READ_TOGETHER):
                 rows = rows_R[start : start + _READ_TOGETHER]
                 good = rows[~records.bad_B[rows]]
-                taken = take(texts, good, column.values_V.dtype)
-                yield self._made(taken, len(rows) - len(good))
+                yield self._made(records, good, len(rows) - len(good))
 
-    def _made(self, taken: Ragged, bad: int) -> Looked:
-        made = (
-            self._pipeline.of_texts(text_array(taken))
-            if self._pipeline.takes_text
-            else self._pipeline.of(Samples(tokens=taken))
-        )
+    def _made(self, records: Records, rows_N: NDArray[np.int64], bad: int) -> Looked:
+        made = self._pipeline.of_records(records, rows_N)
         if made.bad_N is not None:
             bad += int(np.count_nonzero(made.bad_N))
         lengths_N = made.tokens.lengths_N

@@ -4,15 +4,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged, gather_ranges
-from omniload.mix.columns import COLUMNS, LOSS_MASK
+from omniload.mix.columns import COLUMNS, IMAGE_COLUMNS, IMAGE_PLACES, LOSS_MASK
 from omniload.mix.schema.transforms import ClampTransform, FilterTransform
+from omniload.source.transforms.image_pieces import before_images, first_images
 from omniload.source.transforms.samples import Samples
 
 __all__ = ["clamped", "filtered"]
 
 
 def clamped(samples: Samples, config: ClampTransform) -> Samples:
-    """Return the first tokens of each sample."""
+    """Return the first tokens of each sample; an image that would be cut is left out, and all behind it."""
     lengths_N = samples.tokens.lengths_N
     return _shortened(samples, np.minimum(lengths_N, config.tokens))
 
@@ -34,9 +35,13 @@ def _sums(mask: Ragged) -> NDArray[np.int64]:
 
 
 def _shortened(samples: Samples, lengths_N: NDArray[np.int64]) -> Samples:
-    """Cut the tokens of each sample, and what is aligned with them, to so many."""
+    """Cut the tokens of each sample, and what is aligned with them, to so many, or fewer: images stay whole."""
     if np.array_equal(lengths_N, samples.tokens.lengths_N):
         return samples
+    kept: dict[str, Ragged] = {}
+    if IMAGE_PLACES in samples.others:
+        lengths_N = before_images(samples.others[IMAGE_PLACES], lengths_N)
+        kept = first_images(samples.others, lengths_N)
 
     def cut(column: Ragged) -> Ragged:
         starts_N = column.offsets[:-1]
@@ -50,7 +55,9 @@ def _shortened(samples: Samples, lengths_N: NDArray[np.int64]) -> Samples:
         others={
             name: cut(column) if COLUMNS[name].aligned else column
             for name, column in samples.others.items()
-        },
+            if name not in IMAGE_COLUMNS
+        }
+        | kept,
         bad_N=samples.bad_N,
         reason=samples.reason,
     )

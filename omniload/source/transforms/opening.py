@@ -1,21 +1,31 @@
 """From what a mix file says of a source to what makes its records samples."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
+from omniload.base.ragged import Ragged
+from omniload.mix.columns import NO_COLUMNS
 from omniload.mix.config import SourceConfig, TokenizerConfig
 from omniload.mix.schema.transforms import (
     ChatTransform,
     ClampTransform,
     FilterTransform,
+    ImagesTransform,
     TransformConfig,
 )
-from omniload.source.tokenize import folder_of, open_tokenizer
+from omniload.source.columns import as_binary, take, text_array
+from omniload.source.formats.format import Records
+from omniload.source.tokenize import Tokenizer, folder_of, open_tokenizer
 from omniload.source.transforms.chat import ChatEncoder
+from omniload.source.transforms.image_pieces import cut_to_rows
+from omniload.source.transforms.images import ImageEncoder
 from omniload.source.transforms.lengths import clamped, filtered
 from omniload.source.transforms.samples import Encoder, PlainEncoder, Samples
 from omniload.source.transforms.template import ChatTemplate, TemplateFiles, read_template
@@ -27,21 +37,42 @@ class Pipeline:
     """Makes records samples: an encoder where they are text, then transforms in the order of the file."""
 
     def __init__(
-        self, encoder: Encoder | None, transforms: Sequence[TransformConfig], digest: str = ""
+        self,
+        encoder: Encoder | ImageEncoder | None,
+        transforms: Sequence[TransformConfig],
+        digest: str = "",
+        row_length: int | None = None,
     ) -> None:
         self._encoder, self._transforms = encoder, transforms
+        self._row_length = row_length
         self.digest = digest
-        """Digest of the files that transforms read; empty where they read none."""
+        """Digest of the files and libraries that transforms depend on; empty where they depend on none."""
 
     @property
     def takes_text(self) -> bool:
         """Whether records are text."""
         return self._encoder is not None
 
-    def of_texts(self, texts: pa.Array) -> Samples:
-        """Return the samples of records of text."""
+    def of_texts(self, texts: pa.Array, others: Mapping[str, Ragged] = NO_COLUMNS) -> Samples:
+        """Return the samples of records of text, which have further columns ``others``."""
         assert self._encoder is not None, "records of this source are token ids"
-        return self.of(self._encoder.encode(texts))
+        if isinstance(self._encoder, ImageEncoder):
+            return self.of(self._encoder.encode(texts, others))
+        made = self._encoder.encode(texts)
+        return self.of(replace(made, others={**others, **made.others}) if others else made)
+
+    def of_records(self, records: Records, rows_N: NDArray[np.int64]) -> Samples:
+        """Return the samples of some records of a unit, with what is needed to make them alone."""
+        column = records.column
+        taken = take(as_binary(column), rows_N, column.values_V.dtype)
+        if not self.takes_text:
+            return self.of(Samples(tokens=taken))
+        needed = records.others if isinstance(self._encoder, ImageEncoder) else NO_COLUMNS
+        others = {
+            name: take(as_binary(other), rows_N, other.values_V.dtype)
+            for name, other in needed.items()
+        }
+        return self.of_texts(text_array(taken), others)
 
     def of(self, samples: Samples) -> Samples:
         """Return the samples of records that are token ids."""
@@ -51,15 +82,33 @@ class Pipeline:
                     samples = clamped(samples, config)
                 case FilterTransform():
                     samples = filtered(samples, config)
-                case ChatTransform():
+                case ChatTransform() | ImagesTransform():
                     pass  # the encoder
         return samples
 
+    def cut(self, samples: Samples) -> tuple[Samples, NDArray[np.int64], NDArray[np.int32]] | None:
+        """Return samples with images cut to rows, as ``cut_to_rows`` does; ``None`` where nothing is cut."""
+        config = self._transforms[0] if self._transforms else None
+        if self._row_length is None or not isinstance(config, ImagesTransform):
+            return None
+        return cut_to_rows(samples, self._row_length, config)
+
 
 def open_pipeline(
-    name: str, config: SourceConfig, tokenizer: TokenizerConfig | None, base_dir: Path
+    name: str,
+    config: SourceConfig,
+    tokenizer: TokenizerConfig | None,
+    base_dir: Path,
+    row_length: int | None = None,
 ) -> Pipeline:
     """Open the tokenizer, and the files that transforms read.
+
+    Args:
+        name: Name of the source.
+        config: What the mix file says of it.
+        tokenizer: Tokenizer of the mix.
+        base_dir: Folder that relative paths start at.
+        row_length: Tokens of a row, which samples with images are cut to; ``None`` leaves them whole.
 
     Raises:
         ConfigError: There is no tokenizer for text, or a file is missing or damaged.
@@ -69,13 +118,27 @@ def open_pipeline(
     if tokenizer is None:
         raise ConfigError(f"sources.{name} holds text and there is no tokenizer; add a tokenizer")
     opened = open_tokenizer(tokenizer, base_dir)
-    chat = config.transforms[0] if config.transforms else None
-    if not isinstance(chat, ChatTransform):
+    first = config.transforms[0] if config.transforms else None
+    if isinstance(first, ImagesTransform):
+        images = ImageEncoder(first, opened, row_length)
+        digest = hashlib.blake2b(images.library.encode(), digest_size=6).hexdigest()
+        return Pipeline(images, config.transforms, digest, row_length)
+    if not isinstance(first, ChatTransform):
         return Pipeline(PlainEncoder(opened), config.transforms)
+    return _of_chat(name, config, first, opened, folder=(base_dir, folder_of(tokenizer, base_dir)))
+
+
+def _of_chat(
+    name: str,
+    config: SourceConfig,
+    chat: ChatTransform,
+    opened: Tokenizer,
+    *,
+    folder: tuple[Path, Path],
+) -> Pipeline:
+    base_dir, beside = folder
     try:
-        files = read_template(
-            base_dir / chat.template if chat.template else None, folder_of(tokenizer, base_dir)
-        )
+        files = read_template(base_dir / chat.template if chat.template else None, beside)
         template = ChatTemplate(files, date=chat.date)
     except ConfigError as error:
         error.add_note(f"transforms of sources.{name}")

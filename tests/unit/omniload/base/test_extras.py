@@ -31,7 +31,12 @@ def test_every_extra_that_a_message_names_is_one_of_the_distribution():
 
 @pytest.mark.parametrize("module", sorted(EXTRA_OF))
 def test_the_extra_of_a_module_brings_its_distribution(module):
-    names = {"google": "protobuf", "grpc": "grpcio", "mlflow": "mlflow-skinny"}
+    names = {
+        "PIL": "pillow",
+        "google": "protobuf",
+        "grpc": "grpcio",
+        "mlflow": "mlflow-skinny",
+    }
     wanted = names.get(module, module.replace("_", "-"))
 
     brought = PROJECT["optional-dependencies"][EXTRA_OF[module]]

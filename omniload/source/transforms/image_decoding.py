@@ -1,0 +1,65 @@
+"""Encoded images to pixels of the size that patches want.
+
+What an image says of itself is not trusted: its size is seen to before a pixel is decoded, and its
+format is one of a closed list.
+"""
+
+import struct
+import zlib
+from io import BytesIO
+
+import numpy as np
+import PIL
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from omniload.mix.schema.transforms import ImagesTransform
+from omniload.source.transforms.image_patches import BadImageError, pixel_size
+
+__all__ = ["LIBRARY", "decoded"]
+
+LIBRARY = f"Pillow {PIL.__version__}"
+"""The library that decodes and resizes: another one may give other pixels."""
+
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+_FAULTS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    KeyError,
+    TypeError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
+)
+"""What Pillow raises of bytes that are no image, or half of one."""
+
+
+def decoded(data: bytes | memoryview, config: ImagesTransform) -> NDArray[np.uint8]:
+    """Return the pixels of an image, turned upright and resized to whole tokens, ``[height, width, 3]``.
+
+    Of several frames the first one counts. Transparency is left out.
+
+    Raises:
+        BadImageError: It is none, is cut short, or has more pixels than ``max_pixels``.
+    """
+    try:
+        with Image.open(BytesIO(data), formats=_FORMATS) as image:
+            width, height = image.size
+            if width * height > config.max_pixels:
+                raise BadImageError(
+                    f"has {width} x {height} pixels, more than max_pixels {config.max_pixels}"
+                )
+            upright = ImageOps.exif_transpose(image).convert("RGB")
+    except _FAULTS as error:
+        if isinstance(error, BadImageError):
+            raise
+        raise BadImageError(
+            f"of {len(data)} bytes cannot be decoded: {type(error).__name__}: {error!s:.160}"
+        ) from error
+    rows, columns = pixel_size(upright.height, upright.width, config)
+    resized = upright.resize((columns, rows), Image.Resampling.BICUBIC)
+    return np.asarray(resized, np.uint8)

@@ -1,0 +1,70 @@
+"""Sources and mixes of drawn images, small enough to count their patches."""
+
+import io
+
+import numpy as np
+from PIL import Image
+
+from omniload.mix.config import MixConfig
+from omniload.mix.schema.transforms import ImagesTransform
+from omniload.source.sample_images import build_sample_images
+
+__all__ = ["PLACEHOLDER", "a_drawn_mix", "an_images_transform", "png_of", "ramp"]
+
+PLACEHOLDER = 7
+"""A byte that no caption holds."""
+
+
+def an_images_transform(**changes):
+    return ImagesTransform(
+        **{"type": "images", "patch": 4, "max_patches": 36, "placeholder": PLACEHOLDER} | changes
+    )
+
+
+def ramp(height, width):
+    """Return an image whose every pixel differs from its neighbours."""
+    y, x = np.mgrid[0:height, 0:width]
+    return np.stack((y * 5 % 256, x * 7 % 256, (y + x) * 3 % 256), -1).astype(np.uint8)
+
+
+def png_of(pixels, kind="PNG"):
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, kind)
+    return out.getvalue()
+
+
+def a_drawn_mix(folder, *, samples=24, rows=6, length=64, sources=None, **changes):
+    """Write captions and pages into ``folder``, and return a mix of both."""
+    build_sample_images(folder, samples, shards=2, most=64)
+    transforms = [an_images_transform().model_dump()]
+    both = {
+        "captions": {
+            "type": "webdataset",
+            "path": "captions-*.tar",
+            "text": "json",
+            "images": ["png"],
+            "unit": 4096,
+            "transforms": transforms,
+        },
+        "pages": {
+            "type": "parquet",
+            "path": "pages-*.parquet",
+            "text": "text",
+            "images": "images",
+            "transforms": transforms,
+        },
+    }
+    chosen = {name: both[name] for name in sources or both}
+    return MixConfig.model_validate(
+        {
+            "version": 1,
+            "seed": 3,
+            "tokenizer": {"type": "bytes"},
+            "sources": chosen,
+            "mix": {"stages": [{"from_step": 0, "weights": dict.fromkeys(chosen, 1.0)}]},
+            "pack": {"length": length},
+            "batch": {"tokens": rows * length, "micro_tokens": length},
+            "runtime": {"prefetch_steps": 2},
+        }
+        | changes
+    )

@@ -1,0 +1,264 @@
+"""Images and text: cut into patches, placed among the tokens, never cut; what is no image is told or skipped."""
+
+import io
+import sys
+import tarfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.mix.columns import GRIDS, IMAGE_PLACES, IMAGES, LOSS_MASK
+from omniload.mix.config import ByteTokenizer, OnError
+from omniload.mix.schema.transforms import ClampTransform, FilterTransform
+from omniload.mix.sources import ArrowSource, ParquetSource, WebDatasetSource
+from omniload.source.source import open_source
+from tests.support.drawn import PLACEHOLDER, an_images_transform, png_of, ramp
+
+BYTES = ByteTokenizer(type="bytes")
+END = 256
+IMAGE = an_images_transform()
+
+
+def written(folder, texts, images, kind=None):
+    cells = pa.array(images, kind or pa.list_(pa.binary()))
+    pq.write_table(pa.table({"text": texts, "pictures": cells}), folder / "a.parquet")
+
+
+def a_source(folder, *, transforms=(IMAGE,), policy="raise", row_length=None):
+    config = ParquetSource(
+        type="parquet",
+        path="a.parquet",
+        text="text",
+        images="pictures",
+        transforms=transforms,
+        on_error=OnError(policy=policy),
+        shuffle={"method": "none"},
+    )
+    return open_source(
+        "web", config, seed=1, tokenizer=BYTES, base_dir=folder, row_length=row_length
+    )
+
+
+def shown(block, i):
+    """Return a sample's tokens as text, ``#`` for a placeholder and ``$`` for the end."""
+    marks = {PLACEHOLDER: "#", END: "$"}
+    return "".join(marks.get(token) or chr(token) for token in block.tokens[i].tolist())
+
+
+def test_an_image_stands_where_its_marker_does_and_is_not_trained_on(tmp_path):
+    written(tmp_path, ["a <image>b <image>"], [[png_of(ramp(8, 12)), png_of(ramp(4, 4))]])
+
+    block = a_source(tmp_path).read(0, 1)
+
+    assert shown(block, 0) == "a ######b #$"
+    assert block.others[GRIDS][0].tolist() == [2, 3, 1, 1]
+    assert block.others[IMAGE_PLACES][0].tolist() == [2, 6, 10, 1]
+    trained = block.others[LOSS_MASK][0]
+    assert np.flatnonzero(~trained).tolist() == [2, 3, 4, 5, 6, 7, 10]
+
+
+def test_images_of_a_text_without_a_marker_come_first(tmp_path):
+    written(tmp_path, ["two"], [[png_of(ramp(4, 4)), png_of(ramp(4, 8))]])
+
+    assert shown(a_source(tmp_path).read(0, 1), 0) == "###two$"
+
+
+def test_patches_hold_the_pixels_row_by_row_and_those_of_a_token_lie_together(tmp_path):
+    pixels = ramp(16, 16)
+    written(tmp_path, ["x"], [[png_of(pixels)]])
+
+    block = a_source(tmp_path, transforms=(an_images_transform(merge=2),)).read(0, 1)
+
+    patches = block.others[IMAGES][0].reshape(16, 4, 4, 3)
+    assert shown(block, 0) == "####x$"
+    order = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 0)]
+    for patch, (row, column) in zip(patches, order, strict=False):
+        wanted = pixels[4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
+        assert np.array_equal(patch, wanted)
+
+
+def test_what_stands_around_an_image_is_part_of_it(tmp_path):
+    around = an_images_transform(begin=1, end=2)
+    written(tmp_path, ["a<image>b"], [[png_of(ramp(4, 4))]])
+
+    block = a_source(tmp_path, transforms=(around,)).read(0, 1)
+
+    assert block.tokens[0].tolist() == [ord("a"), 1, PLACEHOLDER, 2, ord("b"), END]
+    assert block.others[LOSS_MASK][0].tolist() == [True, False, False, False, True, True]
+    assert block.others[IMAGE_PLACES][0].tolist() == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("size", "grid"),
+    [((400, 400), (6, 6)), ((10, 4000), (1, 36)), ((2, 2), (1, 1)), ((300, 600), (4, 8))],
+)
+def test_an_image_is_shrunk_to_the_most_patches_and_keeps_its_aspect(tmp_path, size, grid):
+    written(tmp_path, ["x"], [[png_of(ramp(*size))]])
+
+    assert tuple(a_source(tmp_path).read(0, 1).others[GRIDS][0].tolist()) == grid
+
+
+def test_cells_may_be_bytes_or_what_hugging_face_writes(tmp_path):
+    one = png_of(ramp(4, 4))
+    struct = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    written(tmp_path, ["x", "y"], [{"bytes": one, "path": "a.png"}, None], struct)
+    objects = a_source(tmp_path).read(0, 2)
+    written(tmp_path, ["x", "y"], [one, None], pa.binary())
+    plain = a_source(tmp_path).read(0, 2)
+
+    assert [shown(objects, i) for i in (0, 1)] == ["#x$", "y$"]
+    assert [shown(plain, i) for i in (0, 1)] == ["#x$", "y$"]
+
+
+def test_an_arrow_file_gives_the_same_samples(tmp_path):
+    written(tmp_path, ["a<image>", "b"], [[png_of(ramp(9, 9))], []])
+    table = pq.read_table(tmp_path / "a.parquet")
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as out,
+        pa.ipc.new_file(out, table.schema) as writer,
+    ):
+        writer.write_table(table)
+    config = ArrowSource(
+        type="arrow", path="a.arrow", text="text", images="pictures", transforms=(IMAGE,)
+    )
+
+    block = open_source("web", config, seed=1, tokenizer=BYTES, base_dir=tmp_path).read(0, 2)
+
+    assert sorted(shown(block, i) for i in (0, 1)) == ["a####$", "b$"]
+
+
+def test_members_of_an_archive_are_its_images_in_their_order(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        members = (
+            ("p.1.png", png_of(ramp(4, 8))),
+            ("p.0.jpg", png_of(ramp(4, 4), "JPEG")),
+            ("p.txt", b"<image>-<image>"),
+            ("q.txt", b"none"),
+        )
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    config = WebDatasetSource(
+        type="webdataset",
+        path="a.tar",
+        images=("jpg", "png"),
+        transforms=(IMAGE,),
+        shuffle={"method": "none"},
+    )
+
+    block = open_source("web", config, seed=1, tokenizer=BYTES, base_dir=tmp_path).read(0, 2)
+
+    assert [shown(block, i) for i in (0, 1)] == ["##-#$", "none$"]
+
+
+GOOD = png_of(ramp(8, 8))
+BOMB = png_of(np.zeros((3000, 3000, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("text", "images", "changes", "fault"),
+    [
+        ("x", [b"no image at all"], {}, "image 0 of 15 bytes cannot be decoded: UnidentifiedImage"),
+        ("x", [GOOD, GOOD[: len(GOOD) // 2]], {}, "image 1 of .* cannot be decoded"),
+        ("x", [GOOD[:30]], {}, "image 0 of 30 bytes cannot be decoded"),
+        ("x", [png_of(ramp(8, 8), "TIFF")], {}, "cannot be decoded: UnidentifiedImage"),
+        ("x", [BOMB], {"max_pixels": 8_000_000}, "has 3000 x 3000 pixels, more than max_pixels"),
+        ("<image><image>", [GOOD], {}, "holds '<image>' 2 times, and it has 1 images"),
+        ("<image>", [], {}, "holds '<image>' 1 times, and it has 0 images"),
+    ],
+)
+def test_what_is_no_image_is_told_with_its_file_or_skipped_and_counted(
+    tmp_path, text, images, changes, fault
+):
+    written(tmp_path, ["one", text, "three"], [[GOOD], images, []])
+    transforms = (an_images_transform(**changes),)
+
+    with pytest.raises(IntegrityError, match=rf"a\.parquet: record 1 of unit 0: .*{fault}"):
+        a_source(tmp_path, transforms=transforms).read(0, 3)
+    block = a_source(tmp_path, transforms=transforms, policy="skip").read(0, 3)
+
+    assert block.skipped == 1
+    assert block.table.positions_N.tolist() == [0, 2]
+    assert block.others[GRIDS].lengths_N.tolist() == [2, 0]
+
+
+def test_a_record_longer_than_a_row_becomes_samples_cut_between_images(tmp_path):
+    images = [png_of(ramp(8, 8)), png_of(ramp(8, 12)), png_of(ramp(4, 4))]
+    written(tmp_path, ["ab", "ab<image>cd<image>ef<image>ghijklm"], [[], images])
+
+    block = a_source(tmp_path, row_length=10).read(0, 2)
+
+    assert [shown(block, i) for i in range(4)] == ["ab$", "ab####cd", "######ef#g", "hijklm$"]
+    assert block.table.positions_N.tolist() == [0, 1, 1, 1]
+    assert block.table.subs_N.tolist() == [0, 0, 1, 2]
+    assert [block.others[IMAGE_PLACES][i].tolist() for i in range(4)] == [
+        *([], [2, 4], [0, 6, 8, 1], [])
+    ]
+    whole = a_source(tmp_path).read(0, 2).others[IMAGES][1]
+    parts = np.concatenate([block.others[IMAGES][i] for i in range(4)])
+    assert np.array_equal(parts, whole)
+
+
+def test_an_image_that_no_row_holds_is_refused_with_what_to_lower(tmp_path):
+    written(tmp_path, ["x"], [[png_of(ramp(24, 24))]])
+
+    with pytest.raises(IntegrityError, match=r"makes 36 tokens, and a row of pack\.length has 20"):
+        a_source(tmp_path, row_length=20).read(0, 1)
+
+
+def test_a_clamp_leaves_an_image_out_whole_and_a_filter_all_of_a_sample(tmp_path):
+    images = [png_of(ramp(4, 4)), png_of(ramp(8, 8))]
+    written(tmp_path, ["a<image>b<image>", "c"], [images, []])
+    clamp = ClampTransform(type="clamp", tokens=5)
+    long = FilterTransform(type="filter", min_tokens=3)
+
+    block = a_source(tmp_path, transforms=(IMAGE, clamp, long)).read(0, 2)
+
+    assert [shown(block, i) for i in range(len(block.tokens))] == ["a#b"]
+    assert block.others[GRIDS].values_V.tolist() == [1, 1]
+    assert len(block.others[IMAGES].values_V) == 48
+
+
+def test_a_picture_is_turned_upright(tmp_path):
+    out = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    Image.fromarray(ramp(4, 12)).save(out, "PNG", exif=exif)
+    written(tmp_path, ["x"], [[out.getvalue()]])
+
+    assert a_source(tmp_path).read(0, 1).others[GRIDS][0].tolist() == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"placeholder": 257}, "placeholder is 257, and the tokenizer has 257 tokens"),
+        ({"begin": "<vision>"}, "begin is '<vision>', not in the vocabulary"),
+    ],
+)
+def test_a_token_that_the_tokenizer_has_not_is_refused(tmp_path, changes, fault):
+    written(tmp_path, ["x"], [[]])
+
+    with pytest.raises(ConfigError, match=fault):
+        a_source(tmp_path, transforms=(an_images_transform(**changes),))
+
+
+def test_without_pillow_the_message_says_what_to_install(tmp_path, monkeypatch):
+    written(tmp_path, ["x"], [[]])
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.delitem(sys.modules, "omniload.source.transforms.image_decoding", raising=False)
+
+    with pytest.raises(ConfigError, match=r"needs the package PIL.*omniload-data\[images\]"):
+        a_source(tmp_path)
+
+
+def test_a_column_that_holds_no_images_is_refused(tmp_path):
+    written(tmp_path, ["x"], [[1]], pa.list_(pa.int64()))
+
+    with pytest.raises(ConfigError, match=r"'pictures' is list<.*int64>, not images"):
+        a_source(tmp_path)
