@@ -11,13 +11,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlencode, urlsplit
 
 import orjson
 
 from omniload.base.errors import ConfigError
 from omniload.base.secrets import note_secret
 
-__all__ = ["Challenge", "Credentials", "credentials_of", "parse_challenges"]
+__all__ = ["Challenge", "Credentials", "credentials_of", "parse_challenges", "token_url"]
 
 _WORD = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _SCHEME = re.compile(rf"\s*,?\s*({_WORD})\s+(?={_WORD}\s*=)|\s*,?\s*({_WORD})\s*(?=,|$)")
@@ -68,6 +69,26 @@ def parse_challenges(header: str) -> tuple[Challenge, ...]:
             at = pair.end()
         found.append(Challenge((scheme[1] or scheme[2]).lower(), parameters))
     return tuple(found)
+
+
+def token_url(parameters: Mapping[str, str], scope: str, *, is_plain: bool) -> str:
+    """Return where a registry's challenge sends for a token.
+
+    Args:
+        parameters: Of the challenge.
+        scope: What the token must allow.
+        is_plain: Whether the registry itself is spoken to without TLS.
+
+    Raises:
+        ConfigError: It is not https, though the registry is: credentials would go in the open.
+    """
+    realm = parameters.get("realm", "")
+    scheme = urlsplit(realm).scheme
+    if scheme != "https" and not (scheme == "http" and is_plain):
+        raise ConfigError(f"the registry sends for tokens to {realm!r}, which is not https")
+    asked = {"service": parameters.get("service", ""), "scope": scope}
+    query = urlencode({key: value for key, value in asked.items() if value})
+    return f"{realm}{'&' if '?' in realm else '?'}{query}"
 
 
 def credentials_of(registry: str, files: tuple[Path, ...] | None = None) -> Credentials | None:

@@ -15,9 +15,10 @@ from typing_extensions import override
 from omniload.base.errors import ConfigError
 from snapshot.oci.digest import check_digest
 
-__all__ = ["Reference", "check_tag"]
+__all__ = ["Reference", "address_of", "check_tag"]
 
 _MAX_NAME = 255
+_HUB, _HUB_SERVER = "docker.io/", "registry-1.docker.io/"
 _REGISTRY = re.compile(
     r"(?:\[[0-9a-fA-F:.]+\]|[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?)(?::[0-9]{1,5})?\Z"
 )
@@ -38,6 +39,13 @@ def check_tag(tag: str) -> str:
             "the first of them a letter, a digit or '_'"
         )
     return tag
+
+
+def address_of(reference: str) -> str:
+    """Return where an engine's name of an image is served: Docker's hub has another host name."""
+    if reference.startswith(_HUB):
+        return _HUB_SERVER + reference.removeprefix(_HUB)
+    return reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
-from urllib.parse import urlencode, urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import orjson
 import urllib3
@@ -21,7 +21,7 @@ from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.retry import backoff_s, with_retries
-from snapshot.oci.auth import Challenge, Credentials, parse_challenges
+from snapshot.oci.auth import Challenge, Credentials, parse_challenges, token_url
 from snapshot.oci.pace import Pace, PacedBody, paced_pool
 from snapshot.oci.store import Opened
 
@@ -216,13 +216,7 @@ class Transport:
         )
 
     def _token(self, parameters: Mapping[str, str], scope: str) -> str:
-        realm = parameters.get("realm", "")
-        scheme = urlsplit(realm).scheme
-        if scheme != "https" and not (scheme == "http" and self._is_plain):
-            raise ConfigError(f"{self.base} sends for tokens to {realm!r}, which is not https")
-        asked = {"service": parameters.get("service", ""), "scope": scope}
-        query = urlencode({key: value for key, value in asked.items() if value})
-        url = f"{realm}{'&' if '?' in realm else '?'}{query}"
+        url, realm = token_url(parameters, scope, is_plain=self._is_plain), parameters["realm"]
         basic = self._credentials.basic if self._credentials is not None else None
         response = self._checked(self._send("GET", url, {}, basic, None), "GET", realm)
         try:

@@ -12,7 +12,6 @@ OF_OTHERS = {"_reset_state", "_is_accelerate_prepared"}
 REACHED = {
     "tests/faults/omniload/test_actors_faults.py": 4,
     "tests/faults/omniload/test_actors_waits.py": 3,
-    "tests/faults/snapshot/test_oci_faults.py": 1,
     "tests/faults/test_fusefs_disk_faults.py": 5,
     "tests/faults/test_fusefs_disk_threads.py": 1,
     "tests/integration/omniload/test_actors_ray.py": 3,

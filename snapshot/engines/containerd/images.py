@@ -8,23 +8,23 @@ from typing import Protocol
 from typing_extensions import override
 
 from omniload.base.concurrency.single_flight import SingleFlight
-from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
 from omniload.base.lru import Lru
 from snapshot.engines.containerd.chain import LayerWanted, chain_ids
 from snapshot.engines.containerd.store import KeptImage
 from snapshot.image.layer.index import LayerIndex
 from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.indexer import index_layer
+from snapshot.image.layer.indexer import check_diff_id, index_layer
 from snapshot.oci.image import Image, open_store, resolve
 from snapshot.oci.manifest import Platform
+from snapshot.oci.reference import address_of
 from snapshot.oci.store import ImageStore, small_blob
 
 __all__ = [
     "FoundLayer",
     "LazyImages",
     "RegistryImages",
-    "address_of",
     "keep_image",
     "lies_in",
     "place_of",
@@ -35,7 +35,6 @@ _log = get_logger(__name__)
 FoundLayer = tuple[KeptImage, int]
 """An image, and how many of its layers, from the lowest, are meant."""
 
-_HUB, _HUB_SERVER = "docker.io/", "registry-1.docker.io/"
 _KEPT_IMAGES = 64
 _INDEXED_AT_ONCE = 4
 """Layers: each that is read whole lies in a temporary file meanwhile."""
@@ -119,12 +118,7 @@ class RegistryImages(LazyImages):
             with self._few:
                 return index_layer(store, layer, self._cache)
 
-        index = self._indexing.call(layer.digest, read)
-        if index.diff_id and index.diff_id != diff_id:
-            raise IntegrityError(
-                f"layer {layer.digest}: uncompressed it is {index.diff_id}, the configuration says "
-                f"{diff_id}; build the image anew"
-            )
+        check_diff_id(self._indexing.call(layer.digest, read), diff_id)
 
 
 def keep_image(
@@ -158,13 +152,6 @@ def place_of(image: Image, wanted: LayerWanted) -> int | None:
         if name == wanted.target and layer.digest == wanted.layer:
             return place
     return None
-
-
-def address_of(reference: str) -> str:
-    """Return where containerd's name of an image is served: Docker's hub has another host name."""
-    if reference.startswith(_HUB):
-        return _HUB_SERVER + reference.removeprefix(_HUB)
-    return reference
 
 
 def lies_in(reference: str, places: Sequence[str]) -> bool:

@@ -1,7 +1,6 @@
 """The mounts of lazy layers: one process for each chain that a container uses, made when the first one does."""
 
 import os
-import re
 import subprocess
 import threading
 from collections import defaultdict
@@ -12,21 +11,19 @@ from typing import Protocol
 from typing_extensions import override
 
 from fusefs.bridge.process.launch import start_daemon, umount
-from fusefs.bridge.process.tuning import mount_table
 from omniload.base.errors import StateError
+from omniload.base.linux.mount_table import mounts_here
 from omniload.base.log import get_logger
 from omniload.base.units import decimal_of
 from snapshot.engines.containerd import daemon as snapshotter_daemon
 from snapshot.engines.containerd.daemon import ChainMount
-from snapshot.engines.containerd.images import address_of
 from snapshot.engines.containerd.store import KeptImage
 from snapshot.image.mount.daemon import ImageMount
+from snapshot.oci.reference import address_of
 
 __all__ = ["MountedViews", "Views"]
 
 _log = get_logger(__name__)
-_OCTAL = re.compile(r"\\([0-7]{3})")
-"""How the kernel writes white space in the names of mount points."""
 
 
 class Views(Protocol):
@@ -126,8 +123,7 @@ class MountedViews(Views):
 def _is_mounted(where: str) -> bool:
     """Return whether anything is mounted there, by the table: a dead mount would not say."""
     target = os.path.realpath(where)
-    points = (line.split(" ")[4] for line in mount_table().split("\n") if line)
-    return any(_OCTAL.sub(lambda found: chr(int(found[1], 8)), at) == target for at in points)
+    return any(mount.path == target for mount in mounts_here())
 
 
 def _is_alive(where: str) -> bool:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing_extensions import override
 
 from omniload.base.clock import Clock, SystemClock
-from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, UnavailableError
+from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
 from omniload.base.log import get_logger
 from snapshot.engines.podman.names import store_address
 from snapshot.image.block.loader import BlockTier, RegistryTier
 from snapshot.image.block.refs import BlockRef
 from snapshot.image.layer.index import LayerIndex
 from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.indexer import index_layer
+from snapshot.image.layer.indexer import check_diff_id, index_layer
 from snapshot.image.layer.toc import format_of
 from snapshot.oci.image import Image, open_store, resolve
 from snapshot.oci.manifest import Descriptor, Platform
@@ -124,11 +124,7 @@ class ImageOpener:
         except ConfigError as error:
             _log.info("%s; it is left to the engine", error)
             return None
-        if found.diff_id and found.diff_id != diff_id:
-            raise IntegrityError(
-                f"layer {layer.digest}: uncompressed it is {found.diff_id}, the configuration "
-                f"says {diff_id}; build the image anew"
-            )
+        check_diff_id(found, diff_id)
         return found
 
 

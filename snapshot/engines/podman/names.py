@@ -22,7 +22,7 @@ from collections.abc import Collection
 from omniload.base.errors import ConfigError
 from snapshot.oci.digest import check_digest
 from snapshot.oci.manifest import Descriptor, compression_of
-from snapshot.oci.reference import Reference
+from snapshot.oci.reference import Reference, address_of
 
 __all__ = ["FILES", "digest_of_name", "info_of", "reference_of", "store_address"]
 
@@ -30,7 +30,6 @@ FILES = (b"diff", b"info", b"blob")
 """What a layer's directory holds."""
 _COMPRESSION = {"tar": 0, "gzip": 2, "zstd": 4}
 """Numbers that containers/storage gives them."""
-_HUB, _HUB_ADDRESS = "docker.io", "registry-1.docker.io"
 
 
 def reference_of(name: bytes, registries: Collection[str] = ()) -> Reference | None:
@@ -67,9 +66,7 @@ def store_address(reference: Reference, plain: Collection[str] = ()) -> str:
         reference: What the engine asks for.
         plain: Registries that are spoken to without TLS.
     """
-    registry = _HUB_ADDRESS if reference.registry == _HUB else reference.registry
-    text = f"{registry}{str(reference).removeprefix(reference.registry)}"
-    return f"http://{text}" if reference.registry in plain else text
+    return f"{'http://' if reference.registry in plain else ''}{address_of(str(reference))}"
 
 
 def info_of(layer: Descriptor, diff_id: str, stream_bytes: int) -> bytes:

@@ -9,24 +9,22 @@ cost milliseconds, whatever the size.
 import errno
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.linux import calls
+from omniload.base.linux.mount_table import Mount, mounts_here
 from omniload.base.units import decimal_of
 from snapshot.env.node.cache import Tree
 
 __all__ = [
-    "Mount",
     "keys_mounted",
     "mount_overlay",
     "mount_source",
     "mounts_at",
     "overlay_options",
-    "parse_mounts",
     "umount",
 ]
 
@@ -36,15 +34,6 @@ _CANNOT = frozenset(
     {errno.EPERM, errno.EACCES, errno.ENODEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 )
 _OPTION_BYTES = 4095  # mount(2) takes one page
-
-
-class Mount(NamedTuple):
-    """A line of the kernel's list of mounts."""
-
-    path: str
-    kind: str
-    source: str
-    options: str
 
 
 def overlay_options(layers: Sequence[str]) -> str:
@@ -60,21 +49,9 @@ def overlay_options(layers: Sequence[str]) -> str:
     return options
 
 
-def parse_mounts(text: str) -> list[Mount]:
-    """Read ``/proc/self/mountinfo``; the last mount of a path is the one that is seen."""
-    found = []
-    for line in text.splitlines():
-        words = line.split(" ")
-        rest = words[words.index("-", 6) + 1 :]
-        found.append(Mount(_plain(words[4]), rest[0], _plain(rest[1]), _plain(rest[2])))
-    return found
-
-
 def mounts_at(path: str) -> list[Mount]:
     """Return the overlays of ours that lie on ``path``, the topmost last."""
-    text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
-    ours = (m for m in parse_mounts(text) if m.kind == "overlay" and m.path == path)
-    return [mount for mount in ours if mount.source.startswith(mount_source(""))]
+    return [mount for mount in _ours(mounts_here()) if mount.path == path]
 
 
 def keys_mounted(proc: Path = Path("/proc")) -> tuple[set[str], bool]:
@@ -93,17 +70,14 @@ def keys_mounted(proc: Path = Path("/proc")) -> tuple[set[str], bool]:
             space = os.readlink(process / "ns" / "mnt")  # noqa: PTH115
             if space in asked:
                 continue
-            text = (process / "mountinfo").read_text("utf-8", errors="surrogateescape")
+            mounts = mounts_here(process)
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
         except OSError:
             whole = False
             continue
         asked.add(space)
-        sources = (m.source for m in parse_mounts(text) if m.kind == "overlay")
-        keys |= {
-            source.partition(":")[2] for source in sources if source.startswith(mount_source(""))
-        }
+        keys |= {mount.source.partition(":")[2] for mount in _ours(mounts)}
     return keys, whole
 
 
@@ -158,6 +132,5 @@ def umount(path: str, *, lazily: bool = False) -> None:
         raise StateError(f"{path} {said}") from error
 
 
-def _plain(word: str) -> str:
-    """Undo the octal escapes of the kernel's list."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
+def _ours(mounts: list[Mount]) -> Iterator[Mount]:
+    return (m for m in mounts if m.kind == "overlay" and m.source.startswith(mount_source("")))

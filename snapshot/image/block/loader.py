@@ -29,7 +29,6 @@ from snapshot.image.block.fetcher import (
 from snapshot.image.block.refs import BlockRef, block_refs
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import LayerIndex
-from snapshot.image.layer.indexer import BlockSource
 from snapshot.oci.store import ImageStore
 
 __all__ = ["BlockLoader", "BlockTier", "RegistryTier"]
@@ -75,7 +74,7 @@ class RegistryTier(BlockTier):
         return found, size
 
 
-class BlockLoader(BlockSource):
+class BlockLoader:
     """Blocks from memory, disk, and tiers; each is fetched once, however many ask.
 
     Args:
@@ -139,7 +138,6 @@ class BlockLoader(BlockSource):
                 self._count(digest, "memory", len(data))
             return data
 
-    @override
     def block(self, index: LayerIndex, number: int) -> bytes:
         """Return a block, waiting for it where it must be fetched.
 

@@ -4,14 +4,14 @@ import errno
 import hashlib
 import tempfile
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import numpy as np
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.log import get_logger
 from snapshot.image.layer.gzip_index import index_gzip
-from snapshot.image.layer.index import BLOCK, BlockRange, LayerIndex
+from snapshot.image.layer.index import BLOCK, LayerIndex
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.tar import read_table
 from snapshot.image.layer.toc import (
@@ -26,20 +26,12 @@ from snapshot.oci.image import Image
 from snapshot.oci.manifest import Descriptor, compression_of
 from snapshot.oci.store import ImageStore
 
-__all__ = ["TAR_BLOCK_BYTES", "BlockSource", "index_image", "index_layer", "read_stream"]
+__all__ = ["TAR_BLOCK_BYTES", "check_diff_id", "index_image", "index_layer"]
 
 _log = get_logger(__name__)
 
 TAR_BLOCK_BYTES = 1 << 20
 """Block of a layer that is not compressed."""
-
-
-class BlockSource(Protocol):
-    """Where decoded blocks come from; each was compared with its digest."""
-
-    def block(self, index: LayerIndex, number: int) -> bytes:
-        """Return one block."""
-        ...
 
 
 def index_image(store: ImageStore, image: Image, cache: IndexCache) -> tuple[LayerIndex, ...]:
@@ -58,14 +50,24 @@ def index_image(store: ImageStore, image: Image, cache: IndexCache) -> tuple[Lay
     indexes = []
     for layer, diff_id in zip(image.layers, image.config.rootfs.diff_ids, strict=True):
         index = index_layer(store, layer, cache)
-        # A table of contents does not hold the digest of the tar; there the manifest must do.
-        if index.diff_id and index.diff_id != diff_id:
-            raise IntegrityError(
-                f"layer {layer.digest}: uncompressed it is {index.diff_id}, the configuration "
-                f"says {diff_id}; build the image anew"
-            )
+        check_diff_id(index, diff_id)
         indexes.append(index)
     return tuple(indexes)
+
+
+def check_diff_id(index: LayerIndex, diff_id: str) -> None:
+    """Check that a layer is, uncompressed, what the configuration says, where its index knows.
+
+    A table of contents does not hold the digest of the tar; there the manifest must do.
+
+    Raises:
+        IntegrityError: It is something else.
+    """
+    if index.diff_id and index.diff_id != diff_id:
+        raise IntegrityError(
+            f"layer {index.blob_digest}: uncompressed it is {index.diff_id}, the configuration "
+            f"says {diff_id}; build the image anew"
+        )
 
 
 def index_layer(store: ImageStore, layer: Descriptor, cache: IndexCache) -> LayerIndex:
@@ -93,16 +95,6 @@ def index_layer(store: ImageStore, layer: Descriptor, cache: IndexCache) -> Laye
     except OSError as error:  # it serves this start all the same
         _log.warning("index of layer %s is not kept: %s", layer.digest, error)
     return index
-
-
-def read_stream(index: LayerIndex, source: BlockSource, offset: int, size_bytes: int) -> bytes:
-    """Return bytes of a layer's stream."""
-    wanted: list[BlockRange] = list(index.ranges(offset, size_bytes))
-    parts = [
-        memoryview(source.block(index, part.block))[part.offset : part.offset + part.size_bytes]
-        for part in wanted
-    ]
-    return b"".join(parts)
 
 
 def _by_table(store: ImageStore, layer: Descriptor, compression: str) -> LayerIndex | None:

@@ -15,7 +15,7 @@ from omniload.base.errors import ConfigError, IntegrityError
 from snapshot.commands.image import command
 from snapshot.image.layer.convert import CHUNK_BYTES, convert_image, uncompressed
 from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.indexer import index_image, read_stream
+from snapshot.image.layer.indexer import index_image
 from snapshot.image.tree.tree import merge
 from snapshot.oci.image import open_store, resolve
 from snapshot.oci.layout import OciLayout
@@ -25,6 +25,7 @@ from tests.support.snapshot.image_builders import (
     a_member,
     a_tar,
     an_image,
+    read_stream,
     zran_friendly,
 )
 from tests.support.snapshot.registry import needs, running_registry

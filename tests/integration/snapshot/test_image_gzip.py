@@ -6,9 +6,9 @@ import hashlib
 import pytest
 
 from snapshot.image.layer.gzip_index import index_gzip
-from snapshot.image.layer.indexer import read_stream
 from snapshot.oci.digest import digest_of
 from tests.support.snapshot.gzip_writers import WRITERS, mixed_files, mixed_tar
+from tests.support.snapshot.image_builders import read_stream
 
 
 class Held:

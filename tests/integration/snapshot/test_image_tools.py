@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.indexer import index_image, read_stream
+from snapshot.image.layer.indexer import index_image
 from snapshot.image.layer.tar import read_table
 from snapshot.image.tree.tree import merge
 from snapshot.oci.image import resolve
 from snapshot.oci.layout import OciLayout
-from tests.support.snapshot.image_builders import BlobSource
+from tests.support.snapshot.image_builders import BlobSource, read_stream
 from tests.support.snapshot.registry import needs
 
 RECORDED = Path(__file__).parents[2] / "support/zstd_chunked_by_buildah.json"

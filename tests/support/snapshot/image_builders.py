@@ -162,3 +162,11 @@ class BlobSource:
         offset, size = index.blob_range(number)
         self.fetched.append((offset, size))
         return index.decode(number, self.store.blob_range(index.blob_digest, offset, size))
+
+
+def read_stream(index, source, offset, size_bytes):
+    """Return bytes of a layer's stream."""
+    return b"".join(
+        bytes(memoryview(source.block(index, part.block))[part.offset :][: part.size_bytes])
+        for part in index.ranges(offset, size_bytes)
+    )

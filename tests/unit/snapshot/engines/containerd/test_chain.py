@@ -18,9 +18,10 @@ from snapshot.engines.containerd.chain import (
     split_chain,
 )
 from snapshot.engines.containerd.daemon import ChainMount, lowest_layers
-from snapshot.engines.containerd.images import address_of, place_of
+from snapshot.engines.containerd.images import place_of
 from snapshot.engines.containerd.records import Snapshot
 from snapshot.image.mount.daemon import ImageMount
+from snapshot.oci.reference import address_of
 from tests.support.snapshot.snapshotter_builders import a_digest, a_kept_image, labels_of
 
 

@@ -28,17 +28,12 @@ def holds(*filters, of=LAYER):
     [
         "name==default/4/box",
         'name=="default/4/box"',
-        "name!=other",
-        "name~=/box$/",
-        "name~=|^default|",
         "kind==committed",
         "parent==sha256:below",
         'labels."containerd.io/snapshot.ref"==sha256:aa',
         'labels."containerd.io/snapshot.ref"==sha256:aa,parent=="sha256:below"',
-        'labels."containerd.io/snapshot.ref"',
         r'labels.plain=="a \"word\""',
         "labels.a.b==dotted",
-        "labels.none!=x",
         " name == default/4/box , kind == committed ",
     ],
 )
@@ -52,12 +47,9 @@ def test_a_filter_that_fits_holds(text):
     [
         "name==default",
         "kind==view",
-        "labels.none",
         "labels.none==x",
-        "labels.plain!=" + r'"a \"word\""',
-        "name~=^box",
-        "unknown",
         "name.deep==x",
+        "unknown==x",
     ],
 )
 def test_a_filter_that_does_not_fit_does_not_hold(text):
@@ -77,7 +69,18 @@ def test_what_lies_at_the_bottom_has_an_empty_parent():
 
 
 @pytest.mark.parametrize(
-    "text", ["==x", "name==", "name=x", "name==a b", 'labels."open==x', "name~=(", ",", "a,,b"]
+    "text",
+    [
+        "==x",
+        "name==",
+        "name=x",
+        "name==a b",
+        'labels."open==x',
+        "name~=box",
+        "name!=x",
+        "name",
+        ",",
+    ],
 )
 def test_what_is_no_filter_is_refused(text):
     with pytest.raises(InvalidSnapshotError):

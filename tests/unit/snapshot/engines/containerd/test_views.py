@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from omniload.base.errors import ConfigError, StateError, UnavailableError
+from omniload.base.linux.mount_table import Mount
 from snapshot.engines.containerd import views as snapshotter_views
 from snapshot.engines.containerd.daemon import ChainMount
 from snapshot.engines.containerd.views import MountedViews
@@ -21,20 +22,15 @@ class Machine:
         self.mounted, self.dead, self.busy, self.done = [], set(), set(), []
         self.error = None
         self.ended, self.polled = [], []
-        for name in ("start_daemon", "umount", "mount_table"):
+        for name in ("start_daemon", "umount", "mounts_here"):
             monkeypatch.setattr(snapshotter_views, name, getattr(self, name))
         played = SimpleNamespace(run=self.run, Popen=subprocess.Popen)
         monkeypatch.setattr(snapshotter_views, "subprocess", played)
         real = snapshotter_views.os.statvfs
         monkeypatch.setattr(snapshotter_views.os, "statvfs", lambda at: self.statvfs(real, at))
 
-    def mount_table(self):
-        lines = ["22 1 8:1 / / rw - ext4 /dev/a rw"]
-        lines += [
-            f"30 22 0:40 / {where.replace(' ', chr(92) + '040')} ro - fuse.omniload x ro"
-            for where in self.mounted
-        ]
-        return "\n".join(lines) + "\n"
+    def mounts_here(self):
+        return [Mount(where, "fuse.omniload", "x", "ro") for where in ["/", *self.mounted]]
 
     def statvfs(self, real, where):
         if where in self.dead:

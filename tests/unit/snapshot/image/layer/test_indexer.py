@@ -14,7 +14,7 @@ from snapshot.image.layer import gzip_index
 from snapshot.image.layer.gzip_index import index_gzip
 from snapshot.image.layer.index import BLOCK, LayerIndex
 from snapshot.image.layer.index_cache import IndexCache, decode_index, encode_index
-from snapshot.image.layer.indexer import index_image, index_layer, read_stream
+from snapshot.image.layer.indexer import index_image, index_layer
 from snapshot.image.layer.toc import index_of_toc, zstd_place
 from snapshot.oci.digest import digest_of
 from snapshot.oci.layout import OciLayout
@@ -26,6 +26,7 @@ from tests.support.snapshot.image_builders import (
     a_tar,
     an_estargz,
     an_image,
+    read_stream,
     zran_friendly,
 )
 
