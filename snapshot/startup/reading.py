@@ -10,22 +10,18 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.base.units import format_bytes
 from snapshot.startup.events import StageEvent, parse_event
 
-__all__ = ["Limits", "Log", "parse_events", "read_events"]
+__all__ = ["Log", "parse_events", "read_events"]
 
 _HEAD = b'{"version":'
 """What a line of ours starts with. Inside a JSON text the quote would be escaped."""
 _SUFFIX = ".jsonl"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How much is read at most; above, reading is refused."""
-
-    files: int = 65536
-    line_bytes: int = 64 << 10
-    total_bytes: int = 1 << 30
-    events: int = 2_000_000
-    """5000 nodes, 26 attempts, 7 stages come to 1.8 million."""
+MOST_FILES = 65536
+MOST_LINE_BYTES = 64 << 10
+MOST_BYTES = 1 << 30
+MOST_EVENTS = 2_000_000
+"""5000 nodes, 26 attempts, 7 stages come to 1.8 million."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,34 +35,31 @@ class Log:
     """Lines that were cut short: their writer was killed, or its disk was full."""
 
 
-def read_events(paths: Iterable[Path], limits: Limits | None = None) -> Log:
+def read_events(paths: Iterable[Path]) -> Log:
     """Read files, and the ``*.jsonl`` files at any depth of folders; each file once.
 
     Raises:
         ConfigError: A path is not there, no regular file, or a folder without such files.
-        StateError: A line is no event or of another version, or there is more than the limits say.
+        StateError: A line is no event or of another version, or there is more than is read.
     """
-    allowed = limits or Limits()
     events: list[StageEvent] = []
     torn = read_bytes = 0
-    files = _files_of(paths, allowed)
+    files = _files_of(paths)
     for path in files:
-        data = _read(path, allowed.total_bytes - read_bytes, allowed)
+        data = _read(path, MOST_BYTES - read_bytes)
         read_bytes += len(data)
-        found, cut = parse_events(data, str(path), allowed)
+        found, cut = parse_events(data, str(path))
         events += found
         torn += cut
-        if len(events) > allowed.events:
+        if len(events) > MOST_EVENTS:
             raise StateError(
-                f"{path} brings the events to {len(events)}, more than {allowed.events}; "
+                f"{path} brings the events to {len(events)}, more than {MOST_EVENTS}; "
                 "report on fewer attempts or nodes at once"
             )
     return Log(events=tuple(events), files=len(files), torn=torn)
 
 
-def parse_events(
-    data: bytes, name: str, limits: Limits | None = None
-) -> tuple[list[StageEvent], int]:
+def parse_events(data: bytes, name: str) -> tuple[list[StageEvent], int]:
     """Read the lines of one file.
 
     A last line without an end may be cut short. A line with a whole event behind a cut one
@@ -76,7 +69,6 @@ def parse_events(
     Args:
         data: The file.
         name: What errors call it.
-        limits: Only ``line_bytes`` is looked at.
 
     Returns:
         The events, and how many lines were cut.
@@ -84,14 +76,13 @@ def parse_events(
     Raises:
         StateError: Another line is no event, is too long, or is of another version.
     """
-    allowed = limits or Limits()
     events: list[StageEvent] = []
     torn = 0
     lines = data.split(b"\n")
     for number, line in enumerate(lines, start=1):
-        if len(line) > allowed.line_bytes:
+        if len(line) > MOST_LINE_BYTES:
             raise StateError(
-                f"{name}:{number}: line of {len(line)} bytes, longer than {allowed.line_bytes}; "
+                f"{name}:{number}: line of {len(line)} bytes, longer than {MOST_LINE_BYTES}; "
                 "it is no file of start-up events"
             )
         for part in _whole_parts(line, may_be_cut=number == len(lines)):
@@ -127,7 +118,7 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
-def _files_of(paths: Iterable[Path], limits: Limits) -> Sequence[Path]:
+def _files_of(paths: Iterable[Path]) -> Sequence[Path]:
     found: dict[Path, Path] = {}
     for path in paths:
         if path.is_dir():
@@ -140,12 +131,12 @@ def _files_of(paths: Iterable[Path], limits: Limits) -> Sequence[Path]:
             raise ConfigError(f"{path} is no file and no folder; name files of start-up events")
         for each in sorted(inside):
             found.setdefault(each.resolve(), each)
-        if len(found) > limits.files:
-            raise StateError(f"{path} brings the files to {len(found)}, more than {limits.files}")
+        if len(found) > MOST_FILES:
+            raise StateError(f"{path} brings the files to {len(found)}, more than {MOST_FILES}")
     return list(found.values())
 
 
-def _read(path: Path, left_bytes: int, limits: Limits) -> bytes:
+def _read(path: Path, left_bytes: int) -> bytes:
     try:
         with path.open("rb") as file:
             data = file.read(left_bytes + 1)
@@ -153,7 +144,7 @@ def _read(path: Path, left_bytes: int, limits: Limits) -> bytes:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     if len(data) > left_bytes:
         raise StateError(
-            f"{path} brings the logs above {format_bytes(limits.total_bytes)}; "
+            f"{path} brings the logs above {format_bytes(MOST_BYTES)}; "
             "report on fewer attempts or nodes at once"
         )
     return data

@@ -3,9 +3,6 @@
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
-
-from typing_extensions import override
 
 from omniload.base.concurrency.single_flight import SingleFlight
 from omniload.base.errors import ConfigError
@@ -23,7 +20,6 @@ from snapshot.oci.store import ImageStore, small_blob
 
 __all__ = [
     "FoundLayer",
-    "LazyImages",
     "RegistryImages",
     "keep_image",
     "lies_in",
@@ -40,25 +36,7 @@ _INDEXED_AT_ONCE = 4
 """Layers: each that is read whole lies in a temporary file meanwhile."""
 
 
-class LazyImages(Protocol):
-    """Knows which layers can be read lazily."""
-
-    def find(self, wanted: LayerWanted, below: int) -> FoundLayer:
-        """Return the image of a layer, once the layer is ready to be read in parts.
-
-        Args:
-            wanted: The layer.
-            below: Lazy layers it lies on.
-
-        Raises:
-            ConfigError: The image has no such layer there, or its format is not read in parts.
-            IntegrityError: The layer is not what its manifest says.
-            UnavailableError: The registry does not answer.
-        """
-        ...
-
-
-class RegistryImages(LazyImages):
+class RegistryImages:
     """Images as their registries have them. Safe in threads.
 
     Args:
@@ -84,8 +62,18 @@ class RegistryImages(LazyImages):
         self._known: Lru[tuple[str, str | None], KeptImage] = Lru(_KEPT_IMAGES)
         self._indexing: SingleFlight[str, LayerIndex] = SingleFlight()
 
-    @override
     def find(self, wanted: LayerWanted, below: int) -> FoundLayer:
+        """Return the image of a layer, once the layer is ready to be read in parts.
+
+        Args:
+            wanted: The layer.
+            below: Lazy layers it lies on.
+
+        Raises:
+            ConfigError: The image has no such layer there, or its format is not read in parts.
+            IntegrityError: The layer is not what its manifest says.
+            UnavailableError: The registry does not answer.
+        """
         if self._lazy_from and not lies_in(wanted.reference, self._lazy_from):
             raise ConfigError(
                 f"{wanted.reference} is in none of {', '.join(self._lazy_from)}; it is unpacked instead"

@@ -218,17 +218,7 @@ class Snapshots:
     def _prepare(self, event: Prepare) -> tuple[Command, ...]:
         self._check_new(event.key)
         self._check_parent(event.parent)
-        return self._add(
-            Snapshot(
-                key=event.key,
-                number=self.next_number,
-                parent=event.parent,
-                kind=event.kind,
-                labels=dict(event.labels),
-                created_ns=event.now_ns,
-                updated_ns=event.now_ns,
-            )
-        )
+        return self._add(event.key, event.kind, event)
 
     def _found(self, event: LayerFound) -> tuple[Command, ...]:
         self._check_new(event.name)
@@ -239,19 +229,7 @@ class Snapshots:
                 f"layer {event.layers} of image {event.image} cannot lie on {event.parent!r}, which "
                 f"shows {below} lazy layers; a lazy layer lies on the lazy one below it"
             )
-        return self._add(
-            Snapshot(
-                key=event.name,
-                number=self.next_number,
-                parent=event.parent,
-                kind="committed",
-                labels=dict(event.labels),
-                created_ns=event.now_ns,
-                updated_ns=event.now_ns,
-                image=event.image,
-                layers=event.layers,
-            )
-        )
+        return self._add(event.name, "committed", event, image=event.image, layers=event.layers)
 
     def _commit(self, event: Commit) -> tuple[Command, ...]:
         found = self.get(event.key)
@@ -301,11 +279,24 @@ class Snapshots:
         self.by_key[event.key] = made
         return (Keep(made),)
 
-    def _add(self, snapshot: Snapshot) -> tuple[Command, ...]:
+    def _add(
+        self, key: str, kind: Kind, event: Prepare | LayerFound, *, image: str = "", layers: int = 0
+    ) -> tuple[Command, ...]:
+        added = Snapshot(
+            key=key,
+            number=self.next_number,
+            parent=event.parent,
+            kind=kind,
+            labels=dict(event.labels),
+            created_ns=event.now_ns,
+            updated_ns=event.now_ns,
+            image=image,
+            layers=layers,
+        )
         self.next_number += 1
-        self.by_key[snapshot.key] = snapshot
-        self._count(snapshot.parent, 1)
-        return (Keep(snapshot),)
+        self.by_key[key] = added
+        self._count(added.parent, 1)
+        return (Keep(added),)
 
     def _check_new(self, key: str) -> None:
         if not key:

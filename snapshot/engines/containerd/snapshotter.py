@@ -34,7 +34,7 @@ from snapshot.engines.containerd.chain import (
 )
 from snapshot.engines.containerd.filters import parse_filters
 from snapshot.engines.containerd.folders import take_away, usage_of
-from snapshot.engines.containerd.images import LazyImages
+from snapshot.engines.containerd.images import RegistryImages
 from snapshot.engines.containerd.records import (
     Commit,
     Event,
@@ -51,7 +51,7 @@ from snapshot.engines.containerd.records import (
     Snapshots,
 )
 from snapshot.engines.containerd.store import KeptImage, SnapshotStore
-from snapshot.engines.containerd.views import Views
+from snapshot.engines.containerd.views import MountedViews
 
 __all__ = ["Snapshotter"]
 
@@ -77,8 +77,8 @@ class Snapshotter:
     def __init__(
         self,
         root: Path,
-        images: LazyImages,
-        views: Views,
+        images: RegistryImages,
+        views: MountedViews,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         if set(str(root)) & _FORBIDDEN:

@@ -13,7 +13,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 from omniload.base.errors import IntegrityError, StateError
@@ -149,7 +149,7 @@ class SnapshotStore:
                 self._base.execute(
                     # Who asked last knows where it can be read now.
                     "INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?, ?)",
-                    (image.digest, image.reference, image.media_type, image.manifest, image.config),
+                    astuple(image),
                 )
             self._base.execute(
                 "DELETE FROM images WHERE digest NOT IN (SELECT image FROM snapshots)"
@@ -160,19 +160,9 @@ class SnapshotStore:
         self._base.close()
 
     def _keep(self, snapshot: Snapshot) -> None:
-        values = (
-            snapshot.number,
-            snapshot.key,
-            snapshot.parent,
-            snapshot.kind,
-            json.dumps(dict(snapshot.labels), sort_keys=True),
-            snapshot.created_ns,
-            snapshot.updated_ns,
-            snapshot.size_bytes,
-            snapshot.inodes,
-            snapshot.image,
-            snapshot.layers,
-        )
+        labels = json.dumps(dict(snapshot.labels), sort_keys=True)
+        row = {**asdict(snapshot), "labels": labels}
+        values = [row[name] for name in _COLUMNS.split(", ")]
         marks = ", ".join("?" * len(values))
         statement = f"INSERT OR REPLACE INTO snapshots ({_COLUMNS}) VALUES ({marks})"  # noqa: S608 -- ours
         self._base.execute(statement, values)

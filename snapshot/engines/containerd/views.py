@@ -6,9 +6,6 @@ import threading
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
-
-from typing_extensions import override
 
 from fusefs.bridge.process.launch import start_daemon, umount
 from omniload.base.errors import StateError
@@ -21,38 +18,13 @@ from snapshot.engines.containerd.store import KeptImage
 from snapshot.image.mount.daemon import ImageMount
 from snapshot.oci.reference import address_of
 
-__all__ = ["MountedViews", "Views"]
+__all__ = ["MountedViews"]
 
 _log = get_logger(__name__)
 
 
-class Views(Protocol):
-    """Shows the lazy layers of a chain, merged, at a place that its number gives."""
-
-    def path(self, number: int) -> str:
-        """Return where a chain is shown, or will be."""
-        ...
-
-    def show(self, number: int, image: KeptImage, layers: int) -> None:
-        """Show it, unless it is shown.
-
-        Raises:
-            UnavailableError: The registry is needed, and does not answer.
-            StateError: It cannot be mounted.
-        """
-        ...
-
-    def drop(self, number: int) -> None:
-        """Show it no longer; a process that still uses it goes on until it ends."""
-        ...
-
-    def numbers(self) -> set[int]:
-        """Return which chains are shown, or have a place for it: also what a killed snapshotter had begun."""
-        ...
-
-
-class MountedViews(Views):
-    """FUSE mounts under a folder. Safe in threads.
+class MountedViews:
+    """Shows the lazy layers of a chain, merged: FUSE mounts under a folder, by number. Safe in threads.
 
     Args:
         folder: Of the mount points; made where it is not there. All log to a file beside it.
@@ -68,12 +40,17 @@ class MountedViews(Views):
         self._locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
         self._daemons: dict[int, subprocess.Popen[bytes]] = {}
 
-    @override
     def path(self, number: int) -> str:
+        """Return where a chain is shown, or will be."""
         return str(self._folder / str(number))
 
-    @override
     def show(self, number: int, image: KeptImage, layers: int) -> None:
+        """Show a chain, unless it is shown.
+
+        Raises:
+            UnavailableError: The registry is needed, and does not answer.
+            StateError: It cannot be mounted.
+        """
         with self._locks[number]:
             self._reap()
             where = self.path(number)
@@ -91,8 +68,8 @@ class MountedViews(Views):
             )
             _log.info("%d layers of %s at %s", layers, image.reference, where)
 
-    @override
     def drop(self, number: int) -> None:
+        """Show a chain no longer; a process that still uses it goes on until it ends."""
         with self._locks[number]:
             where = self.path(number)
             while _is_mounted(where):
@@ -108,8 +85,8 @@ class MountedViews(Views):
                 Path(where).rmdir()
             self._reap()
 
-    @override
     def numbers(self) -> set[int]:
+        """Return which chains are shown, or have a place for it: also what a killed snapshotter had begun."""
         names = os.listdir(self._folder)  # noqa: PTH208 -- a dead mount has no attributes
         return {number for number in map(decimal_of, names) if number is not None}
 

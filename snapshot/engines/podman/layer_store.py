@@ -21,7 +21,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, ClassVar, Protocol
+from typing import Any, BinaryIO, ClassVar
 
 from typing_extensions import override
 
@@ -35,7 +35,7 @@ from snapshot.engines.podman.uses import LayerUses
 from snapshot.image.view.view import ImageFileSystem, ImageView
 from snapshot.oci.reference import Reference
 
-__all__ = ["LayerStore", "LayerStoreFileSystem", "ShownLayer", "ViewOf"]
+__all__ = ["LayerStore", "LayerStoreFileSystem", "ShownLayer"]
 
 _log = get_logger(__name__)
 
@@ -44,14 +44,6 @@ _NUMBER = 0xFFFFFFFF
 _INFO, _BLOB, _DIFF = 0xFFFFFFFF, 0xFFFFFFFE, 1
 _HANDLE = 1 << 61
 FOREVER_S = 86400.0
-
-
-class ViewOf(Protocol):
-    """Makes the view of a layer."""
-
-    def __call__(self, served: ServedImage, place: int) -> ImageView:
-        """Return the files of layer ``place`` of an image."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +78,7 @@ class LayerStore(BlockingFileSystem):
 
     Args:
         images: By reference.
-        view_of: Makes the view of a layer.
+        view_of: Makes the view of a layer, by its number in an image.
         uses: What the engine uses.
         registries: That may be asked; all where none is given.
         scratch: Folder for whole layers that the engine wants; they are removed when closed.
@@ -97,7 +89,7 @@ class LayerStore(BlockingFileSystem):
     def __init__(
         self,
         images: ServedImages,
-        view_of: ViewOf,
+        view_of: Callable[[ServedImage, int], ImageView],
         uses: LayerUses,
         *,
         registries: Sequence[str] = (),

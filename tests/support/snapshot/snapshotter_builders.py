@@ -8,9 +8,8 @@ import orjson
 
 from omniload.base.errors import ConfigError
 from snapshot.engines.containerd.chain import LayerWanted, chain_ids, labels_for
-from snapshot.engines.containerd.images import LazyImages, place_of
+from snapshot.engines.containerd.images import place_of
 from snapshot.engines.containerd.store import KeptImage
-from snapshot.engines.containerd.views import Views
 from snapshot.engines.containerd.wire import message, method
 from snapshot.oci.digest import digest_of
 from snapshot.oci.manifest import MANIFEST_TYPE
@@ -79,7 +78,7 @@ def labels_of(kept, place, *, manifest=True):
     )
 
 
-class FakeImages(LazyImages):
+class FakeImages:
     """Knows the images it is given; layers in ``unreadable`` must be unpacked."""
 
     def __init__(self, *images, unreadable=()):
@@ -94,7 +93,7 @@ class FakeImages(LazyImages):
         raise ConfigError(f"{wanted.layer} is not read in parts")
 
 
-class FakeViews(Views):
+class FakeViews:
     """Plain folders in the place of mounts; remembers what was done."""
 
     def __init__(self, folder, error=None):

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from omniload.base.errors import ConfigError, StateError
-from snapshot.startup.reading import Limits, parse_events, read_events
+from snapshot.startup import reading
+from snapshot.startup.reading import parse_events, read_events
 from tests.support.snapshot.startup_builders import a_pair, a_start, write_events, write_nodes
 
 PAIR = a_pair("image", "n1", 0, 5)
@@ -54,20 +55,26 @@ def test_another_version_is_refused_also_in_a_last_line(end):
         parse_events(DATA + b'{"version":2}' + end, "f")
 
 
-def test_a_line_longer_than_any_writer_s_is_refused():
+def test_a_line_longer_than_any_writer_s_is_refused(monkeypatch):
+    monkeypatch.setattr(reading, "MOST_LINE_BYTES", 100)
     with pytest.raises(StateError, match="f:1: line of 200 bytes, longer than 100"):
-        parse_events(b"x" * 200, "f", Limits(line_bytes=100))
+        parse_events(b"x" * 200, "f")
 
 
-def test_more_bytes_files_or_events_than_allowed_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("limit", "value", "said"),
+    [
+        ("MOST_BYTES", 1000, "above 1000 B"),
+        ("MOST_FILES", 3, "files to 4, more than 3"),
+        ("MOST_EVENTS", 15, "events to 16, more than 15"),
+    ],
+)
+def test_more_than_is_read_is_refused(tmp_path, monkeypatch, limit, value, said):
     folder = write_nodes(tmp_path / "nodes", a_start())
+    monkeypatch.setattr(reading, limit, value)
 
-    with pytest.raises(StateError, match="above 1000 B"):
-        read_events([folder], Limits(total_bytes=1000))
-    with pytest.raises(StateError, match="files to 4, more than 3"):
-        read_events([folder], Limits(files=3))
-    with pytest.raises(StateError, match="events to 16, more than 15"):
-        read_events([folder], Limits(events=15))
+    with pytest.raises(StateError, match=said):
+        read_events([folder])
 
 
 def test_a_path_that_is_missing_or_no_file_is_refused(tmp_path):
