@@ -5,7 +5,7 @@
 Readers on two mounts open, read and ``fstat`` a few files. Writers on both rename new versions over
 them, and one on a third mount writes into them. Every eight bytes of a version tell which one it is, and
 each has a length of its own: so what an open showed is one version whole, or ESTALE, or wrong. The same
-race, short, is a test (``tests/integration/test_fusefs_versions.py``); this is the long one.
+race, short, is a test (``tests/integration/fusefs/vfs/test_versions.py``); this is the long one.
 """
 
 import shutil

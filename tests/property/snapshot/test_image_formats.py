@@ -16,12 +16,11 @@ from snapshot.image.layer import gzip_index
 from snapshot.image.layer.convert import write_chunked
 from snapshot.image.layer.gzip_index import index_gzip
 from snapshot.image.layer.index import LayerIndex, inflate
-from snapshot.image.layer.indexer import read_stream
 from snapshot.image.layer.tar import read_table
 from snapshot.image.layer.toc import index_of_toc, zstd_place, zstd_toc
 from snapshot.oci.digest import digest_of
 from snapshot.oci.manifest import Descriptor
-from tests.support.snapshot.image_builders import a_member, a_tar, zran_friendly
+from tests.support.snapshot.image_builders import a_member, a_tar, read_stream, zran_friendly
 
 NOISE = hashlib.shake_256(b"noise").digest(60_000)
 TEXT = zran_friendly(100_000) + NOISE + zran_friendly(540_000)

@@ -21,6 +21,7 @@ __all__ = [
     "a_tar",
     "an_estargz",
     "an_image",
+    "read_stream",
     "zran_friendly",
 ]
 

@@ -46,7 +46,7 @@ def start(layout, tmp_path):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])},
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[4])},
         )
 
     yield call

@@ -20,7 +20,7 @@ from tests.support.snapshot.env_wheels import a_quick_pip, a_venv, a_wheel
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 MAIN = "from omniload.base.cli import main; main()"
 NOBODY = 65534
 SYSTEM_PYTHON = Path("/usr/bin/python3")

@@ -27,7 +27,7 @@ from tests.support.snapshot.env_wheels import a_quick_pip, a_venv, a_wheel
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.mark.skipif(

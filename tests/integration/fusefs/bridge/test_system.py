@@ -12,7 +12,7 @@ import pytest
 from tests.support.fusefs.model import fast_directory
 from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT, without
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 HELPER = Path(sys.executable).with_name("mount.omniload")
 
 

@@ -20,7 +20,7 @@ from snapshot.oci.layout import OciLayout
 from tests.support.snapshot.image_builders import BlobSource, read_stream
 from tests.support.snapshot.registry import needs
 
-RECORDED = Path(__file__).parents[2] / "support/zstd_chunked_by_buildah.json"
+RECORDED = Path(__file__).parents[3] / "support/zstd_chunked_by_buildah.json"
 KIND_OF = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "directory",

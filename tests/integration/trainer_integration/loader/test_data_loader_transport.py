@@ -107,7 +107,7 @@ def test_memory_that_is_refused_leaves_torchs_way(monkeypatch, caplog):
 def test_a_kill_leaves_nothing_in_dev_shm(killed):
     script = textwrap.dedent("""
         import sys
-        from tests.integration.test_data_loader_transport import Rows
+        from tests.integration.trainer_integration.loader.test_data_loader_transport import Rows
         from trainer_integration import DataLoader
         batches = iter(DataLoader(Rows(10_000), 2, num_workers=2))
         kept = [next(batches) for _ in range(5)]

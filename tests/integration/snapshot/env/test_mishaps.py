@@ -286,7 +286,7 @@ def test_a_command_dies_with_the_process_that_saves(tmp_path):
         "environment = environment_at(sys.argv[2])\n"
         "capture(environment.interpreter, environment.targets, an_installation(environment, sys.argv[3]))"
     )
-    words = [sys.executable, "-c", driver, Path(__file__).parents[3]]
+    words = [sys.executable, "-c", driver, Path(__file__).parents[4]]
     saver = subprocess.Popen(
         [*words, environment.interpreter.prefix, script],
         stdin=subprocess.PIPE,
@@ -387,7 +387,7 @@ def test_a_user_without_rights_saves_restores_and_undoes(open_folder):
     remake(environment, roots)
     subprocess.run(["chown", "-R", str(NOBODY), environment.interpreter.prefix], check=True)
 
-    words = [Path(__file__).parents[3], home, roots, manifest.head.key]
+    words = [Path(__file__).parents[4], home, roots, manifest.head.key]
     done = subprocess.run(
         [sys.executable, "-c", NOBODYS, *words],
         capture_output=True,
