@@ -18,6 +18,7 @@ from omniload.base.errors import ConfigError
 from omniload.base.metrics import BATCH_WAIT_SECONDS
 from omniload.base.state import JsonObject
 from omniload.batch.microbatch import Batch
+from omniload.machine.messages import ResizeAsked
 
 __all__ = ["Client"]
 
@@ -69,6 +70,18 @@ class Client:
         A data plane opened with it continues with the batch that ``next_batch`` would return now.
         """
         return self._handle.state_at(self.next_step)
+
+    def resize(
+        self, dp_rank: int, dp_size: int, *, step: int | None = None, generation: int | None = None
+    ) -> None:
+        """Be rank ``dp_rank`` of ``dp_size`` from a step on, by default from the next one.
+
+        Raises:
+            OmniloadError: As for ``RankHandle.resize``; this rank is what it was.
+        """
+        step = self.next_step if step is None else step
+        self._handle.resize(ResizeAsked(dp=dp_size, step=step, generation=generation), dp_rank)
+        self.next_step = step
 
     def close(self) -> None:
         """Let go of the data plane."""

@@ -15,6 +15,8 @@ from pydantic import Field
 
 from omniload.base.config import StrictModel
 from omniload.base.errors import ConfigError, UnavailableError
+from omniload.machine.messages import ResizeAsked
+from omniload.plan.world import World
 
 __all__ = ["Gather", "Head", "HostPlace", "Hosts", "PlaneAddress", "check_rank"]
 
@@ -89,6 +91,15 @@ class PlaneAddress(StrictModel):
     def sizes(self) -> Mapping[str, int]:
         """Ranks along each axis that a handle is asked for by."""
         return {"dp": sum(map(len, self.dp_ranks_of.values())), "cp": self.cp_size}
+
+    def sizes_with(self, asked: ResizeAsked | None) -> Mapping[str, int]:
+        """Return the sizes where other ranks are asked for; ``None`` for those that the plane was opened for."""
+        return self.sizes if asked is None else {**self.sizes, "dp": asked.dp}
+
+    def constructor_in(self, world: World, dp_rank: int) -> str:
+        """Return the name of the data constructor that serves a rank of a later world."""
+        names = list(self.dp_ranks_of)
+        return names[world.constructor_of(dp_rank, len(names))]
 
     def on_host(self, host: str) -> tuple[str, Path]:
         """Return the IP address of the node of a host, and the folder of its heartbeats.

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -36,9 +37,12 @@ _ROOT = 0
 _LOG = get_logger(__name__)
 
 _Mark = tuple[int, int]
+Taken = TypeVar("Taken")
 
 
-def taken_within(answer: "Future[EditTaken]", limit_s: float = _ANSWER_S) -> EditTaken:
+def taken_within(
+    answer: "Future[Taken]", limit_s: float = _ANSWER_S, what: str = "a change of the mix"
+) -> Taken:
     """Wait for a planner to take a change up; one that it has not begun with by then is withdrawn.
 
     Raises:
@@ -47,7 +51,7 @@ def taken_within(answer: "Future[EditTaken]", limit_s: float = _ANSWER_S) -> Edi
     """
     if not wait([answer], limit_s).done and answer.cancel():
         raise UnavailableError(
-            f"the planner did not come to a change of the mix within {limit_s:.0f} s, and it is withdrawn: ask again"
+            f"the planner did not come to {what} within {limit_s:.0f} s, and it is withdrawn: ask again"
         )
     return answer.result(limit_s)
 

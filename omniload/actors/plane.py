@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, Self
 
-from omniload.base.errors import ConfigError
 from omniload.base.state import Json, JsonObject
 from omniload.batch.microbatch import Batch
+from omniload.machine.messages import ResizeAsked
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import Edit
 from omniload.mix.edits.found import merged
@@ -15,6 +15,7 @@ from omniload.mix.edits.history import History
 from omniload.mix.edits.kept import edits_in, read_history, write_history
 from omniload.mix.run_record import MixText, write_run_record
 from omniload.plan.place_tree import ClientPlaceTree
+from omniload.plan.world import require_rows as plan_requires
 
 __all__ = [
     "JOURNAL_NAME",
@@ -116,6 +117,16 @@ class RankHandle(Protocol):
         """Return the state before ``step``."""
         ...
 
+    def resize(self, asked: ResizeAsked, dp_rank: int) -> None:
+        """Be a rank among others from a step on; batches of before are let go, and that step comes next.
+
+        Raises:
+            ConfigError: The plane's ranks stay as they are, or there is no such rank.
+            StateError: Other ranks say otherwise, or the step cannot be given to others.
+            UnavailableError: No planner has answered in time.
+        """
+        ...
+
     def close(self) -> None:
         """Let go of the data plane; it runs on for the others."""
         ...
@@ -124,8 +135,10 @@ class RankHandle(Protocol):
 class DataPlane(Protocol):
     """A running data plane."""
 
-    def handle(self, dp_rank: int, cp_rank: int = 0) -> RankHandle:
-        """Return a rank's handle."""
+    def handle(
+        self, dp_rank: int, cp_rank: int = 0, asked: ResizeAsked | None = None
+    ) -> RankHandle:
+        """Return a rank's handle: of the ranks that the plane was opened for, or of those that ``asked`` says."""
         ...
 
     def close(self) -> None:
@@ -152,13 +165,4 @@ def require_rows(spec: PlaneSpec) -> None:
     Raises:
         ConfigError: With the rows there are and the rows needed.
     """
-    mix, dp, cp = spec.mix, spec.tree.size_of("dp"), spec.tree.size_of("cp")
-    if mix.rows_per_step < dp:
-        raise ConfigError(
-            f"batch.tokens {mix.batch.tokens} is {mix.rows_per_step} rows of pack.length {mix.pack.length}, fewer than "
-            f"the {dp} data-parallel ranks; raise batch.tokens to {dp * mix.pack.length} or more, or use fewer ranks"
-        )
-    if cp > 1 and mix.pack.length % (2 * cp):
-        raise ConfigError(
-            f"pack.length {mix.pack.length} is not a multiple of 2 * cp = {2 * cp}; change it"
-        )
+    plan_requires(spec.mix, spec.tree)

@@ -17,6 +17,7 @@ from omniload.mix.journal.reading import read_tail
 from omniload.mix.possible import require_possible
 from omniload.mix.progress import fingerprint_in, states_of
 from omniload.mix.state import MixState
+from omniload.plan.world import World
 from omniload.source.tokenize import library_of, read_tokenizer
 
 __all__ = ["make_planner", "open_journal", "taken_over", "tokenizer_digest"]
@@ -28,6 +29,7 @@ def make_planner(
     *,
     known: Sequence[MixState] = (),
     life: int = 0,
+    world: World | None = None,
 ) -> Planner:
     """Return a planner at step 0, or where ``spec.state`` left off.
 
@@ -36,6 +38,7 @@ def make_planner(
         facts_S: What was found in each source, and in those that were opened to be added and are not.
         known: States behind that one, which a planner that was lost had come to.
         life: Planners before this one.
+        world: The ranks that there are by now, where they are not those of ``spec``.
 
     Raises:
         StateError: ``spec.state`` belongs to another mix or other data, or no run of this mix reaches it.
@@ -60,7 +63,7 @@ def make_planner(
         require_possible(state, edited, positions_per_epoch_S)
     return Planner(
         mix=mix,
-        tree=spec.tree,
+        world=world or World(tree=spec.tree, step=state.step),
         positions_per_epoch_S=positions_per_epoch_S,
         state=state,
         fingerprint=fingerprint,
@@ -79,7 +82,10 @@ def open_journal(folder: Path | None, planner: Planner, *, durable: bool = True)
     folder.mkdir(parents=True, exist_ok=True)
     state, path = planner.state, folder / JOURNAL_NAME
     digest = state.digest()
-    return Journal.leading_up(path, planner.state_at(state.step), digest, durable=durable)
+    journal = Journal.leading_up(path, planner.state_at(state.step), digest, durable=durable)
+    if journal.has_worlds:
+        journal.append_world(planner.world.to_json())
+    return journal
 
 
 @system_refusals("the run's journal")
@@ -88,8 +94,8 @@ def taken_over(
 ) -> tuple[Planner, Journal]:
     """Return a planner that goes on where a lost one was, and the journal of both.
 
-    A planner is never further ahead of the slowest rank than ``mix.steps_ahead``: all ranks have what is before
-    that many steps from the end of the journal. The steps from there on are planned again.
+    No rank may ask for more than the last ``mix.steps_held`` steps of the journal: all have what is before. The
+    steps from there on are planned again, for the ranks that were noted last.
 
     Args:
         spec: The run, as it was opened, and its edits since.
@@ -108,12 +114,13 @@ def taken_over(
             f"the planner was lost while source {history.latest.names[-1]!r} was added, and nobody serves it: "
             "start again from the last checkpoint"
         )
-    tail = read_tail(path, spec.mix.steps_ahead)
-    step = max(first_step_of(spec), tail.next_step - spec.mix.steps_ahead)
+    tail = read_tail(path, spec.mix.steps_held)
+    step = max(first_step_of(spec), tail.next_step - spec.mix.steps_held)
+    world = None if tail.world is None else World.from_json(tail.world)
     begin, *known = [state for state in states_of(history, tail) if state.step >= step]
     kept = history.kept_with(begin.mix_revision, fingerprint_in(tail.base))
     resumed = replace(spec, state=begin.to_json(**kept))
-    planner = make_planner(resumed, facts_S, known=known, life=life)
+    planner = make_planner(resumed, facts_S, known=known, life=life, world=world)
     durable = spec.run_dir is not None
     return planner, Journal.taken_over(path, tail, step, durable=durable)
 

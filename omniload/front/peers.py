@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.actors.plane import RankHandle
-from omniload.base.errors import OmniloadError, StateError
+from omniload.base.errors import ConfigError, OmniloadError, StateError
 from omniload.base.state import JsonObject
 from omniload.batch.microbatch import Batch
 from omniload.batch.wire import from_bytes, to_bytes
 from omniload.front.rendezvous import Failure
+from omniload.machine.messages import ResizeAsked
 
 __all__ = ["FetchingHandle", "FollowingHandle", "Kind", "Peers"]
 
@@ -57,6 +58,10 @@ class Peers(Protocol):
 
 
 _NOTHING = np.empty(0, np.uint8)
+_STAY = (
+    "ranks along tp, pp and ep share one batch, and stay as they are; open the loader without them on the mesh, "
+    "or start again with the last state"
+)
 
 
 class FetchingHandle(RankHandle):
@@ -90,6 +95,10 @@ class FetchingHandle(RankHandle):
     @override
     def state_at(self, step: int) -> JsonObject:
         return self._handle.state_at(step)
+
+    @override
+    def resize(self, asked: ResizeAsked, dp_rank: int) -> None:
+        raise ConfigError(_STAY)
 
     @override
     def close(self) -> None:
@@ -152,6 +161,10 @@ class FollowingHandle(RankHandle):
                 "take the state at the trainer's own step"
             )
         return cast("JsonObject", json.loads(state))
+
+    @override
+    def resize(self, asked: ResizeAsked, dp_rank: int) -> None:
+        raise ConfigError(_STAY)
 
     @override
     def close(self) -> None:

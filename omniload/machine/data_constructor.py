@@ -17,6 +17,7 @@ from omniload.mix.columns import LOSS_MASK, ColumnRanges
 from omniload.mix.config import MixConfig
 from omniload.mix.pieces import PieceTable
 from omniload.plan.records import StepPlan
+from omniload.plan.world import RanksServed
 
 __all__ = ["BatchesBuilt", "BuildSteps", "DataConstructor", "FetchSlices", "SlicesFetched"]
 
@@ -26,6 +27,8 @@ class BuildSteps:
     """Plans were published: these are the parts of them that concern this constructor, in step order."""
 
     plans: Sequence[StepPlan]
+    served: RanksServed | None = None
+    """The ranks to build them for; ``None`` for those of before. Without plans it says that there are other ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,8 @@ class SlicesFetched:
 
     steps: tuple[int, ...]
     slices: ColumnRanges
+    generation: int = 0
+    """Of the ranks that they were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +47,8 @@ class FetchSlices:
 
     steps: tuple[int, ...]
     requests: Sequence[SliceRequest]
+    generation: int = 0
+    """Of the ranks that they are for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +87,8 @@ class DataConstructor:
     """Peers that share a data-parallel rank's rows."""
     columns: tuple[str, ...] = (LOSS_MASK,)
     """Columns that its ranks use beside the tokens; others are never copied."""
+    generation: int = field(default=0, init=False)
+    """Of the ranks that it serves."""
     _pending: dict[tuple[int, ...], _Pending] = field(default_factory=dict, init=False)
     _built: dict[tuple[int, int], Batch] = field(default_factory=dict, init=False)
     _released_to: int = field(default=0, init=False)
@@ -100,18 +109,21 @@ class DataConstructor:
     ) -> tuple[FetchSlices | BatchesBuilt, ...]:
         """Apply one event and return what must now be done, in order."""
         match event:
-            case BuildSteps(plans=plans):
+            case BuildSteps(plans=plans, served=served):
                 asked = tuple(plan.step for plan in plans)
+                if served is not None and not self._serves(served):
+                    return (BatchesBuilt(steps=asked),)
                 new = [p for p in plans if not (self.has(p.step) or self.is_released(p.step))]
-                if not new:
+                if not new or not self.dp_ranks:
                     return (BatchesBuilt(steps=asked),)
                 steps = tuple(plan.step for plan in new)
                 pending = self._pending[steps] = _Pending.of(new)
-                return (FetchSlices(steps=steps, requests=_requests(pending, self.columns)),)
-            case SlicesFetched(steps=steps, slices=slices):
-                fetched = self._pending.pop(steps, None)
-                if fetched is None:
+                requests = _requests(pending, self.columns)
+                return (FetchSlices(steps=steps, requests=requests, generation=self.generation),)
+            case SlicesFetched(steps=steps, slices=slices, generation=generation):
+                if generation != self.generation or steps not in self._pending:
                     return ()
+                fetched = self._pending.pop(steps)
                 self._build(fetched, slices)
                 return (BatchesBuilt(steps=steps),)
             case ReleaseSteps(step=step):
@@ -123,11 +135,11 @@ class DataConstructor:
     @property
     def num_steps(self) -> int:
         """Steps that are held: built, and not released."""
-        return len(self._built) // len(self.dp_ranks)
+        return len(self._built) // max(1, len(self.dp_ranks))
 
     def has(self, step: int) -> bool:
         """Tell whether ``step`` is built."""
-        return (step, self.dp_ranks[0]) in self._built
+        return bool(self.dp_ranks) and (step, self.dp_ranks[0]) in self._built
 
     def is_released(self, step: int) -> bool:
         """Tell whether every rank has taken ``step``, so that it will not be built again."""
@@ -154,6 +166,14 @@ class DataConstructor:
             if isinstance(m, Microbatch)
         )
         return replace(batch, microbatches=tuple(sliced))
+
+    def _serves(self, served: RanksServed) -> bool:
+        """Serve other ranks from now on, where they are later ones; return whether it serves these."""
+        if served.generation > self.generation:
+            self.generation, self.dp_ranks = served.generation, served.dp_ranks
+            self._pending.clear()
+            self._built.clear()
+        return served.generation == self.generation
 
     def _build(self, pending: _Pending, slices: ColumnRanges) -> None:
         asked_K = np.empty(len(pending.order_K), np.int64)

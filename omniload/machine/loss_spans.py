@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged
+from omniload.batch.rows import stops_with_next
 from omniload.mix.columns import LOSS_SPANS
 from omniload.mix.pieces import SUB_LIMIT, PieceTable
 from omniload.mix.samples import SampleTable
@@ -46,14 +47,9 @@ class LossSpans:
             while known and known[0].stop <= floors.get(source, 0):
                 known.popleft()
 
-    def labels_left_out(self, pieces: PieceTable, stops_P: NDArray[np.int32]) -> int:
-        """Return how many labels of ``pieces`` are not trained on.
-
-        Args:
-            pieces: The pieces of a step.
-            stops_P: Where each is read to: its labels are the tokens behind its first, up to there.
-        """
-        left_out = 0
+    def labels_left_out(self, pieces: PieceTable) -> int:
+        """Return how many labels of a step's pieces are not trained on: of the tokens behind each piece's first."""
+        left_out, stops_P = 0, stops_with_next(pieces)
         for source in self._of_source:
             at = np.flatnonzero(pieces.sources_P == source)
             if len(at):

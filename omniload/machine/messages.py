@@ -4,6 +4,7 @@
 
     planner --ReadAhead--> source loader --SamplesReported--> planner
     command line --ChangeAsked--> planner --KeepEdits--> edits of the run
+    rank --ResizeAsked--> planner --AppendWorld--> journal, then --ServeWorld--> data constructors
     planner --AppendJournal, AppendBase--> journal, then --PublishPlans--> data constructor
     data constructor --SliceRequest--> source loader --SampleColumns--> data constructor
     client --StepTaken--> planner --ReleaseSamples--> source loader
@@ -26,10 +27,12 @@ from omniload.mix.journal.records import StepRecord
 from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
 from omniload.plan.records import StepPlan
+from omniload.plan.world import World
 
 __all__ = [
     "AppendBase",
     "AppendJournal",
+    "AppendWorld",
     "ChangeAsked",
     "ConstructorReplaced",
     "EndOfData",
@@ -42,7 +45,9 @@ __all__ = [
     "ReleaseSamples",
     "ReleaseSteps",
     "Republish",
+    "ResizeAsked",
     "SamplesReported",
+    "ServeWorld",
     "SliceRequest",
     "Started",
     "StepTaken",
@@ -73,6 +78,8 @@ class StepTaken:
     dp_rank: int
     cp_rank: int = 0
     """Peers of a cp group fetch a slice each: the step is needed until all of them have theirs."""
+    generation: int = 0
+    """Of the world that the rank counts itself to; what ranks of one that is over say is not heeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +108,26 @@ class ChangeAsked:
     """What was found in a source that is added; its loader has it open."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeAsked:
+    """A rank counts other ranks from a step on; every rank that stays or joins says the same, in any order."""
+
+    dp: int
+    """Data-parallel ranks from now on."""
+    step: int
+    """First step that they train on; the ranks of before have trained on all steps before it."""
+    generation: int | None = None
+    """Of these ranks; ``None`` for whichever comes next."""
+
+
 PlannerEvent = (
-    Started | SamplesReported | StepTaken | LoaderReplaced | ConstructorReplaced | ChangeAsked
+    Started
+    | SamplesReported
+    | StepTaken
+    | LoaderReplaced
+    | ConstructorReplaced
+    | ChangeAsked
+    | ResizeAsked
 )
 
 
@@ -168,6 +193,22 @@ class KeepEdits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AppendWorld:
+    """Note in the journal which ranks there are, before any constructor builds for them."""
+
+    world: World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeWorld:
+    """Have every constructor drop what it built for other ranks, and build these steps for the ranks of now."""
+
+    world: World
+    windows: tuple[tuple[StepPlan, ...], ...]
+    """The steps from the world's first on that are planned, placed on its ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishPlans:
     """Build the steps: every constructor its ranks' rows."""
 
@@ -217,7 +258,9 @@ PlannerCommand = (
     | TakeOver
     | AppendJournal
     | AppendBase
+    | AppendWorld
     | KeepEdits
+    | ServeWorld
     | PublishPlans
     | Republish
     | ReleaseSamples

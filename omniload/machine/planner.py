@@ -6,21 +6,18 @@ step durable in the journal before it is published.
 """
 
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from typing import assert_never
 
 import numpy as np
 
-from omniload.base.errors import StateError
 from omniload.base.state import JsonObject
-from omniload.batch.rows import stops_with_next
 from omniload.machine.loss_spans import LossSpans
 from omniload.machine.messages import (
     AppendBase,
     AppendJournal,
+    AppendWorld,
     ChangeAsked,
     ConstructorReplaced,
     EndOfData,
@@ -33,12 +30,15 @@ from omniload.machine.messages import (
     ReleaseSamples,
     ReleaseSteps,
     Republish,
+    ResizeAsked,
     SamplesReported,
+    ServeWorld,
     Started,
     StepTaken,
     TakeOver,
 )
-from omniload.machine.progress import Waits, rank_name
+from omniload.machine.planned_steps import PlannedSteps
+from omniload.machine.progress import Waits
 from omniload.machine.queue import (
     Demand,
     SampleQueue,
@@ -47,28 +47,25 @@ from omniload.machine.queue import (
     require_usable,
     targets_of,
 )
-from omniload.machine.ranks import RankSteps
+from omniload.machine.ranks import RankSteps, next_world
 from omniload.machine.strategy import place
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import Edit
 from omniload.mix.edits.found import found_in
 from omniload.mix.edits.history import History, require_open
-from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.possible import require_samples
 from omniload.mix.state import MixState
 from omniload.plan.membership import Exhausted, Membership, Starved
-from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.records import StepPlan
 from omniload.plan.strategies import require_strategy
 from omniload.plan.window import window_of
+from omniload.plan.world import World
 
 __all__ = ["Planner"]
 
 _BASE_EVERY = 1024
 """Steps between two bases in the journal, at least as many as may be planned ahead: a planner that takes over reads
 from the last base but one at most."""
-_SMALL_READ = 1024
-"""Records that are read at once, however few there are: each epoch costs a read of its own, each request more."""
 _NAMES_SHOWN = 3
 
 
@@ -78,7 +75,8 @@ class Planner:
 
     mix: MixConfig
     """As its file says; what holds at a step is for ``history`` to say."""
-    tree: ClientPlaceTree
+    world: World
+    """The ranks."""
     positions_per_epoch_S: Sequence[int]
     """Raw records of each source, those that edits added too."""
     state: MixState
@@ -100,7 +98,7 @@ class Planner:
     history: History = field(init=False)
     """The mix and its edits."""
     _queues: list[SampleQueue] = field(init=False)
-    _states: dict[int, MixState] = field(init=False)
+    _steps: PlannedSteps = field(init=False)
     _ranks: RankSteps = field(init=False)
     released_to: int = field(init=False)
     """The step before which everything was let go: every rank has taken it."""
@@ -112,8 +110,6 @@ class Planner:
     _starved: int | None = field(default=None, init=False)
     """Source that the last draw ran out of: a need is a guess, most of all with weights by samples."""
     _ended: bool = field(default=False, init=False)
-    _published: deque[tuple[StepPlan, ...]] = field(default_factory=deque, init=False)
-    """Plans that a constructor may be asked to build once more: not every rank has taken their steps."""
 
     def __post_init__(self) -> None:
         require_strategy(self.mix.balance)
@@ -122,9 +118,8 @@ class Planner:
         self.skipped_S, self.overlong_S = [0] * num_sources, [0] * num_sources
         self._queues = queues_of(self.state.widened(num_sources))
         self._resumed = self.state
-        self._states = {state.step: state for state in (self.state, *self.known)}
-        ranks = product(range(self.tree.size_of("dp")), range(self.tree.size_of("cp")))
-        self._ranks = RankSteps.at(ranks, self.state.step)
+        self._steps = PlannedSteps.of((self.state, *self.known))
+        self._ranks = RankSteps.at(self.world.ranks(), max(self.state.step, self.world.step))
         self.released_to = self.state.step
 
     def handle(self, event: PlannerEvent) -> tuple[PlannerCommand, ...]:  # noqa: PLR0911 -- one for each event
@@ -136,19 +131,14 @@ class Planner:
         """
         match event:
             case Started():
-                return tuple(self._advance(range(len(self._queues))))
-            case SamplesReported(source=source, table=table, skipped=skipped):
-                if table.start <= self._queues[source].checked_to:
-                    resumed = self._resumed.widened(len(self.names))
-                    require_samples(resumed, source, self.names[source], table)
-                cursor = self.state.widened(len(self.names)).cursors_S[source]
-                if not self._queues[source].report(table, cursor):
-                    return ()
-                self._loss_spans.add(source, table)
-                self.skipped_S[source] += skipped
-                return tuple(self._advance((source,)))
-            case StepTaken(step=step, dp_rank=dp_rank, cp_rank=cp_rank):
-                if not self._ranks.take((dp_rank, cp_rank), step):
+                serve = (ServeWorld(world=self.world, windows=()),) if self.world.generation else ()
+                return (*serve, *self._advance(range(len(self._queues))))
+            case SamplesReported():
+                return self._report(event)
+            case StepTaken(step=step, dp_rank=dp_rank, cp_rank=cp_rank, generation=generation):
+                if generation != self.world.generation or not self._ranks.take(
+                    (dp_rank, cp_rank), step
+                ):
                     return ()
                 return (*self._release(), *self._advance(()))
             case LoaderReplaced(sources=sources):
@@ -157,8 +147,22 @@ class Planner:
                 return self._build_again(number)
             case ChangeAsked():
                 return self._edit(event)
+            case ResizeAsked():
+                return self._resize(event)
             case _:
                 assert_never(event)
+
+    def _report(self, reported: SamplesReported) -> tuple[PlannerCommand, ...]:
+        source, table = reported.source, reported.table
+        if table.start <= self._queues[source].checked_to:
+            resumed = self._resumed.widened(len(self.names))
+            require_samples(resumed, source, self.names[source], table)
+        cursor = self.state.widened(len(self.names)).cursors_S[source]
+        if not self._queues[source].report(table, cursor):
+            return ()
+        self._loss_spans.add(source, table)
+        self.skipped_S[source] += reported.skipped
+        return tuple(self._advance((source,)))
 
     @property
     def slowest_step(self) -> int:
@@ -168,7 +172,7 @@ class Planner:
     @property
     def planned(self) -> int:
         """First step that is not planned, also by a planner before this one."""
-        return max(self._states)
+        return self._steps.next_step
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -185,15 +189,29 @@ class Planner:
         require_open(step, planned=self.planned, end=self.num_steps, ended=self._ended)
         self.history = self.history.edited(asked.change, step, found_in(asked.change, asked.facts))
         if asked.facts is not None:
-            self._add_source(asked.facts)
+            epoch = asked.facts.positions_per_epoch
+            self.positions_per_epoch_S = [*self.positions_per_epoch_S, epoch]
+            self._queues.append(SampleQueue.at(0))
+            self.skipped_S.append(0)
+            self.overlong_S.append(0)
         self._demand = self._starved = None
         return (KeepEdits(history=self.history), *self._advance(range(len(self._queues))))
 
-    def _add_source(self, facts: SourceFacts) -> None:
-        self.positions_per_epoch_S = [*self.positions_per_epoch_S, facts.positions_per_epoch]
-        self._queues.append(SampleQueue.at(0))
-        self.skipped_S.append(0)
-        self.overlong_S.append(0)
+    def _resize(self, asked: ResizeAsked) -> tuple[PlannerCommand, ...]:
+        """Place the steps that are planned on other ranks; what is in them stays.
+
+        Raises:
+            ConfigError: There are more ranks than rows in a step, or ranks may not change.
+            StateError: The ranks are not those of now nor of the next world, or cannot begin at the step.
+        """
+        world = next_world(self.world, asked, self.mix, range(self._kept_from, self.planned + 1))
+        if world is self.world:
+            return ()
+        self.world, self._demand = world, None
+        self._ranks = RankSteps.at(world.ranks(), world.step)
+        self._steps.place_again(self.mix, world)
+        serve = ServeWorld(world=world, windows=self._steps.windows)
+        return (AppendWorld(world=world), serve, *self._release(), *self._advance(()))
 
     def _room(self) -> int:
         """Return how many steps may be planned now; 0 until there is room for as many as go together."""
@@ -202,18 +220,14 @@ class Planner:
 
     def waits(self) -> Waits:
         """Say what holds up the next plan."""
-        step, slowest = self.state.step, self._ranks.slowest
+        step = self.state.step
         if self._ended:
             return Waits(text=f"has planned every step before {step}, where the data ends")
         if self._room():
-            short = tuple(s for s in self._lacking() if self._is_asked(s))
+            short = tuple(s for s in self._lacking() if self._queues[s].is_asked)
             names = ", ".join(self.names[s] for s in short[:_NAMES_SHOWN])
             return Waits(text=f"waits for samples of {len(short)} sources ({names})", sources=short)
-        late, cp_size = self._ranks.late(), self.tree.size_of("cp")
-        return Waits(
-            text=f"is {step - slowest} steps ahead of {len(late)} ranks that have not taken step {slowest}",
-            ranks=tuple(rank_name(*rank, cp_size) for rank in late),
-        )
+        return self._ranks.waits(step, self.world.tree.size_of("cp"))
 
     def _lacking(self) -> list[int]:
         """Return the sources without which the next step cannot be planned, as far as that is known."""
@@ -226,12 +240,7 @@ class Planner:
         Raises:
             StateError: The state is no longer held, or the step is not planned yet.
         """
-        if step not in self._states:
-            raise StateError(
-                f"the state before step {step} is not held, only steps {min(self._states)} to {self.planned}; "
-                "take the state at the trainer's own step"
-            )
-        state = self._states[step]
+        state = self._steps.state_before(step)
         return state.to_json(**self.history.kept_with(state.mix_revision, self.fingerprint))
 
     def _advance(self, changed: Iterable[int]) -> list[PlannerCommand]:
@@ -246,14 +255,11 @@ class Planner:
             require_usable(self.mix, self.names[s], self._queues[s], epoch)
         self._recount(changed)
         while not self._ended and (room := self._room()):
-            if self.num_steps is not None and self.state.step >= self.num_steps:
-                self._ended = True
-                commands.append(EndOfData(step=self.state.step))
-                break
+            is_last = self.num_steps is not None and self.state.step >= self.num_steps
             demand = self._demanded()
-            if demand.short:
+            if demand.short and not is_last:
                 break
-            found = self._window(room)
+            found = Exhausted() if is_last else self._window(room)
             if isinstance(found, Starved):
                 self._starved = source = found.source
                 commands += self._read(source, self._queues[source].tokens + demand.needs_S[source])
@@ -283,8 +289,7 @@ class Planner:
     def _demanded(self) -> Demand:
         """Return what the next plan demands; found once a plan, for there may be a report of every source in it."""
         step = self.state.step
-        is_waited_for = step == self._ranks.slowest
-        steps = 1 if is_waited_for else self.mix.steps_at_once
+        steps = 1 if step == self._ranks.slowest else self.mix.steps_at_once
         if self._demand is None or (self._demand.step, self._demand.steps) != (step, steps):
             mix, state = self.history.entered(self.state)
             unused = [0] * (len(self._queues) - len(mix.names))
@@ -325,35 +330,30 @@ class Planner:
         repeats = self.mix.mix.stop in ("never", "all_exhausted")
         return math.inf if repeats else self.positions_per_epoch_S[source]
 
-    def _is_asked(self, source: int) -> bool:
-        return self._queues[source].asked_to > self._queues[source].table.stop
-
     def _read(self, source: int, tokens: int) -> list[PlannerCommand]:
         queue = self._queues[source]
-        if self._is_asked(source):
+        if queue.is_asked:
             return []  # the answer is under way
-        start, stop = queue.next_range(tokens)
-        stop = min(stop, start + max(4 * self.positions_per_epoch_S[source], _SMALL_READ))
-        stop = int(min(max(stop, queue.reach), self._end_of(source)))
-        queue.asked_to = stop
+        epoch, end = self.positions_per_epoch_S[source], self._end_of(source)
+        start, stop = queue.ask(tokens, epoch=epoch, end=end)
         return [ReadAhead(source=source, start=start, stop=stop, life=self.life)]
 
     def _read_again(self, sources: Sequence[int]) -> tuple[PlannerCommand, ...]:
         """Have another loader hold what the lost one held, and answer what it was asked."""
         # A source whose edit is not taken up yet may be among them.
         sources = [s for s in sources if s < len(self._queues)]
-        floors_S = self._states[self.released_to].widened(len(self._queues)).floors()
+        floors_S = self._steps.state_before(self.released_to).widened(len(self._queues)).floors()
         ends = {s: self._queues[s].table.stop for s in sources}
         ranges = {s: (floors_S[s], max(floors_S[s], end)) for s, end in ends.items()}
         asked = [
             ReadAhead(source=s, start=ends[s], stop=self._queues[s].asked_to, life=self.life)
             for s in sources
-            if self._is_asked(s)
+            if self._queues[s].is_asked
         ]
         return (TakeOver(ranges=ranges), *asked)
 
     def _build_again(self, number: int) -> tuple[PlannerCommand, ...]:
-        windows, end = tuple(self._published), self.state.step if self._ended else None
+        windows, end = self._steps.windows, self.state.step if self._ended else None
         return (Republish(number=number, released_to=self.released_to, windows=windows, end=end),)
 
     def _publish(self, window: Sequence[Membership]) -> list[PlannerCommand]:
@@ -362,14 +362,17 @@ class Planner:
         plans: list[StepPlan] = []
         for membership in window:
             mix, before = self.history.entered(self.state)
-            plan, names = self._placed(membership, mix, before), mix.names
+            left_out, names = self._loss_spans.labels_left_out(membership.pieces), mix.names
+            plan = place(mix, self.world.tree, before, membership, labels_left_out=left_out)
             self.state = membership.after
-            self._states[self.state.step] = self.state
+            self._steps.reach(self.state)
             plans.append(plan)
             commands.append(AppendJournal(before=before, plan=plan, after=self.state, names=names))
             if self.state.step % _BASE_EVERY == 0:
                 beside = self.history.kept_with(self.state.mix_revision, self.fingerprint)
                 commands.append(AppendBase(state=self.state, **beside))
+                if self.world.generation:  # whoever reads from there on finds it
+                    commands.append(AppendWorld(world=self.world))
         finished_S = np.sum([membership.finished_S for membership in window], axis=0)
         for s in np.flatnonzero(finished_S).tolist():
             self._queues[s].draw(int(finished_S[s]))
@@ -377,24 +380,20 @@ class Planner:
             for membership in window:
                 for s in np.flatnonzero(membership.lost_S).tolist():
                     self.overlong_S[s] += int(membership.lost_S[s])
-        self._published.append(tuple(plans))
-        return [*commands, PublishPlans(plans=self._published[-1])]
+        return [*commands, PublishPlans(plans=self._steps.publish(plans))]
 
-    def _placed(self, membership: Membership, mix: MixConfig, state: MixState) -> StepPlan:
-        pieces = membership.pieces
-        left_out = self._loss_spans.labels_left_out(pieces, stops_with_next(pieces))
-        return place(mix, self.tree, state, membership, labels_left_out=left_out)
+    @property
+    def _kept_from(self) -> int:
+        """The first step that a rank may ask for: the slowest rank's, or the one it has and may have to take again."""
+        return self._ranks.slowest - self.mix.runtime.elastic
 
     def _release(self) -> list[PlannerCommand]:
         """Let go of what no rank can ask for again, of as many steps at once as are planned together."""
-        step = self._ranks.slowest
+        step = self._kept_from
         if step < self.released_to + self.mix.steps_at_once:
             return []
         self.released_to = step
-        while self._published and self._published[0][-1].step < step:
-            self._published.popleft()
-        for old in [s for s in self._states if s < step]:
-            del self._states[old]
-        floors = dict(enumerate(self._states[step].floors()))
+        self._steps.release(step)
+        floors = dict(enumerate(self._steps.state_before(step).floors()))
         self._loss_spans.release(floors)
         return [ReleaseSteps(step=step), ReleaseSamples(floors=floors, life=self.life)]

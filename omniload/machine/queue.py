@@ -22,6 +22,8 @@ plan wait for a read."""
 _FIRST_READ = 16
 """Records read before anything is known of their length: a record may hold a million tokens."""
 _LARGEST_READ = 1 << 16
+_SMALL_READ = 1024
+"""Records that are read at once, however few there are: each epoch costs a read of its own, each request more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,21 @@ class SampleQueue:
             subs_N=table.subs_N[count:],
             lengths_N=table.lengths_N[count:],
         )
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether an answer is under way."""
+        return self.asked_to > self.table.stop
+
+    def ask(self, tokens: int, *, epoch: int, end: float) -> tuple[int, int]:
+        """Ask for about ``tokens`` more tokens, of a few epochs of so many records at most; return the raw positions.
+
+        Nothing from position ``end`` on is asked for.
+        """
+        start, stop = self.next_range(tokens)
+        stop = min(stop, start + max(4 * epoch, _SMALL_READ))
+        self.asked_to = int(min(max(stop, self.reach), end))
+        return start, self.asked_to
 
     def next_range(self, tokens: int) -> tuple[int, int]:
         """Return the raw positions to read for about ``tokens`` more tokens, as far as is known."""

@@ -2,10 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
-__all__ = ["Rank", "RankSteps"]
+from omniload.base.errors import ConfigError, StateError
+from omniload.machine.messages import ResizeAsked
+from omniload.machine.progress import Waits, rank_name
+from omniload.mix.config import MixConfig
+from omniload.plan.world import World, require_rows
+
+__all__ = ["Rank", "RankSteps", "next_world", "of_next"]
 
 Rank = tuple[int, int]
 """A rank by its place along dp and cp."""
@@ -44,3 +50,49 @@ class RankSteps:
     def late(self) -> list[Rank]:
         """Return the ranks that want the slowest's step."""
         return [rank for rank, wanted in self._wanted.items() if wanted == self.slowest]
+
+    def waits(self, planned: int, cp_size: int) -> Waits:
+        """Say which ranks a planner waits for that has planned every step before ``planned``."""
+        late, ahead = self.late(), planned - self.slowest
+        return Waits(
+            text=f"is {ahead} steps ahead of {len(late)} ranks that have not taken step {self.slowest}",
+            ranks=tuple(rank_name(*rank, cp_size) for rank in late),
+        )
+
+
+def of_next(asked: ResizeAsked, generation: int) -> ResizeAsked:
+    """Return what a rank of ``generation`` asks for: of the next one, where it does not say which."""
+    if asked.generation is not None:
+        return asked
+    return replace(asked, generation=generation + 1)
+
+
+def next_world(held: World, asked: ResizeAsked, mix: MixConfig, within: range) -> World:
+    """Return the world that a rank asks for; ``held`` itself where that is what it asks for.
+
+    Args:
+        held: The world of now.
+        asked: What a rank counts itself to.
+        mix: The mix.
+        within: First steps that are possible: those that can still be given to other ranks.
+
+    Raises:
+        ConfigError: The plane was opened for ranks that stay, or there are more of them than rows in a step.
+        StateError: The ranks are not those of now nor of the next world, or cannot begin at their step.
+    """
+    world = held.followed_by(dp=asked.dp, step=asked.step, generation=asked.generation)
+    if world is held:
+        return held
+    if not mix.runtime.elastic:
+        raise ConfigError(
+            f"a rank counts dp {world.dp} from step {world.step} on, and the ranks of this plane stay as they are; "
+            "open it with elastic=True, or runtime.elastic: true in the mix"
+        )
+    require_rows(mix, world.tree)
+    least, most = max(held.step, within.start), within.stop - 1
+    if not least <= world.step <= most:
+        raise StateError(
+            f"dp {world.dp} cannot begin at step {world.step}: steps {least} to {most} can be given to other ranks; "
+            "resize on all ranks at one step boundary, with the first step that is not committed"
+        )
+    return world

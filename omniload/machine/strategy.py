@@ -3,6 +3,7 @@
 The strategies themselves, chains of the paper's primitives, stand in ``omniload.plan.strategies``.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from omniload.plan.placement import num_microbatches_of
 from omniload.plan.records import StepPlan
 from omniload.plan.strategies import PlacementRequest, cost_of, placed_by, strategy_of
 
-__all__ = ["dealt_by_chain", "place"]
+__all__ = ["dealt_by_chain", "place", "place_again"]
 
 
 def place(
@@ -33,24 +34,11 @@ def place(
     ``labels_left_out`` of its labels are masked: they are not in ``loss_tokens``.
     """
     pieces = membership.pieces
-    num_rows = len(membership.row_offsets) - 1
-    num_microbatches = num_microbatches_of(num_rows, tree.size_of("dp"), mix.rows_per_microbatch)
-    everything = np.zeros(num_rows, np.int32)
-    dealt: dict[str, Any] = {
-        "dp_ranks_R": everything,
-        "microbatches_R": everything,
-        "imbalance": 1.0,
-        "bound": 1.0,
-    }
-    # The chain takes longer than the rest of a small step's plan: where there is one bucket, none is run.
-    if tree.size_of("dp") * num_microbatches > 1:
-        dealt = dealt_by_chain(mix, tree, state.step, membership, num_microbatches)
     lengths = pieces.lengths_P
     return StepPlan(
         step=state.step,
         pieces=pieces,
         row_offsets=membership.row_offsets,
-        num_microbatches=num_microbatches,
         tokens_S=tuple(
             np.bincount(pieces.sources_P, weights=lengths, minlength=len(mix.names))
             .astype(np.int64)
@@ -60,12 +48,41 @@ def place(
         - len(pieces)
         - labels_left_out,
         mix_revision=state.mix_revision,
-        **dealt,
+        **_dealt(mix, tree, state.step, membership),
     )
 
 
+def place_again(mix: MixConfig, tree: ClientPlaceTree, plan: StepPlan) -> StepPlan:
+    """Return the plan of the same step for other ranks, as it would be had they been there from the start."""
+    return replace(plan, **_dealt(mix, tree, plan.step, plan))
+
+
+def _dealt(
+    mix: MixConfig, tree: ClientPlaceTree, step: int, membership: Membership | StepPlan
+) -> dict[str, Any]:
+    """Return where each row goes, how many microbatches there are for it, and how even that is."""
+    dp, num_rows = tree.size_of("dp"), len(membership.row_offsets) - 1
+    num_microbatches = num_microbatches_of(num_rows, dp, mix.rows_per_microbatch)
+    # The chain takes longer than the rest of a small step's plan: where there is one bucket, none is run.
+    if dp * num_microbatches > 1:
+        dealt = dealt_by_chain(mix, tree, step, membership, num_microbatches)
+        return {"num_microbatches": num_microbatches, **dealt}
+    everything = np.zeros(num_rows, np.int32)
+    return {
+        "num_microbatches": num_microbatches,
+        "dp_ranks_R": everything,
+        "microbatches_R": everything,
+        "imbalance": 1.0,
+        "bound": 1.0,
+    }
+
+
 def dealt_by_chain(
-    mix: MixConfig, tree: ClientPlaceTree, step: int, membership: Membership, num_microbatches: int
+    mix: MixConfig,
+    tree: ClientPlaceTree,
+    step: int,
+    membership: Membership | StepPlan,
+    num_microbatches: int,
 ) -> dict[str, Any]:
     """Return the rank and microbatch of each row by the mix's strategy, and how even that is.
 

@@ -364,6 +364,11 @@ class MixConfig(StrictModel):
         return min(max(1, self.steps_ahead // _PARTS_AHEAD), _MOST_AT_ONCE)
 
     @property
+    def steps_held(self) -> int:
+        """Steps that some rank may ask for at once: those ahead of the slowest, and what it may take again."""
+        return self.steps_ahead + self.runtime.elastic
+
+    @property
     def rows_per_microbatch(self) -> int:
         """Most rows in one microbatch."""
         return self.batch.micro_tokens // self.pack.length

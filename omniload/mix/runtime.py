@@ -33,6 +33,9 @@ class RuntimeConfig(StrictModel):
     """Processes that stand by for each source loader, their sources open, and take over when it is lost."""
     constructors: int = Field(default=0, ge=0, le=4096)
     """Data constructor actors; 0 starts one for every 8 data-parallel ranks."""
+    elastic: bool = False
+    """Ranks may join and leave while the run goes on. Each step is held until every rank has taken the one after it, so
+    that ranks whose step came to nothing, as another died in it, take it again."""
     address: str = ""
     """A Ray that runs already, to be used in place of one of our own: ``HOST:PORT``, or ``auto`` for this machine's."""
     bind: str = ""

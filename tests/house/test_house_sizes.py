@@ -10,14 +10,22 @@ FOLDER_MODULES = 16
 LONGER = {
     "omniload/actors/plane.py": (260, "the contract of both runtimes, not a shell"),
     "omniload/actors/heartbeats.py": (180, "what a role says, in memory, in a file and in its log"),
-    "omniload/actors/local/plane.py": (165, "opens and closes every role"),
+    "omniload/actors/address.py": (175, "where a plane is, and which ranks it serves there"),
+    "omniload/actors/local/plane.py": (190, "opens and closes every role, and has its ranks"),
     "omniload/actors/ray/keeper.py": (200, "carries out every command of the roster"),
     "omniload/actors/ray/actors.py": (265, "three roles, and how each begins"),
     "omniload/actors/ray/answers.py": (170, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (195, "every actor of a plane, and who holds what"),
-    "omniload/actors/ray/handle.py": (200, "follows the roles that it asks"),
+    "omniload/actors/ray/handle.py": (
+        235,
+        "follows the roles that it asks, and is another rank later",
+    ),
+    "omniload/actors/ray/plane.py": (165, "opens and closes every actor"),
+    "omniload/actors/ray/planner_link.py": (185, "asks one planner after another"),
+    "omniload/actors/roles/constructor.py": (180, "builds, and serves ranks that change"),
+    "omniload/actors/roles/links.py": (165, "the ways to both roles, and who serves which ranks"),
     "omniload/actors/roles/loader.py": (200, "reads ahead, reads again, and answers"),
-    "omniload/actors/roles/planner.py": (295, "one thread that speaks to every other role"),
+    "omniload/actors/roles/planner.py": (345, "one thread that speaks to every other role"),
 }
 """Modules that may be longer, up to how many lines, and why."""
 

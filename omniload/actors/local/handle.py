@@ -5,11 +5,14 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from omniload.actors.address import check_rank
 from omniload.actors.patience import wait_until
 from omniload.actors.plane import RankHandle
 from omniload.base.state import JsonObject
 from omniload.batch.microbatch import Batch
+from omniload.machine.messages import ResizeAsked
 from omniload.machine.progress import rank_name
+from omniload.machine.ranks import of_next
 from omniload.machine.waiting import Wait
 
 if TYPE_CHECKING:
@@ -24,13 +27,23 @@ CONSTRUCTOR = "constructor-0"
 class LocalHandle(RankHandle):
     """A rank's way to the constructor and the planner of its own process."""
 
-    def __init__(self, plane: "LocalPlane", dp_rank: int, cp_rank: int) -> None:
-        self.first_step = plane.first_step
-        self._plane, self._dp_rank, self._cp_rank = plane, dp_rank, cp_rank
-        self._name = rank_name(dp_rank, cp_rank, plane.spec.tree.size_of("cp"))
-        self._activity = plane.activity_of(self._name)
+    def __init__(
+        self, plane: "LocalPlane", dp_rank: int, cp_rank: int, asked: ResizeAsked | None
+    ) -> None:
+        """Take a rank of the plane, which has checked that there is one; of the ranks that ``asked`` says."""
+        self._plane, self._cp_rank = plane, cp_rank
+        self._world = plane.resized(asked)
+        self.first_step = plane.first_step if asked is None else asked.step
+        self._be(dp_rank)
+
+    def _be(self, dp_rank: int) -> None:
+        """Be a rank of the world of now."""
+        cp_size = self._world.tree.size_of("cp")
+        self._key = self._plane.claim_rank(self._world, dp_rank, self._cp_rank)
+        self._dp_rank, self._name = dp_rank, rank_name(dp_rank, self._cp_rank, cp_size)
+        self._activity = self._plane.activity_of(self._name)
         self._activity.rest("has asked for no batch")
-        self._told_next = plane.first_step
+        self._told_next = self.first_step
         """Step that is told of at the latest when it was taken."""
 
     @override
@@ -44,8 +57,9 @@ class LocalHandle(RankHandle):
         )
         began_s = time.monotonic()
         with self._activity.doing(f"waits for step {step}", (CONSTRUCTOR,)):
-            wait_until(lambda s: constructor.wait(step, s), wait_for, self._plane.board)
-            batch = constructor.take(step, self._dp_rank, self._cp_rank)
+            generation = self._world.generation
+            wait_until(lambda s: constructor.wait(step, s, generation), wait_for, self._plane.board)
+            batch = constructor.take(step, self._dp_rank, self._cp_rank, generation=generation)
         self._activity.figures.count("wait_seconds_total", time.monotonic() - began_s)
         self._activity.figures.count("taken_steps_total")
         self._activity.rest(f"has step {step} and has not asked for the next")
@@ -57,12 +71,21 @@ class LocalHandle(RankHandle):
         if step < self._told_next and self._plane.constructor.has(step + 1):
             return
         self._told_next = step + self._plane.spec.mix.steps_at_once
-        self._plane.planner.taken(step, self._dp_rank, self._cp_rank)
+        self._plane.planner.taken(step, self._dp_rank, self._cp_rank, self._world.generation)
 
     @override
     def state_at(self, step: int) -> JsonObject:
         return self._plane.planner.state_at(step)
 
     @override
+    def resize(self, asked: ResizeAsked, dp_rank: int) -> None:
+        asked = of_next(asked, self._world.generation)
+        check_rank({"dp": asked.dp, "cp": self._world.tree.size_of("cp")}, dp_rank, self._cp_rank)
+        self._world = self._plane.resized(asked)
+        self._plane.let_go(self._key)
+        self.first_step = asked.step
+        self._be(dp_rank)
+
+    @override
     def close(self) -> None:
-        self._plane.let_go(self._name)
+        self._plane.let_go(self._key)

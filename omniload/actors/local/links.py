@@ -18,6 +18,7 @@ from omniload.machine.messages import (
     TakeOver,
 )
 from omniload.plan.records import StepPlan
+from omniload.plan.world import RanksServed
 
 __all__ = ["LocalConstructor", "LocalLoader"]
 
@@ -61,8 +62,8 @@ class LocalConstructor(ConstructorLink):
         return self._dp_ranks
 
     @override
-    def build(self, plans: Sequence[StepPlan]) -> "Future[int]":
-        return self._pool.submit(lambda: self._shell.build(plans))
+    def build(self, plans: Sequence[StepPlan], served: RanksServed) -> "Future[int]":
+        return self._pool.submit(lambda: self._shell.build(plans, served))
 
     @override
     def release(self, command: ReleaseSteps) -> None:

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from omniload.actors.address import check_rank
 from omniload.actors.claim import claim
-from omniload.actors.edits import answer_edits
+from omniload.actors.edits import answer_edits, taken_within
 from omniload.actors.gate import CLOSED
 from omniload.actors.heartbeats import Activity, MemoryBoard
 from omniload.actors.local.editing import changed_by
@@ -34,7 +34,9 @@ from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.log import RoleLogs, get_logger, logs_folder
 from omniload.machine.data_constructor import DataConstructor
+from omniload.machine.messages import ResizeAsked
 from omniload.machine.progress import rank_name
+from omniload.plan.world import World
 
 __all__ = ["LocalPlane"]
 
@@ -45,6 +47,8 @@ _CLOSE_S = 10.0
 _LOADER = "loader-0"
 
 Found = TypeVar("Found")
+RankKey = tuple[int, int, int]
+"""A rank by its generation, and its place along dp and cp."""
 
 
 class LocalPlane(DataPlane):
@@ -62,7 +66,7 @@ class LocalPlane(DataPlane):
         self.spec = spec
         self.board = MemoryBoard()
         self._lock, self._closing = threading.Lock(), threading.Lock()
-        self._ranks: set[str] = set()
+        self._ranks: set[RankKey] = set()
         self._closed = False
         self._readers = DaemonPool(_READER_THREADS, "omniload-reader")
         self._builder = DaemonPool(1, "omniload-builder")
@@ -130,22 +134,40 @@ class LocalPlane(DataPlane):
         return opening.result()
 
     @override
-    def handle(self, dp_rank: int, cp_rank: int = 0) -> RankHandle:
+    def handle(
+        self, dp_rank: int, cp_rank: int = 0, asked: ResizeAsked | None = None
+    ) -> RankHandle:
         sizes = {axis: self.spec.tree.size_of(axis) for axis in ("dp", "cp")}
+        sizes["dp"] = sizes["dp"] if asked is None else asked.dp
         dp_rank, cp_rank = check_rank(sizes, dp_rank, cp_rank)
-        name = rank_name(dp_rank, cp_rank, sizes["cp"])
         if self._closed:
             raise UnavailableError(CLOSED)
-        with self._lock:
-            if name in self._ranks:
-                raise StateError(f"{name} of this data plane has a handle already; close it first")
-            self._ranks.add(name)
-        return LocalHandle(self, dp_rank, cp_rank)
+        return LocalHandle(self, dp_rank, cp_rank, asked)
 
-    def let_go(self, name: str) -> None:
+    def resized(self, asked: ResizeAsked | None) -> World:
+        """Have other ranks; without a question, return those that the plane was opened for."""
+        if asked is None:
+            return World(tree=self.spec.tree)
+        return taken_within(self.planner.resize(asked), what="other ranks")
+
+    def claim_rank(self, world: World, dp_rank: int, cp_rank: int) -> RankKey:
+        """Take a rank of a world.
+
+        Raises:
+            StateError: It has a handle.
+        """
+        key = (world.generation, dp_rank, cp_rank)
+        with self._lock:
+            if key in self._ranks:
+                name = rank_name(dp_rank, cp_rank, world.tree.size_of("cp"))
+                raise StateError(f"{name} of this data plane has a handle already; close it first")
+            self._ranks.add(key)
+        return key
+
+    def let_go(self, key: RankKey) -> None:
         """Let a rank have another handle."""
         with self._lock:
-            self._ranks.discard(name)
+            self._ranks.discard(key)
 
     @override
     def close(self) -> None:

@@ -15,6 +15,7 @@ from omniload.actors.heartbeats import Activity, FolderBoard
 from omniload.actors.plane import PlaneSpec, first_step_of
 from omniload.actors.planning import make_planner, open_journal, taken_over
 from omniload.actors.ray.holders import LoaderHolders, Loaders, Serving
+from omniload.actors.ray.layout import ranks_with_threads, require_threads
 from omniload.actors.ray.links import RayConstructorLink, RayLoaderLink
 from omniload.actors.ray.processes import Process
 from omniload.actors.roles.constructor import ConstructorShell
@@ -25,12 +26,13 @@ from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import RoleLogs, speak_for
 from omniload.base.state import JsonObject
 from omniload.machine.data_constructor import DataConstructor
-from omniload.machine.messages import ChangeAsked
+from omniload.machine.messages import ChangeAsked, ResizeAsked
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.answers import EditTaken
 from omniload.mix.edits.history import History
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.journal.file import Journal
+from omniload.plan.world import World
 
 __all__ = ["ConstructorActor", "LoaderActor", "PlannerActor", "PlannerOpening"]
 
@@ -175,6 +177,9 @@ class PlannerActor(_Member):
         links = {a: RayLoaderLink(a, name, lives[a]) for a, name in loaders.names.items()}
         self._links = {source: links[actor] for source, actor in loaders.of.items()}
         self._constructors = [RayConstructorLink(*told) for told in opening.constructors]
+        self._ranks_served = min(
+            ranks_with_threads(spec, len(ranks)) for _, ranks, _ in opening.constructors
+        )
         self._shell = PlannerShell(
             planner,
             self._links.__getitem__,
@@ -195,9 +200,14 @@ class PlannerActor(_Member):
         """Return the step that planning started from."""
         return self._first_step
 
-    def taken(self, step: int, dp_rank: int, cp_rank: int) -> None:
+    def taken(self, step: int, dp_rank: int, cp_rank: int, generation: int) -> None:
         """Tell that a rank's trainer has the batch of ``step``."""
-        self._shell.taken(step, dp_rank, cp_rank)
+        self._shell.taken(step, dp_rank, cp_rank, generation)
+
+    def resize(self, asked: ResizeAsked) -> World:
+        """Have other ranks; return those that there are from then on."""
+        require_threads(asked.dp, len(self._constructors), self._ranks_served)
+        return taken_within(self._shell.resize(asked), what="other ranks")
 
     def state_at(self, step: int) -> JsonObject:
         """Return the state before ``step``."""

@@ -12,6 +12,7 @@ from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.actors import ConstructorActor, LoaderActor, PlannerActor, PlannerOpening
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.holders import Loaders, Serving
+from omniload.actors.ray.layout import ranks_with_threads
 from omniload.actors.ray.processes import HeldProcess, Process
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.loader_groups import LoaderShare
@@ -104,7 +105,8 @@ class Crew:
         ranks = self.dp_ranks_of[member.role]
         machine = DataConstructor.of(mix, ranks, cp_size=cp)
         node = self._address.node_of(member.role, self._node)
-        bare = _actor_of(ConstructorActor, threads=5 + 2 * len(ranks) * cp, node=node)
+        most = ranks_with_threads(self.spec, len(ranks))
+        bare = _actor_of(ConstructorActor, threads=5 + 2 * most * cp, node=node)
         board = FolderBoard(self._address.board_of(member.role))
         return bare.options(name=member.name).remote(
             machine, self._loaders(self.serving), member.name, board, self._address.logs

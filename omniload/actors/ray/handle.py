@@ -25,12 +25,17 @@ from omniload.actors.ray.answers import (
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.hosts.boards import boards_of, claim_rank
 from omniload.actors.ray.planner_link import PlannerLink
+from omniload.base.linux.file_lock import FileLock
 from omniload.base.linux.network import host_id
 from omniload.base.log import RoleLogs, get_logger
 from omniload.base.state import JsonObject
 from omniload.batch.microbatch import Batch
+from omniload.machine.messages import ResizeAsked
 from omniload.machine.progress import rank_name
+from omniload.machine.ranks import of_next
 from omniload.machine.waiting import Wait
+from omniload.plan.place_tree import ClientPlaceTree
+from omniload.plan.world import World
 
 __all__ = ["RayHandle"]
 
@@ -44,42 +49,93 @@ class RayHandle(RankHandle):
     """A rank's way to its constructor. The next batches are asked for while those at hand are trained on."""
 
     def __init__(
-        self, address: PlaneAddress, dp_rank: int, cp_rank: int, on_close: Callable[[], None]
+        self,
+        address: PlaneAddress,
+        dp_rank: int,
+        cp_rank: int,
+        on_close: Callable[[], None],
+        asked: ResizeAsked | None = None,
     ) -> None:
-        """Reach the plane over this process's Ray.
+        """Reach the plane over this process's Ray, as one of the ranks that ``asked`` says.
 
         Raises:
             ConfigError: The plane has no such rank.
             StateError: The rank has a handle already; names the process that holds it.
             UnavailableError: The plane has ended, or does not answer.
         """
-        self._dp_rank, self._cp_rank = check_rank(address.sizes, dp_rank, cp_rank)
+        dp_rank, self._cp_rank = check_rank(address.sizes_with(asked), dp_rank, cp_rank)
         self._address, self._on_close = address, on_close
-        self._name = rank_name(self._dp_rank, self._cp_rank, address.cp_size)
-        self._of = address.constructor_of(self._dp_rank)
         self._gate, self._left = Gate(), threading.Event()
         self._held: deque[Batch] = deque()
         self._asked: tuple[int, Any] | None = None
-        board = address.on_host(host_id())[1]
-        self._lock = claim_rank(board, self._name)
+        self._folder = address.on_host(host_id())[1]
+        self._lock: FileLock | None = None
         self._line = LifelineEnd("")
         try:
+            if asked is None:  # else the planner is asked first
+                self._be(World(tree=ClientPlaceTree.of()), dp_rank)
             away = address.host != host_id()
             self._line = LifelineEnd(address.lifeline if away else "")
-            self._role, self._of = self._of, newest_of(self._of) or self._of
-            self._constructor: Any = actor_named(self._of)
-            self._planner = PlannerLink(self._dp_rank, self._cp_rank, self._check_alive)
+            self._planner = PlannerLink(dp_rank, self._cp_rank, self._check_alive)
             self.first_step = self._planner.first_step
+            if asked is not None:
+                self._be(self._planner.resize(asked, dp_rank), dp_rank)
+                self.first_step = asked.step
+            self._find_constructor()
         except BaseException:
-            self._lock.close()
-            self._line.close()
+            self._give_up()
             raise
-        here, self._board = boards_of(address, board)
+        self._here, self._board = boards_of(address, self._folder)
         self._logs = RoleLogs(address.logs)
+        self._appear()
+        self._planner.watch(self._gate, self._left, math.prod(address.sizes.values()))
+
+    def _be(self, world: World, dp_rank: int) -> None:
+        """Be a rank of a world that there is; of the first one the address tells the constructor.
+
+        Raises:
+            StateError: It has a handle already.
+        """
+        first = world.generation == 0
+        name = rank_name(dp_rank, self._cp_rank, self._address.cp_size)
+        lock = claim_rank(self._folder, name if first else f"{name} of {world.generation}")
+        if self._lock is not None:
+            self._lock.close()
+        self._lock, self._name, self._generation = lock, name, world.generation
+        self._dp_rank = dp_rank
+        of = self._address
+        self._role = of.constructor_of(dp_rank) if first else of.constructor_in(world, dp_rank)
+
+    def _find_constructor(self) -> None:
+        self._of = newest_of(self._role) or self._role
+        self._constructor: Any = actor_named(self._of)
+
+    def _appear(self) -> None:
+        """Be seen as the rank that this is."""
         self._activity = Activity(self._name, log=self._logs.of(self._name))
         self._activity.rest("has asked for no batch")
-        self._end_heartbeats = here.post(self._activity)
-        self._planner.watch(self._gate, self._left, math.prod(address.sizes.values()))
+        self._end_heartbeats = self._here.post(self._activity)
+
+    def _give_up(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+        self._line.close()
+
+    @override
+    def resize(self, asked: ResizeAsked, dp_rank: int) -> None:
+        asked = of_next(asked, self._generation)
+        check_rank(self._address.sizes_with(asked), dp_rank, self._cp_rank)
+        with self._gate.inside():
+            before, world = self._name, self._planner.resize(asked, dp_rank)
+            self._held.clear()
+            self._asked = None
+            self._be(world, dp_rank)
+            self._find_constructor()
+        self.first_step = asked.step
+        self._end_heartbeats()
+        if before != self._name:
+            self._here.forget(before)
+        self._appear()
 
     @override
     def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
@@ -130,7 +186,11 @@ class RayHandle(RankHandle):
         """Ask for the batches from ``step`` on, unless that is under way; return the answer to be."""
         if self._asked is None or self._asked[0] != step:
             answer = self._constructor.take_several.remote(
-                step, self._address.steps_at_once, self._dp_rank, self._cp_rank
+                step,
+                self._address.steps_at_once,
+                self._dp_rank,
+                self._cp_rank,
+                self._generation,
             )
             self._asked = step, answer
         return self._asked[1]
@@ -157,8 +217,7 @@ class RayHandle(RankHandle):
         left = self._gate.close(limit_s)
         self._end_heartbeats()
         self._logs.close()
-        self._lock.close()
-        self._line.close()
+        self._give_up()
         return left
 
     @override

@@ -3,9 +3,16 @@
 from collections.abc import Sequence
 
 from omniload.actors.plane import PlaneSpec
+from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig
 
-__all__ = ["constructors_by_host", "dp_ranks_of_constructors", "store_bytes"]
+__all__ = [
+    "constructors_by_host",
+    "dp_ranks_of_constructors",
+    "ranks_with_threads",
+    "require_threads",
+    "store_bytes",
+]
 
 _RANKS_PER_CONSTRUCTOR = 8
 _BYTES_PER_TOKEN = 16
@@ -47,6 +54,27 @@ def constructors_by_host(
             part = tuple(r for n, r in enumerate(ranks) if n * count // len(ranks) == i)
             found[f"constructor-{len(found)}"] = (host, part)
     return found
+
+
+def ranks_with_threads(spec: PlaneSpec, ranks: int) -> int:
+    """Return how many data-parallel ranks a constructor has threads for that is opened for ``ranks``.
+
+    A rank that waits holds a thread; where ranks may join there is room for as many as one usually serves.
+    """
+    return max(ranks, _RANKS_PER_CONSTRUCTOR) if spec.mix.runtime.elastic else ranks
+
+
+def require_threads(dp: int, num_constructors: int, ranks_each: int) -> None:
+    """Refuse more ranks than constructors have threads for: those that wait would keep them from building.
+
+    Raises:
+        ConfigError: With how many constructors it takes.
+    """
+    if -(-dp // num_constructors) > ranks_each:
+        raise ConfigError(
+            f"dp {dp} over {num_constructors} data constructors is more than the {ranks_each} ranks that each has "
+            f"threads for; open the plane with runtime.constructors {-(-dp // ranks_each)} or more"
+        )
 
 
 def store_bytes(mix: MixConfig) -> int:

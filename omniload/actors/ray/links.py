@@ -18,6 +18,7 @@ from omniload.machine.messages import (
     TakeOver,
 )
 from omniload.plan.records import StepPlan
+from omniload.plan.world import RanksServed
 
 __all__ = ["RayConstructorLink", "RayLoaderLink"]
 
@@ -100,7 +101,7 @@ class RayConstructorLink(ConstructorLink):
             self._actor, self._life = actor, life
 
     @override
-    def build(self, plans: Sequence[StepPlan]) -> "Future[int]":
+    def build(self, plans: Sequence[StepPlan], served: RanksServed) -> "Future[int]":
         built: Future[int] = Future()
 
         def settle(done: "Future[Any]") -> None:
@@ -112,7 +113,7 @@ class RayConstructorLink(ConstructorLink):
             else:
                 built.set_exception(plain_error(error, "a data constructor"))
 
-        self._actor.build.remote(plans).future().add_done_callback(settle)
+        self._actor.build.remote(plans, served).future().add_done_callback(settle)
         return built
 
     @override

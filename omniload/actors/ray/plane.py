@@ -31,6 +31,7 @@ from omniload.actors.status_file import write_status
 from omniload.base.errors import OmniloadError
 from omniload.base.log import RoleLogs
 from omniload.machine.loader_groups import LoaderShare, costs_of, partition
+from omniload.machine.messages import ResizeAsked
 from omniload.machine.roster import Member
 from omniload.source.kept_profile import kept
 
@@ -117,9 +118,11 @@ class RayPlane(DataPlane):
         return answer_to(answer, role)
 
     @override
-    def handle(self, dp_rank: int, cp_rank: int = 0) -> RankHandle:
+    def handle(
+        self, dp_rank: int, cp_rank: int = 0, asked: ResizeAsked | None = None
+    ) -> RankHandle:
         with self._gate.inside():
-            handle = RayHandle(self.address, dp_rank, cp_rank, on_close=lambda: None)
+            handle = RayHandle(self.address, dp_rank, cp_rank, lambda: None, asked)
             self._handles.append(handle)
         return handle
 

@@ -22,6 +22,8 @@ from omniload.actors.ray.environment import RayError, ray
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.state import JsonObject
+from omniload.machine.messages import ResizeAsked
+from omniload.plan.world import World
 
 __all__ = ["PlannerLink"]
 
@@ -47,7 +49,7 @@ class PlannerLink:
         Raises:
             UnavailableError: There is none, or it does not answer.
         """
-        self._rank, self._check_plane = (dp_rank, cp_rank), check
+        self._rank, self._check_plane = (dp_rank, cp_rank, 0), check
         self._actor: Any = actor_named(newest_of(PLANNER) or PLANNER)
         self._taken: int | None = None
         self._lost = False
@@ -125,13 +127,34 @@ class PlannerLink:
         Raises:
             OmniloadError: The planner does not have it, or none answered within a minute.
         """
+        state: JsonObject = self._answer(
+            lambda planner: planner.state_at.remote(step), f"the state before step {step}"
+        )
+        return state
+
+    def resize(self, asked: ResizeAsked, dp_rank: int) -> World:
+        """Have other ranks and be one of them.
+
+        A planner that is lost meanwhile has noted them, or the one after it is asked again.
+
+        Raises:
+            OmniloadError: They are refused, or no planner answered within a minute.
+        """
+        world: World = self._answer(
+            lambda planner: planner.resize.remote(asked), f"dp {asked.dp} from step {asked.step} on"
+        )
+        self._rank, self._taken = (dp_rank, self._rank[1], world.generation), None
+        return world
+
+    def _answer(self, ask: Callable[[Any], Any], what: str) -> Any:  # noqa: ANN401 -- as the planner's method
+        """Ask the planner, and the one after it where it is lost."""
         until_s = time.monotonic() + _ANSWER_S
         while (left_s := until_s - time.monotonic()) > 0:
-            answer = self._actor.state_at.remote(step)
+            answer = ask(self._actor)
             if not there(answer, left_s, self._check_plane):
                 break
             try:
-                state: JsonObject = ray.get(answer)
+                found = ray.get(answer)
             except RayError as error:
                 if not is_lost(error):
                     raise plain_error(error, PLANNER) from None
@@ -140,9 +163,9 @@ class PlannerLink:
                     self.look()
                     time.sleep(_LOOK_S)
             else:
-                return state
+                return found
         raise UnavailableError(
-            f"no planner gave the state before step {step} within {_ANSWER_S:.0f} s; "
+            f"no planner gave {what} within {_ANSWER_S:.0f} s; "
             "end the job and start again from the last checkpoint"
         )
 

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from omniload.actors.heartbeats import Activity
-from omniload.base.errors import OmniloadError
+from omniload.base.errors import OmniloadError, StateError
 from omniload.batch.microbatch import Batch
 from omniload.machine.data_constructor import (
     BuildSteps,
@@ -15,6 +15,7 @@ from omniload.machine.data_constructor import (
 from omniload.machine.messages import ReleaseSteps, SliceRequest
 from omniload.mix.columns import ColumnRanges
 from omniload.plan.records import StepPlan
+from omniload.plan.world import RanksServed
 
 __all__ = ["ConstructorShell"]
 
@@ -38,39 +39,59 @@ class ConstructorShell:
         self._error: OmniloadError | None = None
         self._end: int | None = None
 
-    def build(self, plans: Sequence[StepPlan]) -> int:
-        """Build the parts of consecutive plans that concern this constructor; return the last step."""
+    def build(self, plans: Sequence[StepPlan], served: RanksServed | None = None) -> int:
+        """Build the parts of consecutive plans that concern this constructor; return how many.
+
+        Where ``served`` are other ranks than before, what was built for those is let go.
+        """
         with self._changed:
-            commands = self._machine.handle(BuildSteps(plans=plans))
+            commands = self._machine.handle(BuildSteps(plans=plans, served=served))
+            self._changed.notify_all()
         for command in commands:
             if isinstance(command, FetchSlices):
                 named = _named(command.steps)
                 with self._activity.doing(f"fetches {named}", tuple(self._loaders())):
                     slices = self._fetch(command.requests)
                 with self._activity.doing(f"builds {named}"), self._changed:
-                    self._machine.handle(SlicesFetched(steps=command.steps, slices=slices))
+                    self._machine.handle(
+                        SlicesFetched(
+                            steps=command.steps, slices=slices, generation=command.generation
+                        )
+                    )
                     self._changed.notify_all()
                 self._activity.figures.count("built_steps_total", len(command.steps))
                 self._note_queued()
-        return plans[-1].step
+        return len(plans)
 
-    def wait(self, step: int, timeout_s: float) -> bool:
+    def wait(self, step: int, timeout_s: float, generation: int = 0) -> bool:
         """Wait for a step, its end or a failure; return whether one came in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._settled(step), timeout_s)
+            return self._changed.wait_for(lambda: self._settled(step, generation), timeout_s)
 
     def take(
-        self, step: int, dp_rank: int, cp_rank: int = 0, timeout_s: float | None = None
+        self,
+        step: int,
+        dp_rank: int,
+        cp_rank: int = 0,
+        timeout_s: float | None = None,
+        generation: int = 0,
     ) -> Batch | None:
         """Wait for a step and return one rank's batch; ``None`` when the data ends before it.
 
         Raises:
+            StateError: There are other ranks by now.
             TimeoutError: ``timeout_s`` passed first.
             OmniloadError: The data plane has failed; the cause as it was raised.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._settled(step), timeout_s):
+            if not self._changed.wait_for(lambda: self._settled(step, generation), timeout_s):
                 raise TimeoutError(f"step {step} was not built within {timeout_s} s")
+            if generation < self._machine.generation:
+                raise StateError(
+                    f"dp rank {dp_rank} asks for step {step} as one of generation {generation}, and the ranks "
+                    f"are of generation {self._machine.generation} by now: call resize, or close the loader of a rank "
+                    "that left"
+                )
             if self._machine.has(step):
                 return self._machine.batch_of(step, dp_rank, cp_rank)
             if self._error is not None:
@@ -80,7 +101,7 @@ class ConstructorShell:
             return self._machine.batch_of(step, dp_rank, cp_rank)
 
     def take_several(
-        self, step: int, most: int, dp_rank: int, cp_rank: int = 0
+        self, step: int, most: int, dp_rank: int, cp_rank: int = 0, generation: int = 0
     ) -> tuple[Batch, ...]:
         """Wait for a step and return one rank's batches of it and those behind it that are built.
 
@@ -89,6 +110,7 @@ class ConstructorShell:
             most: Steps wanted.
             dp_rank: The rank.
             cp_rank: Its place among its cp peers.
+            generation: Of the ranks that it is one of.
 
         Returns:
             One batch at least; none when the data ends before the step.
@@ -96,12 +118,16 @@ class ConstructorShell:
         Raises:
             OmniloadError: As for ``take``.
         """
-        first = self.take(step, dp_rank, cp_rank)
+        first = self.take(step, dp_rank, cp_rank, generation=generation)
         if first is None:
             return ()
         batches = [first]
         with self._changed:
-            while len(batches) < most and self._machine.has(step + len(batches)):
+            while (
+                generation == self._machine.generation
+                and len(batches) < most
+                and self._machine.has(step + len(batches))
+            ):
                 batches.append(self._machine.batch_of(step + len(batches), dp_rank, cp_rank))
         return tuple(batches)
 
@@ -137,7 +163,9 @@ class ConstructorShell:
             self._error = self._error or error
             self._changed.notify_all()
 
-    def _settled(self, step: int) -> bool:
+    def _settled(self, step: int, generation: int = 0) -> bool:
+        if generation != self._machine.generation:
+            return generation < self._machine.generation or self._error is not None
         ended = self._end is not None and step >= self._end
         held = self._machine.has(step) or self._machine.is_released(step)
         return held or self._error is not None or ended

@@ -15,9 +15,11 @@ from omniload.machine.messages import (
     ReleaseSteps,
     Republish,
     SamplesReported,
+    ServeWorld,
     TakeOver,
 )
 from omniload.plan.records import StepPlan
+from omniload.plan.world import RanksServed
 
 __all__ = ["ConstructorLink", "ConstructorLinks", "LoaderLink", "LoaderLinks"]
 
@@ -50,11 +52,11 @@ class ConstructorLink(Protocol):
 
     @property
     def dp_ranks(self) -> Sequence[int]:
-        """Data-parallel ranks that it serves."""
+        """Data-parallel ranks that it serves when the plane is opened."""
         ...
 
-    def build(self, plans: Sequence[StepPlan]) -> "Future[int]":
-        """Start building consecutive steps.
+    def build(self, plans: Sequence[StepPlan], served: RanksServed) -> "Future[int]":
+        """Start building consecutive steps for some ranks; without steps, let it know the ranks.
 
         The future says when that is done, and is cancelled where another constructor is told instead.
         """
@@ -107,13 +109,19 @@ class ConstructorLinks:
     ) -> None:
         """Tell ``links``; what becomes of their building goes to ``on_built``."""
         self._links, self._on_built = links, on_built
+        self._served = [RanksServed(dp_ranks=tuple(link.dp_ranks)) for link in links]
 
-    def tell(self, command: PublishPlans | ReleaseSteps | EndOfData) -> None:
+    def tell(self, command: PublishPlans | ServeWorld | ReleaseSteps | EndOfData) -> None:
         """Pass a command on."""
-        for link in self._links:
+        for number, link in enumerate(self._links):
             match command:
                 case PublishPlans(plans=plans):
-                    self._build(link, plans)
+                    self._build(number, plans)
+                case ServeWorld(world=world, windows=windows):
+                    self._served[number] = world.served_by(number, len(self._links))
+                    self._build(number, ())
+                    for window in windows:
+                        self._build(number, window)
                 case ReleaseSteps():
                     link.release(command)
                 case EndOfData(step=step):
@@ -125,8 +133,9 @@ class ConstructorLinks:
         """Have one constructor build what the one before it held, or was to build."""
         link = self._links[command.number]
         link.release(ReleaseSteps(step=command.released_to))
+        self._build(command.number, ())
         for window in command.windows:
-            self._build(link, window)
+            self._build(command.number, window)
         if command.end is not None:
             link.end(command.end)
 
@@ -138,9 +147,16 @@ class ConstructorLinks:
             except Exception:  # noqa: BLE001 -- whatever ails one, the others wait
                 _LOG.exception("the data constructor of ranks %s cannot be told", link.dp_ranks)
 
-    def _build(self, link: ConstructorLink, plans: Sequence[StepPlan]) -> None:
-        parts = [plan.part_of(link.dp_ranks) for plan in plans]
-        link.build(parts).add_done_callback(self._on_built)
+    def _build(self, number: int, plans: Sequence[StepPlan]) -> None:
+        served = self._served[number]
+        parts = [plan.part_of(served.dp_ranks) for plan in plans]
+        built = self._links[number].build(parts, served)
+        built.add_done_callback(partial(self._hear_built, number, served))
+
+    def _hear_built(self, number: int, served: RanksServed, done: "Future[int]") -> None:
+        """Pass on what became of a building; of one for ranks that are gone by now, samples may be gone as well."""
+        if served.generation == self._served[number].generation:
+            self._on_built(done)
 
 
 def _pass_on(to: "Future[None]", done: "Future[None]") -> None:

@@ -25,6 +25,7 @@ from omniload.base.state import JsonObject
 from omniload.machine.messages import (
     AppendBase,
     AppendJournal,
+    AppendWorld,
     ChangeAsked,
     ConstructorReplaced,
     KeepEdits,
@@ -35,6 +36,7 @@ from omniload.machine.messages import (
     ReadAhead,
     ReleaseSamples,
     Republish,
+    ResizeAsked,
     SamplesReported,
     Started,
     StepTaken,
@@ -46,6 +48,7 @@ from omniload.mix.edits.answers import EditTaken
 from omniload.mix.edits.history import History
 from omniload.mix.edits.kept import write_history
 from omniload.mix.journal.file import Journal
+from omniload.plan.world import World
 
 __all__ = ["PlannerShell"]
 
@@ -63,6 +66,12 @@ class _Failed:
 class _Asked:
     event: ChangeAsked
     answer: "Future[EditTaken]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Resized:
+    event: ResizeAsked
+    answer: "Future[World]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +111,9 @@ class PlannerShell:
         self._failure: OmniloadError | None = None
         self._ended: OmniloadError | None = None
         """Why no change is taken up any more: what failed, or that the plane was closed."""
-        self._events: queue.SimpleQueue[PlannerEvent | _Failed | _Replaced | _Asked | _Stop] = (
-            queue.SimpleQueue()
-        )
+        self._events: queue.SimpleQueue[
+            PlannerEvent | _Failed | _Replaced | _Asked | _Resized | _Stop
+        ] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="omniload-planner", daemon=True)
 
     def start(self) -> None:
@@ -112,9 +121,25 @@ class PlannerShell:
         self._events.put(Started())
         self._thread.start()
 
-    def taken(self, step: int, dp_rank: int, cp_rank: int = 0) -> None:
+    def taken(self, step: int, dp_rank: int, cp_rank: int = 0, generation: int = 0) -> None:
         """Tell that a rank's trainer has the batch of ``step``."""
-        self._events.put(StepTaken(step=step, dp_rank=dp_rank, cp_rank=cp_rank))
+        self._events.put(
+            StepTaken(step=step, dp_rank=dp_rank, cp_rank=cp_rank, generation=generation)
+        )
+
+    def resize(self, asked: ResizeAsked) -> "Future[World]":
+        """Have other ranks; the future holds those that there are from then on, or why they are refused."""
+        self.check()
+        answer: Future[World] = Future()
+        self._events.put(_Resized(asked, answer))
+        if self._ended is not None:  # perhaps nobody has seen the question
+            self._refuse(self._ended)
+        return answer
+
+    def world(self) -> World:
+        """Return the ranks of now."""
+        with self._lock:
+            return self._planner.world
 
     def state_at(self, step: int) -> JsonObject:
         """Return the state before ``step``; see ``Planner.state_at``."""
@@ -202,7 +227,10 @@ class PlannerShell:
         with suppress(queue.Empty):
             while True:
                 event = self._events.get_nowait()
-                if isinstance(event, _Asked) and event.answer.set_running_or_notify_cancel():
+                if (
+                    isinstance(event, _Asked | _Resized)
+                    and event.answer.set_running_or_notify_cancel()
+                ):
                     event.answer.set_exception(cause)
 
     def _change(self, asked: _Asked) -> None:
@@ -224,11 +252,31 @@ class PlannerShell:
         _LOG.warning("the mix is edited: %s", taken.said)
         asked.answer.set_result(taken)
 
-    def _apply(self, event: PlannerEvent | _Failed | _Replaced | _Asked) -> None:
+    def _resize(self, asked: _Resized) -> None:
+        """Take other ranks up; those that are refused leave the plane as it is."""
+        before = self._planner.world
+        try:
+            with self._lock:
+                commands = self._planner.handle(asked.event)
+            self._carry_out(commands)
+        except Exception as error:
+            asked.answer.set_exception(project_error(error, "the planner"))
+            if isinstance(error, OmniloadError) and self._planner.world is before:
+                return
+            raise  # they were taken up, and what followed failed
+        world = self._planner.world
+        if world is not before:
+            _LOG.warning("dp is %d from step %d on (was %d)", world.dp, world.step, before.dp)
+        asked.answer.set_result(world)
+
+    def _apply(self, event: PlannerEvent | _Failed | _Replaced | _Asked | _Resized) -> None:
         if isinstance(event, _Failed):
             raise event.error
         if isinstance(event, _Asked):
             self._change(event)
+            return
+        if isinstance(event, _Resized):
+            self._resize(event)
             return
         if isinstance(event, _Replaced):
             event.change()
@@ -243,7 +291,7 @@ class PlannerShell:
 
     def _carry_out(self, commands: Sequence[PlannerCommand]) -> None:
         for command in commands:
-            if isinstance(command, AppendJournal | AppendBase):
+            if isinstance(command, AppendJournal | AppendBase | AppendWorld):
                 self._keep(command)
             elif isinstance(command, ReadAhead | ReleaseSamples | TakeOver):
                 self._loaders.tell(command)
@@ -257,12 +305,14 @@ class PlannerShell:
                 if isinstance(command, PublishPlans):
                     measure(command.plans, self._planner.names)
 
-    def _keep(self, command: AppendJournal | AppendBase) -> None:
+    def _keep(self, command: AppendJournal | AppendBase | AppendWorld) -> None:
         if self._journal is None:
             return
         with self._activity.doing("writes the journal"):
             if isinstance(command, AppendJournal):
                 self._journal.append(command.record)
+            elif isinstance(command, AppendWorld):
+                self._journal.append_world(command.world.to_json())
             else:
                 self._journal.append_base(command.content, command.state.digest())
 

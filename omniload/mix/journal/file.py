@@ -12,11 +12,13 @@ checksum before it and of its own text, so that no line can go missing, move, or
     ...
     {"kind": "base", "step": 1024, "state": {...}, "after": "..."}<TAB>xxh64
     {"step": 1024, ...}<TAB>xxh64
+    {"kind": "world", "step": 1020, "generation": 1, "sizes": {"pp": 1, "dp": 3, "cp": 1, "tp": 1}}<TAB>xxh64
 
 ``drawn`` holds, for each source drawn from, the cursor afterwards (position, sub, token)
 and what was drawn; ``after`` is ``MixState.digest`` of the state that the line leads to. A missing *last*
 line shows only in what outlives it: the state that a run resumes from says how many steps there were.
-A base now and then lets whoever needs the last steps only read from there.
+A base now and then lets whoever needs the last steps only read from there. A world says which ranks steps were
+placed on, from its step on: none does for those that the plane was opened for, unless there was another before.
 
 A torn last line, as a kill leaves it, is cut off; any other that does not fit is an
 ``IntegrityError``.
@@ -42,6 +44,7 @@ from omniload.base.units import format_bytes
 from omniload.mix.journal.lines import (
     BASE,
     JOURNAL_VERSION,
+    WORLD,
     JournalLine,
     Since,
     base_of,
@@ -66,6 +69,8 @@ class _Head:
     """Of its last line."""
     digest: Json
     """``MixState.digest`` of the state that it leads to."""
+    has_worlds: bool = False
+    """Whether ranks are noted in it."""
 
 
 class Journal:
@@ -74,6 +79,8 @@ class Journal:
     def __init__(self, path: Path, head: _Head, *, durable: bool = True) -> None:
         """Open a file whose first lines are those of ``head``; what is behind them is cut off."""
         self.path, self._durable = path, durable
+        self.has_worlds = head.has_worlds
+        """Whether ranks are noted in it: those that go on are noted as well."""
         with _writing(path, 0):
             self._file: BinaryIO = path.open("r+b", buffering=0)
             self._last = head.checksum
@@ -170,6 +177,15 @@ class Journal:
         if before is not None and not self._durable:
             self._drop(before)
 
+    def append_world(self, world: JsonObject) -> None:
+        """Write which ranks there are from a step on: what ``World.to_json`` gives.
+
+        Raises:
+            StateError: As for ``append``.
+            UnavailableError: As for ``append``.
+        """
+        self._append(line_of({"kind": WORLD, **world}, self._last))
+
     def _append(self, line: JournalLine) -> None:
         content = bytes(line)
         with _writing(self.path, len(content)):
@@ -265,10 +281,11 @@ def _head_before(path: Path, state: JsonObject) -> _Head:
         raise StateError("it is of another mix or other data")
     if reached > step:
         raise StateError(f"it starts at step {reached}, the run goes on from step {step}")
-    size, last, record = len(bytes(first)), first, first
+    size, last, record, has_worlds = len(bytes(first)), first, first, False
     for line in lines:
         if reached < step or (reached == step and line.is_note):
             size, last = size + len(bytes(line)), line
+            has_worlds |= line.is_world
         if not line.is_note:  # what follows is checked, and cut off
             record = line if reached < step else record
             reached += 1
@@ -276,7 +293,7 @@ def _head_before(path: Path, state: JsonObject) -> _Head:
         raise StateError(
             f"it ends before step {reached}, the run goes on from step {step}: its last lines are missing"
         )
-    return _Head(size, last.checksum, record.parsed().get("after"))
+    return _Head(size, last.checksum, record.parsed().get("after"), has_worlds)
 
 
 def _is_of(begun: Json, now: Json) -> bool:

@@ -2,7 +2,8 @@
 
 The first line holds a base state. A line that follows is the record of a step, whose first
 key is ``step``, or a *note*, whose first keys are ``kind`` and ``step``: what holds from that
-step on, such as another base.
+step on. It is another base, or the *world* of ranks that steps are placed on, which may begin
+some steps before its line.
 """
 
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from omniload.base.state import JsonObject, require_version
 __all__ = [
     "BASE",
     "JOURNAL_VERSION",
+    "WORLD",
     "JournalLine",
     "Since",
     "base_of",
@@ -32,10 +34,13 @@ __all__ = [
 JOURNAL_VERSION = 3
 BASE = "base"
 """Kind of a note that holds a whole state: whoever needs no step before it reads from there on."""
+WORLD = "world"
+"""Kind of a note that says which ranks there are from its step on, until the next one."""
 _VERSIONS = (2, JOURNAL_VERSION)
 """Version 2 had no notes, and nothing else that is read differently."""
-_KINDS = frozenset({BASE})
+_KINDS = frozenset({BASE, WORLD})
 _NOTE, _BASE_NOTE = b'{"kind":', b'\n{"kind":"base","step":'
+_WORLD_NOTE = b'{"kind":"world",'
 _BLOCK = 1 << 20
 _DIGITS = 16
 
@@ -56,6 +61,11 @@ class JournalLine:
     def is_note(self) -> bool:
         """Whether it is no record of a step, and not the first line."""
         return self.text.startswith(_NOTE)
+
+    @property
+    def is_world(self) -> bool:
+        """Whether it says which ranks there are."""
+        return self.text.startswith(_WORLD_NOTE)
 
     def parsed(self) -> JsonObject:
         """Return the object."""
@@ -178,7 +188,8 @@ def _require_note(line: JournalLine, due: int, place: str) -> None:
             f"{place}: a note of kind {kind!r:.40}, this release knows {', '.join(sorted(_KINDS))}; "
             "read the journal with the release that wrote it"
         )
-    if not isinstance(step, int) or step < due or (kind == BASE and base_of(line)[1] != due):
+    fits = type(step) is int and (0 <= step <= due if kind == WORLD else base_of(line)[1] == due)
+    if not fits:
         raise IntegrityError(
             f"{place}: a note of step {step!r:.40} where step {due} is due; resume from a checkpoint"
         )

@@ -10,7 +10,7 @@ from omniload.mix.journal.lines import JournalLine, Since, base_of, last_base, s
 from omniload.mix.journal.records import StepRecord
 from omniload.mix.state import COUNT_LIMIT, MixState
 
-__all__ = ["Tail", "read_journal", "read_tail", "state_before", "states_in"]
+__all__ = ["Tail", "read_journal", "read_tail", "read_worlds", "state_before", "states_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,12 @@ class Tail:
         """The records of steps."""
         return [line.parsed() for line in self._steps()]
 
+    @property
+    def world(self) -> JsonObject | None:
+        """The ranks that were noted last; ``None`` where there are those that the plane was opened for."""
+        noted = [line.parsed() for line in self.lines[1:] if line.is_world]
+        return noted[-1] if noted else None
+
     def texts_from(self, step: int) -> Iterator[tuple[int, bytes]]:
         """Yield every step from ``step`` on, with the text of its record."""
         for number, line in enumerate(self._steps(), start=self.first_step):
@@ -61,6 +67,16 @@ def read_journal(path: Path) -> tuple[JsonObject, list[JsonObject]]:
     lines = sound_lines(path)
     base, _ = base_of(next(lines))
     return base, [line.parsed() for line in lines if not line.is_note]
+
+
+def read_worlds(path: Path) -> list[JsonObject]:
+    """Return the ranks that are noted in a journal, in order; of several that begin at a step the last one holds.
+
+    Raises:
+        StateError: As for ``read_journal``.
+        IntegrityError: As for ``read_journal``.
+    """
+    return [line.parsed() for line in sound_lines(path) if line.is_world]
 
 
 def state_before(

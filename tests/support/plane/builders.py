@@ -17,6 +17,7 @@ from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.records import StepPlan
+from omniload.plan.world import World
 
 __all__ = [
     "a_microbatch",
@@ -185,7 +186,7 @@ def a_planner(
     epoch = [1000] * len(mix.names) if epoch is None else epoch
     defaults = {
         "mix": mix,
-        "tree": ClientPlaceTree.of(dp=dp, cp=cp),
+        "world": World(tree=ClientPlaceTree.of(dp=dp, cp=cp)),
         "positions_per_epoch_S": epoch,
         "state": state or MixState.start(len(mix.names)),
         "fingerprint": fingerprint_of(mix, some_facts(epoch)[: len(mix.names)]),

@@ -1,12 +1,14 @@
 """The machines without threads: messages wait in a bag, and a seed decides which is delivered next.
 
 What real runs do to messages happens here more often: late, out of order, several times.
+Ranks train in step where they change: none is handed a step before all have the one before it.
 The only order that is kept is the one that every runtime keeps: the planner's journal
 record comes before the plan it belongs to, and a rank takes its steps in order.
 """
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from omniload.base.errors import ConfigError, StateError
@@ -21,6 +23,7 @@ from omniload.machine.data_constructor import (
 )
 from omniload.machine.messages import (
     AppendJournal,
+    AppendWorld,
     ChangeAsked,
     ConstructorReplaced,
     EndOfData,
@@ -33,7 +36,9 @@ from omniload.machine.messages import (
     ReleaseSamples,
     ReleaseSteps,
     Republish,
+    ResizeAsked,
     SamplesReported,
+    ServeWorld,
     Started,
     StepTaken,
     TakeOver,
@@ -56,6 +61,7 @@ from omniload.mix.edits.edit import AddSource, Change, Edit
 from omniload.mix.edits.history import History
 from omniload.mix.state import MixState
 from omniload.plan.records import StepPlan
+from omniload.plan.world import RanksServed, World
 from tests.support.plane.builders import a_planner, some_facts
 from tests.support.plane.reference import read_range
 
@@ -90,6 +96,13 @@ class Simulation:
     changes: Sequence[tuple[Change, int | None]] = ()
     """What is asked for in mid-run, one after the other, each at some moment; sources that are added come last
     in ``epochs``, in the order of these."""
+    resizes: Sequence[tuple[int, bool]] = ()
+    """Other ranks, one after the other, each at some moment: how many, and whether those of before are stopped
+    wherever they are, so that a step which some of them have is taken again; else they come to a step boundary."""
+    redone: int = field(default=0, init=False)
+    """Steps that some rank had and that were taken again."""
+    worlds: list[World] = field(default_factory=list, init=False)
+    """Ranks that were noted in the journal, in order."""
     history: History = field(init=False)
     """As it was kept last."""
     refused: int = field(default=0, init=False)
@@ -105,6 +118,7 @@ class Simulation:
     planner: Planner = field(init=False)
     _bag: list[Callable[[], None]] = field(default_factory=list, init=False)
     _random: random.Random = field(init=False)
+    _in_step: bool = field(init=False)
     _names: dict[int, str] = field(init=False)
     _lives: list[list[SourceLoader | None]] = field(init=False)
     """Every life of each loader; ``None`` once it was killed."""
@@ -116,6 +130,16 @@ class Simulation:
     _constructors: list[DataConstructor] = field(init=False)
     _told: list[DataConstructor] = field(init=False)
     """The constructors that the planner speaks to."""
+    _first_served: list[RanksServed] = field(init=False)
+    """The ranks of each when the plane was opened."""
+    _served: list[RanksServed] = field(init=False)
+    """The ranks of each as the planner's shell knows them."""
+    _generation: int = field(default=0, init=False)
+    """Of the ranks there are."""
+    _halt: int | None = field(default=None, init=False)
+    """Step boundary that ranks which will be others come to."""
+    _dp_at: dict[int, int] = field(default_factory=dict, init=False)
+    """How many ranks trained on each step."""
     _next: dict[int, int] = field(init=False)
     _end: int | None = field(default=None, init=False)
     planners_killed: int = field(default=0, init=False)
@@ -128,6 +152,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
+        self._in_step = bool(self.resizes)
         self.history = History(self.mix, self.edits)
         names = dict(enumerate([*self.history.latest.names, *self._added()]))
         self.planner = a_planner(
@@ -147,17 +172,21 @@ class Simulation:
         self._replace(self._roster.begin())
         if self.changes:
             self._bag.append(self._change)
+        if self.resizes:
+            assert self.mix.runtime.elastic
+            self._bag.append(self._resize)
         self._bag += [self._kill] * self.kills + [self._kill_constructor] * self.constructor_kills
         self._bag += [self._kill_planner] * self.planner_kills
-        of = self.planner.tree.constructor_of
         count = min(self.num_constructors, self.dp)
+        self._first_served = [self.planner.world.served_by(i, count) for i in range(count)]
+        self._served = list(self._first_served)
         self._constructors = [
             DataConstructor(
-                dp_ranks=[r for r in range(self.dp) if of(r, count) == i],
+                dp_ranks=served.dp_ranks,
                 names=tuple(names.values()),
                 row_length=self.mix.pack.length,
             )
-            for i in range(count)
+            for served in self._served
         ]
         self._told = list(self._constructors)
         self._next = dict.fromkeys(range(self.dp), self.planner.state.step)
@@ -179,7 +208,7 @@ class Simulation:
         assert self._end is not None, "nothing is under way and the data has not ended: a deadlock"
         assert set(self._next.values()) == {self._end}, f"ranks stand at {self._next}"
         return [
-            combined(batch_digest(self.batches[step, rank]) for rank in range(self.dp))
+            combined(batch_digest(self.batches[step, rank]) for rank in range(self._dp_at[step]))
             for step in range(first, self._end)
         ]
 
@@ -214,13 +243,17 @@ class Simulation:
             self._bag.append(message)
         message()
 
-    def _carry(self, commands: Sequence[PlannerCommand]) -> None:
+    def _carry(self, commands: Sequence[PlannerCommand]) -> None:  # noqa: C901 -- one branch for each command
         for command in commands:
             match command:
                 case AppendJournal():
                     self._append(command)
                 case KeepEdits(history=history):
                     self.history = history
+                case AppendWorld(world=world):
+                    self.worlds.append(world)
+                case ServeWorld():
+                    self._serve(command)
                 case PublishPlans(plans=plans):
                     self._publish(plans)
                 case ReadAhead() | TakeOver() | ReleaseSamples():
@@ -261,9 +294,55 @@ class Simulation:
             assert plan.step in journaled, "published before it was journaled"
             if plan.step not in self.published:
                 self.published.append(plan.step)
-        for constructor in self._told:
-            parts = [plan.part_of(constructor.dp_ranks) for plan in plans]
-            self._send(self._build, constructor, parts)
+        for number in range(len(self._told)):
+            self._tell_constructor(number, plans)
+
+    def _tell_constructor(self, number: int, plans: Sequence[StepPlan]) -> None:
+        served = self._served[number]
+        parts = [plan.part_of(served.dp_ranks) for plan in plans]
+        self._send(self._build, self._told[number], parts, served)
+
+    def _serve(self, command: ServeWorld) -> None:
+        for number in range(len(self._told)):
+            self._served[number] = command.world.served_by(number, len(self._told))
+            for window in ((), *command.windows):
+                self._tell_constructor(number, window)
+
+    def _resize(self) -> None:
+        """Have other ranks, now or a few messages later, as chance has it; then at a step boundary, or at once."""
+        if not self.resizes:
+            return  # a repetition
+        at = set(self._next.values())
+        dp, at_once = self.resizes[0]
+        waits = self._halt is None and self._random.random() < 0.7
+        if not waits and not at_once:
+            self._halt = max(at) if self._halt is None else self._halt
+        if (waits or (not at_once and at != {self._halt})) and (self._bag or self._ready()):
+            self._bag.append(self._resize)
+            return
+        self.resizes, self._halt, step = self.resizes[1:], None, min(at)
+        self.redone += len(at) > 1
+        for key in [key for key in self.batches if key[0] >= step]:
+            del self.batches[key]
+        self._generation += 1
+        self._next = dict.fromkeys(range(dp), step)
+        asked = ResizeAsked(dp=dp, step=step, generation=self._generation)
+        for _ in range(dp):
+            self._send(self._ask, asked)
+        if self.resizes:
+            self._bag.append(self._resize)
+
+    def _ask(self, asked: ResizeAsked) -> None:
+        """Have a rank say which ranks it counts, until a planner is there to hear it."""
+        if not self._planner_is_there:
+            self._bag.append(lambda: self._ask(asked))
+            return
+        if asked.generation < self._generation:
+            # Said by a rank that was others' peer by the time it was heard.
+            with suppress(StateError):
+                self._carry(self.planner.handle(asked))
+            return
+        self._carry(self.planner.handle(asked))
 
     def _send(self, receiver: Callable[..., object], *message: object) -> None:
         self._bag.append(lambda: receiver(*message))
@@ -282,7 +361,8 @@ class Simulation:
         if self.constructors_killed < self.constructor_kills:
             self.constructors_killed += 1
             number = self._random.randrange(len(self._constructors))
-            new = replace(self._constructors[number])
+            ranks = self._first_served[number].dp_ranks
+            new = replace(self._constructors[number], dp_ranks=ranks)
             self._constructors[number] = new
             self._send(self._link_constructor, number, new)
 
@@ -295,7 +375,8 @@ class Simulation:
 
     def _recover_planner(self) -> None:
         """Begin another planner, from the last steps of the journal."""
-        ahead = self._states[-self.mix.steps_ahead - 1 :]
+        ahead = self._states[-self.mix.steps_held - 1 :]
+        self._served = list(self._first_served)
         self.planner = a_planner(
             self.mix,
             dp=self.dp,
@@ -305,6 +386,7 @@ class Simulation:
             known=ahead[1:],
             life=self.planner.life + 1,
             num_steps=self.num_steps,
+            **({"world": self.worlds[-1]} if self.worlds else {}),
         )
         self._planner_is_there = True
         self._told = list(self._constructors)
@@ -314,7 +396,10 @@ class Simulation:
                 self._send(self._link, number, len(lives) - 1)
         for rank, step in self._next.items():
             if step > self._states[0].step:
-                self._tell_planner(StepTaken(step=step - 1, dp_rank=rank))
+                self._tell_taken(step - 1, rank)
+
+    def _tell_taken(self, step: int, rank: int) -> None:
+        self._tell_planner(StepTaken(step=step, dp_rank=rank, generation=self._generation))
 
     def _tell_planner(self, event: PlannerEvent) -> None:
         """Send to the planner of now: once it is dead nobody hears it."""
@@ -333,9 +418,8 @@ class Simulation:
     def _republish(self, command: Republish) -> None:
         constructor = self._told[command.number]
         self._send(constructor.handle, ReleaseSteps(step=command.released_to))
-        for window in command.windows:
-            parts = [plan.part_of(constructor.dp_ranks) for plan in window]
-            self._send(self._build, constructor, parts)
+        for window in ((), *command.windows):
+            self._tell_constructor(command.number, window)
 
     def _replace(self, commands: Sequence[RosterCommand]) -> None:
         for command in commands:
@@ -403,8 +487,10 @@ class Simulation:
     def _report(self, report: SamplesReported) -> None:
         self._tell_planner(report)
 
-    def _build(self, constructor: DataConstructor, plans: Sequence[StepPlan]) -> None:
-        for command in constructor.handle(BuildSteps(plans=plans)):
+    def _build(
+        self, constructor: DataConstructor, plans: Sequence[StepPlan], served: RanksServed
+    ) -> None:
+        for command in constructor.handle(BuildSteps(plans=plans, served=served)):
             if isinstance(command, FetchSlices):
                 self._send(self._fetch, constructor, command)
 
@@ -422,28 +508,39 @@ class Simulation:
                 found.append(loader.slices(request))
             slices = ColumnRanges.of(found)
         except StateError:
-            # Right for a repetition that comes when the step was served; else the test fails.
-            assert all(constructor.has(s) or constructor.is_released(s) for s in fetch.steps)
+            # Right for a repetition that comes when the step was served, or for ranks that are gone; else the test
+            # fails.
+            is_over = fetch.generation < max(served.generation for served in self._served)
+            assert is_over or all(
+                constructor.has(s) or constructor.is_released(s) for s in fetch.steps
+            )
             return
-        self._send(constructor.handle, SlicesFetched(steps=fetch.steps, slices=slices))
+        fetched = SlicesFetched(steps=fetch.steps, slices=slices, generation=fetch.generation)
+        self._send(constructor.handle, fetched)
 
     def _ready(self) -> list[int]:
         """Return the ranks whose next step is built."""
+        first = min(self._next.values())
         return [
             rank
             for constructor in self._constructors
+            if constructor.generation == self._generation
             for rank in constructor.dp_ranks
             if constructor.has(self._next[rank])
+            and (not self._in_step or self._next[rank] == first)
+            and self._next[rank] != self._halt
         ]
 
     def _take(self, rank: int) -> None:
         step = self._next[rank]
-        constructor = next(c for c in self._constructors if rank in c.dp_ranks)
+        constructor = next(
+            c for c in self._constructors if c.generation == self._generation and rank in c.dp_ranks
+        )
         if rank == 0:
             self.states[step] = self._saved_at(step)
         self.batches[step, rank] = constructor.batch_of(step, rank)
-        self._next[rank] = step + 1
-        self._tell_planner(StepTaken(step=step, dp_rank=rank))
+        self._next[rank], self._dp_at[step] = step + 1, len(self._next)
+        self._tell_taken(step, rank)
 
     def _saved_at(self, step: int) -> JsonObject:
         """Return the state as rank 0 would have it saved; where no planner is there it waits for the next."""

@@ -1,5 +1,7 @@
 """What both runtimes share: how a planner comes to be, and what is refused before anything starts."""
 
+from dataclasses import replace
+
 import pytest
 
 from omniload.actors.opening import runtime_of
@@ -12,8 +14,10 @@ from omniload.actors.planning import make_planner, open_journal, taken_over, tok
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.machine.messages import (
     AppendJournal,
+    AppendWorld,
     ChangeAsked,
     PublishPlans,
+    ResizeAsked,
     SamplesReported,
     Started,
     StepTaken,
@@ -153,6 +157,26 @@ def test_a_planner_takes_over_where_every_rank_must_be_and_knows_the_states_behi
     assert began_at == reached - spec.mix.steps_ahead == 3
     assert known == [first.state_at(step) for step in range(began_at, reached + 1)]
     assert (tmp_path / JOURNAL_NAME).read_bytes().startswith(before)
+
+
+def test_a_planner_that_takes_over_plans_for_the_ranks_that_were_noted_last(tmp_path):
+    spec = a_spec(tmp_path)
+    elastic = spec.mix.model_copy(
+        update={"runtime": spec.mix.runtime.model_copy(update={"elastic": True})}
+    )
+    spec = replace(spec, mix=elastic)
+    first = make_planner(spec, FACTS)
+    with open_journal(tmp_path, first) as journal:
+        planned(first, journal)
+        for command in first.handle(ResizeAsked(dp=2, step=1)):
+            if isinstance(command, AppendWorld):
+                journal.append_world(command.world.to_json())
+
+    second, journal = taken_over(spec, FACTS, tmp_path, life=1)
+    journal.close()
+
+    assert (second.world.dp, second.world.step, second.world.generation) == (2, 1, 1)
+    assert second.handle(ResizeAsked(dp=2, step=1, generation=1)) == ()
 
 
 def test_a_planner_never_takes_over_before_the_step_that_the_plane_started_from(tmp_path):

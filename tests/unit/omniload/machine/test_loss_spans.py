@@ -3,7 +3,6 @@
 import numpy as np
 
 from omniload.base.ragged import Ragged
-from omniload.batch.rows import stops_with_next
 from omniload.machine.loss_spans import LossSpans
 from omniload.mix.columns import LOSS_SPANS, spans_of
 from omniload.mix.samples import SampleTable
@@ -25,7 +24,7 @@ def a_masked_table(masks, *, start=0):
 
 def left_out(spans, *pieces):
     table = pieces_of(*pieces)
-    return spans.labels_left_out(table, stops_with_next(table))
+    return spans.labels_left_out(table)
 
 
 def test_spans_are_where_true_values_begin_and_stop():

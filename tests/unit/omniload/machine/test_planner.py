@@ -346,7 +346,7 @@ def test_a_state_that_is_not_held_is_a_state_error(step):
 def test_a_resumed_planner_reads_from_what_is_carried_on():
     mix = a_small_mix()
     planner, _ = a_running_planner([8, 8, 9, 9, 10, 10, 10, 10, 10, 10], mix=mix)
-    state = planner._states[1]
+    state = planner._steps.state_before(1)
 
     (read,) = a_planner(mix, state=state).handle(Started())
 
@@ -357,7 +357,7 @@ def test_a_resumed_planner_reads_from_what_is_carried_on():
 def test_a_resumed_planner_plans_the_next_step_as_the_first_one_did():
     mix, lengths = a_small_mix(), [8, 8, 9, 9, 10, 10, 10, 10, 10, 10]
     first, commands = a_running_planner(lengths, mix=mix)
-    second = a_planner(mix, state=first._states[1])
+    second = a_planner(mix, state=first._steps.state_before(1))
     second.handle(Started())
 
     again = second.handle(report(lengths[1:], start=1))

@@ -1,0 +1,144 @@
+"""Ranks join and leave while a simulated job runs, with kills and late messages: the same samples in every step.
+
+The model is ``reference_digests``, which knows of no rank at all.
+"""
+
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omniload.mix.edits.edit import RetireSource, SetWeights
+from omniload.mix.state import MixState
+from tests.support.plane.builders import a_mix
+from tests.support.plane.reference import reference_digests
+from tests.support.plane.simulation import Simulation
+
+STEPS = 9
+NAMES = ("web", "code")
+
+records = st.lists(st.integers(1, 50), min_size=1, max_size=3) | st.just([])
+epochs = st.lists(records, max_size=12).map(lambda rows: [[9], *rows])
+sizes = st.sampled_from([1, 2, 3, 4, 8])
+
+
+@st.composite
+def mixes(draw):
+    return a_mix(
+        sources=NAMES,
+        rows=8,
+        length=16,
+        micro_rows=draw(st.sampled_from([1, 2, 8])),
+        pack={"method": draw(st.sampled_from(["best_fit", "concat_and_split", "none"]))},
+        runtime={"prefetch_steps": draw(st.sampled_from([1, 4, 16])), "elastic": True},
+        balance={"method": draw(st.sampled_from(["greedy_swap", "none"]))},
+    )
+
+
+@st.composite
+def worlds(draw):
+    return {
+        "dp": draw(sizes),
+        "num_loaders": draw(st.integers(1, 3)),
+        "num_constructors": draw(st.integers(1, 4)),
+        "seed": draw(st.integers(0, 1 << 30)),
+        "repeat_share": draw(st.sampled_from([0.0, 0.3])),
+        "kills": draw(st.sampled_from([0, 1, 3])),
+        "constructor_kills": draw(st.sampled_from([0, 1, 3])),
+        "planner_kills": draw(st.sampled_from([0, 1, 3])),
+        "shadows": draw(st.integers(0, 1)),
+    }
+
+
+resizes = st.lists(st.tuples(sizes, st.booleans()), max_size=4)
+
+
+def simulated(mix, lengths, world, **more):
+    simulation = Simulation(mix=mix, epochs=lengths, num_steps=STEPS, **world, **more)
+    return simulation, simulation.run()
+
+
+@settings(max_examples=40)
+@given(mixes(), worlds(), resizes, st.lists(epochs, min_size=2, max_size=2))
+def test_every_step_is_the_one_that_the_mix_alone_decides_whatever_ranks_there_are(
+    mix, world, others, lengths
+):
+    simulation, digests = simulated(mix, lengths, world, resizes=others)
+
+    assert digests == reference_digests(mix, lengths, num_steps=STEPS)
+    assert simulation.published == list(range(STEPS))
+    assert not simulation.resizes
+
+
+@settings(max_examples=12)
+@given(mixes(), worlds(), resizes, st.lists(epochs, min_size=2, max_size=2))
+def test_no_piece_is_lost_or_handed_out_twice_as_ranks_change(mix, world, others, lengths):
+    changing, _ = simulated(mix, lengths, world, resizes=others)
+    unbroken, _ = simulated(mix, lengths, {"dp": 1, "seed": 0})
+
+    def trained(simulation):
+        pieces = [
+            (step, *key)
+            for (step, _), batch in simulation.batches.items()
+            for microbatch in batch.microbatches
+            for key in microbatch.keys_K4.tolist()
+        ]
+        return sorted(pieces)
+
+    assert trained(changing) == trained(unbroken)
+
+
+@settings(max_examples=12)
+@given(
+    mixes(),
+    worlds(),
+    resizes,
+    worlds(),
+    resizes,
+    st.lists(epochs, min_size=2, max_size=2),
+    st.data(),
+)
+def test_a_run_whose_ranks_changed_resumes_with_others_with_the_same_steps(
+    mix, world, others, elsewhere, later, lengths, data
+):
+    first, digests = simulated(mix, lengths, world, resizes=others)
+    at = data.draw(st.sampled_from(sorted(first.states)))
+    saved = json.loads(json.dumps(first.states[at]))
+    state = MixState.from_json(saved, mix.names, first.planner.fingerprint)
+
+    second, rest = simulated(mix, lengths, elsewhere, resizes=later, state=state)
+
+    assert rest == digests[at:]
+    assert all(
+        second.states[step] == first.states.get(step, second.states[step]) for step in second.states
+    )
+
+
+@settings(max_examples=12)
+@given(mixes(), worlds(), resizes, st.lists(epochs, min_size=2, max_size=2))
+def test_ranks_and_the_mix_may_change_in_one_run(mix, world, others, lengths):
+    changes = [(SetWeights(weights={"web": 3.0}), None), (RetireSource(name="code"), 7)]
+
+    simulation, digests = simulated(mix, lengths, world, resizes=others, changes=changes)
+
+    assert digests == reference_digests(simulation.history, lengths, num_steps=STEPS)
+
+
+def test_the_histories_stop_ranks_in_mid_step_and_kill_planners_between_changes():
+    lengths = [[[9], [5, 30], [44]], [[12]] * 7]
+    mix = a_mix(rows=8, length=16, runtime={"prefetch_steps": 4, "elastic": True})
+    others = [(3, True), (4, True), (2, True)]
+
+    runs = [
+        simulated(
+            mix,
+            lengths,
+            {"dp": 4, "seed": seed, "planner_kills": 2, "num_constructors": 2},
+            resizes=others,
+        )[0]
+        for seed in range(12)
+    ]
+
+    assert sum(run.redone for run in runs) > 5
+    assert sum(run.planners_killed for run in runs) > 10
+    assert {world.dp for run in runs for world in run.worlds} == {2, 3, 4}
