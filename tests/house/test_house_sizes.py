@@ -23,7 +23,7 @@ LONGER = {
     "omniload/actors/ray/plane.py": (165, "opens and closes every actor"),
     "omniload/actors/ray/planner_link.py": (185, "asks one planner after another"),
     "omniload/actors/roles/constructor.py": (180, "builds, and serves ranks that change"),
-    "omniload/actors/roles/links.py": (165, "the ways to both roles, and who serves which ranks"),
+    "omniload/actors/roles/links.py": (170, "the ways to both roles, and who serves which ranks"),
     "omniload/actors/roles/loader.py": (200, "reads ahead, reads again, and answers"),
     "omniload/actors/roles/planner.py": (345, "one thread that speaks to every other role"),
 }

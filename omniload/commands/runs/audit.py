@@ -19,11 +19,12 @@ from omniload.commands.rehearsal import Rehearsal
 from omniload.commands.samples import text_of
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.kept import read_history
-from omniload.mix.journal.reading import read_journal
+from omniload.mix.journal.reading import read_journal, read_worlds
 from omniload.mix.progress import state_json_at
 from omniload.mix.run_record import RunLife, read_run_record
 from omniload.plan.place_tree import ClientPlaceTree, MeshAxis
 from omniload.plan.records import StepPlan
+from omniload.plan.world import World
 from omniload.source.index import index_folder
 
 __all__ = ["audit"]
@@ -109,17 +110,25 @@ def _spec_before(
     mix = mix.model_copy(update={"runtime": mix.runtime.model_copy(update={"prefetch_steps": 1})})
     # The fingerprint of the data as it is now is compared when the planner takes the state over.
     state = state_json_at(history, base, records, step)
-    sizes = cast("Mapping[MeshAxis, int]", life.sizes)
     spec = PlaneSpec(
         mix=mix,
         base_dir=life.base_dir,
-        tree=ClientPlaceTree.from_sizes(sizes),
+        tree=_tree_at(run, life, step),
         state=state,
         num_steps=step + 1,
         cache_dir=cache_dir,
         edits=history.edits,
     )
     return spec, digests[step]
+
+
+def _tree_at(run: Path, life: RunLife, step: int) -> ClientPlaceTree:
+    """Return the ranks that trained on a step: those that a start was made with, or that came in their place."""
+    worlds = [World.from_json(noted) for noted in read_worlds(run / JOURNAL_NAME)]
+    later = [world for world in worlds if life.from_step <= world.step <= step]
+    if later:
+        return later[-1].tree
+    return ClientPlaceTree.from_sizes(cast("Mapping[MeshAxis, int]", life.sizes))
 
 
 def _found(

@@ -10,6 +10,7 @@ from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import JOURNAL_NAME, PlaneSpec
 from omniload.base.errors import IntegrityError, StateError
 from omniload.client import Client
+from omniload.machine.messages import ResizeAsked
 from omniload.mix.config import BalanceConfig, load_mix
 from omniload.mix.run_record import write_run_record
 from omniload.plan.place_tree import ClientPlaceTree
@@ -140,6 +141,24 @@ def test_audit_answers_with_the_ranks_that_trained_the_step(mix_path, tmp_path):
 
     assert {sample["dp_rank"] for sample in shown} == {0, 1}
     assert audited(shown) == sorted(keys_of(batches[11][0]) + keys_of(batches[11][1]))
+
+
+def test_audit_answers_with_the_ranks_of_a_step_though_they_changed_in_the_run(mix_path, tmp_path):
+    mix, base_dir = load_mix(mix_path)
+    elastic = mix.model_copy(update={"runtime": mix.runtime.model_copy(update={"elastic": True})})
+    run, tree = tmp_path / "run", ClientPlaceTree.of(dp=1)
+    write_run_record(run, mix_path, {"dp": 1})
+    with LocalPlane(PlaneSpec(mix=elastic, base_dir=base_dir, tree=tree, run_dir=run)) as plane:
+        first = Client(plane.handle(0))
+        as_run = [[keys_of(first.next_batch())] for _ in range(3)]
+        first.resize(0, 2)
+        both = [first, Client(plane.handle(1, 0, ResizeAsked(dp=2, step=3)))]
+        as_run += [[keys_of(client.next_batch()) for client in both] for _ in range(3)]
+
+    for step, of_ranks in enumerate(as_run):
+        for rank, keys in enumerate(of_ranks):
+            shown = json_of("audit", run, "--step", step, "--rank", rank)["samples"]
+            assert audited(shown) == keys
 
 
 def test_audit_deals_rows_as_the_run_did_though_its_file_does_not_say_how(mix_path, tmp_path):
