@@ -18,18 +18,13 @@ from snapshot.commands.startup import startup_command
 from snapshot.engines.podman.mount import layer_store_settings
 from snapshot.engines.podman.mount import mount as mount_layer_store
 from snapshot.image.layer.convert import convert_image
-from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.indexer import index_image
 from snapshot.image.layer.toc import format_of
 from snapshot.image.mount.daemon import mount
-from snapshot.image.mount.options import cache_folder, mount_settings, platform_of
-from snapshot.image.tree.tree import Tree, merge
+from snapshot.image.mount.options import mount_settings, platform_of
 from snapshot.oci.image import Image, open_store, resolve
 from snapshot.oci.store import ImageStore
 
 __all__ = ["command"]
-
-_LETTER_OF = {"directory": "d", "symlink": "l", "character": "c", "block": "b", "fifo": "p"}
 
 
 @click.group("image")
@@ -45,39 +40,27 @@ for _command in (serve_command, export_command):
 
 @command.command("show")
 @click.argument("image")
-@click.option(
-    "--files", is_flag=True, help="List the merged tree; indexes layers that have no table."
-)
 @click.option("--platform", help="OS/ARCHITECTURE[/VARIANT]; default: this machine's.")
 @click.option(
     "--mirror", "mirrors", multiple=True, help="Registry that may hold it too; repeatable."
 )
-@click.option("--cache", type=click.Path(file_okay=False), help="Where indexes are kept.")
 @click.option("--json", "as_json", is_flag=True)
-def show(
-    image: str,
-    files: bool,
-    platform: str | None,
-    mirrors: tuple[str, ...],
-    cache: str | None,
-    as_json: bool,
-) -> None:
-    """Show the layers of IMAGE, their sizes and formats, and its files.
+def show(image: str, platform: str | None, mirrors: tuple[str, ...], as_json: bool) -> None:
+    """Show the layers of IMAGE, their sizes and formats; its files are seen through a mount.
 
     A registry is spoken to over TLS, unless it is on this machine or http:// stands before it.
 
     \b
     Example:
       omniload image show registry.example:5000/team/torch:2.13
-      omniload image show oci:folder:tag --files --json
+      omniload image show oci:folder:tag --json
     """  # noqa: D301 -- click's own marker
     store, name = open_store(image, mirrors=mirrors)
     try:
         found = resolve(store, name, platform_of(platform))
-        tree = _tree(store, found, cache) if files else None
     finally:
         store.close()
-    described = _described(found, tree)
+    described = _described(found)
     if as_json:
         click.echo(json.dumps(described, indent=2))
         return
@@ -85,13 +68,6 @@ def show(
     for layer in described["layers"]:
         click.echo(
             f"  {layer['digest']}  {format_bytes(layer['size_bytes']):>9}  {layer['format']}"
-        )
-    for file in described.get("files", ()):
-        letter = _LETTER_OF.get(file["kind"], "-")
-        target = f" -> {file['target']}" if file["kind"] == "symlink" else ""
-        click.echo(
-            f"{letter}{file['mode']} {file['uid']}:{file['gid']} {file['size_bytes']:>11} "
-            f"/{_shown(file['path'])}{_shown(target)}"
         )
 
 
@@ -209,40 +185,15 @@ def _converted(
     )
 
 
-def _tree(store: ImageStore, image: Image, cache: str | None) -> Tree:
-    kept = IndexCache(Path(cache) if cache else cache_folder() / "indexes")
-    return merge([index.entries for index in index_image(store, image, kept)])
-
-
-def _described(image: Image, tree: Tree | None) -> dict[str, Any]:
+def _described(image: Image) -> dict[str, Any]:
     layers = [
         {"digest": layer.digest, "size_bytes": layer.size, "format": format_of(layer)}
         for layer in image.layers
     ]
-    found: dict[str, Any] = {
+    return {
         "digest": image.digest,
         "platform": f"{image.config.os}/{image.config.architecture}",
         "command": list(image.config.command),
         "size_bytes": sum(layer.size for layer in image.layers),
         "layers": layers,
     }
-    if tree is not None:
-        found["files"] = [
-            {
-                "path": path,
-                "kind": node.kind,
-                "mode": f"{node.mode:04o}",
-                "uid": node.uid,
-                "gid": node.gid,
-                "size_bytes": node.size_bytes,
-                "target": node.target,
-                "layer": node.layer,
-            }
-            for path, node in tree.walk()
-        ]
-    return found
-
-
-def _shown(text: str) -> str:
-    """Return text that any terminal can show, whatever a stranger named a file."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

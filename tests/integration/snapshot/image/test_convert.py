@@ -176,9 +176,13 @@ def test_another_tool_reads_what_was_converted_and_pushed(image, store, tmp_path
         numbers = json.loads(done.stdout)
         shown = runner.invoke(
             command,
-            ["show", f"{address}/a/lazy:v", "--files", "--cache", str(tmp_path / "c"), "--json"],
+            ["show", f"{address}/a/lazy:v", "--json"],
             catch_exceptions=False,
         )
+        lazy, name = open_store(f"{address}/a/lazy:v")
+        indexes = index_image(lazy, resolve(lazy, name), IndexCache(tmp_path / "c"))
+        paths = {path for path, _ in merge([index.entries for index in indexes]).walk()}
+        lazy.close()
         pulled = ("--src-tls-verify=false", "--dest-decompress", f"docker://{address}/a/lazy:v")
         copied = f"dir:{tmp_path / 'copied'}"
         subprocess.run(["skopeo", "copy", "-q", *pulled, copied], check=True)
@@ -189,20 +193,17 @@ def test_another_tool_reads_what_was_converted_and_pushed(image, store, tmp_path
     assert described["digest"] == numbers["digest"]
     assert [layer["format"] for layer in described["layers"]] == ["zstd:chunked"] * 2
     assert described["command"] == ["/bin/true"]
-    assert {file["path"] for file in described["files"]} >= {"d/big", "d/hard", "z", "é"}
-    assert "d/empty" not in {file["path"] for file in described["files"]}
+    assert paths >= {"d/big", "d/hard", "z", "é"}
+    assert "d/empty" not in paths
 
 
-def test_the_lines_for_people_tell_layers_and_files(image, tmp_path):
+def test_the_lines_for_people_tell_layers(image, tmp_path):
     done = CliRunner().invoke(
-        command,
-        ["show", f"oci:{tmp_path / 'layout'}", "--files", "--cache", str(tmp_path / "c")],
-        catch_exceptions=False,
+        command, ["show", f"oci:{tmp_path / 'layout'}"], catch_exceptions=False
     )
 
-    assert "gzip" in done.stdout
-    assert "-0644 7:8     2500000 /d/big" in done.stdout
-    assert "l0644 0:0           3 /d/link -> big" in done.stdout
+    assert done.stdout.splitlines()[0] == f"{image.digest}  /bin/true"
+    assert [line.split()[-1] for line in done.stdout.splitlines()[1:]] == ["gzip", "tar"]
 
 
 @pytest.mark.parametrize(
@@ -222,18 +223,6 @@ def test_what_cannot_be_shown_or_converted_is_a_configuration_error(
 
     with pytest.raises(ConfigError, match=message):
         CliRunner().invoke(command, here, catch_exceptions=False)
-
-
-def test_a_name_with_control_characters_is_shown_without_them(store, tmp_path):
-    tar = a_tar(a_member("evil\x1b[2J\nname"))
-    an_image(store, [(a_layer(store, tar, "tar"), tar)])
-
-    done = CliRunner().invoke(
-        command,
-        ["show", f"oci:{tmp_path / 'layout'}", "--files", "--cache", str(tmp_path / "c")],
-    )
-
-    assert "evil\\x1b[2J\\nname" in done.stdout
 
 
 def test_http_before_a_registry_means_without_tls():
