@@ -10,20 +10,23 @@ lets ``undo`` bring back what was there before.
 """
 
 import os
+import shutil
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from omniload.base.errors import IntegrityError, StateError
 from snapshot.env.format.entries import Kind, Place, Target, parents_of
-from snapshot.env.format.listing import Listing
+from snapshot.env.format.listing import Folder, Listing
 from snapshot.env.node.cache import Tree, discard
 from snapshot.env.target.records import Move, Record, Records
 from snapshot.env.target.scan import OWN_FOLDER
-from snapshot.env.target.staging import stage, staged
 
-__all__ = ["apply", "carry_out", "plan_moves", "undo"]
+__all__ = ["Staged", "apply", "carry_out", "plan_moves", "staged", "undo"]
+
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def plan_moves(listing: Listing, exists: Callable[[int, str], Kind | None]) -> tuple[Move, ...]:
@@ -80,7 +83,7 @@ def apply(records: Records, tree: Tree, targets: Sequence[Target], record: Recor
     parts = list(staged(listing, moves, targets))
     whole = replace(record, moves=moves)
     try:
-        stage(tree, parts, targets, linked=record.form == "link")
+        _stage(tree, parts, targets, linked=record.form == "link")
         for target in targets:
             owner = Path(target.path) / OWN_FOLDER / "owner"
             owner.write_bytes(os.fsencode(records.folder))
@@ -197,3 +200,79 @@ def _move(path: Path, target: Path) -> None:
         path.chmod(mode | stat.S_IWUSR)
         path.rename(target)
         target.chmod(mode)
+
+
+class Staged(NamedTuple):
+    """One folder of a tree, and where its files are staged."""
+
+    folder: Folder
+    into: str
+    """Folder of the stage."""
+    names: Sequence[str] | None
+    """Name of each file there; ``None``: its own, in a folder that is made for it."""
+
+
+def staged(listing: Listing, moves: Sequence[Move], targets: Sequence[Target]) -> Iterator[Staged]:
+    """Yield where each folder is staged: as a whole, or its files alone under the numbers of their moves."""
+    number_of = {(move.target, move.path): number for number, move in enumerate(moves)}
+    at: dict[tuple[int, str], str] = {}
+    for folder in listing.folders:
+        place = (folder.target, folder.path)
+        above, _, name = folder.path.rpartition("/")
+        stage_at = f"{targets[folder.target].path}/{OWN_FOLDER}/stage"
+        if folder.path and place in number_of:
+            at[place] = f"{stage_at}/{number_of[place]}"
+        elif folder.path and (folder.target, above) in at:
+            at[place] = f"{at[folder.target, above]}/{name}"
+        elif folder.names:
+            below = f"{folder.path}/" if folder.path else ""
+            numbers = [str(number_of[folder.target, f"{below}{name}"]) for name in folder.names]
+            yield Staged(folder, stage_at, numbers)
+            continue
+        else:
+            continue
+        yield Staged(folder, at[place], None)
+
+
+def _stage(tree: Tree, parts: Sequence[Staged], targets: Sequence[Target], *, linked: bool) -> None:
+    """Make the folders of a stage and link or copy the files into them.
+
+    One thread does it: links wait for the kernel's journal, not for each other.
+    """
+    for target in targets:
+        for name in ("stage", "backup"):
+            os.makedirs(f"{target.path}/{OWN_FOLDER}/{name}", exist_ok=True)  # noqa: PTH103
+    plain = [stat.S_IMODE(os.stat(f"{t.path}/{OWN_FOLDER}/stage").st_mode) for t in targets]  # noqa: PTH116
+    layers = [str(tree.layer(number)) for number in range(len(targets))]
+    place = _link if linked else _copy
+    for part in parts:
+        if part.names is None:
+            os.mkdir(part.into)  # noqa: PTH102 -- thousands of paths
+        if part.folder.names:
+            source = f"{layers[part.folder.target]}/{part.folder.path}"
+            place(source, part.into, part.folder.names, part.names or part.folder.names)
+    for part in reversed(parts):
+        if part.names is not None:
+            continue
+        if part.folder.mode != plain[part.folder.target]:
+            os.chmod(part.into, part.folder.mode)  # noqa: PTH101
+        os.utime(part.into, ns=(part.folder.mtime_ns, part.folder.mtime_ns))
+
+
+def _link(source: str, into: str, names: Sequence[str], staged_names: Sequence[str]) -> None:
+    """Link files of one folder into another; the kernel walks to either only once."""
+    here = os.open(source, _FOLDER)
+    try:
+        there = os.open(into, _FOLDER)
+        try:
+            for name, staged_name in zip(names, staged_names, strict=True):
+                os.link(name, staged_name, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
+        finally:
+            os.close(there)
+    finally:
+        os.close(here)
+
+
+def _copy(source: str, into: str, names: Sequence[str], staged_names: Sequence[str]) -> None:
+    for name, staged_name in zip(names, staged_names, strict=True):
+        shutil.copy2(f"{source}/{name}", f"{into}/{staged_name}", follow_symlinks=False)

@@ -12,8 +12,7 @@ from snapshot.env.format.entries import Kind
 from snapshot.env.format.listing import decode_listing, encode_listing, listing_of
 from snapshot.env.key.keys import VERSION, key_of
 from snapshot.env.key.requirements import canonical_name
-from snapshot.env.target.moves import plan_moves
-from snapshot.env.target.staging import staged
+from snapshot.env.target.moves import plan_moves, staged
 from tests.property.snapshot.test_env_properties import PATHS, entries
 from tests.support.snapshot.env_builders import TARGETS
 
