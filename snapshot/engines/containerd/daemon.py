@@ -4,8 +4,9 @@ It outlives the snapshotter, so that a snapshotter that is killed, or replaced b
 one, disturbs no container.
 """
 
-import base64
 from collections.abc import Callable
+
+from pydantic import ConfigDict
 
 from fusefs.bridge.process.launch import run_daemon
 from omniload.base.config import StrictModel
@@ -20,42 +21,13 @@ __all__ = ["ChainMount", "lowest_layers", "main", "serve"]
 class ChainMount(StrictModel):
     """What a mount of the lowest layers of an image needs to know; its registry is asked for blocks only."""
 
+    # An image's digest is over its bytes, and JSON has none.
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
     mount: ImageMount
-    digest: str
-    media_type: str
-    manifest: str
-    """In base64: its digest is over its bytes."""
-    config: str
-    """In base64."""
+    kept: KeptImage
     layers: int
     """How many of them, from the lowest."""
-
-    @classmethod
-    def of(cls, mount: ImageMount, kept: KeptImage, layers: int) -> "ChainMount":
-        """Return the settings for an image as it is kept."""
-        return cls(
-            mount=mount,
-            digest=kept.digest,
-            media_type=kept.media_type,
-            manifest=base64.b64encode(kept.manifest).decode(),
-            config=base64.b64encode(kept.config).decode(),
-            layers=layers,
-        )
-
-    def image(self) -> Image:
-        """Return the image of these layers.
-
-        Raises:
-            IntegrityError: The documents are not what their digests say.
-        """
-        kept = KeptImage(
-            digest=self.digest,
-            reference=self.mount.image,
-            media_type=self.media_type,
-            manifest=base64.b64decode(self.manifest),
-            config=base64.b64decode(self.config),
-        )
-        return lowest_layers(kept.image(), self.layers)
 
 
 def lowest_layers(image: Image, layers: int) -> Image:
@@ -70,8 +42,13 @@ def lowest_layers(image: Image, layers: int) -> Image:
 
 
 def serve(settings: ChainMount, ready: Callable[[], None]) -> None:
-    """Show the layers, merged, until they are unmounted."""
-    mounting.serve(settings.mount, ready, settings.image())
+    """Show the layers, merged, until they are unmounted.
+
+    Raises:
+        IntegrityError: The documents are not what their digests say.
+    """
+    shown = lowest_layers(settings.kept.image(), settings.layers)
+    mounting.serve(settings.mount, ready, shown)
 
 
 def main() -> None:

@@ -62,7 +62,8 @@ class MountedViews:
                 os.mkdir(where, 0o755)  # noqa: PTH102
             changed = {"image": address_of(image.reference), "mountpoint": where}
             mount = self._template.model_copy(update=changed)
-            settings = ChainMount.of(mount, image, layers).model_dump_json(by_alias=True).encode()
+            chain = ChainMount(mount=mount, kept=image, layers=layers)
+            settings = chain.model_dump_json(by_alias=True).encode()
             self._daemons[number] = start_daemon(
                 snapshotter_daemon.__name__, settings, where, log_path=self._log_path
             )

@@ -185,9 +185,6 @@ def test_the_lowest_layers_keep_the_digest_that_traces_are_found_by():
 def test_the_settings_of_a_daemon_hold_the_image_itself():
     kept = a_kept_image(3)
     mount = ImageMount(image=kept.reference, mountpoint="/m", cache="/c")
+    chain = ChainMount(mount=mount, kept=kept, layers=2)
 
-    text = ChainMount.of(mount, kept, 2).model_dump_json(by_alias=True)
-
-    again = ChainMount.model_validate_json(text)
-    assert again.image().digest == kept.digest
-    assert len(again.image().layers) == 2
+    assert ChainMount.model_validate_json(chain.model_dump_json(by_alias=True)) == chain

@@ -88,7 +88,7 @@ def test_a_chain_is_shown_by_one_process_with_the_image_and_as_a_root_file_syste
     assert where == views.path(7) == str(tmp_path / "my views/7")
     assert log == str(tmp_path / "my views.log")
     chain = ChainMount.model_validate_json(json.dumps(settings))
-    assert (chain.layers, chain.image().digest) == (2, KEPT.digest)
+    assert (chain.layers, chain.kept) == (2, KEPT)
     assert (chain.mount.image, chain.mount.mountpoint) == (KEPT.reference, where)
     assert (chain.mount.trace, chain.mount.record) == ("auto", "auto")
     assert chain.mount.bridge.allow_other
