@@ -17,8 +17,8 @@ from benchmarks.startup.place import MAIN, environment
 from benchmarks.startup.whole_job import FirstStep, first_step_of
 from benchmarks.startup.whole_place import IMAGE_VARIABLES
 from omniload.base.errors import StateError
-from snapshot.startup.events import parse_event
 from snapshot.startup.path import FIRST_STEP
+from snapshot.startup.reading import parse_event
 
 __all__ = ["Command", "Places", "Start", "begin", "ours", "plain"]
 

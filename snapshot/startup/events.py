@@ -22,20 +22,17 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
-import orjson
-
-from omniload.base.errors import StateError
 from omniload.base.log import get_logger
 from omniload.base.units import decimal_of
 
 __all__ = [
     "LOG_VARIABLE",
+    "LONGEST_NAME",
     "TIERS",
     "VERSION",
     "StageEvent",
     "Tally",
     "handed_down",
-    "parse_event",
     "process_started",
     "restarted",
     "spawning",
@@ -48,10 +45,7 @@ LOG_VARIABLE = "OMNILOAD_STARTUP_LOG"
 TIERS = ("memory", "disk", "peer", "store", "registry")
 """Where bytes may come from, nearest first."""
 
-_LONGEST_NAME = 256
-_MOST_FACTS = 16
-_MOST = 2**63 - 1
-_SHOWN = 120
+LONGEST_NAME = 256
 _JOB = ("OMNILOAD_JOB", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "RAY_JOB_ID")
 _NODE = ("OMNILOAD_NODE", "SLURMD_NODENAME")
 _ATTEMPT = ("OMNILOAD_ATTEMPT", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
@@ -107,7 +101,7 @@ class Tally:
 
     def note(self, name: str, text: str) -> None:
         """Note what the stage worked on: ``image`` or ``packages``, a digest; cut where it is long."""
-        self.facts[name] = text[:_LONGEST_NAME]
+        self.facts[name] = text[:LONGEST_NAME]
 
 
 @contextmanager
@@ -183,72 +177,6 @@ def restarted(times: int, environment: Mapping[str, str] = os.environ) -> Mappin
     return {**environment, _ATTEMPT[0]: str(_attempt(environment) + times)}
 
 
-def parse_event(line: str | bytes) -> StageEvent:
-    """Read one line. It may come from anybody: names and numbers are bounded.
-
-    Raises:
-        StateError: It is no event, or of another version.
-    """
-    try:
-        fields = orjson.loads(line)
-    except ValueError as error:
-        raise _no_event(line, str(error)) from error
-    if not isinstance(fields, dict) or type(fields.get("version")) is not int:
-        raise _no_event(line, "it has no version")
-    if fields["version"] != VERSION:
-        raise StateError(
-            f"start-up event has version {fields['version']!r}, this code reads {VERSION}; "
-            "read it with the release that wrote it"
-        )
-    try:
-        event = StageEvent(**fields)
-    except TypeError as error:
-        raise _no_event(line, str(error).removeprefix("StageEvent.")) from error
-    if fault := next(_faults(event), None):
-        raise _no_event(line, fault)
-    return event
-
-
-def _faults(event: StageEvent) -> Iterator[str]:
-    """Say what is wrong with the values, whose types are only claimed so far."""
-    for name in ("job", "node", "stage", "run"):
-        if not _is_name(getattr(event, name)):
-            yield f"{name} is no text of at most {_LONGEST_NAME} characters"
-    if not event.node or not event.stage:
-        yield "node or stage is empty"
-    if event.event not in ("begin", "end"):
-        yield f"event is neither begin nor end but {event.event!r:.40}"
-    for name in ("attempt", "time_ns"):
-        if not _is_count(getattr(event, name)):
-            yield f"{name} is no whole number from 0 to {_MOST}"
-    moved, facts = event.bytes, event.facts
-    if not isinstance(moved, dict) or not all(
-        tier in TIERS and _is_count(size) for tier, size in moved.items()
-    ):
-        yield f"bytes is no number for each of {', '.join(TIERS)}"
-    if (
-        not isinstance(facts, dict)
-        or len(facts) > _MOST_FACTS
-        or not all(_is_name(text) for pair in facts.items() for text in pair)
-    ):
-        yield f"facts is no list of at most {_MOST_FACTS} short texts by name"
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= _LONGEST_NAME
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value <= _MOST
-
-
-def _no_event(line: str | bytes, why: str) -> StateError:
-    shown = repr(line[:_SHOWN]) + ("..." if len(line) > _SHOWN else "")
-    return StateError(
-        f"{shown} is no start-up event: {why}; expected a line as {LOG_VARIABLE} has it written"
-    )
-
-
 def _event(
     name: str, event: Literal["begin", "end"], tally: Tally, run: str, known: Mapping[str, str]
 ) -> StageEvent:
@@ -271,7 +199,7 @@ def _attempt(known: Mapping[str, str]) -> int:
 
 
 def _first(known: Mapping[str, str], names: tuple[str, ...]) -> str:
-    return next((known[name] for name in names if known.get(name)), "")[:_LONGEST_NAME]
+    return next((known[name] for name in names if known.get(name)), "")[:LONGEST_NAME]
 
 
 def _append(path: str, event: StageEvent) -> None:

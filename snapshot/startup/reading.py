@@ -3,25 +3,54 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired
 
 import orjson
+from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.units import format_bytes
-from snapshot.startup.events import StageEvent, parse_event
+from snapshot.startup.events import LOG_VARIABLE, LONGEST_NAME, VERSION, StageEvent
 
-__all__ = ["Log", "parse_events", "read_events"]
+__all__ = ["Log", "parse_event", "parse_events", "read_events"]
 
 _HEAD = b'{"version":'
 """What a line of ours starts with. Inside a JSON text the quote would be escaped."""
 _SUFFIX = ".jsonl"
 
 
+_SHOWN = 120
+
 MOST_FILES = 65536
 MOST_LINE_BYTES = 64 << 10
 MOST_BYTES = 1 << 30
 MOST_EVENTS = 2_000_000
 """5000 nodes, 26 attempts, 7 stages come to 1.8 million."""
+
+
+_Name = Annotated[str, StringConstraints(max_length=LONGEST_NAME)]
+_Given = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_NAME)]
+_Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+
+
+@with_config(ConfigDict(extra="forbid", strict=True))
+class _Line(TypedDict):
+    """What a line may hold: it may come from anybody."""
+
+    version: Literal[1]
+    job: _Name
+    node: _Given
+    attempt: _Count
+    stage: _Given
+    event: Literal["begin", "end"]
+    time_ns: _Count
+    bytes: NotRequired[dict[Literal["memory", "disk", "peer", "store", "registry"], _Count]]
+    run: NotRequired[_Name]
+    facts: NotRequired[Annotated[dict[_Name, _Name], Field(max_length=16)]]
+
+
+_LINE = TypeAdapter(_Line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +86,37 @@ def read_events(paths: Iterable[Path]) -> Log:
                 "report on fewer attempts or nodes at once"
             )
     return Log(events=tuple(events), files=len(files), torn=torn)
+
+
+def parse_event(line: str | bytes) -> StageEvent:
+    """Read one line.
+
+    Raises:
+        StateError: It is no event, or of another version.
+    """
+    try:
+        fields = orjson.loads(line)
+        version = fields.get("version") if isinstance(fields, dict) else None
+        if type(version) is int and version != VERSION:
+            raise StateError(
+                f"start-up event has version {version}, this code reads {VERSION}; "
+                "read it with the release that wrote it"
+            )
+        checked: Any = _LINE.validate_python(fields)
+        return StageEvent(**checked)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        why = f"{'.'.join(map(str, fault['loc']))[:_SHOWN]}: {fault['msg']}"
+        raise _no_event(line, why) from error
+    except ValueError as error:
+        raise _no_event(line, str(error)) from error
+
+
+def _no_event(line: str | bytes, why: str) -> StateError:
+    shown = repr(line[:_SHOWN]) + ("..." if len(line) > _SHOWN else "")
+    return StateError(
+        f"{shown} is no start-up event: {why}; expected a line as {LOG_VARIABLE} has it written"
+    )
 
 
 def parse_events(data: bytes, name: str) -> tuple[list[StageEvent], int]:

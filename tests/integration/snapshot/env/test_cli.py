@@ -14,7 +14,8 @@ from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, Sta
 from snapshot.commands.env import command
 from snapshot.env.node.cache import CACHE_VARIABLE
 from snapshot.env.store.access import StoreMissingError
-from snapshot.startup.events import LOG_VARIABLE, parse_event
+from snapshot.startup.events import LOG_VARIABLE
+from snapshot.startup.reading import parse_event
 from tests.support.snapshot.env_wheels import a_quick_pip, a_venv, a_wheel, pip_words
 
 pytestmark = pytest.mark.slow

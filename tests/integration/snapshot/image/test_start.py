@@ -19,7 +19,8 @@ from snapshot.image.trace.sharing import pull_trace
 from snapshot.image.trace.store import TraceStore
 from snapshot.image.trace.trace import decode_trace
 from snapshot.oci.image import open_store, resolve
-from snapshot.startup.events import LOG_VARIABLE, parse_event
+from snapshot.startup.events import LOG_VARIABLE
+from snapshot.startup.reading import parse_event
 from tests.support.snapshot.registry import needs, running_registry
 
 pytestmark = pytest.mark.fuse

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from omniload.base.errors import StateError
-from snapshot.startup.events import LOG_VARIABLE, StageEvent, Tally, parse_event, restarted, stage
+from snapshot.startup.events import LOG_VARIABLE, StageEvent, Tally, restarted, stage
+from snapshot.startup.reading import parse_event
 
 
 def lines_of(path):

@@ -10,12 +10,12 @@ from snapshot.startup.attempts import attempts_of
 from snapshot.startup.events import (
     LOG_VARIABLE,
     handed_down,
-    parse_event,
     process_started,
     restarted,
     spawning,
     stage,
 )
+from snapshot.startup.reading import parse_event
 
 SPAWNED = "OMNILOAD_STARTUP_SPAWNED"
 
