@@ -11,16 +11,20 @@
 import math
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Self
 
 from omniload.actors.plane import RankHandle
-from omniload.base.errors import ConfigError
+from omniload.base.errors import ConfigError, OmniloadError
 from omniload.base.metrics import BATCH_WAIT_SECONDS
 from omniload.base.state import JsonObject
 from omniload.batch.microbatch import Batch
 from omniload.machine.messages import ResizeAsked
 
 __all__ = ["Client"]
+
+_AT_ONCE_S = 0.05
+"""Longest that a batch which is said to be there is waited for."""
 
 
 class Client:
@@ -32,6 +36,7 @@ class Client:
         """The step that the next batch belongs to."""
         self.last_wait_s = 0.0
         """Seconds the last ``next_batch`` waited."""
+        self._peeked: Batch | None = None
 
     def next_batch(self, timeout: float | None = None) -> Batch | None:
         """Return the batch of ``next_step``, or ``None`` when the data has ended.
@@ -52,7 +57,9 @@ class Client:
         ):
             raise ConfigError(f"timeout is {timeout!r}; give seconds above 0, or None")
         began_s = time.perf_counter()
-        batch = self._handle.take(self.next_step, timeout)
+        batch, self._peeked = self._peeked, None
+        if batch is None:
+            batch = self._handle.take(self.next_step, timeout)
         self.last_wait_s = time.perf_counter() - began_s
         BATCH_WAIT_SECONDS.observe(self.last_wait_s)
         if batch is None:
@@ -63,6 +70,17 @@ class Client:
         self._handle.taken(self.next_step)
         self.next_step += 1
         return batch
+
+    def peek(self) -> Batch | None:
+        """Return the batch that ``next_batch`` is to return, where it is there without waiting; it is not handed out.
+
+        What has failed is raised by ``next_batch``, to whoever needs the batch.
+        """
+        if self._peeked is None:
+            with suppress(OmniloadError):
+                if self._handle.is_ready(self.next_step):
+                    self._peeked = self._handle.take(self.next_step, _AT_ONCE_S)
+        return self._peeked
 
     def state_dict(self) -> JsonObject:
         """Return the state after the batches handed out so far, whatever was prefetched beyond them.

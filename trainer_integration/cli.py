@@ -117,6 +117,7 @@ def run_job(config: Path, resume: Resume, profile: tuple[int, int] | None) -> in
         # One rank under torchrun, or one task of Slurm's for all ranks: a start made again goes on.
         again = "latest" if launch.restarts else resume
         launcher = Launcher(config, resume=again, observer=display.observe, profile=profile)
+        launcher.plan.require_ranks(launch)
         display.expect(launcher.train.steps, launcher.mix, launcher.run_dir)
         with kept_report(launcher.run_dir):
             code = launcher.run()

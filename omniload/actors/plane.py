@@ -109,6 +109,10 @@ class RankHandle(Protocol):
         """
         ...
 
+    def is_ready(self, step: int) -> bool:  # noqa: ARG002 -- of those that can tell
+        """Tell whether ``take`` would return the batch of ``step`` at once; ``False`` also where nobody can tell."""
+        return False
+
     def taken(self, step: int) -> None:
         """Tell that the trainer has the batch of ``step``."""
         ...

@@ -46,6 +46,8 @@ class Launch:
     """Where the numbers come from, for messages."""
     restarts: int = 0
     """Times that the launcher has started the job again, where it says so."""
+    starts_ranks: bool = False
+    """Whether the launcher starts a process for each rank. One task of Slurm may start them itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,7 @@ def launch_of(
         attempt = "/".join(environment.get(name, "") for name in ("TORCHELASTIC_RUN_ID", _RESTARTS))
         names = ("RANK", "WORLD_SIZE")
         launch = _checked(*_numbers(environment, *names), attempt, "the variables " + _shown(names))
-        return replace(launch, restarts=_counted(environment, _RESTARTS))
+        return replace(launch, restarts=_counted(environment, _RESTARTS), starts_ranks=True)
     if "SLURM_STEP_ID" in environment:
         names = ("SLURM_PROCID", "SLURM_NTASKS")
         attempt = "/".join(
@@ -93,7 +95,8 @@ def launch_of(
             for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         )
         launch = _checked(*_numbers(environment, *names), attempt, "the variables " + _shown(names))
-        return replace(launch, restarts=_counted(environment, "SLURM_RESTART_COUNT"))
+        restarts = _counted(environment, "SLURM_RESTART_COUNT")
+        return replace(launch, restarts=restarts, starts_ranks=launch.world_size > 1)
     return Launch(rank=0, world_size=1, attempt="", found_in="no launcher's variables")
 
 

@@ -12,6 +12,7 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.base.log import get_logger
 from omniload.base.state import Json, JsonObject
 from omniload.client import Client
+from omniload.front.copying import CopyAhead
 from omniload.front.rows import BatchForm, TrainingBatch
 
 __all__ = ["Loader", "OpenClient"]
@@ -89,6 +90,8 @@ class Loader:
     ) -> None:
         self._num_steps = num_steps
         self._open_client, self._form, self._state = open_client, form, _as_state(state)
+        stream = None if form.device is None else form.arrays.side_stream(form.device)
+        self._ahead = None if stream is None else CopyAhead(form, stream)
         _check_left(self._state, num_steps)
         self.source_names = tuple(names)
         """Names of the sources; ``source_ids`` are places here."""
@@ -129,7 +132,11 @@ class Loader:
             return None
         if len(batch.tokens_by_source) > len(self.source_names):  # an edit of the mix added some
             self.source_names = tuple(batch.tokens_by_source)
-        return self._form.of(batch)
+        if self._ahead is None:
+            return self._form.of(batch)
+        handed = self._ahead.hand_over(batch)
+        self._ahead.begin(self._opened().peek())
+        return handed
 
     def state_dict(self) -> JsonObject:
         """Return the state after the batches handed out so far, as plain JSON."""
@@ -167,6 +174,8 @@ class Loader:
         return self._client
 
     def _end_plane(self) -> None:
+        if self._ahead is not None:
+            self._ahead.drop()
         stack, self._stack, self._client = self._stack, ExitStack(), None
         stack.close()
 

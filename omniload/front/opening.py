@@ -67,7 +67,7 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
         steps: The step after the last; the data's end by default.
         arrays: What a batch holds: ``torch`` tensors, ``numpy`` arrays, ``auto`` torch where it is installed.
         labels: ``shifted`` (the next token), or ``unshifted`` for models that shift by themselves.
-        device: Where a batch's tensors are put; where the trainer is, by default left on the CPU.
+        device: Where a batch's tensors are put, by default left on the CPU; to a GPU the next batch is copied ahead.
         **settings: Settings of the mix to override, such as ``prefetch_steps=8`` or ``pack_length=4096``.
 
     Raises:

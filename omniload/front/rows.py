@@ -4,7 +4,7 @@ Shape suffixes:
     R  rows      T  tokens in a row      D  documents of all rows; padding at a row's end counts as one
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol, TypeAlias
@@ -18,11 +18,55 @@ from omniload.base.ragged import Ranges
 from omniload.batch.microbatch import IGNORE_LABEL, Batch, CpSlice, Microbatch
 from omniload.front.images import ImageArrays
 
-__all__ = ["Arrays", "BatchForm", "Labels", "NumpyArrays", "PackedRows", "TrainingBatch"]
+__all__ = [
+    "Arrays",
+    "BatchForm",
+    "Fields",
+    "Labels",
+    "NumpyArrays",
+    "PackedRows",
+    "SideStream",
+    "TrainingBatch",
+]
 
 Labels: TypeAlias = Literal["shifted", "unshifted"]
 """``shifted``: the label of a token is the next one, for a loop that compares logits and labels in place.
 ``unshifted``: the label of a token is itself, for models that shift by themselves (Hugging Face)."""
+
+
+_FIELDS = frozenset(
+    {
+        *("tokens", "labels", "position_ids", "source_ids", "cu_seqlens"),
+        *("padding_mask", "attention_mask"),
+    }
+)
+"""Tensors of rows, each made when it is first asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """Fields of a batch by name."""
+
+    whole: frozenset[str] = frozenset()
+    """Of all its rows together."""
+    parts: frozenset[str] = frozenset()
+    """Of its microbatches."""
+
+
+class SideStream(Protocol):
+    """Copies tensors to a device beside what its user computes there."""
+
+    def copied(self, tensor: Any) -> Any:  # noqa: ANN401 -- the tensor type of whichever library
+        """Begin to copy a tensor of the host; return the copy, which nothing may use before ``arrive``."""
+        ...
+
+    def mark(self) -> object:
+        """Return a mark behind the copies begun so far."""
+        ...
+
+    def arrive(self, copies: Sequence[Any], mark: object) -> None:
+        """Have the user's stream wait for ``mark``; ``copies`` keep their memory until it is done with them."""
+        ...
 
 
 class Arrays(Protocol):
@@ -43,6 +87,10 @@ class Arrays(Protocol):
     def to(self, tensor: Any, device: object) -> Any:  # noqa: ANN401
         """Return a tensor on a device."""
         ...
+
+    def side_stream(self, device: object) -> SideStream | None:  # noqa: ARG002 -- of those that have any
+        """Return what copies to a device beside the trainer's work; ``None`` where nothing goes on beside it."""
+        return None
 
 
 class NumpyArrays(Arrays):
@@ -71,6 +119,7 @@ class PackedRows:
         self, part: Microbatch | CpSlice, arrays: Arrays, labels: Labels, device: object = None
     ) -> None:
         self._part, self._arrays, self._labels, self._device = part, arrays, labels, device
+        self._put: Callable[[Any], Any] | None = None
 
     @cached_property
     def tokens(self) -> Any:  # noqa: ANN401
@@ -183,6 +232,19 @@ class PackedRows:
         self._arrays.check(device)
         return PackedRows(self._part, self._arrays, self._labels, device)
 
+    def made(self) -> frozenset[str]:
+        """Return the names of the tensors made so far."""
+        return _FIELDS & self.__dict__.keys()
+
+    def make(self, names: frozenset[str], put: Callable[[Any], Any]) -> None:
+        """Make tensors, each put where it is to be by ``put``."""
+        self._put = put
+        try:
+            for name in sorted(names):
+                getattr(self, name)
+        finally:
+            self._put = None
+
     @override
     def __repr__(self) -> str:
         return f"PackedRows({self._described()})"
@@ -196,6 +258,8 @@ class PackedRows:
     def _tensor(self, array: NDArray[Any], dtype: type[np.generic]) -> Any:  # noqa: ANN401
         # A copy even where the type is right: what the plane hands over is shared and read-only.
         tensor = self._arrays.of(array.astype(dtype))
+        if self._put is not None:
+            return self._put(tensor)
         return tensor if self._device is None else self._arrays.to(tensor, self._device)
 
 
@@ -213,6 +277,18 @@ class TrainingBatch(PackedRows):
             PackedRows(part, self._arrays, self._labels, self._device)
             for part in self._batch.microbatches
         )
+
+    def fields_asked(self) -> Fields:
+        """Return the fields that were asked for so far."""
+        parts = self.microbatches if "microbatches" in self.__dict__ else ()
+        return Fields(whole=self.made(), parts=frozenset().union(*(p.made() for p in parts)))
+
+    def fill(self, fields: Fields, put: Callable[[Any], Any]) -> None:
+        """Make fields before they are asked for, each put where it is to be by ``put``."""
+        self.make(fields.whole, put)
+        if fields.parts:
+            for part in self.microbatches:
+                part.make(fields.parts, put)
 
     @property
     def step(self) -> int:

@@ -17,7 +17,7 @@ LONGER = {
     "omniload/actors/ray/answers.py": (170, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (195, "every actor of a plane, and who holds what"),
     "omniload/actors/ray/handle.py": (
-        235,
+        240,
         "follows the roles that it asks, and is another rank later",
     ),
     "omniload/actors/ray/plane.py": (165, "opens and closes every actor"),

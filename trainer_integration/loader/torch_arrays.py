@@ -17,9 +17,16 @@ from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from omniload.front.launch import Launch
 from omniload.front.peers import Kind, Peers
 from omniload.front.rendezvous import Rendezvous
-from omniload.front.rows import Arrays
+from omniload.front.rows import Arrays, SideStream
 
-__all__ = ["StoreRendezvous", "TorchArrays", "TorchPeers", "peers_of", "rendezvous_of"]
+__all__ = [
+    "StoreRendezvous",
+    "TorchArrays",
+    "TorchPeers",
+    "TorchSideStream",
+    "peers_of",
+    "rendezvous_of",
+]
 
 _KINDS = get_args(Kind)
 _HEAD_NUMBERS = 4
@@ -62,6 +69,38 @@ class TorchArrays(Arrays):
             # From pinned memory the copy goes on beside the step before.
             return tensor.pin_memory().to(place, non_blocking=True)
         return tensor.to(place)
+
+    @override
+    def side_stream(self, device: object) -> "TorchSideStream | None":
+        place = torch.device(device)  # type: ignore[call-overload]
+        return TorchSideStream(place, torch.cuda) if place.type == "cuda" else None
+
+
+class TorchSideStream(SideStream):
+    """A stream of a GPU; copies start in pinned memory, which torch's allocator takes back once they are done."""
+
+    def __init__(self, place: torch.device, streams: Any) -> None:
+        """Make a stream of a device; ``streams`` is ``torch.cuda``, or what stands for it."""
+        self._place, self._streams = place, streams
+        self._stream = streams.Stream(device=place)
+
+    @override
+    def copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        with self._streams.stream(self._stream):
+            return tensor.pin_memory().to(self._place, non_blocking=True)
+
+    @override
+    def mark(self) -> object:
+        return self._stream.record_event()
+
+    @override
+    def arrive(self, copies: Sequence[torch.Tensor], mark: object) -> None:
+        users = self._streams.current_stream(self._place)
+        users.wait_event(mark)
+        for copy in copies:
+            # Its memory is the side stream's: without this it is given to the next copy as soon as the batch is
+            # dropped here, while kernels that read it still wait their turn.
+            copy.record_stream(users)
 
 
 class StoreRendezvous(Rendezvous):

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Protocol
 
 from omniload.base.config import StrictModel
-from omniload.base.errors import INTERRUPTED_EXIT, ConfigError, OmniloadError, UnavailableError
+from omniload.base.errors import INTERRUPTED_EXIT, OmniloadError, UnavailableError
 from omniload.base.linux.exec_with_parent import end_with_parent
 from omniload.base.log import get_logger, set_up_logging
 from omniload.front.launch import Launch
@@ -139,7 +139,7 @@ def _lead(meeting: Rendezvous, key: str, asked: _Request, display: Display | Non
     with ExitStack() as stack:
         try:
             plan = read_plan(asked.config, asked.profile)
-            _require_ranks(plan, asked.launch)
+            plan.require_ranks(asked.launch)
             stack.enter_context(RunLock(plan.run_dir))
             plan.first_step(asked.resume)
             start = plan.start_of(asked.launch.restarts, asked.resume)
@@ -293,15 +293,6 @@ def _asked_by_signals(asked_to_end: threading.Event) -> Iterator[None]:
         for number, handler in previous.items():
             # None stands for a handler of C code, which cannot be put back from here.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
-def _require_ranks(plan: LaunchPlan, launch: Launch) -> None:
-    parallel = plan.train.parallel
-    if parallel.num_ranks != launch.world_size:
-        raise ConfigError(
-            f"parallel: dp {parallel.dp} times sp {parallel.sp} is {parallel.num_ranks}, and {launch.world_size} ranks "
-            f"were started, by {launch.found_in}; start as many, or change {plan.config.name}"
-        )
 
 
 def _exit_code(interrupted: bool) -> int:

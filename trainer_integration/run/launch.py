@@ -42,7 +42,12 @@ from omniload.mix.config import MixConfig
 from omniload.mix.run_record import RUN_RECORD_NAME, read_run_record
 from snapshot.startup.events import process_started, restarted, spawning, stage
 from trainer_integration.config import TrainConfig
-from trainer_integration.run.launch_plan import AttemptStart, next_log_number, read_plan
+from trainer_integration.run.launch_plan import (
+    AttemptStart,
+    LaunchPlan,
+    next_log_number,
+    read_plan,
+)
 from trainer_integration.run.memory import pss_by_role
 from trainer_integration.run.rank_process import RankProcess
 from trainer_integration.run.resuming import Resume, step_name
@@ -123,6 +128,11 @@ class Launcher:
     def train(self) -> TrainConfig:
         """The training file."""
         return self._plan.train
+
+    @property
+    def plan(self) -> LaunchPlan:
+        """What is launched."""
+        return self._plan
 
     @property
     def mix(self) -> MixConfig:

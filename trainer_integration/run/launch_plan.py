@@ -16,6 +16,7 @@ from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import JsonObject
 from omniload.base.units import decimal_of
+from omniload.front.launch import Launch
 from omniload.mix.config import MixConfig, load_mix
 from omniload.mix.run_record import read_run_record, write_run_record
 from omniload.source.index import index_folder
@@ -69,6 +70,20 @@ class LaunchPlan:
     def folder(self) -> Path:
         """Folder that the training file's relative paths start at."""
         return self.config.parent
+
+    def require_ranks(self, launch: Launch) -> None:
+        """Refuse a launcher that has started other ranks than the file names.
+
+        Raises:
+            ConfigError: Naming both numbers. A process whose launcher starts no ranks may start them itself.
+        """
+        parallel = self.train.parallel
+        if launch.starts_ranks and parallel.num_ranks != launch.world_size:
+            raise ConfigError(
+                f"{self.config}: parallel: dp {parallel.dp} times sp {parallel.sp} is {parallel.num_ranks}, and "
+                f"{launch.world_size} ranks were started, by {launch.found_in}; start as many (torchrun "
+                "--nproc-per-node), change the file, or run without a launcher on one host"
+            )
 
     @property
     def base_dir(self) -> Path:

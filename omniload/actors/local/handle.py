@@ -66,6 +66,10 @@ class LocalHandle(RankHandle):
         return batch
 
     @override
+    def is_ready(self, step: int) -> bool:
+        return self._plane.constructor.has(step)
+
+    @override
     def taken(self, step: int) -> None:
         # Steps are planned several at once: that they were taken is said as seldom.
         if step < self._told_next and self._plane.constructor.has(step + 1):

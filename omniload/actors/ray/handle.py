@@ -196,6 +196,12 @@ class RayHandle(RankHandle):
         return self._asked[1]
 
     @override
+    def is_ready(self, step: int) -> bool:
+        with self._gate.inside():
+            asked = self._asked  # of the next step, where none is held
+            return bool(self._held) or bool(asked and there(asked[1], 0, self._check_alive))
+
+    @override
     def taken(self, step: int) -> None:
         if self._held:
             return  # said with the last of those that came together

@@ -63,8 +63,12 @@ def ranks(mix, variables, keywords):
     return results
 
 
-def torchrun(mix, num=2, **keywords):
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", num, "--master-port", free_port()]
+def torchrun(mix, num=2, *, rendezvous="static", **keywords):
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", num]
+    if rendezvous == "c10d":
+        words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    else:
+        words += ["--master-port", free_port()]
     done = subprocess.run(
         [sys.executable, *map(str, words), str(RANK), str(mix), json.dumps(keywords)],
         env=environment(),
@@ -120,7 +124,7 @@ def test_tensor_parallel_peers_are_handed_the_batches_and_states_of_the_rank_tha
 
 
 def test_peers_that_all_train_on_the_same_rows_are_served_by_threads_of_the_first(mix, alone):
-    found = torchrun(mix, 2, steps=4, mesh={"dp": 1, "tp": 2})
+    found = torchrun(mix, 2, rendezvous="c10d", steps=4, mesh={"dp": 1, "tp": 2})
 
     assert samples(found[:1]) == samples(found[1:]) == alone
     assert found[0]["states"] == found[1]["states"]

@@ -154,3 +154,16 @@ def test_a_mesh_that_numbers_another_rank_before_rank_0_is_refused():
 def test_a_mesh_that_cannot_be_served_is_refused(mesh, world_size, reason):
     with pytest.raises(ConfigError, match=reason):
         place_of(a_launch(0, world_size), mesh)
+
+
+@pytest.mark.parametrize(
+    ("variables", "starts"),
+    [
+        ({}, False),
+        (TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}, True),
+        (SLURM, True),
+        (SLURM | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, False),
+    ],
+)
+def test_one_task_of_slurm_may_start_ranks_and_a_rank_of_torchrun_may_not(variables, starts):
+    assert launch_of(variables).starts_ranks is starts

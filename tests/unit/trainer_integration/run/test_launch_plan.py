@@ -7,7 +7,9 @@ import os
 import pytest
 
 from omniload.actors.address import PlaneAddress
+from omniload.base.cli import main
 from omniload.base.errors import ConfigError, StateError
+from omniload.front.launch import launch_of
 from omniload.mix.run_record import read_run_record
 from tests.support.trainer.run_lines import an_event
 from trainer_integration.moe.flops import cost_of
@@ -234,3 +236,26 @@ def test_a_measured_crossover_reaches_ranks_as_its_number(tmp_path):
     plan = read_plan(write(tmp_path, train={"parallel": parallel}))
 
     assert plan.rank_spec(0, plan.start_of(0), None).train.parallel.crossover == 3
+
+
+def test_a_rank_of_torchrun_starts_no_others(tmp_path, monkeypatch, capsys):
+    """It did, silently: as the launcher of all ranks, on the host of one."""
+    config = write(tmp_path)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "run", str(config)])
+
+    assert ended.value.code == ConfigError.exit_code
+    said = capsys.readouterr().err
+    assert "dp 2 times sp 1 is 2, and 1 ranks were started, by the variables RANK" in said
+    assert "--nproc-per-node" in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "variables", [{}, {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}]
+)
+def test_a_process_that_no_launcher_gave_peers_starts_all_ranks(tmp_path, variables):
+    read_plan(write(tmp_path)).require_ranks(launch_of(variables))

@@ -1,0 +1,70 @@
+"""Batches on the trainer's device: the next one is copied there while the trainer computes with this one.
+
+::
+
+    trainer's stream   compute 5 ............ │ copy of 6 is there │ compute 6 ............ │
+    side stream        └ copy 6 ┘                                    └ copy 7 ┘
+
+Copied ahead are the fields that the batch before was asked for; a field that is asked for besides is copied then.
+One batch is ahead, and takes its size of the device's memory. What the loader's state says is of
+batches handed out: the one that is ahead is not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omniload.batch.microbatch import Batch
+from omniload.front.rows import BatchForm, Fields, SideStream, TrainingBatch
+
+__all__ = ["CopyAhead"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ahead:
+    """A batch whose copies are under way."""
+
+    of: Batch
+    rows: TrainingBatch
+    copies: Sequence[Any]
+    mark: object
+
+
+class CopyAhead:
+    """Makes batches of the data plane batches of a training loop, one ahead of it."""
+
+    def __init__(self, form: BatchForm, stream: SideStream) -> None:
+        self._form, self._stream = form, stream
+        self._ahead: _Ahead | None = None
+        self._last: TrainingBatch | None = None
+        self._fields = Fields()
+
+    def hand_over(self, batch: Batch) -> TrainingBatch:
+        """Return a batch that the trainer may use now, from the copies under way where they are of it."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.of is batch:
+            self._stream.arrive(ahead.copies, ahead.mark)
+            handed = ahead.rows
+        else:
+            handed = self._form.of(batch)
+        self._fields = Fields() if self._last is None else self._last.fields_asked()
+        self._last = handed
+        return handed
+
+    def begin(self, batch: Batch | None) -> None:
+        """Begin to copy the batch that follows, where it is at hand."""
+        if batch is None:
+            return
+        copies: list[Any] = []
+
+        def put(tensor: Any) -> Any:  # noqa: ANN401
+            copies.append(self._stream.copied(tensor))
+            return copies[-1]
+
+        rows = self._form.of(batch)
+        rows.fill(self._fields, put)
+        self._ahead = _Ahead(of=batch, rows=rows, copies=copies, mark=self._stream.mark())
+
+    def drop(self) -> None:
+        """Forget what is under way: the loader goes on elsewhere."""
+        self._ahead = self._last = None

@@ -1,0 +1,275 @@
+"""Copying ahead: which fields, in which order, for how long; and that the batches and the state are the same."""
+
+import contextlib
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from omniload.base.errors import UnavailableError
+from omniload.batch.microbatch import Batch
+from omniload.client import Client
+from omniload.front.loader import Loader
+from omniload.front.rows import BatchForm
+from tests.unit.omniload.front.test_rows import FIRST, LENGTH, SECOND, a_microbatch
+from trainer_integration.loader.torch_arrays import TorchArrays, TorchSideStream
+
+NOT_YET = -77
+
+
+class LateStream:
+    """Copies that hold nothing until they have arrived, and what was done in which order."""
+
+    def __init__(self):
+        self.calls, self.left = [], []
+
+    def copied(self, tensor):
+        self.left.append((torch.full_like(tensor, NOT_YET), tensor))
+        self.calls.append("copy")
+        return self.left[-1][0]
+
+    def mark(self):
+        self.calls.append("mark")
+        return len(self.left)
+
+    def arrive(self, copies, mark):
+        assert mark == len(self.left)
+        newest = [made for made, _ in self.left[mark - len(copies) :]]
+        assert list(map(id, copies)) == list(map(id, newest))
+        for made, tensor in self.left:
+            made.copy_(tensor)
+        self.calls.append(f"arrive {len(copies)}")
+
+
+class Arrays(TorchArrays):
+    def __init__(self, stream):
+        self.stream = stream
+
+    def side_stream(self, _device):
+        return self.stream
+
+
+class Handle:
+    """Five steps, of which those in ``ready`` are there without waiting."""
+
+    def __init__(self, state=None, ready=range(5), fails_at=None):
+        self.first_step = 0 if state is None else state["step"]
+        self.ready, self.fails_at, self.calls = ready, fails_at, []
+
+    def is_ready(self, step):
+        return step in self.ready
+
+    def take(self, step, timeout_s=None):
+        self.calls.append(("take", step, timeout_s))
+        if step == self.fails_at:
+            raise UnavailableError(f"step {step}")
+        if step == 5:
+            return None
+        documents = [
+            [[step * 10 + token for token in document] for document in row] for row in FIRST
+        ]
+        return Batch(
+            step=step,
+            microbatches=tuple(a_microbatch(part, length=LENGTH) for part in (documents, SECOND)),
+            loss_tokens=9,
+            imbalance=1.0,
+            bound=1.0,
+        )
+
+    def taken(self, step):
+        self.calls.append(("taken", step))
+
+    def state_at(self, step):
+        return {"step": step}
+
+    def close(self):
+        pass
+
+
+def a_loader(stream, **handles):
+    made = []
+
+    def open_client(_stack, state):
+        made.append(Handle(state, **handles))
+        return Client(made[-1])
+
+    form = BatchForm(arrays=Arrays(stream), device="cpu")
+    return Loader(open_client, form), made
+
+
+def train(loader, fields=("tokens", "labels")):
+    """Do what a loop does; return the tensors that it saw, and the state after each batch."""
+    seen = []
+    for batch in loader:
+        tensors = [getattr(rows, name).clone() for rows in batch.microbatches for name in fields]
+        seen.append((batch.step, torch.cat([t.flatten() for t in tensors]), loader.state_dict()))
+    return seen
+
+
+def test_batches_and_states_are_those_of_a_loop_that_copies_nothing_ahead():
+    (expected, found) = (train(a_loader(stream)[0]) for stream in (None, LateStream()))
+
+    assert [step for step, _, _ in found] == [0, 1, 2, 3, 4]
+    for (step, tensors, state), (_, wanted, wanted_state) in zip(found, expected, strict=True):
+        assert torch.equal(tensors, wanted)
+        assert state == wanted_state == {"step": step + 1}
+
+
+def test_the_fields_of_the_batch_before_are_copied_ahead_and_arrive_before_they_are_handed_over():
+    stream = LateStream()
+
+    train(a_loader(stream)[0])
+
+    # Two fields of two microbatches; of the first batch nobody asked before.
+    assert stream.calls == [
+        *("mark", "arrive 0"),
+        *([*["copy"] * 4, "mark", "arrive 4"] * 3),
+    ]
+
+
+def test_a_loop_that_asks_for_another_field_has_it_all_the_same():
+    loader, _ = a_loader(LateStream())
+    for _ in range(3):
+        loader.next_batch().microbatches[0].tokens  # noqa: B018 -- made when it is asked for
+
+    batch = loader.next_batch()
+
+    assert batch.position_ids[0].tolist() == [0, 1, 2, 0, 1, 0]
+    assert batch.microbatches[0].tokens[0, 0] == 31
+    assert NOT_YET not in batch.cu_seqlens
+
+
+def test_a_step_that_is_not_there_yet_is_waited_for_when_it_is_asked_for_and_not_before():
+    loader, made = a_loader(LateStream(), ready=(2,))
+
+    train(loader)
+
+    (handle,) = made
+    assert [call for call in handle.calls if call[0] == "take"] == [
+        ("take", 0, None),
+        ("take", 1, None),
+        ("take", 2, pytest.approx(0, abs=0.1)),
+        ("take", 3, None),
+        ("take", 4, None),
+        ("take", 5, None),
+    ]
+
+
+def test_a_batch_is_said_to_be_taken_when_it_is_handed_over():
+    loader, made = a_loader(LateStream())
+
+    loader.next_batch()
+
+    assert [call[:2] for call in made[0].calls] == [("take", 0), ("taken", 0), ("take", 1)]
+
+
+def test_a_failure_ahead_is_raised_by_the_batch_that_it_is_of():
+    loader, _ = a_loader(LateStream(), fails_at=1)
+
+    assert loader.next_batch().step == 0
+    with pytest.raises(UnavailableError, match="step 1"):
+        loader.next_batch()
+
+
+def test_a_loaded_state_forgets_what_is_under_way():
+    loader, _ = a_loader(LateStream())
+    train_three = [int(loader.next_batch().microbatches[0].tokens[0, 0]) for _ in range(3)]
+
+    loader.load_state_dict({"step": 1})
+
+    assert train_three == [1, 11, 21]
+    assert [(step, int(seen[0])) for step, seen, _ in train(loader)] == [
+        (1, 11),
+        (2, 21),
+        (3, 31),
+        (4, 41),
+    ]
+
+
+def test_a_batch_that_the_loop_has_dropped_is_kept_no_longer_than_to_the_next():
+    loader, _ = a_loader(LateStream())
+    kept = [weakref.ref(loader.next_batch()) for _ in range(3)]
+
+    assert [ref() is None for ref in kept] == [True, True, False]
+
+
+class Streams:
+    """What ``torch.cuda`` does, as a log."""
+
+    def __init__(self):
+        self.log, self.now = [], "user"
+
+    def Stream(self, device):  # noqa: N802 -- torch's name
+        self.log.append(f"stream of {device}")
+        return self
+
+    @contextlib.contextmanager
+    def stream(self, _stream):
+        before, self.now = self.now, "side"
+        yield
+        self.now = before
+
+    def record_event(self):
+        self.log.append("side: event")
+        return "event"
+
+    def current_stream(self, device):
+        assert self.now == "user"
+        self.log.append(f"user's stream of {device}")
+        return self
+
+    def wait_event(self, event):
+        self.log.append(f"user waits for {event}")
+
+
+class Tensor:
+    def __init__(self, log):
+        self.log = log
+
+    def pin_memory(self):
+        self.log.log.append(f"{self.log.now}: pin")
+        return self
+
+    def to(self, place, *, non_blocking):
+        self.log.log.append(f"{self.log.now}: copy to {place}, non_blocking={non_blocking}")
+        return self
+
+    def record_stream(self, stream):
+        assert stream is self.log
+        self.log.log.append("memory is the user's")
+
+
+def test_a_gpus_copy_starts_in_pinned_memory_on_a_stream_of_its_own_and_is_waited_for_there():
+    streams = Streams()
+    side = TorchSideStream(torch.device("cuda", 1), streams)
+
+    copy = side.copied(Tensor(streams))
+    side.arrive([copy], side.mark())
+
+    assert streams.log == [
+        "stream of cuda:1",
+        "side: pin",
+        "side: copy to cuda:1, non_blocking=True",
+        "side: event",
+        "user's stream of cuda:1",
+        "user waits for event",
+        "memory is the user's",
+    ]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_nothing_is_copied_ahead_to_where_nothing_goes_on_beside_the_loop(device):
+    assert TorchArrays().side_stream(device) is None
+
+
+def test_a_client_that_peeks_hands_out_the_same_batch():
+    client = Client(Handle())
+
+    peeked = client.peek()
+
+    assert client.peek() is peeked
+    assert client.state_dict() == {"step": 0}
+    assert client.next_batch() is peeked
+    assert client.state_dict() == {"step": 1}
+    assert np.array_equal(client.next_batch().microbatches[0].tokens_RT[0, :3], [11, 12, 13])
