@@ -4,7 +4,7 @@ import click
 
 from omniload.commands.bench import bench
 from omniload.commands.check import check
-from omniload.commands.edits.verbs import add, retire, set_weights, undo
+from omniload.commands.edits.verbs import add, retire, set_weights, skip, undo
 from omniload.commands.plan import plan
 from omniload.commands.preview import preview
 from omniload.commands.runs.audit import audit
@@ -40,6 +40,7 @@ for _verb in (
     schema,
     set_weights,
     show,
+    skip,
     stats,
     top,
     undo,

@@ -60,7 +60,8 @@ def make_planner(
         found = history.found_by(revision, fingerprint)
         state = MixState.from_json(spec.state, edited.names, found)
         require_reached(history, state, revision)
-        require_possible(state, edited, positions_per_epoch_S)
+        skipped = history.skipped_steps(revision)
+        require_possible(state, edited, positions_per_epoch_S, skipped_steps=skipped)
     return Planner(
         mix=mix,
         world=world or World(tree=spec.tree, step=state.step),

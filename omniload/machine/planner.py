@@ -45,6 +45,7 @@ from omniload.machine.queue import (
     needs_of,
     queues_of,
     require_usable,
+    skip_ahead,
     targets_of,
 )
 from omniload.machine.ranks import RankSteps, next_world
@@ -154,11 +155,10 @@ class Planner:
 
     def _report(self, reported: SamplesReported) -> tuple[PlannerCommand, ...]:
         source, table = reported.source, reported.table
+        resumed, state = (each.widened(len(self.names)) for each in (self._resumed, self.state))
         if table.start <= self._queues[source].checked_to:
-            resumed = self._resumed.widened(len(self.names))
             require_samples(resumed, source, self.names[source], table)
-        cursor = self.state.widened(len(self.names)).cursors_S[source]
-        if not self._queues[source].report(table, cursor):
+        if not self._queues[source].report(table, state.cursors_S[source]):
             return ()
         self._loss_spans.add(source, table)
         self.skipped_S[source] += reported.skipped
@@ -253,6 +253,7 @@ class Planner:
         for s in changed:
             epoch = self.positions_per_epoch_S[s]
             require_usable(self.mix, self.names[s], self._queues[s], epoch)
+        self.state = skip_ahead(self._queues, self.history, self.state)
         self._recount(changed)
         while not self._ended and (room := self._room()):
             is_last = self.num_steps is not None and self.state.step >= self.num_steps
@@ -270,6 +271,7 @@ class Planner:
                 break
             self._starved = None
             commands += self._publish(found)
+            self.state = skip_ahead(self._queues, self.history, self.state)
             changed = range(len(self._queues))
         if not self._ended:
             commands += self._top_up(changed)
@@ -376,10 +378,9 @@ class Planner:
         finished_S = np.sum([membership.finished_S for membership in window], axis=0)
         for s in np.flatnonzero(finished_S).tolist():
             self._queues[s].draw(int(finished_S[s]))
-        if self.mix.pack.overlong != "split":
-            for membership in window:
-                for s in np.flatnonzero(membership.lost_S).tolist():
-                    self.overlong_S[s] += int(membership.lost_S[s])
+        lost_S = np.sum([membership.lost_S for membership in window], axis=0)
+        for s in np.flatnonzero(lost_S).tolist():
+            self.overlong_S[s] += int(lost_S[s])
         return [*commands, PublishPlans(plans=self._steps.publish(plans))]
 
     @property

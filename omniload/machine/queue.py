@@ -13,7 +13,15 @@ from omniload.mix.samples import SampleTable
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import Cursor, MixState
 
-__all__ = ["Demand", "SampleQueue", "needs_of", "queues_of", "require_usable", "targets_of"]
+__all__ = [
+    "Demand",
+    "SampleQueue",
+    "needs_of",
+    "queues_of",
+    "require_usable",
+    "skip_ahead",
+    "targets_of",
+]
 
 _PLANS_READ_AHEAD = 4
 """Plans' worth of samples known ahead of the next plan, for each source by its share; half as many let every
@@ -151,6 +159,14 @@ class SampleQueue:
         self.asked_to = int(min(max(stop, self.reach), end))
         return start, self.asked_to
 
+    def skip_to(self, cursor: Cursor) -> None:
+        """Remove the samples before ``cursor``; those that are not reported yet are left out as they are."""
+        position, sub, _ = cursor
+        before = (self.table.positions_N < position) | (
+            (self.table.positions_N == position) & (self.table.subs_N < sub)
+        )
+        self.draw(int(np.count_nonzero(before)))
+
     def next_range(self, tokens: int) -> tuple[int, int]:
         """Return the raw positions to read for about ``tokens`` more tokens, as far as is known."""
         start = self.table.stop
@@ -174,6 +190,21 @@ def queues_of(state: MixState) -> list[SampleQueue]:
         queue.reach = int(positions_P.max(initial=-1)) + 1
         queue.checked_to = max(queue.reach - 1, state.cursors_S[s][0])
     return queues
+
+
+def skip_ahead(queues: Sequence[SampleQueue], history: History, before: MixState) -> MixState:
+    """Return the state that a step begins with, as its edits say, and have queues go on from there.
+
+    Of steps that are skipped, what lies before it is read, for pieces that are carried, and not drawn.
+    """
+    _, entered = history.entered(before)
+    if before.cursors_S != entered.cursors_S[: len(before.cursors_S)]:
+        for queue, begun, cursor in zip(
+            queues, queues_of(entered), entered.cursors_S, strict=False
+        ):
+            queue.reach = max(queue.reach, begun.reach)
+            queue.skip_to(cursor)
+    return entered
 
 
 def require_usable(mix: MixConfig, name: str, queue: SampleQueue, epoch: int) -> None:

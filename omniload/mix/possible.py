@@ -23,18 +23,25 @@ from omniload.mix.state import MixState
 __all__ = ["require_possible", "require_samples"]
 
 
-def require_possible(state: MixState, mix: MixConfig, positions_per_epoch_S: Sequence[int]) -> None:
+def require_possible(
+    state: MixState,
+    mix: MixConfig,
+    positions_per_epoch_S: Sequence[int],
+    *,
+    skipped_steps: int = 0,
+) -> None:
     """Refuse a state that no run of ``mix`` reaches.
 
     Args:
         state: The state; its values are in the ranges of ``MixState.from_json``.
         mix: The mix.
         positions_per_epoch_S: Raw records of each source.
+        skipped_steps: Steps that edits left out, whose samples count as drawn.
 
     Raises:
         StateError: Naming the first value that is not possible, and its limit.
     """
-    fault = next(_faults(state, mix, positions_per_epoch_S), None)
+    fault = next(_faults(state, mix, positions_per_epoch_S, skipped_steps), None)
     if fault is not None:
         raise StateError(
             f"the mix state before step {state.step} is not one that this mix reaches: {fault}; "
@@ -92,10 +99,12 @@ def _length_of(table: SampleTable, position: int, sub: int) -> int:
     return int(table.lengths_N[at[0]]) if len(at) else 0
 
 
-def _faults(state: MixState, mix: MixConfig, positions_per_epoch_S: Sequence[int]) -> Iterator[str]:
+def _faults(
+    state: MixState, mix: MixConfig, positions_per_epoch_S: Sequence[int], skipped_steps: int
+) -> Iterator[str]:
     yield from _faults_of_cursors(state, mix, positions_per_epoch_S)
     yield from _faults_of_credits(state, mix)
-    yield from _faults_of_amounts(state, mix)
+    yield from _faults_of_amounts(state, mix, state.step + skipped_steps)
     yield from _faults_of_pieces(state, mix)
 
 
@@ -141,7 +150,7 @@ def _faults_of_credits(state: MixState, mix: MixConfig) -> Iterator[str]:
             )
 
 
-def _faults_of_amounts(state: MixState, mix: MixConfig) -> Iterator[str]:
+def _faults_of_amounts(state: MixState, mix: MixConfig, steps: int) -> Iterator[str]:
     drawn, carried = sum(state.drawn_S), int(state.carried.lengths_P.sum(dtype=np.int64))
     # The last unit drawn may go over what a step asks for.
     most = (mix.rows_per_step + mix.pack.lookahead_rows + 1) * mix.pack.length
@@ -149,8 +158,8 @@ def _faults_of_amounts(state: MixState, mix: MixConfig) -> Iterator[str]:
         yield f"{carried} tokens are carried, a step leaves {most} at most"
     if mix.mix.level == "token" and drawn < carried:
         yield f"{carried} tokens are carried of {drawn} drawn"
-    if drawn - carried > state.step * mix.batch.tokens:
-        yield f"{drawn} were drawn and {carried} of them carried on, more than {state.step} steps hold"
+    if drawn - carried > steps * mix.batch.tokens:
+        yield f"{drawn} were drawn and {carried} of them carried on, more than {steps} steps hold"
     if mix.mix.level == "token" and state.step > drawn - carried:
         yield f"{drawn} were drawn and {carried} of them carried on, fewer than a token for each step"
 

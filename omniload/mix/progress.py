@@ -103,7 +103,7 @@ def fold(
     names = history.latest.names
     parsed = [StepRecord.from_json(record, names) for record in records]
     until = state.step + len(parsed) if step is None else step
-    return state_before(until, state, parsed, weights_by_step(history))
+    return state_before(until, state, parsed, weights_by_step(history), history.entering)
 
 
 def states_of(history: History, tail: Tail) -> list[MixState]:
@@ -115,7 +115,7 @@ def states_of(history: History, tail: Tail) -> list[MixState]:
     begun = len(edits_in(tail.base))
     held = history.found_by(begun, fingerprint_in(tail.base))
     base = MixState.from_json(tail.base, history.of_revision(begun).names, held)
-    return states_in(tail, base, history.latest.names, weights_by_step(history))
+    return states_in(tail, base, history.latest.names, weights_by_step(history), history.entering)
 
 
 def state_json_at(

@@ -32,12 +32,13 @@ from omniload.mix.edits.answers import (
     EditRequest,
     EditTaken,
 )
-from omniload.mix.edits.edit import AddSource, Change, require_no_secrets
+from omniload.mix.edits.edit import AddSource, Change, SkipSteps, require_no_secrets
 from omniload.mix.edits.found import found_in
 from omniload.mix.edits.history import History, require_open
 from omniload.mix.edits.kept import EDITS_NAME, read_history, write_history
 from omniload.mix.fingerprint import SourceFacts
-from omniload.mix.journal.reading import read_tail
+from omniload.mix.journal.reading import read_journal, read_tail
+from omniload.mix.progress import fingerprint_in, fold
 from omniload.mix.run_record import RUN_RECORD_NAME, RunLife, read_run_record
 from omniload.source.index import index_folder
 
@@ -77,6 +78,7 @@ def change_mix(run: Path, change: Change, at: int | None, timeout_s: float) -> E
             try:
                 held = FileLock(run / LOCK_NAME)
             except BlockingIOError as error:
+                _require_no_skip(run, change, str(error.strerror))
                 return _asked(run, change, at, timeout_s, str(error.strerror))
             try:
                 return _noted(run, change, at)
@@ -86,6 +88,14 @@ def change_mix(run: Path, change: Change, at: int | None, timeout_s: float) -> E
         raise StateError(
             f"another command changes the mix of {run} at this moment; ask again when it has ended"
         ) from None
+
+
+def _require_no_skip(run: Path, change: Change, holder: str) -> None:
+    if isinstance(change, SkipSteps):
+        raise StateError(
+            f"the data plane of {run} is open in {holder}: steps are skipped by going back before them; end the run, "
+            f"skip them, and go on from a checkpoint of step {change.first} or before"
+        )
 
 
 def _asked(run: Path, change: Change, at: int | None, timeout_s: float, holder: str) -> EditTaken:
@@ -131,15 +141,48 @@ def _noted(run: Path, change: Change, at: int | None) -> EditTaken:
         )
     _require_at_rest(run)
     life = read_run_record(run).last
-    planned = read_tail(run / JOURNAL_NAME, 0).next_step
     history = read_history(run, life.mix())
+    planned = _planned_to(run, history)
+    if isinstance(change, SkipSteps):
+        after = _skipping(run, history, change, planned)
+        write_history(run, after)
+        return EditTaken.of(history, after, planned, planned)
     step = planned if at is None else at
     # What was trained once stays as it was: attempts of a run see the same samples.
     require_open(step, planned=planned, end=None, ended=False)
     facts = _facts_of(life, history.edited(change, step)) if isinstance(change, AddSource) else None
-    after = history.edited(change, step, found_in(change, facts))
+    after = history.edited(change, step, found_in(change, facts), at_rest=True)
     write_history(run, after)
     return EditTaken.of(history, after, planned, planned)
+
+
+def _planned_to(run: Path, history: History) -> int:
+    """Return the first step that is not planned, or will be planned again."""
+    tail = read_tail(run / JOURNAL_NAME, 0)
+    last = tail.records[-1]["revision"] if tail.records else tail.base.get("mix_revision")
+    return int(min(tail.next_step, history.reopened_by(last if isinstance(last, int) else 0)))
+
+
+def _skipping(run: Path, history: History, change: SkipSteps, planned: int) -> History:
+    """Return the history in which steps that were trained on are left out.
+
+    Raises:
+        ConfigError: They are not trained on, or lie before others that are skipped.
+        StateError: The journal does not hold them.
+    """
+    if change.stop > planned:
+        raise ConfigError(
+            f"steps {change.first}:{change.stop} are not all trained on: the run has planned every step before "
+            f"{planned}; say {change.first}:{planned} or less"
+        )
+    base, records = read_journal(run / JOURNAL_NAME)
+    begun = base.get("step")
+    if isinstance(begun, int) and change.first < begun:
+        raise StateError(
+            f"the journal of {run} begins at step {begun}, step {change.first} is before it; skip later steps"
+        )
+    behind = fold(history, base, records, fingerprint_in(base), change.stop)
+    return history.edited(change, change.first, behind=behind, at_rest=True)
 
 
 def _require_at_rest(run: Path) -> None:

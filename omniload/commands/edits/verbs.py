@@ -17,10 +17,17 @@ from omniload.commands.edits.asking import change_mix
 from omniload.commands.edits.fragments import placed
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.edits.answers import EditTaken
-from omniload.mix.edits.edit import AddSource, Change, RetireSource, SetWeights, Undo
+from omniload.mix.edits.edit import (
+    AddSource,
+    Change,
+    RetireSource,
+    SetWeights,
+    SkipSteps,
+    Undo,
+)
 from omniload.mix.sources import Name, SourceConfig
 
-__all__ = ["add", "retire", "set_weights", "undo"]
+__all__ = ["add", "retire", "set_weights", "skip", "undo"]
 
 _SHOWN = 40
 """Sources that a table has at most: those whose share changes most."""
@@ -143,6 +150,64 @@ def retire(run: Path, name: str, at: int | None, timeout_s: float, as_json: bool
       omniload mix retire demo/run forums
     """  # noqa: D301 -- click's own marker
     _change(run, _checked(RetireSource, {"name": name}), at, timeout_s, as_json)
+
+
+@click.command("skip")
+@run_argument
+@click.option(
+    "--steps",
+    metavar="A:B",
+    help="Leave out what was in the steps from A to before B; the run must be at rest.",
+)
+@click.option("--source", "name", help="Draw no more from a source, as omniload mix retire.")
+@_options
+def skip(
+    run: Path,
+    *,
+    steps: str | None,
+    name: str | None,
+    at: int | None,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """Leave out what made the loss of RUN jump: steps that were trained on, or a source.
+
+    Of skipped steps, the run goes on from a checkpoint of step A or before: steps up to A are as they
+    were, and step A draws what step B would have drawn. Nothing else is lost, and nothing comes twice.
+
+    \b
+    Example:
+      omniload mix skip demo/run --steps 1200:1210
+      omniload mix skip demo/run --source forums
+    """  # noqa: D301 -- click's own marker
+    if (steps is None) == (name is None):
+        raise ConfigError("say what to skip: --steps A:B or --source NAME, one of them")
+    if name is not None:
+        _change(run, _checked(RetireSource, {"name": name}), at, timeout_s, as_json)
+        return
+    change = _checked(SkipSteps, _range(str(steps)))
+    if at not in (None, change.first):
+        raise ConfigError(
+            f"steps {steps} are skipped from step {change.first} on; leave --at {at} out"
+        )
+    taken = change_mix(run, change, None, timeout_s)
+    if as_json:
+        emit_json(taken.model_dump(mode="json"))
+        return
+    say(
+        output(),
+        f"edit {taken.edit.revision}: step {change.first:,} goes on behind step {change.stop - 1:,}; resume from a "
+        f"checkpoint of step {change.first:,} or before, as omniload train run FILE --resume {change.first}",
+    )
+
+
+def _range(steps: str) -> dict[str, object]:
+    first, colon, stop = steps.partition(":")
+    if not (colon and first.isdecimal() and stop.isdecimal()):
+        raise ConfigError(
+            f"--steps {steps!r:.40} is no range of steps; say A:B, as 1200:1210 for ten of them"
+        )
+    return {"first": first, "stop": stop}
 
 
 @click.command("undo")

@@ -106,6 +106,7 @@ def _spec_before(
             "choose one within"
         )
     mix = life.mix()
+    revision = next(int(str(r["revision"])) for r in records if r.get("step") == step)
     history = read_history(run, mix)
     mix = mix.model_copy(update={"runtime": mix.runtime.model_copy(update={"prefetch_steps": 1})})
     # The fingerprint of the data as it is now is compared when the planner takes the state over.
@@ -117,7 +118,8 @@ def _spec_before(
         state=state,
         num_steps=step + 1,
         cache_dir=cache_dir,
-        edits=history.edits,
+        # As far as they held then: steps that are skipped since stand in the journal until the run goes on.
+        edits=history.edits[:revision],
     )
     return spec, digests[step]
 

@@ -5,9 +5,9 @@ weights, whatever held before. So a mix at a step is a function of the file and 
 reads an edit later must know how a change is worked out.
 """
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from omniload.base.config import StrictModel
 from omniload.base.errors import ConfigError
@@ -22,6 +22,7 @@ __all__ = [
     "Edit",
     "RetireSource",
     "SetWeights",
+    "SkipSteps",
     "Undo",
     "require_no_secrets",
     "said_of",
@@ -58,6 +59,23 @@ class RetireSource(StrictModel):
     name: Name
 
 
+class SkipSteps(StrictModel):
+    """Leave out what was trained on in some steps: the first of them draws what comes behind the last."""
+
+    kind: Literal["skip"] = "skip"
+    first: Annotated[int, Field(ge=0, le=LARGEST_STEP)]
+    stop: Annotated[int, Field(ge=1, le=LARGEST_STEP)]
+    """First step that is not left out."""
+
+    @model_validator(mode="after")
+    def _some_steps(self) -> Self:
+        if self.stop <= self.first:
+            raise ValueError(
+                f"steps {self.first}:{self.stop} are none; the second number is the first step that is not skipped"
+            )
+        return self
+
+
 class Undo(StrictModel):
     """Let hold what would hold without the latest edit that was not undone."""
 
@@ -65,7 +83,7 @@ class Undo(StrictModel):
 
 
 Change: TypeAlias = Annotated[
-    SetWeights | AddSource | RetireSource | Undo, Field(discriminator="kind")
+    SetWeights | AddSource | RetireSource | SkipSteps | Undo, Field(discriminator="kind")
 ]
 
 
@@ -77,12 +95,24 @@ class Edit(StrictModel):
     step: Annotated[int, Field(ge=0, le=LARGEST_STEP)]
     """First step that it holds at."""
     change: Change
-    stages: tuple[Stage, ...] = Field(min_length=1)
-    """Weights from ``step`` on; they take the place of all stages from there on."""
+    stages: tuple[Stage, ...]
+    """Weights from ``step`` on; they take the place of all stages from there on. None where weights stay."""
     undoes: Annotated[int, Field(ge=1, le=MOST_EDITS)] | None = None
     """Revision of the edit that it undoes."""
     found: dict[str, str] = Field(default_factory=dict)
     """What a source that it adds was found to be: parts of the fingerprint."""
+    behind: dict[str, Any] | None = None
+    """Of skipped steps: the state behind them, as ``MixState.to_json`` gives it; ``step`` goes on from there."""
+
+    @model_validator(mode="after")
+    def _says_what_holds(self) -> Self:
+        if isinstance(self.change, SkipSteps) != (self.behind is not None):
+            raise ValueError(
+                "an edit that skips steps has the state behind them, and no other has one"
+            )
+        if not self.stages and not isinstance(self.change, SkipSteps | Undo):
+            raise ValueError("an edit of weights has stages")
+        return self
 
 
 def require_no_secrets(change: Change) -> None:
@@ -111,5 +141,7 @@ def said_of(change: Change) -> str:
             return f"add {name} --weight {weight:g}"
         case RetireSource(name=name):
             return f"retire {name}"
+        case SkipSteps(first=first, stop=stop):
+            return f"skip --steps {first}:{stop}"
         case Undo():
             return "undo"

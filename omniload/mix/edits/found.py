@@ -51,6 +51,12 @@ def require_reached(history: History, state: MixState, num_carried: int) -> None
         StateError: Naming the revision that it has, and the one that it would have.
     """
     due = history.revision_at(state.step - 1) if state.step else 0
+    reopened = history.reopened_by(state.mix_revision)
+    if reopened < state.step:
+        raise StateError(
+            f"the mix state before step {state.step} is of the run before steps from {reopened:.0f} on were skipped; "
+            f"go on from a checkpoint of step {reopened:.0f} or before"
+        )
     for revision, where in ((due, "its run"), (num_carried, "the state itself")):
         if state.mix_revision != revision:
             raise StateError(

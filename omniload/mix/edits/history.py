@@ -17,6 +17,7 @@ from omniload.mix.edits.edit import (
     Edit,
     RetireSource,
     SetWeights,
+    SkipSteps,
     Undo,
     require_no_secrets,
 )
@@ -80,10 +81,41 @@ class History:
     def entered(self, state: MixState) -> tuple[MixConfig, MixState]:
         """Return the mix of the step that ``state`` stands before, and the state as that step begins."""
         revision = self.revision_at(state.step)
-        mix = self.of_revision(revision)
+        return self.of_revision(revision), self.entering(state, revision)
+
+    def entering(self, state: MixState, revision: int) -> MixState:
+        """Return ``state`` as its step begins under a revision: with added sources, and behind what is skipped."""
         if revision == state.mix_revision:
-            return mix, state
-        return mix, replace(state.widened(len(mix.sources)), mix_revision=revision)
+            return state
+        entered = replace(
+            state.widened(len(self.of_revision(revision).sources)), mix_revision=revision
+        )
+        skips = self._skips(revision)
+        here = [s for s in skips if s.revision > state.mix_revision and s.step == state.step]
+        return self._behind(here[-1], entered) if here else entered
+
+    def skipped_steps(self, revision: int) -> int:
+        """Return how many steps the edits up to a revision leave out: what they drew counts as drawn."""
+        changes = [edit.change for edit in self._skips(revision)]
+        return sum(c.stop - c.first for c in changes if isinstance(c, SkipSteps))
+
+    def reopened_by(self, revision: int) -> float:
+        """Return the first step that is planned again, though a run of that revision planned it."""
+        later = [s.step for s in self._skips(len(self.edits)) if s.revision > revision]
+        return min(later, default=float("inf"))
+
+    def _skips(self, revision: int) -> list[Edit]:
+        """Return the edits up to a revision that skip steps and are not undone by it."""
+        edits = self.edits[:revision]
+        gone = {edit.undoes for edit in edits}
+        return [edit for edit in edits if edit.behind is not None and edit.revision not in gone]
+
+    def _behind(self, skip: Edit, entered: MixState) -> MixState:
+        """Return the state behind skipped steps, as the first of them begins."""
+        assert skip.behind is not None, "it skips steps"
+        names = tuple(skip.behind["sources"])
+        behind = MixState.from_json(skip.behind, names, {}).widened(len(entered.cursors_S))
+        return replace(behind, step=entered.step, mix_revision=entered.mix_revision)
 
     def shares_at(self, step: int) -> dict[str, float]:
         """Return the share of each source at a step; they sum to 1."""
@@ -110,7 +142,13 @@ class History:
         }
 
     def edited(
-        self, change: Change, step: int, found: Mapping[str, str] | None = None
+        self,
+        change: Change,
+        step: int,
+        found: Mapping[str, str] | None = None,
+        behind: MixState | None = None,
+        *,
+        at_rest: bool = False,
     ) -> "History":
         """Return the history with one more edit.
 
@@ -118,6 +156,8 @@ class History:
             change: What is asked for.
             step: First step that it is to hold at.
             found: Parts of the fingerprint of a source that is added.
+            behind: State behind steps that are skipped.
+            at_rest: Whether no plane of the run is up: then skipped steps may be drawn after all.
 
         Raises:
             ConfigError: It names a source that is not there, or leaves a stage without weights, or there is
@@ -129,13 +169,17 @@ class History:
                 f"the run has {len(self.edits)} edits, {MOST_EDITS} at most; end it, put what holds now into its mix "
                 "file and start a new run"
             )
-        undoes = None
-        if isinstance(change, Undo):
-            undoes = self._latest_not_undone()
+        undoes = self._latest_not_undone() if isinstance(change, Undo) else None
+        self._require_behind_skips(step, undoes, at_rest=at_rest)
+        if isinstance(change, SkipSteps) or (undoes and self.edits[undoes - 1].behind):
+            stages: list[Stage] = []
+        elif undoes:
             stages = stages_from(self.of_revision(undoes - 1).mix.stages, step)
         else:
+            assert not isinstance(change, Undo | SkipSteps), "both were seen to"
             stages = self._stages_under(change, step)
-        self._require_stages(stages, step)
+        if stages:
+            self._require_stages(stages, step)
         edit = Edit(
             revision=len(self.edits) + 1,
             step=step,
@@ -143,10 +187,41 @@ class History:
             stages=tuple(stages),
             undoes=undoes,
             found=dict(found or {}),
+            behind=self._kept_behind(change, behind),
         )
         after = History(self.base, (*self.edits, edit))
         after._mixes.update(self._mixes)  # else each edit would fold all that came before it
         return after
+
+    def _kept_behind(self, change: Change, behind: MixState | None) -> dict[str, Any] | None:
+        if not isinstance(change, SkipSteps):
+            return None
+        if behind is None:
+            raise ConfigError(
+                f"steps {change.first}:{change.stop} cannot be skipped while the run goes on: they are trained on; "
+                "end the run, skip them, and go on from a checkpoint before them"
+            )
+        return behind.to_json(self.of_revision(behind.mix_revision).names, {})
+
+    def _require_behind_skips(self, step: int, undoes: int | None, *, at_rest: bool) -> None:
+        """Refuse to change what comes before skipped steps: what was behind them would be another place.
+
+        Raises:
+            ConfigError: Naming the edit.
+        """
+        skips = [s for s in self._skips(len(self.edits)) if s.revision != undoes]
+        undone = None if undoes is None else self.edits[undoes - 1]
+        if undone and undone.behind and not (at_rest and step == undone.step):
+            raise ConfigError(
+                f"edit {undone.revision} skips steps from step {undone.step} on: that is undone of a run at rest that "
+                f"has not gone on behind them, at step {undone.step}"
+            )
+        if skips and step < skips[-1].step:
+            raise ConfigError(
+                f"step {step} lies before step {skips[-1].step}, where edit {skips[-1].revision} skips steps: with "
+                "another mix before it, it would not be those; say --at "
+                f"{skips[-1].step} or later, or undo that edit first"
+            )
 
     def _latest_not_undone(self) -> int:
         gone = {edit.undoes for edit in self.edits}
@@ -257,6 +332,8 @@ def stages_from(stages: Sequence[Stage], step: int) -> list[Stage]:
 
 def _edited_mix(before: MixConfig, edit: Edit) -> MixConfig:
     """Return a mix with one more edit."""
+    if not edit.stages:
+        return before  # it skips steps, or lets them be drawn after all
     kept = [stage for stage in before.mix.stages if stage.from_step < edit.step]
     weights = before.mix.model_copy(update={"stages": (*kept, *edit.stages)})
     sources, change = before.sources, edit.change

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from omniload.base.errors import StateError
 from omniload.base.state import JsonObject
@@ -11,6 +12,15 @@ from omniload.mix.journal.records import StepRecord
 from omniload.mix.state import COUNT_LIMIT, MixState
 
 __all__ = ["Tail", "read_journal", "read_tail", "read_worlds", "state_before", "states_in"]
+
+
+Entering: TypeAlias = Callable[[MixState, int], MixState]
+
+
+def _as_it_is(state: MixState, revision: int) -> MixState:
+    """Leave a state to its record: no edit of the run does more than change weights and add sources."""
+    del revision
+    return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +94,16 @@ def state_before(
     base: MixState,
     records: Sequence[StepRecord],
     weights_at_step: Callable[[int], Sequence[int]],
+    entering: Entering = _as_it_is,
 ) -> MixState:
     """Fold records into ``base`` until ``step`` is next.
+
+    Args:
+        step: Step that the state stands before.
+        base: State that the journal begins with.
+        records: Its records.
+        weights_at_step: Integer weights at a step.
+        entering: What edits make of a state as a step of another revision begins.
 
     Raises:
         StateError: The journal does not reach ``step``, or starts after it.
@@ -94,7 +112,7 @@ def state_before(
     for record in records:
         if state.step == step:
             break
-        state = record.applied_to(state, weights_at_step(record.step))
+        state = record.applied_to(entering(state, record.revision), weights_at_step(record.step))
     if state.step != step:
         raise StateError(
             f"the journal covers steps {base.step} to {base.step + len(records)}, step {step} is outside; "
@@ -129,6 +147,7 @@ def states_in(
     base: MixState,
     names: Sequence[str],
     weights_at_step: Callable[[int], Sequence[int]],
+    entering: Entering = _as_it_is,
 ) -> list[MixState]:
     """Return the state that a journal's end begins with, which is ``base``, and that after each of its steps.
 
@@ -138,5 +157,6 @@ def states_in(
     states = [base]
     for stored in tail.records:
         record = StepRecord.from_json(stored, names)
-        states.append(record.applied_to(states[-1], weights_at_step(record.step)))
+        begun = entering(states[-1], record.revision)
+        states.append(record.applied_to(begun, weights_at_step(record.step)))
     return states

@@ -284,6 +284,60 @@ def test_two_ranks_of_a_plane_of_actors_see_the_edits_though_loaders_are_killed(
     assert last.tokens_by_source["ids"] == 0
 
 
+def test_steps_that_were_trained_on_are_skipped_and_the_run_goes_on_behind_them(mix_path, tmp_path):
+    run = tmp_path / "run"
+    with omniload.open(mix_path, run_dir=run, arrays="numpy", prefetch_steps=1) as loader:
+        states = []
+        for _ in range(12):
+            states.append(loader.state_dict())
+            loader.next_batch()
+        up = run_mix("skip", run, "--steps", "6:8")
+    audited = [json_of("audit", run, "--step", step)["samples"] for step in range(12)]
+
+    taken = json_of("skip", run, "--steps", "6:9")
+    still = json_of("audit", run, "--step", 7)["samples"]  # of the run before it goes on
+    with pytest.raises(StateError, match="checkpoint of step 6 or before"):
+        omniload.open(mix_path, run_dir=run, arrays="numpy", state=states[8])
+    with omniload.open(
+        mix_path, run_dir=run, arrays="numpy", prefetch_steps=1, state=states[4], steps=9
+    ) as loader:
+        list(loader)
+    again = [json_of("audit", run, "--step", step)["samples"] for step in range(4, 9)]
+
+    assert isinstance(up.exception, StateError)
+    assert "end the run" in str(up.exception)
+    assert (taken["edit"]["step"], taken["edit"]["revision"]) == (6, 1)
+    assert still == audited[7]
+    assert again == audited[4:6] + audited[9:12]
+    assert json_of("show", run)["next_step"] == 9
+    refused = run_mix("undo", run)
+    assert "not gone on behind them" in str(refused.exception)
+
+
+def test_a_skip_that_was_mistyped_is_undone_before_the_run_goes_on(mix_path, tmp_path):
+    run = tmp_path / "run"
+    with omniload.open(mix_path, run_dir=run, arrays="numpy", prefetch_steps=1) as loader:
+        for _ in range(8):
+            loader.next_batch()
+    plain = json_of("audit", run, "--step", 5)["samples"]
+
+    json_of("skip", run, "--steps", "2:5")
+    undone = json_of("undo", run)
+    for wrong, said in (
+        ("7:90", "not all trained on"),
+        ("5:5", "steps 5:5 are none"),
+        ("5", "A:B"),
+    ):
+        refused = run_mix("skip", run, "--steps", wrong)
+        assert isinstance(refused.exception, ConfigError)
+        assert said in str(refused.exception)
+    with omniload.open(mix_path, run_dir=run, arrays="numpy", steps=6) as loader:
+        list(loader)
+
+    assert undone["edit"]["step"] == 2
+    assert json_of("audit", run, "--step", 5)["samples"] == plain
+
+
 def test_a_loop_of_ones_own_is_shown_and_changed_at_rest(mix_path, tmp_path):
     run = tmp_path / "run"
     with omniload.open(mix_path, run_dir=run, arrays="numpy", prefetch_steps=AHEAD) as loader:

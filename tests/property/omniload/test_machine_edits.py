@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omniload.base.errors import ConfigError
-from omniload.mix.edits.edit import AddSource, RetireSource, SetWeights, Undo
+from omniload.base.errors import ConfigError, StateError
+from omniload.mix.edits.edit import AddSource, RetireSource, SetWeights, SkipSteps, Undo
 from omniload.mix.edits.found import require_reached
 from omniload.mix.edits.history import History, stages_from
 from omniload.mix.edits.kept import edits_in
@@ -181,7 +181,7 @@ def test_the_journal_and_the_edits_fold_to_the_planners_own_states(mix, asked, w
     start = MixState.start(len(mix.names))
 
     for step, saved in simulation.states.items():
-        folded = state_before(step, start, read, weights_by_step(history))
+        folded = state_before(step, start, read, weights_by_step(history), history.entering)
         revision = folded.mix_revision
         found = history.found_by(revision, simulation.planner.fingerprint)
         carried = history.carried_by(revision)
@@ -215,3 +215,105 @@ def test_undoing_every_edit_gives_the_weights_of_the_file_again(mix, asked, step
         held = {name: share for name, share in history.shares_at(at).items() if share}
         due = {name: share for name, share in History(mix).shares_at(at).items() if share}
         assert held == pytest.approx(due)
+
+
+def skipping(simulation, first, stop):
+    """Return the history of a run at rest that leaves out some of its steps, as the command line makes it."""
+    history = simulation.history
+    read = [StepRecord.from_json(r, history.latest.names) for r in simulation.journal]
+    start = MixState.start(len(history.base.names))
+    behind = state_before(stop, start, read, weights_by_step(history), history.entering)
+    change = SkipSteps(first=first, stop=stop)
+    return history.edited(change, first, behind=behind, at_rest=True)
+
+
+def keys_by_step(simulation):
+    """Return the pieces of each step, as a sorted list: none may be there twice."""
+    keys = {}
+    for (step, _), batch in simulation.batches.items():
+        for m in batch.microbatches:
+            keys.setdefault(step, []).extend(map(tuple, m.keys_K4.tolist()))
+    return {step: sorted(found) for step, found in sorted(keys.items())}
+
+
+skips = st.tuples(st.integers(0, STEPS - 2), st.integers(1, 4)).map(
+    lambda drawn: (drawn[0], min(drawn[0] + drawn[1], STEPS - 1))
+)
+
+
+@settings(max_examples=15)
+@given(mixes(), worlds(), worlds(), st.lists(epochs, min_size=3, max_size=3), skips, st.data())
+def test_steps_that_are_skipped_are_left_out_and_all_others_are_those_of_the_run_without_it(
+    mix, world, other, lengths, skip, data
+):
+    """The model knows no edit: the steps of the plain run, with a gap. Weights do not move in it."""
+    mix = mix.model_copy(update={"mix": mix.mix.model_copy(update={"stages": mix.mix.stages[:1]})})
+    first, stop = skip
+    plain, digests = simulated(mix, lengths, world)
+    history = skipping(plain, first, stop)
+    at = data.draw(st.sampled_from([s for s in plain.states if s <= first] or [None]))
+    saved = None
+    if at is not None:
+        saved = MixState.from_json(plain.states[at], mix.names, plain.planner.fingerprint)
+        require_reached(history, saved, 0)
+
+    resumed, rest = simulated(mix, lengths, other, state=saved, edits=history.edits)
+
+    before, after = keys_by_step(plain), keys_by_step(resumed)
+    assert rest[: first - (at or 0)] == digests[at or 0 : first]
+    for step in range(first, STEPS - (stop - first)):
+        assert after[step] == before[step + stop - first]
+    assert rest == reference_digests(history, lengths, num_steps=STEPS)[at or 0 :]
+
+
+@settings(max_examples=10)
+@given(mixes(), changes(), worlds(), st.lists(epochs, min_size=6, max_size=6), skips)
+def test_nothing_but_what_was_skipped_is_lost_though_the_mix_was_edited(
+    mix, asked, world, lengths, skip
+):
+    plain, _ = simulated(mix, lengths, world, changes=asked)
+    history = skipping(plain, *skip)
+
+    resumed, _ = simulated(mix, lengths, world, edits=history.edits)
+
+    left_out = {
+        k for s, keys in keys_by_step(plain).items() if skip[0] <= s < skip[1] for k in keys
+    }
+    trained = [key for keys in keys_by_step(resumed).values() for key in keys]
+    assert len({*trained}) == len(trained)
+    assert not left_out & {*trained}
+    once = {k for s, keys in keys_by_step(plain).items() if s < skip[0] for k in keys}
+    later = {k for s, keys in keys_by_step(plain).items() if s >= skip[1] for k in keys}
+    names = history.latest.names
+    last = resumed.states[max(resumed.states)]
+    waiting = {(names.index(row[0]), *row[1:4]) for row in last["carried"]}
+    reached = {
+        number: tuple(last["sources"][name]["cursor"][:2])
+        for number, name in enumerate(names)
+        if name in last["sources"]
+    }
+    due = {k for k in once | later if (k[1], k[2]) < reached.get(k[0], (0, 0))}
+    if mix.pack.method != "concat_and_split":
+        assert due <= {*trained} | waiting
+
+
+def test_what_lies_before_skipped_steps_changes_no_more_and_a_skip_is_undone_at_rest():
+    mix = a_mix(sources=NAMES, rows=8, length=16)
+    plain, _ = simulated(mix, [[[9], [5]]] * 3, {"dp": 1})
+    history = skipping(plain, 4, 7)
+
+    for change, step in ((SetWeights(weights={"web": 2}), 3), (SkipSteps(first=2, stop=3), 2)):
+        with pytest.raises(ConfigError, match="lies before step 4, where edit 1 skips"):
+            history.edited(change, step, behind=MixState.start(3), at_rest=True)
+    with pytest.raises(ConfigError, match="at rest"):
+        history.edited(Undo(), 4)
+    undone = history.edited(Undo(), 4, at_rest=True)
+    lengths = [[[9], [5]]] * 3
+    assert reference_digests(undone, lengths, num_steps=9) == reference_digests(
+        mix, lengths, num_steps=9
+    )
+    later = MixState.from_json(
+        plain.states[max(plain.states)], mix.names, plain.planner.fingerprint
+    )
+    with pytest.raises(StateError, match="checkpoint of step 4 or before"):
+        require_reached(history, later, 0)
