@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from omniload.base.config import StrictModel, fault_at, load_yaml
 from omniload.mix.config import LARGEST_STEP
+from omniload.mix.sources import Name
 from omniload.plan.place_tree import ClientPlaceTree
 from trainer_integration.moe.config import MoEConfig, MoEShape, heads_fault
 from trainer_integration.writers.protocol import Kind
@@ -127,10 +128,23 @@ class SpikeGuardConfig(StrictModel):
 class EvaluationConfig(StrictModel):
     """Losses on data that is not trained on."""
 
-    mix: str = Field(min_length=1)
-    """Path of a mix file whose ``stop`` is ``each_once``: the loss of each of its sources is told."""
+    mix: Annotated[str, Field(min_length=1)] | None = None
+    """Path of a mix file whose ``stop`` is ``each_once``: the loss of each of its sources is told. Default: the mix
+    that is trained on, of which ``split`` is needed."""
+    split: Name | None = None
+    """Split that the mix holds out; its documents are gone through once."""
     every_steps: int = Field(default=100, ge=1, le=LARGEST_STEP)
     """Steps between evaluations."""
+    steps: Annotated[int, Field(ge=1, le=LARGEST_STEP)] | None = None
+    """Steps of the mix that an evaluation takes at most, the same each time; all by default."""
+
+    @model_validator(mode="after")
+    def _other_data_than_is_trained_on(self) -> Self:
+        if self.mix is None and self.split is None:
+            raise fault_at(
+                "mix and split are not given; name a split that the training mix holds out, or another mix"
+            )
+        return self
 
 
 class CheckpointConfig(StrictModel):
@@ -248,7 +262,9 @@ class TrainConfig(StrictModel):
 
     def evaluation_mix(self, folder: Path) -> Path | None:
         """Return the evaluation's mix file, if there is an evaluation."""
-        return None if self.evaluation is None else folder / self.evaluation.mix
+        if self.evaluation is None:
+            return None
+        return folder / (self.evaluation.mix or self.mix)
 
     def mix_file(self, folder: Path) -> Path:
         """Return the mix file, ``folder`` being that of the training file."""

@@ -57,7 +57,7 @@ class FoundSource:
     size_bytes: int
     """Bytes of the files, as stored."""
     tokens_per_record: float
-    """Mean tokens of the first records, which were decoded; 0 where none of them gives any."""
+    """Mean tokens of the first records, which were decoded, over all splits; 0 where none of them gives any."""
 
 
 def open_spec(
@@ -177,7 +177,7 @@ def _find(spec: PlaneSpec, name: str) -> FoundSource:
         raise ConfigError(
             f"sources.{name}: {', '.join(config.paths)} holds no record; remove the source or add data"
         )
-    tokens_per_record = _tokens_per_record(spec, name, opened.format)
+    tokens_per_record = _tokens_per_record(spec, name, opened.format) * config.share_drawn
     return FoundSource(
         name=name,
         format=config.type,

@@ -22,6 +22,7 @@ from omniload.front.record import text_as_run
 from omniload.front.rows import Arrays, BatchForm, Labels, NumpyArrays
 from omniload.front.settings import with_settings
 from omniload.mix.config import MixConfig, load_mix
+from omniload.mix.held_out import held_out
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.index import index_folder
 from omniload.source.tokenize import open_tokenizer
@@ -38,6 +39,7 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
     rank: int | None = None,
     world_size: int | None = None,
     state: Mapping[str, Json] | None = None,
+    split: str | None = None,
     runtime: Runtime = "auto",
     timeout: float = 120.0,
     address: str | Path | None = None,
@@ -50,9 +52,8 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
 ) -> Loader:
     """Open a mix for this rank.
 
-    One process has its plane as threads. Of several, rank 0 brings the plane up and the others
-    join it with their first batch, found through torch's process group or ``MASTER_ADDR`` and
-    ``MASTER_PORT``, or a folder that all of them see.
+    One process has its plane as threads. Of several, rank 0 brings the plane up and the others join it with their
+    first batch, found through torch's process group, ``MASTER_ADDR`` and ``MASTER_PORT``, or a folder that all see.
 
     Args:
         mix: The mix file, its contents as a mapping, or the model of it.
@@ -60,6 +61,7 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
         rank: This process's number; from torchrun's or Slurm's variables by default.
         world_size: Processes of the job; likewise.
         state: What ``state_dict`` returned, to continue from.
+        split: A split that the mix holds out, to be gone through once, as for evaluation.
         runtime: ``local`` threads (one process), ``ray`` actors, ``auto`` the fitting one.
         timeout: Seconds that ranks wait for each other to join.
         address: A folder that all ranks see, in place of torch's store.
@@ -75,15 +77,14 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
         StateError: ``state`` does not fit the mix or the data.
         UnavailableError: A rank has not joined in time.
     """
-    refuse_namesake()
     _refuse_workers()
     _check_choices(runtime=runtime, labels=labels, arrays=arrays)
-    num_steps = _steps_of(steps)
     _check_timeout(timeout)
+    _refuse_run_of(split, run_dir)
     launch = launch_of(os.environ, rank=rank, world_size=world_size)
     place = place_of(launch, mesh)
-    spec = _spec_of(mix, settings, runtime, place, launch.restarts)
-    spec = replace(_kept_in(run_dir, mix, spec), num_steps=num_steps)
+    spec = _spec_of(mix, split, settings, runtime, place, launch.restarts)
+    spec = replace(_kept_in(run_dir, mix, spec), num_steps=_steps_of(steps))
     form = _form_of(arrays, _labels_for(place, labels), device)
     if launch.world_size == 1:
         loader = _loader_of(Alone(spec), form, spec, state)
@@ -93,8 +94,16 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
     return _loader_of(Together(spec, place, launch, meet, timeout), form, spec, state)
 
 
+def _refuse_run_of(split: str | None, run_dir: str | Path | None) -> None:
+    if split is not None and run_dir is not None:
+        raise ConfigError(
+            f"split is {split!r} and run_dir is {str(run_dir)!r}: a run keeps what is trained on; leave one of them out"
+        )
+
+
 def _refuse_workers() -> None:
-    """Refuse a worker of torch's DataLoader; without torch loaded there is none."""
+    """Refuse another distribution's omniload, and a worker of torch's DataLoader."""
+    refuse_namesake()
     torch_data = sys.modules.get("torch.utils.data")
     worker = None if torch_data is None else torch_data.get_worker_info()
     if worker is not None:
@@ -106,6 +115,7 @@ def _refuse_workers() -> None:
 
 def _spec_of(
     mix: str | Path | Mapping[str, object] | MixConfig,
+    split: str | None,
     settings: Mapping[str, object],
     runtime: Runtime,
     place: Place,
@@ -113,6 +123,7 @@ def _spec_of(
 ) -> PlaneSpec:
     model, base_dir, cache_dir = _mix_of(mix)
     model = with_settings(model, settings)
+    model = model if split is None else held_out(model, split)
     if runtime != "auto":
         model = with_settings(model, {"runtime_kind": runtime})
     if model.runtime.kind == "local" and place.dp_size * place.cp_size > 1:

@@ -213,6 +213,8 @@ def require_usable(mix: MixConfig, name: str, queue: SampleQueue, epoch: int) ->
     Raises:
         ConfigError: None of its records gives one.
     """
+    if mix.mix.stop == "each_once" and mix.sources[name].share_drawn < 1:
+        return  # it ends, as a split of few documents may without any
     # Of all that was ever seen: a queue that was just drawn empty says nothing.
     dropping = mix.pack.overlong == "drop"
     barren = queue.shortest is None or (dropping and queue.shortest > mix.pack.length)

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from omniload.base.config import StrictModel, fault_at, load_yaml
 from omniload.base.units import Count
 from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, WholeColumn
 from omniload.mix.runtime import LoaderConfig, RuntimeConfig
+from omniload.mix.schema.splits import TRAIN, Splits
+from omniload.mix.schema.tokenizers import BpeTokenizer, ByteTokenizer, TokenizerConfig
 from omniload.mix.sources import (
     JsonlSource,
     Name,
@@ -62,25 +65,6 @@ _SHOWN = 12
 """Names of sources that a message lists."""
 _LARGEST_NUMBER = 1e12
 """Largest weight or cost; sums of those of all sources and rows are exact enough in a double."""
-
-
-class BpeTokenizer(StrictModel):
-    """A ``tokenizer.json`` of the Hugging Face tokenizers library, or the folder of a model that holds one."""
-
-    type: Literal["bpe"]
-    path: str
-    """The file, or its folder; a relative path starts at the mix file."""
-    end_of_document: str | None = None
-    """Special token put after every document; it must be in the vocabulary."""
-
-
-class ByteTokenizer(StrictModel):
-    """UTF-8 bytes as tokens 0 to 255, and 256 after every document."""
-
-    type: Literal["bytes"]
-
-
-TokenizerConfig = Annotated[BpeTokenizer | ByteTokenizer, Field(discriminator="type")]
 
 
 class Stage(StrictModel):
@@ -228,6 +212,11 @@ class MixConfig(StrictModel):
     """Size of a step."""
     tokenizer: TokenizerConfig | None = None
     """Needed when a source holds text."""
+    splits: Splits = Field(default_factory=dict)
+    """Shares of the documents that are held out, such as ``{eval: 0.01}``, by a hash of each document's key or
+    content; they lie end to end in the order of the file, so new ones go to the end."""
+    split: Name = TRAIN
+    """The split that is drawn; ``train`` is what the splits leave."""
     balance: BalanceConfig = BalanceConfig()
     """Equal work."""
     loader: LoaderConfig = LoaderConfig()
@@ -240,6 +229,20 @@ class MixConfig(StrictModel):
     def _sorted_by_name(cls, sources: dict[str, SourceConfig]) -> dict[str, SourceConfig]:
         """Number the sources by name alone: numbers break ties of the mix and order its sums."""
         return dict(sorted(sources.items()))
+
+    @model_validator(mode="after")
+    def _sources_have_splits(self) -> Self:
+        """Hand down the splits: whoever is given a source is told what of it is drawn."""
+        for name, source in self.sources.items():
+            try:
+                self.sources[name] = self.inherited(source)
+            except PydanticCustomError as fault:
+                below = (fault.context or {}).get("at", ())
+                raise fault_at(
+                    f"sources.{name}.{fault.message()}",
+                    *(("sources", name, *below) if below else ("split",)),
+                ) from fault
+        return self
 
     @field_validator("batch")
     @classmethod
@@ -341,6 +344,14 @@ class MixConfig(StrictModel):
                     *("sources", name, "transforms", 0),
                 )
         return self
+
+    def inherited(self, source: SourceConfig) -> SourceConfig:
+        """Return a source with what it leaves to the mix.
+
+        Raises:
+            PydanticCustomError: It has no such split.
+        """
+        return source.within(self.splits, self.split)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ __all__ = ["SourceFacts", "fingerprint_of", "source_parts"]
 
 _NOT_MEMBERSHIP = {"tags", "on_error", "path"}
 """What may change: data that moved is told from other data by its shards."""
-_LATER_KEYS = ("columns", "transforms", "images")
+_LATER_KEYS = ("columns", "transforms", "images", "splits", "split", "key")
 """Keys that came after the first release: one that is not used leaves the digest as it was."""
 
 
@@ -77,6 +77,8 @@ def source_parts(name: str, source: SourceBase, facts: SourceFacts) -> dict[str,
     for key in _LATER_KEYS:
         if not declared.get(key):
             declared.pop(key, None)
+    if "splits" in declared:  # their order counts
+        declared["splits"] = list(declared["splits"].items())
     parts = {
         f"sources.{name}": _digest(declared),
         f"sources.{name}.records": str(facts.positions_per_epoch),

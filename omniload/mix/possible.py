@@ -115,13 +115,16 @@ def _faults_of_cursors(
     for s, name in enumerate(mix.names):
         position, _, token = state.cursors_S[s]
         drawn, records = state.drawn_S[s], positions_per_epoch_S[s]
-        # An epoch without a sample is refused when it is read, so each one gone through gave something.
-        if position // records > drawn:
+        # An epoch without a sample is refused when it is read, so each one gone through gave something; a split
+        # that ends may have none.
+        ends = mix.mix.stop == "each_once" and state.cursors_S[s] == (records, 0, 0)
+        ends = ends and mix.sources[name].share_drawn < 1
+        if position // records > drawn and not ends:
             yield (
                 f"source {name!r} stands at position {position}, after {position // records} epochs of {records} "
                 f"records, and {drawn} were drawn of it"
             )
-        if state.cursors_S[s] != (0, 0, 0) and not drawn:
+        if state.cursors_S[s] != (0, 0, 0) and not drawn and not ends:
             yield f"source {name!r} stands at {state.cursors_S[s]}, and nothing was drawn of it"
         # Samples are drawn a row's worth at a time.
         if token % length or (token and not splits):

@@ -6,7 +6,7 @@ To add a format: its keys here, with a line in ``SourceConfig``; its reader in a
 knows formats one by one.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
@@ -15,7 +15,14 @@ from typing_extensions import override
 from omniload.base.config import StrictModel, fault_at
 from omniload.base.units import Bytes, Count
 from omniload.mix.columns import LOSS_MASK, TableColumn
-from omniload.mix.schema.transforms import ChatTransform, ImagesTransform, TransformConfig
+from omniload.mix.schema.records import OnError, ShuffleConfig
+from omniload.mix.schema.splits import TRAIN, Name, Splits, share_of
+from omniload.mix.schema.transforms import (
+    ChatTransform,
+    ImagesTransform,
+    MiddleTransform,
+    TransformConfig,
+)
 
 __all__ = [
     "LARGEST_UNIT_BYTES",
@@ -41,27 +48,8 @@ __all__ = [
 LARGEST_UNIT_BYTES = 1 << 30
 """Bytes of a unit at most, which is decoded in memory at once."""
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$", max_length=128)]
 TokenType = Literal["uint8", "uint16", "uint32", "uint64", "int32", "int64"]
 UnitBytes = Annotated[Bytes, Field(ge=1, le=LARGEST_UNIT_BYTES)]
-
-
-class OnError(StrictModel):
-    """What happens to a record that cannot be decoded."""
-
-    policy: Literal["raise", "skip"] = "raise"
-    """``raise`` stops the run at the first one; ``skip`` counts it and goes on."""
-    limit: Count = Field(default=100, ge=0, le=10**12)
-    """With ``skip``: more than this many bad records in a source stop the run."""
-
-
-class ShuffleConfig(StrictModel):
-    """How far the order of a source departs from the order of its files."""
-
-    method: Literal["none", "shards", "block"] = "block"
-    """``none``: as stored. ``shards``: shards permuted. ``block``: shards permuted, then rows inside a block."""
-    block_units: int = Field(default=4, ge=1, le=4096)
-    """Units (row groups, file ranges) whose rows are permuted together; they are held in memory decoded."""
 
 
 class SourceBase(StrictModel):
@@ -78,6 +66,10 @@ class SourceBase(StrictModel):
     """What to do with a record that cannot be decoded."""
     transforms: tuple[TransformConfig, ...] = ()
     """What is done to records on their way to samples, in order."""
+    splits: Splits | None = None
+    """Splits of this source, in place of the mix's: ``{}`` holds nothing out."""
+    split: Name | None = None
+    """The split that is drawn of this source, in place of the mix's."""
 
     @model_validator(mode="after")
     def _what_makes_tokens_comes_first(self) -> Self:
@@ -109,6 +101,19 @@ class SourceBase(StrictModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _what_is_rearranged_has_no_mask(self) -> Self:
+        for i, transform in enumerate(self.transforms):
+            masked = self.is_nested or LOSS_MASK in getattr(self, "columns", {})
+            if isinstance(transform, MiddleTransform) and (masked or self.image_members):
+                has = "a mask of them" if masked else "images between them"
+                raise fault_at(
+                    f"transforms[{i}]: fim rearranges tokens, and the source has {has}; use it on plain text "
+                    "or token ids",
+                    *("transforms", i),
+                )
+        return self
+
     @property
     def images_transform(self) -> ImagesTransform | None:
         """The transform that makes patches of its images, where it holds any."""
@@ -134,6 +139,33 @@ class SourceBase(StrictModel):
     def is_nested(self) -> bool:
         """Whether its text may be nested values, such as lists of messages, that a transform takes as JSON."""
         return bool(self.transforms) and isinstance(self.transforms[0], ChatTransform)
+
+    @property
+    def key_column(self) -> str | None:
+        """Column or key of a line that a document is known by, where something asks for it; else its content is."""
+        return None
+
+    @property
+    def wants_keys(self) -> bool:
+        """Whether anything asks what a document is known by."""
+        return bool(self.splits)
+
+    @property
+    def share_drawn(self) -> float:
+        """The share of its documents that its split has, about."""
+        return share_of(self.splits, self.split or TRAIN) if self.splits else 1.0
+
+    def within(self, splits: Mapping[str, float], split: str) -> Self:
+        """Return the source with what it leaves to its mix: the splits there are, and the one that is drawn."""
+        own = dict(splits) if self.splits is None else self.splits
+        drawn = self.split or split
+        if drawn not in {TRAIN, *own}:
+            raise fault_at(
+                f"split is {drawn!r}, and the source has {', '.join([*own, TRAIN])}; choose one of them, or declare it "
+                "under splits",
+                *(("split",) if self.split else ()),
+            )
+        return self.model_copy(update={"splits": own, "split": drawn}) if own else self
 
     def using(self, columns: Collection[str]) -> Self:  # noqa: ARG002 -- few types have any
         """Return the source without further columns that are not among ``columns``: they are not read."""
@@ -185,6 +217,14 @@ class _Table(_TextOrTokens):
     def image_members(self) -> tuple[str, ...]:
         return () if self.images is None else (self.images,)
 
+    key: str | None = None
+    """Column of texts or integers that a document is known by, for splits; else its content is."""
+
+    @property
+    @override
+    def key_column(self) -> str | None:
+        return self.key if self.wants_keys else None
+
     @model_validator(mode="after")
     def _masks_go_with_tokens(self) -> Self:
         if self.tokens is None and LOSS_MASK in self.columns:
@@ -213,8 +253,15 @@ class JsonlSource(SourceBase):
     type: Literal["jsonl"]
     text: str = "text"
     """Key of the text."""
+    key: str | None = None
+    """Key of a text or an integer that a document is known by, for splits; else its content is."""
     unit: UnitBytes = 4 << 20
     """A plain shard is cut into ranges of about this size for random access; compressed ones are one range."""
+
+    @property
+    @override
+    def key_column(self) -> str | None:
+        return self.key if self.wants_keys else None
 
 
 class TextSource(SourceBase):

@@ -41,7 +41,7 @@ class SourceProfile:
     sampled_records: int
     """Records that the estimates rest on."""
     tokens_per_record: float
-    """Mean tokens of a record, estimated; a record that gives no sample counts as 0."""
+    """Mean tokens of a record, estimated; a record that gives no sample counts as 0, one of another split too."""
     bad_records: int
     """Records of the sample that could not be decoded."""
     longest_tokens: int
@@ -111,7 +111,7 @@ def profile(
         shards=len(opened.files),
         size_bytes=sum(file.size_bytes for file in opened.files),
         sampled_records=len(lengths),
-        tokens_per_record=float(np.average(means, weights=rows_U[chosen])),
+        tokens_per_record=float(np.average(means, weights=rows_U[chosen])) * config.share_drawn,
         bad_records=sum(sample.bad for sample in sampled),
         longest_tokens=int(lengths.max(initial=0)),
         block_bytes=round(int(np.sort(rows_U)[-block_units:].sum()) * bytes_per_record),

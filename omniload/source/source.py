@@ -20,6 +20,7 @@ from omniload.mix.config import OnError, SourceConfig, TokenizerConfig
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.order import Order, Span
 from omniload.mix.samples import SampleTable
+from omniload.mix.schema.splits import TRAIN, content_keys, in_split
 from omniload.source.block_memory import BlockMemory, HeldBlock
 from omniload.source.columns import drained, text_array
 from omniload.source.files import digest_of, digest_of_texts
@@ -29,7 +30,7 @@ from omniload.source.index import IndexCache
 from omniload.source.transforms.opening import Pipeline, open_pipeline
 from omniload.source.transforms.samples import Samples
 
-__all__ = ["RecordSource", "SampleBlock", "ShardDigests", "Source", "open_source"]
+__all__ = ["RecordRules", "RecordSource", "SampleBlock", "ShardDigests", "Source", "open_source"]
 
 
 _TOKENS = "tokens"
@@ -103,7 +104,7 @@ class _Block:
     units: tuple[int, ...]
     held: HeldBlock
     usable_R: NDArray[np.bool_]
-    """Decoded and not empty."""
+    """Decoded, not empty, and of the split that is drawn."""
     bad_R: NDArray[np.bool_]
     begins_U: NDArray[np.int64]
     """First record of each unit."""
@@ -121,6 +122,25 @@ class ShardDigests:
     """For messages: the path of each shard, by its number."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordRules:
+    """Which records become samples."""
+
+    on_error: OnError = field(default_factory=OnError)
+    """What happens to one that cannot be decoded."""
+    splits: Mapping[str, float] = field(default_factory=dict)
+    """Splits of the source."""
+    split: str = TRAIN
+    """The split that is drawn of it."""
+
+    def drawn_of(self, records: Records) -> NDArray[np.bool_]:
+        """Tell which records of a unit the split has."""
+        if not self.splits:
+            return np.ones(len(records.column), np.bool_)
+        keys_B = content_keys(records.column) if records.keys_B is None else records.keys_B
+        return in_split(keys_B, self.splits, self.split)
+
+
 class RecordSource(Source):
     """Reads records through a format, in the order of the source, one decoded block at a time.
 
@@ -134,7 +154,7 @@ class RecordSource(Source):
         record_format: Format,
         *,
         pipeline: Pipeline,
-        on_error: OnError,
+        rules: RecordRules = RecordRules(),
         digests: ShardDigests = ShardDigests(),
     ) -> None:
         self.name = name
@@ -144,7 +164,7 @@ class RecordSource(Source):
         self._paths = digests.paths
         self.transforms_digest = pipeline.digest
         self._order, self._format, self._pipeline = order, record_format, pipeline
-        self._on_error = on_error
+        self._rules = rules
         self._bad_samples: set[tuple[int, int]] = set()
         self._bad_of_unit: dict[int, int] = {}
         self._memory = BlockMemory()
@@ -186,9 +206,9 @@ class RecordSource(Source):
         positions = span.start + usable
         skipped = int(np.count_nonzero(block.bad_R[rows]))
         if self._pipeline.takes_text:
-            samples = self._pipeline.of_texts(text_array(taken), others)
+            samples = self._pipeline.of_texts(text_array(taken), others, positions)
         else:
-            samples = self._pipeline.of(Samples(tokens=taken, others=others))
+            samples = self._pipeline.of(Samples(tokens=taken, others=others), positions)
         if samples.bad_N is not None:
             self._judge_samples(block, rows[usable], samples)
             skipped += int(np.count_nonzero(samples.bad_N))
@@ -225,7 +245,7 @@ class RecordSource(Source):
         shard = int(self._format.units().shards_U[units[0]])
         path = f"{self._paths[shard]}: " if self._paths else ""
         first = f"{path}record {records[0]} of unit {int(units[0])}: {samples.reason}"
-        if self._on_error.policy == "raise":
+        if self._rules.on_error.policy == "raise":
             raise self._unmendable(first)
         # Kept by record, so reading one again counts nothing twice; the limit bounds them.
         self._bad_samples.update(zip(units.tolist(), records, strict=True))
@@ -248,11 +268,13 @@ class RecordSource(Source):
 
     def _decode(self, units: tuple[int, ...]) -> _Block:
         bad: list[NDArray[np.bool_]] = []
+        drawn: list[NDArray[np.bool_]] = []
         with self._memory.writing() as writer:
             for unit in units:
                 records = self._format.read_unit(unit)
                 self._judge(unit, records)
                 bad.append(records.bad_B)
+                drawn.append(self._rules.drawn_of(records))
                 writer.append({_TOKENS: records.column, **records.others})
                 del records  # the next unit is decoded without this one
             held = self._memory.hold(writer.finish())
@@ -260,7 +282,7 @@ class RecordSource(Source):
         return _Block(
             units=units,
             held=held,
-            usable_R=~bad_R & (held.lengths_R(_TOKENS) > 0),
+            usable_R=~bad_R & (held.lengths_R(_TOKENS) > 0) & np.concatenate(drawn),
             bad_R=bad_R,
             begins_U=np.cumsum([0, *map(len, bad[:-1])]),
         )
@@ -272,7 +294,7 @@ class RecordSource(Source):
         """
         if not records.reason:
             return
-        if self._on_error.policy == "raise":
+        if self._rules.on_error.policy == "raise":
             raise self._unmendable(records.reason)
         self._bad_of_unit[unit] = int(np.count_nonzero(records.bad_B))
         self._require_few(records.reason)
@@ -284,10 +306,10 @@ class RecordSource(Source):
 
     def _require_few(self, reason: str) -> None:
         found = sum(self._bad_of_unit.values()) + len(self._bad_samples)
-        if found > self._on_error.limit:
+        if found > self._rules.on_error.limit:
             raise IntegrityError(
                 f"sources.{self.name}: {found} records could not be decoded, more than on_error.limit "
-                f"{self._on_error.limit}; the last of them: {reason}; mend the files or raise the limit"
+                f"{self._rules.on_error.limit}; the last of them: {reason}; mend the files or raise the limit"
             )
 
 
@@ -347,7 +369,7 @@ def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
         raise ConfigError(
             f"sources.{name}: {', '.join(config.paths)} holds no record; remove the source or add data"
         )
-    pipeline = open_pipeline(name, config, tokenizer, base_dir, row_length)
+    pipeline = open_pipeline(name, config, tokenizer, base_dir, row_length, seed)
     order = Order(units.rows_U, units.shards_U, seed=seed, source=name, shuffle=config.shuffle)
     used = [i for i, content in enumerate(units.contents_F) if content]
     return RecordSource(
@@ -355,7 +377,9 @@ def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
         order,
         record_format,
         pipeline=pipeline,
-        on_error=config.on_error,
+        rules=RecordRules(
+            on_error=config.on_error, splits=config.splits or {}, split=config.split or TRAIN
+        ),
         digests=ShardDigests(
             names=digest_of([opened.files[i] for i in used]),
             contents=digest_of_texts(units.contents_F[i] for i in used),

@@ -18,6 +18,7 @@ from omniload.base.state import JsonObject
 from omniload.base.units import decimal_of
 from omniload.front.launch import Launch
 from omniload.mix.config import MixConfig, load_mix
+from omniload.mix.held_out import held_out
 from omniload.mix.run_record import read_run_record, write_run_record
 from omniload.source.index import index_folder
 from omniload.source.tokenize import open_tokenizer
@@ -276,10 +277,15 @@ def _with_crossover(train: TrainConfig, folder: Path) -> TrainConfig:
 
 def _evaluation_of(train: TrainConfig, folder: Path, model: MoEConfig) -> EvaluationSpec | None:
     """Read the mix to evaluate on, and check that it ends and fits the model."""
-    file = train.evaluation_mix(folder)
-    if file is None:
+    file, wanted = train.evaluation_mix(folder), train.evaluation
+    if file is None or wanted is None:
         return None
     mix, base_dir = load_mix(file)
+    if wanted.split is not None:
+        try:
+            mix = held_out(mix, wanted.split)
+        except ConfigError as error:
+            raise ConfigError(f"{file}: {error}") from error
     if mix.mix.stop != "each_once":
         raise ConfigError(
             f"{file}: mix.stop is {mix.mix.stop}, and an evaluation takes every document once; set it to each_once"
@@ -300,6 +306,7 @@ def _evaluation_of(train: TrainConfig, folder: Path, model: MoEConfig) -> Evalua
         mix=mix.model_copy(update={"runtime": runtime}),
         base_dir=base_dir,
         cache_dir=index_folder(file),
+        num_steps=wanted.steps,
     )
 
 

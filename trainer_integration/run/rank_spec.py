@@ -25,6 +25,8 @@ class EvaluationSpec(StrictModel):
     """Folder that its relative paths start at."""
     cache_dir: Path | None
     """Folder for indexes of sources that have none of their own."""
+    num_steps: int | None = None
+    """Steps that are taken of it; ``None`` for all."""
 
 
 class RankSpec(StrictModel):

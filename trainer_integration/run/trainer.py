@@ -123,6 +123,7 @@ class Trainer:
             base_dir=spec.base_dir,
             tree=ClientPlaceTree.of(),
             cache_dir=spec.cache_dir,
+            num_steps=spec.num_steps,
         )
         return evaluate(self._model, plane, self._groups).loss
 

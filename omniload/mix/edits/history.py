@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
 from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
 
 from omniload.base.errors import ConfigError
 from omniload.base.state import Json
-from omniload.mix.config import MixConfig, Stage, WeightsConfig
+from omniload.mix.config import MixConfig, SourceConfig, Stage, WeightsConfig
 from omniload.mix.edits.edit import (
     MOST_EDITS,
     AddSource,
@@ -244,7 +245,8 @@ class History:
                 # A ramp under way ends here; stages that begin later hold as they are declared.
                 later = [stage for stage in mix.mix.stages if stage.from_step > step]
                 return [_weighted(stages[0], {**stages[0].weights, **weights}, step), *later]
-            case AddSource(name=name, weight=weight):
+            case AddSource(name=name, source=source, weight=weight):
+                self._require_split(name, source)
                 if name in mix.sources:
                     raise ConfigError(
                         f"source {name!r} is in the mix already; choose another name, or give it a weight with "
@@ -267,6 +269,12 @@ class History:
                 ]
             case _:
                 assert_never(change)
+
+    def _require_split(self, name: str, source: SourceConfig) -> None:
+        try:
+            self.base.inherited(source)
+        except PydanticCustomError as fault:
+            raise ConfigError(f"source {name!r}: {fault.message()}") from fault
 
     def _require_known(self, names: Mapping[str, float] | Sequence[str]) -> None:
         known = self.latest.names
@@ -338,7 +346,7 @@ def _edited_mix(before: MixConfig, edit: Edit) -> MixConfig:
     weights = before.mix.model_copy(update={"stages": (*kept, *edit.stages)})
     sources, change = before.sources, edit.change
     if isinstance(change, AddSource):
-        sources = {**sources, change.name: change.source}
+        sources = {**sources, change.name: before.inherited(change.source)}
     return before.model_copy(update={"mix": weights, "sources": sources})
 
 

@@ -1,7 +1,7 @@
 """What a mix file says of how records become samples: one model a transform, in one closed list.
 
-A transform keeps positions: what samples a record gives, one, several or none, is decided by the record, the
-transform and the length of rows alone.
+A transform keeps positions: what samples a record gives, one, several or none, is decided by the record, its position,
+the transform and the length of rows alone.
 """
 
 from typing import Annotated, Literal, Self
@@ -16,6 +16,7 @@ __all__ = [
     "ClampTransform",
     "FilterTransform",
     "ImagesTransform",
+    "MiddleTransform",
     "TransformConfig",
 ]
 
@@ -103,7 +104,31 @@ class FilterTransform(StrictModel):
     """Samples whose mask trains on fewer tokens are left out: a conversation without an answer teaches nothing."""
 
 
+Mark = Annotated[str, Field(min_length=1, max_length=256)] | Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class MiddleTransform(StrictModel):
+    """Fill in the middle: of some documents the middle comes last. Rearranges tokens and adds three marks.
+
+    Which documents, where they are cut and in which form depends on seed, source and position alone. The token
+    that ends a document stays its last one.
+    """
+
+    type: Literal["fim"]
+    rate: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
+    """Share of the documents that are rearranged."""
+    spm: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
+    """Share of those in the form suffix, prefix, middle; the others are prefix, suffix, middle."""
+    prefix: Mark
+    """Token that begins the prefix: its name in the vocabulary, such as ``<fim_prefix>``, or its id."""
+    suffix: Mark
+    """Token that begins the suffix."""
+    middle: Mark
+    """Token that begins the middle."""
+
+
 # A closed list. The file names a transform, never a class to import.
 TransformConfig = Annotated[
-    ChatTransform | ImagesTransform | ClampTransform | FilterTransform, Field(discriminator="type")
+    ChatTransform | ImagesTransform | ClampTransform | FilterTransform | MiddleTransform,
+    Field(discriminator="type"),
 ]

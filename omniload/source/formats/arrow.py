@@ -25,7 +25,9 @@ from omniload.source.parsing.arrow_columns import (
     Holds,
     records_of,
     require_column,
+    require_key,
     require_others,
+    with_keys,
     with_others,
 )
 from omniload.source.parsing.arrow_messages import END_OF_STREAM, FILE_MAGIC, messages_of
@@ -43,7 +45,7 @@ _INDICES = ("_indices_files", "_indices_data_files")
 class ArrowFormat(Format):
     """Reads a column of text or of lists of integers, one batch at a time."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what the mix file says of the source
         self,
         files: Sequence[ShardFile],
         *,
@@ -52,12 +54,14 @@ class ArrowFormat(Format):
         cache: IndexCache | None = None,
         others: Mapping[TableColumn, str] = NO_COLUMNS,
         images: tuple[str, ...] = (),
+        key: str | None = None,
     ) -> None:
         self.holds_text, self._holds = holds != "tokens", holds
-        self._files, self._column, self._others = files, column, others
+        self._files, self._column, self._others, self._key = files, column, others, key
         self._images = images
         """The column of images, where it has one."""
-        kind = "/".join(("arrow", holds, column, *others.values(), *images))
+        keys = () if key is None else ("key", key)
+        kind = "/".join(("arrow", holds, column, *others.values(), *images, *keys))
         self._units = index_of(files, self._index, kind=kind, cache=cache)
         # Consecutive units mostly follow the same schema, which is read once.
         self._before: tuple[int, list[tuple[int, int]], bytes] = -1, [], b""
@@ -69,11 +73,14 @@ class ArrowFormat(Format):
     @override
     def read_unit(self, unit: int) -> Records:
         file, where = self._place(unit)
-        names = (self._column, *self._others.values(), *self._images)
+        keyed = () if self._key is None else (self._key,)
+        names = (self._column, *self._others.values(), *self._images, *keyed)
         column, *others = self._columns_of(unit, names)
         place = f"{file.path}: {where}"
+        keys = others.pop() if keyed else None
         records = records_of(column, place, self._holds)
         records = with_others(records, dict(zip(self._others, others, strict=False)), place)
+        records = with_keys(records, keys, place)
         return with_images(records, others[-1]) if self._images else records
 
     @override
@@ -146,6 +153,7 @@ class ArrowFormat(Format):
         require_others(schema, self._others, file.path)
         for column in self._images:
             require_images(schema, column, file.path)
+        require_key(schema, self._key, file.path)
         largest = max((stop - start for start, stop in zip(starts, stops, strict=True)), default=0)
         if largest > MAX_UNIT_BYTES:
             raise ConfigError(
@@ -163,7 +171,8 @@ class ArrowFormat(Format):
 def _read_columns(data: pa.Buffer, columns: Sequence[str]) -> list[pa.ChunkedArray]:
     schema = pa.ipc.open_stream(data).schema
     options = pa.ipc.IpcReadOptions(
-        included_fields=[schema.get_field_index(column) for column in columns], use_threads=False
+        included_fields=[schema.get_field_index(column) for column in dict.fromkeys(columns)],
+        use_threads=False,
     )
     with pa.ipc.open_stream(data, options=options) as reader:
         table = reader.read_all()
@@ -227,6 +236,7 @@ def _opened(config: ArrowSource, files: Sequence[ShardFile], cache: IndexCache |
         cache=cache,
         others=config.columns,
         images=config.image_members,
+        key=config.key_column,
     )
 
 

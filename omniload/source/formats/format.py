@@ -55,6 +55,8 @@ class Records:
     """Where the first bad record is and what is wrong with it."""
     others: Mapping[str, Ragged] = field(default_factory=dict)
     """Further columns by name, a sequence a record; an aligned one has the lengths of ``column`` where that is good."""
+    keys_B: NDArray[np.uint64] | None = None
+    """Hash of what each record is known by, where its source names that; see ``omniload.mix.schema.splits``."""
 
     @classmethod
     def of_texts(cls, texts: "list[str | None]", reason: str = "") -> Self:

@@ -5,9 +5,8 @@ its neighbours, nor on the unit that it falls into. A line that cannot be used k
 position, so mending it later moves no other record.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +17,7 @@ from typing_extensions import override
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.base.units import format_bytes
+from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import JsonlSource
 from omniload.source.content import digested
 from omniload.source.files import ShardFile, reading
@@ -31,7 +31,7 @@ from omniload.source.parsing.compressed import (
     require_held_whole,
     stream_of,
 )
-from omniload.source.parsing.lines import BadLineError, text_of
+from omniload.source.parsing.lines import BadLineError, key_in, object_of, text_in
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "JsonlFormat"]
@@ -52,9 +52,10 @@ class JsonlFormat(Format):
         unit_bytes: int,
         cache: IndexCache | None = None,
         nested: bool = False,
+        known_by: str | None = None,
     ) -> None:
-        self._files, self._key, self._unit_bytes = files, key, unit_bytes
-        self._text_of = partial(text_of, key=key, nested=nested)
+        self._files, self._unit_bytes = files, unit_bytes
+        self._read = _LineReader(key=key, nested=nested, known_by=known_by)
         self._units = index_of(files, self._index, kind=f"jsonl/{unit_bytes}", cache=cache)
 
     @override
@@ -75,7 +76,7 @@ class JsonlFormat(Format):
                 "the file is not the one that was indexed, start anew"
             )
         before = self._units.rows_U[:unit][self._units.shards_U[:unit] == shard]
-        return _records(data, ends, self._text_of, file.path, int(before.sum()) + 1)
+        return _records(data, ends, self._read, file.path, int(before.sum()) + 1)
 
     @override
     def first_records(self) -> Records:
@@ -87,7 +88,7 @@ class JsonlFormat(Format):
         ends = _line_ends(data)
         if len(data) == FIRST_BYTES and len(ends) and ends[-1] == len(data):
             ends = ends[:-1]  # cut off in the middle
-        return _records(data, ends, self._text_of, file.path, first_line=1)
+        return _records(data, ends, self._read, file.path, first_line=1)
 
     def _index(self, file: ShardFile) -> FileUnits:
         digest = xxhash.xxh3_128()
@@ -182,18 +183,19 @@ def _line_ends(data: pa.Buffer) -> NDArray[np.int64]:
 def _records(
     data: pa.Buffer,
     ends: NDArray[np.int64],
-    read: Callable[[memoryview], bytes],
+    read: "_LineReader",
     path: str,
     first_line: int,
 ) -> Records:
     """Read line after line; ``first_line`` is the number of the first in the file."""
     view = memoryview(data)
     texts, lengths = bytearray(), np.zeros(len(ends), np.int64)
+    keys = np.zeros(len(ends), np.uint64)
     bad = np.zeros(len(ends), np.bool_)
     reason, start = "", 0
     for i, end in enumerate(ends.tolist()):
         try:
-            text = read(view[start:end])
+            text, keys[i] = read(view[start:end])
         except BadLineError as error:
             bad[i] = True
             reason = reason or f"{path}:{first_line + i}: {error}"
@@ -204,12 +206,43 @@ def _records(
     offsets = np.zeros(len(ends) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     column = Ragged(values_V=np.frombuffer(texts, np.uint8), offsets=offsets)
-    return Records(column=column, bad_B=bad, reason=reason)
+    return Records(
+        column=column, bad_B=bad, reason=reason, keys_B=keys if read.known_by is not None else None
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LineReader:
+    """What is read of a line."""
+
+    key: str
+    """Key of the text."""
+    nested: bool
+    """Whether the text may be a list or an object."""
+    known_by: str | None
+    """Key of what the line is known by, where that is asked for."""
+
+    def __call__(self, line: memoryview) -> tuple[bytes, int]:
+        """Return the text of a line, and the hash of what it is known by.
+
+        Raises:
+            BadLineError: It has none.
+        """
+        value = object_of(line)
+        if value is None:
+            return b"", 0
+        text = text_in(value, self.key, nested=self.nested)
+        return text, 0 if self.known_by is None else key_of(key_in(value, self.known_by))
 
 
 def _opened(config: JsonlSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
     return JsonlFormat(
-        files, key=config.text, unit_bytes=config.unit, cache=cache, nested=config.is_nested
+        files,
+        key=config.text,
+        unit_bytes=config.unit,
+        cache=cache,
+        nested=config.is_nested,
+        known_by=config.key_column,
     )
 
 

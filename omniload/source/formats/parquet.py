@@ -19,7 +19,9 @@ from omniload.source.parsing.arrow_columns import (
     Holds,
     records_of,
     require_column,
+    require_key,
     require_others,
+    with_keys,
     with_others,
 )
 from omniload.source.parsing.image_cells import require_images, with_images
@@ -33,7 +35,7 @@ _FIRST_ROWS = 64
 class ParquetFormat(Format):
     """Reads a column of text or of lists of integers."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what the mix file says of the source
         self,
         files: Sequence[ShardFile],
         *,
@@ -42,12 +44,14 @@ class ParquetFormat(Format):
         cache: IndexCache | None = None,
         others: Mapping[TableColumn, str] = NO_COLUMNS,
         images: tuple[str, ...] = (),
+        key: str | None = None,
     ) -> None:
         self.holds_text, self._holds = holds != "tokens", holds
-        self._files, self._column, self._others = files, column, others
+        self._files, self._column, self._others, self._key = files, column, others, key
         self._images = images
         """The column of images, where it has one."""
-        kind = "/".join(("parquet", holds, column, *others.values(), *images))
+        keys = () if key is None else ("key", key)
+        kind = "/".join(("parquet", holds, column, *others.values(), *images, *keys))
         self._units = index_of(files, self._index, kind=kind, cache=cache)
         # Consecutive units mostly share a shard; its footer is parsed once.
         self._opened: tuple[int, pq.ParquetFile] | None = None
@@ -72,7 +76,8 @@ class ParquetFormat(Format):
             )
         records = records_of(column, where, self._holds)
         others = {name: table[other] for name, other in self._others.items()}
-        records = with_others(records, others, where)
+        keys = None if self._key is None else table[self._key]
+        records = with_keys(with_others(records, others, where), keys, where)
         return with_images(records, table[self._images[0]]) if self._images else records
 
     @override
@@ -92,7 +97,8 @@ class ParquetFormat(Format):
         return records_of(column, f"{file.path}: {part}", self._holds)
 
     def _columns(self) -> list[str]:
-        return [self._column, *self._others.values(), *self._images]
+        every = (self._column, *self._others.values(), *self._images, self._key)
+        return list(dict.fromkeys(name for name in every if name is not None))
 
     def _shard(self, shard: int) -> pq.ParquetFile:
         if self._opened is None or self._opened[0] != shard:
@@ -107,6 +113,7 @@ class ParquetFormat(Format):
             content = digest_of_ranges(file, parquet_ranges(file, metadata, self._columns()))
         require_column(schema, self._column, file.path, self._holds)
         require_others(schema, self._others, file.path)
+        require_key(schema, self._key, file.path)
         for column in self._images:
             require_images(schema, column, file.path)
         groups = np.arange(len(rows))
@@ -129,6 +136,7 @@ def _opened(config: ParquetSource, files: Sequence[ShardFile], cache: IndexCache
         cache=cache,
         others=config.columns,
         images=config.image_members,
+        key=config.key_column,
     )
 
 

@@ -16,10 +16,20 @@ from numpy.typing import NDArray
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.mix.columns import COLUMNS, TableColumn
+from omniload.mix.schema.splits import key_of
 from omniload.source.columns import drained, text_bytes
 from omniload.source.formats.format import Records
 
-__all__ = ["Holds", "records_of", "require_column", "require_others", "token_ids", "with_others"]
+__all__ = [
+    "Holds",
+    "records_of",
+    "require_column",
+    "require_key",
+    "require_others",
+    "token_ids",
+    "with_keys",
+    "with_others",
+]
 
 _INT32_MAX = np.iinfo(np.int32).max
 
@@ -117,6 +127,38 @@ def with_others(
             others={**records.others, name: other},
         )
     return records
+
+
+def require_key(schema: pa.Schema, key: str | None, path: str) -> None:
+    """Refuse a shard without the column of keys, or with another type of it.
+
+    Raises:
+        ConfigError: With what the shard has.
+    """
+    if key is None:
+        return
+    if schema.names.count(key) != 1:
+        raise ConfigError(
+            f"{path}: has no single column {key!r} for key; it has {', '.join(schema.names)}"
+        )
+    found = schema.field(key).type
+    if not (_is_text(found) or pa.types.is_integer(found)):
+        raise ConfigError(f"{path}: column {key!r} is {found}, not texts or integers, as a key is")
+
+
+def with_keys(records: Records, column: pa.ChunkedArray | None, where: str) -> Records:
+    """Add what records are known by; a record without it is bad. An integer is its decimal digits."""
+    if column is None:
+        return records
+    null_B = _nulls(column) & ~records.bad_B
+    texts = column.cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
+    return replace(
+        records,
+        keys_B=np.fromiter((key_of(text or b"") for text in texts), np.uint64, len(texts)),
+        bad_B=records.bad_B | null_B,
+        reason=records.reason
+        or (f"{where}: row {null_B.argmax()}: key is null" if null_B.any() else ""),
+    )
 
 
 def _other(name: str, column: pa.ChunkedArray, where: str) -> Ragged:

@@ -12,7 +12,7 @@ import orjson
 
 from omniload.base.errors import IntegrityError
 
-__all__ = ["LARGEST_DEPTH", "BadLineError", "text_of"]
+__all__ = ["LARGEST_DEPTH", "BadLineError", "key_in", "object_of", "text_in", "text_of"]
 
 LARGEST_DEPTH = 512
 """Deepest nesting of a line that strict JSON does not cover; one within strict JSON may have 1,024."""
@@ -45,18 +45,31 @@ def text_of(line: memoryview, key: str, *, nested: bool = False) -> bytes:
         BadLineError: The line is no JSON object, has no such key, or its value is no string of
             whole characters.
     """
+    value = object_of(line)
+    return b"" if value is None else text_in(value, key, nested=nested)
+
+
+def object_of(line: memoryview) -> dict[str, object] | None:
+    """Return the object of a line; ``None`` of a blank one.
+
+    Raises:
+        BadLineError: The line is no JSON object.
+    """
     value: object
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         if not bytes(line).strip(_BLANK):
-            return b""
+            return None
         value = _leniently(bytes(line), error)
     if not isinstance(value, dict):
         raise BadLineError(f"is a JSON {type(value).__name__}, not an object")
-    if key not in value:
-        raise BadLineError(f"has no key {key!r}; it has {_shown(value)}")
-    text = value[key]
+    return value
+
+
+def text_in(value: dict[str, object], key: str, *, nested: bool = False) -> bytes:
+    """Return the text under ``key`` of an object as UTF-8; see ``text_of``."""
+    text = _value_in(value, key)
     if nested and isinstance(text, list | dict):
         try:
             return orjson.dumps(text)
@@ -64,6 +77,28 @@ def text_of(line: memoryview, key: str, *, nested: bool = False) -> bytes:
             raise BadLineError(f"{key!r} cannot be written as JSON: {error}") from error
     if not isinstance(text, str):
         raise BadLineError(f"{key!r} is {text!r:.40}, not a string")
+    return _utf8(text, key)
+
+
+def key_in(value: dict[str, object], key: str) -> bytes:
+    """Return what a line is known by, under ``key`` of its object: a text, or an integer in decimal digits.
+
+    Raises:
+        BadLineError: There is no such key, or it holds something else.
+    """
+    known_by = _value_in(value, key)
+    if isinstance(known_by, bool) or not isinstance(known_by, str | int):
+        raise BadLineError(f"{key!r} is {known_by!r:.40}, not a text or an integer, as a key is")
+    return _utf8(str(known_by), key)
+
+
+def _value_in(value: dict[str, object], key: str) -> object:
+    if key not in value:
+        raise BadLineError(f"has no key {key!r}; it has {_shown(value)}")
+    return value[key]
+
+
+def _utf8(text: str, key: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ from omniload.mix.schema.transforms import (
     ClampTransform,
     FilterTransform,
     ImagesTransform,
+    MiddleTransform,
     TransformConfig,
 )
 from omniload.source.columns import as_binary, take, text_array
@@ -27,6 +29,7 @@ from omniload.source.transforms.chat import ChatEncoder
 from omniload.source.transforms.image_pieces import cut_to_rows
 from omniload.source.transforms.images import ImageEncoder
 from omniload.source.transforms.lengths import clamped, filtered
+from omniload.source.transforms.middle import MiddleFiller
 from omniload.source.transforms.samples import Encoder, PlainEncoder, Samples
 from omniload.source.transforms.template import ChatTemplate, TemplateFiles, read_template
 
@@ -44,6 +47,7 @@ class Pipeline:
         row_length: int | None = None,
     ) -> None:
         self._encoder, self._transforms = encoder, transforms
+        self._fillers: dict[MiddleTransform, MiddleFiller] = {}
         self._row_length = row_length
         self.digest = digest
         """Digest of the files and libraries that transforms depend on; empty where they depend on none."""
@@ -53,13 +57,24 @@ class Pipeline:
         """Whether records are text."""
         return self._encoder is not None
 
-    def of_texts(self, texts: pa.Array, others: Mapping[str, Ragged] = NO_COLUMNS) -> Samples:
-        """Return the samples of records of text, which have further columns ``others``."""
+    def with_fillers(self, fillers: Mapping[MiddleTransform, MiddleFiller]) -> Self:
+        """Return the pipeline with what its transforms of type ``fim`` are done by."""
+        self._fillers.update(fillers)
+        return self
+
+    def of_texts(
+        self,
+        texts: pa.Array,
+        others: Mapping[str, Ragged] = NO_COLUMNS,
+        positions_N: NDArray[np.int64] | None = None,
+    ) -> Samples:
+        """Return the samples of records of text, which have further columns ``others``; see ``of``."""
         assert self._encoder is not None, "records of this source are token ids"
         if isinstance(self._encoder, ImageEncoder):
-            return self.of(self._encoder.encode(texts, others))
+            return self.of(self._encoder.encode(texts, others), positions_N)
         made = self._encoder.encode(texts)
-        return self.of(replace(made, others={**others, **made.others}) if others else made)
+        made = replace(made, others={**others, **made.others}) if others else made
+        return self.of(made, positions_N)
 
     def of_records(self, records: Records, rows_N: NDArray[np.int64]) -> Samples:
         """Return the samples of some records of a unit, with what is needed to make them alone."""
@@ -74,14 +89,24 @@ class Pipeline:
         }
         return self.of_texts(text_array(taken), others)
 
-    def of(self, samples: Samples) -> Samples:
-        """Return the samples of records that are token ids."""
+    def of(self, samples: Samples, positions_N: NDArray[np.int64] | None = None) -> Samples:
+        """Return the samples of records that are token ids.
+
+        Args:
+            samples: The records.
+            positions_N: Where they stand in the source; ``None`` for an estimate, to which that is all one.
+        """
         for config in self._transforms:
             match config:
                 case ClampTransform():
                     samples = clamped(samples, config)
                 case FilterTransform():
                     samples = filtered(samples, config)
+                case MiddleTransform():
+                    places_N = (
+                        np.arange(len(samples.tokens)) if positions_N is None else positions_N
+                    )
+                    samples = self._fillers[config].of(samples, places_N)
                 case ChatTransform() | ImagesTransform():
                     pass  # the encoder
         return samples
@@ -100,6 +125,7 @@ def open_pipeline(
     tokenizer: TokenizerConfig | None,
     base_dir: Path,
     row_length: int | None = None,
+    seed: int = 0,
 ) -> Pipeline:
     """Open the tokenizer, and the files that transforms read.
 
@@ -109,10 +135,26 @@ def open_pipeline(
         tokenizer: Tokenizer of the mix.
         base_dir: Folder that relative paths start at.
         row_length: Tokens of a row, which samples with images are cut to; ``None`` leaves them whole.
+        seed: Seed of the mix; all one to an estimate.
 
     Raises:
-        ConfigError: There is no tokenizer for text, or a file is missing or damaged.
+        ConfigError: There is no tokenizer for text, or a file is missing or damaged, or a token is unknown.
     """
+    pipeline = _opened(name, config, tokenizer, base_dir, row_length)
+    filling = [each for each in config.transforms if isinstance(each, MiddleTransform)]
+    opened = open_tokenizer(tokenizer, base_dir) if tokenizer is not None and filling else None
+    return pipeline.with_fillers(
+        {each: _filler(name, config, each, opened, seed) for each in filling}
+    )
+
+
+def _opened(
+    name: str,
+    config: SourceConfig,
+    tokenizer: TokenizerConfig | None,
+    base_dir: Path,
+    row_length: int | None,
+) -> Pipeline:
     if not config.holds_text:
         return Pipeline(None, config.transforms)
     if tokenizer is None:
@@ -145,6 +187,46 @@ def _of_chat(
         raise
     encoder = ChatEncoder(template, opened, chat.loss)
     return Pipeline(encoder, config.transforms, _digest_of(files))
+
+
+def _filler(
+    name: str,
+    config: SourceConfig,
+    transform: MiddleTransform,
+    tokenizer: Tokenizer | None,
+    seed: int,
+) -> MiddleFiller:
+    """Find the tokens of a transform in the vocabulary.
+
+    Raises:
+        ConfigError: One is not there.
+    """
+    marks = []
+    size = 0 if tokenizer is None else tokenizer.vocab_size
+    for key in ("prefix", "suffix", "middle"):
+        mark: str | int = getattr(transform, key)
+        found = (
+            mark if isinstance(mark, int) else None if tokenizer is None else tokenizer.id_of(mark)
+        )
+        if found is None or (tokenizer is not None and found >= size):
+            has = (
+                "there is no tokenizer" if tokenizer is None else f"the tokenizer has {size} others"
+            )
+            raise ConfigError(
+                f"sources.{name}.transforms: fim: {key} is {mark!r}, and {has}; name a token of the vocabulary, "
+                "or its id"
+            )
+        marks.append(found)
+    end = getattr(config, "end_of_document", None)
+    if end is None and tokenizer is not None:
+        end = tokenizer.end_of_document_id
+    return MiddleFiller(
+        rate=transform.rate,
+        spm=transform.spm,
+        marks=marks,
+        end=end,
+        key=MiddleFiller.key_of(seed, name),
+    )
 
 
 def _digest_of(files: TemplateFiles) -> str:

@@ -11,7 +11,7 @@ from omniload.mix.config import OnError, ShuffleConfig
 from omniload.mix.order import Order
 from omniload.source.block_memory import BlockMemory
 from omniload.source.formats.format import Records, UnitTable
-from omniload.source.source import RecordSource
+from omniload.source.source import RecordRules, RecordSource
 from omniload.source.transforms.opening import Pipeline
 
 
@@ -54,7 +54,9 @@ def a_source(units, method="block", block_units=2):
         shuffle=ShuffleConfig(method=method, block_units=block_units),
     )
     skip = OnError(policy="skip", limit=10_000)
-    return RecordSource("web", order, held, pipeline=Pipeline(None, ()), on_error=skip), held
+    return RecordSource(
+        "web", order, held, pipeline=Pipeline(None, ()), rules=RecordRules(on_error=skip)
+    ), held
 
 
 def samples(block):

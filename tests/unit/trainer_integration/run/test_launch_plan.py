@@ -224,6 +224,24 @@ def test_a_mix_that_cannot_be_evaluated_on_is_refused(tmp_path, changes, said):
         read_plan(with_evaluation(tmp_path, **changes))
 
 
+def test_a_split_of_the_training_mix_is_evaluated_on_and_not_trained_on(tmp_path):
+    wanted = {"split": "eval", "every_steps": 5, "steps": 7}
+
+    plan = read_plan(write(tmp_path, mix={"splits": {"eval": 0.1}}, train={"evaluation": wanted}))
+    spec = RankSpec.model_validate_json(plan.rank_spec(0, plan.start_of(0), None).to_json())
+
+    assert spec.evaluation.mix.mix.stop == "each_once"
+    assert spec.evaluation.mix.sources["web"].split == "eval"
+    assert spec.mix.sources["web"].split == "train"
+    assert spec.evaluation.num_steps == 7
+    with pytest.raises(
+        ConfigError, match=r"mix.yaml: split is 'eval', and the mix holds out nothing"
+    ):
+        read_plan(write(tmp_path, train={"evaluation": wanted}))
+    with pytest.raises(ConfigError, match="evaluation: mix and split are not given; name a split"):
+        read_plan(write(tmp_path, train={"evaluation": {}}))
+
+
 def test_a_measured_crossover_reaches_ranks_as_its_number(tmp_path):
     rows = [
         Measured(top_k=k, seconds={"a2a": k, "ag_rs": 3}, sent_bytes={"a2a": 1, "ag_rs": 1})

@@ -1,0 +1,53 @@
+"""An evaluation's mix: a split of a training mix, gone through once."""
+
+from omniload.base.errors import ConfigError
+from omniload.mix.config import MixConfig
+from omniload.mix.schema.splits import TRAIN
+
+__all__ = ["held_out"]
+
+_SEED = 0
+
+
+def held_out(mix: MixConfig, split: str) -> MixConfig:
+    """Return the mix that hands out every document of a split exactly once.
+
+    Its order is the same for every training run: a seed of its own, one weight for all sources
+    and no stages. Packing, rows and tokenizer are those of the training mix.
+
+    Args:
+        mix: The training mix.
+        split: A split that some of its sources have; the others are left out.
+
+    Raises:
+        ConfigError: No source has such a split.
+    """
+    names = {name for source in mix.sources.values() for name in source.splits or ()}
+    drawn = {
+        name: source.model_copy(update={"split": split})
+        for name, source in mix.sources.items()
+        if split in (source.splits or ())
+    }
+    if not drawn:
+        raise ConfigError(
+            f"split is {split!r}, and the mix holds out {', '.join(sorted(names)) or 'nothing'}; "
+            + (
+                f"{TRAIN} is what is trained on: open the mix without split"
+                if split == TRAIN
+                else f"declare it, as in splits: {{{split}: 0.01}}"
+            )
+        )
+    weights = {
+        "level": mix.mix.level,
+        "stop": "each_once",
+        "stages": [{"from_step": 0, "weights": dict.fromkeys(drawn, 1.0)}],
+    }
+    return MixConfig.model_validate(
+        mix.model_dump()
+        | {
+            "seed": _SEED,
+            "split": split,
+            "sources": {name: source.model_dump() for name, source in drawn.items()},
+            "mix": weights,
+        }
+    )
