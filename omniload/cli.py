@@ -5,6 +5,7 @@ import click
 from omniload.commands.bench import bench
 from omniload.commands.check import check
 from omniload.commands.edits.verbs import add, retire, set_weights, skip, undo
+from omniload.commands.import_ import import_mix
 from omniload.commands.plan import plan
 from omniload.commands.preview import preview
 from omniload.commands.runs.audit import audit
@@ -33,6 +34,7 @@ for _verb in (
     audit,
     bench,
     check,
+    import_mix,
     plan,
     preview,
     retire,

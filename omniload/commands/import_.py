@@ -1,0 +1,162 @@
+"""``omniload mix import``: the mix of another tool as a mix file, or why it cannot be one."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from omniload.base.config import read_text
+from omniload.base.errors import ConfigError
+from omniload.base.state import Json
+from omniload.base.units import parse_count
+from omniload.base.writing import write_whole
+from omniload.commands.display import emit_json, output, say
+from omniload.commands.options import json_option
+from omniload.importing.documents import parsed
+from omniload.importing.fields import Report
+from omniload.importing.imported import Asked, mix_text
+from omniload.importing.tools import TOOLS
+from omniload.mix.sources import SOURCE_TYPES
+
+__all__ = ["import_mix"]
+
+
+def _count(_context: click.Context, option: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
+    try:
+        count = parse_count(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param=option) from error
+    assert isinstance(count, int), f"a count is a whole number, not {count!r}"
+    return count
+
+
+@click.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--from", "tool", type=click.Choice(sorted(TOOLS)), required=True, help="Whose file it is."
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    help="The mix file; printed where it is not given.",
+)
+@click.option(
+    "--tokenizer", type=click.Path(path_type=Path), help="tokenizer.json, or the folder of a model."
+)
+@click.option("--length", callback=_count, metavar="TOKENS", help="Tokens of a row, such as 4Ki.")
+@click.option(
+    "--batch",
+    callback=_count,
+    metavar="TOKENS",
+    help="Tokens of a step over all ranks, such as 4Mi.",
+)
+@click.option(
+    "--micro", callback=_count, metavar="TOKENS", help="Tokens of a microbatch of a rank."
+)
+@click.option("--seed", type=click.IntRange(min=0), help="In place of the file's.")
+@click.option("--text", metavar="NAME", help="Column, key or extension of the text.")
+@click.option("--tokens", metavar="NAME", help="Column of token ids.")
+@click.option(
+    "--type",
+    "source_type",
+    type=click.Choice(SOURCE_TYPES),
+    help="Of sources whose paths do not say it.",
+)
+@click.option("--dtype", metavar="TYPE", help="Of the ids of flat files, such as uint16.")
+@click.option(
+    "--end-of-document",
+    type=click.IntRange(min=0),
+    metavar="ID",
+    help="Token that ends a document of flat files.",
+)
+@click.option(
+    "--leave-out",
+    multiple=True,
+    metavar="KEY",
+    help="Go on without a key that would refuse the file.",
+)
+@json_option
+def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
+    file: Path,
+    tool: str,
+    output: Path | None,
+    tokenizer: Path | None,
+    length: int | None,
+    batch: int | None,
+    micro: int | None,
+    seed: int | None,
+    text: str | None,
+    tokens: str | None,
+    source_type: str | None,
+    dtype: str | None,
+    end_of_document: int | None,
+    leave_out: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Read FILE of another tool as a mix file.
+
+    Each key is carried over, noted as one without an equivalent that changes no sample, or refuses
+    the file: nothing is left out silently. What a tool keeps in code or on its command line is given
+    by options. The mix file is checked as far as it goes by itself; `omniload mix check` reads its data.
+
+    \b
+    Example:
+      omniload mix import blend.yaml --from energon --length 4Ki --batch 512Ki --tokenizer model/ -o mix.yaml
+      omniload mix check mix.yaml
+    """  # noqa: D301 -- click's own marker
+    report = Report(left_out=frozenset(leave_out))
+    asked = Asked(
+        file=file,
+        report=report,
+        text=text,
+        tokens=tokens,
+        dtype=dtype,
+        end_of_document=end_of_document,
+        source_type=source_type,
+    )
+    found = TOOLS[tool](parsed(read_text(file), str(file)), asked)
+    report.raise_faults(str(file))
+    beside = Path.cwd() if output is None else output.resolve().parent
+    written = mix_text(
+        found,
+        report.notes,
+        beside=beside,
+        heading=f"From {file.name} of {tool}.",
+        sizes={"row_tokens": length, "step_tokens": batch, "micro_tokens": micro, "seed": seed},
+        tokenizer=_tokenizer(tokenizer, beside),
+    )
+    if output is not None:
+        if output.exists():
+            raise ConfigError(f"{output}: is there already; give another --output, or remove it")
+        write_whole(output, written.encode())
+    _show(file, output, written, report, as_json=as_json)
+
+
+def _tokenizer(path: Path | None, beside: Path) -> Mapping[str, Json] | None:
+    if path is None:
+        return None
+    return {"type": "bpe", "path": str(path if Path.cwd() == beside else path.resolve())}
+
+
+def _show(
+    file: Path, written_to: Path | None, written: str, report: Report, *, as_json: bool
+) -> None:
+    if as_json:
+        emit_json(
+            {
+                "file": str(file),
+                "output": None if written_to is None else str(written_to),
+                "notes": list(report.notes),
+                "mix": written,
+            }
+        )
+        return
+    if written_to is None:
+        click.echo(written, nl=False)
+        return
+    for note in report.notes:
+        say(output(), note)
+    say(output(), f"{written_to}: next, omniload mix check {written_to}")

@@ -1,0 +1,143 @@
+"""axolotl's training file: datasets that are joined and shuffled, of text or of conversations.
+
+::
+
+    sequence_len: 4096
+    micro_batch_size: 2
+    gradient_accumulation_steps: 8
+    datasets:
+      - {path: data/notes.jsonl, type: completion, field: text}
+      - {path: data/chats, ds_type: json, type: chat_template, field_messages: messages}
+
+Datasets are joined there, so each goes through once: ``stop: each_once``, with weights by size.
+"""
+
+from pathlib import Path
+
+from omniload.base.state import JsonObject
+from omniload.importing.fields import Fields
+from omniload.importing.files import source_of_path
+from omniload.importing.imported import Asked, Imported, new_name
+
+__all__ = ["read"]
+
+_TYPES = {"json": "jsonl", "parquet": "parquet", "arrow": "arrow", "csv": "csv", "text": "text"}
+_OPENAI_ROLES = ("role", "content")
+
+
+def read(document: object, asked: Asked) -> Imported:
+    """Return the mix of the training file whose content is ``document``."""
+    found = Imported(base=Path.cwd(), stop="each_once")
+    top = Fields(document if isinstance(document, dict) else {}, "", asked.report)
+    found.row_tokens = top.take("sequence_len", int, 0) or None
+    rows = top.take("micro_batch_size", int, 1)
+    parts = top.take("gradient_accumulation_steps", int, 1)
+    if found.row_tokens:
+        found.micro_tokens = rows * found.row_tokens
+        found.step_tokens = found.micro_tokens * parts
+        asked.report.note(
+            "gradient_accumulation_steps", "batch.tokens is of one rank: multiply it by your ranks"
+        )
+    found.seed = max(top.take("seed", int, 42), 0)
+    weights: dict[str, float] = {}
+    for dataset in top.items("datasets"):
+        name, source, size = _dataset(dataset, asked, found)
+        found.sources[name], weights[name] = source, size
+    if not weights:
+        top.refuse("datasets", "names no dataset")
+    found.stages.append((0, weights))
+    epochs = top.number("num_epochs")
+    if epochs is not None and epochs != 1:
+        found.stop = "never"
+        asked.report.note(
+            "num_epochs",
+            f"is {epochs:g}: mix.stop is never; mix plan says the steps of an epoch",
+        )
+    if isinstance(held := top.peek("val_set_size"), int | float) and held:
+        top.refuse_if_set({"val_set_size": "a hold-out is declared as a mix of its own"})
+    top.refuse_if_set(
+        {
+            "pretraining_dataset": "datasets are known",
+            "curriculum_sampling": "the order of a file is no curriculum",
+        }
+    )
+    asked.report.note(
+        "", f"{len(top.keys)} keys of the training, and not of its data, were not read"
+    )
+    return found
+
+
+def _dataset(dataset: Fields, asked: Asked, found: Imported) -> tuple[str, JsonObject, float]:
+    """Return name, source and size in bytes of a dataset."""
+    path = dataset.need("path", str, "dataset")
+    files = dataset.texts("data_files")
+    name = new_name(dataset.take("name", str, "") or Path(path).stem, found.sources)
+    wanted = files or [path]
+    if not files and "://" not in path and not Path(path).exists():
+        dataset.refuse(
+            "path", f"{path!r} is no file or folder here: datasets of the hub are downloaded first"
+        )
+    source = source_of_path(wanted[0], dataset, asked, key="path")
+    if len(wanted) > 1:
+        source["path"] = [*wanted]
+    kind = dataset.take("ds_type", str, "")
+    if kind in _TYPES:
+        source["type"] = _TYPES[kind]
+    elif kind:
+        dataset.refuse("ds_type", f"is {kind!r}; known are {', '.join(_TYPES)}")
+    _read_form(dataset, source)
+    split = dataset.take("split", str, "train")
+    if split != "train":
+        dataset.refuse("split", f"is {split!r}: give the files of the split as data_files")
+    dataset.note(
+        {
+            "trust_remote_code": "no code of a dataset runs",
+            "preprocess_shards": "samples are made as they are read",
+            "message_property_mappings": "checked above",
+        }
+    )
+    dataset.end()
+    return name, source, max(_size(wanted), 1.0)
+
+
+def _read_form(dataset: Fields, source: JsonObject) -> None:
+    """Read what a record of the dataset is: text, or a conversation."""
+    form = dataset.take("type", str, "completion")
+    if form == "completion":
+        column = dataset.take("field", str, "text")
+        if source["type"] != "text":
+            source["text"] = column
+    elif form == "chat_template":
+        source["text"] = dataset.take("field_messages", str, "messages")
+        mapping = dataset.inner("message_property_mappings")
+        for key in mapping.keys:
+            value = mapping.take(key, str, key)
+            if key not in _OPENAI_ROLES or value != key:
+                mapping.refuse(key, f"is {value!r}; messages have the keys role and content")
+        roles = dataset.texts("roles_to_train")
+        template: JsonObject = {"type": "chat"}
+        if dataset.take("train_on_inputs", bool, False) or roles == ["all"]:
+            template["loss"] = "all"
+        elif roles not in ([], ["assistant"]):
+            dataset.refuse("roles_to_train", f"is {roles}; assistant alone is trained on, or all")
+        source["transforms"] = [template]
+        dataset.note(
+            {
+                "chat_template": "the template of --tokenizer holds; transforms[0].template names a file",
+                "train_on_eos": "what the template's turns hold is trained on",
+            }
+        )
+    else:
+        dataset.refuse("type", f"is {form!r}; completion and chat_template are known")
+
+
+def _size(paths: list[str]) -> float:
+    """Return the bytes of local files and folders."""
+    total = 0
+    for path in map(Path, paths):
+        try:
+            files = [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]
+            total += sum(file.stat().st_size for file in files)
+        except OSError:
+            continue  # check says why it cannot be read
+    return float(total)

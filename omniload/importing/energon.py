@@ -1,0 +1,257 @@
+"""Megatron-Energon's metadataset, version 2: a tree of blends, whose leaves are folders of tar shards.
+
+::
+
+    __module__: megatron.energon
+    __class__: MetadatasetV2
+    splits:
+      train:
+        blend:
+          - {weight: 5, path: ./web}
+          - {weight: 2, path: ./more.yaml}     # another metadataset: weights multiply
+
+A leaf has a folder ``.nv-meta``: ``dataset.yaml`` says which member holds which field of a
+sample, ``split.yaml`` which shards are of the split, ``.info.json`` how many samples each has.
+Nothing that these files name is imported.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from omniload.base.config import read_text
+from omniload.base.errors import OmniloadError
+from omniload.base.reading import read_small_file
+from omniload.base.state import Json, JsonObject
+from omniload.importing.documents import parsed
+from omniload.importing.fields import Fields
+from omniload.importing.imported import Asked, Imported, new_name
+from omniload.source.braces import expanded
+
+__all__ = ["read"]
+
+_DEEPEST = 16
+"""Metadatasets within metadatasets."""
+_MOST_INFO_BYTES = 64 << 20
+_TEXT_FIELDS = ("text", "caption", "texts")
+"""Fields of Energon's sample types that hold text."""
+
+
+def read(document: object, asked: Asked) -> Imported:
+    """Return the training split of the metadataset whose content is ``document``."""
+    found = Imported(base=asked.file.resolve().parent, level="sample")
+    reader = _Reader(asked, found)
+    reader.metadataset(document, asked.file.resolve(), 1.0, "train", {}, 0)
+    found.stages.append((0, reader.weights))
+    if not found.sources:
+        asked.report.refuse("splits.train", "holds no dataset")
+    return found
+
+
+class _Reader:
+    """Walks the tree and collects its leaves."""
+
+    def __init__(self, asked: Asked, found: Imported) -> None:
+        self._asked, self._found = asked, found
+        self._report = asked.report
+        self.weights: dict[str, float] = {}
+
+    def metadataset(
+        self,
+        document: object,
+        file: Path,
+        weight: float,
+        part: str,
+        tags: Mapping[str, str],
+        depth: int,
+    ) -> None:
+        """Read the split ``part`` of one file."""
+        where = "" if depth == 0 else str(file)
+        if depth > _DEEPEST:
+            self._report.refuse(
+                where,
+                f"stands {depth} metadatasets deep, at most {_DEEPEST}: is it part of itself?",
+            )
+            return
+        top = Fields(document if isinstance(document, dict) else {}, where, self._report)
+        kind = top.take("__class__", str, "")
+        if kind != "MetadatasetV2":
+            top.refuse("__class__", f"is {kind!r}; MetadatasetV2 is known")
+        top.take("__module__", str, "")
+        splits = top.inner("splits")
+        split = splits.inner(part)
+        for other in splits.keys:
+            splits.take(other, object, None)
+            self._report.note(splits.at(other), "is another split: declare it as an evaluation mix")
+        top.end()
+        self._node(split, file, weight, tags, depth)
+
+    def _node(
+        self, node: Fields, file: Path, weight: float, tags: Mapping[str, str], depth: int
+    ) -> None:
+        """Read a blend, or a reference to a dataset."""
+        node.refuse_if_set(
+            {
+                "join": "samples of several datasets are not joined",
+                "joiner": "samples of several datasets are not joined",
+                "subset": "a part of a dataset is not declared",
+                "aux": "samples have no further files",
+            }
+        )
+        if node.peek("blend") is not None:
+            entries = [(entry, entry.number("weight")) for entry in node.items("blend")]
+            total = sum(1.0 if share is None else share for _, share in entries) or 1.0
+            for entry, share in entries:
+                self._node(
+                    entry, file, weight * (1.0 if share is None else share) / total, tags, depth
+                )
+        elif node.peek("blend_epochized") is not None:
+            self._epochs(node, file, weight, tags, depth)
+        elif "path" in node.keys:
+            self._reference(node, file, weight, tags, depth)
+        else:
+            node.refuse("path", "is missing, and there is no blend")
+        node.end()
+
+    def _epochs(
+        self, node: Fields, file: Path, weight: float, tags: Mapping[str, str], depth: int
+    ) -> None:
+        """Read a blend by repetitions: the share of a dataset is how often its samples come in an epoch."""
+        entries = [(entry, entry.number("repetitions")) for entry in node.items("blend_epochized")]
+        sizes = [
+            (1.0 if times is None else times) * self._samples(entry, file)
+            for entry, times in entries
+        ]
+        total = sum(sizes) or 1.0
+        for (entry, _), size in zip(entries, sizes, strict=True):
+            self._node(entry, file, weight * size / total, tags, depth)
+
+    def _samples(self, entry: Fields, file: Path) -> float:
+        """Return the samples of a leaf, which the share of an epoch is counted in."""
+        folder = file.parent / str(entry.peek("path"))
+        counts = _json(folder / ".nv-meta" / ".info.json").get("shard_counts")
+        if isinstance(counts, dict):
+            part = str(entry.peek("split_part") or "train")
+            named = {shard for pattern in _shards(folder, part)[0] for shard in expanded(pattern)}
+            return float(
+                sum(n for name, n in counts.items() if name in named and isinstance(n, int))
+            )
+        entry.refuse(
+            "repetitions",
+            f"count samples, and {folder}/.nv-meta/.info.json says none; run beside the data",
+        )
+        return 1.0
+
+    def _reference(
+        self, node: Fields, file: Path, weight: float, tags: Mapping[str, str], depth: int
+    ) -> None:
+        """Read a reference to another metadataset or to a folder of shards."""
+        path = node.need("path", str, ".")
+        part = node.take("split_part", str, "train")
+        flavors = node.inner("subflavors")
+        tags = {
+            **tags,
+            **{new_name(key, ()): str(flavors.take(key, object, None)) for key in flavors.keys},
+        }
+        node.note(
+            {
+                "shuffle_over_epochs_multiplier": "an epoch is shuffled by itself",
+                "dataset_config": "dataset.yaml is read",
+                "split_config": "split.yaml is read",
+            }
+        )
+        if "://" in path or "\x00" in path:
+            node.refuse(
+                "path",
+                f"{path!r}: what is in .nv-meta of a store cannot be read here; import beside a copy",
+            )
+            return
+        target = file.parent / path
+        if target.suffix in (".yaml", ".yml"):
+            try:
+                document = parsed(read_text(target), str(target))
+            except OmniloadError as error:
+                node.refuse("path", str(error))
+                return
+            self.metadataset(document, target, weight, part, tags, depth + 1)
+            return
+        self._leaf(node, target, part, weight, tags)
+
+    def _leaf(
+        self, node: Fields, folder: Path, part: str, weight: float, tags: Mapping[str, str]
+    ) -> None:
+        text = self._text_of(node, folder)
+        if text is None:
+            return
+        shards, why = _shards(folder, part)
+        if why is not None:
+            node.refuse("path", why)
+        paths: list[Json] = [str(folder / shard) for shard in shards]
+        source: JsonObject = {"type": "webdataset", "path": paths, **text}
+        if tags:
+            source["tags"] = dict(tags)
+        same = (name for name, known in self._found.sources.items() if known == source)
+        if (name := next(same, None)) is None:
+            name = new_name(folder.name, self._found.sources)
+            self._found.sources[name] = source
+        self.weights[name] = self.weights.get(name, 0.0) + weight
+
+    def _text_of(self, node: Fields, folder: Path) -> JsonObject | None:
+        """Return the keys of a source that say where the text of a sample is."""
+        if self._asked.text is not None:
+            return {"text": self._asked.text}
+        file = folder / ".nv-meta" / "dataset.yaml"
+        try:
+            settings = parsed(read_text(file), str(file))
+        except OmniloadError as error:
+            node.refuse("path", f"{error}; or give --text EXTENSION")
+            return None
+        fields = settings.get("field_map") if isinstance(settings, dict) else None
+        fields = fields if isinstance(fields, dict) else {}
+        name = next((name for name in _TEXT_FIELDS if name in fields), None)
+        if name is None:
+            node.refuse(
+                "path",
+                f"{file}: its field_map {fields!r:.100} holds no text; give --text EXTENSION",
+            )
+            return None
+        if others := sorted(str(other) for other in fields if other != name):
+            self._report.note(str(folder), f"of a sample, {', '.join(others)} is not read")
+        member, _, inner = str(fields[name]).partition("[")
+        return {"text": member, "key": inner.rstrip("]")} if inner else {"text": member}
+
+
+def _json(file: Path) -> dict[str, object]:
+    try:
+        content = json.loads(
+            read_small_file(file, most_bytes=_MOST_INFO_BYTES, what="counts of shards")
+        )
+    except (OmniloadError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _shards(folder: Path, part: str) -> tuple[list[str], str | None]:
+    """Return the shards of a split, as patterns within the folder, and what cannot be declared of them."""
+    file = folder / ".nv-meta" / "split.yaml"
+    try:
+        settings = parsed(read_text(file), str(file))
+    except OmniloadError as error:
+        return [], str(error)
+    fields: dict[object, object] = settings if isinstance(settings, dict) else {}
+    parts, excluded = fields.get("split_parts"), fields.get("exclude") or []
+    named = parts.get(part) if isinstance(parts, dict) else None
+    if not isinstance(named, list) or not named:
+        return [], f"{file}: names no shard of the split {part!r}"
+    shards, dropped = (
+        [str(shard) for shard in named],
+        {str(shard) for shard in excluded if shard} if isinstance(excluded, list) else set(),
+    )
+    if outside := [shard for shard in shards if ".." in Path(shard).parts or shard.startswith("/")]:
+        return [], f"{file}: {outside[0]!r} is outside the folder"
+    if unknown := sorted(dropped - set(shards)):
+        return (
+            [],
+            f"{file}: excludes {unknown[0]!r}, no shard that it names one by one; samples are not left out",
+        )
+    return [shard for shard in shards if shard not in dropped], None

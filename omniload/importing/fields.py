@@ -1,0 +1,167 @@
+"""The keys of another tool's file: each is read, noted as without an equivalent, or refused."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from omniload.base.errors import ConfigError
+
+__all__ = ["Fields", "Report"]
+
+Value = TypeVar("Value")
+_SHOWN = 60
+"""Letters of a value that a message shows."""
+_MOST_FAULTS = 50
+"""Faults that a message lists."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What an import came upon: faults, which refuse it, and notes for a person."""
+
+    left_out: frozenset[str] = frozenset()
+    """Keys that the user has given up."""
+    notes: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    def note(self, where: str, said: str) -> None:
+        """Say what has no equivalent and changes no sample, or what was assumed; once, however often it stands."""
+        line = f"{where}: {said}" if where else said
+        if line not in self.notes:
+            self.notes.append(line)
+
+    def refuse(self, where: str, said: str) -> None:
+        """Refuse the import, once everything has been read."""
+        self.faults.append(f"{where}: {said}" if where else said)
+
+    def raise_faults(self, name: str) -> None:
+        """Refuse the file called ``name`` if there was a fault.
+
+        Raises:
+            ConfigError: Listing all of them.
+        """
+        if self.faults:
+            shown = self.faults[:_MOST_FAULTS]
+            if len(self.faults) > len(shown):
+                shown.append(f"and {len(self.faults) - len(shown)} more")
+            raise ConfigError("\n".join(f"{name}: {fault}" for fault in shown))
+
+
+class Fields:
+    """One mapping of the file, and which of its keys were dealt with."""
+
+    def __init__(self, content: Mapping[str, object], where: str, report: Report) -> None:
+        """Read ``content``, which stands at the key ``where``; the empty text is the whole file."""
+        self._content, self._where, self._report = dict(content), where, report
+        for key in [key for key in self._content if key in report.left_out]:
+            report.note(self.at(key), f"{_shown(self._content.pop(key))} was left out, as asked")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys that were not dealt with yet."""
+        return tuple(self._content)
+
+    def at(self, key: str | int) -> str:
+        """Return where a key stands in the file."""
+        name = f"[{key}]" if isinstance(key, int) else key
+        return f"{self._where}.{name}".replace(".[", "[") if self._where else name
+
+    def take(self, key: str, kind: type[Value], default: Value) -> Value:
+        """Return the value of a key; where it is missing or null, ``default``."""
+        value = self._content.pop(key, None)
+        if value is None:
+            return default
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            self.refuse(key, f"{_shown(value)} is no {_KINDS.get(kind, kind.__name__)}")
+            return default
+        return value
+
+    def peek(self, key: str) -> object:
+        """Return the value of a key as it stands, and leave it to be dealt with."""
+        return self._content.get(key)
+
+    def need(self, key: str, kind: type[Value], default: Value) -> Value:
+        """Return the value of a key that must be there; ``default`` lets the reading go on behind a fault."""
+        if self._content.get(key) is None:
+            self.refuse(key, "is missing")
+        return self.take(key, kind, default)
+
+    def number(self, key: str, *, least: float = 0.0) -> float | None:
+        """Return a number that is at least ``least``, None where it is missing."""
+        if self._content.get(key) is None:
+            self._content.pop(key, None)
+            return None
+        value = self.take(key, float, least)
+        if not least <= value < float("inf"):
+            self.refuse(key, f"is {value}; it is a number from {least:g} on")
+            return least
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """Return a text or a list of texts as a list; empty where it is missing."""
+        value = self._content.pop(key, None)
+        if value is None:
+            return []
+        if isinstance(value, str):
+            return [value]
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+            return value
+        self.refuse(key, f"{_shown(value)} is no text and no list of texts")
+        return []
+
+    def inner(self, key: str) -> "Fields":
+        """Return the mapping at a key; an empty one where it is missing."""
+        content: Mapping[str, object] = self.take(key, dict, {})
+        return Fields(content, self.at(key), self._report)
+
+    def items(self, key: str) -> Iterator["Fields"]:
+        """Yield the mappings of the list at a key."""
+        listed: Sequence[object] = self.take(key, list, [])
+        for i, content in enumerate(listed):
+            if isinstance(content, dict):
+                yield Fields(content, f"{self.at(key)}[{i}]", self._report)
+            else:
+                self.refuse(key, f"[{i}] is {_shown(content)}, no mapping")
+
+    def note(self, meanings: Mapping[str, str]) -> None:
+        """Note keys, where they are set, that change no sample here, each with the reason."""
+        for key, why in meanings.items():
+            value = self._content.pop(key, None)
+            if value not in (None, False, [], {}, ""):
+                self._report.note(self.at(key), f"{_shown(value)} has no equivalent: {why}")
+
+    def refuse(self, key: str, said: str) -> None:
+        """Refuse what stands at a key."""
+        self._report.refuse(self.at(key), said)
+
+    def refuse_if_set(self, meanings: Mapping[str, str]) -> None:
+        """Refuse keys, where they are set, that would change samples and have no equivalent, each with the reason."""
+        for key, why in meanings.items():
+            value = self._content.pop(key, None)
+            if value not in (None, False, [], {}, ""):
+                self.refuse(key, f"{_shown(value)}: {why}; --leave-out {key} goes on without it")
+
+    def end(self) -> None:
+        """Refuse the keys that nothing was done with: what they mean is not known here."""
+        for key in self._content:
+            self.refuse(
+                key,
+                f"{_shown(self._content[key])}: this key is not known; --leave-out {key} goes on without it",
+            )
+
+
+_KINDS: dict[type, str] = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "truth",
+    list: "list",
+    dict: "mapping",
+}
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

@@ -1,0 +1,77 @@
+"""Sources of files whose names or whose users tell what is in them."""
+
+from pathlib import Path
+
+from omniload.base.state import JsonObject
+from omniload.importing.fields import Fields
+from omniload.importing.imported import Asked
+
+__all__ = ["numpy_source", "source_of_path"]
+
+_TYPES = {
+    ".parquet": "parquet", ".jsonl": "jsonl", ".json": "jsonl", ".zst": "jsonl", ".gz": "jsonl", ".arrow": "arrow",
+    ".csv": "csv", ".txt": "text", ".tar": "webdataset",
+}  # fmt: skip
+
+
+def numpy_source(paths: list[str], asked: Asked, *, row_tokens: int | None) -> JsonObject:
+    """Return a source of numpy tokens; without a token that ends documents it is cut into rows of ``row_tokens``."""
+    source: JsonObject = {"type": "numpy", "path": [*paths] if len(paths) != 1 else paths[0]}
+    if asked.dtype is not None:
+        source["dtype"] = asked.dtype
+    elif any(not path.endswith(".npy") for path in paths):
+        asked.report.note(
+            "",
+            "files other than .npy do not say the type of their ids: give --dtype",
+        )
+    else:
+        asked.report.note(
+            "",
+            "files of OLMo are flat although they end in .npy: if check says so, give --dtype uint32 (or uint16)",
+        )
+    if asked.end_of_document is not None:
+        source["end_of_document"] = asked.end_of_document
+    elif row_tokens is not None:
+        source["row_tokens"] = row_tokens
+    else:
+        asked.report.refuse(
+            "", "documents end with a token that the file does not say: give --end-of-document ID"
+        )
+    return source
+
+
+def source_of_path(path: str, fields: Fields, asked: Asked, *, key: str = "sources") -> JsonObject:
+    """Return a source of the files at a path, of the type that their names tell or the user says."""
+    kind = asked.source_type or _kind_of(path)
+    if kind is None:
+        fields.refuse(
+            key, f"{path!r}: its files do not tell what they hold; give --type parquet, jsonl, ..."
+        )
+        kind = "jsonl"
+    source: JsonObject = {"type": kind, "path": path}
+    if asked.tokens is not None:
+        source["tokens"] = asked.tokens
+    elif asked.text is not None and kind != "text":
+        source["text"] = asked.text
+    elif kind in ("parquet", "arrow"):
+        source["text"] = "text"
+        asked.report.note(
+            "", "the column of text is taken to be text; give --text or --tokens NAME for another"
+        )
+    return source
+
+
+def _kind_of(path: str) -> str | None:
+    """Return the type of the files at a path: by its suffix, or, of a local folder, of the files in it."""
+    if kind := _TYPES.get(Path(path).suffix):
+        return kind
+    folder = Path(path)
+    try:
+        if folder.is_dir():
+            if (folder / "index.json").is_file():
+                return "mds"
+            found = {_TYPES.get(file.suffix) for file in folder.iterdir()} - {None}
+            return found.pop() if len(found) == 1 else None
+    except OSError:
+        return None  # check says why it cannot be read
+    return None

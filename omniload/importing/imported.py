@@ -1,0 +1,146 @@
+"""What every tool's file comes to, and the mix file that is written of it."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from omniload.base.config import checked
+from omniload.base.errors import ConfigError
+from omniload.base.secrets import without_secrets
+from omniload.base.state import Json, JsonObject
+from omniload.importing.fields import Report
+from omniload.mix.config import MixConfig
+
+__all__ = ["Asked", "Imported", "mix_text", "new_name"]
+
+_NAME_LENGTH = 100
+_PARTS_A_STEP = 8
+"""Microbatches of a step where nothing says how many tokens one holds."""
+_WIDTH = 110
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the user says beside the file: other tools keep it in code or on their command line."""
+
+    file: Path
+    """The file that is imported; relative paths in it start where its tool says."""
+    report: Report
+    text: str | None = None
+    """Column, key or extension of the text."""
+    tokens: str | None = None
+    """Column of token ids."""
+    dtype: str | None = None
+    """Type of the ids of flat files."""
+    end_of_document: int | None = None
+    """Token that ends every document of flat files."""
+    source_type: str | None = None
+    """Type of the sources, where their paths do not say."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Imported:
+    """A mix of another tool in the words of a mix file."""
+
+    base: Path
+    """Folder that relative paths start at."""
+    sources: dict[str, JsonObject] = field(default_factory=dict)
+    stages: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    """First step and weights of each stage."""
+    level: Literal["token", "sample"] = "token"
+    stop: Literal["never", "first_exhausted", "all_exhausted", "each_once"] = "never"
+    method: Literal["best_fit", "concat_and_split"] = "best_fit"
+    seed: int | None = None
+    row_tokens: int | None = None
+    """Tokens of a row."""
+    step_tokens: int | None = None
+    """Tokens of a step over all ranks."""
+    micro_tokens: int | None = None
+    """Tokens of a microbatch of a rank."""
+
+
+def new_name(wanted: str, taken: Iterable[str]) -> str:
+    """Return a name for a source that a mix file allows and nothing has yet."""
+    name = re.sub(r"[^A-Za-z0-9_.\-]+", "_", wanted).strip("_.-")[-_NAME_LENGTH:].lstrip("_.-")
+    name, taken = name or "source", set(taken)
+    if name not in taken:
+        return name
+    return next(
+        new for number in range(2, len(taken) + 3) if (new := f"{name}_{number}") not in taken
+    )
+
+
+def mix_text(
+    found: Imported,
+    notes: Iterable[str],
+    *,
+    beside: Path,
+    heading: str,
+    sizes: Mapping[str, int | None],
+    tokenizer: Mapping[str, Json] | None,
+) -> str:
+    """Return the mix file.
+
+    Args:
+        found: What the other tool's file came to.
+        notes: Lines of the report; they stand at the head of the file.
+        beside: Folder of the mix file: relative paths start there.
+        heading: Where it comes from.
+        sizes: ``seed``, ``row_tokens``, ``step_tokens``, ``micro_tokens`` as the user asks for them, or None.
+        tokenizer: The section of the mix file.
+
+    Raises:
+        ConfigError: A size is nowhere said, or what was found is no mix.
+    """
+    row = _size(sizes["row_tokens"], found.row_tokens, "--length", "tokens of a row")
+    step = _size(
+        sizes["step_tokens"], found.step_tokens, "--batch", "tokens of a step over all ranks"
+    )
+    step = max(1, step // row) * row
+    micro = sizes["micro_tokens"] or found.micro_tokens or step // _PARTS_A_STEP
+    content: JsonObject = {
+        "version": 1,
+        "seed": sizes["seed"] if sizes["seed"] is not None else found.seed or 0,
+        **({} if tokenizer is None else {"tokenizer": dict(tokenizer)}),
+        "sources": {
+            name: {**source, "path": _paths(source["path"], found.base, beside)}
+            for name, source in found.sources.items()
+        },
+        "mix": {
+            "level": found.level,
+            "stop": found.stop,
+            "stages": [
+                {"from_step": first, "weights": dict(weights)} for first, weights in found.stages
+            ],
+        },
+        "pack": {"length": row, "method": found.method},
+        "batch": {
+            "tokens": step,
+            "micro_tokens": min(step, max(1, micro // row) * row),
+        },
+    }
+    checked(content, MixConfig, name=heading)
+    head = "".join(f"# {line}\n" for line in (heading, *(f"- {note}" for note in notes)))
+    body = yaml.safe_dump(content, sort_keys=False, width=_WIDTH, allow_unicode=True)
+    return without_secrets(head) + body
+
+
+def _size(asked: int | None, found: int | None, option: str, what: str) -> int:
+    size = asked or found
+    if size is None:
+        raise ConfigError(f"the {what} are not in the file: give {option}")
+    return size
+
+
+def _paths(written: Json, base: Path, beside: Path) -> Json:
+    """Return paths as a mix file in ``beside`` says them."""
+    if isinstance(written, list):
+        return [_paths(each, base, beside) for each in written]
+    path = str(written)
+    if "://" in path or Path(path).is_absolute() or base.resolve() == beside.resolve():
+        return path
+    return str(base.resolve() / path)

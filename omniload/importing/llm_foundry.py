@@ -1,0 +1,200 @@
+"""llm-foundry's training file: named streams of MDS folders, each with a share of the samples.
+
+::
+
+    max_seq_len: 2048
+    global_train_batch_size: 256
+    train_loader:
+      name: text
+      dataset:
+        streams:
+          web: {local: data/web, split: train, proportion: 0.8}
+          code: {local: data/code, split: train, proportion: 0.2}
+
+A stream has one of ``proportion``, ``repeat`` (epochs of it in one of the whole) and ``choose``
+(samples); without any its size counts. Those three need the number of samples, which
+``index.json`` of the folder says.
+"""
+
+import json
+from pathlib import Path
+
+from omniload.base.errors import OmniloadError
+from omniload.base.reading import read_small_file
+from omniload.base.state import JsonObject
+from omniload.importing.fields import Fields
+from omniload.importing.imported import Asked, Imported, new_name
+
+__all__ = ["read"]
+
+_MOST_INDEX_BYTES = 256 << 20
+_SPEED = "a matter of speed"
+_OF_DATASETS = {
+    "shuffle_algo": "sources are shuffled by blocks; their shuffle sets how far",
+    "shuffle_block_size": "shuffle.block_units sets it",
+    "num_canonical_nodes": "the order depends on no number of nodes",
+    "predownload": _SPEED,
+    "cache_limit": _SPEED,
+    "download_retry": _SPEED,
+    "download_timeout": _SPEED,
+    "keep_zip": _SPEED,
+    "partition_algo": "batches are dealt by cost",
+    "batching_method": "a step always holds the whole mix",
+    "sampling_method": "weights hold at every step",
+    "sampling_granularity": "weights hold at every step",
+    "replication": "cp peers are served by the mesh",
+    "allow_unsafe_types": "nothing is unpickled",
+    "validate_hash": "contents are checked on resume",
+    "eos_token_id": "a sample is one document here, whatever was joined in it",
+    "bos_token_id": "a sample is one document here, whatever was joined in it",
+    "max_seq_len": _SPEED,
+    "batch_size": "--batch is over all ranks",
+    "epoch_size": "train for so many steps",
+    "token_encoding_type": "read as dtype",
+}
+"""Keys of a dataset that change no sample, and why."""
+_OF_LOADERS = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "timeout")
+
+
+def read(document: object, asked: Asked) -> Imported:
+    """Return the mix of the training file whose content is ``document``."""
+    found = Imported(base=Path.cwd(), level="sample", method="best_fit")
+    top = Fields(document if isinstance(document, dict) else {}, "", asked.report)
+    loader = top.inner("train_loader")
+    kind = loader.need("name", str, "text")
+    if kind != "text":
+        loader.refuse(
+            "name", f"is {kind!r}; text is known: convert the samples of other loaders first"
+        )
+    dataset = loader.inner("dataset")
+    found.row_tokens = (
+        dataset.take("max_seq_len", int, 0) or top.take("max_seq_len", int, 0) or None
+    )
+    rows = top.take("global_train_batch_size", int, 0)
+    if found.row_tokens and rows > 0:
+        found.step_tokens = rows * found.row_tokens
+    micro = top.take("device_train_microbatch_size", object, None)
+    if found.row_tokens and isinstance(micro, int) and not isinstance(micro, bool):
+        found.micro_tokens = micro * found.row_tokens
+    _read_streams(dataset, asked, found)
+    seed = dataset.take("shuffle_seed", int, top.take("seed", int, 0))
+    found.seed = max(seed, 0)
+    dataset.note(_OF_DATASETS)
+    if dataset.take("shuffle", bool, True) is False:
+        for source in found.sources.values():
+            source["shuffle"] = {"method": "none"}
+    dataset.end()
+    loader.note(
+        {
+            "drop_last": "steps are whole; the end is a matter of mix.stop",
+            **dict.fromkeys(_OF_LOADERS, _SPEED),
+        }
+    )
+    loader.end()
+    tokenizer = top.inner("tokenizer")
+    name = tokenizer.take("name", str, "")
+    asked.report.note(
+        "tokenizer", f"{name!r} is of the hub: give --tokenizer FOLDER if samples hold text"
+    )
+    asked.report.note(
+        "", f"{len(top.keys)} keys of the training, and not of its data, were not read"
+    )
+    return found
+
+
+def _read_streams(dataset: Fields, asked: Asked, found: Imported) -> None:
+    """Read the streams, or the one that the dataset itself is."""
+    encoding = dataset.peek("token_encoding_type") or "int64"
+    streams = dataset.inner("streams")
+    named = [(name, streams.inner(name)) for name in streams.keys]
+    single = [] if named else [(asked.file.stem, dataset)]
+    shares: dict[str, tuple[str, float]] = {}
+    for wanted, stream in named or single:
+        name = new_name(wanted, found.sources)
+        local, remote = stream.take("local", str, ""), stream.take("remote", str, "")
+        folder = _folder(local, remote, stream.take("split", str, ""))
+        if not folder:
+            stream.refuse("local", "and remote are missing")
+        index = _index(folder)
+        found.sources[name] = _source(folder, index, str(encoding), asked)
+        shares[name] = _share(stream, folder, index)
+        if named:
+            stream.note({
+                "download_retry": _SPEED, "download_timeout": _SPEED, "validate_hash": _SPEED, "keep_zip": _SPEED,
+            })  # fmt: skip
+            stream.end()
+    kinds = {kind for kind, _ in shares.values()}
+    if "proportion" in kinds and len(kinds) > 1:
+        dataset.refuse(
+            "streams", f"have {', '.join(sorted(kinds))}: proportion is not mixed with others"
+        )
+    found.stages.append((0, {name: weight for name, (_, weight) in shares.items()}))
+
+
+def _folder(local: str, remote: str, split: str) -> str:
+    """Return the local folder of a stream if its index is there, else the remote one."""
+    folders = [
+        folder.rstrip("/") + (f"/{split}" if split else "") for folder in (local, remote) if folder
+    ]
+    here = (folder for folder in folders if (Path(folder) / "index.json").is_file())
+    return next(here, folders[-1] if folders else "")
+
+
+def _index(folder: str) -> dict[str, object] | None:
+    """Return the index of a local MDS folder; None where there is none to read."""
+    try:
+        content = read_small_file(
+            Path(folder) / "index.json", most_bytes=_MOST_INDEX_BYTES, what="an index of MDS"
+        )
+        index = json.loads(content)
+    except (OmniloadError, ValueError):
+        return None
+    return index if isinstance(index, dict) and isinstance(index.get("shards"), list) else None
+
+
+def _samples(index: dict[str, object]) -> float:
+    shards = index["shards"]
+    assert isinstance(shards, list)
+    counts = [shard.get("samples") for shard in shards if isinstance(shard, dict)]
+    return float(sum(count for count in counts if isinstance(count, int) and count > 0))
+
+
+def _share(stream: Fields, folder: str, index: dict[str, object] | None) -> tuple[str, float]:
+    """Return which key sets the share of a stream, and its weight by samples."""
+    given = {key: stream.number(key) for key in ("proportion", "repeat", "choose")}
+    given = {key: value for key, value in given.items() if value is not None}
+    if len(given) > 1:
+        stream.refuse(
+            next(iter(given)), f"stands beside {', '.join([*given][1:])}; a stream has one of them"
+        )
+    key, value = next(iter(given.items()), ("repeat", 1.0))
+    assert value is not None
+    if key != "repeat":
+        return key, value
+    if index is None:
+        stream.refuse(
+            "repeat",
+            f"or the size of the stream is its share, and {folder}/index.json cannot be read here: run this beside the "
+            "data, or give the streams proportions",
+        )
+        return key, 1.0
+    return key, value * _samples(index)
+
+
+def _source(
+    folder: str, index: dict[str, object] | None, encoding: str, asked: Asked
+) -> JsonObject:
+    """Return the source of an MDS folder: of its column ``tokens`` where it has one, else of its text."""
+    columns: dict[str, str] = {}
+    for shard in (index or {"shards": []})["shards"] or []:  # type: ignore[attr-defined]
+        names, kinds = shard.get("column_names"), shard.get("column_encodings")
+        if isinstance(names, list) and isinstance(kinds, list):
+            columns = dict(zip(map(str, names), map(str, kinds), strict=False))
+        break
+    tokens = asked.tokens or ("tokens" if "tokens" in columns and asked.text is None else None)
+    if tokens is None:
+        return {"type": "mds", "path": folder, "text": asked.text or "text"}
+    source: JsonObject = {"type": "mds", "path": folder, "tokens": tokens}
+    if columns.get(tokens, "bytes") == "bytes":
+        source["dtype"] = asked.dtype or encoding
+    return source

@@ -1,0 +1,94 @@
+"""Megatron's blend: ``--data-path`` with weights and prefixes, as text, or JSON with a list for each split.
+
+::
+
+    0.7 data/web_text_document 0.3 data/code_text_document          --data-args-path
+    {"train": ["0.7", "data/web_text_document", ...], "valid": ...}  --per-split-data-args-path
+
+Without weights Megatron draws each prefix in proportion to its size. Samples are rows of equal
+length, cut from documents that are joined, so weights count tokens.
+"""
+
+from pathlib import Path
+
+from omniload.importing.fields import Fields
+from omniload.importing.imported import Asked, Imported, new_name
+
+__all__ = ["read"]
+
+
+def read(document: object, asked: Asked) -> Imported:
+    """Return the blend that ``document`` holds: the text of a file, or what JSON it is."""
+    report = asked.report
+    words = _words(document, asked)
+    weights, prefixes = _weights_and_prefixes(words, asked)
+    found = Imported(base=Path.cwd(), method="concat_and_split", row_tokens=None)
+    if not prefixes:
+        report.refuse("", "holds no prefix; give the words that --data-path takes")
+        return found
+    by_name: dict[str, float] = {}
+    for weight, prefix in zip(weights, prefixes, strict=True):
+        name = new_name(Path(prefix).name, found.sources)
+        found.sources[name] = {"type": "megatron", "path": prefix}
+        by_name[name] = weight
+    found.stages.append((0, by_name))
+    report.note(
+        "", "--split of Megatron's command line is not in this file: every document is trained on"
+    )
+    return found
+
+
+def _words(document: object, asked: Asked) -> list[str]:
+    match document:
+        case str():
+            return document.split()
+        case list():
+            return [str(word) for word in document]
+        case dict():
+            fields = Fields(document, "", asked.report)
+            words = [str(word) for word in fields.take("train", list, [])]
+            if not words:
+                fields.refuse("train", "holds no prefix")
+            fields.note(
+                {
+                    "valid": "declare it as an evaluation mix",
+                    "test": "declare it as an evaluation mix",
+                }
+            )
+            fields.end()
+            return words
+        case _:
+            asked.report.refuse("", f"is a {type(document).__name__}, not the words of --data-path")
+            return []
+
+
+def _weights_and_prefixes(words: list[str], asked: Asked) -> tuple[list[float], list[str]]:
+    """Return weights and prefixes; without weights, sizes in bytes stand for them."""
+    numbers = [_number(word) for word in words[::2]]
+    if len(words) % 2 == 0 and all(number is not None for number in numbers):
+        return [number or 0.0 for number in numbers], words[1::2]
+    if len(words) > 1:
+        asked.report.note(
+            "", "prefixes without weights are drawn in proportion to the sizes of their .bin files"
+        )
+    return [_size(prefix, asked) for prefix in words], words
+
+
+def _number(word: str) -> float | None:
+    try:
+        number = float(word)
+    except ValueError:
+        return None
+    return number if 0 <= number < float("inf") else None
+
+
+def _size(prefix: str, asked: Asked) -> float:
+    path = Path(prefix if prefix.endswith(".bin") else prefix + ".bin")
+    try:
+        return float(path.stat().st_size)
+    except OSError as error:
+        asked.report.refuse(
+            prefix,
+            f"has no weight, and {path} no size ({error.strerror}); write weights",
+        )
+        return 1.0

@@ -1,0 +1,123 @@
+"""nanotron's training file: stages of data, each with folders of token files and weights.
+
+::
+
+    data_stages:
+      - name: stable
+        start_training_step: 1
+        data:
+          dataset: {dataset_folder: {datasets/web: 0.8, datasets/code: 0.2}, token_size_in_bytes: 2}
+          seed: 42
+    tokens: {sequence_length: 4096, micro_batch_size: 2, batch_accumulation_per_replica: 8}
+    parallelism: {dp: 8}
+
+Steps begin at 1 there and at 0 here.
+"""
+
+from pathlib import Path
+
+from omniload.importing.fields import Fields
+from omniload.importing.files import numpy_source
+from omniload.importing.imported import Asked, Imported, new_name
+
+__all__ = ["read"]
+
+_DTYPES = {2: "uint16", 4: "uint32"}
+_OF_TRAINING = (
+    "checkpoints", "general", "lighteval", "logging", "model", "optimizer", "profiler", "s3_upload", "metrics_logging",
+)  # fmt: skip
+
+
+def read(document: object, asked: Asked) -> Imported:
+    """Return the mix of the training file whose content is ``document``."""
+    found = Imported(base=Path.cwd(), method="concat_and_split")
+    top = Fields(document if isinstance(document, dict) else {}, "", asked.report)
+    tokens, parallel = top.inner("tokens"), top.inner("parallelism")
+    row = tokens.take("sequence_length", int, 0)
+    micro = tokens.take("micro_batch_size", int, 1)
+    parts = tokens.take("batch_accumulation_per_replica", int, 1)
+    if row > 0:
+        found.row_tokens, found.micro_tokens = row, row * micro
+        found.step_tokens = row * micro * parts * parallel.take("dp", int, 1)
+    for stage in top.items("data_stages"):
+        _read_stage(stage, asked, found)
+    if not found.stages:
+        top.refuse("data_stages", "names no stage")
+    found.stages.sort(key=lambda stage: stage[0])
+    # What is left of these is of the training, not of its data.
+    for key in _OF_TRAINING:
+        top.take(key, dict, {})
+    asked.report.note(
+        "tokenizer", "the files hold token ids; give --tokenizer to see text in previews"
+    )
+    top.take("tokenizer", dict, {})
+    top.end()
+    return found
+
+
+def _read_stage(stage: Fields, asked: Asked, found: Imported) -> None:
+    data = stage.inner("data")
+    dataset = data.inner("dataset")
+    stage.take("name", str, "")
+    first = stage.need("start_training_step", int, 1) - 1
+    seed = data.take("seed", int, 0)
+    if found.seed is not None and seed != found.seed:
+        asked.report.note(
+            data.at("seed"), f"is {seed}; the first stage's seed {found.seed} holds for all"
+        )
+    found.seed = seed if found.seed is None else found.seed
+    size = dataset.take("token_size_in_bytes", int, 0)
+    weights: dict[str, float] = {}
+    for folder, weight in _folders(dataset):
+        name = _named(folder, found)
+        source = numpy_source([folder.rstrip("/") + "/*.ds"], asked, row_tokens=found.row_tokens)
+        if size in _DTYPES and asked.dtype is None:
+            source["dtype"] = _DTYPES[size]
+        found.sources[name] = source
+        weights[name] = weight
+    if not weights:
+        dataset.refuse(
+            "dataset_folder",
+            "names no folder of tokens; those of the hub are tokenised first",
+        )
+    dataset.note(
+        {
+            "vocab_size": "the tokens say it",
+            "tokenizer_name": "the files hold token ids",
+            "tokenizer_name_or_path": "the files hold token ids",
+            "return_positions": "batches always hold position_ids",
+            "dataset_max_tokens": "train for so many steps",
+            "dataset_read_path": "it names a mount of the same files",
+            "use_old_brrr_dataloader": "an older reader of the same files",
+        }
+    )
+    data.note({"num_loading_workers": "loaders are counted by runtime"})
+    for fields in (dataset, data, stage):
+        fields.end()
+    found.stages.append((first, weights))
+
+
+def _named(folder: str, found: Imported) -> str:
+    """Return the name of a folder: the one that an earlier stage gave it, or a new one."""
+    for name, source in found.sources.items():
+        if source["path"] == folder.rstrip("/") + "/*.ds":
+            return name
+    return new_name(Path(folder).name, found.sources)
+
+
+def _folders(dataset: Fields) -> list[tuple[str, float]]:
+    """Return the folders of a stage with their weights; without weights all are equal."""
+    if "dataset_folder" not in dataset.keys:
+        return []
+    try_mapping = dataset.peek("dataset_folder")
+    if isinstance(try_mapping, dict):
+        by_folder = dataset.inner("dataset_folder")
+        return [(folder, by_folder.number(folder) or 0.0) for folder in by_folder.keys]
+    folders = dataset.texts("dataset_folder")
+    weights: list[object] = dataset.take("dataset_weights", list, [1.0] * len(folders))
+    if len(weights) != len(folders) or not all(
+        isinstance(w, int | float) and w >= 0 for w in weights
+    ):
+        dataset.refuse("dataset_weights", f"is not one number for each of {len(folders)} folders")
+        return [(folder, 1.0) for folder in folders]
+    return [(folder, float(str(weight))) for folder, weight in zip(folders, weights, strict=True)]

@@ -1,0 +1,58 @@
+"""OLMo-core's source mixture: ratios of sources of numpy files, with limits to what is repeated.
+
+::
+
+    sources:
+      - source_name: web
+        target_ratio: 0.8
+        paths: [s3://bucket/web/*.npy]
+        max_repetition_ratio: 1.5        # how often a token may come
+        max_source_fraction: 0.9         # how much of the source may be used
+"""
+
+from pathlib import Path
+
+from omniload.importing.fields import Fields
+from omniload.importing.files import numpy_source
+from omniload.importing.imported import Asked, Imported, new_name
+
+__all__ = ["read"]
+
+
+def read(document: object, asked: Asked) -> Imported:
+    """Return the mixture that ``document``, the file's content, declares."""
+    found = Imported(base=Path.cwd(), method="concat_and_split")
+    top = Fields(document if isinstance(document, dict) else {}, "", asked.report)
+    by_name: dict[str, float] = {}
+    for source in top.items("sources"):
+        name = new_name(source.need("source_name", str, "source"), found.sources)
+        by_name[name] = source.number("target_ratio") or 0.0
+        paths = source.texts("paths")
+        if not paths:
+            source.refuse("paths", "is missing")
+        found.sources[name] = numpy_source(paths, asked, row_tokens=None)
+        if (most := source.number("max_repetition_ratio")) is not None:
+            asked.report.note(
+                f"sources.{name}",
+                f"may be repeated {most:g} times at most: not enforced; mix plan shows the repetition of a run",
+            )
+        if (part := source.number("max_source_fraction")) is not None and part < 1:
+            source.refuse(
+                "max_source_fraction", f"is {part:g}: a part of a source cannot be declared"
+            )
+        source.end()
+    if not found.sources:
+        top.refuse("sources", "names no source")
+    top.note(
+        {
+            "requested_tokens": "train for so many steps",
+            "global_batch_size": "give --batch",
+            "processes": "loaders are counted by runtime",
+            "quiet": "a matter of output",
+            "render_tables": "a matter of output",
+        }
+    )
+    found.seed = top.take("seed", int, 0)
+    top.end()
+    found.stages.append((0, by_name))
+    return found

@@ -1,0 +1,74 @@
+"""VeOmni's multi-source file: parallel lists of paths, names and weights.
+
+::
+
+    sources: [/data/web, /data/code]
+    names: [web, code]
+    schedule: [{schedule_type: const, weights: [0.8, 0.2]}]
+    level: token                       # or sample
+    stopping_strategy: all_exhausted   # first_exhausted, never_exhausted
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from omniload.importing.fields import Fields
+from omniload.importing.files import source_of_path
+from omniload.importing.imported import Asked, Imported, new_name
+
+__all__ = ["read"]
+
+_STOPS: dict[str, Literal["never", "first_exhausted", "all_exhausted"]] = {
+    "never_exhausted": "never",
+    "first_exhausted": "first_exhausted",
+    "all_exhausted": "all_exhausted",
+}
+
+
+def read(document: object, asked: Asked) -> Imported:
+    """Return the mix that ``document``, the file's content, declares."""
+    found = Imported(base=Path.cwd())
+    top = Fields(document if isinstance(document, dict) else {}, "", asked.report)
+    paths = top.texts("sources")
+    names = top.texts("names") or [Path(path).stem for path in paths]
+    if not paths or len(names) != len(paths):
+        top.refuse("names", f"holds {len(names)} names of {len(paths)} sources")
+    for name, path in zip(names, paths, strict=False):
+        found.sources[new_name(name, found.sources)] = source_of_path(path, top, asked)
+    level = top.take("level", str, "sample")
+    if level not in ("token", "sample"):
+        top.refuse("level", f"is {level!r}; known are token and sample")
+    found.level = "token" if level == "token" else "sample"
+    stop = top.take("stopping_strategy", str, "all_exhausted")
+    if stop not in _STOPS:
+        top.refuse("stopping_strategy", f"is {stop!r}; known are {', '.join(_STOPS)}")
+    found.stop = _STOPS.get(stop, "never")
+    for i, stage in enumerate(top.items("schedule")):
+        _read_stage(stage, i, found)
+    if not found.stages:
+        top.refuse("schedule", "holds no weights")
+    top.note(
+        {
+            "multisource_datasets_type": "there is one kind of mix",
+            "dataset_type": "sources are always read by position",
+            "upstream_multisource": "a matter of another cluster",
+        }
+    )
+    top.end()
+    return found
+
+
+def _read_stage(stage: Fields, number: int, found: Imported) -> None:
+    kind = stage.take("schedule_type", str, "const")
+    weights: list[object] = stage.take("weights", list, [])
+    numbers = [float(w) for w in weights if isinstance(w, int | float) and w >= 0]
+    if kind != "const" or number:
+        stage.refuse("schedule_type", f"is {kind!r}, entry {number}: one const entry is known")
+    elif len(numbers) != len(weights) or len(numbers) != len(found.sources):
+        stage.refuse(
+            "weights",
+            f"holds {len(weights)} entries of {len(found.sources)} sources, numbers from 0 on",
+        )
+    else:
+        found.stages.append((0, dict(zip(found.sources, numbers, strict=True))))
+    stage.end()

@@ -1,0 +1,509 @@
+"""Files of other tools, as their documentation writes them, become mixes; what has no equivalent is refused by name."""
+
+import json
+
+import pytest
+import yaml
+
+from omniload.base.errors import ConfigError
+from omniload.importing.documents import parsed
+from omniload.importing.fields import Report
+from omniload.importing.imported import Asked, mix_text
+from omniload.importing.tools import TOOLS
+from omniload.mix.config import MixConfig
+
+SIZES = {"row_tokens": 64, "step_tokens": 640, "micro_tokens": None, "seed": None}
+TOKENIZER = {"type": "bytes"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Start in a folder of its own: tools take relative paths from there."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def imported(folder, tool, content, *, name="file.yaml", leave_out=(), sizes=(), **asked):
+    """Return the mix that a file becomes, as its mix file says it, and the notes."""
+    file = folder / name
+    file.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    report = Report(left_out=frozenset(leave_out))
+    found = TOOLS[tool](
+        parsed(file.read_text(), str(file)), Asked(file=file, report=report, **asked)
+    )
+    report.raise_faults(name)
+    text = mix_text(
+        found,
+        report.notes,
+        beside=folder,
+        heading="It.",
+        sizes=SIZES | dict(sizes),
+        tokenizer=TOKENIZER,
+    )
+    return MixConfig.model_validate(yaml.safe_load(text)), "\n".join(report.notes)
+
+
+def weights_of(mix, stage=0):
+    weights = mix.mix.stages[stage].weights
+    total = sum(weights.values())
+    return {name: pytest.approx(weight / total) for name, weight in weights.items()}
+
+
+class TestMegatron:
+    def test_weights_and_prefixes_are_sources_of_rows_cut_from_joined_documents(self, folder):
+        mix, notes = imported(
+            folder, "megatron", "0.7 data/web_text_document\n0.3 /b/code_text_document\n"
+        )
+
+        assert mix.sources["web_text_document"].path == "data/web_text_document"
+        assert mix.sources["code_text_document"].path == "/b/code_text_document"
+        assert weights_of(mix) == {"web_text_document": 0.7, "code_text_document": 0.3}
+        assert (mix.mix.level, mix.pack.method) == ("token", "concat_and_split")
+        assert "--split" in notes
+
+    def test_the_training_split_of_a_file_of_splits_is_read(self, folder):
+        splits = {"train": ["1", "a", "3", "b"], "valid": ["c"], "test": None}
+
+        mix, notes = imported(folder, "megatron", json.dumps(splits))
+
+        assert weights_of(mix) == {"a": 0.25, "b": 0.75}
+        assert "valid: ['c'] has no equivalent" in notes
+
+    def test_without_weights_sizes_are(self, folder):
+        (folder / "a.bin").write_bytes(bytes(100))
+        (folder / "b.bin").write_bytes(bytes(300))
+
+        mix, notes = imported(folder, "megatron", "a b")
+
+        assert weights_of(mix) == {"a": 0.25, "b": 0.75}
+        assert "in proportion to the sizes" in notes
+
+    def test_a_prefix_without_weight_or_size_is_refused(self, folder):
+        with pytest.raises(ConfigError, match=r"gone: has no weight, and gone.bin no size"):
+            imported(folder, "megatron", "gone")
+
+    def test_equal_names_of_different_folders_stay_two_sources(self, folder):
+        mix, _ = imported(folder, "megatron", "1 x/text 1 y/text")
+
+        assert {name: source.path for name, source in mix.sources.items()} == {
+            "text": "x/text",
+            "text_2": "y/text",
+        }
+
+
+OLMO = {
+    "sources": [
+        {
+            "source_name": "web",
+            "target_ratio": 0.8,
+            "paths": ["web/*.npy", "more/*.npy"],
+            "max_repetition_ratio": 1.5,
+        },
+        {"source_name": "code", "target_ratio": 0.2, "paths": ["code/*.npy"]},
+    ],
+    "seed": 7,
+}
+
+
+class TestOlmoCore:
+    def test_ratios_are_weights_of_tokens(self, folder):
+        mix, notes = imported(folder, "olmo-core", OLMO, dtype="uint32", end_of_document=0)
+
+        assert weights_of(mix) == {"web": 0.8, "code": 0.2}
+        assert mix.sources["web"].path == ("web/*.npy", "more/*.npy")
+        assert (mix.sources["code"].dtype, mix.sources["code"].end_of_document) == ("uint32", 0)
+        assert mix.seed == 7
+        assert "may be repeated 1.5 times at most: not enforced" in notes
+
+    def test_a_part_of_a_source_is_refused(self, folder):
+        content = {"sources": [OLMO["sources"][0] | {"max_source_fraction": 0.5}]}
+
+        with pytest.raises(ConfigError, match=r"sources\[0\].max_source_fraction: is 0.5"):
+            imported(folder, "olmo-core", content, end_of_document=0)
+
+    def test_documents_need_the_token_that_ends_them(self, folder):
+        with pytest.raises(ConfigError, match="give --end-of-document ID"):
+            imported(folder, "olmo-core", OLMO)
+
+
+NANOTRON = {
+    "data_stages": [
+        {
+            "name": "anneal",
+            "start_training_step": 11,
+            "data": {
+                "dataset": {"dataset_folder": {"d/code": 1}, "token_size_in_bytes": 2},
+                "seed": 42,
+            },
+        },
+        {
+            "name": "stable",
+            "start_training_step": 1,
+            "data": {
+                "dataset": {
+                    "dataset_folder": {"d/web": 0.8, "d/code/": 0.2},
+                    "token_size_in_bytes": 2,
+                    "vocab_size": 50_000,
+                },
+                "seed": 42,
+                "num_loading_workers": 2,
+            },
+        },
+    ],
+    "tokens": {
+        "sequence_length": 32,
+        "micro_batch_size": 2,
+        "batch_accumulation_per_replica": 3,
+        "train_steps": 20,
+    },
+    "parallelism": {"dp": 4, "tp": 2},
+    "model": {"anything": 1},
+}
+
+
+class TestNanotron:
+    def test_stages_sizes_and_folders(self, folder):
+        mix, notes = imported(
+            folder, "nanotron", NANOTRON, sizes={"row_tokens": None, "step_tokens": None}
+        )
+
+        assert [stage.from_step for stage in mix.mix.stages] == [0, 10]
+        assert weights_of(mix) == {"web": 0.8, "code": 0.2}
+        assert weights_of(mix, 1) == {"code": 1.0}
+        assert mix.sources["web"].path == "d/web/*.ds"
+        assert (mix.sources["web"].dtype, mix.sources["web"].row_tokens) == ("uint16", 32)
+        assert (mix.pack.length, mix.batch.tokens, mix.batch.micro_tokens) == (
+            32,
+            32 * 2 * 3 * 4,
+            64,
+        )
+        assert mix.seed == 42
+        assert "vocab_size: 50000 has no equivalent" in notes
+
+    def test_a_list_of_folders_has_weights_beside_it_or_none(self, folder):
+        stage = NANOTRON["data_stages"][0] | {"start_training_step": 1}
+        content = NANOTRON | {"data_stages": [stage]}
+
+        def weights(**dataset):
+            stage["data"] = {"dataset": {"dataset_folder": ["a", "b"], **dataset}}
+            return weights_of(imported(folder, "nanotron", content)[0])
+
+        assert weights() == {"a": 0.5, "b": 0.5}
+        assert weights(dataset_weights=[1, 3]) == {"a": 0.25, "b": 0.75}
+        with pytest.raises(ConfigError, match="is not one number for each of 2 folders"):
+            weights(dataset_weights=[1])
+
+    def test_a_dataset_of_the_hub_is_refused(self, folder):
+        stage = {"start_training_step": 1, "data": {"dataset": {"hf_dataset_or_datasets": "a/b"}}}
+
+        with pytest.raises(ConfigError) as raised:
+            imported(folder, "nanotron", NANOTRON | {"data_stages": [stage]})
+
+        assert "dataset.dataset_folder: names no folder of tokens" in str(raised.value)
+        assert "hf_dataset_or_datasets: 'a/b': this key is not known" in str(raised.value)
+
+
+VEOMNI = {
+    "sources": ["/data/web", "/data/code.jsonl"],
+    "names": ["web", "code"],
+    "schedule": [{"schedule_type": "const", "weights": [0.8, 0.2]}],
+    "level": "token",
+    "stopping_strategy": "first_exhausted",
+}
+
+
+class TestVeOmni:
+    def test_parallel_lists_become_named_sources(self, folder):
+        mix, _ = imported(folder, "veomni", VEOMNI, source_type="jsonl", text="content")
+
+        assert weights_of(mix) == {"web": 0.8, "code": 0.2}
+        assert (mix.mix.level, mix.mix.stop) == ("token", "first_exhausted")
+        assert (mix.sources["web"].type, mix.sources["web"].text) == ("jsonl", "content")
+
+    def test_a_folder_says_its_type_by_what_is_in_it(self, folder):
+        (folder / "web").mkdir()
+        (folder / "web" / "part-0.parquet").touch()
+
+        mix, notes = imported(folder, "veomni", VEOMNI | {"sources": ["web", "code.jsonl"]})
+
+        assert [source.type for source in mix.sources.values()] == ["jsonl", "parquet"]
+        assert "the column of text is taken to be text" in notes
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"names": ["web"]}, "holds 1 names of 2 sources"),
+            (
+                {"schedule": [{"schedule_type": "linear", "weights": [1, 1]}]},
+                "is 'linear', entry 0",
+            ),
+            (
+                {"schedule": [{"weights": [1, -1]}]},
+                "holds 2 entries of 2 sources, numbers from 0 on",
+            ),
+            ({"level": "byte"}, "level: is 'byte'"),
+            ({"stopping_strategy": "soon"}, "stopping_strategy: is 'soon'"),
+            ({"surprise": 1}, "surprise: 1: this key is not known; --leave-out surprise"),
+        ],
+    )
+    def test_what_is_not_known_is_refused(self, folder, change, said):
+        with pytest.raises(ConfigError) as raised:
+            imported(folder, "veomni", VEOMNI | change, source_type="jsonl")
+
+        assert said in str(raised.value)
+
+    def test_a_key_that_is_given_up_is_noted(self, folder):
+        _, notes = imported(
+            folder, "veomni", VEOMNI | {"surprise": 1}, source_type="jsonl", leave_out=["surprise"]
+        )
+
+        assert "surprise: 1 was left out, as asked" in notes
+
+
+def an_mds(folder, samples, columns=("tokens", "bytes")):
+    folder.mkdir(parents=True)
+    shard = {"samples": samples, "column_names": [columns[0]], "column_encodings": [columns[1]]}
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [shard, shard]}))
+
+
+def foundry(streams, **dataset):
+    return {
+        "max_seq_len": 32,
+        "global_train_batch_size": 20,
+        "device_train_microbatch_size": 5,
+        "model": {"d_model": 64},
+        "tokenizer": {"name": "gpt2"},
+        "train_loader": {
+            "name": "text",
+            "dataset": {"streams": streams, "shuffle": True, "shuffle_seed": 9, **dataset},
+            "drop_last": True,
+            "num_workers": 8,
+        },
+    }
+
+
+FROM_FILE = {"row_tokens": None, "step_tokens": None}
+
+
+class TestLlmFoundry:
+    def test_proportions_are_weights_of_samples(self, folder):
+        an_mds(folder / "web" / "train", 10)
+        streams = {
+            "web": {"local": "web", "remote": "s3://b/web", "split": "train", "proportion": 0.8},
+            "code": {"local": "code", "remote": "s3://b/code", "split": "train", "proportion": 0.2},
+        }
+
+        mix, notes = imported(folder, "llm-foundry", foundry(streams), sizes=FROM_FILE)
+
+        assert weights_of(mix) == {"web": 0.8, "code": 0.2}
+        assert (mix.mix.level, mix.seed) == ("sample", 9)
+        web, code = mix.sources["web"], mix.sources["code"]
+        assert (web.path, web.tokens, web.dtype) == ("web/train", "tokens", "int64")
+        assert (code.path, code.text) == (
+            "s3://b/code/train",
+            "text",
+        )  # no index here says that it has tokens
+        assert (mix.pack.length, mix.batch.tokens, mix.batch.micro_tokens) == (32, 640, 160)
+        assert "num_workers: 8 has no equivalent: a matter of speed" in notes
+
+    def test_epochs_and_sizes_count_samples(self, folder):
+        an_mds(folder / "a", 5)
+        an_mds(folder / "b", 10, ("text", "str"))
+        streams = {"a": {"local": "a", "repeat": 4}, "b": {"local": "b"}}
+
+        mix, _ = imported(folder, "llm-foundry", foundry(streams))
+
+        assert weights_of(mix) == {"a": pytest.approx(2 / 3), "b": pytest.approx(1 / 3)}
+        assert mix.sources["b"].text == "text"
+
+    @pytest.mark.parametrize(
+        ("stream", "said"),
+        [
+            ({"remote": "s3://b/x"}, "or the size of the stream is its share"),
+            ({"local": "x", "proportion": 1, "repeat": 2}, "stands beside repeat"),
+            ({"proportion": 1}, "local: and remote are missing"),
+        ],
+    )
+    def test_a_stream_whose_share_is_not_known_is_refused(self, folder, stream, said):
+        with pytest.raises(ConfigError) as raised:
+            imported(folder, "llm-foundry", foundry({"x": stream}))
+
+        assert said in str(raised.value)
+
+    def test_other_loaders_are_refused_by_name(self, folder):
+        content = foundry({})
+        content["train_loader"]["name"] = "finetuning"
+
+        with pytest.raises(ConfigError, match=r"train_loader.name: is 'finetuning'"):
+            imported(folder, "llm-foundry", content)
+
+
+def an_energon(folder, *, field_map, shards=("a.tar", "b.tar"), counts=(), **split):
+    meta = folder / ".nv-meta"
+    meta.mkdir(parents=True)
+    settings = {"sample_type": {"__module__": "os", "__class__": "system"}, "field_map": field_map}
+    (meta / "dataset.yaml").write_text(yaml.safe_dump(settings))
+    (meta / "split.yaml").write_text(
+        yaml.safe_dump({"split_parts": {"train": [*shards], "val": []}, **split})
+    )
+    if counts:
+        (meta / ".info.json").write_text(json.dumps({"shard_counts": dict(counts)}))
+
+
+def metadataset(split):
+    return {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {"train": split},
+    }
+
+
+class TestEnergon:
+    def test_weights_multiply_down_the_tree_and_flavours_are_tags(self, folder):
+        an_energon(folder / "coco", field_map={"caption": "json[caption]", "image": "jpg"})
+        an_energon(folder / "text", field_map={"text": "txt"}, exclude=["b.tar"])
+        (folder / "inner.yaml").write_text(
+            yaml.safe_dump(
+                metadataset(
+                    {"blend": [{"path": "coco", "weight": 1}, {"path": "text", "weight": 3}]}
+                )
+            )
+        )
+        outer = {
+            "blend": [
+                {"weight": 1, "path": "./coco", "subflavors": {"kind": "caption"}},
+                {"weight": 1, "path": "./inner.yaml"},
+            ]
+        }
+
+        mix, notes = imported(folder, "energon", metadataset(outer))
+
+        assert weights_of(mix) == {"coco": 0.5, "coco_2": 0.125, "text": 0.375}
+        assert mix.mix.level == "sample"
+        assert mix.sources["coco"].tags == {"kind": "caption"}
+        assert (mix.sources["coco"].text, mix.sources["coco"].key) == ("json", "caption")
+        assert mix.sources["text"].paths == (str(folder / "text" / "a.tar"),)
+        assert "image is not read" in notes
+
+    def test_repetitions_count_samples(self, folder):
+        counts = {"s-0.tar": 10, "s-1.tar": 20, "held-out.tar": 99}
+        an_energon(folder / "a", field_map={"text": "txt"}, shards=["s-{0..1}.tar"], counts=counts)
+        an_energon(
+            folder / "b", field_map={"text": "txt"}, shards=["s-0.tar"], counts={"s-0.tar": 15}
+        )
+        split = {"blend_epochized": [{"path": "a"}, {"path": "b", "repetitions": 2}]}
+
+        mix, _ = imported(folder, "energon", metadataset(split))
+
+        assert weights_of(mix) == {"a": 0.5, "b": 0.5}
+
+    @pytest.mark.parametrize(
+        ("split", "said"),
+        [
+            ({"path": "gone"}, "gone/.nv-meta/dataset.yaml: no such file"),
+            ({"path": "s3://b/x"}, "cannot be read here"),
+            ({"join": {"a": {"path": "a"}}}, "join: "),
+            ({"path": "file.yaml"}, "is it part of itself?"),
+            ({"path": "ok", "subset": {"range": ["0%", "50%"]}}, "subset: "),
+            ({"path": "ok", "split_part": "val"}, "names no shard of the split 'val'"),
+            ({"path": "odd"}, "samples are not left out"),
+            ({"path": "out"}, "'../x.tar' is outside the folder"),
+            ({"path": "images"}, "holds no text"),
+            ({}, "path: is missing"),
+        ],
+    )
+    def test_what_cannot_be_declared_is_refused(self, folder, split, said):
+        an_energon(folder / "ok", field_map={"text": "txt"})
+        an_energon(folder / "odd", field_map={"text": "txt"}, exclude=["a.tar/0001"])
+        an_energon(folder / "out", field_map={"text": "txt"}, shards=["../x.tar"])
+        an_energon(folder / "images", field_map={"image": "jpg"})
+
+        with pytest.raises(ConfigError) as raised:
+            imported(folder, "energon", metadataset(split))
+
+        assert said in str(raised.value)
+
+
+AXOLOTL = {
+    "base_model": "some/model",
+    "sequence_len": 64,
+    "micro_batch_size": 2,
+    "gradient_accumulation_steps": 4,
+    "datasets": [
+        {"path": "notes.jsonl", "type": "completion", "field": "body"},
+        {
+            "path": "chats",
+            "ds_type": "json",
+            "type": "chat_template",
+            "roles_to_train": ["assistant"],
+        },
+    ],
+}
+
+
+class TestAxolotl:
+    @pytest.fixture(autouse=True)
+    def data(self, folder):
+        (folder / "notes.jsonl").write_bytes(b"x" * 300)
+        (folder / "chats").mkdir()
+        (folder / "chats" / "a.jsonl").write_bytes(b"x" * 100)
+
+    def test_joined_datasets_go_through_once_by_size(self, folder):
+        mix, notes = imported(folder, "axolotl", AXOLOTL, sizes=FROM_FILE)
+
+        assert weights_of(mix) == {"notes": 0.75, "chats": 0.25}
+        assert mix.mix.stop == "each_once"
+        assert mix.sources["notes"].text == "body"
+        assert mix.sources["chats"].text == "messages"
+        assert [t.type for t in mix.sources["chats"].transforms] == ["chat"]
+        assert (mix.pack.length, mix.batch.tokens, mix.batch.micro_tokens) == (64, 512, 128)
+        assert "multiply it by your ranks" in notes
+
+    def test_several_epochs_repeat(self, folder):
+        mix, notes = imported(folder, "axolotl", AXOLOTL | {"num_epochs": 3})
+
+        assert mix.mix.stop == "never"
+        assert "num_epochs: is 3" in notes
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"type": "alpaca"}, "type: is 'alpaca'"),
+            ({"path": "org/dataset"}, "datasets of the hub are downloaded first"),
+            ({"split": "train[:10%]"}, "give the files of the split"),
+            ({"ds_type": "xml"}, "ds_type: is 'xml'"),
+            ({"type": "chat_template", "roles_to_train": ["user"]}, "roles_to_train: is ['user']"),
+            (
+                {"type": "chat_template", "message_property_mappings": {"role": "from"}},
+                "role: is 'from'",
+            ),
+            ({"shards": 4}, "shards: 4: this key is not known"),
+        ],
+    )
+    def test_what_has_no_equivalent_is_refused(self, folder, change, said):
+        content = AXOLOTL | {"datasets": [AXOLOTL["datasets"][0] | change]}
+
+        with pytest.raises(ConfigError) as raised:
+            imported(folder, "axolotl", content)
+
+        assert said in str(raised.value)
+
+    def test_a_hold_out_is_refused_until_it_is_given_up(self, folder):
+        with pytest.raises(ConfigError, match="--leave-out val_set_size"):
+            imported(folder, "axolotl", AXOLOTL | {"val_set_size": 0.1})
+
+        imported(folder, "axolotl", AXOLOTL | {"val_set_size": 0.1}, leave_out=["val_set_size"])
+
+
+@pytest.mark.parametrize("tool", sorted(TOOLS))
+@pytest.mark.parametrize(
+    "content", ["", "5", "[]", "{}", "a: [b: {c: 1}]", "sources: 7\ndatasets: 1\nsplits: x"]
+)
+def test_a_file_of_something_else_is_refused(folder, tool, content):
+    with pytest.raises(ConfigError):
+        imported(folder, tool, content)
+
+
+def test_a_size_that_nobody_says_is_asked_for(folder):
+    with pytest.raises(ConfigError, match="the tokens of a row are not in the file: give --length"):
+        imported(folder, "megatron", "1 a", sizes=FROM_FILE)
