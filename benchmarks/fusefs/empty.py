@@ -1,46 +1,46 @@
-"""A file system in memory that answers, and does nothing else: what pyfuse3 itself costs for each request.
+"""A file system in memory that answers, and does nothing else: what each binding itself costs for a request.
 
-python -m benchmarks.fusefs.empty MOUNTPOINT      until it is unmounted
+python -m benchmarks.fusefs.empty --bridge pyfuse3 MOUNTPOINT      until it is unmounted
 """
 
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import click
-import pyfuse3
-import trio
 from typing_extensions import override
+
+from fusefs.bridge import server
+from fusefs.bridge.api.options import BridgeOptions
+from fusefs.bridge.api.protocol import (
+    ROOT_INODE,
+    Change,
+    Data,
+    Entry,
+    FileSystem,
+    Named,
+    Opened,
+    Space,
+)
 
 __all__ = ["Empty", "main"]
 
-_ROOT = 1
 
-
-class Empty(pyfuse3.Operations):
+class Empty(FileSystem):
     """Directories, and files that keep their bytes; modes, times and owners are taken and forgotten."""
 
-    supports_dot_lookup = False
-    enable_writeback_cache = False
-
     def __init__(self) -> None:
-        super().__init__()
-        self._names: dict[int, dict[bytes, int]] = {_ROOT: {}}
+        self._names: dict[int, dict[bytes, int]] = {ROOT_INODE: {}}
         """By directory."""
         self._bytes: dict[int, bytearray] = {}
-        self._next = _ROOT
+        self._next = ROOT_INODE
+        self._owner = {"uid": os.getuid(), "gid": os.getgid()}
 
-    def _described(self, inode: int) -> pyfuse3.EntryAttributes:
-        found = pyfuse3.EntryAttributes()
-        found.st_ino, found.st_nlink = inode, 1
-        found.entry_timeout = found.attr_timeout = 1.0
-        found.st_uid, found.st_gid = os.getuid(), os.getgid()
+    def _described(self, inode: int) -> Entry:
         if (held := self._bytes.get(inode)) is None:
-            found.st_mode = stat.S_IFDIR | 0o755
-        else:
-            found.st_mode, found.st_size = stat.S_IFREG | 0o644, len(held)
-        return found
+            return Entry(inode, stat.S_IFDIR | 0o755, **self._owner)
+        return Entry(inode, stat.S_IFREG | 0o644, len(held), **self._owner)
 
     def _made(self, parent: int, name: bytes) -> int:
         self._next += 1
@@ -48,101 +48,85 @@ class Empty(pyfuse3.Operations):
         return self._next
 
     @override
-    async def lookup(self, parent: int, name: bytes, ctx: object) -> pyfuse3.EntryAttributes:
+    async def lookup(self, parent: int, name: bytes) -> Entry:
         if (inode := self._names[parent].get(name)) is None:
-            raise pyfuse3.FUSEError(errno.ENOENT)
+            raise FileNotFoundError(errno.ENOENT, "no such name")
         return self._described(inode)
 
     @override
-    async def getattr(self, inode: int, ctx: object) -> pyfuse3.EntryAttributes:
+    async def getattr(self, inode: int) -> Entry:
         return self._described(inode)
 
     @override
-    async def setattr(
-        self,
-        inode: int,
-        attr: pyfuse3.EntryAttributes,
-        fields: pyfuse3.SetattrFields,
-        fh: int | None,
-        ctx: object,
-    ) -> pyfuse3.EntryAttributes:
+    async def setattr(self, inode: int, change: Change, handle: int | None) -> Entry:
         return self._described(inode)
 
     @override
-    async def getxattr(self, inode: int, name: bytes, ctx: object) -> bytes:
-        raise pyfuse3.FUSEError(errno.ENODATA)
+    async def getxattr(self, inode: int, name: bytes) -> bytes:
+        raise OSError(errno.ENODATA, "no attributes")
 
     @override
-    async def mkdir(
-        self, parent: int, name: bytes, mode: int, ctx: object
-    ) -> pyfuse3.EntryAttributes:
+    async def mkdir(self, parent: int, name: bytes, mode: int) -> Entry:
         inode = self._made(parent, name)
         self._names[inode] = {}
         return self._described(inode)
 
     @override
-    async def create(
-        self, parent: int, name: bytes, mode: int, flags: int, ctx: object
-    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+    async def create(self, parent: int, name: bytes, mode: int, flags: int) -> tuple[Opened, Entry]:
         inode = self._made(parent, name)
         self._bytes[inode] = bytearray()
-        return pyfuse3.FileInfo(fh=inode), self._described(inode)
+        return Opened(inode), self._described(inode)
 
     @override
-    async def write(self, fh: int, off: int, buf: bytes) -> int:
-        self._bytes[fh][off : off + len(buf)] = buf
-        return len(buf)
+    async def write(self, handle: int, offset: int, data: Data) -> int:
+        self._bytes[handle][offset : offset + len(data)] = data
+        return len(data)
 
     @override
-    async def flush(self, fh: int) -> None:
+    async def flush(self, handle: int) -> None:
         """Answer."""
 
     @override
-    async def release(self, fh: int) -> None:
+    async def release(self, handle: int) -> None:
         """Answer."""
 
     @override
-    async def forget(self, inodes: Sequence[tuple[int, int]]) -> None:
+    def forget(self, inode: int, lookups: int) -> None:
         """Answer."""
 
     @override
-    async def unlink(self, parent: int, name: bytes, ctx: object) -> None:
+    async def unlink(self, parent: int, name: bytes) -> None:
         del self._bytes[self._names[parent].pop(name)]
 
     @override
-    async def rmdir(self, parent: int, name: bytes, ctx: object) -> None:
+    async def rmdir(self, parent: int, name: bytes) -> None:
         del self._names[self._names[parent].pop(name)]
 
     @override
-    async def opendir(self, inode: int, ctx: object) -> int:
-        return inode
+    async def opendir(self, inode: int) -> Opened:
+        return Opened(inode)
 
     @override
-    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        # By number: what is removed meanwhile moves no other line.
-        lines = sorted((inode, name) for name, inode in self._names[fh].items())
-        for inode, name in lines:
-            if inode > start_id and not pyfuse3.readdir_reply(
-                token, name, self._described(inode), inode
-            ):
-                return
+    def readdir(self, handle: int, start: int) -> Iterable[Named]:
+        names = list(self._names[handle].items())[start:]
+        return (Named(name, self._described(inode)) for name, inode in names)
 
     @override
-    async def releasedir(self, fh: int) -> None:
+    async def releasedir(self, handle: int) -> None:
         """Answer."""
+
+    @override
+    async def statfs(self) -> Space:
+        return Space()
 
 
 @click.command()
-@click.argument("mountpoint")
-def main(mountpoint: str) -> None:
-    """Serve until unmounted."""
-    pyfuse3.init(
-        Empty(), mountpoint, {*pyfuse3.default_options, "fsname=empty", "default_permissions"}
-    )
-    try:
-        trio.run(pyfuse3.main)
-    finally:
-        pyfuse3.close(unmount=False)
+@click.option("--bridge", type=click.Choice(("device", "pyfuse3")), default="device")
+@click.argument("mountpoint", type=click.Path(exists=True, file_okay=False))
+def main(bridge: str, mountpoint: str) -> None:
+    """Mount, and answer until it is unmounted."""
+    options = BridgeOptions.model_validate({"bridge": bridge})
+    server.serve(Empty(), mountpoint, options, name="empty", ready=lambda: None)
 
 
 if __name__ == "__main__":

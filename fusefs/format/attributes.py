@@ -36,6 +36,17 @@ class Attributes:
         named = {"mode": self.mode, "mtime_ns": self.mtime_ns, "xattrs": self.xattrs}
         return {name: value for name, value in named.items() if value is not None}
 
+    def over(self, known: Manifest | None) -> "Attributes":
+        """Return the attributes of a version that follows ``known``: these, and what it had beside."""
+        if known is None:
+            return self
+        kept_mode = known.mode if known.mode != PLAIN_MODE else None
+        return Attributes(
+            mode=self.mode if self.mode is not None else kept_mode,
+            mtime_ns=self.mtime_ns,
+            xattrs=dict(known.xattrs if self.xattrs is None else self.xattrs) or None,
+        )
+
 
 def manifest_for(content: Content, attributes: Attributes) -> Manifest:
     """Return the manifest of durable content with attributes."""

@@ -145,33 +145,27 @@ def encode_manifest(manifest: Manifest) -> bytes:
         ValueError: Target and extended attributes together do not fit the header.
         OSError: ``EFBIG`` where it would be longer than ``MAX_MANIFEST_BYTES``.
     """
-    version: Literal[1, 2] = 1 if all(segment.is_whole for segment in manifest.segments) else 2
-    records = np.zeros(len(manifest.segments), RECORD_OF[version])
-    for record, segment in zip(records, manifest.segments, strict=True):
-        record["id"] = np.void(binascii.unhexlify(segment.segment_id))
-        record["size"] = segment.stored_bytes
-        record["unit"] = segment.layout.unit_bytes
-        # 256 objects at most, so 16 bits are ample.
-        record["count"] = segment.layout.stripe_count
-        if version > 1:
-            record["start"], record["length"] = segment.before_bytes, segment.size_bytes
-    num_units = sum(len(segment.checksums_U) for segment in manifest.segments)
-    body_bytes = records.nbytes + num_units * 8 + len(manifest.inline)
-    if len(records) > MAX_SEGMENT_RECORDS or body_bytes > MAX_MANIFEST_BYTES - 2 * HEADER_BYTES:
+    segments = manifest.segments
+    version: Literal[1, 2] = 1 if all(segment.is_whole for segment in segments) else 2
+    # Of a small file with attributes there are none, and an array of nothing takes as long as the rest.
+    records = _records_of(segments, version) if segments else b""
+    num_units = sum(len(segment.checksums_U) for segment in segments)
+    body_bytes = len(records) + num_units * 8 + len(manifest.inline)
+    if len(segments) > MAX_SEGMENT_RECORDS or body_bytes > MAX_MANIFEST_BYTES - 2 * HEADER_BYTES:
         raise OSError(
             errno.EFBIG,
-            f"{len(records)} segments of {num_units} units need a manifest of {body_bytes} bytes, more "
+            f"{len(segments)} segments of {num_units} units need a manifest of {body_bytes} bytes, more "
             f"than {MAX_MANIFEST_BYTES}; write larger units",
         )
-    sums = [segment.checksums_U.astype("<u8").tobytes() for segment in manifest.segments]
-    body = b"".join([records.tobytes(), *sums, manifest.inline])
+    sums = [segment.checksums_U.astype("<u8").tobytes() for segment in segments]
+    body = b"".join([records, *sums, manifest.inline])
     header = Header(
         omnifs=version,
         kind=manifest.kind,
         size=manifest.size_bytes,
         mtime_ns=manifest.mtime_ns,
         mode=manifest.mode,
-        segments=len(records),
+        segments=len(segments),
         units=num_units,
         inline=len(manifest.inline),
         target=manifest.target,
@@ -183,6 +177,19 @@ def encode_manifest(manifest: Manifest) -> bytes:
     used = HEADER_BYTES + len(body) + len(TAIL)
     padding = b" " * ((RESIDUE - used) % 4096)
     return b"".join([text, b"\n", digest, b"\n", body, padding, TAIL])
+
+
+def _records_of(segments: Sequence[Segment], version: Literal[1, 2]) -> bytes:
+    records = np.zeros(len(segments), RECORD_OF[version])
+    for record, segment in zip(records, segments, strict=True):
+        record["id"] = np.void(binascii.unhexlify(segment.segment_id))
+        record["size"] = segment.stored_bytes
+        record["unit"] = segment.layout.unit_bytes
+        # 256 objects at most, so 16 bits are ample.
+        record["count"] = segment.layout.stripe_count
+        if version > 1:
+            record["start"], record["length"] = segment.before_bytes, segment.size_bytes
+    return records.tobytes()
 
 
 def decode_manifest(data: bytes | bytearray | memoryview, *, name: str) -> Manifest:

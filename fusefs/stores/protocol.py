@@ -233,6 +233,11 @@ class Store(Protocol):
         """
         ...
 
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether it takes microseconds to learn what is at a path, and to publish a small new file."""
+        return False
+
     def set_mode(self, path: str, mode: int | None) -> None:
         """Let others read, or search, what is at a path as the mode of its file says; where ``keeps_modes``.
 

@@ -190,6 +190,11 @@ class RetryingStore(Store):
 
     @property
     @override
+    def answers_at_once(self) -> bool:
+        return self._store.answers_at_once
+
+    @property
+    @override
     def keeps_modes(self) -> bool:
         return self._store.keeps_modes
 

@@ -153,8 +153,7 @@ class StripedFiles:
 
     def manifest(self, path: str) -> Manifest | None:
         """Return the manifest at a path; None for a plain file."""
-        path = self._visible(path)
-        return self._catalog.current(path)[1]
+        return self._catalog.current(self._visible(path))[1]
 
     def read_link(self, path: str) -> str:
         """Return the target of a symbolic link."""

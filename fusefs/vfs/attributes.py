@@ -45,6 +45,7 @@ class AttributeRequests(Opening):
         if change.size_bytes is not None:
             node.written()
             await self._truncate(node, handle, change.size_bytes)
+            node.kernel_size = change.size_bytes
         changes = Attributes(
             mode=stat_bits.S_IMODE(change.mode) if change.mode is not None else None,
             mtime_ns=change.mtime_ns,

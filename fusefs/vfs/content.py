@@ -49,6 +49,8 @@ class ContentRequests(Opening):
             node.body.set_attributes(Attributes(mode=permissions))
         entry = self._body_entry(node)
         node.advertise(entry.size_bytes)
+        if node.resizes:
+            entry = entry._replace(attr_timeout_s=0)
         opened = self._handle(node, flags)
         await self._name_made_here(parent_of(path))
         return opened, entry
@@ -133,6 +135,7 @@ class ContentRequests(Opening):
                 offset = body.size_bytes if opened.appends else offset
                 if body.writes_now(offset, len(data)):
                     body.write(offset, data)
+                    opened.node.kernel_size = body.size_bytes
                     return len(data)
             finally:
                 body.lock.release()
@@ -140,6 +143,7 @@ class ContentRequests(Opening):
             await self._wait(body.append, bytes(data))
         else:
             await self._wait(body.write, offset, bytes(data))
+        opened.node.kernel_size = body.size_bytes
         return len(data)
 
     @override

@@ -12,6 +12,7 @@ the next, unless it was renamed or an inode that is still in use has that number
 import errno
 import hashlib
 import os
+import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,8 @@ __all__ = ["ROOT", "InodeTable", "Node", "as_text", "from_text"]
 
 ROOT = 1
 SEVERAL = -1
+_RESIZED_S = 1.0
+"""Longer than any caller needs to take an answer from the kernel's queue."""
 _NUMBERS = 1 << 52
 """Every number below it fits the fraction of a double, which is all that some languages count with."""
 
@@ -61,6 +64,10 @@ class Node:
     """Names the version whose bytes the kernel's page cache holds, if it is known."""
     advertised_size: int | None = None
     """Size that was advertised to the kernel since it last had to ask; ``SEVERAL`` where there were more than one."""
+    kernel_size: int | None = None
+    """What the kernel's inode has for its size, by answers and its own writes; ``SEVERAL`` if others told it."""
+    resized_s: float = float("-inf")
+    """When an answer, not a write of the kernel's, last gave the inode another size."""
     changed_at: int = 0
     """How many changes the mount had seen when this file was published last, or given attributes."""
 
@@ -69,11 +76,28 @@ class Node:
 
         Of answers on their way at once the kernel may keep the older and drop the newer one.
         """
+        if self.kernel_size not in {None, size_bytes}:
+            self.resized_s = time.monotonic()
+        self.kernel_size = size_bytes
         self.advertised_size = size_bytes if self.advertised_size in {None, size_bytes} else SEVERAL
 
     def written(self) -> None:
         """Note that the kernel has others write it: it knows the size then, and holds what no version may ever be."""
         self.cached_version = self.advertised_size = None
+
+    @property
+    def resizes(self) -> bool:
+        """Whether the kernel may be taking over another size just now.
+
+        It makes attributes valid a moment before it stores their size, and ``fstat`` takes no lock: beside an
+        answer that brings another size, ``fstat`` of another process could tell the size of before. Attributes
+        that are never valid are asked for, and told as they were answered.
+        """
+        return time.monotonic() - self.resized_s < _RESIZED_S
+
+    def would_resize(self, size_bytes: int) -> bool:
+        """As ``resizes``, once a size is advertised."""
+        return self.kernel_size not in {None, size_bytes} or self.resizes
 
     @property
     def is_attached(self) -> bool:
@@ -192,7 +216,8 @@ class InodeTable:
         tree = cls()
         lines = list(state)
         for number, _, name, lookups in lines:
-            tree._nodes[number] = Node(number, None, from_text(name), lookups=lookups)
+            node = Node(number, None, from_text(name), lookups=lookups, kernel_size=SEVERAL)
+            tree._nodes[number] = node
         for number, above, _, _ in lines:
             if above:
                 node, parent = tree._nodes[number], tree._nodes[above]

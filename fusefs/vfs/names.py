@@ -111,6 +111,8 @@ class NameRequests(Lookup):
             elif node is not None and node.changed_at > listed_at:
                 # And closed since: its size must not be answered with the one of before.
                 entry = entry._replace(attr_timeout_s=0)
+            if node is not None and node.would_resize(entry.size_bytes):
+                entry = entry._replace(attr_timeout_s=0)
             if node is not None and not node.is_attached:
                 entry = entry._replace(entry_timeout_s=0)  # its name leads elsewhere by now
             self._line_bytes = entry.size_bytes

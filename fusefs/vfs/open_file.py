@@ -112,6 +112,12 @@ class OpenFile:
             and self._opened.reads_path
         )
 
+    @property
+    def flushes_briefly(self) -> bool:
+        """Whether a flush makes one small file where this mount has shown none. Asked under the lock."""
+        is_small = self._writer is None or self._writer.is_small
+        return is_small and self._spool is None and not self.published
+
     # Reading
 
     def try_read(self, offset: int, size_bytes: int, process: int) -> bytes | memoryview | None:
@@ -147,6 +153,10 @@ class OpenFile:
         """Return whether a write would be taken without waiting for the store."""
         if self._spool is not None:
             return self._spool.writes_now(offset, size_bytes)
+        if self._writer is None and self._opened is None and offset == 0:
+            # Of a file made here: nothing is asked of the store before a unit is full.
+            unit = self._files.config.striping_of(self.path or "").unit
+            return not self.replaced and size_bytes < unit
         if self._writer is None or offset != self._writer.size_bytes:
             return False
         return not self._writer.would_wait(size_bytes)
@@ -296,18 +306,6 @@ class OpenFile:
         self._attributes = replace(self._attributes, mtime_ns=None)
         self.dirty = True
 
-    def _outgoing(self) -> Attributes:
-        """Return the attributes of the next version: those set here over those it had."""
-        known = self.manifest
-        if known is None:
-            return self._attributes
-        mode = self._attributes.mode
-        return replace(
-            self._attributes,
-            mode=mode if mode is not None else (known.mode if known.mode != 0o644 else None),
-            xattrs=self.xattrs() or None,
-        )
-
     def _become_sequential(self) -> FileWriter:
         if self._writer is None:
             path = self.path or ""
@@ -371,7 +369,8 @@ class OpenFile:
 
         # A failed call may have published: what that may name is left to fsck.
         loose, self._loose, files = self._loose, b"", self._files
-        done = files.publish(self.path, content, self._outgoing(), ready=ready, moves_time=False)
+        now = self._attributes.over(self.manifest)
+        done = files.publish(self.path, content, now, ready=ready, moves_time=False)
         files.discard(loose, kept=Manifest(mtime_ns=0, segments=segments_of(content)))
         return done
 

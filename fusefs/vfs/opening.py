@@ -19,6 +19,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
@@ -30,6 +31,7 @@ from fusefs.vfs.inode_table import Node
 from fusefs.vfs.lookup import Lookup, stale
 from fusefs.vfs.open_file import OpenFile
 from fusefs.vfs.session import Handle
+from omniload.base.errors import UnavailableError
 
 __all__ = ["Opening"]
 
@@ -81,6 +83,7 @@ class Opening(Lookup):
                 self._leave_to_readers(node)
             if flags & os.O_TRUNC:
                 await self._wait(body.truncate, 0)
+                node.kernel_size = 0
         except Exception:
             await self._release(answer.handle)
             raise
@@ -152,13 +155,30 @@ class Opening(Lookup):
         if body.dirty and (body.path is not None or body.replaced):
             try:
                 # While nobody looks what its path shows: that would be taken for another mount's.
-                publish = partial(self._wait, body.flush, last=last)
+                publish = partial(self._publish, body, last=last)
                 await self._asked.exclusive(handle.node, publish)
             finally:
                 if body.replaced and handle.node.body is body:
                     self._part(handle.node, body)
             if body.path is not None:
                 self._file_changed(handle.node, body.path)
+
+    async def _publish(self, body: OpenFile, *, last: bool) -> None:
+        if not self._published_now(body, last=last):
+            await self._wait(body.flush, last=last)
+
+    def _published_now(self, body: OpenFile, *, last: bool) -> bool:
+        """Publish a small new file where the store takes it at once; return whether it was done."""
+        if not self._inline.may_run or not body.lock.acquire(blocking=False):
+            return False
+        try:
+            if body.flushes_briefly:
+                with suppress(UnavailableError):
+                    self._inline.run(partial(body.flush, last=last))
+                    return True
+        finally:
+            body.lock.release()
+        return False
 
     async def _release(self, number: int) -> None:
         handle = self._handles.pop(number)

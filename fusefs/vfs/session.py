@@ -6,6 +6,7 @@ import stat as stat_bits
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -20,8 +21,10 @@ from fusefs.tree.catalog import FileInfo
 from fusefs.tree.namespace import StripedFiles
 from fusefs.vfs.flush_all import flush_all
 from fusefs.vfs.fresh_single_flight import FreshSingleFlight
+from fusefs.vfs.inline_calls import InlineCalls
 from fusefs.vfs.inode_table import ROOT, InodeTable, Node
 from fusefs.vfs.open_file import OpenFile, SpoolPlace
+from omniload.base.errors import UnavailableError
 from omniload.base.lru import Lru
 
 __all__ = ["STATS_DIRECTORY_INODE", "STATS_INODE", "TTL_S", "Handle", "Listed", "Session"]
@@ -83,6 +86,7 @@ class Session(FileSystem):
         """Of paths, so that what was asked before a change is not remembered after it."""
         self._owner = (os.getuid(), os.getgid())
         self._pool = ThreadPoolExecutor(_CALLS_WAITING, "fusefs-call")
+        self._inline = InlineCalls(answers_at_once=files.store.answers_at_once)
         self._kernel: Kernel | None = None
         self.statistics = Statistics(files)
 
@@ -173,10 +177,19 @@ class Session(FileSystem):
         if (known := self._known_info(path)) is not None:
             return known
         before = self._num_changes
-        info = await self._wait(self._files.stat, path)
+        info = self._described_here(path)
+        if info is None:
+            info = await self._wait(self._files.stat, path)
         if self._num_changes == before:
             self._remember(path, info)
         return info
+
+    def _described_here(self, path: str) -> FileInfo | None:
+        """Describe a path by asking on the loop; None where it must be asked in a thread."""
+        if self._inline.may_run:
+            with suppress(UnavailableError):
+                return self._inline.run(partial(self._files.stat, path))
+        return None
 
     def _remember(self, path: str, info: FileInfo) -> None:
         self._infos.put(path, (time.monotonic() + TTL_S, info))
@@ -209,7 +222,7 @@ class Session(FileSystem):
     async def _entry(self, node: Node) -> Entry:
         entry = await self._described_now(node)
         node.advertise(entry.size_bytes)
-        return entry
+        return entry._replace(attr_timeout_s=0) if node.resizes else entry
 
     async def _described_now(self, node: Node) -> Entry:
         if node.body is not None:

@@ -13,6 +13,7 @@ __all__ = ["FileWriter"]
 
 MAX_SEGMENTS = 65536
 """Segments of a file while it is appended to; its manifest is then 2 MiB, written at every fsync."""
+_SMALL_BYTES = 64 << 10
 _MOST_UNITS = MAX_MANIFEST_BYTES // 8 - (1 << 20)
 """Of a file: their checksums, and its segments, must fit a manifest."""
 
@@ -59,6 +60,11 @@ class FileWriter:
     @property
     def _striped(self) -> bool:
         return bool(self._sealed) or self._current is not None or self._sealing is not None
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the file is plain so far, and of a few pages."""
+        return not self._striped and self._size_bytes <= _SMALL_BYTES
 
     def would_wait(self, size_bytes: int) -> bool:
         """Return whether writing ``size_bytes`` more may have to wait for the store."""

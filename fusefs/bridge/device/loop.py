@@ -12,11 +12,8 @@ die, since programs seldom expect EINTR of a read.
 
 import errno
 import os
-import select
-import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +24,7 @@ from fusefs.bridge.api.protocol import Data, FileSystem
 from fusefs.bridge.device.replies import Replies
 from fusefs.bridge.device.requests import Answering, Requests
 from fusefs.bridge.device.wire import ENTRY_BYTES, IN_HEADER, Opcode, batch_forgets
+from fusefs.bridge.process.poller import Poller
 
 __all__ = ["REQUEST_BYTES", "Loop"]
 
@@ -83,17 +81,13 @@ class Loop:
         self._filesystem = filesystem
         self._requests = requests
         self._replies = Replies(device, min(_MOST_COPIES, os.cpu_count() or 1))
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poller = Poller(self._resume)
+        self.watch, self.unwatch = self._poller.watch, self._poller.unwatch
         self._buffer = bytearray(request_bytes)
         self._view = memoryview(self._buffer)
         self._tasks: dict[int, _Task] = {}
         self._ready: deque[_Task] = deque()
         self._interrupted: set[int] = set()
-        self._poll = select.poll()
-        self._calls_of: dict[int, Callable[[], None]] = {}
-        self.watch(self._wake, self._resume)
-        self._open = threading.Lock()
-        self._closed = False
         self._ending = False
         self.connected = True
         """Whether the mount is still there; false once it was unmounted."""
@@ -103,7 +97,7 @@ class Loop:
     def end(self) -> None:
         """Have ``run`` return."""
         self._ending = True
-        os.eventfd_write(self._wake, 1)
+        self._poller.wake()
 
     # On the loop's thread
 
@@ -112,16 +106,6 @@ class Loop:
         self.take_requests(on=True)
         while self.connected and not self._ending:
             self.once(_LOOK_AGAIN_MS if self._interrupted else None)
-
-    def watch(self, descriptor: int, call: Callable[[], None]) -> None:
-        """Have ``call`` made whenever ``descriptor`` has something to read."""
-        self._calls_of[descriptor] = call
-        self._poll.register(descriptor, select.POLLIN)
-
-    def unwatch(self, descriptor: int) -> None:
-        """End ``watch``."""
-        del self._calls_of[descriptor]
-        self._poll.unregister(descriptor)
 
     def finish_tasks(self, within_s: float) -> bool:
         """Go on without new requests until no handler waits; return whether it came to that."""
@@ -132,10 +116,7 @@ class Loop:
 
     def once(self, timeout_ms: float | None) -> None:
         """Wait for events no longer than so many milliseconds, and carry out what they ask."""
-        for descriptor, _ in self._poll.poll(timeout_ms):
-            call = self._calls_of.get(descriptor)
-            if call is not None:
-                call()
+        self._poller.wait(timeout_ms)
         if self._interrupted:
             self._release_dying()
 
@@ -144,9 +125,7 @@ class Loop:
         for task in self._tasks.values():
             task.handling.close()
         self._tasks.clear()
-        with self._open:
-            self._closed = True
-            os.close(self._wake)
+        self._poller.close()
         self._replies.close()
 
     def take_requests(self, *, on: bool) -> None:
@@ -197,14 +176,11 @@ class Loop:
     def _wait(self, task: _Task, future: "Future[Any]") -> None:
         def wake(_: object) -> None:
             self._ready.append(task)
-            with self._open:
-                if not self._closed:
-                    os.eventfd_write(self._wake, 1)
+            self._poller.wake()
 
         future.add_done_callback(wake)
 
     def _resume(self) -> None:
-        os.eventfd_read(self._wake)
         while self._ready:
             task = self._ready.popleft()
             self._tasks.pop(task.unique, None)

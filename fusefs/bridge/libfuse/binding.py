@@ -1,18 +1,21 @@
-"""The binding over libfuse as a whole: mount, serve on a trio loop, unmount or hand over."""
+"""The binding over libfuse as a whole: mount, serve, unmount or hand over."""
 
 import contextlib
 import mmap
 import os
 import signal
-import socket
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fusefs.bridge.api.options import BridgeOptions
 from fusefs.bridge.api.protocol import FileSystem
-from fusefs.bridge.api.waiting import run_blocking
+from fusefs.bridge.api.waiting import all_done, run_blocking
 from fusefs.bridge.device.passthrough import NO_PASSTHROUGH
+from fusefs.bridge.libfuse.loop import Loop
 from fusefs.bridge.process.handover import FINISH_WITHIN_S, Door, handed_over, listen
 from fusefs.bridge.process.launch import why_not
 from fusefs.bridge.process.tuning import device_of_mount, mount_table, tune_kernel
@@ -22,9 +25,7 @@ from omniload.base.log import get_logger
 
 try:
     import pyfuse3
-    import trio
 
-    from fusefs.bridge.libfuse.gate import Gate
     from fusefs.bridge.libfuse.requests import Requests
 except ModuleNotFoundError as error:
     raise missing_extra("this mount (--bridge device does without)", error) from error
@@ -34,6 +35,7 @@ except ImportError as error:
 __all__ = ["serve"]
 
 _LOG = get_logger(__name__)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LIBFUSE_PAGES = 256
 _MAX_PAGES = Path("/proc/sys/fs/fuse/max_pages_limit")
 
@@ -59,74 +61,68 @@ class _Service:
         filesystem: What is shown.
         options: The kernel's side.
         target: Real path of the mount point.
-        gate: What pyfuse3 takes for trio.
+        loop: Runs pyfuse3.
     """
 
     def __init__(
-        self, filesystem: FileSystem, options: BridgeOptions, target: str, gate: Gate
+        self, filesystem: FileSystem, options: BridgeOptions, target: str, loop: Loop
     ) -> None:
         self._filesystem = filesystem
         self._options = options
         self._target = target
-        self._gate = gate
+        self._loop = loop
         self._request_bytes = _largest_request()
+        self._door: Door | None = None
         self.handed = False
         """Whether the mount lives on in another process."""
 
-    async def run(self, ready: Callable[[], None]) -> None:
+    def run(self, ready: Callable[[], None]) -> None:
         """Answer until unmounted, asked to end, or handed over."""
-        async with trio.open_nursery() as nursery:
+        self._loop.start(pyfuse3.main())
+        self._loop.start(self._begin(ready))
+        before = {number: signal.signal(number, self._end) for number in _SIGNALS}
+        try:
+            self._loop.run()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            if self._door is not None:
+                self._door.close()
+            self._loop.close()
 
-            async def serve_requests() -> None:
-                await pyfuse3.main()
-                nursery.cancel_scope.cancel()
+    def _end(self, number: int, _: object) -> None:
+        _LOG.info("signal %s: unmounting %s", number, self._target)
+        self._loop.end()
 
-            await nursery.start(self._end_on_signal)
-            nursery.start_soon(serve_requests)
-            # In a thread, so that the loop answers it. Its answer comes after that of INIT, which
-            # would put read-ahead back to what libfuse asks for. What the answer says does not matter.
-            with contextlib.suppress(OSError):
-                await trio.to_thread.run_sync(os.statvfs, self._target, abandon_on_cancel=True)
-            tune_kernel(self._options, self._target)
-            listener = listen(self._target) if self._gate.device is not None else None
-            if listener is not None:
-                nursery.start_soon(self._hand_over_when_asked, listener)
-            ready()
+    async def _begin(self, ready: Callable[[], None]) -> None:
+        # Asked by a thread, so that the loop answers it. Its answer comes after that of INIT, which
+        # would put read-ahead back to what libfuse asks for. What the answer says does not matter.
+        await all_done((_in_daemon_thread(partial(os.statvfs, self._target)),))
+        tune_kernel(self._options, self._target)
+        listener = listen(self._target) if self._loop.device is not None else None
+        if listener is not None:
+            self._door = Door(listener)
+            self._loop.watch(self._door.fileno(), self._hand_over)
+        ready()
 
-    async def _end_on_signal(
-        self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-            task_status.started()
-            async for number in signals:
-                _LOG.info("signal %s: unmounting %s", number, self._target)
-                pyfuse3.terminate()
-                return
-
-    async def _hand_over_when_asked(self, listener: socket.socket) -> None:
-        device = self._gate.device
+    def _hand_over(self) -> None:
+        door, device = self._door, self._loop.device
+        assert door is not None, "it rang"
         assert device is not None, "it was waited for"
+        # One at a time: another peer that asks while requests are finished waits.
+        self._loop.unwatch(door.fileno())
+        self._loop.take_requests(on=False)
+        self.handed = handed_over(door.next(), door, device, partial(self._state, device))
+        if self.handed:
+            pyfuse3.terminate()
+        else:
+            os.set_blocking(device, True)
+            self._loop.take_requests(on=True)
+            self._loop.watch(door.fileno(), self._hand_over)
 
-        def state() -> dict[str, Any]:
-            return trio.from_thread.run(self._state, device)
-
-        with Door(listener) as door:
-            while not self.handed:
-                await trio.lowlevel.wait_readable(door)
-                # In a thread: a silent peer keeps no request waiting. Never abandoned,
-                # so the end of either process meanwhile leaves the mount to one of them.
-                self.handed = await trio.to_thread.run_sync(
-                    handed_over, door.next(), door, device, state
-                )
-                if not self.handed:
-                    os.set_blocking(device, True)
-                    self._gate.open()
-        pyfuse3.terminate()
-
-    async def _state(self, device: int) -> dict[str, Any]:
-        """Take no more requests and return what the next process needs."""
-        self._gate.close()
-        if not await self._gate.finish(FINISH_WITHIN_S):
+    def _state(self, device: int) -> dict[str, Any]:
+        """Return what the next process needs, once no request is under way."""
+        if not self._loop.finish_tasks(FINISH_WITHIN_S):
             raise StateError(f"requests still wait for the store after {FINISH_WITHIN_S:.0f} s")
         handed_state = run_blocking(self._filesystem.handed_over())
         # The open file is one for both processes. libfuse waits in its reads, the next process
@@ -138,6 +134,19 @@ class _Service:
             "request_bytes": self._request_bytes,
             "filesystem": handed_state,
         }
+
+
+def _in_daemon_thread(call: Callable[[], object]) -> "Future[Any]":
+    """Make a call that may never return in a thread that the process does not wait for; its outcome is dropped."""
+    done: Future[Any] = Future()
+
+    def run() -> None:
+        with contextlib.suppress(OSError):
+            call()
+        done.set_result(None)
+
+    threading.Thread(target=run, name="bridge-statvfs", daemon=True).start()
+    return done
 
 
 def _largest_request() -> int:
@@ -171,17 +180,18 @@ def serve(
     asked |= {"ro"} if options.read_only else set()
     asked |= {"allow_other"} if options.allow_other else set()
     asked |= {"suid", "dev"} if options.trusted else set()
-    gate = Gate()
+    loop = Loop(pyfuse3.terminate)
+    trio = pyfuse3.trio  # type: ignore[attr-defined]  # a name of its own, see ``Loop``
     try:
-        pyfuse3.init(Requests(filesystem, gate), mountpoint, asked)
+        pyfuse3.init(Requests(filesystem), mountpoint, asked)
     except RuntimeError as error:
         reason = why_not(target, options) or f"{error}; see the log"
         raise StateError(f"{mountpoint!r} cannot be mounted: {reason}") from error
     filesystem.connected(_Libfuse())
-    service = _Service(filesystem, options, target, gate)
-    pyfuse3.trio = gate  # type: ignore[attr-defined]  # see there
+    service = _Service(filesystem, options, target, loop)
+    pyfuse3.trio = loop.as_trio  # type: ignore[attr-defined]
     try:
-        trio.run(service.run, ready)
+        service.run(ready)
     finally:
         pyfuse3.trio = trio  # type: ignore[attr-defined]
         # Without ``unmount``, libfuse closes its descriptor and the mount goes on by the other one.

@@ -1,29 +1,19 @@
-"""pyfuse3's requests as calls of a ``FileSystem``: each a trio task that runs a neutral handler."""
+"""pyfuse3's requests as calls of a ``FileSystem``. What a handler waits for, the loop waits for."""
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import Future
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import pyfuse3
-import trio
 from typing_extensions import override
 
 from fusefs.bridge.api.errno_answers import errno_answered
 from fusefs.bridge.api.protocol import Change, Entry, FileSystem
 from fusefs.bridge.api.waiting import Handling
-from fusefs.bridge.libfuse.gate import Gate
 
 __all__ = ["Requests"]
 
 Result = TypeVar("Result")
-
-
-async def _done(future: Future[Any]) -> None:
-    """Suspend the trio task until a future is done."""
-    event, token = trio.Event(), trio.lowlevel.current_trio_token()
-    future.add_done_callback(lambda _: token.run_sync_soon(event.set))
-    await event.wait()
 
 
 def _attributes(entry: Entry) -> pyfuse3.EntryAttributes:
@@ -59,23 +49,16 @@ class Requests(pyfuse3.Operations):
     enable_writeback_cache = False
     enable_acl = False
 
-    def __init__(self, filesystem: FileSystem, gate: Gate) -> None:
+    def __init__(self, filesystem: FileSystem) -> None:
         super().__init__()
         self._filesystem = filesystem
-        self._gate = gate
 
     async def _answer(self, request: str, handling: Handling[Result]) -> Result:
         """Run a handler to its answer; whatever it raises becomes an errno."""
-        with self._gate.answering():
-            try:
-                while True:
-                    await _done(handling.send(None))
-            except StopIteration as stop:
-                return cast("Result", stop.value)
-            except Exception as error:
-                raise pyfuse3.FUSEError(errno_answered(request, error)) from error
-            finally:
-                handling.close()
+        try:
+            return await handling
+        except Exception as error:
+            raise pyfuse3.FUSEError(errno_answered(request, error)) from error
 
     @override
     async def lookup(self, parent: int, name: bytes, ctx: object) -> pyfuse3.EntryAttributes:

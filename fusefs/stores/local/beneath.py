@@ -17,13 +17,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from omniload.base.errors import ConfigError
-from omniload.base.linux.calls import openat2
+from omniload.base.linux.calls import kind_of_filesystem, openat2
 
 __all__ = ["Beneath", "umask"]
 
 _MOST_PATH_BYTES = 4095
 """Of one call; a longer path is resolved in several."""
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_LOCAL_DISKS = frozenset(
+    {0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0x2FC12FC1, 0xF2F52010}
+)
+"""ext4, XFS, Btrfs, tmpfs, overlay, ZFS, F2FS, as statfs(2) numbers them. NFS, Lustre and FUSE are not among them."""
 _ABSENT = frozenset({errno.ENOSYS, errno.EPERM, errno.EINVAL})
 """Of a call that the kernel does not have, or that a sandbox forbids."""
 
@@ -49,6 +53,8 @@ class Beneath:
             if not isinstance(error, FileNotFoundError | NotADirectoryError):
                 said = f"cannot be opened: {error.strerror}"
             raise ConfigError(f"store {str(root)!r} {said}") from error
+        self.is_local_disk = kind_of_filesystem(self._fd) in _LOCAL_DISKS
+        """Whether a disk, or the memory, of this machine is behind it, as far as the kernel says."""
         self.walks = _lacksopenat2(self._fd) if walks is None else walks
 
     def __del__(self) -> None:
@@ -106,12 +112,13 @@ class Beneath:
 
     def _directory(self, path: str) -> int:
         step = _step if self.walks else openat2
-        at = os.dup(self._fd)
+        at = self._fd
         for part in self._parts(os.fsencode(path)):
             try:
                 below = step(at, part, _DIRECTORY)
             finally:
-                os.close(at)
+                if at != self._fd:
+                    os.close(at)
             at = below
         return at
 

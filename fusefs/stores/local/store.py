@@ -73,6 +73,12 @@ class LocalStore(Store):
     def keeps_modes(self) -> bool:
         return True
 
+    @property
+    @override
+    def answers_at_once(self) -> bool:
+        # One that makes each file durable as it is published waits for the disk.
+        return self._settling is not None and self._at.is_local_disk
+
     @override
     def stat(self, path: str) -> Entry:
         with _errors(path):

@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import struct
+import sys
 from functools import cache
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "MS_REC",
     "MS_REMOUNT",
     "MS_SLAVE",
+    "kind_of_filesystem",
     "mount",
     "openat2",
     "syncfs",
@@ -35,6 +37,9 @@ BENEATH = 0x02 | 0x04 | 0x08
 """Rules of resolving: no link of ``/proc``, no other link, nothing above the directory."""
 _HOW = struct.Struct("=3Q")
 """Flags, mode and rules of resolving: ``struct open_how``."""
+
+_STATFS_BYTES = 256
+"""More than ``struct statfs`` has on any architecture."""
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
@@ -61,6 +66,15 @@ def syncfs(file: int) -> None:
         OSError: ``EIO``, ``ENOSPC``: something could not be written.
     """
     _checked(_libc().syncfs(ctypes.c_int(file)))
+
+
+def kind_of_filesystem(file: int) -> int:
+    """Return the number by which statfs(2) names the kind of file system of an open file; 0 where it does not."""
+    found = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _libc().fstatfs(ctypes.c_int(file), found) != 0:
+        return 0
+    # The first field has 4 or 8 bytes, and no number of the kernel more than 4.
+    return int.from_bytes(found.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) & 0xFFFFFFFF
 
 
 def openat2(directory: int, path: bytes, flags: int, mode: int = 0, resolve: int = BENEATH) -> int:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from types import SimpleNamespace
 
 import pytest
 from typing_extensions import override
@@ -11,8 +12,9 @@ from fusefs.bridge.api.waiting import run_blocking
 from fusefs.format.attributes import Attributes
 from fusefs.stores.memory import MemoryStore
 from fusefs.tree.namespace import StripedFiles
+from fusefs.vfs import inode_table
 from fusefs.vfs.open_file import SpoolPlace
-from fusefs.vfs.session import STATS_DIRECTORY_INODE
+from fusefs.vfs.session import STATS_DIRECTORY_INODE, TTL_S
 from fusefs.vfs.store_filesystem import StoreFileSystem
 from omniload.base.errors import StateError
 from tests.support.fusefs.bridge_mount import CONFIG, DATA, Mount, held
@@ -318,6 +320,55 @@ def test_sizes_that_the_kernel_may_have_been_told_of_in_any_order_are_asked_for_
     size(mount, inode)
     mount.release(mount.open(inode))
     assert mount.kernel.told_outdated == [inode]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time by which an inode had another size a moment ago, as a list of one."""
+    now_s = [100.0]
+    monkeypatch.setattr(inode_table, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    return now_s
+
+
+def valid_s(mount, inode):
+    """Return for how long the kernel may keep attributes, by each answer that brings some."""
+    listing = mount.shown.readdir(run_blocking(mount.shown.opendir(ROOT_INODE)).handle, 0)
+    answers = [*(line.entry for line in listing), run_blocking(mount.shown.getattr(inode))]
+    return {answer.attr_timeout_s for answer in answers}
+
+
+def test_attributes_are_not_valid_until_the_kernel_surely_has_the_size_that_came_with_them(
+    mount, elsewhere, clock
+):
+    inode = mount.lookup()
+    assert valid_s(mount, inode) == {TTL_S}
+    elsewhere.write_file("f", b"newer")
+    run_blocking(mount.shown.getxattr(ROOT_INODE, b"user.omnifs.drop"))
+
+    # Beside the answer that brings another size, ``fstat`` of another process would tell the one of before.
+    assert valid_s(mount, inode) == {0}
+    clock[0] += 0.9
+    assert valid_s(mount, inode) == {0}
+    clock[0] += 0.2
+    assert valid_s(mount, inode) == {TTL_S}
+
+
+def test_a_size_that_the_kernel_wrote_or_cut_itself_is_none_that_an_answer_brings(
+    mount, elsewhere, clock
+):
+    inode = mount.lookup()
+    opened = mount.open(inode, os.O_RDWR | os.O_TRUNC)
+    assert valid_s(mount, inode) == {TTL_S}
+    run_blocking(mount.shown.write(opened.handle, 0, PLAIN))
+    assert valid_s(mount, inode) == {TTL_S}
+    run_blocking(mount.shown.setattr(inode, Change(size_bytes=7), opened.handle))
+    flushed(mount, opened)
+    mount.release(opened)
+    assert valid_s(mount, inode) == {TTL_S}
+
+    elsewhere.write_file("f", b"of another size")
+    run_blocking(mount.shown.getxattr(ROOT_INODE, b"user.omnifs.drop"))
+    assert valid_s(mount, inode) == {0}
 
 
 def test_opens_of_a_young_version_share_the_page_cache_while_one_is_open(mount, elsewhere):

@@ -1,0 +1,239 @@
+"""The loop of one libfuse mount: runs pyfuse3's tasks in the place of trio.
+
+pyfuse3 finds trio through its own module's name ``trio``, which its asyncio layer replaces, too.
+``Loop.as_trio`` stands there. What a request costs is then one ``poll`` and one step of a coroutine, where a
+scheduler for any tasks takes two turns of its own and five calls of the kernel::
+
+    poll --readable--> the reader reads, and runs its handler --answered--> it waits to read again
+                                   |
+                                   +--the handler waits for a future--> another worker is the reader
+
+libfuse reads a descriptor that blocks, in the step in which its wait returns. So the reader's wait returns after
+``poll`` alone, and where requests are to be left with the kernel, the descriptor is not watched.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future
+from enum import Enum, auto
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Self
+
+from fusefs.bridge.process.poller import Poller
+
+__all__ = ["Loop"]
+
+_LOOK_AGAIN_MS = 500
+Task = Coroutine[Any, None, None]
+
+
+class _For(Enum):
+    """What a task waits for, if it is no future."""
+
+    REQUEST = auto()
+    TURN = auto()
+    """To be the reader."""
+    OTHERS = auto()
+    """The end of all other tasks."""
+
+
+class _ClosedResourceError(Exception):
+    """The loop of requests ends."""
+
+
+class _Wait:
+    __slots__ = ("_what",)
+
+    def __init__(self, what: _For) -> None:
+        self._what = what
+
+    def __await__(self) -> Generator[_For, None, None]:
+        yield self._what
+
+
+class Loop:
+    """Runs tasks that wait for requests or for futures. Used on one thread, but for ``end``.
+
+    Args:
+        terminate: Ends libfuse's session, and calls ``notify_closing``; called after ``end``.
+    """
+
+    def __init__(self, terminate: Callable[[], None]) -> None:
+        self._terminate = terminate
+        self._poller = Poller(self._woken)
+        self.watch, self.unwatch = self._poller.watch, self._poller.unwatch
+        self.device: int | None = None
+        """/dev/fuse, once pyfuse3 has waited for it; libfuse's to close."""
+        self._tasks: set[Task] = set()
+        self._ready: deque[Task] = deque()
+        self._waiting: set[Task] = set()
+        """For futures: those whose requests are under way."""
+        self._reader: Task | None = None
+        self._has_reader = False
+        self._turns: deque[Task] = deque()
+        self._joining: Task | None = None
+        self._takes = True
+        self._is_watched = False
+        self._is_closing = self._is_ending = False
+        self.as_trio = SimpleNamespace(
+            ClosedResourceError=_ClosedResourceError,
+            Lock=partial(_Turn, self),
+            open_nursery=partial(_Nursery, self),
+            lowlevel=SimpleNamespace(
+                current_task=partial(SimpleNamespace, name="pyfuse3"),
+                current_trio_token=lambda: self,
+                notify_closing=self._notify_closing,
+                wait_readable=self._wait_readable,
+            ),
+        )
+        """All that pyfuse3 asks of trio."""
+
+    # From other threads and signal handlers
+
+    def end(self) -> None:
+        """Have libfuse's session end, and ``run`` return when all requests are answered."""
+        self._is_ending = True
+        self._poller.wake()
+
+    # On the loop's thread
+
+    def run(self) -> None:
+        """Run until every task has ended.
+
+        Raises:
+            Exception: What a task raised.
+        """
+        self._run_ready()
+        while self._tasks:
+            self.once(None)
+
+    def start(self, task: Task) -> None:
+        """Begin a task; ``run`` carries it on."""
+        self._tasks.add(task)
+        self._ready.append(task)
+
+    def once(self, timeout_ms: float | None) -> None:
+        """Wait for events no longer than so many milliseconds, and carry out what follows."""
+        self._poller.wait(timeout_ms)
+        self._run_ready()
+
+    def take_requests(self, *, on: bool) -> None:
+        """Go on with new requests, or leave them with the kernel."""
+        self._takes = on
+        self._watch_device()
+
+    def finish_tasks(self, within_s: float) -> bool:
+        """Go on until no request is under way; return whether it came to that."""
+        until = time.monotonic() + within_s
+        while self._waiting and (left_s := until - time.monotonic()) > 0:
+            self.once(min(left_s * 1000, _LOOK_AGAIN_MS))
+        return not self._waiting
+
+    def close(self) -> None:
+        """Drop what still waits."""
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task.close()
+        self._poller.close()
+
+    # Inside
+
+    def _run_ready(self) -> None:
+        while self._ready or (self._turns and not self._has_reader):
+            self._step((self._ready or self._turns).popleft())
+        self._watch_device()
+
+    def _step(self, task: Task) -> None:
+        self._waiting.discard(task)
+        try:
+            awaited = task.send(None)
+        except StopIteration:
+            self._tasks.discard(task)
+            if self._joining is not None and len(self._tasks) == 1:
+                self._ready.append(self._joining)
+            return
+        if awaited is _For.REQUEST:
+            self._reader = task
+        elif awaited is _For.TURN:
+            self._turns.append(task)
+        elif awaited is _For.OTHERS:
+            self._joining = task
+        else:
+            self._wait(task, awaited)
+
+    def _wait(self, task: Task, future: "Future[Any]") -> None:
+        def wake(_: object) -> None:
+            self._ready.append(task)
+            self._poller.wake()
+
+        self._waiting.add(task)
+        future.add_done_callback(wake)
+
+    def _woken(self) -> None:
+        if self._is_ending:
+            self._terminate()
+
+    def _watch_device(self) -> None:
+        """Watch for requests while there is a task to read them."""
+        wanted = self._takes and self._reader is not None
+        if self.device is not None and wanted != self._is_watched:
+            self._is_watched = wanted
+            if wanted:
+                self.watch(self.device, self._readable)
+            else:
+                self.unwatch(self.device)
+
+    def _readable(self) -> None:
+        if (reader := self._reader) is not None:
+            self._reader = None
+            self._step(reader)
+
+    # What pyfuse3 calls
+
+    async def _wait_readable(self, device: int) -> None:
+        self.device = device
+        if not self._is_closing:
+            await _Wait(_For.REQUEST)
+        if self._is_closing:
+            raise _ClosedResourceError
+
+    def _notify_closing(self, _: int) -> None:
+        self._is_closing = True
+        if self._reader is not None:
+            self._ready.append(self._reader)
+            self._reader = None
+
+
+class _Turn:
+    """The lock by which one worker at a time is the reader. A free one goes to the next that asks, not to the first."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    async def __aenter__(self) -> None:
+        while self._loop._has_reader:
+            await _Wait(_For.TURN)
+        self._loop._has_reader = True
+
+    async def __aexit__(self, *_: object) -> None:
+        self._loop._has_reader = False
+
+
+class _Nursery:
+    """Where pyfuse3 starts its workers; left when all have ended."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if len(self._loop._tasks) > 1:
+            await _Wait(_For.OTHERS)
+
+    def start_soon(self, run: Callable[..., Task], *arguments: object, name: str) -> None:
+        del name
+        self._loop.start(run(*arguments))

@@ -1,0 +1,227 @@
+"""Small calls of a quick store are made on the mount's loop, until one waits for the disk."""
+
+import errno
+import os
+import threading
+
+import pytest
+
+from fusefs.bridge.api.protocol import ROOT_INODE, Change
+from fusefs.bridge.api.waiting import run_blocking
+from fusefs.stores.deadlines import left_s
+from fusefs.stores.local.beneath import Beneath
+from fusefs.stores.local.store import LocalStore
+from fusefs.stores.memory import MemoryStore
+from fusefs.stores.retry import RetryingStore
+from fusefs.vfs import session
+from fusefs.vfs.inline_calls import InlineCalls
+from omniload.base.errors import UnavailableError
+from tests.support.fusefs.bridge_mount import Mount
+
+EXT4, NFS = 0xEF53, 0x6969
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 100.0
+        self.waits = 0
+
+    def calls(self, *, answers_at_once=True):
+        return InlineCalls(
+            answers_at_once=answers_at_once, clock=lambda: self.now_s, waits=lambda: self.waits
+        )
+
+    def call_of(self, took_s, *, waits):
+        def call():
+            self.now_s += took_s
+            self.waits += waits
+            return "found"
+
+        return call
+
+
+def test_a_call_that_waited_long_is_followed_by_ten_times_as_long_without_any():
+    clock = Clock()
+    calls = clock.calls()
+
+    assert calls.may_run
+    assert calls.run(clock.call_of(0.1, waits=1)) == "found"
+    assert not calls.may_run
+    clock.now_s += 0.9
+    assert not calls.may_run
+    clock.now_s += 0.2
+    assert calls.may_run
+
+
+@pytest.mark.parametrize(("took_s", "waits"), [(0.001, 1), (0.1, 0)])
+def test_quick_calls_go_on_and_so_do_those_that_only_lost_their_core(took_s, waits):
+    clock = Clock()
+    calls = clock.calls()
+    calls.run(clock.call_of(took_s, waits=waits))
+    assert calls.may_run
+
+
+def test_a_store_that_is_waited_for_is_called_by_threads_alone():
+    assert not Clock().calls(answers_at_once=False).may_run
+
+
+def test_a_thread_that_gives_its_core_away_is_one_that_waits():
+    clock = Clock()
+    calls = InlineCalls(answers_at_once=True, clock=lambda: clock.now_s)
+
+    def call():
+        clock.now_s += 0.1
+        threading.Event().wait(0.001)
+
+    calls.run(call)
+    assert not calls.may_run
+
+
+def test_on_the_loop_no_time_is_left_for_a_second_attempt():
+    assert InlineCalls(answers_at_once=True).run(left_s) <= 0
+    assert left_s() is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "delays", "expected"),
+    [(EXT4, True, True), (NFS, True, False), (EXT4, False, False), (0, True, False)],
+)
+def test_a_store_answers_at_once_on_a_disk_of_this_machine_that_syncs_later(
+    tmp_path, monkeypatch, kind, delays, expected
+):
+    monkeypatch.setattr("fusefs.stores.local.beneath.kind_of_filesystem", lambda _: kind)
+    store = LocalStore(tmp_path)
+    if delays:
+        store.delay_syncs()
+
+    assert RetryingStore(store).answers_at_once is expected
+    store.close()
+
+
+def test_the_kind_of_file_system_below_is_the_kernel_s_word():
+    assert not Beneath("/proc").is_local_disk
+    assert Beneath("/dev/shm").is_local_disk
+    assert not MemoryStore().answers_at_once
+
+
+@pytest.fixture
+def local(tmp_path, monkeypatch):
+    monkeypatch.setattr("fusefs.stores.local.beneath.kind_of_filesystem", lambda _: EXT4)
+    return LocalStore(tmp_path)
+
+
+@pytest.fixture
+def mount(local, monkeypatch):
+    # A busy machine is no busy disk.
+    monkeypatch.setattr(session, "InlineCalls", Clock().calls)
+    store = RetryingStore(local, waits_s=[0.0])
+    store.delay_syncs()
+    mount = Mount(store)
+    run_blocking(mount.shown.getattr(ROOT_INODE))
+    yield mount
+    mount.close()
+
+
+@pytest.fixture
+def threads_used(monkeypatch):
+    used, in_thread = [], session.in_thread
+
+    def noted(pool, call, *arguments, **named):
+        used.append(getattr(call, "__name__", str(call)))
+        return in_thread(pool, call, *arguments, **named)
+
+    monkeypatch.setattr(session, "in_thread", noted)
+    return used
+
+
+def failing_once(monkeypatch, local, name):
+    """Have one call of a store meet an outage; return what is empty from then on."""
+    inner, fails = getattr(local, name), [1]
+
+    def call(*arguments):
+        if fails:
+            fails.pop()
+            raise UnavailableError("busy")
+        return inner(*arguments)
+
+    monkeypatch.setattr(local, name, call)
+    return fails
+
+
+def made(mount, name, data, *changes):
+    opened, entry = run_blocking(mount.shown.create(ROOT_INODE, name, 0o100644, os.O_WRONLY))
+    run_blocking(mount.shown.write(opened.handle, 0, data))
+    for change in changes:
+        run_blocking(mount.shown.setattr(entry.inode, change, opened.handle))
+    run_blocking(mount.shown.flush(opened.handle))
+    mount.release(opened)
+
+
+@pytest.mark.parametrize("changes", [(), (Change(mtime_ns=10**18), Change(mode=0o600))])
+def test_a_small_file_is_looked_for_and_made_without_a_thread(mount, threads_used, changes):
+    with pytest.raises(FileNotFoundError):
+        mount.lookup(b"small")
+    made(mount, b"small", b"x" * 100, *changes)
+
+    with mount.files.open("small") as file:
+        assert bytes(file.reader.read(0, 100)) == b"x" * 100
+        assert file.info.mode == (0o600 if changes else 0o644)
+    assert threads_used == []
+
+
+def test_what_is_there_is_described_without_a_thread_and_replaced_by_one(mount, threads_used):
+    mount.files.write_file("f", b"before")
+    inode = mount.lookup()
+    assert threads_used == []
+    opened = mount.open(inode, os.O_WRONLY | os.O_TRUNC)
+    threads_used.clear()
+    run_blocking(mount.shown.write(opened.handle, 0, b"after"))
+    run_blocking(mount.shown.flush(opened.handle))
+
+    assert threads_used == ["flush"]
+    mount.release(opened)
+
+
+def test_names_that_no_store_shows_are_refused_as_threads_refuse_them(mount):
+    with pytest.raises(PermissionError):
+        mount.lookup(b".omnifs-directory")
+
+
+def test_what_the_first_attempt_does_not_bring_is_asked_in_a_thread(
+    mount, local, threads_used, monkeypatch
+):
+    fails = failing_once(monkeypatch, local, "stat")
+    with pytest.raises(FileNotFoundError):
+        mount.lookup(b"absent")
+
+    assert threads_used == ["stat"]
+    assert not fails
+
+
+def test_a_file_that_the_first_attempt_does_not_publish_is_published_by_a_thread(
+    mount, local, threads_used, monkeypatch
+):
+    fails = failing_once(monkeypatch, local, "publish")
+    made(mount, b"small", b"x" * 100)
+
+    assert threads_used == ["flush"]
+    assert not fails
+    assert mount.files.store.read("small", 0, 100) == b"x" * 100
+
+
+def test_a_large_file_is_published_by_a_thread(mount, threads_used):
+    made(mount, b"large", bytes(100_000))
+
+    assert "flush" in threads_used
+
+
+def test_a_disk_that_is_full_is_told_to_who_closes(mount, local, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no space")
+
+    opened, _ = run_blocking(mount.shown.create(ROOT_INODE, b"small", 0o100644, os.O_WRONLY))
+    monkeypatch.setattr(local, "publish", full)
+    with pytest.raises(OSError, match="no space"):
+        run_blocking(mount.shown.flush(opened.handle))
+    monkeypatch.undo()
+    mount.release(opened)
