@@ -13,7 +13,7 @@ from omniload.mix.config import LARGEST_STEP
 from omniload.mix.sources import Name
 from omniload.plan.place_tree import ClientPlaceTree
 from trainer_integration.moe.config import MoEConfig, MoEShape, heads_fault
-from trainer_integration.writers.protocol import Kind
+from trainer_integration.writers.settings import LogConfig
 
 __all__ = [
     "CheckpointConfig",
@@ -197,8 +197,9 @@ class TrainConfig(StrictModel):
     """Restarts from the last checkpoint after a rank died; one more ends the run."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Decides the first weights."""
-    log: tuple[Kind, ...] = ()
-    """Tools that get the figures of every step: ``tensorboard``, ``wandb`` (offline), ``mlflow``; each an extra."""
+    log: LogConfig = LogConfig()
+    """Tools that get the figures of every step, with their settings; or a list of their names:
+    ``[tensorboard, wandb, mlflow]``."""
     digest: bool = True
     """Record a digest of every step's samples, so that two runs can be compared."""
 

@@ -57,13 +57,17 @@ def test_wandb_keeps_an_offline_run_for_each_launch_under_one_number(run):
 def rows_of(path):
     """Return the history of an offline run."""
     rows = []
-    for data in records_in(path.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
+    for record in map(parsed, records_in(path.read_bytes())):
         if record.WhichOneof("record_type") == "history":
             items = {"/".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
             rows.append({name: float(items[name]) for name in ("step", "loss")})
     return rows
+
+
+def parsed(data):
+    record = wandb_internal_pb2.Record()
+    record.ParseFromString(data)
+    return record
 
 
 def records_in(held):
@@ -94,3 +98,27 @@ def test_mlflow_has_one_run_with_every_value(run):
     )
     assert found.info.status == "FINISHED"
     assert found.data.metrics["share/web"] == 0.25
+
+
+def test_names_and_tags_of_the_settings_are_those_that_the_tools_show(tmp_path):
+    settings = {
+        "wandb": {"project": "moe", "name": "warm", "group": "night", "tags": ["a", "b"]},
+        "mlflow": {
+            "experiment": "moe",
+            "name": "warm",
+            "tags": {"team": "data"},
+            "tracking_uri": (tmp_path / "kept").as_uri(),
+        },
+        "tensorboard": {"folder": "events"},
+    }
+    with open_writers(settings, tmp_path / "run") as log:
+        log.write(0, {"loss": 4.0})
+
+    client = MlflowClient(tracking_uri=(tmp_path / "kept").as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("moe").experiment_id])
+    assert (run.info.run_name, run.data.tags["team"]) == ("warm", "data")
+    (file,) = (tmp_path / "run").glob("wandb/offline-run-*/run-*.wandb")
+    (header,) = [r.run for r in map(parsed, records_in(file.read_bytes())) if r.HasField("run")]
+    assert (header.project, header.display_name, header.run_group) == ("moe", "warm", "night")
+    assert list(header.tags) == ["a", "b"]
+    assert list((tmp_path / "run/events").iterdir())

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from omniload.actors.address import PlaneAddress
 from omniload.actors.plane import PlaneSpec
+from omniload.base.config import line_of
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import JsonObject
 from omniload.base.units import decimal_of
@@ -240,7 +241,7 @@ def read_plan(config: Path, profile: tuple[int, int] | None = None) -> LaunchPla
         ConfigError: One of them is faulty, or they do not fit each other.
     """
     train, folder = load_train(config)
-    require_writers(train.log)
+    _require_writers(train, config)
     train = _with_crossover(train, folder)
     mix_file = train.mix_file(folder)
     mix, base_dir = load_mix(mix_file)
@@ -263,6 +264,17 @@ def read_plan(config: Path, profile: tuple[int, int] | None = None) -> LaunchPla
         evaluation=_evaluation_of(train, folder, model),
         profile=profile,
     )
+
+
+def _require_writers(train: TrainConfig, config: Path) -> None:
+    """Refuse a tool whose package is not installed, with its line in the training file."""
+    for kind in train.log.kinds:
+        try:
+            require_writers([kind])
+        except ConfigError as error:
+            line = line_of(config, "log", kind)
+            place = config if line is None else f"{config}:{line}"
+            raise ConfigError(f"{place}: log.{kind}: {error}") from error
 
 
 def _with_crossover(train: TrainConfig, folder: Path) -> TrainConfig:

@@ -1,4 +1,4 @@
-"""MLflow: files below RUN/mlruns, or the server that ``MLFLOW_TRACKING_URI`` names."""
+"""MLflow: files below RUN/mlruns, or the server that the file or ``MLFLOW_TRACKING_URI`` names."""
 
 import os
 import re
@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from trainer_integration.writers.protocol import MetricWriter
 from trainer_integration.writers.record import read_record
+from trainer_integration.writers.settings import MlflowConfig
 
 __all__ = ["MlflowWriter"]
 
@@ -27,19 +28,25 @@ _NOT_IN_NAMES = re.compile(r"[^\w\-./ :]")
 class MlflowWriter(MetricWriter):
     """Writes one run, which later launches go on with; MLflow keeps both values of a step that was trained twice."""
 
-    def __init__(self, folder: Path) -> None:
-        place = os.environ.get("MLFLOW_TRACKING_URI") or (folder / "mlruns").resolve().as_uri()
+    def __init__(self, folder: Path, config: MlflowConfig) -> None:
+        files = (folder / "mlruns").resolve().as_uri()
+        place = config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or files
         self._client = MlflowClient(tracking_uri=place)
         record = read_record(folder)
         if record.mlflow is None:
-            record = record.model_copy(update={"mlflow": self._new_run(folder.resolve().name)})
+            default = os.environ.get("MLFLOW_RUN_NAME") or folder.resolve().name
+            number = self._new_run(config, config.name or default)
+            record = record.model_copy(update={"mlflow": number})
             record.write(folder)
         assert record.mlflow is not None
         self._run_id = record.mlflow
-        self._client.update_run(self._run_id, status="RUNNING")
+        self._client.update_run(self._run_id, status="RUNNING", name=config.name)
+        for name, value in config.tags.items():
+            self._client.set_tag(self._run_id, name, value)
 
-    def _new_run(self, name: str) -> str:
-        wanted = os.environ.get("MLFLOW_EXPERIMENT_NAME", _EXPERIMENT)
+    def _new_run(self, config: MlflowConfig, name: str) -> str:
+        default = os.environ.get("MLFLOW_EXPERIMENT_NAME", _EXPERIMENT)
+        wanted = config.experiment or default
         found = self._client.get_experiment_by_name(wanted)
         number = self._client.create_experiment(wanted) if found is None else found.experiment_id
         run_id: str = self._client.create_run(number, run_name=name).info.run_id

@@ -7,13 +7,15 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn, Self, get_args
+from typing import NoReturn, Self
 
-from omniload.base.errors import ConfigError, system_refusals
+from omniload.base.config import StrictModel
+from omniload.base.errors import system_refusals
 from omniload.base.extras import missing_extra
 from omniload.base.log import get_logger
 from trainer_integration.writers.protocol import Kind, MetricWriter
 from trainer_integration.writers.record import read_record
+from trainer_integration.writers.settings import LogConfig, as_log
 
 __all__ = ["Writers", "open_writers", "require_writers"]
 
@@ -114,36 +116,46 @@ class Writers:
 
 
 @system_refusals("the run's folder")
-def open_writers(kinds: Sequence[Kind], folder: str | Path, *, from_step: int = 0) -> Writers:
+def open_writers(
+    log: LogConfig | Sequence[Kind] | Mapping[str, object],
+    folder: str | Path,
+    *,
+    from_step: int = 0,
+) -> Writers:
     """Open the writers of a run, beside the caller; use it in a ``with``, or close it.
 
     A tool that cannot be opened, such as one whose server does not answer, is left out with a warning.
 
     Args:
-        kinds: Any of ``tensorboard``, ``wandb`` and ``mlflow``.
+        log: Any of ``tensorboard``, ``wandb`` and ``mlflow``; or the settings of each by name, as under ``log`` of
+            a training file: ``{"wandb": {"project": "moe", "tags": ["warm-up"]}}``.
         folder: Of the run; made where it is missing.
         from_step: Step that the run goes on with, of one that is resumed.
 
     Raises:
-        ConfigError: One is not known or not installed, or the folder cannot be made.
+        ConfigError: One is not known or not installed, a setting is refused, or the folder cannot be made.
         StateError: What the folder holds of an earlier launch is not of this release.
     """
-    require_writers(kinds)
+    config = as_log(log)
+    require_writers(config.kinds)
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    if {"wandb", "mlflow"} & set(kinds):
+    if {"wandb", "mlflow"} & set(config.kinds):
         read_record(place)  # one of another release is refused here; the writers read it again
-    return Writers({kind: _opener_of(kind, place) for kind in kinds}, from_step)
+    return Writers(
+        {str(kind): _opener_of(kind, place, getattr(config, kind)) for kind in config.kinds},
+        from_step,
+    )
 
 
-def _opener_of(kind: Kind, folder: Path) -> Callable[[], MetricWriter]:
+def _opener_of(kind: Kind, folder: Path, settings: StrictModel) -> Callable[[], MetricWriter]:
     """Import a tool now, and return what opens it: the caller's own imports must not meet it in another thread."""
     try:
         module = import_module(f"trainer_integration.writers.{kind}")
     except Exception as error:  # noqa: BLE001 -- somebody else's code, whatever ails it
         return partial(_raise, error)
-    opener: Callable[[Path], MetricWriter] = getattr(module, _CLASSES[kind])
-    return partial(opener, folder)
+    opener: Callable[[Path, StrictModel], MetricWriter] = getattr(module, _CLASSES[kind])
+    return partial(opener, folder, settings)
 
 
 def _raise(error: Exception) -> NoReturn:
@@ -157,8 +169,6 @@ def require_writers(kinds: Sequence[Kind]) -> None:
         ConfigError: With the line that installs it.
     """
     for kind in kinds:
-        if kind not in get_args(Kind):
-            raise ConfigError(f"writer {kind!r} is not known; choose among {list(get_args(Kind))}")
         # A folder called wandb or mlflow, as these tools make, is found as a package without an origin.
         if (spec := find_spec(kind)) is None or spec.origin is None:
             raise missing_extra(f"the writer {kind}", ModuleNotFoundError(name=kind))

@@ -10,6 +10,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from typing_extensions import override
 
 from trainer_integration.writers.protocol import MetricWriter
+from trainer_integration.writers.settings import TensorBoardConfig
 
 __all__ = ["TensorBoardWriter"]
 
@@ -17,8 +18,8 @@ __all__ = ["TensorBoardWriter"]
 class TensorBoardWriter(MetricWriter):
     """Writes an event file, one for each launch."""
 
-    def __init__(self, folder: Path) -> None:
-        self._file = EventFileWriter(str(folder / "tensorboard"))
+    def __init__(self, folder: Path, config: TensorBoardConfig) -> None:
+        self._file = EventFileWriter(str(folder / config.folder))
 
     @override
     def write(self, step: int, figures: Mapping[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""Weights & Biases: offline unless ``WANDB_MODE`` says otherwise; ``wandb sync RUN/wandb/offline-run-*`` sends it."""
+"""Weights & Biases: offline unless it is asked for otherwise; ``wandb sync RUN/wandb/offline-run-*`` sends a run."""
 
 import os
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from trainer_integration.writers.protocol import MetricWriter
 from trainer_integration.writers.record import read_record
+from trainer_integration.writers.settings import WandbConfig
 
 __all__ = ["WandbWriter"]
 
@@ -19,15 +20,21 @@ _STEP = "step"
 class WandbWriter(MetricWriter):
     """Writes a run of its own for each launch, all under one number."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: WandbConfig) -> None:
+        # Left out, they are wandb's to find in its own variables.
+        server = {} if config.base_url is None else {"base_url": config.base_url}
         self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", _PROJECT),
+            project=config.project or os.environ.get("WANDB_PROJECT", _PROJECT),
+            entity=config.entity,
+            group=config.group,
+            tags=config.tags or None,
             id=read_record(folder).wandb,
-            name=os.environ.get("WANDB_NAME", folder.resolve().name),
+            name=config.name or os.environ.get("WANDB_NAME", folder.resolve().name),
             dir=str(folder),
-            mode=os.environ.get("WANDB_MODE", "offline"),
+            mode=config.mode or os.environ.get("WANDB_MODE", "offline"),
             resume="allow",
             settings=wandb.Settings(
+                **server,
                 # Neither command lines nor packages nor output of the machine leave it: they may hold secrets.
                 silent=True,
                 console="off",

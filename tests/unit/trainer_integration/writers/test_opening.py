@@ -127,7 +127,7 @@ def tool(monkeypatch):
     """A module of a tool that is installed and refuses to be opened."""
 
     class Refusing:
-        def __init__(self, _folder):
+        def __init__(self, _folder, _config):
             raise RuntimeError("api_key not configured")
 
     module = ModuleType("trainer_integration.writers.wandb")

@@ -1,0 +1,146 @@
+"""What a tool that draws figures is told of a run: the ``log`` section of a training file. No secret stands there.
+
+A name that is left out is the tool's own variable (``WANDB_PROJECT``, ``MLFLOW_TRACKING_URI``, ...), or a default.
+Keys and passwords are in variables alone, which the tools read themselves.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self, get_args
+from urllib.parse import urlsplit
+
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from omniload.base.config import StrictModel, checked, fault_at
+from omniload.base.errors import ConfigError
+from trainer_integration.writers.protocol import Kind
+
+__all__ = ["LogConfig", "MlflowConfig", "TensorBoardConfig", "WandbConfig", "as_log"]
+
+_Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
+_Tag = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$")]
+_MOST_TAGS = 64
+
+
+def _without_password(url: str | None) -> str | None:
+    """Refuse a URL that holds a secret: what is configured is kept in the run's folder."""
+    try:
+        parts = None if url is None else urlsplit(url)
+    except ValueError as error:
+        raise ValueError(f"is no URL: {error}") from error
+    if parts is not None and "@" in parts.netloc:
+        raise ValueError(
+            f"names a user for {parts.hostname}; leave user and password to the tool's own variables"
+        )
+    return url
+
+
+class TensorBoardConfig(StrictModel):
+    """TensorBoard."""
+
+    folder: str = Field(default="tensorboard", min_length=1)
+    """Of the event files; a relative one starts at the run's folder."""
+
+
+class WandbConfig(StrictModel):
+    """Weights & Biases. Its key is read from ``WANDB_API_KEY``, or from where ``wandb login`` puts it."""
+
+    mode: Literal["offline", "online"] | None = None
+    """``offline`` sends nothing: ``wandb sync`` does later. Default: ``WANDB_MODE``, or offline."""
+    project: _Name | None = None
+    """Default: ``WANDB_PROJECT``, or ``omniload``."""
+    entity: _Name | None = None
+    """User or team that the project is of. Default: ``WANDB_ENTITY``, or the user's own."""
+    name: _Name | None = None
+    """Of the run. Default: ``WANDB_NAME``, or that of the run's folder."""
+    group: _Name | None = None
+    """Runs that belong together."""
+    tags: tuple[_Tag, ...] = Field(default=(), max_length=_MOST_TAGS)
+    """Labels of the run."""
+    base_url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
+    """Of a server of one's own. Default: ``WANDB_BASE_URL``, or W&B's."""
+
+    _no_password = field_validator("base_url")(_without_password)
+
+
+class MlflowConfig(StrictModel):
+    """MLflow. User, password or token are read from ``MLFLOW_TRACKING_USERNAME``, ``_PASSWORD`` and ``_TOKEN``."""
+
+    tracking_uri: str | None = Field(
+        default=None, pattern=r"^(https?|file|sqlite|databricks)(:[^\s]*)?$"
+    )
+    """Server or place of the runs. Default: ``MLFLOW_TRACKING_URI``, or files below the run's folder."""
+    experiment: _Name | None = None
+    """Default: ``MLFLOW_EXPERIMENT_NAME``, or ``omniload``."""
+    name: _Name | None = None
+    """Of the run. Default: ``MLFLOW_RUN_NAME``, or that of the run's folder."""
+    tags: dict[_Name, Annotated[str, Field(max_length=5000)]] = Field(
+        default={}, max_length=_MOST_TAGS
+    )
+    """Labels of the run, by name."""
+
+    _no_password = field_validator("tracking_uri")(_without_password)
+
+
+class LogConfig(StrictModel):
+    """Tools that get the figures of every step, each an extra; a list of their names takes the defaults of each."""
+
+    tensorboard: TensorBoardConfig | None = None
+    """Event files for TensorBoard."""
+    wandb: WandbConfig | None = None
+    """A run of Weights & Biases."""
+    mlflow: MlflowConfig | None = None
+    """A run of MLflow."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_take_defaults(cls, given: Any) -> Any:  # noqa: ANN401 -- of a file, or of a program
+        if isinstance(given, list | tuple):
+            for i, name in enumerate(given):
+                if name not in get_args(Kind):
+                    raise fault_at(_unknown(name), i)
+            return {name: {} for name in given}
+        if isinstance(given, dict):
+            # ``wandb:`` alone in a file is null, and means the tool.
+            return {name: {} if value is None else value for name, value in given.items()}
+        return given
+
+    @model_serializer(mode="wrap")
+    def _only_wanted(self, inner: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the tools that are not wanted: a null would mean one with its defaults."""
+        return {name: value for name, value in inner(self).items() if value is not None}
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The tools that are wanted."""
+        return tuple(kind for kind in get_args(Kind) if getattr(self, kind) is not None)
+
+    @classmethod
+    def of(cls, *kinds: Kind) -> Self:
+        """Return tools with their defaults."""
+        return cls.model_validate(list(kinds))
+
+
+def as_log(log: LogConfig | Sequence[str] | Mapping[str, object]) -> LogConfig:
+    """Return what a program gives: names of tools, or their settings by name.
+
+    Raises:
+        ConfigError: A tool or one of its settings is not known, or is refused.
+    """
+    if isinstance(log, LogConfig):
+        return log
+    if isinstance(log, Mapping):
+        return checked(log, LogConfig, name="log")
+    for name in log:
+        if name not in get_args(Kind):
+            raise ConfigError(_unknown(name))
+    return LogConfig.model_validate(list(log))
+
+
+def _unknown(name: object) -> str:
+    return f"writer {name!r:.60} is not known; choose among {list(get_args(Kind))}"
