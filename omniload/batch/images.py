@@ -33,7 +33,14 @@ class BatchImage:
 
 
 def images_of(microbatch: Microbatch) -> Iterator[BatchImage]:
-    """Yield the images of a microbatch, piece by piece, in the order of each sample."""
+    """Yield the images that come with a microbatch: those of its rows, or those that its rank encodes."""
+    share = microbatch.encoding
+    if share is not None:
+        for i, (key, grid) in enumerate(zip(share.keys_I4, share.grids_I2.tolist(), strict=True)):
+            yield BatchImage(
+                key=key[:3], number=int(key[3]), grid=tuple(grid), values_V=share.images_I[i]
+            )
+        return
     images = microbatch.columns_K.get(IMAGES)
     if images is None or not len(images.values_V):
         return

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged
+from omniload.batch.encoding import EncoderShare
 
 __all__ = ["IGNORE_LABEL", "Batch", "CpSlice", "Microbatch"]
 
@@ -44,6 +45,8 @@ class Microbatch:
     """Source, position, sub and first token of every piece: the address of its bytes."""
     columns_K: Mapping[str, Ragged] = field(default_factory=dict)
     """Whole-sample columns by name, one sequence a piece; empty for a piece without its sample's first token."""
+    encoding: EncoderShare | None = None
+    """Images that this rank encodes, where a strategy deals them; they are not among ``columns_K`` then."""
 
     @property
     def loss_mask_RT(self) -> NDArray[np.bool_]:

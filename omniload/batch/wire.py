@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged
+from omniload.batch.encoding import EncoderShare
 from omniload.batch.microbatch import Batch, CpSlice, Microbatch
 
 __all__ = ["from_bytes", "to_bytes"]
@@ -28,6 +29,7 @@ _VERSION = 1
 _LENGTH_BYTES = 8
 _ALIGNMENT = 64
 _KINDS: Mapping[str, type[Microbatch] | type[CpSlice]] = {"rows": Microbatch, "slice": CpSlice}
+_SHARE_ARRAYS = ("grids_I2", "keys_I4", "sends_W", "receives_W", "places_E")
 _NUMBERS = "biuf"
 """Kinds of numpy's types that an array may have: truth, whole numbers, floating point."""
 
@@ -48,7 +50,11 @@ def to_bytes(batch: Batch) -> NDArray[np.uint8]:
             for name, column in microbatch.columns_K.items()
         }
         own = {name: kept(getattr(microbatch, name)) for name in _array_names(type(microbatch))}
-        microbatches.append({"kind": kind, "arrays": own, "columns": columns})
+        made: dict[str, Any] = {"kind": kind, "arrays": own, "columns": columns}
+        if isinstance(microbatch, Microbatch) and (share := microbatch.encoding) is not None:
+            made["encoding"] = {name: kept(getattr(share, name)) for name in _SHARE_ARRAYS}
+            made["images"] = [kept(share.images_I.values_V), kept(share.images_I.offsets)]
+        microbatches.append(made)
     head = {
         "version": _VERSION,
         "batch": {name: getattr(batch, name) for name in _plain_names()},
@@ -93,7 +99,13 @@ def _microbatch(made: Mapping[str, Any], arrays: list[NDArray[Any]]) -> Microbat
         name: Ragged(values_V=arrays[values], offsets=arrays[offsets])
         for name, (values, offsets) in made["columns"].items()
     }
-    own = {name: arrays[at] for name, at in made["arrays"].items()}
+    own: dict[str, Any] = {name: arrays[at] for name, at in made["arrays"].items()}
+    if "encoding" in made:
+        values, offsets = made["images"]
+        own["encoding"] = EncoderShare(
+            images_I=Ragged(values_V=arrays[values], offsets=arrays[offsets]),
+            **{name: arrays[at] for name, at in made["encoding"].items()},
+        )
     return _KINDS[made["kind"]](columns_K=columns, **own)
 
 
@@ -126,7 +138,7 @@ def _starts(length: int, sizes: list[int]) -> Iterator[int]:
 
 
 def _array_names(cls: type[Microbatch] | type[CpSlice]) -> list[str]:
-    return [field.name for field in fields(cls) if field.name != "columns_K"]
+    return [field.name for field in fields(cls) if field.name not in ("columns_K", "encoding")]
 
 
 def _plain_names() -> list[str]:

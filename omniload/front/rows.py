@@ -16,7 +16,7 @@ from typing_extensions import override
 from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ranges
 from omniload.batch.microbatch import IGNORE_LABEL, Batch, CpSlice, Microbatch
-from omniload.front.images import ImageArrays
+from omniload.front.images import EncodingArrays, ImageArrays, dealt_images, own_images
 
 __all__ = [
     "Arrays",
@@ -119,6 +119,7 @@ class PackedRows:
         self, part: Microbatch | CpSlice, arrays: Arrays, labels: Labels, device: object = None
     ) -> None:
         self._part, self._arrays, self._labels, self._device = part, arrays, labels, device
+        self._parts: Sequence[Microbatch | CpSlice] = (part,)
         self._put: Callable[[Any], Any] | None = None
 
     @cached_property
@@ -207,15 +208,14 @@ class PackedRows:
         )
 
     @cached_property
-    def images(self) -> "ImageArrays":
-        """The images of the rows, and where their embeddings belong.
+    def images(self) -> ImageArrays:
+        """The images of the rows, and where their embeddings belong; ``ConfigError`` where they are not here."""
+        return own_images(self._part, self._parts, self._tensor)
 
-        Raises:
-            ConfigError: The rows are shared among cp peers.
-        """
-        if isinstance(self._part, CpSlice):
-            raise ConfigError("rows shared among cp peers have no images of their own; use cp 1")
-        return ImageArrays(self._part, self._tensor)
+    @cached_property
+    def encoding(self) -> EncodingArrays:
+        """The images that this rank encodes for the microbatch, and where their embeddings go."""
+        return dealt_images(self._part, self._tensor)
 
     @property
     def label_form(self) -> Labels:
@@ -268,7 +268,7 @@ class TrainingBatch(PackedRows):
 
     def __init__(self, batch: Batch, arrays: Arrays, labels: Labels, device: object = None) -> None:
         super().__init__(_joined(batch.microbatches), arrays, labels, device)
-        self._batch = batch
+        self._batch, self._parts = batch, batch.microbatches
 
     @cached_property
     def microbatches(self) -> tuple[PackedRows, ...]:

@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import StateError
+from omniload.batch.encoding import EncoderShare
 from omniload.batch.microbatch import Batch, Microbatch
 from omniload.batch.rows import build_rows, split_rows, stops_with_next
 from omniload.batch.slices import slice_for_cp
+from omniload.machine.columns.images import ImageRequests
 from omniload.machine.messages import ReleaseSteps, SliceRequest
-from omniload.mix.columns import LOSS_MASK, ColumnRanges
+from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, ColumnRanges
 from omniload.mix.config import MixConfig
 from omniload.mix.pieces import PieceTable
 from omniload.plan.records import StepPlan
@@ -67,11 +69,17 @@ class _Pending:
     """Pieces of all steps, one step behind the other."""
     order_K: NDArray[np.int64]
     """Them in the order they were requested in."""
+    images: Sequence[ImageRequests | None]
+    """Of each step, the images that are dealt apart from its rows."""
 
     @classmethod
-    def of(cls, plans: Sequence[StepPlan]) -> "_Pending":
+    def of(cls, plans: Sequence[StepPlan], dp_ranks: Sequence[int]) -> "_Pending":
         pieces = PieceTable.concatenated([plan.pieces for plan in plans])
-        return cls(plans, pieces, np.argsort(pieces.sources_P, kind="stable"))
+        images = [
+            None if plan.images is None else ImageRequests.of(plan.images, dp_ranks)
+            for plan in plans
+        ]
+        return cls(plans, pieces, np.argsort(pieces.sources_P, kind="stable"), images)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,7 +125,7 @@ class DataConstructor:
                 if not new or not self.dp_ranks:
                     return (BatchesBuilt(steps=asked),)
                 steps = tuple(plan.step for plan in new)
-                pending = self._pending[steps] = _Pending.of(new)
+                pending = self._pending[steps] = _Pending.of(new, self.dp_ranks)
                 requests = _requests(pending, self.columns)
                 return (FetchSlices(steps=steps, requests=requests, generation=self.generation),)
             case SlicesFetched(steps=steps, slices=slices, generation=generation):
@@ -179,13 +187,18 @@ class DataConstructor:
         asked_K = np.empty(len(pending.order_K), np.int64)
         asked_K[pending.order_K] = np.arange(len(pending.order_K))
         built = iter(self._microbatches(pending, slices, asked_K))
-        for plan in pending.plans:
+        fetched = len(pending.pieces)
+        for plan, images in zip(pending.plans, pending.images, strict=True):
             # An edit may have added sources after the step was planned.
             by_name = dict(zip(self.names, plan.tokens_S, strict=False))
             for dp_rank in self.dp_ranks:
                 microbatches = tuple(islice(built, plan.num_microbatches))
                 if self.is_released(plan.step):
                     continue
+                if images is not None:
+                    found = np.arange(fetched, fetched + len(images.samples_U3))
+                    shares = images.shares(slices.take(found), dp_rank, len(microbatches))
+                    microbatches = tuple(map(_with_share, microbatches, shares))
                 self._built[plan.step, dp_rank] = Batch(
                     step=plan.step,
                     microbatches=microbatches,
@@ -194,6 +207,7 @@ class DataConstructor:
                     bound=plan.bound,
                     tokens_by_source=by_name,
                 )
+            fetched += 0 if images is None else len(images.samples_U3)
 
     def _microbatches(
         self, pending: _Pending, slices: ColumnRanges, asked_K: NDArray[np.int64]
@@ -223,7 +237,24 @@ class DataConstructor:
         return split_rows(built, counts_M, offsets)
 
 
+def _with_share(microbatch: Microbatch, share: EncoderShare) -> Microbatch:
+    """Return a microbatch with what its rank encodes for it, in the place of the images of its rows."""
+    columns_K = {n: c for n, c in microbatch.columns_K.items() if n not in IMAGE_COLUMNS}
+    return replace(microbatch, encoding=share, columns_K=columns_K)
+
+
 def _requests(pending: _Pending, columns: tuple[str, ...]) -> list[SliceRequest]:
+    """Return the requests of pieces, then those of images step by step."""
+    dealt = [images for images in pending.images if images is not None]
+    if len(dealt) == len(pending.images):  # rows come without their images
+        columns = tuple(name for name in columns if name not in IMAGE_COLUMNS)
+    return [
+        *_requests_of_pieces(pending, columns),
+        *(request for images in dealt for request in images.requests()),
+    ]
+
+
+def _requests_of_pieces(pending: _Pending, columns: tuple[str, ...]) -> list[SliceRequest]:
     pieces = pending.pieces.take(pending.order_K)
     sources, firsts = np.unique(pieces.sources_P, return_index=True)
     bounds = [*firsts.tolist(), len(pieces)]

@@ -13,7 +13,7 @@ from typing import assert_never
 import numpy as np
 
 from omniload.base.state import JsonObject
-from omniload.machine.loss_spans import LossSpans
+from omniload.machine.columns.metadata import SampleMetadata
 from omniload.machine.messages import (
     AppendBase,
     AppendJournal,
@@ -103,8 +103,8 @@ class Planner:
     _ranks: RankSteps = field(init=False)
     released_to: int = field(init=False)
     """The step before which everything was let go: every rank has taken it."""
-    _loss_spans: LossSpans = field(default_factory=LossSpans, init=False)
-    """Of what is held, which tokens are trained on."""
+    _metadata: SampleMetadata = field(default_factory=SampleMetadata, init=False)
+    """Of what is held, which tokens are trained on, and where images are."""
     _resumed: MixState = field(init=False)
     """The state that this life began with."""
     _demand: Demand | None = field(default=None, init=False)
@@ -160,7 +160,7 @@ class Planner:
             require_samples(resumed, source, self.names[source], table)
         if not self._queues[source].report(table, state.cursors_S[source]):
             return ()
-        self._loss_spans.add(source, table)
+        self._metadata.add(source, table)
         self.skipped_S[source] += reported.skipped
         return tuple(self._advance((source,)))
 
@@ -364,8 +364,8 @@ class Planner:
         plans: list[StepPlan] = []
         for membership in window:
             mix, before = self.history.entered(self.state)
-            left_out, names = self._loss_spans.labels_left_out(membership.pieces), mix.names
-            plan = place(mix, self.world.tree, before, membership, labels_left_out=left_out)
+            known, names = self._metadata.of(membership.pieces), mix.names
+            plan = place(mix, self.world.tree, before, membership, **known)
             self.state = membership.after
             self._steps.reach(self.state)
             plans.append(plan)
@@ -396,5 +396,5 @@ class Planner:
         self.released_to = step
         self._steps.release(step)
         floors = dict(enumerate(self._steps.state_before(step).floors()))
-        self._loss_spans.release(floors)
+        self._metadata.release(floors)
         return [ReleaseSteps(step=step), ReleaseSamples(floors=floors, life=self.life)]

@@ -11,7 +11,10 @@ import numpy as np
 from omniload.batch.rows import stops_with_next
 from omniload.mix.config import MixConfig
 from omniload.mix.state import MixState
+from omniload.plan.cost import QuadraticCost
 from omniload.plan.dgraph import DGraph
+from omniload.plan.images.dealt import ImagePlan
+from omniload.plan.images.table import ImageTable
 from omniload.plan.membership import Membership
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.placement import num_microbatches_of
@@ -28,10 +31,12 @@ def place(
     membership: Membership,
     *,
     labels_left_out: int = 0,
+    images: ImageTable | None = None,
 ) -> StepPlan:
     """Deal the rows of a step to data-parallel ranks and microbatches, balanced by cost.
 
-    ``labels_left_out`` of its labels are masked: they are not in ``loss_tokens``.
+    ``labels_left_out`` of its labels are masked: they are not in ``loss_tokens``. ``images`` are those of its
+    pieces, where it has any.
     """
     pieces = membership.pieces
     lengths = pieces.lengths_P
@@ -48,24 +53,29 @@ def place(
         - len(pieces)
         - labels_left_out,
         mix_revision=state.mix_revision,
-        **_dealt(mix, tree, state.step, membership),
+        image_table=images,
+        **_dealt(mix, tree, state.step, membership, images),
     )
 
 
 def place_again(mix: MixConfig, tree: ClientPlaceTree, plan: StepPlan) -> StepPlan:
     """Return the plan of the same step for other ranks, as it would be had they been there from the start."""
-    return replace(plan, **_dealt(mix, tree, plan.step, plan))
+    return replace(plan, **_dealt(mix, tree, plan.step, plan, plan.image_table))
 
 
 def _dealt(
-    mix: MixConfig, tree: ClientPlaceTree, step: int, membership: Membership | StepPlan
+    mix: MixConfig,
+    tree: ClientPlaceTree,
+    step: int,
+    membership: Membership | StepPlan,
+    images: ImageTable | None,
 ) -> dict[str, Any]:
-    """Return where each row goes, how many microbatches there are for it, and how even that is."""
+    """Return where each row and image goes, how many microbatches there are for it, and how even that is."""
     dp, num_rows = tree.size_of("dp"), len(membership.row_offsets) - 1
     num_microbatches = num_microbatches_of(num_rows, dp, mix.rows_per_microbatch)
     # The chain takes longer than the rest of a small step's plan: where there is one bucket, none is run.
     if dp * num_microbatches > 1:
-        dealt = dealt_by_chain(mix, tree, step, membership, num_microbatches)
+        dealt = dealt_by_chain(mix, tree, step, membership, num_microbatches, images=images)
         return {"num_microbatches": num_microbatches, **dealt}
     everything = np.zeros(num_rows, np.int32)
     return {
@@ -74,6 +84,7 @@ def _dealt(
         "microbatches_R": everything,
         "imbalance": 1.0,
         "bound": 1.0,
+        "images": None,
     }
 
 
@@ -83,27 +94,38 @@ def dealt_by_chain(
     step: int,
     membership: Membership | StepPlan,
     num_microbatches: int,
+    *,
+    images: ImageTable | None = None,
 ) -> dict[str, Any]:
-    """Return the rank and microbatch of each row by the mix's strategy, and how even that is.
+    """Return the rank and microbatch of each row by the mix's strategy, how even that is, and where images go.
 
     Raises:
         ConfigError: The strategy is a user's and fails, or its placement is not whole.
     """
     pieces = membership.pieces
-    cost, columns = cost_of(mix.balance)
+    cost, cost_columns = cost_of(mix.balance)
     request = PlacementRequest(
         tree=tree,
         step=step,
         microbatches=num_microbatches,
         rows_per_microbatch=mix.rows_per_microbatch,
         cost=cost,
-        cost_columns=columns,
+        cost_columns=cost_columns,
         method=mix.balance.method,
+        images=images,
+        encoder_cost=QuadraticCost(mix.balance.encoder_linear, mix.balance.encoder_quadratic),
     )
-    rows = DGraph.of_rows(pieces.lengths_P, membership.row_offsets, {"sources": pieces.sources_P})
+    patches = {} if images is None else {"patches": images.patches_P(len(pieces))}
+    columns = {"sources": pieces.sources_P} | patches
+    rows = DGraph.of_rows(pieces.lengths_P, membership.row_offsets, columns)
     name = mix.balance.strategy
     placement = placed_by(strategy_of(name), name, rows, request)
+    planned = None
+    if images is not None and placement.encoders_I is not None:
+        row_offsets, length = membership.row_offsets, mix.pack.length
+        planned = ImagePlan.of(images, pieces, row_offsets, placement, length)
     return {
+        "images": planned,
         "dp_ranks_R": placement.buckets_N,
         "microbatches_R": placement.microbatches_N,
         "imbalance": placement.imbalance,

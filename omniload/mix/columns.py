@@ -23,6 +23,7 @@ __all__ = [
     "IMAGES",
     "IMAGE_COLUMNS",
     "IMAGE_PLACES",
+    "IMAGE_SPANS",
     "LOSS_MASK",
     "LOSS_SPANS",
     "NO_COLUMNS",
@@ -33,6 +34,7 @@ __all__ = [
     "TableColumn",
     "WholeColumn",
     "joined_ranges",
+    "metadata_of",
     "spans_of",
 ]
 
@@ -53,6 +55,8 @@ IMAGE_COLUMNS: tuple[ColumnName, ...] = (IMAGES, GRIDS, IMAGE_PLACES)
 """Columns that a transform of images makes; they go together."""
 LOSS_SPANS = "loss_spans"
 """Metadata: where the tokens of a sample that are trained on begin and stop, in turns."""
+IMAGE_SPANS = "image_spans"
+"""Metadata: first placeholder, placeholders and patches of each image of a sample, in turns."""
 NO_COLUMNS: Mapping[Any, Any] = MappingProxyType({})
 """For arguments; a value that may travel holds a dictionary of its own."""
 
@@ -179,3 +183,16 @@ def spans_of(mask: Ragged) -> Ragged:
     offsets = np.zeros(len(mask) + 1, np.int64)
     np.cumsum(2 * np.bincount(sequences, minlength=len(mask)), out=offsets[1:])
     return Ragged(values_V=bounds.astype(np.int32).reshape(-1), offsets=offsets)
+
+
+def metadata_of(others: Mapping[str, Ragged]) -> dict[str, Ragged]:
+    """Return what the planner needs of further columns: it counts labels by the spans of a mask, and deals images."""
+    found = {LOSS_SPANS: spans_of(others[LOSS_MASK])} if LOSS_MASK in others else {}
+    if GRIDS in others:
+        grids, places = others[GRIDS], others[IMAGE_PLACES]
+        patches_I = grids.values_V[::2] * grids.values_V[1::2]
+        spans_I3 = np.column_stack((places.values_V.reshape(-1, 2), patches_I))
+        found[IMAGE_SPANS] = Ragged(
+            values_V=spans_I3.astype(np.int32).reshape(-1), offsets=grids.offsets // 2 * 3
+        )
+    return found

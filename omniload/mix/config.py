@@ -14,6 +14,7 @@ from omniload.base.config import StrictModel, fault_at, load_yaml
 from omniload.base.units import Count
 from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, WholeColumn
 from omniload.mix.runtime import LoaderConfig, RuntimeConfig
+from omniload.mix.schema.images import require_images_whole
 from omniload.mix.schema.splits import TRAIN, Splits
 from omniload.mix.schema.tokenizers import BpeTokenizer, ByteTokenizer, TokenizerConfig
 from omniload.mix.sources import (
@@ -178,7 +179,8 @@ class BalanceConfig(StrictModel):
     """How rows are dealt to ranks and microbatches."""
 
     strategy: Name = "balanced"
-    """Strategy: ``balanced``, ``in_order``, ``by_length``, or one that an installed distribution registers."""
+    """Strategy: ``balanced``, ``in_order``, ``by_length``, ``hybrid`` (rows, and images apart from them), or one that
+    an installed distribution registers."""
     cost: Name = "quadratic"
     """Cost of a document: ``quadratic`` of its length, or a function that an installed distribution registers."""
     method: Literal["greedy_swap", "karmarkar_karp", "none"] = "greedy_swap"
@@ -187,6 +189,10 @@ class BalanceConfig(StrictModel):
     """Cost of a token; six times the width of the model is its feed-forward part."""
     quadratic: float = Field(default=1.0, ge=0, le=_LARGEST_NUMBER, allow_inf_nan=False)
     """Cost of a token pair within a document: attention."""
+    encoder_linear: float = Field(default=768.0, gt=0, le=_LARGEST_NUMBER, allow_inf_nan=False)
+    """Cost of a patch in the encoder of images, for ``hybrid``; six times its width is its feed-forward part."""
+    encoder_quadratic: float = Field(default=1.0, ge=0, le=_LARGEST_NUMBER, allow_inf_nan=False)
+    """Cost of a pair of patches of one image there."""
 
     @model_validator(mode="after")
     def _some_cost(self) -> Self:
@@ -319,30 +325,7 @@ class MixConfig(StrictModel):
 
     @model_validator(mode="after")
     def _images_stay_whole_and_are_alike(self) -> Self:
-        found = {
-            name: transform
-            for name, source in self.sources.items()
-            if (transform := source.images_transform) is not None
-        }
-        if found and self.pack.method == "concat_and_split":
-            raise fault_at(
-                f"method is concat_and_split, which cuts documents anywhere, and sources.{next(iter(found))} holds "
-                "images, which are never cut; use best_fit or none",
-                *("pack", "method"),
-            )
-        if found and self.pack.overlong == "truncate":
-            raise fault_at(
-                f"overlong is truncate, which may cut an image of sources.{next(iter(found))}; use split or drop",
-                *("pack", "overlong"),
-            )
-        for name, transform in found.items():
-            first, other = next(iter(found.items()))
-            if (transform.patch, transform.merge) != (other.patch, other.merge):
-                raise fault_at(
-                    f"patch and merge are {transform.patch} and {transform.merge}, and {other.patch} and {other.merge} "
-                    f"in sources.{first}; a model takes patches of one size",
-                    *("sources", name, "transforms", 0),
-                )
+        require_images_whole(self.sources, self.pack.method, self.pack.overlong)
         return self
 
     def inherited(self, source: SourceConfig) -> SourceConfig:

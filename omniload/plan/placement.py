@@ -77,6 +77,8 @@ class Placement:
     """What members were dealt to."""
     broadcast: tuple[MeshAxis, ...] = ()
     """Axes along which one rank fetches and the trainer broadcasts."""
+    encoders_I: NDArray[np.int32] | None = None
+    """Rank that encodes each image of the step; ``None`` where each rank encodes those of its rows."""
 
     @property
     def num_microbatches(self) -> int:

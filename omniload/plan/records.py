@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.mix.pieces import PieceTable
+from omniload.plan.images.dealt import ImagePlan
+from omniload.plan.images.table import ImageTable
 
 __all__ = ["StepPlan"]
 
@@ -44,6 +46,10 @@ class StepPlan:
     """Tokens of each source in the whole step."""
     loss_tokens: int
     """Labels predicted in the whole step."""
+    image_table: ImageTable | None = None
+    """The images of the step, for placing it anew; not in parts of it."""
+    images: ImagePlan | None = None
+    """Where images are encoded; ``None`` where each rank encodes those of its rows, or there are none."""
     mix_revision: int = 0
     """Revision of the mix under which the step was drawn."""
 
@@ -75,6 +81,8 @@ class StepPlan:
             row_offsets=offsets,
             dp_ranks_R=self.dp_ranks_R[rows],
             microbatches_R=self.microbatches_R[rows],
+            image_table=None,
+            images=None if self.images is None else self.images.part_of(dp_ranks),
         )
 
     def rows_by_microbatch(self, dp_rank: int) -> tuple[NDArray[np.int64], list[int]]:

@@ -34,8 +34,9 @@ from omniload.mix.config import BalanceConfig
 from omniload.plan.balance import BalanceMethod
 from omniload.plan.cost import CostFunction, QuadraticCost
 from omniload.plan.dgraph import DGraph
+from omniload.plan.images.table import ImageTable
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.plan.placement import Placement
+from omniload.plan.placement import Placement, imbalance_of
 
 __all__ = [
     "BUILT_IN",
@@ -44,6 +45,7 @@ __all__ = [
     "balanced",
     "by_length",
     "cost_of",
+    "hybrid",
     "in_order",
     "placed_by",
     "registered",
@@ -53,6 +55,9 @@ __all__ = [
 
 _STRATEGIES, _COSTS = "omniload.strategies", "omniload.costs"
 """Groups of entry points."""
+
+
+_ENCODER = QuadraticCost(768.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +78,10 @@ class PlacementRequest:
     """Columns of metadata that the cost is called with."""
     method: BalanceMethod = "greedy_swap"
     """The balancing algorithm that the mix file declares."""
+    images: ImageTable | None = None
+    """The images of the rows, where they hold any."""
+    encoder_cost: CostFunction = _ENCODER
+    """Cost of encoding an image of so many patches."""
 
     def distributed(self, rows: DGraph) -> DGraph:
         """Return ``rows`` with their buckets declared: the data-parallel ranks and their microbatches."""
@@ -129,8 +138,49 @@ def by_length(rows: DGraph, request: PlacementRequest, /) -> Placement:
     return costed.deal(buckets_R, microbatches_R).broadcast_at("tp").plan(request.tree)
 
 
+def hybrid(rows: DGraph, request: PlacementRequest, /) -> Placement:
+    """Give every rank the same work of both modules: rows over DP for the backbone, images over WORLD for the encoder.
+
+    The paper's hybrid balance of vision-language models. Embeddings then travel from where an image was
+    encoded to where its row is. Images of a microbatch are encoded before it is run, so they are dealt
+    microbatch by microbatch; the rank with the least behind it gets the most.
+
+    Raises:
+        ConfigError: Ranks share rows, along cp, tp or pp.
+    """
+    backbone = balanced(rows, request)
+    images, tree = request.images, request.tree
+    if images is None:
+        return backbone
+    if tree.world_size != tree.size_of("dp"):
+        raise ConfigError(
+            f"balance.strategy hybrid deals images to ranks that have rows of their own, and the mesh of "
+            f"{tree.world_size} ranks has dp {tree.size_of('dp')}; use dp alone, or the strategy balanced"
+        )
+    assert rows.row_offsets is not None, "the rows of a step have boundaries"
+    microbatches_I = backbone.microbatches_N[images.rows_I(rows.row_offsets)]
+    encoders_I = np.zeros(len(images), np.int32)
+    work_W = np.zeros(tree.world_size)
+    for microbatch in range(request.microbatches):
+        mine = np.flatnonzero(microbatches_I == microbatch)
+        encoder = (
+            images.graph_of(mine)
+            .distribute("world")
+            .cost(request.encoder_cost, "encoder", of=("patches",))
+            .balance(request.method)
+            .plan(tree)
+        )
+        loads_W = encoder.loads_BM[:, 0]
+        rank_of_W = np.empty(len(loads_W), np.int32)
+        rank_of_W[np.argsort(-loads_W, kind="stable")] = np.argsort(work_W, kind="stable")
+        encoders_I[mine] = rank_of_W[encoder.buckets_N]
+        work_W[rank_of_W] += loads_W
+    by_module = {**backbone.imbalance_of_module, "encoder": imbalance_of(work_W)}
+    return replace(backbone, encoders_I=encoders_I, imbalance_of_module=MappingProxyType(by_module))
+
+
 BUILT_IN: Mapping[str, Strategy] = MappingProxyType(
-    {"balanced": balanced, "by_length": by_length, "in_order": in_order}
+    {"balanced": balanced, "by_length": by_length, "hybrid": hybrid, "in_order": in_order}
 )
 """Strategies by the name that a mix file gives."""
 
@@ -219,6 +269,16 @@ def _faults(placement: object, rows: DGraph, request: PlacementRequest) -> Itera
         elif num and not 0 <= column_R.min() <= column_R.max() < limit:
             at = int(((column_R < 0) | (column_R >= limit)).argmax())
             yield f"row {at} goes to {what} {column_R[at]} of {limit}, numbered from 0"
+    encoders_I, images = placement.encoders_I, request.images
+    if encoders_I is not None and (
+        images is None
+        or encoders_I.shape != (len(images),)
+        or (len(images) and not 0 <= encoders_I.min() <= encoders_I.max() < dp)
+    ):
+        wanted = (
+            "none" if images is None else f"one of {dp} ranks, from 0, for each of {len(images)}"
+        )
+        yield f"encoders_I is {encoders_I!r:.80}, and the images of the step want {wanted}"
     places_R = placement.buckets_N.astype(np.int64) * microbatches + placement.microbatches_N
     counts = np.bincount(places_R, minlength=dp * microbatches)
     most, least = int(counts.argmax()), int(counts.argmin())

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
-from omniload.mix.columns import COLUMNS, LOSS_MASK, LOSS_SPANS, spans_of
+from omniload.mix.columns import COLUMNS, metadata_of
 from omniload.mix.config import OnError, SourceConfig, TokenizerConfig
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.order import Order, Span
@@ -228,7 +228,7 @@ class RecordSource(Source):
                 positions_N=positions,
                 subs_N=subs,
                 lengths_N=tokens.lengths_N.astype(np.int32),
-                metadata=_metadata(others),
+                metadata=metadata_of(others),
             ),
             tokens=tokens,
             skipped=skipped,
@@ -311,11 +311,6 @@ class RecordSource(Source):
                 f"sources.{self.name}: {found} records could not be decoded, more than on_error.limit "
                 f"{self._rules.on_error.limit}; the last of them: {reason}; mend the files or raise the limit"
             )
-
-
-def _metadata(others: Mapping[str, Ragged]) -> dict[str, Ragged]:
-    """Return what the planner needs of further columns: it counts labels by the spans of a mask."""
-    return {LOSS_SPANS: spans_of(others[LOSS_MASK])} if LOSS_MASK in others else {}
 
 
 def _joined(tables: list[SampleTable], start: int) -> SampleTable:

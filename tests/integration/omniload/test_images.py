@@ -5,10 +5,12 @@ import pytest
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
+from omniload.base.errors import ConfigError
 from omniload.batch.digest import batch_digest, combined, microbatch_digest
 from omniload.batch.images import images_of, places_of
 from omniload.batch.wire import from_bytes, to_bytes
 from omniload.client import Client
+from omniload.front.rows import BatchForm, NumpyArrays
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.drawn import PLACEHOLDER, a_drawn_mix
 from tests.support.plane.resume import assert_resumes_exactly
@@ -97,3 +99,72 @@ def test_a_digest_covers_pixels_and_grids_and_the_wire_keeps_both(tmp_path):
         )
         square = name == "grids" and column.values_V[0] == column.values_V[1]
         assert square or microbatch_digest(replaced) != before
+
+
+def dealt(folder, strategy, dp):
+    mix = a_drawn_mix(folder, balance={"strategy": strategy, "linear": 1.0, "encoder_linear": 1.0})
+    return steps_of(a_spec(folder, mix, tree=ClientPlaceTree.of(dp=dp)))
+
+
+def test_images_dealt_apart_from_rows_are_the_same_and_arrive_where_they_belong(tmp_path):
+    alone, apart = dealt(tmp_path, "balanced", 3), dealt(tmp_path, "hybrid", 3)
+
+    for ours, theirs in zip(alone, apart, strict=True):
+        wanted, found = (combined(map(batch_digest, step)) for step in (ours, theirs))
+        assert wanted == found
+        for m in range(len(ours[0].microbatches)):
+            shares = [batch.microbatches[m].encoding for batch in theirs]
+            for rank, batch in enumerate(ours):
+                arriving = []
+                for origin, share in enumerate(shares):
+                    values = [share.images_I[i] for i in range(len(share.images_I))]
+                    ends = np.cumsum([len(value) // 48 for value in values])
+                    stop = int(share.sends_W[: rank + 1].sum())
+                    start = stop - int(share.sends_W[rank])
+                    mine = [v for v, e in zip(values, ends, strict=True) if start < e <= stop]
+                    assert sum(len(v) // 48 for v in mine) == shares[rank].receives_W[origin]
+                    arriving += [patch for value in mine for patch in value.reshape(-1, 48)]
+                rows = batch.microbatches[m]
+                assert np.array_equal(rows.tokens_RT, theirs[rank].microbatches[m].tokens_RT)
+                by_place = dict(zip(shares[rank].places_E.tolist(), arriving, strict=True))
+                for (first, count), image in zip(
+                    places_of(rows).tolist(), images_of(rows), strict=True
+                ):
+                    patches = image.values_V.reshape(-1, 48)
+                    for k in range(count):
+                        assert np.array_equal(by_place.pop(first + k), patches[k])
+                assert not by_place
+    # Something travelled: an image that stays at its rank proves nothing.
+    assert any(
+        share.sends_W.sum() > share.sends_W[rank]
+        for step in apart
+        for rank, batch in enumerate(step)
+        for share in (m.encoding for m in batch.microbatches)
+    )
+
+
+def test_dealt_images_survive_the_wire(tmp_path):
+    batch = dealt(tmp_path, "hybrid", 2)[0][1]
+
+    again = from_bytes(to_bytes(batch))
+
+    assert batch_digest(again) == batch_digest(batch)
+    share, other = batch.microbatches[0].encoding, again.microbatches[0].encoding
+    assert np.array_equal(share.places_E, other.places_E)
+    assert share.receives_W.tolist() == other.receives_W.tolist()
+
+
+def test_a_loop_is_told_where_dealt_images_are(tmp_path):
+    a_drawn_mix(tmp_path)
+    form = BatchForm(arrays=NumpyArrays())
+    made = form.of(dealt(tmp_path, "hybrid", 2)[0][0])
+
+    with pytest.raises(ConfigError, match=r"take microbatches\[i\]\.encoding"):
+        _ = made.images
+    encoding = made.microbatches[0].encoding
+    assert sum(encoding.receives) == len(encoding.places)
+    assert encoding.patches.shape == ((encoding.grids[:, 0] * encoding.grids[:, 1]).sum(), 48)
+    plain = form.of(dealt(tmp_path, "balanced", 2)[0][0])
+    assert plain.images.floats().dtype == np.float32
+    with pytest.raises(ConfigError, match="come with their own images"):
+        _ = plain.microbatches[0].encoding

@@ -1,0 +1,1 @@
+"""What rows need beside tokens: metadata for the planner, images for those who encode them."""
