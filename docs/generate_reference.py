@@ -95,12 +95,14 @@ Rules that span keys:
 - `batch.tokens` and `batch.micro_tokens` are multiples of `pack.length`. `16Ki` is 16,384;
   `16k` is 16,000, which is no multiple of 1,024.
 - Every weight names a declared source, and every source has a weight above 0 in some stage.
+- In a file of `version: 2` a name among the weights may stand for a group: `weight` beside its neighbours, `of` its
+  sources and groups with their weights, and a `temperature` that evens those out (`weight ** (1 / temperature)`).
 - The first stage starts at step 0 without a ramp; a later one starts after the ramp of the stage before it has ended.
 - Text needs a `tokenizer`; a mix of token columns alone needs none.
 - A step has at least one row for every data-parallel rank; with context parallelism `pack.length` is a multiple of
   `2 * cp`.
-- `sources`, `mix`, `pack`, `batch.tokens`, `seed` and the tokenizer decide what is trained on, so they must not change
-  when a run is resumed. `batch.micro_tokens`, `balance`, `runtime`, `tags` and `on_error` may.
+- `sources`, `splits`, `mix`, `pack`, `batch.tokens`, `seed` and the tokenizer decide what is trained on, so they must
+  not change when a run is resumed. `batch.micro_tokens`, `balance`, `runtime`, `tags` and `on_error` may.
 """
 
 _TRAIN_INTRO = """# Training file

@@ -6,6 +6,7 @@ one validator of the model around them, and names the key to change with ``fault
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
@@ -152,12 +153,58 @@ def _found(error: ValidationError, model: type[BaseModel]) -> list[tuple[Locatio
         # Looking for a near key takes a while: beyond what is shown, nobody reads it.
         unknown = fault["type"] == "extra_forbidden" and len(found) < _MOST_FAULTS
         near = _near(model, loc) if unknown else None
-        said = fault["msg"].removeprefix("Value error, ") + _input_shown(fault)
-        said += f"; did you mean {near!r}?" if near else ""
+        said = _said_of(fault)
+        said += f"; did you mean {near!r}?" if near else "; remove it" if unknown else ""
         found.append((loc, fault["type"] == "missing", said))
     # A list whose items fail is also reported itself; the items say it better.
     above = {loc[:i] for loc, *_ in found for i in range(1, len(loc))}
     return [fault for fault in found if fault[0] not in above]
+
+
+_LIMITS = {
+    "greater_than_equal": ("ge", "at least {}"),
+    "greater_than": ("gt", "more than {}"),
+    "less_than_equal": ("le", "at most {}"),
+    "less_than": ("lt", "less than {}"),
+}
+"""Kinds of faults of pydantic for a number beyond a limit: where the limit is, and how it is said."""
+
+
+def _said_of(fault: ErrorDetails) -> str:
+    """Return the value found, the limit and what to do, where pydantic says less."""
+    kind, context, given = fault["type"], fault.get("ctx", {}), fault["input"]
+    if kind in _LIMITS and isinstance(given, int | float | str):
+        key, limit = _LIMITS[kind]
+        return f"found {_shown(given)}; give {limit.format(_plain(context[key]))}"
+    if kind == "extra_forbidden":
+        return "no such key"
+    if kind == "missing":
+        return "is missing; give it"
+    if kind == "union_tag_invalid":
+        tag = str(context["tag"])
+        known = re.findall(r"'([^']*)'", str(context["expected_tags"]))
+        near = difflib.get_close_matches(tag, known, n=1)
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        key = str(context["discriminator"]).strip("'")
+        return f"{key} is {_shown(tag)}; {meant}choose among {', '.join(known)}"
+    if kind == "literal_error" and isinstance(given, str):
+        known = re.findall(r"'([^']*)'", str(context["expected"]))
+        near = difflib.get_close_matches(given, known, n=1)
+        if near:
+            return f"{fault['msg']}{_input_shown(fault)}; did you mean {near[0]!r}?"
+    return fault["msg"].removeprefix("Value error, ") + _input_shown(fault)
+
+
+def _plain(limit: object) -> str:
+    """Write a limit as a person does: powers as they are, no trailing ``.0``."""
+    return f"{limit:g}" if isinstance(limit, float) else f"{limit}"
+
+
+def _shown(given: object) -> str:
+    shown = repr(given)
+    if "://" in shown:
+        return "a URL"  # it may hold a secret
+    return shown if len(shown) <= _SHOWN_WIDTH else shown[:_SHOWN_WIDTH] + "..."
 
 
 def _input_shown(fault: ErrorDetails) -> str:
@@ -175,8 +222,7 @@ def _input_shown(fault: ErrorDetails) -> str:
         return ""
     if not isinstance(given, str | int | float | None) or "://" in str(given):
         return ""
-    shown = repr(given)
-    return f", not {shown if len(shown) <= _SHOWN_WIDTH else shown[:_SHOWN_WIDTH] + '...'}"
+    return f", not {_shown(given)}"
 
 
 def _first(faults: Iterable[str]) -> Iterator[str]:

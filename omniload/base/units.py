@@ -147,9 +147,17 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
-Count = Annotated[int, BeforeValidator(parse_count), Field(ge=0, le=1 << 53)]
+Count = Annotated[
+    int, BeforeValidator(parse_count, json_schema_input_type=int | str), Field(ge=0, le=1 << 53)
+]
 """A count in a configuration file; accepts ``512k`` and ``16Ki``. At most what a double tells apart."""
-Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0, le=1 << 60)]
+Bytes = Annotated[
+    int, BeforeValidator(parse_bytes, json_schema_input_type=int | str), Field(ge=0, le=1 << 60)
+]
 """A size in a configuration file; accepts ``4MiB``. At most 1 EiB: offsets are 64-bit numbers."""
-Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(ge=0, le=2e9, allow_inf_nan=False)]
+Seconds = Annotated[
+    float,
+    BeforeValidator(parse_seconds, json_schema_input_type=float | str),
+    Field(ge=0, le=2e9, allow_inf_nan=False),
+]
 """A duration in a configuration file; accepts ``30s``. At most 60 years: clocks and waits bear no more."""

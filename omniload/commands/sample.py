@@ -1,5 +1,6 @@
 """``omniload mix sample``: a small corpus to try things on, offline."""
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -23,6 +24,7 @@ from omniload.commands.display import (
     table,
 )
 from omniload.commands.options import BYTES, json_option
+from omniload.commands.schema import mix_schema
 from omniload.source.sample_corpus import SampleCorpus, SampleSource, build_sample_corpus
 
 __all__ = ["MIX_NAME", "sample", "sample_mix"]
@@ -49,7 +51,12 @@ _WEIGHTS = (
         "reference": 6,
     },
 )
-_HEAD = "# The mix of this corpus; examples/quickstart.yaml explains every key.\n"
+SCHEMA_NAME = "mix.schema.json"
+"""The schema that an editor checks it by."""
+_HEAD = (
+    f"# yaml-language-server: $schema={SCHEMA_NAME}\n"
+    "# The mix of this corpus; examples/quickstart.yaml explains every key.\n"
+)
 
 
 @click.command
@@ -118,11 +125,15 @@ def sample_mix(corpus: SampleCorpus) -> dict[str, object]:
 def _write_mix(corpus: SampleCorpus) -> Path:
     path = corpus.folder / MIX_NAME
     if not path.exists():
-        text = _HEAD + yaml.safe_dump(sample_mix(corpus), sort_keys=False)
-        partial = path.with_name(f"{MIX_NAME}.{os.getpid()}.partial")
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        _write(path, _HEAD + yaml.safe_dump(sample_mix(corpus), sort_keys=False))
+        _write(path.with_name(SCHEMA_NAME), json.dumps(mix_schema(), indent=2) + "\n")
     return path
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
 
 
 def _print(console: Console, corpus: SampleCorpus, mix_path: Path) -> None:

@@ -1,19 +1,32 @@
 """``omniload mix schema``: every key of a mix file, for editors and readers."""
 
+from typing import Any
+
 import click
 
 from omniload.commands.display import emit_json
 from omniload.mix.config import MixConfig
 
-__all__ = ["schema"]
+__all__ = ["mix_schema", "schema"]
+
+
+def mix_schema() -> dict[str, Any]:
+    """Return the JSON schema of a mix file. Its ``$id`` changes with the version of the format."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "urn:omniload:mix:2",
+        **MixConfig.model_json_schema(),
+    }
 
 
 @click.command
 def schema() -> None:
     """Print the JSON schema of a mix file: every key, its meaning, range and default.
 
+    An editor checks a file whose first line names it: # yaml-language-server: $schema=mix.schema.json
+
     \b
     Example:
       omniload mix schema > mix.schema.json
     """  # noqa: D301 -- click's own marker
-    emit_json(MixConfig.model_json_schema())
+    emit_json(mix_schema())

@@ -4,8 +4,9 @@ The file says what the user wrote. What only a run knows (ranks, mesh) is handed
 beside it, so one file serves any number of ranks.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -16,7 +17,9 @@ from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, WholeColumn
 from omniload.mix.runtime import LoaderConfig, RuntimeConfig
 from omniload.mix.schema.images import require_images_whole
 from omniload.mix.schema.splits import TRAIN, Splits
+from omniload.mix.schema.stages import LARGEST_STEP, Stage, WeightsConfig
 from omniload.mix.schema.tokenizers import BpeTokenizer, ByteTokenizer, TokenizerConfig
+from omniload.mix.schema.weights import LARGEST_NUMBER, is_nested
 from omniload.mix.sources import (
     JsonlSource,
     Name,
@@ -28,6 +31,7 @@ from omniload.mix.sources import (
 )
 
 __all__ = [
+    "LARGEST_STEP",
     "BalanceConfig",
     "BatchConfig",
     "BpeTokenizer",
@@ -46,8 +50,6 @@ __all__ = [
     "load_mix",
 ]
 
-LARGEST_STEP = 10**9
-"""Steps of a run at most: a hundred years at three steps a second."""
 LARGEST_ROW = 1 << 24
 """Tokens of a row at most: 64 MiB of token ids, and more than any model attends to."""
 LARGEST_BATCH = 1 << 32
@@ -64,80 +66,6 @@ _MOST_AT_ONCE = 16
 """Steps of a part at most; beyond that a part costs little less a step and its first step waits for more."""
 _SHOWN = 12
 """Names of sources that a message lists."""
-_LARGEST_NUMBER = 1e12
-"""Largest weight or cost; sums of those of all sources and rows are exact enough in a double."""
-
-
-class Stage(StrictModel):
-    """Source weights from one step onward."""
-
-    from_step: Count = Field(ge=0, le=LARGEST_STEP)
-    """First step at which these weights hold (a ramp starts here)."""
-    weights: dict[str, Annotated[float, Field(ge=0, le=_LARGEST_NUMBER, allow_inf_nan=False)]] = (
-        Field(min_length=1)
-    )
-    """Relative weight of each source; they need not sum to one, and a source not named has weight 0."""
-    ramp_steps: Count = Field(default=0, ge=0, le=LARGEST_STEP)
-    """Steps over which the weights move linearly from the stage before; 0 changes at once."""
-
-    @model_validator(mode="after")
-    def _some_weight(self) -> Self:
-        if not any(weight > 0 for weight in self.weights.values()):
-            raise fault_at(
-                f"weights are all 0 in the stage from step {self.from_step}; give one source a weight above 0",
-                "weights",
-            )
-        return self
-
-
-class WeightsConfig(StrictModel):
-    """How much of each source is drawn."""
-
-    level: Literal["token", "sample"] = "token"
-    """What a weight counts."""
-    stop: Literal["never", "first_exhausted", "all_exhausted", "each_once"] = "never"
-    """``never`` repeats sources for ever. ``first_exhausted`` ends with the last document of the source that comes to
-    its end first: no document twice. ``all_exhausted`` repeats sources until each was gone through: no document left
-    out. ``each_once`` goes on without a source that has ended: every document exactly once.
-    The last step may be short."""
-    stages: tuple[Stage, ...] = Field(min_length=1)
-    """Weights over time; the first stage starts at step 0."""
-
-    @model_validator(mode="after")
-    def _stages_follow_each_other(self) -> Self:
-        if self.stages[0].from_step != 0:
-            raise fault_at(
-                f"stages[0].from_step is {self.stages[0].from_step}; the first stage starts at step 0",
-                *("stages", 0, "from_step"),
-            )
-        if self.stop == "each_once":
-            self._require_weights_throughout()
-        if self.stages[0].ramp_steps:
-            raise fault_at(
-                f"stages[0].ramp_steps is {self.stages[0].ramp_steps}; nothing comes before the first stage",
-                *("stages", 0, "ramp_steps"),
-            )
-        for i, (earlier, later) in enumerate(
-            zip(self.stages, self.stages[1:], strict=False), start=1
-        ):
-            if later.from_step < earlier.from_step + max(1, earlier.ramp_steps):
-                raise fault_at(
-                    f"stages[{i}].from_step is {later.from_step}, before the end of stage {i - 1} and its ramp "
-                    f"at step {earlier.from_step + max(1, earlier.ramp_steps)}; move it or shorten the ramp",
-                    *("stages", i, "from_step"),
-                )
-        return self
-
-    def _require_weights_throughout(self) -> None:
-        """Refuse a source without a weight in some stage: it could be the only one that is left there."""
-        names = {name for stage in self.stages for name in stage.weights}
-        for i, stage in enumerate(self.stages):
-            if idle := sorted(name for name in names if not stage.weights.get(name, 0.0)):
-                raise fault_at(
-                    f"stop is each_once and stages[{i}].weights gives {idle[0]!r} no weight; give every source "
-                    "one in every stage, however small",
-                    *("stages", i, "weights"),
-                )
 
 
 class PackConfig(StrictModel):
@@ -185,13 +113,13 @@ class BalanceConfig(StrictModel):
     """Cost of a document: ``quadratic`` of its length, or a function that an installed distribution registers."""
     method: Literal["greedy_swap", "karmarkar_karp", "none"] = "greedy_swap"
     """Balancing algorithm; ``none`` deals rows in order."""
-    linear: float = Field(default=768.0, ge=0, le=_LARGEST_NUMBER, allow_inf_nan=False)
+    linear: float = Field(default=768.0, ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)
     """Cost of a token; six times the width of the model is its feed-forward part."""
-    quadratic: float = Field(default=1.0, ge=0, le=_LARGEST_NUMBER, allow_inf_nan=False)
+    quadratic: float = Field(default=1.0, ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)
     """Cost of a token pair within a document: attention."""
-    encoder_linear: float = Field(default=768.0, gt=0, le=_LARGEST_NUMBER, allow_inf_nan=False)
+    encoder_linear: float = Field(default=768.0, gt=0, le=LARGEST_NUMBER, allow_inf_nan=False)
     """Cost of a patch in the encoder of images, for ``hybrid``; six times its width is its feed-forward part."""
-    encoder_quadratic: float = Field(default=1.0, ge=0, le=_LARGEST_NUMBER, allow_inf_nan=False)
+    encoder_quadratic: float = Field(default=1.0, ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)
     """Cost of a pair of patches of one image there."""
 
     @model_validator(mode="after")
@@ -204,8 +132,8 @@ class BalanceConfig(StrictModel):
 class MixConfig(StrictModel):
     """A declared mix of sources."""
 
-    version: Literal[1]
-    """Version of this format."""
+    version: Literal[1, 2]
+    """Version of this format: 2 has groups of weights; a file of version 1 means what it meant."""
     seed: int = Field(ge=0, lt=1 << 63)
     """Decides every order; the same seed gives the same samples in every step."""
     sources: dict[Name, SourceConfig] = Field(min_length=1, max_length=32_767)
@@ -229,6 +157,22 @@ class MixConfig(StrictModel):
     """Memory of source loaders."""
     runtime: RuntimeConfig = RuntimeConfig()
     """Threads or actors."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _groups_came_with_version_2(cls, content: object) -> object:
+        if not isinstance(content, Mapping) or content.get("version") != 1:
+            return content
+        mix = content.get("mix")
+        stages = mix.get("stages") if isinstance(mix, Mapping) else None
+        for i, stage in enumerate(stages if isinstance(stages, list | tuple) else ()):
+            weights = stage.get("weights") if isinstance(stage, Mapping) else None
+            if is_nested(weights):
+                raise fault_at(
+                    "weights hold a group, and the file is of version 1; write version: 2",
+                    *("mix", "stages", i, "weights"),
+                )
+        return content
 
     @field_validator("sources")
     @classmethod

@@ -67,7 +67,7 @@ def test_check_writes_nothing_but_indexes(mix_path, tmp_path):
 
 def test_check_reports_every_fault_of_the_file_with_its_line(tmp_path):
     path = tmp_path / "bad.yaml"
-    path.write_text("version: 2\nseed: -1\ncolour: red\n", encoding="utf-8")
+    path.write_text("version: 3\nseed: -1\ncolour: red\n", encoding="utf-8")
 
     result = run_mix("check", path)
 

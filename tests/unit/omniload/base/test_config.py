@@ -55,10 +55,10 @@ colour: red
 """
 
     assert faults_of(text) == [
-        "a.yaml:4: shapes.0.side: Input should be greater than 0, not 0",
-        "a.yaml:5: shapes.1.radius: Field required",
-        "a.yaml:7: limits.wide: Input should be greater than or equal to 0, not -1",
-        "a.yaml:8: colour: Extra inputs are not permitted",
+        "a.yaml:4: shapes.0.side: found 0; give more than 0",
+        "a.yaml:5: shapes.1.radius: is missing; give it",
+        "a.yaml:7: limits.wide: found -1; give at least 0",
+        "a.yaml:8: colour: no such key; remove it",
     ]
 
 
@@ -73,7 +73,7 @@ def test_an_unknown_tag_names_those_there_are():
 
     assert fault.startswith("a.yaml:3: shapes.0: ")
     assert "'star'" in fault
-    assert "'square', 'circle'" in fault
+    assert fault.endswith("choose among square, circle")
 
 
 def test_a_key_given_twice_is_a_fault_even_where_the_values_agree():
@@ -84,7 +84,7 @@ def test_a_key_given_twice_is_a_fault_even_where_the_values_agree():
 
 
 def test_a_missing_key_of_an_empty_file_is_placed_on_its_first_line():
-    assert faults_of("")[0] == "a.yaml:1: name: Field required"
+    assert faults_of("")[0] == "a.yaml:1: name: is missing; give it"
 
 
 def test_a_list_where_keys_belong_is_a_fault_of_the_whole_file():
@@ -310,8 +310,8 @@ def test_a_fault_of_a_whole_union_member_names_no_key_that_the_file_lacks(tmp_pa
 def test_a_key_that_is_nearly_one_names_it(key, meant):
     (fault,) = faults_of(f"name: x\nshapes: [{{type: square, side: 1}}]\n{key}: 1\n")
 
-    tail = f"; did you mean {meant!r}?" if meant else ""
-    assert fault == f"a.yaml:3: {key}: Extra inputs are not permitted{tail}"
+    tail = f"; did you mean {meant!r}?" if meant else "; remove it"
+    assert fault == f"a.yaml:3: {key}: no such key{tail}"
 
 
 def test_a_key_of_an_item_is_looked_for_among_those_of_items():
@@ -328,6 +328,6 @@ def test_what_a_program_gives_is_checked_as_a_file_is_without_lines():
         checked({"nam": "x", "shapes": fields["shapes"]}, Drawing, name="given")
 
     assert str(caught.value).splitlines() == [
-        "given: name: Field required",
-        "given: nam: Extra inputs are not permitted; did you mean 'name'?",
+        "given: name: is missing; give it",
+        "given: nam: no such key; did you mean 'name'?",
     ]

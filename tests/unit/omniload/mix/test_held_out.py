@@ -55,7 +55,7 @@ def test_a_mix_of_what_is_held_out_has_the_sources_that_hold_something_out():
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("0.01", "1.5", "mix.yaml:3: splits.eval: Input should be less than 1, not 1.5"),
+        ("0.01", "1.5", "mix.yaml:3: splits.eval: found 1.5; give less than 1"),
         ("dev: 0.1", "dev: 0.9", "mix.yaml:6: sources.code.splits: shares sum to 1.1"),
         ("eval: 0.01", "train: 0.9", "mix.yaml:3: splits.train: train is 0.9, and train is what"),
         ("seed: 1", "seed: 1\nsplit: test", "mix.yaml:3: split: sources.code.split is 'test'"),

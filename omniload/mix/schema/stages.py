@@ -1,0 +1,85 @@
+"""What a mix file says of weights over time."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from omniload.base.config import StrictModel, fault_at
+from omniload.base.units import Count
+from omniload.mix.schema.weights import Weights
+
+__all__ = ["LARGEST_STEP", "Stage", "WeightsConfig"]
+
+LARGEST_STEP = 10**9
+"""Steps of a run at most: a hundred years at three steps a second."""
+
+
+class Stage(StrictModel):
+    """Source weights from one step onward."""
+
+    from_step: Count = Field(ge=0, le=LARGEST_STEP)
+    """First step at which these weights hold (a ramp starts here)."""
+    weights: Weights
+    """Relative weight of each source; they need not sum to one, and a source not named has weight 0. Version 2: a name
+    may stand for a group, ``{weight: 4, temperature: 2, of: {python: 9, rust: 1}}``, whose sources share its weight."""
+    ramp_steps: Count = Field(default=0, ge=0, le=LARGEST_STEP)
+    """Steps over which the weights move linearly from the stage before; 0 changes at once."""
+
+    @model_validator(mode="after")
+    def _some_weight(self) -> Self:
+        if not any(weight > 0 for weight in self.weights.values()):
+            raise fault_at(
+                f"weights are all 0 in the stage from step {self.from_step}; give one source a weight above 0",
+                "weights",
+            )
+        return self
+
+
+class WeightsConfig(StrictModel):
+    """How much of each source is drawn."""
+
+    level: Literal["token", "sample"] = "token"
+    """What a weight counts."""
+    stop: Literal["never", "first_exhausted", "all_exhausted", "each_once"] = "never"
+    """``never`` repeats sources for ever. ``first_exhausted`` ends with the last document of the source that comes to
+    its end first: no document twice. ``all_exhausted`` repeats sources until each was gone through: no document left
+    out. ``each_once`` goes on without a source that has ended: every document exactly once.
+    The last step may be short."""
+    stages: tuple[Stage, ...] = Field(min_length=1)
+    """Weights over time; the first stage starts at step 0."""
+
+    @model_validator(mode="after")
+    def _stages_follow_each_other(self) -> Self:
+        if self.stages[0].from_step != 0:
+            raise fault_at(
+                f"stages[0].from_step is {self.stages[0].from_step}; the first stage starts at step 0",
+                *("stages", 0, "from_step"),
+            )
+        if self.stop == "each_once":
+            self._require_weights_throughout()
+        if self.stages[0].ramp_steps:
+            raise fault_at(
+                f"stages[0].ramp_steps is {self.stages[0].ramp_steps}; nothing comes before the first stage",
+                *("stages", 0, "ramp_steps"),
+            )
+        for i, (earlier, later) in enumerate(
+            zip(self.stages, self.stages[1:], strict=False), start=1
+        ):
+            if later.from_step < earlier.from_step + max(1, earlier.ramp_steps):
+                raise fault_at(
+                    f"stages[{i}].from_step is {later.from_step}, before the end of stage {i - 1} and its ramp "
+                    f"at step {earlier.from_step + max(1, earlier.ramp_steps)}; move it or shorten the ramp",
+                    *("stages", i, "from_step"),
+                )
+        return self
+
+    def _require_weights_throughout(self) -> None:
+        """Refuse a source without a weight in some stage: it could be the only one that is left there."""
+        names = {name for stage in self.stages for name in stage.weights}
+        for i, stage in enumerate(self.stages):
+            if idle := sorted(name for name in names if not stage.weights.get(name, 0.0)):
+                raise fault_at(
+                    f"stop is each_once and stages[{i}].weights gives {idle[0]!r} no weight; give every source "
+                    "one in every stage, however small",
+                    *("stages", i, "weights"),
+                )

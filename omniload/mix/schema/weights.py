@@ -1,0 +1,139 @@
+"""Weights as a mix file nests them: groups that share one weight, at a temperature.
+
+::
+
+    weights:                          web     6
+      web: 6                          python  4 * 9**(1/2) / (9**(1/2) + 1) = 3
+      code:                           rust    4 * 1        / (9**(1/2) + 1) = 1
+        weight: 4
+        temperature: 2
+        of: {python: 9, rust: 1}
+
+Everything behind the file knows one weight a source.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from omniload.base.config import StrictModel, fault_at
+from omniload.mix.schema.splits import Name
+
+__all__ = ["LARGEST_NUMBER", "WeightGroup", "Weights", "is_nested"]
+
+LARGEST_NUMBER = 1e12
+"""Largest weight or cost; sums of those of all sources and rows are exact enough in a double."""
+_DEEPEST = 8
+"""Groups within groups at most."""
+_HOTTEST = 1000.0
+
+Weight = Annotated[float, Field(ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)]
+
+
+class WeightGroup(StrictModel):
+    """Sources that share one weight."""
+
+    weight: Weight
+    """Weight of the group, beside those of the sources and groups around it."""
+    of: Annotated[dict[Name, "Weight | WeightGroup"], Field(min_length=1)]
+    """Its sources and groups, with their weights within it."""
+    temperature: float = Field(default=1.0, gt=0, le=_HOTTEST, allow_inf_nan=False)
+    """Weights within the group are raised to 1 / temperature: above 1 evens them out, below 1 sharpens them."""
+
+
+def is_nested(weights: object) -> bool:
+    """Tell whether weights hold a group."""
+    return isinstance(weights, Mapping) and any(isinstance(w, Mapping) for w in weights.values())
+
+
+def _flat(weights: object) -> object:
+    """Return one weight a source; what is no nested mapping is left to the model."""
+    if not isinstance(weights, Mapping) or not is_nested(weights):
+        return weights
+    found: dict[str, object] = {}
+    for name, weight, path in _members(weights, 1.0, ()):
+        if name in found:
+            raise fault_at(f"{name!r} has a weight in two groups; give it one", *path)
+        # Powers may differ in their last digit from machine to machine; what is drawn must not.
+        found[name] = float(f"{weight:.12g}") if len(path) > 1 else weight
+    return found
+
+
+def _members(
+    weights: Mapping[Any, Any], scale: float, path: tuple[str, ...]
+) -> Iterator[tuple[str, object, tuple[str, ...]]]:
+    """Yield each source below, its weight, and where it stands."""
+    if len(path) > 2 * _DEEPEST:
+        raise fault_at(f"groups nest deeper than {_DEEPEST}; write the weights out", *path)
+    for name, value in weights.items():
+        at = (*path, str(name))
+        if not isinstance(value, Mapping):
+            # On the outermost level the model says what is wrong with a number.
+            yield name, (_number(value, at, 0.0) * scale if path else value), at
+            continue
+        if unknown := sorted(map(str, value.keys() - WeightGroup.model_fields.keys())):
+            near = difflib.get_close_matches(unknown[0], WeightGroup.model_fields, n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            raise fault_at(
+                f"a group has weight, of and temperature, not {unknown[0]!r}{meant}",
+                *at,
+                unknown[0],
+            )
+        if not isinstance(members := value.get("of"), Mapping) or not members:
+            raise fault_at(
+                f"of is {members!r:.40}; name the sources of the group with their weights", *at
+            )
+        if "weight" not in value:
+            raise fault_at("the group has no weight; give one beside of", *at)
+        temperature = _number(value.get("temperature", 1.0), (*at, "temperature"), None)
+        weight = scale * _number(value["weight"], (*at, "weight"), 0.0)
+        shares = _shares(members, temperature, (*at, "of"))
+        for inner, share in shares.items():
+            member = members[inner]
+            if isinstance(member, Mapping):
+                below = {inner: {**member, "weight": 1.0}}
+                yield from _members(below, weight * share, (*at, "of"))
+            else:
+                yield inner, weight * share, (*at, "of", str(inner))
+
+
+def _shares(
+    members: Mapping[Any, Any], temperature: float, path: tuple[str, ...]
+) -> dict[Any, float]:
+    """Return the share of each member of a group; they sum to 1."""
+    weights: dict[Any, float] = {}
+    for name, member in members.items():
+        at = (*path, str(name))
+        if isinstance(member, Mapping):
+            if "weight" not in member:
+                raise fault_at("the group has no weight; give one beside of", *at)
+            at, member = (*at, "weight"), member["weight"]  # noqa: PLW2901 -- its weight stands for it
+        weights[name] = _number(member, at, 0.0)
+    largest = max(weights.values())
+    if largest == 0:
+        raise fault_at(
+            "weights of the group are all 0; give one above 0, or the group weight 0", *path
+        )
+    heated = {name: (weight / largest) ** (1 / temperature) for name, weight in weights.items()}
+    total = sum(heated.values())
+    return {name: weight / total for name, weight in heated.items()}
+
+
+def _number(value: object, path: tuple[str, ...], least: float | None) -> float:
+    """Return a number of a group: a weight of at least ``least``, or a temperature where that is ``None``."""
+    most = _HOTTEST if least is None else LARGEST_NUMBER
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and (value > 0 if least is None else value >= least) and value <= most:  # type: ignore[operator]
+        return float(value)  # type: ignore[arg-type]
+    what, limit = ("temperature", "above 0") if least is None else ("weight", "of at least 0")
+    raise fault_at(f"{what} is {value!r:.40}; give a number {limit} and at most {most:g}", *path)
+
+
+Weights = Annotated[
+    dict[str, Weight],
+    Field(min_length=1),
+    BeforeValidator(_flat, json_schema_input_type=dict[Name, Weight | WeightGroup]),
+]
+"""One weight a source; written with groups or without."""

@@ -1,0 +1,80 @@
+"""The JSON schema says what the models say, as a validator that is not ours reads it."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from omniload.base.config import parse_yaml
+from omniload.commands.sample import SCHEMA_NAME, sample_mix
+from omniload.commands.schema import mix_schema
+from omniload.mix.config import MixConfig
+from omniload.source.sample_corpus import build_sample_corpus
+from tests.support.plane.mix_commands import run_mix
+
+ROOT = Path(__file__).parents[4]
+TEXT = """
+version: 2
+seed: 1
+splits: {eval: 0.01}
+sources:
+  web: {type: jsonl, path: "web/*.jsonl", unit: 8MiB, key: id}
+  code: {type: parquet, path: code, tokens: ids}
+tokenizer: {type: bytes}
+mix: {stages: [{from_step: 1k, weights: {web: 1, all: {weight: 2, of: {code: 1}}}}]}
+pack: {length: 16Ki}
+batch: {tokens: 1Mi, micro_tokens: 16Ki}
+runtime: {batch_timeout: 30s}
+"""
+
+
+@pytest.fixture(scope="module")
+def validator():
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.Draft202012Validator.check_schema(mix_schema())
+    return jsonschema.Draft202012Validator(mix_schema())
+
+
+def faults(validator, text):
+    return [error.message for error in validator.iter_errors(yaml.safe_load(text))]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/**/*.yaml")), ids=lambda p: p.name)
+def test_what_the_models_take_the_schema_takes(validator, path):
+    text = path.read_text()
+    if "sources:" not in text:
+        pytest.skip("no mix file")
+    parse_yaml(text, MixConfig, name=path.name)
+
+    assert faults(validator, text) == []
+
+
+def test_quantities_and_groups_are_written_as_people_write_them(validator):
+    parse_yaml(TEXT.replace("1k", "0"), MixConfig, name="mix.yaml")
+
+    assert faults(validator, TEXT) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("seed: 1", "sead: 1"),
+        ("type: jsonl", "type: jsnl"),
+        ("weight: 2", "wieght: 2"),
+        ("0.01", "2"),
+    ],
+)
+def test_what_the_models_refuse_the_schema_refuses(validator, old, new):
+    assert faults(validator, TEXT.replace(old, new))
+
+
+def test_the_mix_of_the_sample_names_its_schema_for_editors(validator, tmp_path):
+    run_mix("sample", tmp_path, "--size", "64KiB")
+
+    first = (tmp_path / "mix.yaml").read_text().splitlines()[0]
+    assert first == f"# yaml-language-server: $schema={SCHEMA_NAME}"
+    written = yaml.safe_load((tmp_path / SCHEMA_NAME).read_text())
+    assert written == mix_schema()
+    assert written["$id"] == "urn:omniload:mix:2"
+    corpus = build_sample_corpus(tmp_path, size=64 << 10)
+    assert faults(validator, yaml.safe_dump(sample_mix(corpus))) == []
