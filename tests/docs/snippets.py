@@ -10,6 +10,7 @@ __all__ = [
     "FRAMEWORK_PAGES",
     "LANGUAGES",
     "ROOT",
+    "TORCHRUN_PAGES",
     "Block",
     "blocks_of",
     "documents",
@@ -30,6 +31,9 @@ FRAMEWORK_PAGES = {
     "how-to-torchtitan.md",
 }
 """Pages whose blocks need a framework, or make one warn: tests/frameworks/test_pages.py runs them."""
+
+TORCHRUN_PAGES = {"how-to-fsdp.md"}
+"""Pages whose Python is a script for several ranks: test_docs_torchrun.py starts them."""
 
 _FENCE = re.compile(r"^( *)(```+)\s*(.*?)\s*$")
 

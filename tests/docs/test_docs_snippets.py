@@ -14,6 +14,7 @@ from tests.docs.snippets import (
     FRAMEWORK_PAGES,
     LANGUAGES,
     ROOT,
+    TORCHRUN_PAGES,
     blocks_of,
     documents,
     parse_blocks,
@@ -25,7 +26,8 @@ DOCUMENTS = documents()
 RUNNABLE = [
     path
     for path in DOCUMENTS
-    if path.name not in FRAMEWORK_PAGES and any(b.language == "python" for b in blocks_of(path))
+    if path.name not in FRAMEWORK_PAGES | TORCHRUN_PAGES
+    and any(b.language == "python" for b in blocks_of(path))
 ]
 
 
