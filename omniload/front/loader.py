@@ -13,7 +13,8 @@ from omniload.base.log import get_logger
 from omniload.base.state import Json, JsonObject
 from omniload.client import Client
 from omniload.front.copying import CopyAhead
-from omniload.front.rows import BatchForm, TrainingBatch
+from omniload.front.rows import BatchForm, PackedRows, TrainingBatch
+from omniload.mix.journal.losses import LossLog
 
 __all__ = ["Loader", "OpenClient"]
 
@@ -78,7 +79,7 @@ class Loader:
     any number of ranks. It is loaded before or after iteration has begun; of several ranks, by all.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- keywords of the one call that opens a mix
         self,
         open_client: OpenClient,
         form: BatchForm,
@@ -87,8 +88,9 @@ class Loader:
         names: Sequence[str] = (),
         vocab_size: int | None = None,
         num_steps: int | None = None,
+        losses: LossLog | None = None,
     ) -> None:
-        self._num_steps = num_steps
+        self._num_steps, self._losses = num_steps, losses
         self._open_client, self._form, self._state = open_client, form, _as_state(state)
         stream = None if form.device is None else form.arrays.side_stream(form.device)
         self._ahead = None if stream is None else CopyAhead(form, stream)
@@ -137,6 +139,25 @@ class Loader:
         handed = self._ahead.hand_over(batch)
         self._ahead.begin(self._opened().peek())
         return handed
+
+    def observe(self, rows: PackedRows, losses: object) -> None:
+        """Note the loss of each document, for ``omniload mix audit``; without ``run_dir=`` nothing is kept.
+
+        It costs one copy of the losses to the host, and a line in the run's folder, which keeps the latest
+        64 MiB of each rank.
+
+        Args:
+            rows: The batch that was handed out last, or one of its microbatches.
+            losses: Loss of each of its labels, ``[R, T]``; any value where the label is -100.
+
+        Raises:
+            ConfigError: The losses have another shape than the labels, or the rows are shared among cp peers.
+        """
+        found = rows.losses_by_document(losses)
+        if self._losses is not None:
+            step = self._opened().next_step - 1
+            names = self.source_names
+            self._losses.add(step, names, found.keys_K4, found.sums_K, found.labels_K)
 
     def state_dict(self) -> JsonObject:
         """Return the state after the batches handed out so far, as plain JSON."""

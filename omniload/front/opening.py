@@ -23,6 +23,7 @@ from omniload.front.rows import Arrays, BatchForm, Labels, NumpyArrays
 from omniload.front.settings import with_settings
 from omniload.mix.config import MixConfig, load_mix
 from omniload.mix.held_out import held_out
+from omniload.mix.journal.losses import LossLog
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.index import index_folder
 from omniload.source.tokenize import open_tokenizer
@@ -91,7 +92,7 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
         loader.start()
         return loader
     meet = None if address is None else Path(address)
-    return _loader_of(Together(spec, place, launch, meet, timeout), form, spec, state)
+    return _loader_of(Together(spec, place, launch, meet, timeout), form, spec, state, launch.rank)
 
 
 def _refuse_run_of(split: str | None, run_dir: str | Path | None) -> None:
@@ -150,7 +151,11 @@ def _kept_in(
 
 
 def _loader_of(
-    open_client: OpenClient, form: BatchForm, spec: PlaneSpec, state: Mapping[str, Json] | None
+    open_client: OpenClient,
+    form: BatchForm,
+    spec: PlaneSpec,
+    state: Mapping[str, Json] | None,
+    rank: int = 0,
 ) -> Loader:
     config = spec.mix.tokenizer
     tokenizer = None if config is None else open_tokenizer(config, spec.base_dir)
@@ -161,6 +166,7 @@ def _loader_of(
         names=spec.mix.names,
         vocab_size=None if tokenizer is None else tokenizer.vocab_size,
         num_steps=spec.num_steps,
+        losses=None if spec.run_dir is None else LossLog(spec.run_dir, rank),
     )
 
 

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError
-from omniload.base.ragged import Ranges
-from omniload.batch.microbatch import IGNORE_LABEL, Batch, CpSlice, Microbatch
+from omniload.batch.document_losses import DocumentLosses, losses_by_document
+from omniload.batch.microbatch import Batch, CpSlice, Microbatch
 from omniload.front.images import EncodingArrays, ImageArrays, dealt_images, own_images
+from omniload.front.joined import joined, rows_of, unshifted
 
 __all__ = [
     "Arrays",
@@ -125,18 +126,18 @@ class PackedRows:
     @cached_property
     def tokens(self) -> Any:  # noqa: ANN401
         """Token ids ``[R, T]``, int64; 0 in the padding."""
-        return self._tensor(_rows_of(self._part, "tokens"), np.int64)
+        return self._tensor(rows_of(self._part, "tokens"), np.int64)
 
     @cached_property
     def labels(self) -> Any:  # noqa: ANN401
         """What to predict ``[R, T]``, int64; -100 where nothing is."""
-        rows = _rows_of(self._part, "labels")
-        return self._tensor(rows if self._labels == "shifted" else _unshifted(rows), np.int64)
+        rows = rows_of(self._part, "labels")
+        return self._tensor(rows if self._labels == "shifted" else unshifted(rows), np.int64)
 
     @cached_property
     def position_ids(self) -> Any:  # noqa: ANN401
         """Place of each token in its document ``[R, T]``, int64."""
-        return self._tensor(_rows_of(self._part, "positions"), np.int64)
+        return self._tensor(rows_of(self._part, "positions"), np.int64)
 
     @cached_property
     def source_ids(self) -> Any:  # noqa: ANN401
@@ -217,6 +218,21 @@ class PackedRows:
         """The images that this rank encodes for the microbatch, and where their embeddings go."""
         return dealt_images(self._part, self._tensor)
 
+    def losses_by_document(self, losses: Any) -> DocumentLosses:  # noqa: ANN401
+        """Return what was lost on each document.
+
+        Args:
+            losses: Loss of each of ``labels``, ``[R, T]``, as ``cross_entropy(..., reduction="none")`` gives it.
+
+        Raises:
+            ConfigError: They have another shape, or the rows are shared among cp peers.
+        """
+        labels = rows_of(self._part, "labels")
+        labels = labels if self._labels == "shifted" else unshifted(labels)
+        # A tensor may lie on a device, in a type that numpy has not; one copy of 4 bytes a token.
+        held = losses.detach().float().cpu() if hasattr(losses, "detach") else losses
+        return losses_by_document(self._part, labels, np.asarray(held))
+
     @property
     def label_form(self) -> Labels:
         """Whether a label is the next token or the token itself."""
@@ -225,7 +241,7 @@ class PackedRows:
     @property
     def num_rows(self) -> int:
         """Rows ``R``."""
-        return int(_rows_of(self._part, "tokens").shape[0])
+        return int(rows_of(self._part, "tokens").shape[0])
 
     def to(self, device: object) -> "PackedRows":
         """Return the same rows on a device."""
@@ -250,7 +266,7 @@ class PackedRows:
         return f"PackedRows({self._described()})"
 
     def _described(self) -> str:
-        shape = list(_rows_of(self._part, "tokens").shape)
+        shape = list(rows_of(self._part, "tokens").shape)
         if isinstance(self._part, CpSlice):
             return f"tokens={shape}"
         return f"tokens={shape}, documents={np.count_nonzero(_starts_RT(self._part))}"
@@ -267,7 +283,7 @@ class TrainingBatch(PackedRows):
     """One rank's part of a step: all its rows, and the microbatches they are dealt into."""
 
     def __init__(self, batch: Batch, arrays: Arrays, labels: Labels, device: object = None) -> None:
-        super().__init__(_joined(batch.microbatches), arrays, labels, device)
+        super().__init__(joined(batch.microbatches), arrays, labels, device)
         self._batch, self._parts = batch, batch.microbatches
 
     @cached_property
@@ -335,64 +351,7 @@ class BatchForm:
         return TrainingBatch(batch, self.arrays, self.labels, self.device)
 
 
-def _rows_of(part: Microbatch | CpSlice, column: str) -> NDArray[Any]:
-    suffix = "RC" if isinstance(part, CpSlice) else "RT"
-    rows: NDArray[Any] = getattr(part, f"{column}_{suffix}")
-    return rows
-
-
 def _starts_RT(part: Microbatch) -> NDArray[np.bool_]:
     """Return where a document, or what goes on of one, begins in a row; padding is none."""
     begins: NDArray[np.bool_] = (part.positions_RT == 0) & (part.source_ids_RT >= 0)
     return begins
-
-
-def _unshifted(labels_RT: NDArray[Any]) -> NDArray[Any]:
-    """Return labels that a model which shifts by itself compares rightly.
-
-    Such a model compares the logits of token ``t`` with the label of ``t + 1``: the label that
-    belongs to ``t`` moves one to the right. The first column is compared with nothing, and the
-    last label of a row (its document goes on in another row) has no place.
-    """
-    moved = np.full_like(labels_RT, IGNORE_LABEL)
-    moved[:, 1:] = labels_RT[:, :-1]
-    return moved
-
-
-def _joined(parts: Sequence[Microbatch | CpSlice]) -> Microbatch | CpSlice:
-    """Return all rows as one part; the rows of the parts lie end to end."""
-    if len(parts) == 1:
-        return parts[0]
-    first = parts[0]
-    bounds = [np.zeros(1, np.int32)]
-    end = 0
-    for part in parts:
-        bounds.append(part.cu_seqlens[1:] + end)
-        end += int(part.cu_seqlens[-1])
-    cu_seqlens = np.concatenate(bounds).astype(np.int32)
-    columns_K = {
-        name: Ranges.of([p.columns_K[name] for p in parts], column.values_V.dtype.type).packed()
-        for name, column in first.columns_K.items()
-    }
-    if isinstance(first, CpSlice):
-        slices = [p for p in parts if isinstance(p, CpSlice)]
-        return CpSlice(
-            tokens_RC=np.concatenate([_rows_of(p, "tokens") for p in parts]),
-            labels_RC=np.concatenate([_rows_of(p, "labels") for p in parts]),
-            positions_RC=np.concatenate([_rows_of(p, "positions") for p in parts]),
-            indices_C=first.indices_C,
-            cu_seqlens=cu_seqlens,
-            sources_D=np.concatenate([p.sources_D for p in slices]),
-            keys_K4=np.concatenate([p.keys_K4 for p in slices]),
-            columns_K=columns_K,
-        )
-    whole = [p for p in parts if isinstance(p, Microbatch)]
-    return Microbatch(
-        tokens_RT=np.concatenate([p.tokens_RT for p in whole]),
-        labels_RT=np.concatenate([p.labels_RT for p in whole]),
-        positions_RT=np.concatenate([p.positions_RT for p in whole]),
-        source_ids_RT=np.concatenate([p.source_ids_RT for p in whole]),
-        cu_seqlens=cu_seqlens,
-        keys_K4=np.concatenate([p.keys_K4 for p in whole]),
-        columns_K=columns_K,
-    )

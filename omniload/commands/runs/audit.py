@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import inf, isnan
 from pathlib import Path
 from typing import cast
 
@@ -19,6 +20,7 @@ from omniload.commands.rehearsal import Rehearsal
 from omniload.commands.samples import text_of
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.kept import read_history
+from omniload.mix.journal.losses import PieceKey, PieceLoss, losses_of_step
 from omniload.mix.journal.reading import read_journal, read_worlds
 from omniload.mix.progress import state_json_at
 from omniload.mix.run_record import RunLife, read_run_record
@@ -44,6 +46,8 @@ class _Found:
     dp_rank: int
     microbatch: int
     text: str
+    loss: float | None
+    """Mean loss of a label, as the trainer reported it; ``None`` where it did not."""
 
 
 @click.command
@@ -59,7 +63,8 @@ def audit(
     """Say which samples were in a step and on which rank, and prove it.
 
     The step is planned again from the journal, with the mix and the ranks it was trained
-    with; it stands only if the plan has the digest that was journaled then.
+    with; it stands only if the plan has the digest that was journaled then. Where the trainer
+    reported the loss of documents, those of the highest loss come first.
 
     \b
     Example:
@@ -78,7 +83,7 @@ def audit(
             "samples that were trained on; compare the data and the release with the run's"
         )
     spec = replace(spec, mix=spec.history.latest, edits=())  # it names what edits added
-    found = _found(rehearsal, plan, spec, rank, grep)
+    found = _with_losses(_found(rehearsal, plan, spec, rank, grep), losses_of_step(run, step))
     if as_json:
         emit_json({"step": step, "digest": digest, "samples": [asdict(piece) for piece in found]})
         return
@@ -158,9 +163,29 @@ def _found(
                     dp_rank=int(part.dp_ranks_R[rows_P[p]]),
                     microbatch=int(part.microbatches_R[rows_P[p]]),
                     text=_around(text, grep),
+                    loss=None,
                 )
             )
     return sorted(found, key=lambda piece: (piece.dp_rank, piece.microbatch))
+
+
+def _with_losses(found: Sequence[_Found], losses: Mapping[PieceKey, PieceLoss]) -> Sequence[_Found]:
+    """Return pieces with the loss that a trainer reported of them, the highest first where it reported any."""
+    if not losses:
+        return found
+    told = []
+    for piece in found:
+        key = (piece.source, piece.position, piece.sub, piece.first_token)
+        total, labels = losses.get(key, (0.0, 0))
+        told.append(replace(piece, loss=total / labels if labels else None))
+    return sorted(told, key=_from_the_highest)
+
+
+def _from_the_highest(piece: _Found) -> float:
+    """Order pieces by loss: what is no number is above all numbers, what was not reported below."""
+    if piece.loss is None:
+        return inf
+    return -inf if isnan(piece.loss) else -piece.loss
 
 
 def _around(text: str, grep: str | None) -> str:
@@ -177,12 +202,13 @@ def _print(found: Sequence[_Found], mix: MixConfig, title: str) -> None:
             Text(piece.source, colour_of(mix.names.index(piece.source))),
             f"{piece.position:,}" + (f".{piece.sub}" if piece.sub else ""),
             f"{piece.first_token:,} to {piece.stop_token - 1:,}",
+            "" if piece.loss is None else f"{piece.loss:.3f}",
             excerpt(piece.text, _TEXT_WIDTH),
         ]
         for piece in found
     ]
     columns = [("rank", True), ("microbatch", True), ("source", False), ("record", True)]
-    columns += [("tokens", True), ("text", False)]
+    columns += [("tokens", True), ("loss", True), ("text", False)]
     console = output()
     console.print(table("", columns, rows))
     say(console, f"{title}: {len(found)} samples or pieces of samples")

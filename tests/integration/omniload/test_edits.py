@@ -358,3 +358,22 @@ def test_a_loop_of_ones_own_is_shown_and_changed_at_rest(mix_path, tmp_path):
     audited = json_of("audit", run, "--step", at)["samples"]
     tokens = sum(piece["stop_token"] - piece["first_token"] for piece in audited)
     assert tokens == sum(batch.tokens_by_source.values())
+
+
+def test_the_document_behind_a_spike_is_named_by_its_loss(mix_path, tmp_path):
+    run = tmp_path / "run"
+    with omniload.open(mix_path, run_dir=run, arrays="numpy", steps=4) as loader:
+        for batch in loader:
+            for rows in batch.microbatches:
+                loader.observe(rows, rows.position_ids * 1.0)
+
+    told = json_of("audit", run, "--step", 2)["samples"]
+
+    lengths = [piece["stop_token"] - piece["first_token"] for piece in told]
+    # Of n tokens the first n - 1 predict one, and lose 0, 1, ..., n - 2; the last one of a cut piece too.
+    assert [piece["loss"] for piece in told[:5]] == pytest.approx(
+        [(length - 2) / 2 for length in lengths[:5]], abs=0.5
+    )
+    told_losses = [-1 if piece["loss"] is None else piece["loss"] for piece in told]
+    assert told_losses == sorted(told_losses, reverse=True)
+    assert told_losses[0] > 5

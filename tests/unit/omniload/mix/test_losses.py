@@ -1,0 +1,63 @@
+"""Losses in the run's folder: the later report counts, and there is a limit to how much is kept."""
+
+import math
+
+import numpy as np
+import pytest
+
+from omniload.base.errors import StateError
+from omniload.mix.journal import losses
+from omniload.mix.journal.losses import LossLog, losses_of_step
+
+KEYS = np.asarray([[0, 5, 0, 0], [1, 9, 2, 16]])
+
+
+def add(log, step, sums, names=("code", "web")):
+    log.add(step, names, KEYS, np.asarray(sums, float), np.asarray([4, 8]))
+
+
+def test_what_two_ranks_report_is_found_by_piece_and_the_later_report_counts(tmp_path):
+    add(LossLog(tmp_path, 0), 3, [8, 8])
+    add(LossLog(tmp_path, 0), 4, [1, 1])
+    add(LossLog(tmp_path, 1), 3, [2, math.nan])
+
+    found = losses_of_step(tmp_path, 3)
+
+    assert found["code", 5, 0, 0] == (2.0, 4)
+    assert math.isnan(found["web", 9, 2, 16][0])
+    assert losses_of_step(tmp_path, 5) == {}
+
+
+def test_the_latest_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(losses, "_MOST_BYTES", 2000)
+    log = LossLog(tmp_path, 0)
+
+    for step in range(100):
+        add(log, step, [step, step])
+
+    kept = sum(path.stat().st_size for path in (tmp_path / "losses").iterdir())
+    assert 1500 < kept < 4500
+    assert losses_of_step(tmp_path, 99)
+    assert not losses_of_step(tmp_path, 0)
+
+
+def test_a_disk_that_refuses_costs_the_figures_and_is_told_once(tmp_path, caplog):
+    (tmp_path / "losses").write_text("no folder")
+    log = LossLog(tmp_path, 0)
+
+    add(log, 1, [1, 1])
+    add(log, 2, [1, 1])
+
+    assert caplog.text.count("are kept no more") == 1
+
+
+def test_a_torn_end_is_passed_over_and_a_damaged_line_named(tmp_path):
+    add(LossLog(tmp_path, 0), 3, [8, 8])
+    path = tmp_path / "losses" / "rank-0.jsonl"
+    whole = path.read_bytes()
+
+    path.write_bytes(whole + whole[:-20])
+    assert len(losses_of_step(tmp_path, 3)) == 2
+    path.write_bytes(whole.replace(b'"labels"', b'"label"'))
+    with pytest.raises(StateError, match="damaged"):
+        losses_of_step(tmp_path, 3)
