@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged
+from omniload.batch.encoding import EncoderShare
 from omniload.batch.microbatch import Microbatch
 from omniload.mix.columns import GRIDS, IMAGE_PLACES, IMAGES
 
-__all__ = ["BatchImage", "images_of", "places_of", "values_per_image"]
+__all__ = ["BatchImage", "images_of", "places_of", "share_of", "values_per_image"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,3 +85,27 @@ def places_of(microbatch: Microbatch) -> NDArray[np.int64]:
     places_I2 = places.values_V.reshape(-1, 2).astype(np.int64)
     places_I2[:, 0] += np.repeat(begins_K, places.lengths_N // 2)
     return places_I2
+
+
+def share_of(microbatch: Microbatch, rank: int, num_ranks: int) -> EncoderShare:
+    """Return what a rank encodes where each encodes the images of its own rows: nothing travels.
+
+    Args:
+        microbatch: Rows with their images.
+        rank: The rank.
+        num_ranks: Ranks among which images could have been dealt.
+    """
+    images = list(images_of(microbatch))
+    places_I2 = places_of(microbatch)
+    sizes_I = places_I2[:, 1]
+    own_W = np.zeros(num_ranks, np.int64)
+    own_W[rank] = int(sizes_I.sum())
+    starts_I = places_I2[:, 0] - (np.cumsum(sizes_I) - sizes_I)
+    return EncoderShare(
+        images_I=Ragged.of([image.values_V for image in images], np.uint8),
+        grids_I2=np.array([image.grid for image in images], np.int32).reshape(-1, 2),
+        keys_I4=np.array([[*image.key, image.number] for image in images], np.int64).reshape(-1, 4),
+        sends_W=own_W,
+        receives_W=own_W,
+        places_E=np.repeat(starts_I, sizes_I) + np.arange(int(sizes_I.sum())),
+    )

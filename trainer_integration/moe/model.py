@@ -124,11 +124,14 @@ class MoETransformer(nn.Module):
         dtype = self.dtype or self.embedding_VD.dtype
         return self.device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
+    def embedded(self, inputs: ModelInputs) -> Tensor:
+        """Return what the layers begin with, ``[N, D]``."""
+        x_ND = functional.embedding(inputs.tokens_N, self.embedding_VD)
+        return x_ND if self.dtype is None else x_ND.to(self.dtype)
+
     def hidden(self, inputs: ModelInputs) -> tuple[Tensor, list[Routing]]:
         """Return the normed last hidden states, ``[N, D]``, and each layer's routing."""
-        x_ND = functional.embedding(inputs.tokens_N, self.embedding_VD)
-        if self.dtype is not None:
-            x_ND = x_ND.to(self.dtype)
+        x_ND = self.embedded(inputs)
         rotation = Rotation.at(
             inputs.positions_N,
             self.config.head_dim,
