@@ -11,6 +11,7 @@
                                   --ReleaseSteps--> data constructor
     roster --ConstructorReplaced--> planner --Republish--> the new data constructor
     roster --LoaderReplaced--> planner --TakeOver, ReadAhead--> the new source loader
+    scaler --HandedOver--> source loader, before others of the plane hear of the next one
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ __all__ = [
     "ChangeAsked",
     "ConstructorReplaced",
     "EndOfData",
+    "HandedOver",
     "KeepEdits",
     "LoaderReplaced",
     "PlannerCommand",
@@ -148,6 +150,13 @@ class TakeOver:
 
     ranges: Mapping[int, tuple[int, int]]
     """For each source the first position that is still needed, and the end of what was reported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOver:
+    """Another loader begins to serve sources of this one, which constructors may still ask this one for."""
+
+    sources: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from typing import assert_never
 from omniload.machine.progress import Progress, Task
 
 __all__ = [
+    "Abandoned",
     "EndMember",
     "GiveUp",
     "HandOver",
@@ -25,6 +26,8 @@ __all__ = [
     "MemberEnded",
     "MemberReady",
     "MembersSeen",
+    "RoleAdded",
+    "RoleRetired",
     "Roster",
     "RosterCommand",
     "RosterEvent",
@@ -88,7 +91,23 @@ class StepsReleased:
     step: int
 
 
-RosterEvent = MemberReady | MemberEnded | MembersSeen | StepsReleased
+@dataclass(frozen=True, slots=True)
+class RoleAdded:
+    """A role is wanted that nobody has held yet."""
+
+    role: str
+    shadows: int = 0
+    """Shadows that are wanted for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRetired:
+    """A role is wanted no more: nothing is left to its holder."""
+
+    role: str
+
+
+RosterEvent = MemberReady | MemberEnded | MembersSeen | StepsReleased | RoleAdded | RoleRetired
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +140,15 @@ class GiveUp:
     why: str
 
 
-RosterCommand = StartMember | EndMember | HandOver | GiveUp
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """A role that was added is given up before anybody held it; the plane goes on without it."""
+
+    role: str
+    why: str
+
+
+RosterCommand = StartMember | EndMember | HandOver | GiveUp | Abandoned
 
 
 @dataclass(slots=True)
@@ -133,6 +160,8 @@ class _Role:
     next_number: int = 1
     lost: int = 0
     """Members lost since a step was released."""
+    is_new: bool = False
+    """Whether nobody has held it yet, so that the plane can do without."""
 
     def members(self) -> list[Member]:
         held = [self.holder] if self.holder is not None else []
@@ -191,7 +220,7 @@ class Roster:
         """Start the shadows."""
         return tuple(command for role in self._roles for command in self._fill(role))
 
-    def handle(self, event: RosterEvent) -> tuple[RosterCommand, ...]:
+    def handle(self, event: RosterEvent) -> tuple[RosterCommand, ...]:  # noqa: PLR0911 -- one for each event
         """Apply one event and return what must now be done, in order."""
         if self._gave_up:
             return ()
@@ -208,12 +237,21 @@ class Roster:
                     for each in self._roles.values():
                         each.lost = 0
                 return ()
+            case RoleAdded(role=role, shadows=shadows):
+                self._roles[role] = _Role(shadows=shadows, holder=None, next_number=0, is_new=True)
+                return self._fill(role)
+            case RoleRetired(role=role):
+                return self._retire(role, "no source is left to it")
             case _:
                 assert_never(event)
 
     def holder_of(self, role: str) -> Member | None:
-        """Return who holds a role; ``None`` while nobody does."""
-        return self._roles[role].holder
+        """Return who holds a role; ``None`` while nobody does, or where it is retired."""
+        return self._roles[role].holder if role in self._roles else None
+
+    def wants(self, role: str) -> bool:
+        """Tell whether a role is to be held."""
+        return role in self._roles
 
     def is_whole(self) -> bool:
         """Tell whether every role is held and every shadow that is wanted stands by."""
@@ -225,21 +263,23 @@ class Roster:
         return [member for role in self._roles.values() for member in role.members()]
 
     def _ready(self, member: Member) -> tuple[RosterCommand, ...]:
-        role = self._roles[member.role]
-        if member not in role.starting:
-            return ()  # it was lost meanwhile
+        role = self._roles.get(member.role)
+        if role is None or member not in role.starting:
+            return ()  # it was lost meanwhile, or its role retired
         role.starting.remove(member)
         if role.holder is not None:
             role.standing_by.append(member)
             return ()
-        role.holder = member
+        role.holder, role.is_new = member, False
         return (HandOver(member), *self._fill(member.role))
 
     def _lose(self, member: Member, why: str) -> tuple[RosterCommand, ...]:
         """Replace a member; one that is not on the roster any more was replaced before."""
-        role = self._roles[member.role]
-        if member not in role.members():
+        role = self._roles.get(member.role)
+        if role is None or member not in role.members():
             return ()
+        if role.is_new:
+            return (*self._retire(member.role, why), Abandoned(member.role, why))
         self._beats.pop(member, None)
         role.starting.discard(member)
         role.lost += 1
@@ -258,6 +298,14 @@ class Roster:
             if role.holder is not None:
                 commands.append(HandOver(role.holder))
         return (*commands, *self._fill(member.role))
+
+    def _retire(self, name: str, why: str) -> tuple[RosterCommand, ...]:
+        """End every member of a role, which nobody replaces; one that is retired already stays so."""
+        role = self._roles.pop(name, None)
+        members = [] if role is None else role.members()
+        for member in members:
+            self._beats.pop(member, None)
+        return tuple(EndMember(member, why) for member in members)
 
     def _fill(self, name: str) -> tuple[RosterCommand, ...]:
         """Start as many members as the role lacks."""

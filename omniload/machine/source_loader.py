@@ -7,8 +7,7 @@ planner says what to read and when to let go, so the buffer is bounded by the pl
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import reduce
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from omniload.base.errors import StateError
 from omniload.base.ragged import Ragged, Ranges
 from omniload.machine.messages import (
+    HandedOver,
     ReadAhead,
     ReleaseSamples,
     SamplesReported,
@@ -26,7 +26,7 @@ from omniload.machine.messages import (
 )
 from omniload.mix.columns import COLUMNS, ColumnRanges, SampleColumns, joined_ranges
 from omniload.mix.pieces import POSITION_LIMIT, SUB_LIMIT
-from omniload.mix.samples import SampleTable
+from omniload.mix.samples import SampleTable, joined_tables
 
 __all__ = ["Read", "SamplesRead", "SourceLoader"]
 
@@ -112,7 +112,7 @@ class SourceLoader:
     """Planners before the one that asked last."""
 
     def handle(
-        self, event: ReadAhead | SamplesRead | ReleaseSamples | TakeOver
+        self, event: ReadAhead | SamplesRead | ReleaseSamples | TakeOver | HandedOver
     ) -> tuple[Read | SamplesReported, ...]:
         """Apply one event and return what must now be done, in order."""
         match event:
@@ -140,6 +140,16 @@ class SourceLoader:
                     for start, stop in _chunks(first, last)
                     if self._find(source, start, stop) is None
                 )
+            case HandedOver(sources=sources):
+                # What the next loader reads is asked of this one too, until constructors know better.
+                self._taken_over |= dict.fromkeys(sources, 0)
+                return ()
+
+    def forget(self, source: int) -> None:
+        """Let go of a source that another loader serves."""
+        for held in (self._held, self._indexes, self._taken_over):
+            held.pop(source, None)
+        self.names = {s: name for s, name in self.names.items() if s != source}
 
     def unread(self, requests: Sequence[SliceRequest]) -> tuple[Read, ...]:
         """Return what must be read before these can be answered: what another loader had read, and died."""
@@ -259,7 +269,7 @@ class SourceLoader:
                 parts.append(block.within(reached, min(stop, block.table.stop)).table)
                 reached = parts[-1].stop
             if reached >= stop:
-                return _joined(parts)
+                return joined_tables(parts)
         return None
 
     def _hold(self, source: int, read: _Held) -> None:
@@ -304,22 +314,6 @@ class SourceLoader:
             f"{missing.min()} to {missing.max()}: released, or never read; "
             "restart the data plane from the last checkpoint"
         )
-
-
-def _joined(parts: Sequence[SampleTable]) -> SampleTable:
-    """Return tables that follow each other as one, with their metadata."""
-    if len(parts) == 1:
-        return parts[0]
-    names = set.intersection(*(set(part.metadata) for part in parts))
-    return replace(
-        reduce(SampleTable.followed_by, parts),
-        metadata={
-            name: Ranges.of(
-                [part.metadata[name] for part in parts], parts[0].metadata[name].values_V.dtype.type
-            ).packed()
-            for name in names
-        },
-    )
 
 
 def _chunks(start: int, stop: int) -> Iterable[tuple[int, int]]:

@@ -4,16 +4,17 @@ Shape suffixes:
     N  samples of one source, in position order
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, Ranges
 
-__all__ = ["SampleTable"]
+__all__ = ["SampleTable", "joined_tables"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,3 +79,19 @@ class SampleTable:
             lengths_N=self.lengths_N[first:last],
             metadata={name: each.between(first, last) for name, each in self.metadata.items()},
         )
+
+
+def joined_tables(parts: Sequence[SampleTable]) -> SampleTable:
+    """Return tables that follow each other as one, with the metadata that all of them have."""
+    if len(parts) == 1:
+        return parts[0]
+    names = set.intersection(*(set(part.metadata) for part in parts))
+    return replace(
+        reduce(SampleTable.followed_by, parts),
+        metadata={
+            name: Ranges.of(
+                [part.metadata[name] for part in parts], parts[0].metadata[name].values_V.dtype.type
+            ).packed()
+            for name in names
+        },
+    )

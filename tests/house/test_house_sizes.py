@@ -12,19 +12,31 @@ LONGER = {
     "omniload/actors/heartbeats.py": (180, "what a role says, in memory, in a file and in its log"),
     "omniload/actors/address.py": (175, "where a plane is, and which ranks it serves there"),
     "omniload/actors/local/plane.py": (190, "opens and closes every role, and has its ranks"),
-    "omniload/actors/ray/keeper.py": (200, "carries out every command of the roster"),
-    "omniload/actors/ray/actors.py": (265, "three roles, and how each begins"),
+    "omniload/actors/ray/keeper.py": (
+        230,
+        "carries out every command of the roster, and what loaders are added or retired",
+    ),
+    "omniload/actors/ray/actors.py": (285, "three roles, and how each begins"),
     "omniload/actors/ray/answers.py": (170, "every way in which an answer comes or does not"),
-    "omniload/actors/ray/crew.py": (195, "every actor of a plane, and who holds what"),
+    "omniload/actors/ray/crew.py": (
+        230,
+        "every actor of a plane, who holds what, and which sources",
+    ),
     "omniload/actors/ray/handle.py": (
         240,
         "follows the roles that it asks, and is another rank later",
     ),
-    "omniload/actors/ray/plane.py": (165, "opens and closes every actor"),
+    "omniload/actors/ray/links.py": (180, "the ways to both roles, and which way a source takes"),
+    "omniload/actors/ray/plane.py": (195, "opens and closes every actor"),
     "omniload/actors/ray/planner_link.py": (185, "asks one planner after another"),
+    "omniload/actors/ray/scaling/mover.py": (195, "every step of a move, and what undoes it"),
+    "omniload/actors/ray/scaling/shell.py": (190, "one look at every loader, and every change"),
     "omniload/actors/roles/constructor.py": (180, "builds, and serves ranks that change"),
-    "omniload/actors/roles/links.py": (170, "the ways to both roles, and who serves which ranks"),
-    "omniload/actors/roles/loader.py": (200, "reads ahead, reads again, and answers"),
+    "omniload/actors/roles/links.py": (175, "the ways to both roles, and who serves which ranks"),
+    "omniload/actors/roles/loader.py": (
+        250,
+        "reads ahead, reads again, answers, and hands sources over",
+    ),
     "omniload/actors/roles/planner.py": (345, "one thread that speaks to every other role"),
 }
 """Modules that may be longer, up to how many lines, and why."""

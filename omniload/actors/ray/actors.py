@@ -16,7 +16,7 @@ from omniload.actors.plane import PlaneSpec, first_step_of
 from omniload.actors.planning import make_planner, open_journal, taken_over
 from omniload.actors.ray.holders import LoaderHolders, Loaders, Serving
 from omniload.actors.ray.layout import ranks_with_threads, require_threads
-from omniload.actors.ray.links import RayConstructorLink, RayLoaderLink
+from omniload.actors.ray.links import RayConstructorLink, RayLoaderLinks
 from omniload.actors.ray.processes import Process
 from omniload.actors.roles.constructor import ConstructorShell
 from omniload.actors.roles.loader import LoaderShell
@@ -117,11 +117,26 @@ class LoaderActor(_Member, LoaderShell):
     @override
     def open_also(self, number: int, mix: MixConfig) -> SourceFacts:
         """Open one source more, once the first ones are open."""
+        self._wait_until_open()
+        return super().open_also(number, mix)
+
+    @override
+    def open_more(self, sources: Sequence[int], mix: MixConfig) -> dict[int, SourceFacts]:
+        """Open sources of another loader, once the first ones are open."""
+        self._wait_until_open()
+        return super().open_more(sources, mix)
+
+    @override
+    def drop(self, sources: Sequence[int]) -> None:
+        """Let go of sources, once all are open."""
+        self._wait_until_open()
+        super().drop(sources)
+
+    def _wait_until_open(self) -> None:
         if not self._is_open.wait(_TAKE_OVER_S):
             raise UnavailableError(
                 f"its sources are not open after {_TAKE_OVER_S:.0f} s; ask again"
             )
-        return super().open_also(number, mix)
 
 
 class ConstructorActor(_Member, ConstructorShell):
@@ -142,6 +157,10 @@ class ConstructorActor(_Member, ConstructorShell):
     def replace_loader(self, serving: Serving) -> None:
         """Ask another loader for its sources from now on."""
         self._holders.replace(serving)
+
+    def asks(self, sources: Sequence[int]) -> tuple[str, ...]:
+        """Return the names of the loaders that it asks for sources."""
+        return self._holders.asks(sources)
 
 
 class PlannerActor(_Member):
@@ -172,17 +191,14 @@ class PlannerActor(_Member):
             journal = open_journal(opening.folder, planner, durable=durable)
         self._end_metrics = serve_metrics(spec.mix, self._told_board)
         self._first_step = first_step_of(spec)
-        loaders = opening.loaders
-        lives = {loaders.of[source]: number for source, number in loaders.lives.items()}
-        links = {a: RayLoaderLink(a, name, lives[a]) for a, name in loaders.names.items()}
-        self._links = {source: links[actor] for source, actor in loaders.of.items()}
+        self._links = RayLoaderLinks(opening.loaders)
         self._constructors = [RayConstructorLink(*told) for told in opening.constructors]
         self._ranks_served = min(
             ranks_with_threads(spec, len(ranks)) for _, ranks, _ in opening.constructors
         )
         self._shell = PlannerShell(
             planner,
-            self._links.__getitem__,
+            self._links.of,
             self._constructors,
             journal,
             self._activity,
@@ -220,14 +236,13 @@ class PlannerActor(_Member):
     def change(self, asked: ChangeAsked, beside: int | None) -> EditTaken:
         """Change the mix; a source that is added is served by the loader of source ``beside``."""
         if beside is not None:
-            self._links[len(self._shell.history().latest.names)] = self._links[beside]
+            self._links.add(len(self._shell.history().latest.names), beside)
         return taken_within(self._shell.change(asked))
 
     def replace_loader(self, serving: Serving) -> None:
-        """Have another loader take over its sources; return when it may be asked for their samples."""
-        link = self._links[serving.sources[0]]
+        """Have another loader take over sources; return when it may be asked for their samples."""
         taken_over = self._shell.replace_loader(
-            serving.sources, lambda: link.lead_to(serving.actor, serving.name, serving.life)
+            serving.sources, lambda: self._links.follow(serving)
         )
         taken_over.result(_TAKE_OVER_S)
 

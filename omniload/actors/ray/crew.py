@@ -1,7 +1,9 @@
 """The actors of a plane: how a member of each role is started, opened, told of others, and ended."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -57,13 +59,23 @@ class Crew:
         """
         self.spec, self.board = spec, FolderBoard(address.board)
         self._address, self._node = address, node
-        self._shares = {f"loader-{i}": share for i, share in enumerate(shares)}
-        self.sources_of = {name: share.sources for name, share in self._shares.items()}
+        self._numbers, self._turns = count(), count(1)
+        self._threads: dict[str, int] = {}
+        self.sources_of: dict[str, tuple[int, ...]] = {}
+        """Sources that each loader is to serve; whoever changes it makes another one."""
+        for share in shares:
+            self.add_loader(share.threads, share.sources)
+        self.coming: dict[int, str] = {}
+        """Sources on their way to another loader, which opens them first."""
+        self.changing = threading.Lock()
+        """Held by whoever changes which sources there are, or who serves them."""
+        self.changed = threading.Condition()
+        """Notified once another member holds a role, or serves sources."""
         self.dp_ranks_of = {name: tuple(ranks) for name, ranks in address.dp_ranks_of.items()}
         self.actors: dict[Member, Any] = {}
         self.holders: dict[str, Member] = {}
-        self.serving: dict[str, Member] = {}
-        """Loaders that constructors may ask: the planner has handed over what is outstanding."""
+        self.serving: dict[int, Member] = {}
+        """The loader of each source that constructors may ask: the planner has handed over what is outstanding."""
         self.known_to_planner: dict[str, Member] = {}
         """Holders of roles when the planner of now began."""
         self.facts: dict[int, SourceFacts] = {}
@@ -74,6 +86,37 @@ class Crew:
         """Return the names of all roles."""
         return [*self.sources_of, *self.dp_ranks_of, PLANNER]
 
+    def add_loader(self, threads: int, sources: tuple[int, ...] = ()) -> str:
+        """Have one loader more; return its role, which was never that of another."""
+        role = f"loader-{next(self._numbers)}"
+        self._threads[role] = threads
+        self.sources_of = {**self.sources_of, role: sources}
+        return role
+
+    def forget_loader(self, role: str) -> None:
+        """Have a loader no more, of which every member has ended."""
+        self.sources_of = {name: each for name, each in self.sources_of.items() if name != role}
+        self.holders.pop(role, None)
+        self.actors = {m: actor for m, actor in self.actors.items() if m.role != role}
+
+    def move(self, sources: Sequence[int], role: str) -> None:
+        """Have another loader serve sources from now on; who is asked for them is told by whoever hands them over."""
+        self.sources_of = {
+            name: tuple(s for s in each if s not in sources) + tuple(sources) * (name == role)
+            for name, each in self.sources_of.items()
+        }
+
+    def note_serving(self, member: Member, sources: Sequence[int]) -> None:
+        """Have constructors that are started from now on ask a loader for sources."""
+        with self.changed:
+            self.serving = {**self.serving, **dict.fromkeys(sources, member)}
+            self.changed.notify_all()
+
+    def opened_by(self, role: str) -> tuple[int, ...]:
+        """Return the sources that a member of a role opens: those of the role, and those on their way to it."""
+        coming = tuple(s for s, to in self.coming.items() if to == role)
+        return (*self.sources_of[role], *coming)
+
     def roster(self) -> Roster:
         """Return who is to be replaced, and when, with the first member of each role as its holder."""
         runtime = self.spec.mix.runtime
@@ -83,7 +126,7 @@ class Crew:
     def start(self, member: Member) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
         """Start the process of a member; return its actor."""
         if member.role in self.sources_of:
-            wanted = self._shares[member.role].threads + 1  # one stays
+            wanted = self._threads[member.role] + 1  # one stays
             threads = max(_LEAST_LOADER_THREADS, wanted)
             bare = _actor_of(LoaderActor, threads=threads, node=self._node)
             actor = bare.options(name=member.name).remote(
@@ -97,7 +140,7 @@ class Crew:
             actor = bare.options(name=member.name).remote(
                 member.name, self.board, self._address.logs, opening
             )
-        self.actors[member] = actor
+        self.actors = {**self.actors, member: actor}
         return actor
 
     def _start_constructor(self, member: Member) -> Any:  # noqa: ANN401 -- as above
@@ -114,7 +157,7 @@ class Crew:
 
     def open_loader(self, member: Member) -> Any:  # noqa: ANN401 -- as above
         """Have a loader open its sources; return the answer to be, which is what it found."""
-        return self.actors[member].open.remote(self.spec, self.sources_of[member.role])
+        return self.actors[member].open.remote(self.spec, self.opened_by(member.role))
 
     def open_planner(self, member: Member) -> Any:  # noqa: ANN401 -- as above
         """Have a planner begin; return the answer to be."""
@@ -126,7 +169,9 @@ class Crew:
             spec=self.spec,
             # Of a source that is being added, only once its loader has it open.
             facts=[self.facts[s] for s in sorted(self.facts)],
-            loaders=self._loaders(self.holders),
+            loaders=self._loaders(
+                {s: self.holders[role] for role, each in self.sources_of.items() for s in each}
+            ),
             constructors=[
                 (self.holding(name), ranks, self.holders[name].number)
                 for name, ranks in self.dp_ranks_of.items()
@@ -135,28 +180,23 @@ class Crew:
             life=member.number,
         )
 
-    def _loaders(self, members: Mapping[str, Member]) -> Loaders:
-        held = {name: members[name] for name in self.sources_of}
+    def _loaders(self, members: Mapping[int, Member]) -> Loaders:
         return Loaders(
-            of={
-                s: self.actors[member]
-                for name, member in held.items()
-                for s in self.sources_of[name]
-            },
-            names={self.actors[member]: member.name for member in held.values()},
-            lives={
-                s: member.number for name, member in held.items() for s in self.sources_of[name]
-            },
+            of={s: self.actors[member] for s, member in members.items()},
+            names={self.actors[member]: member.name for member in members.values()},
+            roles={s: member.role for s, member in members.items()},
+            turn=next(self._turns),
             limit_s=self.spec.mix.runtime.batch_timeout,
         )
 
-    def as_serving(self, member: Member) -> Serving:
-        """Return a loader as those who speak to it know it."""
+    def as_serving(self, member: Member, sources: Sequence[int]) -> Serving:
+        """Return a loader, with sources of it, as those who speak to it are told; later than all they were told."""
         return Serving(
-            sources=self.sources_of[member.role],
+            sources=tuple(sources),
             actor=self.actors[member],
             name=member.name,
-            life=member.number,
+            role=member.role,
+            turn=next(self._turns),
         )
 
     def holding(self, role: str) -> Any:  # noqa: ANN401 -- as above

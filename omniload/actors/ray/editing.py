@@ -27,7 +27,7 @@ def changed_by(crew: Crew, gate: Gate, request: EditRequest) -> EditTaken:
         OmniloadError: It is refused, or a role was lost meanwhile; nothing has changed.
         UnavailableError: The planner is lost, and has kept nothing, or gave no answer: it may keep the edit yet.
     """
-    with gate.inside():
+    with gate.inside(), crew.changing:
         return _changed(crew, request)
 
 
@@ -44,7 +44,8 @@ def _added(crew: Crew, asked: ChangeAsked, before: History) -> EditTaken:
     number, asks_planner = len(before.latest.names), False
     history = before.edited(asked.change, asked.at or 0)
     _forget(crew, number)  # of a change that came to nothing
-    role = min(crew.sources_of, key=lambda name: len(crew.sources_of[name]))
+    serving = {name: sources for name, sources in crew.sources_of.items() if sources}
+    role = min(serving, key=lambda name: len(serving[name]))
     beside = crew.sources_of[role][0]
     # First of all: a loader that takes this one's place meanwhile opens the source as well.
     crew.spec = replace(crew.spec, edits=history.edits)
@@ -64,6 +65,7 @@ def _added(crew: Crew, asked: ChangeAsked, before: History) -> EditTaken:
 def _forget(crew: Crew, number: int) -> None:
     """Have nobody open the source of a number, and those after it."""
     crew.facts.pop(number, None)
+    crew.serving = {s: member for s, member in crew.serving.items() if s < number}
     for role, sources in crew.sources_of.items():
         crew.sources_of[role] = tuple(s for s in sources if s < number)
 
@@ -74,7 +76,8 @@ def _opened(crew: Crew, role: str, number: int, mix: MixConfig) -> SourceFacts:
     facts: SourceFacts = answer_to(crew.actors[member].open_also.remote(number, mix), role)
     crew.facts[number] = facts
     _stand_by(crew, role, number, mix)
-    serving = crew.as_serving(member)
+    crew.note_serving(member, (number,))
+    serving = crew.as_serving(member, (number,))
     told = [crew.holding(name).know.remote(mix.names) for name in crew.dp_ranks_of]
     told += [crew.holding(name).replace_loader.remote(serving) for name in crew.dp_ranks_of]
     for answer in told:

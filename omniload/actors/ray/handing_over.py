@@ -1,6 +1,6 @@
 """How a member of a role takes over: who is told of it, and in which order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -25,13 +25,15 @@ class HandingOver:
 
     def to(self, member: Member) -> None:
         """Have a member hold its role."""
-        self._crew.holders[member.role] = member
+        with self._crew.changed:
+            self._crew.holders[member.role] = member
+            self._crew.changed.notify_all()
         if member.role == PLANNER:
             self._planning(member)
         elif member.role in self._crew.dp_ranks_of:
             self._ranks(member)
         else:
-            self._sources(member)
+            self.sources(member, self._crew.sources_of[member.role])
 
     def fail(self, error: OmniloadError) -> None:
         """Wake every rank that waits: the plane cannot go on."""
@@ -46,18 +48,21 @@ class HandingOver:
             holder = self._crew.holders[role]
             if holder != self._crew.known_to_planner[role]:
                 self._tell_planner(holder)
-        for role in self._crew.sources_of:
-            holder = self._crew.holders[role]
-            if holder != self._crew.serving[role]:
-                self._sources(holder)
+        for role, sources in self._crew.sources_of.items():
+            loader = self._crew.holders.get(role)
+            if loader is not None:
+                self.sources(loader, [s for s in sources if self._crew.serving.get(s) != loader])
 
     def _ranks(self, member: Member) -> None:
         """Tell a constructor which loaders serve by now; then have the planner tell it what to build."""
         _LOG.warning("%s builds from now on", member.name)
-        for role in self._crew.sources_of:
-            serving = self._crew.as_serving(self._crew.serving[role])
+        of: dict[Member, list[int]] = {}
+        for source, loader in self._crew.serving.items():
+            of.setdefault(loader, []).append(source)
+        for loader, sources in of.items():
+            serving = self._crew.as_serving(loader, sources)
             told = self._crew.actors[member].replace_loader.remote(serving)
-            log_failure(told, member.name, f"hear of {role}")
+            log_failure(told, member.name, f"hear of {loader.name}")
         self._tell_planner(member)
 
     def _tell_planner(self, member: Member) -> None:
@@ -65,24 +70,28 @@ class HandingOver:
         told = self._crew.holding(PLANNER).replace_constructor.remote(number, actor, member.number)
         log_failure(told, PLANNER, f"hear of {member.name}")
 
-    def _sources(self, member: Member) -> None:
-        """Have the planner hand over what is outstanding; then tell those who fetch."""
-        serving = self._crew.as_serving(member)
+    def sources(self, member: Member, sources: Sequence[int]) -> None:
+        """Have the planner hand over what is outstanding of sources; then tell those who fetch."""
+        if not sources:
+            return
+        serving = self._crew.as_serving(member, sources)
         _LOG.warning("%s serves %d sources from now on", member.name, len(serving.sources))
         planner = self._crew.holding(PLANNER)
         taken_over = future_of(planner.replace_loader.remote(serving), PLANNER)
 
         def tell(done: "Future[Any]") -> None:
             if done.exception() is None:
-                self._later(partial(self._tell_constructors, member))
+                self._later(partial(self._tell_constructors, member, serving.sources))
 
         taken_over.add_done_callback(tell)
 
-    def _tell_constructors(self, member: Member) -> None:
-        if self._crew.holders[member.role] != member:
+    def _tell_constructors(self, member: Member, sources: Sequence[int]) -> None:
+        if self._crew.holders.get(member.role) != member:
             return  # it was replaced meanwhile
-        self._crew.serving[member.role] = member
-        serving = self._crew.as_serving(member)
+        # Of a source that was moved on meanwhile, the next hand-over tells.
+        sources = [s for s in sources if s in self._crew.sources_of[member.role]]
+        self._crew.note_serving(member, sources)
+        serving = self._crew.as_serving(member, sources)
         for role in self._crew.dp_ranks_of:
             told = self._crew.holding(role).replace_loader.remote(serving)
             log_failure(told, role, f"hear of {member.name}")

@@ -28,8 +28,10 @@ class Loaders:
     """Actor of each source."""
     names: Mapping[Any, str]
     """Name of each actor as a member of its role."""
-    lives: Mapping[int, int]
-    """Lives of the loader of each source before this one."""
+    roles: Mapping[int, str]
+    """Role that serves each source."""
+    turn: int
+    """Number of the last hand-over that this knows of."""
     limit_s: float
     """Longest wait for the slices of one of them."""
 
@@ -41,8 +43,9 @@ class Serving:
     sources: tuple[int, ...]
     actor: Any
     name: str
-    life: int
-    """Lives of the loader before this one: a later life is not followed by an earlier one."""
+    role: str
+    turn: int
+    """Number of the hand-over: what is said of a source later is not followed by what was said earlier."""
 
 
 class LoaderHolders:
@@ -52,7 +55,7 @@ class LoaderHolders:
         self._changed = threading.Condition()
         self._actors = dict(loaders.of)
         self._names = dict(loaders.names)
-        self._lives = dict(loaders.lives)
+        self._turns = dict.fromkeys(loaders.of, loaders.turn)
         self._limit_s = loaders.limit_s
 
     def names(self) -> tuple[str, ...]:
@@ -60,13 +63,18 @@ class LoaderHolders:
         with self._changed:
             return tuple(sorted({self._names[actor] for actor in self._actors.values()}))
 
+    def asks(self, sources: Sequence[int]) -> tuple[str, ...]:
+        """Return the names of the loaders that are asked for sources from now on."""
+        with self._changed:
+            return tuple(self._names[self._actors[source]] for source in sources)
+
     def replace(self, serving: Serving) -> None:
         """Ask another loader for its sources, also for what was asked of the one before it."""
         with self._changed:
             self._names[serving.actor] = serving.name
             for source in serving.sources:
-                if serving.life > self._lives.get(source, -1):  # calls may overtake each other
-                    self._actors[source], self._lives[source] = serving.actor, serving.life
+                if serving.turn > self._turns.get(source, -1):  # calls may overtake each other
+                    self._actors[source], self._turns[source] = serving.actor, serving.turn
             self._changed.notify_all()
 
     def fetch(self, requests: Sequence[SliceRequest]) -> ColumnRanges:
@@ -97,7 +105,7 @@ class LoaderHolders:
         return [
             _Asked(
                 actor=actor,
-                source=requests[at[0]].source,
+                sources={requests[place].source for place in at},
                 places=at,
                 answer=actor.slices.remote([requests[place] for place in at]),
             )
@@ -117,6 +125,8 @@ class LoaderHolders:
         try:
             answer: list[SampleColumns] = ray.get(asked.answer)
         except RayError as error:
+            if self._is_replaced(asked):
+                return None  # whatever ails it: another loader serves what it was asked for
             name = self._names[asked.actor]
             if not is_lost(error) or time.monotonic() > until_s:
                 raise plain_error(error, name) from None
@@ -126,7 +136,7 @@ class LoaderHolders:
         return answer
 
     def _is_replaced(self, asked: "_Asked") -> bool:
-        return bool(self._actors[asked.source] != asked.actor)
+        return any(self._actors[source] != asked.actor for source in asked.sources)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +144,8 @@ class _Asked:
     """A call under way."""
 
     actor: Any
-    source: int
-    """One of its sources."""
+    sources: set[int]
+    """What it was asked for."""
     places: list[int]
     """Places of the requests among all."""
     answer: Any

@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import partial
@@ -16,6 +16,7 @@ from omniload.actors.ray.handing_over import HandingOver
 from omniload.base.errors import OmniloadError, UnavailableError, project_error
 from omniload.base.log import RoleLog, get_logger
 from omniload.machine.roster import (
+    Abandoned,
     EndMember,
     GiveUp,
     HandOver,
@@ -23,6 +24,8 @@ from omniload.machine.roster import (
     MemberEnded,
     MemberReady,
     MembersSeen,
+    RoleAdded,
+    RoleRetired,
     Roster,
     RosterCommand,
     RosterEvent,
@@ -62,6 +65,18 @@ class Keeper:
     def is_whole(self) -> bool:
         """Tell whether every role is held and every shadow stands ready."""
         return self._roster.is_whole()
+
+    def add(self, role: str) -> None:
+        """Have a loader that the crew was given held by a first member, and by as many others as every loader."""
+        self._events.put(RoleAdded(role, self._crew.spec.mix.runtime.shadows))
+
+    def move(self, sources: Sequence[int], role: str) -> None:
+        """Have the holder of a role serve sources that it has open; those who ask for them hear of it afterwards."""
+        self._events.put(partial(self._move, tuple(sources), role))
+
+    def retire(self, role: str) -> None:
+        """End a loader to which no source is left."""
+        self._events.put(partial(self._retire, role))
 
     def close(self) -> None:
         """Replace nobody any more."""
@@ -116,10 +131,16 @@ class Keeper:
                 case StartMember(member=member):
                     self._start(member)
                 case EndMember(member=member, why=why):
-                    _LOG.warning("%s is replaced: %s", member.name, why)
+                    done = "is replaced" if self._roster.wants(member.role) else "ends"
+                    _LOG.warning("%s %s: %s", member.name, done, why)
                     self._crew.end(member)
                 case HandOver(member=member):
                     self._handing_over.to(member)
+                case Abandoned(role=role, why=why):
+                    _LOG.warning("%s is not added: %s", role, why)
+                    with self._crew.changed:
+                        self._crew.forget_loader(role)
+                        self._crew.changed.notify_all()
                 case GiveUp(why=why):
                     self._handing_over.fail(UnavailableError(why))
                 case _:
@@ -132,6 +153,16 @@ class Keeper:
             self._open(member)
         elif member.role == PLANNER:
             self._hear_begun(member)
+
+    def _move(self, sources: Sequence[int], role: str) -> None:
+        self._crew.move(sources, role)
+        # Whoever takes the role while nobody holds it is handed all its sources.
+        if (holder := self._roster.holder_of(role)) is not None:
+            self._handing_over.sources(holder, sources)
+
+    def _retire(self, role: str) -> None:
+        self._carry(self._roster.handle(RoleRetired(role)))
+        self._crew.forget_loader(role)
 
     def _hear_begun(self, member: Member) -> None:
         """Hear whether a planner could take over: what it cannot find as it was, none of them will."""

@@ -1,13 +1,14 @@
 """Ways between the roles as Ray actors."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from typing_extensions import override
 
 from omniload.actors.ray.answers import future_of, is_lost, log_failure, plain_error
+from omniload.actors.ray.holders import Loaders, Serving
 from omniload.actors.roles.links import ConstructorLink, LoaderLink
 from omniload.base.errors import OmniloadError
 from omniload.machine.messages import (
@@ -20,7 +21,7 @@ from omniload.machine.messages import (
 from omniload.plan.records import StepPlan
 from omniload.plan.world import RanksServed
 
-__all__ = ["RayConstructorLink", "RayLoaderLink"]
+__all__ = ["RayConstructorLink", "RayLoaderLink", "RayLoaderLinks"]
 
 _ASK_AGAIN_S = 1.0
 """A lost call is asked again so much later: its actor may have been cut off for a moment only."""
@@ -29,18 +30,25 @@ _ASK_AGAIN_S = 1.0
 class RayLoaderLink(LoaderLink):
     """A way to a source loader, and to the one that takes its place."""
 
-    def __init__(self, actor: Any, name: str, life: int) -> None:  # noqa: ANN401 -- Ray's handle has no static type
-        self._actor, self._name, self._life = actor, name, life
+    def __init__(
+        self,
+        actor: Any,  # noqa: ANN401 -- Ray's handle has no static type
+        name: str,
+        turn: int,
+        serves: "Callable[[RayLoaderLink, int], bool]",
+    ) -> None:
+        """Lead to an actor; ``serves`` tells whether this way is still that of a source."""
+        self._actor, self._name, self._turn, self._serves = actor, name, turn, serves
 
     @property
     @override
     def name(self) -> str:
         return self._name
 
-    def lead_to(self, actor: Any, name: str, life: int) -> None:  # noqa: ANN401 -- as above
+    def lead_to(self, serving: Serving) -> None:
         """Lead to a later life of the loader; what the one before it was asked is asked again by the planner."""
-        if life > self._life:  # calls may overtake each other
-            self._actor, self._name, self._life = actor, name, life
+        if serving.turn > self._turn:  # calls may overtake each other
+            self._actor, self._name, self._turn = serving.actor, serving.name, serving.turn
 
     @override
     def read_ahead(self, command: ReadAhead) -> "Future[SamplesReported]":
@@ -56,6 +64,8 @@ class RayLoaderLink(LoaderLink):
             error = done.exception()
             if error is None:
                 answer.set_result(done.result())
+            elif not self._serves(self, command.source):
+                answer.cancel()  # the next loader was asked for it
             elif not is_lost(error):
                 answer.set_exception(plain_error(error, name))
             elif self._actor == actor:
@@ -70,7 +80,7 @@ class RayLoaderLink(LoaderLink):
         actor.read_ahead.remote(command).future().add_done_callback(settle)
 
     def _ask_same(self, actor: Any, command: ReadAhead, answer: "Future[SamplesReported]") -> None:  # noqa: ANN401 -- as above
-        if self._actor == actor:
+        if self._actor == actor and self._serves(self, command.source):
             self._ask(command, answer)
         else:
             answer.cancel()
@@ -82,6 +92,41 @@ class RayLoaderLink(LoaderLink):
     @override
     def release(self, command: ReleaseSamples) -> None:
         log_failure(self._actor.release.remote(command), self._name, "release samples")
+
+
+class RayLoaderLinks:
+    """The ways to all source loaders: one for each role, and which of them each source takes."""
+
+    def __init__(self, loaders: Loaders) -> None:
+        self._turns = dict.fromkeys(loaders.of, loaders.turn)
+        self._roles: dict[str, RayLoaderLink] = {}
+        for source, role in loaders.roles.items():
+            actor = loaders.of[source]
+            if role not in self._roles:
+                self._roles[role] = self._link(actor, loaders.names[actor], loaders.turn)
+        self._of = {source: self._roles[role] for source, role in loaders.roles.items()}
+
+    def of(self, source: int) -> RayLoaderLink:
+        """Return the way to the loader of a source."""
+        return self._of[source]
+
+    def follow(self, serving: Serving) -> None:
+        """Have sources take the way to the loader that serves them from now on."""
+        link = self._roles.get(serving.role)
+        if link is None:
+            link = self._link(serving.actor, serving.name, serving.turn)
+            self._roles[serving.role] = link
+        link.lead_to(serving)
+        for source in serving.sources:
+            if serving.turn > self._turns.get(source, -1):
+                self._of[source], self._turns[source] = link, serving.turn
+
+    def add(self, source: int, beside: int) -> None:
+        """Have a source that is added take the way of another."""
+        self._of[source] = self._of[beside]
+
+    def _link(self, actor: Any, name: str, turn: int) -> RayLoaderLink:  # noqa: ANN401 -- as above
+        return RayLoaderLink(actor, name, turn, lambda link, source: self._of.get(source) is link)
 
 
 class RayConstructorLink(ConstructorLink):

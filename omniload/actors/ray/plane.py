@@ -27,6 +27,7 @@ from omniload.actors.ray.hosts.connection import node_here
 from omniload.actors.ray.hosts.members import cluster_of, listening_of
 from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.layout import dp_ranks_of_constructors, store_bytes
+from omniload.actors.ray.scaling.mover import Mover
 from omniload.actors.status_file import write_status
 from omniload.base.errors import OmniloadError
 from omniload.base.log import RoleLogs
@@ -91,7 +92,9 @@ class RayPlane(DataPlane):
         self._board = FolderBoard(self.address.board)
         self._crew = crew = Crew(spec, shares, self.address, self._node)
         crew.holders = {role: Member(role) for role in crew.roles()}
-        crew.serving = {role: crew.holders[role] for role in crew.sources_of}
+        crew.serving = {
+            s: crew.holders[role] for role, sources in crew.sources_of.items() for s in sources
+        }
         loaders = [crew.holders[role] for role in crew.sources_of]
         for member in (*loaders, crew.holders[PLANNER]):
             crew.start(member)
@@ -130,11 +133,16 @@ class RayPlane(DataPlane):
         """Return the process of every role: ``planner``, ``loader-0``, ``constructor-0``, ..."""
         crew = self._crew
         with self._gate.inside():
-            return {role: answer_to(crew.holding(role).pid.remote(), role) for role in crew.roles()}
+            held = [role for role in crew.roles() if role in crew.holders]
+            return {role: answer_to(crew.holding(role).pid.remote(), role) for role in held}
 
     def holders(self) -> dict[str, str]:
         """Return the name of the member that holds each role: ``loader-0+2`` is the third life of ``loader-0``."""
         return {role: member.name for role, member in self._crew.holders.items()}
+
+    def mover(self) -> Mover:
+        """Return what moves sources between the loaders of this plane as it runs."""
+        return Mover(self._crew, self._keeper, self._gate)
 
     def is_whole(self) -> bool:
         """Tell whether every role is held and every shadow that is wanted stands ready."""

@@ -93,6 +93,8 @@ class LoaderLinks:
         match command:
             case ReadAhead(source=source):
                 self.of(source).read_ahead(command).add_done_callback(self._on_report)
+            case TakeOver(ranges=ranges) if not ranges:
+                self.taken_over.set_result(None)
             case TakeOver(ranges=ranges):
                 told = self.of(next(iter(ranges))).take_over(command)
                 told.add_done_callback(partial(_pass_on, self.taken_over))

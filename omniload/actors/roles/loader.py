@@ -12,6 +12,7 @@ from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.retry import backoff_s, with_retries
 from omniload.machine.messages import (
+    HandedOver,
     ReadAhead,
     ReleaseSamples,
     SamplesReported,
@@ -24,7 +25,7 @@ from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.config import MixConfig
 from omniload.mix.fingerprint import SourceFacts
 from omniload.source.block_memory import BlockMemory
-from omniload.source.source import Source, open_source
+from omniload.source.source import SampleBlock, Source, open_source
 
 __all__ = ["LoaderShell"]
 
@@ -90,41 +91,71 @@ class LoaderShell:
             self._machine.names = {**self._machine.names, number: source.name}
         return source.facts
 
+    def open_more(self, sources: Sequence[int], mix: MixConfig) -> dict[int, SourceFacts]:
+        """Open sources that another loader serves, as far as they are not open; return what was found in each."""
+        missing = [s for s in sources if s not in self._sources]
+        with DaemonPool(_OPENING_THREADS, "omniload-opening") as pool:
+            pool.map(lambda s: self.open_also(s, mix), missing)
+        return {s: self._sources[s].facts for s in sources}
+
+    def hand_over(self, command: HandedOver) -> None:
+        """Answer for sources that another loader begins to serve, also for what only that one has read."""
+        with self._lock:
+            self._machine.handle(command)
+
+    def drop(self, sources: Sequence[int]) -> None:
+        """Let go of sources that another loader serves and nobody asks this one for."""
+        with self._lock:
+            for source in sources:
+                self._sources.pop(source, None)
+                self._machine.forget(source)
+        self._count_held()
+
     def facts(self) -> dict[int, SourceFacts]:
         """Return what the planner must know of each source."""
         return {s: source.facts for s, source in self._sources.items()}
 
     def read_ahead(self, command: ReadAhead) -> SamplesReported:
         """Read and hold a range, and say what it gave; a store that does not answer is asked again for a while."""
-        name = self._sources[command.source].name
-        doing = f"reads records {command.start} to {command.stop} of source {name}"
+        source = self._sources.get(command.source)
+        if source is None:
+            raise UnavailableError(
+                f"source {command.source} is served by another loader by now; ask that one"
+            )
+        doing = f"reads records {command.start} to {command.stop} of source {source.name}"
         with self._activity.doing(doing), self._reading[command.source]:
             with self._lock:
                 (answer,) = self._machine.handle(command)
             if isinstance(answer, SamplesReported):
                 return answer
-            source, start, stop = self._sources[answer.source], answer.start, answer.stop
             block = with_retries(
-                lambda: source.read(start, stop),
+                lambda: source.read(answer.start, answer.stop),
                 _WAITS_S,
                 self._sleep,
                 partial(self._note_retry, source),
             )
-            with self._lock:
-                (report,) = self._machine.handle(
-                    SamplesRead(
-                        source=answer.source,
-                        table=block.table,
-                        tokens=block.tokens,
-                        skipped=block.skipped,
-                        others=block.others,
-                    )
-                )
-            assert isinstance(report, SamplesReported)
+            report = self._hold(command.source, block)
             self._activity.figures.count("read_samples_total", len(block.table))
             self._activity.figures.count("read_bytes_total", block.tokens.values_V.nbytes)
             self._count_held()
             return report
+
+    def _hold(self, source: int, block: SampleBlock) -> SamplesReported:
+        """Hold what was read, unless the source was dropped meanwhile; return what is to be reported."""
+        with self._lock:
+            if source not in self._sources:
+                return SamplesReported(source=source, table=block.table, skipped=block.skipped)
+            (report,) = self._machine.handle(
+                SamplesRead(
+                    source=source,
+                    table=block.table,
+                    tokens=block.tokens,
+                    skipped=block.skipped,
+                    others=block.others,
+                )
+            )
+        assert isinstance(report, SamplesReported)
+        return report
 
     def _note_retry(self, source: Source, error: UnavailableError, wait_s: float) -> None:
         self._activity.figures.count("retries_total")

@@ -80,6 +80,7 @@ def worlds(draw):
         "seed": draw(st.integers(0, 1 << 30)),
         "repeat_share": draw(st.sampled_from([0.0, 0.3])),
         "kills": draw(st.sampled_from([0, 1, 3])),
+        "moves": draw(st.sampled_from([0, 3])),
         "constructor_kills": draw(st.sampled_from([0, 1])),
         "planner_kills": draw(st.sampled_from([0, 1, 3])),
         "shadows": draw(st.integers(0, 1)),

@@ -59,7 +59,7 @@ def worlds(draw):
         "epochs": [draw(epochs) for _ in mix.names],
         "num_steps": STEPS,
         "dp": draw(st.sampled_from([1, 2, 3, 4, 8])),
-        "num_loaders": draw(st.integers(1, 3)),
+        "num_loaders": draw(st.integers(1, 4)),
         "num_constructors": draw(st.integers(1, 4)),
         "seed": draw(st.integers(0, 1 << 30)),
         "repeat_share": draw(st.sampled_from([0.0, 0.2, 0.5])),
@@ -67,6 +67,7 @@ def worlds(draw):
         "constructor_kills": draw(st.sampled_from([0, 1, 3])),
         "planner_kills": draw(st.sampled_from([0, 1, 2, 5])),
         "shadows": draw(st.integers(0, 2)),
+        "moves": draw(st.sampled_from([0, 1, 4, 20])),
     }
 
 
@@ -174,3 +175,17 @@ def test_a_piece_carried_from_a_source_that_lost_its_weight_is_still_there_after
     _, rest = simulated(4, **world, state=state)
 
     assert rest == digests[2:]
+
+
+@pytest.mark.parametrize(("seed", "kills"), [(7, 0), (8, 0), (12, 0), (3, 2), (4, 5)])
+def test_sources_that_move_between_loaders_all_the_time_change_no_step(seed, kills):
+    runtime = {"prefetch_steps": 2}
+    mix = a_mix(sources=("web", "code"), rows=8, length=16, micro_rows=2, runtime=runtime)
+    epochs = [[[9], [20, 3], [5]] * 30, [[4]] * 500]
+    world = {"mix": mix, "epochs": epochs, "num_steps": 40, "dp": 2, "seed": seed, "moves": 40}
+    world |= {"kills": kills, "planner_kills": kills, "num_loaders": 3}
+
+    simulation, digests = simulated(2, **world)
+
+    assert simulation.moved > 0
+    assert digests == reference_digests(mix, epochs, num_steps=40)

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import JsonObject
@@ -27,6 +28,7 @@ from omniload.machine.messages import (
     ChangeAsked,
     ConstructorReplaced,
     EndOfData,
+    HandedOver,
     KeepEdits,
     LoaderReplaced,
     PlannerCommand,
@@ -68,6 +70,21 @@ from tests.support.plane.reference import read_range
 __all__ = ["Simulation"]
 
 
+_MOST_LOOKS = 400
+"""Looks for a source to move in one run; each is one message in the bag."""
+_WAITS = 0.8
+"""Share of these looks that move nothing."""
+
+
+class _Way(NamedTuple):
+    """Where a source is served: later turns are greater."""
+
+    turn: int
+    number: int
+    """The loader."""
+    life: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Simulation:
     """A planner, its loaders, constructors and ranks, over sources in memory."""
@@ -90,6 +107,8 @@ class Simulation:
     """Times that the planner is killed in mid-run; another one begins a while later, from the journal."""
     shadows: int = 0
     """Loaders that stand by for each."""
+    moves: int = 0
+    """Times that a source is moved to another loader in mid-run."""
     state: MixState | None = None
     edits: tuple[Edit, ...] = ()
     """Edits of the run so far."""
@@ -122,10 +141,14 @@ class Simulation:
     _names: dict[int, str] = field(init=False)
     _lives: list[list[SourceLoader | None]] = field(init=False)
     """Every life of each loader; ``None`` once it was killed."""
-    _linked: list[int] = field(init=False)
-    """The life of each loader that the planner speaks to; what it sends stays addressed to that life."""
-    _serving: list[int] = field(init=False)
-    """The life of each loader that constructors ask: it knows what is outstanding."""
+    _role: list[int] = field(init=False)
+    """The loader that is to serve each source."""
+    _linked: list[_Way] = field(init=False)
+    """The way to each source that the planner takes; what it sends stays addressed to that life."""
+    _serving: list[_Way] = field(init=False)
+    """The way to each source that constructors take: at its end is known what is outstanding."""
+    _turn: int = field(default=0, init=False)
+    """Number of the last hand-over."""
     _roster: Roster = field(init=False)
     _constructors: list[DataConstructor] = field(init=False)
     _told: list[DataConstructor] = field(init=False)
@@ -149,6 +172,10 @@ class Simulation:
     constructors_killed: int = field(default=0, init=False)
     killed: int = field(default=0, init=False)
     """Loaders that were killed while they held a role."""
+    moved: int = field(default=0, init=False)
+    """Sources that were moved."""
+    _looks: int = field(default=0, init=False)
+    """Times that a source was looked for to be moved."""
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -166,7 +193,9 @@ class Simulation:
         self._names = names
         self._states = [self.planner.state]
         self._lives = [[SourceLoader(names=names)] for _ in range(self.num_loaders)]
-        self._linked, self._serving = [0] * self.num_loaders, [0] * self.num_loaders
+        self._role = [source % self.num_loaders for source in range(len(names))]
+        self._linked = [_Way(0, number, 0) for number in self._role]
+        self._serving = list(self._linked)
         roles = {f"loader-{i}": self.shadows for i in range(self.num_loaders)}
         self._roster = Roster(roles=roles)
         self._replace(self._roster.begin())
@@ -176,7 +205,7 @@ class Simulation:
             assert self.mix.runtime.elastic
             self._bag.append(self._resize)
         self._bag += [self._kill] * self.kills + [self._kill_constructor] * self.constructor_kills
-        self._bag += [self._kill_planner] * self.planner_kills
+        self._bag += [self._kill_planner] * self.planner_kills + [self._move] * (self.moves > 0)
         count = min(self.num_constructors, self.dp)
         self._first_served = [self.planner.world.served_by(i, count) for i in range(count)]
         self._served = list(self._first_served)
@@ -279,14 +308,14 @@ class Simulation:
         """Send to the life that the planner speaks to now: it may be dead when the message comes."""
         match command:
             case ReadAhead(source=source):
-                number = source % self.num_loaders
-                self._send(self._read, number, self._linked[number], command)
+                self._send(self._read, self._linked[source], command)
             case TakeOver(ranges=ranges):
-                number = next(iter(ranges)) % self.num_loaders
-                self._send(self._take_over, number, self._linked[number], command)
+                for source in ranges:
+                    part = TakeOver(ranges={source: ranges[source]})
+                    self._send(self._take_over, self._linked[source], part)
             case ReleaseSamples():
-                for number, life in enumerate(self._linked):
-                    self._send(self._release_samples, number, life, command)
+                for way in set(self._linked):
+                    self._send(self._release_samples, way, command)
 
     def _publish(self, plans: Sequence[StepPlan]) -> None:
         journaled = [record["step"] for record in self.journal]
@@ -391,9 +420,10 @@ class Simulation:
         self._planner_is_there = True
         self._told = list(self._constructors)
         self._carry(self.planner.handle(Started()))
-        for number, lives in enumerate(self._lives):
-            if self._serving[number] < len(lives) - 1:
-                self._send(self._link, number, len(lives) - 1)
+        for source, number in enumerate(self._role):
+            way = _Way(self._turn, number, len(self._lives[number]) - 1)
+            if self._serving[source][1:] != way[1:]:
+                self._send(self._link, way, (source,))
         for rank, step in self._next.items():
             if step > self._states[0].step:
                 self._tell_taken(step - 1, rank)
@@ -430,46 +460,93 @@ class Simulation:
                 case HandOver(member=member):
                     number = int(member.role.removeprefix("loader-"))
                     self._lives[number].append(SourceLoader(names=self._names))
-                    self._send(self._link, number, len(self._lives[number]) - 1)
+                    self._hand_over(number, [s for s, at in enumerate(self._role) if at == number])
                 case EndMember():
                     pass
                 case GiveUp(why=why):
                     raise AssertionError(why)
 
-    def _link(self, number: int, life: int) -> None:
-        """Have the planner speak to a new life; an older one may be told of later."""
-        if life >= self._linked[number]:
-            self._linked[number] = life
-            sources = tuple(range(number, len(self.planner.names), self.num_loaders))
-            if sources:
-                self._hear(self.planner, LoaderReplaced(sources=sources))
+    def _hand_over(self, number: int, sources: Sequence[int]) -> None:
+        """Have the planner hand sources over to the last life of a loader, and later those who ask for them."""
+        self._turn += 1
+        way = _Way(self._turn, number, len(self._lives[number]) - 1)
+        self._send(self._link, way, tuple(sources))
 
-    def _take_over(self, number: int, life: int, command: TakeOver) -> None:
-        loader = self._lives[number][life]
+    def _move(self) -> None:
+        """Move a source to another loader, whoever is lost then; the one before it drops it at some moment."""
+        if self.moved < self.moves and self._looks < _MOST_LOOKS:
+            self._looks += 1
+            self._bag.append(self._move)  # until enough are moved
+        if self._random.random() < _WAITS:
+            return
+        source = self._random.randrange(len(self.planner.names))
+        number, before = self._random.randrange(self.num_loaders), self._role[source]
+        if number == before or self.moved >= self.moves or self._serving[source].number != before:
+            return  # one move of a source at a time
+        self.moved += 1
+        for life, loader in enumerate(self._lives[before]):
+            if loader is not None:
+                loader.handle(HandedOver(sources=(source,)))
+                self._send(self._drop, source, _Way(0, before, life))
+        self._role[source] = number
+        if self._roster.holder_of(f"loader-{number}") is not None:
+            self._hand_over(number, [source])
+
+    def _drop(self, source: int, way: _Way) -> None:
+        """Drop a source once no constructor asks for it, and it has not come back."""
+        loader = self._lives[way.number][way.life]
+        if self._role[source] == way.number or loader is None:
+            return
+        if self._serving[source].number == way.number:
+            self._send(self._drop, source, way)
+        else:
+            loader.forget(source)
+
+    def _link(self, way: _Way, sources: Sequence[int]) -> None:
+        """Have the planner speak to a new life; an older one may be told of later."""
+        later = [source for source in sources if way.turn >= self._linked[source].turn]
+        for source in later:
+            self._linked[source] = way
+        known = tuple(source for source in later if source < len(self.planner.names))
+        for source in set(later).difference(known):  # nothing of it is outstanding
+            self._know_way(source, way)
+        if known:
+            self._hear(self.planner, LoaderReplaced(sources=known))
+
+    def _take_over(self, way: _Way, command: TakeOver) -> None:
+        loader = self._lives[way.number][way.life]
         if loader is None:
             return
-        self._serving[number] = max(self._serving[number], life)
+        for source in command.ranges:
+            self._send(self._know_way, source, way, self._random.choice((0, 0, 20)))
         for read in loader.handle(command):
             again = ReadAhead(source=read.source, start=read.start, stop=read.stop)
-            self._send(self._read, number, life, again)
+            self._send(self._read, way, again)
 
-    def _release_samples(self, number: int, life: int, command: ReleaseSamples) -> None:
-        loader = self._lives[number][life]
+    def _know_way(self, source: int, way: _Way, later: int = 0) -> None:
+        """Have constructors take a way, unless they know of a later one; now or some messages later."""
+        if later:
+            self._send(self._know_way, source, way, later - 1)
+            return
+        self._serving[source] = max(self._serving[source], way)
+
+    def _release_samples(self, way: _Way, command: ReleaseSamples) -> None:
+        loader = self._lives[way.number][way.life]
         if loader is not None:
             loader.handle(command)
 
-    def _read(self, number: int, life: int, command: ReadAhead) -> None:
-        loader = self._lives[number][life]
+    def _read(self, way: _Way, command: ReadAhead) -> None:
+        loader = self._lives[way.number][way.life]
         if loader is None:  # it died under the call: what is outstanding is asked of the next one
             return
         (answer,) = loader.handle(command)
         if isinstance(answer, SamplesReported):
             self._report(answer)
         else:
-            self._send(self._finish_read, number, life, command)
+            self._send(self._finish_read, way, command)
 
-    def _finish_read(self, number: int, life: int, command: ReadAhead) -> None:
-        loader = self._lives[number][life]
+    def _finish_read(self, way: _Way, command: ReadAhead) -> None:
+        loader = self._lives[way.number][way.life]
         if loader is not None:
             self._report(self._read_now(loader, command.source, command.start, command.stop))
 
@@ -495,8 +572,8 @@ class Simulation:
                 self._send(self._fetch, constructor, command)
 
     def _fetch(self, constructor: DataConstructor, fetch: FetchSlices) -> None:
-        numbers = [request.source % self.num_loaders for request in fetch.requests]
-        loaders = [self._lives[number][self._serving[number]] for number in numbers]
+        ways = [self._serving[request.source] for request in fetch.requests]
+        loaders = [self._lives[way.number][way.life] for way in ways]
         if None in loaders:  # a constructor waits for the next holder
             self._send(self._fetch, constructor, fetch)
             return

@@ -6,6 +6,7 @@ import pytest
 
 from omniload.machine.progress import Progress, Task
 from omniload.machine.roster import (
+    Abandoned,
     EndMember,
     GiveUp,
     HandOver,
@@ -13,6 +14,8 @@ from omniload.machine.roster import (
     MemberEnded,
     MemberReady,
     MembersSeen,
+    RoleAdded,
+    RoleRetired,
     Roster,
     StartMember,
     StepsReleased,
@@ -204,3 +207,45 @@ def test_losses_count_anew_with_every_step_that_is_taken(steps, gives_up):
             roster.handle(StepsReleased(step))
 
     assert any(isinstance(command, GiveUp) for command in found) == gives_up
+
+
+ADDED = Member("loader-9"), Member("loader-9", 1), Member("loader-9", 2)
+
+
+def test_a_role_that_is_added_is_held_by_the_first_member_that_is_ready():
+    roster = a_roster()
+
+    assert roster.handle(RoleAdded("loader-9", shadows=1)) == tuple(map(StartMember, ADDED[:2]))
+    assert not roster.is_whole()
+    assert roster.handle(MemberReady(ADDED[1])) == (HandOver(ADDED[1]),)
+    assert roster.handle(MemberReady(ADDED[0])) == ()
+    assert roster.is_whole()
+    assert roster.handle(MemberEnded(ADDED[1], "killed")) == (
+        EndMember(ADDED[1], "killed"),
+        HandOver(ADDED[0]),
+        StartMember(ADDED[2]),
+    )
+
+
+def test_a_role_that_was_added_and_never_held_is_given_up_and_the_plane_goes_on():
+    roster = a_roster()
+    roster.handle(RoleAdded("loader-9"))
+
+    assert roster.handle(MemberEnded(ADDED[0], "other data")) == (
+        EndMember(ADDED[0], "other data"),
+        Abandoned("loader-9", "other data"),
+    )
+    assert not roster.wants("loader-9")
+    assert roster.holder_of(ROLE) == FIRST
+
+
+def test_all_members_of_a_role_that_retires_are_ended_and_nobody_replaces_them():
+    roster = a_roster(1, SECOND)
+
+    ended = roster.handle(RoleRetired(ROLE))
+
+    assert [command.member for command in ended] == [FIRST, SECOND]
+    assert roster.handle(RoleRetired(ROLE)) == ()
+    assert roster.handle(MemberEnded(FIRST, "its process has ended")) == ()
+    assert roster.handle(MemberReady(THIRD)) == ()
+    assert roster.holder_of(ROLE) is None

@@ -8,6 +8,7 @@ import pytest
 from omniload.base.errors import StateError
 from omniload.base.ragged import Ragged
 from omniload.machine.messages import (
+    HandedOver,
     ReadAhead,
     ReleaseSamples,
     SamplesReported,
@@ -307,3 +308,26 @@ def test_what_is_taken_over_twice_reaches_back_to_the_earlier_floor():
     loader.handle(TakeOver(ranges={0: (15, 15)}))
 
     assert loader.unread([ask((12, 0, 4))]) == (Read(source=0, start=12, stop=13),)
+
+
+def test_a_loader_whose_source_is_handed_over_answers_for_what_only_the_next_one_has_read():
+    loader = a_loader(read_of([3, 4]))
+    request = ask((0, 0, 3), (5, 0, 2))
+    assert loader.unread([request]) == ()
+
+    loader.handle(HandedOver(sources=(0,)))
+
+    assert loader.unread([request]) == (Read(source=0, start=5, stop=6),)
+
+
+def test_a_source_that_is_forgotten_is_held_no_more_and_the_others_are():
+    loader = a_loader(read_of([3]), read_of([5], source=1))
+    loader.handle(HandedOver(sources=(0,)))
+
+    loader.forget(0)
+
+    assert loader.held_tokens() == 5
+    assert loader.names == {1: "code"}
+    assert loader.unread([ask((0, 0, 3))]) == ()
+    with pytest.raises(StateError, match="released, or never read"):
+        loader.slices(ask((0, 0, 3)))

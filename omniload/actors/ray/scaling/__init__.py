@@ -1,0 +1,1 @@
+"""Source loaders of a running plane: how they are added, how sources move between them, how they retire."""

@@ -1,0 +1,101 @@
+"""The planner's ways to source loaders: sources change from one way to another, and what is late is not followed."""
+
+from concurrent.futures import Future
+
+import pytest
+
+pytest.importorskip("ray")
+
+from omniload.actors.ray.holders import LoaderHolders, Loaders, Serving
+from omniload.actors.ray.links import RayLoaderLinks
+from omniload.base.errors import DefectError
+from omniload.machine.messages import ReadAhead
+
+
+class FakeLoader:
+    """A loader whose answers come when the test says so."""
+
+    def __init__(self):
+        self.answers = []
+        self.read_ahead = self
+
+    def remote(self, command):
+        self.answers.append(Future())
+        return self
+
+    def future(self):
+        return self.answers[-1]
+
+
+FIRST, SECOND, THIRD = FakeLoader(), FakeLoader(), FakeLoader()
+LOADERS = Loaders(
+    of={0: FIRST, 1: FIRST},
+    names={FIRST: "loader-0"},
+    roles={0: "loader-0", 1: "loader-0"},
+    turn=4,
+    limit_s=1.0,
+)
+READ = ReadAhead(source=1, start=0, stop=9)
+
+
+def serving(actor, name, turn, *sources):
+    role = name.partition("+")[0]
+    return Serving(sources=sources, actor=actor, name=name, role=role, turn=turn)
+
+
+def test_a_source_that_is_moved_takes_another_way_and_the_others_stay():
+    links = RayLoaderLinks(LOADERS)
+
+    links.follow(serving(SECOND, "loader-1", 5, 1))
+
+    assert [links.of(s).name for s in (0, 1)] == ["loader-0", "loader-1"]
+
+
+def test_a_loader_that_is_replaced_is_followed_on_the_same_way():
+    links = RayLoaderLinks(LOADERS)
+    way = links.of(0)
+
+    links.follow(serving(SECOND, "loader-0+1", 5, 0, 1))
+
+    assert links.of(0) is way
+    assert way.name == "loader-0+1"
+
+
+@pytest.mark.parametrize("turn", [3, 4])
+def test_what_was_said_earlier_and_comes_later_changes_nothing(turn):
+    links = RayLoaderLinks(LOADERS)
+
+    links.follow(serving(SECOND, "loader-0+1", turn, 0, 1))
+    links.follow(serving(THIRD, "loader-1", turn, 0))
+
+    assert {links.of(s).name for s in (0, 1)} == {"loader-0"}
+
+
+def test_an_error_of_a_loader_whose_source_was_moved_is_nobodys():
+    links, loader = RayLoaderLinks(LOADERS), FakeLoader()
+    links.follow(serving(loader, "loader-0+1", 5, 0, 1))
+    reads = [links.of(1).read_ahead(READ), links.of(1).read_ahead(READ)]
+    loader.answers[0].set_exception(ValueError("its own"))
+    links.follow(serving(SECOND, "loader-1", 6, 1))
+    loader.answers[1].set_exception(ValueError("dropped meanwhile"))
+
+    assert isinstance(reads[0].exception(), DefectError)
+    assert reads[1].cancelled()
+
+
+def test_a_source_that_is_added_takes_the_way_of_another():
+    links = RayLoaderLinks(LOADERS)
+
+    links.add(2, beside=1)
+
+    assert links.of(2) is links.of(1)
+
+
+def test_a_constructor_says_whom_it_asks_and_hears_no_older_news():
+    holders = LoaderHolders(LOADERS)
+
+    holders.replace(serving(SECOND, "loader-1", 7, 1))
+    holders.replace(serving(THIRD, "loader-0+3", 6, 0, 1))
+
+    assert holders.asks((0, 1)) == ("loader-0+3", "loader-1")
+    assert holders.names() == ("loader-0+3", "loader-1")
