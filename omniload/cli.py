@@ -9,6 +9,7 @@ from omniload.commands.import_ import import_mix
 from omniload.commands.plan import plan
 from omniload.commands.preview import preview
 from omniload.commands.runs.audit import audit
+from omniload.commands.runs.diff import diff
 from omniload.commands.runs.show import show
 from omniload.commands.runs.top import top
 from omniload.commands.sample import sample
@@ -34,6 +35,7 @@ for _verb in (
     audit,
     bench,
     check,
+    diff,
     import_mix,
     plan,
     preview,

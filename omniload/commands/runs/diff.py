@@ -1,0 +1,113 @@
+"""``omniload mix diff``: what two mix files or runs have different, and from which step on."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from omniload.actors.plane import JOURNAL_NAME
+from omniload.base.secrets import without_secrets
+from omniload.commands.display import Cell, emit_json, output, say, table
+from omniload.commands.options import json_option
+from omniload.mix.comparison import Difference, differences_of, first_other
+from omniload.mix.config import load_mix
+from omniload.mix.edits.history import History
+from omniload.mix.edits.kept import read_history
+from omniload.mix.journal.reading import read_journal
+from omniload.mix.progress import fingerprint_in
+from omniload.mix.run_record import read_run_record
+
+__all__ = ["diff"]
+
+_SHOWN = 40
+_WIDTH = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Side:
+    history: History
+    fingerprint: dict[str, str]
+    """Empty for a file: its data is not looked at."""
+    digests: dict[int, str]
+    """By step; empty for a file."""
+
+
+@click.command
+@click.argument("one", type=click.Path(path_type=Path))
+@click.argument("other", type=click.Path(path_type=Path))
+@json_option
+def diff(one: Path, other: Path, as_json: bool) -> None:
+    """Say what ONE and OTHER have different: each a mix file or the folder of a run.
+
+    Keys, sources, the first step at which a source has another share; of two runs also what differs
+    in their data, and the first step that held other samples. Nothing of the data is read.
+
+    \b
+    Example:
+      omniload mix diff examples/quickstart.yaml mix.yaml
+      omniload mix diff runs/a runs/b
+    """  # noqa: D301 -- click's own marker
+    sides = _side(one), _side(other)
+    found = differences_of(sides[0].history, sides[1].history)
+    data = [
+        Difference(key=key, one=sides[0].fingerprint.get(key), other=sides[1].fingerprint.get(key))
+        for key in sorted({*sides[0].fingerprint, *sides[1].fingerprint})
+        if all(side.fingerprint for side in sides)
+        and sides[0].fingerprint.get(key) != sides[1].fingerprint.get(key)
+    ]
+    step = first_other(sides[0].digests, sides[1].digests)
+    common = len(sides[0].digests.keys() & sides[1].digests.keys())
+    if as_json:
+        emit_json(
+            {
+                "keys": [_json(each) for each in found.keys],
+                "shares_differ_from_step": found.first_step,
+                "shares": found.shares,
+                "fingerprint": [_json(each) for each in data],
+                "steps_compared": common,
+                "samples_differ_from_step": step,
+            }
+        )
+        return
+    console = output()
+    rows: list[list[Cell]] = [
+        [each.key, _shown(each.one), _shown(each.other)] for each in (*found.keys, *data)[:_SHOWN]
+    ]
+    console.print(table("", [("key", False), (str(one), False), (str(other), False)], rows))
+    if (left := len(found.keys) + len(data) - len(rows)) > 0:
+        say(console, f"and {left} more; --json has all")
+    if found.first_step is None:
+        say(console, "shares are the same in every step")
+    else:
+        moved = ", ".join(
+            f"{n} {a:.2%} and {b:.2%}" for n, (a, b) in list(found.shares.items())[:_SHOWN]
+        )
+        say(console, f"shares differ from step {found.first_step:,} on: {moved}")
+    if common:
+        said = (
+            "all of them held the same samples"
+            if step is None
+            else f"step {step:,} is the first with other samples"
+        )
+        say(console, f"{common:,} steps are in both journals; {said}")
+
+
+def _side(path: Path) -> _Side:
+    if not path.is_dir():
+        return _Side(history=History(load_mix(path)[0]), fingerprint={}, digests={})
+    mix = read_run_record(path).last.mix()
+    base, records = read_journal(path / JOURNAL_NAME)
+    return _Side(
+        history=read_history(path, mix),
+        fingerprint=fingerprint_in(base),
+        digests={int(str(r["step"])): str(r["digest"]) for r in records},
+    )
+
+
+def _json(each: Difference) -> dict[str, object]:
+    shown = asdict(each)
+    return {k: without_secrets(v) if isinstance(v, str) else v for k, v in shown.items()}
+
+
+def _shown(value: object) -> str:
+    return "" if value is None else without_secrets(str(value))[:_WIDTH]

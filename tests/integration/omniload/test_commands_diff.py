@@ -1,0 +1,54 @@
+"""``omniload mix diff``: two files, or two runs."""
+
+import pytest
+import yaml
+
+from tests.support.plane.mix_commands import a_mix_file, a_run, json_of, run_mix
+
+
+@pytest.fixture
+def mix_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return a_mix_file(tmp_path)
+
+
+def changed(mix_path, change):
+    content = yaml.safe_load(mix_path.read_text())
+    change(content)
+    other = mix_path.with_name("other.yaml")
+    other.write_text(yaml.safe_dump(content))
+    return other
+
+
+def test_files_are_compared_by_key_and_by_the_first_step_of_other_shares(mix_path):
+    def change(content):
+        content["pack"]["lookahead_rows"] = 7
+        stage = {"from_step": 30, "weights": {"ids": 3, "text": 1}, "ramp_steps": 10}
+        content["mix"]["stages"].append(stage)
+
+    found = json_of("diff", mix_path, changed(mix_path, change))
+    shown = run_mix("diff", mix_path, changed(mix_path, change)).stdout
+
+    assert [each["key"] for each in found["keys"]] == ["pack.lookahead_rows"]
+    assert found["keys"][0]["other"] == 7
+    assert found["shares_differ_from_step"] == 30
+    assert "shares differ from step 30 on" in shown
+    assert found["steps_compared"] == 0
+    same = json_of("diff", mix_path, mix_path)
+    assert (same["keys"], same["shares_differ_from_step"]) == ([], None)
+
+
+def test_runs_are_compared_by_their_data_and_the_first_step_of_other_samples(mix_path, tmp_path):
+    def change(content):
+        content["mix"]["stages"].append({"from_step": 5, "weights": {"ids": 3, "text": 1}})
+
+    a_run(tmp_path / "one", mix_path, steps=12)
+    a_run(tmp_path / "again", mix_path, dp=1, steps=9)
+    a_run(tmp_path / "other", changed(mix_path, change), steps=12)
+
+    again = json_of("diff", tmp_path / "one", tmp_path / "again")
+    other = json_of("diff", tmp_path / "one", tmp_path / "other")
+
+    assert (again["steps_compared"], again["samples_differ_from_step"]) == (9, None)
+    assert other["samples_differ_from_step"] == other["shares_differ_from_step"] == 5
+    assert [each["key"] for each in other["fingerprint"]] == ["mix"]
