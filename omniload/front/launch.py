@@ -84,7 +84,10 @@ def launch_of(
             )
         return _checked(rank, world_size, "", "the arguments rank and world_size")
     if "RANK" in environment and "WORLD_SIZE" in environment:
-        attempt = "/".join(environment.get(name, "") for name in ("TORCHELASTIC_RUN_ID", _RESTARTS))
+        attempt = environment.get("TORCHELASTIC_RUN_ID", "")
+        if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            # Agents may count restarts each for itself; in their store ranks agree on a start.
+            attempt = f"{attempt}/{environment.get(_RESTARTS, '')}"
         names = ("RANK", "WORLD_SIZE")
         launch = _checked(*_numbers(environment, *names), attempt, "the variables " + _shown(names))
         return replace(launch, restarts=_counted(environment, _RESTARTS), starts_ranks=True)

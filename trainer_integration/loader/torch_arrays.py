@@ -4,13 +4,14 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cache
 from typing import Any, get_args
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
@@ -18,6 +19,7 @@ from omniload.front.launch import Launch
 from omniload.front.peers import Kind, Peers
 from omniload.front.rendezvous import Rendezvous
 from omniload.front.rows import Arrays, SideStream
+from trainer_integration.loader.starts import agreed_start, has_agents_store
 
 __all__ = [
     "StoreRendezvous",
@@ -106,8 +108,11 @@ class TorchSideStream(SideStream):
 class StoreRendezvous(Rendezvous):
     """Notes as keys of torch's store."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, start: int = 0) -> None:
+        """Keep notes in ``store``; those of other starts of the job are elsewhere, where ``start`` numbers them."""
+        self._store = PrefixStore(f"start-{start}", store)
+        self.start = start
+        """Which start of the job this is, from 0, as far as its launcher or the store tells."""
 
     @override
     def post(self, key: str, text: str) -> bool:
@@ -153,14 +158,27 @@ def rendezvous_of(launch: Launch, timeout_s: float) -> StoreRendezvous:
         UnavailableError: Nobody answers there.
     """
     if dist.is_initialized():
-        return StoreRendezvous(dist.distributed_c10d._get_default_store())
+        start = _start_of(launch, timeout_s) if has_agents_store() else launch.restarts
+        return StoreRendezvous(dist.distributed_c10d._get_default_store(), start)
+    store = _connected(launch, timeout_s, hosted=has_agents_store())
+    start = _start_of(launch, timeout_s) if has_agents_store() else launch.restarts
+    return StoreRendezvous(store, start)
+
+
+@cache
+def _start_of(launch: Launch, timeout_s: float) -> int:
+    """Return which start this is; a process is of one."""
+    return agreed_start(_connected(launch, timeout_s, hosted=True), launch, timeout_s)
+
+
+def _connected(launch: Launch, timeout_s: float, *, hosted: bool) -> Store:
+    """Return a connection to the store that variables name; ``hosted``: an agent of torchrun keeps it."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65_536:
         raise ConfigError(
             f"rank {launch.rank} of {launch.world_size} has no process group, and MASTER_ADDR is {host!r}, MASTER_PORT "
             f"{port!r}; start by torchrun, call init_process_group first, or name a folder by address="
         )
-    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
         store = TCPStore(
             host,
@@ -176,7 +194,7 @@ def rendezvous_of(launch: Launch, timeout_s: float) -> StoreRendezvous:
         ) from error
     if launch.rank == 0 and not hosted:
         _HOSTED[host, int(port)] = store
-    return StoreRendezvous(store)
+    return store
 
 
 class TorchPeers(Peers):

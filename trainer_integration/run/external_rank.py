@@ -17,6 +17,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -111,6 +112,7 @@ def run_rank(
         end_with_parent(signal.SIGKILL)  # an agent that is killed leaves no rank
     with_slurm_address(os.environ)
     meeting, key = rendezvous_of(launch, _MEET_S), f"omniload/train/{launch.attempt}/job"
+    launch = replace(launch, restarts=meeting.start)
     if launch.rank == 0:
         return _lead(meeting, key, _Request(config, launch, resume, profile), display)
     job = read_as(meeting, key, _Job, of_rank=0, timeout_s=_MEET_S)

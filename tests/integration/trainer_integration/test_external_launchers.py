@@ -105,12 +105,17 @@ def events_in(run):
 def test_torchrun_on_two_hosts_starts_all_again_after_a_kill_and_the_samples_are_the_same(
     hosts, config
 ):
+    """With a rendezvous of c10d, whose store outlives a start, and a model of which each rank keeps a part."""
+    content = json.loads(config.read_text())
+    config.write_text(json.dumps(content | {"parallel": {"dp": 2, "fsdp": True}}))
     job = ["--nnodes", 2, "--nproc-per-node", 1, "--max-restarts", 1, "--monitor-interval", 0.2]
-    job += ["--master-addr", ADDRESSES[0], "--master-port", 29521]
+    job += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{ADDRESSES[0]}:29521", "--rdzv-id", "j"]
 
     def words(number):
+        # Torch asks for the address of the host's name, which nobody here knows: the address is the name.
+        named = ("unshare", "--uts", "sh", "-c", f'hostname {ADDRESSES[number]} && exec "$@"', "sh")
         train = ("-m", "omniload", "train", "run", config)
-        return (sys.executable, "-m", "torch.distributed.run", *job, "--node-rank", number, *train)
+        return (*named, sys.executable, "-m", "torch.distributed.run", *job, *train)
 
     with started(hosts, words, lambda _: environment()) as (first, second):
         said = reach(first, 20)
@@ -121,7 +126,9 @@ def test_torchrun_on_two_hosts_starts_all_again_after_a_kill_and_the_samples_are
     assert (first.returncode, second.returncode) == (0, 0), "".join(said)
     run = config.parent / "run"
     before, after = attempts_of(read_log(run))
-    assert before.cause.startswith("rank 0: UnavailableError: rank 0: another rank has ended")
+    # Rank 0 finds its peer gone, or is ended by its own agent, which counts no restart then.
+    ended = "rank 0: UnavailableError: rank 0: another rank has ended"
+    assert before.cause is None or before.cause.startswith(ended)
     assert after.resumed_from == after.steps[0].step >= 10
     assert prove(run).require().num_logged >= STEPS
     assert [line.step for line in last_of_each_step(read_log(run))] == list(range(STEPS))

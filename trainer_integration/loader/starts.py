@@ -1,0 +1,94 @@
+"""Which start of a job this is, agreed by its ranks in the store of torchrun's agents.
+
+The variables say how often the agent of this host has started its ranks again. With a c10d rendezvous the agents
+differ in that: the one whose rank died counts a restart, the others none. And the store outlives a start, with all
+notes of it. So rank 0 says which start it is, to each rank that greets it::
+
+    rank 0   counts its own starts in the store ─────────────┬─▶ answers each greeting
+    rank 1   greets, by a number that nobody ever had ───────┘   waits for the answer to that number
+
+No note of an earlier start is an answer to this one's greeting. Agents of a static rendezvous do not wait for each
+other: a rank that was started more often than rank 0 is answered by the next rank 0 alone.
+"""
+
+import os
+import secrets
+import threading
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from omniload.base.errors import UnavailableError
+from omniload.front.launch import Launch
+
+__all__ = ["agreed_start", "has_agents_store"]
+
+_COUNT = "omniload/starts"
+_GREETING, _ANSWER, _HEARD = (f"omniload/start/{kind}" for kind in ("greeting", "answer", "heard"))
+_LOOK_S = 0.1
+_LONGEST_S = 3600.0
+"""How long rank 0 answers: ranks of a large job come minutes after it."""
+
+
+def has_agents_store() -> bool:
+    """Tell whether the agents of torchrun keep the store, as they do for all starts of a job."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def agreed_start(store: Store, launch: Launch, timeout_s: float) -> int:
+    """Return the number of this start, from 0, the same on every rank; each process asks once.
+
+    Args:
+        store: A connection of its own: rank 0 goes on answering over it.
+        launch: Which rank this is, and how often its agent has started it again.
+        timeout_s: Longest wait for rank 0.
+
+    Raises:
+        UnavailableError: Rank 0 does not answer.
+    """
+    if launch.rank == 0:
+        number = max(store.add(_COUNT, 1) - 1, launch.restarts)
+        answering = threading.Thread(
+            target=_answer,
+            args=(store, number, launch.world_size),
+            name="omniload-starts",
+            daemon=True,
+        )
+        answering.start()
+        return number
+    token = secrets.token_hex(8)
+    store.set(f"{_GREETING}/{launch.rank}", f"{launch.restarts}/{token}")
+    try:
+        store.wait([f"{_ANSWER}/{token}"], timedelta(seconds=timeout_s))
+        answer = int(store.get(f"{_ANSWER}/{token}"))
+    except dist.DistStoreError as error:
+        raise UnavailableError(
+            f"rank {launch.rank}: rank 0 has not said within {timeout_s:g} s which start of the job this is; does it "
+            "run?"
+        ) from error
+    store.set(f"{_HEARD}/{answer}/{token}", "")
+    return answer
+
+
+def _answer(store: Store, number: int, world_size: int) -> None:
+    """Answer the greetings of all ranks; those of earlier starts are answered too, and nobody hears it."""
+    outstanding, until_s = set(range(1, world_size)), time.monotonic() + _LONGEST_S
+    try:
+        while outstanding and time.monotonic() < until_s:
+            outstanding -= {rank for rank in outstanding if _is_heard(store, number, rank)}
+            time.sleep(_LOOK_S)
+    except dist.DistError:
+        return  # the agent has ended, and with it the job
+
+
+def _is_heard(store: Store, number: int, rank: int) -> bool:
+    """Answer the greeting of a rank; return whether the rank has heard an answer of this start."""
+    key = f"{_GREETING}/{rank}"
+    if not store.check([key]):
+        return False
+    restarts, _, token = store.get(key).decode().partition("/")
+    if number >= int(restarts) and not store.check([f"{_ANSWER}/{token}"]):
+        store.set(f"{_ANSWER}/{token}", str(number))
+    return bool(store.check([f"{_HEARD}/{number}/{token}"]))
