@@ -26,7 +26,8 @@ def test_a_type_is_named_in_its_module_and_in_the_table_alone(kind):
     naming = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
-        if any(
+        if "importing" not in path.parts  # what other tools call by the same names
+        and any(
             isinstance(node, ast.Constant) and node.value == kind
             for node in ast.walk(ast.parse(path.read_text()))
         )
