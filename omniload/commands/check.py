@@ -20,6 +20,8 @@ from omniload.plan.forecast import SourceSizes, warnings_of_a_step
 __all__ = ["check", "shares_table"]
 
 _BAR_WIDTH = 8
+_MOST_ROWS = 64
+"""Sources that a table lists; laying out a thousand takes longer than finding them, and nobody reads them."""
 
 
 @click.command
@@ -78,12 +80,20 @@ def shares_table(mix: MixConfig) -> Table:
     """Lay out the normalised weight of each source at every step where weights start or stop to change."""
     steps = boundaries(mix)
     shares = [_shares(mix, step) for step in steps]
-    rows = [
+    rows: list[list[Cell]] = [
         [Text(name, colour_of(s)), *(_share_cell(at[name], s) for at in shares)]
         for s, name in enumerate(mix.names)
     ]
     columns = [("source", False), *((f"step {step:,}", False) for step in steps)]
-    return table(f"shares by {mix.mix.level}", columns, rows)
+    return table(f"shares by {mix.mix.level}", columns, _bounded(rows))
+
+
+def _bounded(rows: list[list[Cell]]) -> list[list[Cell]]:
+    """Return the first rows of a long table, and one that says how many there are beside them."""
+    if len(rows) <= _MOST_ROWS:
+        return rows
+    more = f"and {len(rows) - _MOST_ROWS:,} more: --json"
+    return [*rows[:_MOST_ROWS], [more, *([""] * (len(rows[0]) - 1))]]
 
 
 def _shares(mix: MixConfig, step: int) -> dict[str, float]:
@@ -108,4 +118,4 @@ def _sources_table(found: Sequence[FoundSource]) -> Table:
         ]
         for s, source in enumerate(found)
     ]
-    return table(f"{len(found)} sources", columns, rows)
+    return table(f"{len(found)} sources", columns, _bounded(rows))
