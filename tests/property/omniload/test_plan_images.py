@@ -6,13 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omniload.base.errors import ConfigError
+from omniload.machine.strategy import place, place_again
 from omniload.mix.pieces import PieceTable
+from omniload.mix.state import MixState
 from omniload.plan.cost import QuadraticCost
 from omniload.plan.dgraph import DGraph
 from omniload.plan.images.dealt import ImagePlan
 from omniload.plan.images.table import ImageTable
+from omniload.plan.membership import Membership
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.strategies import PlacementRequest, balanced, hybrid, placed_by
+from tests.support.plane.builders import a_mix
 
 LENGTH = 40
 
@@ -113,6 +117,37 @@ def test_the_part_of_some_ranks_holds_what_they_encode_and_train_on(rows, dp):
         for of in ("encoded_by", "arriving_at"):
             whole = plan.take(getattr(plan, of)(0, microbatch)).keys_I4
             assert np.array_equal(part.take(getattr(part, of)(0, microbatch)).keys_I4, whole)
+
+
+@settings(deadline=None, max_examples=30)
+@given(a_step(), st.integers(1, 3), st.integers(1, 3))
+def test_a_step_placed_anew_deals_its_images_as_if_the_ranks_had_always_been_there(rows, dp, later):
+    pieces, offsets, images = tables_of(rows)
+    mix = a_mix(rows=len(rows), length=LENGTH, micro_rows=1, balance={"strategy": "hybrid"})
+    nothing = np.zeros(2, np.int64)
+    membership = Membership(
+        pieces=pieces,
+        row_offsets=offsets,
+        finished_S=nothing,
+        served_S=(0, 0),
+        dropped_S=nothing,
+        lost_S=nothing,
+        after=MixState.start(2),
+    )
+    state = MixState.start(2)
+    before, wanted = (
+        place(mix, ClientPlaceTree.of(dp=n), state, membership, images=images) for n in (dp, later)
+    )
+
+    again = place_again(mix, ClientPlaceTree.of(dp=later), before)
+
+    assert (again.images is None) == (wanted.images is None)
+    if again.images is not None:
+        for name in ("keys_I4", "dp_ranks_I", "microbatches_I", "places_I", "encoders_I"):
+            found, expected = getattr(again.images, name), getattr(wanted.images, name)
+            assert np.array_equal(found, expected), name
+        assert again.images.num_ranks == later
+    assert again.membership_digest() == before.membership_digest()
 
 
 def test_ranks_that_share_rows_are_refused():
