@@ -22,6 +22,8 @@ FIGURES = {
     "queued_steps": "Steps that a data constructor holds, built and not taken by every rank",
     "planned_step": "First step that is not planned",
     "state_asked_timestamp_seconds": "When a loader state was last asked for, which a checkpoint does",
+    "loaders": "Source loaders of the data plane, where runtime.scaling follows their load",
+    "loader_changes_total": "Times that sources have moved between source loaders",
     "restarts": "Times that the launcher has started the job again",
     "taken_steps_total": "Steps that a rank has taken",
     "wait_seconds_total": "Time that a rank has waited for batches",

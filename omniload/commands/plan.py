@@ -78,7 +78,8 @@ def plan(  # noqa: PLR0913 -- one for each option
     profiles = _profiles(spec)
     if resources:
         costs = costs_of(spec.mix, kept_by_name(profiles))
-        shares = partition(costs, num_loaders=spec.mix.runtime.loaders)
+        runtime = spec.mix.runtime
+        shares = partition(costs, num_loaders=runtime.loaders, max_loaders=runtime.scaling.most)
         if as_json:
             emit_json(resources_json(spec.mix, costs, shares))
         else:

@@ -19,7 +19,14 @@ from omniload.mix.schedule import weights_at
 from omniload.plan.balance import balance
 from omniload.source.kept_profile import KeptProfile
 
-__all__ = ["TOKENS_PER_S", "LoaderShare", "SourceCost", "costs_of", "partition"]
+__all__ = [
+    "TOKENS_PER_S",
+    "LoaderShare",
+    "SourceCost",
+    "costs_of",
+    "partition",
+    "seconds_per_token",
+]
 
 TOKENS_PER_S = 100_000.0
 """What training is assumed to use."""
@@ -140,17 +147,26 @@ def costs_of(
     stages = mix.mix.stages
     ends = [weights_at(stages, mix.names, stage.from_step + stage.ramp_steps) for stage in stages]
     costs = []
-    for s, (name, source) in enumerate(mix.sources.items()):
+    per_token_S = seconds_per_token(mix, profiles)
+    for s, name in enumerate(mix.names):
         share = max(weights[s] for weights in ends)
         measured = profiles.get(name)
-        kind = "text" if source.holds_text else "tokens"
-        per_token = measured.preprocess_s_per_token if measured else _PREPROCESS_S_PER_TOKEN[kind]
         costs.append(
             SourceCost(
-                preprocess_s=share * tokens_per_s * per_token,
+                preprocess_s=share * tokens_per_s * per_token_S[s],
                 transfer_s=share * tokens_per_s * _TRANSFER_S_PER_TOKEN,
                 memory_bytes=_ACCESS_BYTES + (measured.block_bytes if measured else 0),
                 is_measured=measured is not None,
             )
         )
     return costs
+
+
+def seconds_per_token(mix: MixConfig, profiles: Mapping[str, KeptProfile]) -> list[float]:
+    """Return the processor seconds of a token of each source, as measured or of its kind."""
+    return [
+        measured.preprocess_s_per_token
+        if (measured := profiles.get(name))
+        else _PREPROCESS_S_PER_TOKEN["text" if source.holds_text else "tokens"]
+        for name, source in mix.sources.items()
+    ]

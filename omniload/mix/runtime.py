@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from omniload.base.config import StrictModel
 from omniload.base.units import Bytes, Seconds, parse_ports
 
-__all__ = ["LoaderConfig", "RuntimeConfig"]
+__all__ = ["LoaderConfig", "RuntimeConfig", "ScalingConfig"]
 
 
 class LoaderConfig(StrictModel):
@@ -20,6 +20,25 @@ class LoaderConfig(StrictModel):
     """Folder of that disk; by default ``TMPDIR``, else ``/var/tmp``. On a tmpfs it would be memory again."""
 
 
+class ScalingConfig(StrictModel):
+    """How many source loaders there are on Ray; which of them serves a source changes nothing of what it gives."""
+
+    mode: Literal["off", "auto"] = "off"
+    """``auto``: loaders are added, and sources move between them, as the load of a running job changes."""
+    least: int = Field(default=1, ge=1, le=4096)
+    """Loaders that stay, however little there is to do."""
+    most: int = Field(default=8, ge=1, le=4096)
+    """Most loaders: of those that a job starts with where ``runtime.loaders`` is 0, and of those added later."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.least > self.most:
+            raise ValueError(
+                f"runtime.scaling.least is {self.least}, more than most, {self.most}; lower it or raise most"
+            )
+        return self
+
+
 class RuntimeConfig(StrictModel):
     """How the data plane runs; none of this changes what is trained on."""
 
@@ -29,6 +48,8 @@ class RuntimeConfig(StrictModel):
     """Steps built ahead of the slowest rank; 0 builds 4, and of small steps up to 64, about a million tokens."""
     loaders: int = Field(default=0, ge=0, le=4096)
     """Source loader actors; 0 groups sources by their cost."""
+    scaling: ScalingConfig = ScalingConfig()
+    """How the number of source loaders follows their load."""
     shadows: int = Field(default=0, ge=0, le=2)
     """Processes that stand by for each source loader, their sources open, and take over when it is lost."""
     constructors: int = Field(default=0, ge=0, le=4096)

@@ -132,6 +132,11 @@ class LoaderActor(_Member, LoaderShell):
         self._wait_until_open()
         super().drop(sources)
 
+    @override
+    def work(self) -> dict[int, tuple[float, int]]:
+        """Return what it has done; nothing before its sources are open."""
+        return super().work() if self._is_open.is_set() else {}
+
     def _wait_until_open(self) -> None:
         if not self._is_open.wait(_TAKE_OVER_S):
             raise UnavailableError(

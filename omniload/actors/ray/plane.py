@@ -28,10 +28,16 @@ from omniload.actors.ray.hosts.members import cluster_of, listening_of
 from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.layout import dp_ranks_of_constructors, store_bytes
 from omniload.actors.ray.scaling.mover import Mover
+from omniload.actors.ray.scaling.shell import SCALER, Scaling
 from omniload.actors.status_file import write_status
 from omniload.base.errors import OmniloadError
 from omniload.base.log import RoleLogs
-from omniload.machine.loader_groups import LoaderShare, costs_of, partition
+from omniload.machine.loader_groups import (
+    LoaderShare,
+    costs_of,
+    partition,
+    seconds_per_token,
+)
 from omniload.machine.messages import ResizeAsked
 from omniload.machine.roster import Member
 from omniload.source.kept_profile import kept
@@ -66,7 +72,7 @@ class RayPlane(DataPlane):
             spec = spec.with_edits()
             mix = spec.history.latest
             costs = costs_of(mix, kept(spec.cache_dir, mix.names))
-            shares = partition(costs, num_loaders=runtime.loaders)
+            shares = partition(costs, num_loaders=runtime.loaders, max_loaders=runtime.scaling.most)
             self._cluster = cluster_of(
                 runtime,
                 listening,
@@ -109,6 +115,10 @@ class RayPlane(DataPlane):
         self._opened.callback(logs.close)
         self._keeper = Keeper(crew, crew.roster(), self._gate, logs.of("keeper"))
         self._keeper.begin()
+        if spec.mix.runtime.scaling.mode == "auto":
+            costs = seconds_per_token(spec.mix, kept(spec.cache_dir, spec.mix.names))
+            cost_S = dict(enumerate(costs))
+            self._scaling = Scaling(crew, self._keeper, self._gate, cost_S, logs.of(SCALER))
         self._opened.callback(
             write_status(spec.run_dir, boards_of(self.address, self.address.board)[1])
         )
@@ -157,6 +167,8 @@ class RayPlane(DataPlane):
 
     def _end_cluster(self, *_: object) -> None:
         """End the actors and their Ray, once nobody in this process waits for one of them."""
+        if (scaling := getattr(self, "_scaling", None)) is not None:
+            scaling.close()
         if (keeper := getattr(self, "_keeper", None)) is not None:
             keeper.close()
         is_used = not self._gate.close(_CLOSE_S)

@@ -1,6 +1,7 @@
 """Shell of the Source Loader: opens its sources, reads when told to, answers slice requests."""
 
 import threading
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,7 @@ class LoaderShell:
         self._activity = activity
         self._lock = threading.Lock()
         self._closed = False
+        self._work: dict[int, tuple[float, int]] = {}
         spill = base_dir / mix.loader.spill if mix.loader.spill else None
         # Sources are many and their blocks large: what one does not need at once another may.
         self._memory = BlockMemory(mix.loader.memory, spill)
@@ -128,17 +130,29 @@ class LoaderShell:
                 (answer,) = self._machine.handle(command)
             if isinstance(answer, SamplesReported):
                 return answer
+            began_s = time.thread_time()  # waiting for a store is no work
             block = with_retries(
                 lambda: source.read(answer.start, answer.stop),
                 _WAITS_S,
                 self._sleep,
                 partial(self._note_retry, source),
             )
+            self._count_work(command.source, time.thread_time() - began_s, block)
             report = self._hold(command.source, block)
             self._activity.figures.count("read_samples_total", len(block.table))
             self._activity.figures.count("read_bytes_total", block.tokens.values_V.nbytes)
             self._count_held()
             return report
+
+    def work(self) -> dict[int, tuple[float, int]]:
+        """Return the processor seconds that reading each source has taken, and the tokens that it gave."""
+        with self._lock:
+            return dict(self._work)
+
+    def _count_work(self, source: int, busy_s: float, block: SampleBlock) -> None:
+        with self._lock:
+            before_s, tokens = self._work.get(source, (0.0, 0))
+            self._work[source] = before_s + busy_s, tokens + len(block.tokens.values_V)
 
     def _hold(self, source: int, block: SampleBlock) -> SamplesReported:
         """Hold what was read, unless the source was dropped meanwhile; return what is to be reported."""

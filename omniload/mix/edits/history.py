@@ -22,7 +22,7 @@ from omniload.mix.edits.edit import (
     Undo,
     require_no_secrets,
 )
-from omniload.mix.schedule import weights_at
+from omniload.mix.schedule import boundaries, weights_at
 from omniload.mix.state import MixState
 
 __all__ = ["History", "require_open", "stages_from"]
@@ -122,6 +122,16 @@ class History:
         """Return the share of each source at a step; they sum to 1."""
         mix = self.at(step)
         return dict(zip(mix.names, weights_at(mix.mix.stages, mix.names, step), strict=True))
+
+    def greatest_shares(self, start: int, stop: int) -> dict[str, float]:
+        """Return the greatest share of each source at any step from ``start`` to ``stop``, as far as is known."""
+        # Shares move along lines between these steps, so their greatest values lie there.
+        between = {edit.step for edit in self.edits} | set(boundaries(self.at(stop)))
+        greatest: dict[str, float] = {}
+        for step in (start, *sorted(k for k in between if start < k < stop), stop):
+            for name, share in self.shares_at(step).items():
+                greatest[name] = max(share, greatest.get(name, 0.0))
+        return greatest
 
     def found_by(self, revision: int, fingerprint: Mapping[str, str]) -> dict[str, str]:
         """Return the fingerprint of the file's mix with what edits up to ``revision`` found of their sources."""

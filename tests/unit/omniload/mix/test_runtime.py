@@ -13,6 +13,7 @@ from omniload.mix.runtime import RuntimeConfig
         ({"address": "auto", "bind": "eth0"}, "leave out bind and ports"),
         ({"address": "auto", "ports": "20000-20099"}, "leave out bind and ports"),
         ({"ports": "20000"}, "no range of ports"),
+        ({"scaling": {"least": 9}}, "runtime.scaling.least is 9, more than most, 8"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings, why):

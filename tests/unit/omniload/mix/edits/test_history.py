@@ -164,3 +164,21 @@ def test_an_added_source_whose_data_changed_is_refused():
 
     with pytest.raises(StateError, match="'books', which edit 1 added, is not what it was"):
         require_found(history, some_facts([5, 5, 8]))
+
+
+def test_the_greatest_shares_of_coming_steps_lie_where_stages_ramps_and_edits_begin_or_end():
+    stages = [
+        {"from_step": 0, "weights": {"code": 1, "web": 3}},
+        {"from_step": 10, "weights": {"code": 3, "web": 1}, "ramp_steps": 5},
+        {"from_step": 20, "weights": {"code": 1, "web": 1}},
+    ]
+    history = History(a_mix(mix={"stages": stages}))
+    edited = history.edited(SetWeights(weights={"web": 9.0}), 30)
+
+    def by_step(history, start, stop):
+        shares = [history.shares_at(step) for step in range(start, stop + 1)]
+        return {name: max(each[name] for each in shares) for name in ("code", "web")}
+
+    for start, stop in ((0, 5), (0, 12), (5, 40), (12, 19), (14, 14), (29, 31)):
+        for each in (history, edited):
+            assert each.greatest_shares(start, stop) == pytest.approx(by_step(each, start, stop))

@@ -1,0 +1,160 @@
+"""Shell of the Scaler machine: asks loaders what they do, and carries out what changes. Decides nothing."""
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import assert_never
+
+from omniload.actors.gate import Gate
+from omniload.actors.heartbeats import Activity
+from omniload.actors.ray.answers import answer_to
+from omniload.actors.ray.crew import PLANNER, Crew
+from omniload.actors.ray.keeper import Keeper
+from omniload.actors.ray.scaling.mover import Mover
+from omniload.base.errors import OmniloadError, UnavailableError
+from omniload.base.log import RoleLog, get_logger
+from omniload.machine.progress import Progress, Task
+from omniload.machine.scaling.meter import WorkMeter
+from omniload.machine.scaling.scaler import (
+    LoadersSeen,
+    MergeLoader,
+    MoveSources,
+    Scaler,
+    ScalerCommand,
+    SplitLoader,
+)
+
+__all__ = ["SCALER", "Scaling"]
+
+SCALER = "scaler"
+"""Name that its heartbeats and lines go by."""
+_LOOK_S = 5.0
+_AHEAD_S = 90.0
+"""A stage of the mix is seen so long before it begins: averages, and another process, take that time."""
+_THREADS = 6
+"""Threads of a loader that is added: four that read, two that answer."""
+_LOG = get_logger(__name__)
+
+
+class Scaling:
+    """Follows the load of the source loaders of a plane, in a thread of the process that opened it."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        keeper: Keeper,
+        gate: Gate,
+        cost_S: Mapping[int, float],
+        log: RoleLog | None,
+    ) -> None:
+        """Begin with the loaders of ``crew``; ``cost_S`` is what a token of each source was found to take."""
+        scaling = crew.spec.mix.runtime.scaling
+        self._crew, self._gate = crew, gate
+        self._mover = Mover(crew, keeper, gate)
+        self._scaler = Scaler(least=scaling.least, most=scaling.most, cost_S=cost_S)
+        self._meter = WorkMeter()
+        self._planned: tuple[float, int] | None = None
+        self.activity = Activity(SCALER, log=log)
+        self.activity.figures.note(loaders=len(crew.sources_of))
+        self.activity.figures.count("loader_changes_total", 0)
+        self.activity.rest("follows the load of the source loaders")
+        self._end_heartbeats = crew.board.post(self.activity)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="omniload-scaler", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Change nothing any more; the gate of the plane is closed, which ends a change that is under way."""
+        self._ended.set()
+        self._end_heartbeats()
+
+    def _run(self) -> None:
+        with self.activity.speaking():
+            try:
+                while not self._ended.wait(_LOOK_S):
+                    for command in self._scaler.handle(self._look()):
+                        self._carry(command)
+            except Exception:  # noqa: BLE001 -- the outermost loop: the plane runs on as it is
+                if not self._ended.is_set():
+                    _LOG.exception("loaders of this data plane are not scaled any more")
+
+    def _look(self) -> LoadersSeen:
+        crew = self._crew
+        with self._gate.inside():
+            for role in crew.sources_of:
+                self._ask(role)
+        beats, now_s = crew.board.read(), time.monotonic()
+        busy_S, tokens_S = self._meter.since_last(now_s)
+        step, ahead = self._steps(beats, now_s)
+        history = crew.spec.history
+        number_of = {name: s for s, name in enumerate(history.latest.names)}
+        shares, soon = history.shares_at(step), history.greatest_shares(step, step + ahead)
+        return LoadersSeen(
+            now_s=now_s,
+            sources_of=crew.sources_of,
+            busy_S=busy_S,
+            tokens_S=tokens_S,
+            shares_S={number_of[name]: share for name, share in shares.items()},
+            soon_S={number_of[name]: share for name, share in soon.items()},
+            waited=frozenset(
+                name.partition("+")[0]
+                for task in self._planner_of(beats)
+                for name in task.waits_for
+            ),
+        )
+
+    def _ask(self, role: str) -> None:
+        """Take in what a loader has done; one that is lost or busy is asked again at the next look."""
+        member = self._crew.holders.get(role)
+        actor = None if member is None else self._crew.actors.get(member)
+        if member is None or actor is None:
+            return
+        try:
+            work = answer_to(actor.work.remote(), role, limit_s=_LOOK_S, check=self._gate.check)
+        except UnavailableError as error:
+            self._gate.check()
+            _LOG.debug("%s does not say what it does: %s", role, error)
+            return
+        self._meter.see(member.name, work)
+
+    def _planner_of(self, beats: Mapping[str, Progress]) -> tuple[Task, ...]:
+        planner = beats.get(self._crew.holders[PLANNER].name)
+        return () if planner is None else planner.tasks
+
+    def _steps(self, beats: Mapping[str, Progress], now_s: float) -> tuple[int, int]:
+        """Return the step that is planned next, and how many are planned until another loader could be there."""
+        planner = beats.get(self._crew.holders[PLANNER].name)
+        before_s, before = self._planned or (now_s, 0)
+        step = before if planner is None else int(planner.figures.get("planned_step", before))
+        self._planned = now_s, step
+        passed_s = now_s - before_s
+        return step, int(max(0, step - before) * _AHEAD_S / passed_s) if passed_s > 0 else 0
+
+    def _carry(self, command: ScalerCommand) -> None:
+        """Carry a change out; one that cannot be has changed nothing, and may be due again."""
+        try:
+            said = self._changed(command)
+        except OmniloadError as error:
+            self._gate.check()
+            _LOG.warning("source loaders stay as they are: %s", error)
+            return
+        self.activity.figures.count("loader_changes_total")
+        self.activity.figures.note(loaders=len(self._crew.sources_of))
+        self.activity.rest(f"{said}; follows the load since")
+        _LOG.warning("%s: %s", said, command.why)
+
+    def _changed(self, command: ScalerCommand) -> str:
+        named = f"{len(command.sources)} sources of {command.role}"
+        with self.activity.doing(f"moves {named}"):
+            match command:
+                case SplitLoader(sources=sources):
+                    return f"{self._mover.split(sources, _THREADS)} was added for {named}"
+                case MoveSources(sources=sources, to=to):
+                    self._mover.move(sources, to)
+                    return f"{to} took {named}"
+                case MergeLoader(role=role, sources=sources, to=to):
+                    self._mover.move(sources, to)
+                    self._mover.retire(role)
+                    return f"{to} took all {named}, which has ended"
+                case _:
+                    assert_never(command)

@@ -1,0 +1,163 @@
+"""The scaler's shell: what it asks of whom, what it tells the machine, and what becomes of changes."""
+
+import logging
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("ray")
+
+from omniload.actors.gate import Gate
+from omniload.actors.ray.crew import PLANNER
+from omniload.actors.ray.scaling import shell
+from omniload.actors.ray.scaling.shell import Scaling
+from omniload.base.errors import StateError, UnavailableError
+from omniload.machine.progress import Progress, Task
+from omniload.machine.roster import Member
+from omniload.machine.scaling.scaler import MergeLoader, MoveSources, SplitLoader
+from omniload.mix.edits.history import History
+from tests.support.plane.builders import a_mix
+
+WHY = "loader-0 keeps 1.20 cores busy, or soon will"
+
+
+class Method:
+    """A method of an actor; its answer is made when it is waited for."""
+
+    def __init__(self, call):
+        self.call = call
+
+    def remote(self, *arguments):
+        return lambda: self.call(*arguments)
+
+
+class FakeMover:
+    def __init__(self):
+        self.done, self.error = [], None
+
+    def split(self, sources, threads):
+        if self.error is not None:
+            raise self.error
+        self.done.append(("split", sources))
+        return "loader-7"
+
+    def move(self, sources, role):
+        self.done.append(("move", sources, role))
+
+    def retire(self, role):
+        self.done.append(("retire", role))
+
+
+class FakeScaler:
+    """Returns one command of the script at each look, and ends the plane after the last."""
+
+    def __init__(self, *script):
+        self.script, self.seen, self.ended = list(script), [], threading.Event()
+
+    def handle(self, seen):
+        self.seen.append(seen)
+        if not self.script:
+            self.ended.set()
+            return ()
+        return (self.script.pop(0),)
+
+
+def a_crew(work):
+    mix = a_mix(mix={"stages": STAGES})
+    beats = {
+        "planner+1": Progress(
+            name="planner+1",
+            pid=1,
+            beat_s=0.0,
+            tasks=(Task(doing="waits", since_s=0.0, waits_for=("loader-0+2",)),),
+            figures={"planned_step": 3.0},
+        )
+    }
+    return SimpleNamespace(
+        spec=SimpleNamespace(mix=mix, history=History(mix)),
+        sources_of={"loader-0": (0, 1), "loader-1": ()},
+        holders={"loader-0": Member("loader-0", 2), PLANNER: Member(PLANNER, 1)},
+        actors={Member("loader-0", 2): SimpleNamespace(work=Method(work))},
+        board=SimpleNamespace(read=lambda: beats, post=lambda activity: lambda: None),
+    )
+
+
+STAGES = [
+    {"from_step": 0, "weights": {"code": 3, "web": 1}},
+    {"from_step": 9, "weights": {"code": 1, "web": 1}},
+]
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Run the shell over a script of commands until the last has been carried out."""
+
+    def run(*script, work=dict, error=None):
+        mover, scaler = FakeMover(), FakeScaler(*script)
+        mover.error = error
+        monkeypatch.setattr(shell, "answer_to", lambda answer, role, **_: answer())
+        monkeypatch.setattr(shell, "Mover", lambda *_: mover)
+        monkeypatch.setattr(shell, "Scaler", lambda **_: scaler)
+        monkeypatch.setattr(shell, "_LOOK_S", 0.001)
+        scaling = Scaling(a_crew(work), None, Gate(), {}, None)
+        assert scaler.ended.wait(10)
+        scaling.close()
+        return scaling, mover, scaler
+
+    return run
+
+
+def test_each_change_is_carried_out_counted_and_told_with_its_reason(run, caplog):
+    scaling, mover, _ = run(
+        SplitLoader(role="loader-0", sources=(1,), why=WHY),
+        MoveSources(role="loader-0", sources=(0,), to="loader-1", why=WHY),
+        MergeLoader(role="loader-1", sources=(0,), to="loader-0", why="both are idle"),
+    )
+
+    assert mover.done == [
+        ("split", (1,)),
+        ("move", (0,), "loader-1"),
+        ("move", (0,), "loader-0"),
+        ("retire", "loader-1"),
+    ]
+    assert scaling.activity.figures.read() == {"loaders": 2, "loader_changes_total": 3}
+    assert f"loader-7 was added for 1 sources of loader-0: {WHY}" in caplog.messages
+    assert scaling.activity.progress().tasks[0].doing.startswith("loader-0 took all 1 sources")
+
+
+def test_a_change_that_cannot_be_is_told_and_the_plane_goes_on(run, caplog):
+    split = SplitLoader(role="loader-0", sources=(1,), why=WHY)
+    scaling, mover, scaler = run(split, split, error=StateError("other data than before"))
+
+    assert mover.done == []
+    assert len(scaler.seen) >= 3
+    assert scaling.activity.figures.read()["loader_changes_total"] == 0
+    assert "source loaders stay as they are: other data than before" in caplog.messages
+
+
+def test_a_look_has_what_loaders_do_what_the_mix_will_be_and_whom_the_planner_waits_for(run):
+    looks = iter(range(1, 1000))
+    _, _, scaler = run(
+        *[MoveSources(role="loader-0", sources=(0,), to="loader-1", why=WHY)] * 3,
+        work=lambda: {0: (0.5, 1000 * next(looks))},
+    )
+
+    first, *_, last = scaler.seen
+    assert first.sources_of == {"loader-0": (0, 1), "loader-1": ()}
+    assert first.shares_S == pytest.approx({0: 0.75, 1: 0.25})
+    assert first.waited == {"loader-0"}
+    assert first.busy_S == {}
+    assert last.busy_S == {0: 0.0}  # it has read no more
+    assert last.tokens_S[0] > 0
+
+
+def test_a_loader_that_is_lost_is_asked_again_later(run, caplog):
+    def lost():
+        raise UnavailableError("loader-0 has died")
+
+    caplog.set_level(logging.DEBUG)
+    _, _, scaler = run(SplitLoader(role="loader-0", sources=(1,), why=WHY), work=lost)
+
+    assert len(scaler.seen) >= 2
+    assert "loader-0 does not say what it does: loader-0 has died" in caplog.messages

@@ -1,0 +1,121 @@
+"""The scaler: which change is due, when, and why."""
+
+from itertools import pairwise
+
+import pytest
+
+from omniload.machine.scaling.scaler import (
+    LoadersSeen,
+    MergeLoader,
+    MoveSources,
+    Scaler,
+    SplitLoader,
+)
+
+ONE = {"loader-0": (0, 1, 2)}
+TWO = {"loader-0": (0, 1), "loader-1": (2,)}
+EVEN = {0: 0.4, 1: 0.3, 2: 0.3}
+
+
+def a_scaler(**changes):
+    return Scaler(**{"least": 1, "most": 4, "cost_S": {0: 1e-6, 1: 1e-6, 2: 2e-6}, **changes})
+
+
+def looks(scaler, seconds, busy, sources_of=ONE, *, from_s=0.0, soon=None, now=EVEN, waited=()):
+    """Look every 5 s; return when each change was due, and the change."""
+    found = []
+    for at in range(int(seconds) // 5 + 1):
+        seen = LoadersSeen(
+            now_s=from_s + at * 5,
+            sources_of=sources_of,
+            busy_S=busy,
+            tokens_S=dict.fromkeys(busy, 100_000.0),
+            shares_S=now,
+            soon_S=now if soon is None else soon,
+            waited=frozenset(waited),
+        )
+        found += [(seen.now_s, command) for command in scaler.handle(seen)]
+    return found
+
+
+def first(*args, **kwargs):
+    """Return when the first change was due, and the change."""
+    return next(iter(looks(*args, **kwargs)), (None, None))
+
+
+def test_a_loader_of_too_much_work_is_split_in_half_once_it_stays_so():
+    due_s, split = first(a_scaler(), 150, {0: 0.5, 1: 0.4, 2: 0.1})
+
+    assert isinstance(split, SplitLoader)
+    assert (split.role, set(split.sources)) == ("loader-0", {1, 2})
+    assert "loader-0 keeps 0.9" in split.why
+    assert due_s >= 75  # the average passes 0.85 at 57 s
+
+
+def test_a_burst_changes_nothing():
+    scaler = a_scaler()
+
+    assert looks(scaler, 10, {0: 2.0, 1: 1.0}) == []
+    assert looks(scaler, 600, {0: 0.3, 1: 0.3}, from_s=15) == []
+
+
+def test_sources_go_to_a_loader_with_room_before_another_is_started():
+    _, move = first(a_scaler(), 90, {0: 0.9, 1: 0.4, 2: 0.2}, TWO)
+
+    assert move == MoveSources(role="loader-0", sources=(1,), to="loader-1", why=move.why)
+
+
+@pytest.mark.parametrize(("busy", "most"), [({0: 2.0, 1: 0.01, 2: 0.02}, 4), ({0: 2.0, 1: 1.0}, 1)])
+def test_what_cannot_relieve_a_loader_is_not_done(busy, most):
+    assert looks(a_scaler(most=most), 300, busy) == []
+
+
+def test_two_loaders_of_little_work_become_one_after_a_while():
+    due_s, merge = first(a_scaler(), 200, {0: 0.1, 1: 0.1, 2: 0.1}, TWO)
+
+    assert merge == MergeLoader(role="loader-1", sources=(2,), to="loader-0", why=merge.why)
+    assert due_s == 120
+    assert looks(a_scaler(least=2), 900, {0: 0.1}, TWO) == []
+
+
+def test_a_loader_that_the_planner_waits_for_is_relieved_earlier():
+    busy = {0: 0.4, 1: 0.3}
+
+    assert looks(a_scaler(), 300, busy) == []
+    assert isinstance(first(a_scaler(), 120, busy, waited=["loader-0"])[1], SplitLoader)
+
+
+def test_a_loader_is_there_before_the_stage_that_needs_it():
+    scaler, busy = a_scaler(), {0: 0.4, 1: 0.1, 2: 0.1}
+    assert looks(scaler, 300, busy) == []
+
+    due_s, split = first(scaler, 60, busy, from_s=305, soon={0: 0.4, 1: 0.9, 2: 0.6})
+
+    assert due_s == 325
+    assert set(split.sources) == {1, 2}
+
+
+def test_a_source_that_was_never_read_counts_by_the_cost_that_is_known():
+    now, busy = {0: 0.5, 1: 0.5}, {0: 0.3, 1: 0.2}
+    soon = {0: 0.3, 1: 0.2, 2: 0.5}  # of 200,000 tokens a second
+    light, heavy = a_scaler(cost_S={2: 2e-6}), a_scaler(cost_S={2: 5e-6})
+    for scaler in (light, heavy):
+        assert looks(scaler, 300, busy, now=now) == []
+
+    assert looks(light, 60, busy, from_s=305, now=now, soon=soon) == []
+    _, split = first(heavy, 60, busy, from_s=305, now=now, soon=soon)
+    assert set(split.sources) == {0, 1}
+
+
+def test_changes_follow_each_other_slowly_and_an_allowance_ends_them():
+    swings = []
+    scaler = a_scaler(most=3)
+    for turn in range(40):
+        busy = {0: 0.8, 1: 0.7} if turn % 2 else {0: 0.1, 1: 0.1}
+        of = ONE if turn % 2 else {"loader-0": (0, 2), "loader-1": (1,)}
+        swings += looks(scaler, 145, busy, of, from_s=turn * 150)
+
+    due_s = [at for at, _ in swings]
+    assert len(due_s) <= 3 + 6000 / 600
+    assert len(due_s) >= 5
+    assert all(b - a >= 30 for a, b in pairwise(due_s))
