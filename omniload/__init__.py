@@ -8,10 +8,13 @@ __all__ = [
     "Loader",
     "OmniloadError",
     "PackedRows",
+    "ServedPlane",
     "StateError",
     "TrainingBatch",
     "UnavailableError",
+    "join",
     "open",
+    "serve",
 ]
 
 __version__ = "0.1.0"
@@ -20,8 +23,11 @@ __version__ = "0.1.0"
 _PLACES = {
     "Loader": ("omniload.front.loader", "Loader"),
     "PackedRows": ("omniload.front.rows", "PackedRows"),
+    "ServedPlane": ("omniload.front.serving", "ServedPlane"),
     "TrainingBatch": ("omniload.front.rows", "TrainingBatch"),
+    "join": ("omniload.front.serving", "join"),
     "open": ("omniload.front.opening", "open_mix"),
+    "serve": ("omniload.front.serving", "serve"),
     **{
         name: ("omniload.base.errors", name)
         for name in (

@@ -8,6 +8,7 @@ from omniload.base.errors import (
 from omniload.front.loader import Loader
 from omniload.front.opening import open_mix as open  # noqa: A004 -- read as omniload.open
 from omniload.front.rows import PackedRows, TrainingBatch
+from omniload.front.serving import ServedPlane, join, serve
 
 __all__ = [
     "ConfigError",
@@ -15,10 +16,13 @@ __all__ = [
     "Loader",
     "OmniloadError",
     "PackedRows",
+    "ServedPlane",
     "StateError",
     "TrainingBatch",
     "UnavailableError",
+    "join",
     "open",
+    "serve",
 ]
 
 __version__: str

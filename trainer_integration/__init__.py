@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from trainer_integration.loader.balancing import token_mean
     from trainer_integration.loader.data_loader import DataLoader
     from trainer_integration.loader.shared.dataset import SharedDataset
+    from trainer_integration.replicas import ReplicaLoader
     from trainer_integration.writers.opening import open_writers
 
-__all__ = ["DataLoader", "SharedDataset", "open_writers", "token_mean"]
+__all__ = ["DataLoader", "ReplicaLoader", "SharedDataset", "open_writers", "token_mean"]
 
 _PLACES = {
     "DataLoader": "trainer_integration.loader.data_loader",
+    "ReplicaLoader": "trainer_integration.replicas",
     "SharedDataset": "trainer_integration.loader.shared.dataset",
     "open_writers": "trainer_integration.writers.opening",
     "token_mean": "trainer_integration.loader.balancing",

@@ -28,7 +28,7 @@ from omniload.front.peers import FetchingHandle, FollowingHandle, Peers
 from omniload.front.rendezvous import FolderRendezvous, Invitation, NodeUp, Rendezvous
 from omniload.mix.config import MixConfig
 
-__all__ = ["Alone", "Together", "torch_part"]
+__all__ = ["Alone", "Together", "take_turn", "torch_part"]
 
 _TORCH = "trainer_integration.loader.torch_arrays"
 """Adapters for torch, imported by name: this package imports none of those above it."""
@@ -66,7 +66,7 @@ class Together(OpenClient):
 
     @override
     def __call__(self, stack: ExitStack, state: Mapping[str, Json] | None) -> Client:
-        _take_turn(stack)
+        take_turn(stack)
         meeting = Meeting(
             self._rendezvous(),
             f"omniload/{self.launch.attempt}/{next(_OPENED)}",
@@ -192,7 +192,7 @@ _TURN = threading.Lock()
 """Held while this process has a plane of several ranks: it is connected to one Ray at a time."""
 
 
-def _take_turn(stack: ExitStack) -> None:
+def take_turn(stack: ExitStack) -> None:
     """Refuse a second plane of several ranks in this process, before any rank waits for it.
 
     Raises:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from numbers import Integral
 from pathlib import Path
 from typing import NoReturn, Protocol, Self
 
@@ -16,7 +17,7 @@ from omniload.front.copying import CopyAhead
 from omniload.front.rows import BatchForm, PackedRows, TrainingBatch
 from omniload.mix.journal.losses import LossLog
 
-__all__ = ["Loader", "OpenClient"]
+__all__ = ["Loader", "OpenClient", "require_whole"]
 
 _LOG = get_logger(__name__)
 
@@ -53,6 +54,17 @@ def _as_state(state: object) -> JsonObject | None:
             f"the state is of type {type(state).__name__}; hand over what state_dict() returned"
         )
     return dict(state) or None
+
+
+def require_whole(name: str, value: object, *, least: int = 0) -> int:
+    """Return an argument that is a whole number.
+
+    Raises:
+        ConfigError: It is none, or less than ``least``.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise ConfigError(f"{name} is {value!r}; give a whole number of at least {least}")
+    return int(value)
 
 
 def _check_left(state: JsonObject | None, num_steps: int | None) -> None:
@@ -177,6 +189,33 @@ class Loader:
         _check_left(wanted, self._num_steps)
         self._end_plane()
         self._state = wanted
+
+    def resize(
+        self, rank: int, world_size: int, *, step: int | None = None, generation: int | None = None
+    ) -> None:
+        """Be another rank among others, from the next step on; every rank that stays says so at the same step boundary.
+
+        Ranks that come say the same as they ``join``. What is in a step stays; it is dealt to whoever is there.
+        The mix is opened with ``elastic=True``, or by ``serve``.
+
+        Args:
+            rank: Number of this rank along dp, from 0.
+            world_size: Ranks along dp.
+            step: First step of these ranks: the next one, or the last where it came to nothing, as a rank died in it.
+            generation: Number of these ranks, rising with each change; ``None`` for the one after this loader's.
+
+        Raises:
+            ConfigError: An argument is refused, or the ranks of this plane stay.
+            StateError: Other ranks say otherwise, or the step cannot be given to others; this rank is what it was.
+            UnavailableError: The plane gives no answer.
+        """
+        require_whole("rank", rank)
+        require_whole("world_size", world_size, least=1)
+        if step is not None:
+            require_whole("step", step)
+        if generation is not None:
+            require_whole("generation", generation, least=1)
+        self._opened().resize(rank, world_size, step=step, generation=generation)
 
     def close(self) -> None:
         """End the plane, or leave it where another rank brought it up. Once is enough; more do nothing."""

@@ -28,7 +28,16 @@ from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.index import index_folder
 from omniload.source.tokenize import open_tokenizer
 
-__all__ = ["open_mix"]
+__all__ = [
+    "check_choices",
+    "check_timeout",
+    "form_of",
+    "kept_in",
+    "open_mix",
+    "spec_of",
+    "steps_of",
+    "vocab_size_of",
+]
 
 Runtime = Literal["auto", "local", "ray"]
 
@@ -79,14 +88,14 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
         UnavailableError: A rank has not joined in time.
     """
     _refuse_workers()
-    _check_choices(runtime=runtime, labels=labels, arrays=arrays)
-    _check_timeout(timeout)
+    check_choices(runtime=runtime, labels=labels, arrays=arrays)
+    check_timeout(timeout)
     _refuse_run_of(split, run_dir)
     launch = launch_of(os.environ, rank=rank, world_size=world_size)
     place = place_of(launch, mesh)
-    spec = _spec_of(mix, split, settings, runtime, place, launch.restarts)
-    spec = replace(_kept_in(run_dir, mix, spec), num_steps=_steps_of(steps))
-    form = _form_of(arrays, _labels_for(place, labels), device)
+    spec = spec_of(mix, split, settings, runtime, place, launch.restarts)
+    spec = replace(kept_in(run_dir, mix, spec), num_steps=steps_of(steps))
+    form = form_of(arrays, _labels_for(place, labels), device)
     if launch.world_size == 1:
         loader = _loader_of(Alone(spec), form, spec, state)
         loader.start()
@@ -114,7 +123,7 @@ def _refuse_workers() -> None:
         )
 
 
-def _spec_of(
+def spec_of(
     mix: str | Path | Mapping[str, object] | MixConfig,
     split: str | None,
     settings: Mapping[str, object],
@@ -122,6 +131,11 @@ def _spec_of(
     place: Place,
     restarts: int,
 ) -> PlaneSpec:
+    """Return what a job opens: a mix with its settings, and its ranks.
+
+    Raises:
+        ConfigError: As for ``open_mix``.
+    """
     model, base_dir, cache_dir = _mix_of(mix)
     model = with_settings(model, settings)
     model = model if split is None else held_out(model, split)
@@ -141,13 +155,19 @@ def _spec_of(
     )
 
 
-def _kept_in(
+def kept_in(
     run_dir: str | Path | None, mix: str | Path | Mapping[str, object] | MixConfig, spec: PlaneSpec
 ) -> PlaneSpec:
     """Return the run with the folder that keeps its journal and its mix, where there is one."""
     if run_dir is None:
         return spec
     return replace(spec, run_dir=Path(run_dir), read=text_as_run(mix, spec.mix))
+
+
+def vocab_size_of(spec: PlaneSpec) -> int | None:
+    """Return how many tokens the tokeniser may give; ``None`` for a mix of token columns alone."""
+    config = spec.mix.tokenizer
+    return None if config is None else open_tokenizer(config, spec.base_dir).vocab_size
 
 
 def _loader_of(
@@ -157,14 +177,12 @@ def _loader_of(
     state: Mapping[str, Json] | None,
     rank: int = 0,
 ) -> Loader:
-    config = spec.mix.tokenizer
-    tokenizer = None if config is None else open_tokenizer(config, spec.base_dir)
     return Loader(
         open_client,
         form,
         state=state,
         names=spec.mix.names,
-        vocab_size=None if tokenizer is None else tokenizer.vocab_size,
+        vocab_size=vocab_size_of(spec),
         num_steps=spec.num_steps,
         losses=None if spec.run_dir is None else LossLog(spec.run_dir, rank),
     )
@@ -191,7 +209,12 @@ def _mix_of(
     return model, folder, index_folder(Path(mix))
 
 
-def _check_choices(**choices: str) -> None:
+def check_choices(**choices: str) -> None:
+    """Refuse a choice that there is not.
+
+    Raises:
+        ConfigError: As for ``open_mix``.
+    """
     allowed = {
         "runtime": get_args(Runtime),
         "labels": get_args(Labels),
@@ -202,7 +225,12 @@ def _check_choices(**choices: str) -> None:
             raise ConfigError(f"{name} is {choice!r}; choose among {list(allowed[name])}")
 
 
-def _steps_of(steps: object) -> int | None:
+def steps_of(steps: object) -> int | None:
+    """Return the step to end before.
+
+    Raises:
+        ConfigError: As for ``open_mix``.
+    """
     if steps is None:
         return None
     if isinstance(steps, bool) or not isinstance(steps, Integral) or int(steps) < 1:
@@ -213,14 +241,24 @@ def _steps_of(steps: object) -> int | None:
     return int(steps)
 
 
-def _check_timeout(timeout: object) -> None:
+def check_timeout(timeout: object) -> None:
+    """Refuse a wait that is none.
+
+    Raises:
+        ConfigError: As for ``open_mix``.
+    """
     if not (isinstance(timeout, int | float) and 0 < timeout <= threading.TIMEOUT_MAX):
         raise ConfigError(
             f"timeout is {timeout!r}; give the seconds that ranks wait for each other, more than 0"
         )
 
 
-def _form_of(arrays: str, labels: Labels, device: object) -> BatchForm:
+def form_of(arrays: str, labels: Labels, device: object) -> BatchForm:
+    """Return how batches are handed over.
+
+    Raises:
+        ConfigError: As for ``open_mix``.
+    """
     form = BatchForm(arrays=_arrays(arrays), labels=labels, device=device)
     if device is not None:
         form.arrays.check(device)

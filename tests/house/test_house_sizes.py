@@ -27,7 +27,7 @@ LONGER = {
         "follows the roles that it asks, and is another rank later",
     ),
     "omniload/actors/ray/links.py": (180, "the ways to both roles, and which way a source takes"),
-    "omniload/actors/ray/plane.py": (195, "opens and closes every actor"),
+    "omniload/actors/ray/plane.py": (210, "opens and closes every actor"),
     "omniload/actors/ray/planner_link.py": (185, "asks one planner after another"),
     "omniload/actors/ray/scaling/mover.py": (195, "every step of a move, and what undoes it"),
     "omniload/actors/ray/scaling/shell.py": (190, "one look at every loader, and every change"),

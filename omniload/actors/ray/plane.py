@@ -16,7 +16,7 @@ from omniload.actors.gate import Gate
 from omniload.actors.heartbeats import FolderBoard
 from omniload.actors.patience import wait_for_opening
 from omniload.actors.plane import DataPlane, PlaneSpec, RankHandle, require_rows
-from omniload.actors.ray.answers import answer_to, there
+from omniload.actors.ray.answers import answer_to, is_lost, plain_error, there
 from omniload.actors.ray.crew import PLANNER, Crew
 from omniload.actors.ray.editing import changed_by
 from omniload.actors.ray.environment import RayError, ray
@@ -45,6 +45,7 @@ from omniload.source.kept_profile import kept
 __all__ = ["RayPlane"]
 
 _CLOSE_S = 10.0
+_LOOK_S = 1.0
 
 
 class RayPlane(DataPlane):
@@ -153,6 +154,18 @@ class RayPlane(DataPlane):
     def mover(self) -> Mover:
         """Return what moves sources between the loaders of this plane as it runs."""
         return Mover(self._crew, self._keeper, self._gate)
+
+    def failure(self) -> OmniloadError | None:
+        """Return what ended the planning; ``None`` while it goes on, or while another planner is awaited."""
+        with self._gate.inside():
+            asked = self._crew.holding(PLANNER).check.remote()
+            if not there(asked, _LOOK_S, self._gate.check):
+                return None
+            try:
+                ray.get(asked)
+            except RayError as error:
+                return None if is_lost(error) else plain_error(error, PLANNER)
+        return None
 
     def is_whole(self) -> bool:
         """Tell whether every role is held and every shadow that is wanted stands ready."""

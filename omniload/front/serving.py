@@ -1,0 +1,285 @@
+"""A data plane in a process of its own, which ranks join and leave: ``omniload.serve``, ``omniload.join``.
+
+::
+
+    serve(mix, address=FOLDER) ── plane.json ──▶ FOLDER ──▶ join(FOLDER, rank=1, world_size=4) ── steps 0 to 16
+         ▲                                                  resize(0, 3), on ranks that stay ── steps from 17 on
+         └──────────── dp 3 from step 17 on ─────────────────────┘
+
+The note in the folder holds the secret of the plane's Ray: it is for its owner alone, as the folder is.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import ValidationError
+from typing_extensions import override
+
+from omniload.actors.address import PlaneAddress
+from omniload.actors.opening import open_ray_plane
+from omniload.actors.plane import PlaneSpec
+from omniload.base.config import StrictModel
+from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
+from omniload.base.extras import refuse_namesake
+from omniload.base.linux.file_lock import FileLock
+from omniload.base.linux.network import host_id
+from omniload.base.reading import read_kept_file
+from omniload.base.state import Json
+from omniload.base.writing import write_whole
+from omniload.client import Client
+from omniload.front.joining import take_turn
+from omniload.front.launch import Place
+from omniload.front.loader import Loader, OpenClient, require_whole
+from omniload.front.opening import (
+    check_choices,
+    check_timeout,
+    form_of,
+    kept_in,
+    spec_of,
+    steps_of,
+    vocab_size_of,
+)
+from omniload.front.rows import Labels
+from omniload.machine.messages import ResizeAsked
+from omniload.mix.config import MixConfig
+
+__all__ = ["ServedPlane", "join", "serve"]
+
+_NOTE_NAME, _LOCK_NAME = "plane.json", "plane.lock"
+_MOST_BYTES = 64 << 20
+_LOOK_S = 0.1
+_FAILED_S = 1.0
+_ROOT = 0
+
+
+class _Note(StrictModel):
+    """What ranks need to join."""
+
+    version: Literal[1] = 1
+    plane: PlaneAddress
+    token: str
+    names: tuple[str, ...]
+    vocab_size: int | None
+    num_steps: int | None
+
+
+class ServedPlane:
+    """A data plane that ranks of other processes join; its own process trains nothing. Use it in a ``with``."""
+
+    def __init__(self, spec: PlaneSpec, folder: Path) -> None:
+        """Bring it up, and say where in ``folder``.
+
+        Raises:
+            ConfigError: The folder cannot be used, or the mix is refused.
+            StateError: Another process serves a plane there, or the state does not fit.
+        """
+        self._ended = threading.Event()
+        self._opened = ExitStack()
+        try:
+            self._opened.callback(_claimed(folder).close)
+            self._plane = self._opened.enter_context(open_ray_plane(spec))
+            # Ray is there, and with it the secret that this process has made up.
+            from omniload.actors.ray.environment import token  # noqa: PLC0415 -- an extra
+
+            note = _Note(
+                plane=self._plane.address,
+                token=token(),
+                names=spec.mix.names,
+                vocab_size=vocab_size_of(spec),
+                num_steps=spec.num_steps,
+            )
+            place = folder / _NOTE_NAME
+            write_whole(place, note.model_dump_json().encode(), mode=0o600)
+            self._opened.callback(place.unlink, missing_ok=True)
+        except BaseException:
+            self._opened.close()
+            raise
+
+    def wait(self) -> None:
+        """Serve until ``close`` is called, as by the handler of a signal.
+
+        Raises:
+            OmniloadError: The data plane has failed; ranks are told the same.
+        """
+        while not self._ended.wait(_FAILED_S):
+            if (failure := self._plane.failure()) is not None:
+                raise failure
+
+    def close(self) -> None:
+        """End the plane. Once is enough; more do nothing."""
+        self._ended.set()
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def serve(
+    mix: str | Path | Mapping[str, object] | MixConfig,
+    *,
+    address: str | Path,
+    world_size: int = 1,
+    state: Mapping[str, Json] | None = None,
+    run_dir: str | Path | None = None,
+    steps: int | None = None,
+    **settings: object,
+) -> ServedPlane:
+    """Bring up the data plane of a job whose ranks join and leave, in a process that is none of them.
+
+    Args:
+        mix: As for ``open``.
+        address: A folder where ranks of this host find it, made where it is missing.
+        world_size: Ranks that there usually are.
+        state: What a rank's ``state_dict`` returned, to continue from; with any number of ranks.
+        run_dir: As for ``open``.
+        steps: As for ``open``.
+        **settings: As for ``open``.
+
+    Raises:
+        ConfigError: The mix, a setting or the folder is refused.
+        StateError: ``state`` does not fit, or a plane is served there already.
+    """
+    refuse_namesake()
+    require_whole("world_size", world_size, least=1)
+    place = Place(dp_rank=0, dp_size=world_size)
+    spec = spec_of(mix, None, {**settings, "elastic": True}, "ray", place, 0)
+    spec = replace(kept_in(run_dir, mix, spec), num_steps=steps_of(steps), state=state or None)
+    return ServedPlane(spec, Path(address))
+
+
+def join(  # noqa: PLR0913 -- keywords of a call that users make
+    address: str | Path,
+    *,
+    rank: int,
+    world_size: int,
+    step: int | None = None,
+    generation: int | None = None,
+    arrays: Literal["auto", "torch", "numpy"] = "auto",
+    labels: Labels = "shifted",
+    device: object = None,
+    timeout: float = 120.0,
+) -> Loader:
+    """Join a plane that ``serve`` has brought up, or will in time; the first batch does so.
+
+    Args:
+        address: Its folder.
+        rank: Number of this rank among ``world_size``, from 0: each takes samples of its own.
+        world_size: Ranks from ``step`` on; those that are there already call ``Loader.resize`` with the same number.
+        step: First step of these ranks, which none of those before has committed; ``None`` for the ranks that the
+            plane was served for, from its first step on.
+        generation: Number of these ranks, rising with each change; ``None`` for whichever comes next.
+        arrays: As for ``open``.
+        labels: As for ``open``.
+        device: As for ``open``.
+        timeout: Seconds to wait for the plane to be served.
+
+    Raises:
+        ConfigError: An argument is refused, or the plane is another user's or on another host.
+        UnavailableError: No plane is served there in time.
+    """
+    check_choices(labels=labels, arrays=arrays)
+    check_timeout(timeout)
+    require_whole("rank", rank)
+    note = _read(Path(address), timeout)
+    asked = _asked_of(note.plane, world_size, step, generation)
+    return Loader(
+        _JoinServed(note, rank, asked),
+        form_of(arrays, labels, device),
+        names=note.names,
+        vocab_size=note.vocab_size,
+        num_steps=note.num_steps,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _JoinServed(OpenClient):
+    """Joins a plane that goes on without this rank."""
+
+    note: _Note
+    rank: int
+    asked: ResizeAsked | None
+
+    @override
+    def __call__(self, stack: ExitStack, state: Mapping[str, Json] | None) -> Client:
+        if state is not None:
+            raise ConfigError(
+                "a rank that joins takes the step that comes next for all; give the state to omniload.serve"
+            )
+        from omniload.actors.ray.environment import use_given_token, use_token  # noqa: PLC0415 -- an extra
+        from omniload.actors.ray.joining import handle_in  # noqa: PLC0415
+
+        take_turn(stack)
+        if self.note.token:
+            use_token(self.note.token)
+        else:
+            use_given_token()
+        return stack.enter_context(Client(handle_in(self.note.plane, self.rank, asked=self.asked)))
+
+
+def _asked_of(
+    plane: PlaneAddress, world_size: int, step: int | None, generation: int | None
+) -> ResizeAsked | None:
+    require_whole("world_size", world_size, least=1)
+    if step is None:
+        if generation is not None or world_size != plane.sizes["dp"]:
+            raise ConfigError(
+                f"world_size is {world_size} and generation {generation}, of a plane that was served for "
+                f"{plane.sizes['dp']} ranks; give step too, the first one that these ranks train on"
+            )
+        return None
+    require_whole("step", step)
+    if generation is not None:
+        require_whole("generation", generation, least=1)
+    return ResizeAsked(dp=world_size, step=step, generation=generation)
+
+
+def _claimed(folder: Path) -> FileLock:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return FileLock(folder / _LOCK_NAME)
+    except BlockingIOError as error:
+        raise StateError(
+            f"{folder} is the address of a plane that {error.strerror} serves; close that one, or name another folder"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"address {str(folder)!r} cannot be used: {error.strerror}; name a folder that can be written"
+        ) from error
+
+
+def _read(folder: Path, timeout_s: float) -> _Note:
+    """Wait for the note of a plane."""
+    place, until_s = folder / _NOTE_NAME, time.monotonic() + timeout_s
+    while not place.exists():
+        if time.monotonic() >= until_s:
+            raise UnavailableError(
+                f"no plane is served at {folder} within {timeout_s:g} s; start the process that calls omniload.serve"
+            )
+        time.sleep(_LOOK_S)
+    if (owner := place.stat().st_uid) not in (os.geteuid(), _ROOT):
+        raise ConfigError(
+            f"{place} is of user {owner}, this rank of {os.geteuid()}; name a folder of its own user"
+        )
+    try:
+        note = _Note.model_validate_json(
+            read_kept_file(place, most_bytes=_MOST_BYTES, what="the address of a plane")
+        )
+    except ValidationError as error:
+        raise IntegrityError(
+            f"{place} is no address of a plane that this release serves ({error.error_count()} faults); install one "
+            "release everywhere"
+        ) from error
+    if note.plane.host != host_id():
+        raise ConfigError(
+            f"the plane at {folder} runs on another host; a plane that ranks join later serves ranks of its own host"
+        )
+    return note

@@ -1,0 +1,131 @@
+"""Serving and joining a plane: what is refused before anything starts."""
+
+import json
+import os
+
+import pytest
+
+import omniload
+from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
+from omniload.base.linux.file_lock import FileLock
+from omniload.base.linux.network import host_id
+from tests.support.plane.mix_commands import a_mix_file
+
+
+def a_note(folder, **changes):
+    """Write what a plane for four ranks leaves for those who join."""
+    plane = {
+        "cluster": "127.0.0.1:1",
+        "namespace": "omniload-0",
+        "dp_ranks_of": {"constructor-0": [0, 1, 2, 3]},
+        "board": str(folder),
+        "host": host_id(),
+        "batch_timeout_s": 1.0,
+    }
+    note = {
+        "version": 1,
+        "plane": plane | changes.pop("plane", {}),
+        "token": "secret",
+        "names": ["docs"],
+        "vocab_size": 256,
+        "num_steps": None,
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "plane.json").write_text(json.dumps(note | changes))
+    return folder
+
+
+def test_a_rank_knows_the_sources_of_a_plane_before_it_is_part_of_it(tmp_path):
+    loader = omniload.join(a_note(tmp_path), rank=0, world_size=4, arrays="numpy")
+
+    assert (loader.source_names, loader.vocab_size) == (("docs",), 256)
+    loader.close()
+
+
+def test_without_a_plane_a_rank_says_what_to_start(tmp_path):
+    with pytest.raises(UnavailableError, match=r"no plane is served at .*omniload.serve"):
+        omniload.join(tmp_path / "none", rank=0, world_size=1, timeout=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "reason"),
+    [
+        ({"rank": -1, "world_size": 4}, r"rank is -1"),
+        ({"rank": 0, "world_size": 0}, r"world_size is 0"),
+        ({"rank": 0, "world_size": True}, r"world_size is True"),
+        ({"rank": 0, "world_size": 3}, r"served for 4 ranks; give step"),
+        ({"rank": 0, "world_size": 4, "generation": 2}, r"served for 4 ranks; give step"),
+        ({"rank": 0, "world_size": 3, "step": 1.5}, r"step is 1.5"),
+        ({"rank": 0, "world_size": 3, "step": 1, "generation": 0}, r"generation is 0"),
+        ({"rank": 0, "world_size": 4, "labels": "none"}, r"labels is 'none'"),
+        ({"rank": 0, "world_size": 4, "timeout": 0}, r"timeout is 0"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(tmp_path, numbers, reason):
+    with pytest.raises(ConfigError, match=reason):
+        omniload.join(a_note(tmp_path), arrays="numpy", **({"timeout": 1.0} | numbers))
+
+
+def test_a_plane_of_another_host_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"runs on another host"):
+        omniload.join(a_note(tmp_path, plane={"host": "elsewhere"}), rank=0, world_size=4)
+
+
+def test_a_plane_of_another_user_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    os.chown(a_note(tmp_path) / "plane.json", 4712, -1)
+
+    with pytest.raises(ConfigError, match=r"is of user 4712, this rank of 4711"):
+        omniload.join(tmp_path, rank=0, world_size=4)
+
+
+@pytest.mark.parametrize("damage", [{"version": 2}, {"token": None}, {"plane": {"cluster": 1}}])
+def test_an_address_of_another_release_is_refused(tmp_path, damage):
+    with pytest.raises(IntegrityError, match=r"no address of a plane that this release serves"):
+        omniload.join(a_note(tmp_path, **damage), rank=0, world_size=4)
+
+
+def test_a_rank_that_joins_is_given_no_state(tmp_path):
+    loader = omniload.join(a_note(tmp_path), rank=0, world_size=4, arrays="numpy")
+    loader.load_state_dict({"step": 3})
+
+    with pytest.raises(ConfigError, match=r"give the state to omniload.serve"):
+        loader.start()
+
+
+def test_one_process_serves_at_an_address(tmp_path):
+    mix, lock = a_mix_file(tmp_path), FileLock(tmp_path / "plane.lock")
+
+    with pytest.raises(StateError, match=r"is the address of a plane that .* serves"):
+        omniload.serve(mix, address=tmp_path)
+    lock.close()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "reason"),
+    [
+        ({"world_size": 0}, "world_size is 0"),
+        ({"steps": 0}, "steps is 0"),
+        ({"prefetch": 1}, "no setting"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_ray_is_started(tmp_path, keywords, reason):
+    with pytest.raises(ConfigError, match=reason):
+        omniload.serve(a_mix_file(tmp_path), address=tmp_path / "plane", **keywords)
+    assert not (tmp_path / "plane").exists()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "reason"),
+    [
+        ({"rank": 1.0, "world_size": 2}, "rank is 1.0"),
+        ({"rank": 0, "world_size": -2}, "world_size is -2"),
+        ({"rank": 0, "world_size": 2, "step": -1}, "step is -1"),
+        ({"rank": 0, "world_size": 2, "generation": 0}, "generation is 0"),
+    ],
+)
+def test_a_loader_is_no_rank_that_there_is_not(tmp_path, numbers, reason):
+    loader = omniload.join(a_note(tmp_path), rank=0, world_size=4, arrays="numpy")
+
+    with pytest.raises(ConfigError, match=reason):
+        loader.resize(**numbers)
