@@ -34,6 +34,9 @@ class Manager:
     step: int = 0
     _quorum_id: int = -1
 
+    def enter(self, quorum, step):
+        self._quorum_id, self.step = quorum, step
+
     def current_step(self):
         return self.step
 
@@ -56,7 +59,7 @@ class Lighthouse:
             self.quorum, self.members = self.quorum + 1, list(self.replicas)
         step = max(manager.step for manager in self.replicas)
         for manager in self.replicas:
-            manager.step, manager._quorum_id = step, self.quorum
+            manager.enter(self.quorum, step)
 
     def commit(self):
         for manager in self.replicas:

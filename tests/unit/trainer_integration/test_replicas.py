@@ -13,6 +13,11 @@ class FakeManager:
     def __init__(self, replicas, rank, step=0, quorum=1):
         self.replicas, self.rank, self.step, self._quorum_id = replicas, rank, step, quorum
 
+    def enter(self, quorum, **changes):
+        """Be in another quorum."""
+        self._quorum_id = quorum
+        self.__dict__ |= changes
+
     def current_step(self):
         return self.step
 
@@ -90,7 +95,7 @@ def test_a_step_in_which_a_replica_died_is_taken_again_as_another_rank(joined):
     loader = ReplicaLoader(manager, "plane")
     loader.next_batch()
 
-    manager.replicas, manager.rank, manager._quorum_id = 3, 2, 2
+    manager.enter(2, replicas=3, rank=2)
 
     assert loader.next_batch() == 0
     assert joined[0][0].said == [(2, 3, 0, 2)]
@@ -101,7 +106,7 @@ def test_a_quorum_of_as_many_replicas_is_another_one_all_the_same(joined):
     loader = ReplicaLoader(manager, "plane")
     loader.next_batch()
 
-    manager.step, manager._quorum_id = 1, 2
+    manager.enter(2, step=1)
     loader.next_batch()
 
     assert joined[0][0].said == [(0, 4, 1, 2)]
