@@ -99,7 +99,7 @@ class Client:
         """
         step = self.next_step if step is None else step
         self._handle.resize(ResizeAsked(dp=dp_size, step=step, generation=generation), dp_rank)
-        self.next_step = step
+        self.next_step, self._peeked = step, None
 
     def close(self) -> None:
         """Let go of the data plane."""

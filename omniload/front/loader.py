@@ -216,6 +216,8 @@ class Loader:
         if generation is not None:
             require_whole("generation", generation, least=1)
         self._opened().resize(rank, world_size, step=step, generation=generation)
+        if self._ahead is not None:
+            self._ahead.drop()
 
     def close(self) -> None:
         """End the plane, or leave it where another rank brought it up. Once is enough; more do nothing."""

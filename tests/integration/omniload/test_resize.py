@@ -87,6 +87,21 @@ def test_a_step_that_came_to_nothing_is_taken_again_by_those_who_are_left(tmp_pa
     assert steps == whole
 
 
+def test_a_batch_that_was_looked_at_for_ranks_of_before_is_not_handed_out(tmp_path):
+    mix = a_corpus(tmp_path, rows=8, micro_rows=1)
+    whole = unbroken(tmp_path, mix, 6)
+
+    with LocalPlane(a_spec(tmp_path, mix, dp=4)) as plane:
+        clients = [Client(plane.handle(rank)) for rank in range(4)]
+        steps = [next_step_of(clients) for _ in range(3)]
+        assert plane.constructor.wait(3, 60.0)
+        assert all(client.peek() is not None for client in clients)
+        clients = resized(clients, 2)
+        steps += [next_step_of(clients) for _ in range(3)]
+
+    assert steps == whole
+
+
 def test_ranks_that_stay_are_told_so_and_go_on(tmp_path):
     mix = a_corpus(tmp_path, rows=8, micro_rows=1)
 
