@@ -11,6 +11,8 @@ from mkdocs.structure.pages import Page
 __all__ = ["link_in_site", "on_files", "on_page_markdown"]
 
 ROOT = Path(__file__).parents[1]
+# The site knows no fence with words behind its language: it would take what follows for code.
+_FENCE = re.compile(r"^( *```[a-z]+) .+$", re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
@@ -56,6 +58,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 -- mkdocs passes them by name
-    """Turn links between files of the repository into links between pages."""
+    """Turn links between files of the repository into links between pages, and drop what tests read of a fence."""
+    markdown = _FENCE.sub(r"\1", markdown)
     outside, place = _outside(), page.file.src_uri
     return _LINK.sub(lambda link: link_in_site(place, link[1], link[2], outside), markdown)

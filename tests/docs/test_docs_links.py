@@ -11,7 +11,7 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(.+?)\s*$", re.MULTILINE)
 
 
-def _without_fences(path):
+def without_fences(path):
     lines = path.read_text(encoding="utf-8").splitlines()
     for block in blocks_of(path):
         for at in range(block.line - 1, block.line - 1 + block.text.count("\n")):
@@ -21,12 +21,12 @@ def _without_fences(path):
 
 def anchors_of(path):
     """Return the fragments that GitHub gives the headings of a page."""
-    headings = _HEADING.findall(_without_fences(path))
+    headings = _HEADING.findall(without_fences(path))
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
 def links_of(path):
-    prose = re.sub(r"`[^`\n]*`", "code", _without_fences(path))
+    prose = re.sub(r"`[^`\n]*`", "code", without_fences(path))
     return [link for link in _LINK.findall(prose) if "://" not in link]
 
 

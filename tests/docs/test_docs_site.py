@@ -1,13 +1,16 @@
 """The site is built without a warning, and links lead from page to page."""
 
+import html
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 from tests.docs.snippets import ROOT
+from tests.docs.test_docs_links import without_fences
 
 pytest.importorskip("mkdocs")
 
@@ -40,6 +43,21 @@ def test_a_link_of_the_repository_becomes_one_of_the_site(page, target, expected
     assert hooks().link_in_site(page, "text", target, OUTSIDE) == expected
 
 
+def headings_of(page):
+    """Return the words of the headings of a page of the repository, without their marks."""
+    found = re.findall(r"^##+ (.+)$", without_fences(page), re.MULTILINE)
+    return {re.sub(r"\W+", " ", html.unescape(text)).strip() for text in found}
+
+
+def shown_in(page):
+    """Return the words of the headings of a page of the site."""
+    found = re.findall(
+        r"<h[2-6][^>]*>(.*?)<a class=\"headerlink", page.read_text("utf-8"), re.DOTALL
+    )
+    texts = [html.unescape(re.sub(r"<[^>]+>", "", text)) for text in found]
+    return {re.sub(r"\W+", " ", text).strip() for text in texts}
+
+
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning(tmp_path):
     pytest.importorskip("mkdocstrings")
@@ -56,4 +74,10 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     for page in ("index.html", "data-plane.html", "fusefs.html", "snapshot.html"):
         assert (tmp_path / "site" / page).exists()
+    swallowed = {
+        page.name: missing
+        for page in (ROOT / "docs").glob("how-to*.md")
+        if (missing := headings_of(page) - shown_in(tmp_path / "site" / f"{page.stem}.html"))
+    }
+    assert swallowed == {}, "headings that the site takes for code"
     assert "state_dict" in (tmp_path / "site/api/omniload.html").read_text(encoding="utf-8")

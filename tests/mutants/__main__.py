@@ -96,6 +96,8 @@ def verdict(folder, mutant, attempt=outcome):
 
 def main():
     words = sys.argv[1:]
+    if {"-h", "--help"} & set(words):
+        sys.exit(__doc__)
     chosen = [
         m for m in mutants() if not words or any(w in f"{m.package} {m.holds}" for w in words)
     ]
