@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from omniload.actors.gate import CLOSED
 from omniload.actors.heartbeats import Activity
@@ -55,6 +56,9 @@ __all__ = ["PlannerShell"]
 _LOG = get_logger(__name__)
 _CLOSE_S = 8.0
 """Shorter than the time that a caller in another process waits for the close."""
+
+
+Question = TypeVar("Question", "_Asked", "_Resized")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +133,7 @@ class PlannerShell:
 
     def resize(self, asked: ResizeAsked) -> "Future[World]":
         """Have other ranks; the future holds those that there are from then on, or why they are refused."""
-        self.check()
-        answer: Future[World] = Future()
-        self._events.put(_Resized(asked, answer))
-        if self._ended is not None:  # perhaps nobody has seen the question
-            self._refuse(self._ended)
-        return answer
+        return self._ask(_Resized(asked, Future())).answer
 
     def world(self) -> World:
         """Return the ranks of now."""
@@ -163,12 +162,15 @@ class PlannerShell:
 
     def change(self, asked: ChangeAsked) -> "Future[EditTaken]":
         """Have the mix changed; the future says what became of it, or why it is refused."""
+        return self._ask(_Asked(asked, Future())).answer
+
+    def _ask(self, question: Question) -> Question:
+        """Put a question to the planner's thread; after the planner's end it is refused at once."""
         self.check()
-        answer: Future[EditTaken] = Future()
-        self._events.put(_Asked(asked, answer))
+        self._events.put(question)
         if self._ended is not None:  # perhaps nobody has seen the question
             self._refuse(self._ended)
-        return answer
+        return question
 
     def history(self) -> History:
         """Return the mix and its edits."""
@@ -234,40 +236,38 @@ class PlannerShell:
                     event.answer.set_exception(cause)
 
     def _change(self, asked: _Asked) -> None:
-        """Take a change up; one that is refused leaves the run as it is."""
-        if not asked.answer.set_running_or_notify_cancel():
-            return  # withdrawn
         before, planned = self._planner.history, self._planner.planned
-        try:
-            with self._lock:
-                commands = self._planner.handle(asked.event)
-            self._carry_out(commands)
-        except Exception as error:
-            asked.answer.set_exception(project_error(error, "the planner"))
-            if isinstance(error, OmniloadError) and self._planner.history is before:
-                return
-            raise  # it was taken up, and what followed failed
+        if not self._taken_up(asked, lambda: self._planner.history):
+            return
         history = self._planner.history
         taken = EditTaken.of(before, history, planned, self._planner.slowest_step)
         _LOG.warning("the mix is edited: %s", taken.said)
         asked.answer.set_result(taken)
 
     def _resize(self, asked: _Resized) -> None:
-        """Take other ranks up; those that are refused leave the plane as it is."""
         before = self._planner.world
+        if not self._taken_up(asked, lambda: self._planner.world):
+            return
+        world = self._planner.world
+        if world is not before:
+            _LOG.warning("dp is %d from step %d on (was %d)", world.dp, world.step, before.dp)
+        asked.answer.set_result(world)
+
+    def _taken_up(self, asked: _Asked | _Resized, standing: Callable[[], object]) -> bool:
+        """Take a question up; one that is withdrawn or refused leaves what ``standing`` gives as it is."""
+        if not asked.answer.set_running_or_notify_cancel():
+            return False  # withdrawn
+        before = standing()
         try:
             with self._lock:
                 commands = self._planner.handle(asked.event)
             self._carry_out(commands)
         except Exception as error:
             asked.answer.set_exception(project_error(error, "the planner"))
-            if isinstance(error, OmniloadError) and self._planner.world is before:
-                return
-            raise  # they were taken up, and what followed failed
-        world = self._planner.world
-        if world is not before:
-            _LOG.warning("dp is %d from step %d on (was %d)", world.dp, world.step, before.dp)
-        asked.answer.set_result(world)
+            if isinstance(error, OmniloadError) and standing() is before:
+                return False
+            raise  # it was taken up, and what followed failed
+        return True
 
     def _apply(self, event: PlannerEvent | _Failed | _Replaced | _Asked | _Resized) -> None:
         if isinstance(event, _Failed):

@@ -21,7 +21,7 @@ from omniload.base.ragged import Ragged
 from omniload.batch.microbatch import Batch
 from omniload.client import Client
 from omniload.machine.data_constructor import DataConstructor
-from omniload.machine.messages import ChangeAsked, ReleaseSteps
+from omniload.machine.messages import ChangeAsked, ReleaseSteps, ResizeAsked
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.edits.edit import SetWeights
 from tests.support.plane.builders import a_plan, a_planner, tokens_of
@@ -316,3 +316,15 @@ def test_a_change_that_a_planner_did_not_come_to_in_time_is_withdrawn(tmp_path):
 
     assert taken.edit.revision == 1
     assert taken.edit.change.weights == {"web": 3.0}
+
+
+def test_other_ranks_that_a_planner_did_not_come_to_in_time_are_withdrawn(tmp_path):
+    shell = a_planner_shell(tmp_path)
+    late = shell.resize(ResizeAsked(dp=2, step=0))
+
+    with pytest.raises(UnavailableError, match="within 0 s, and it is withdrawn"):
+        taken_within(late, 0.0, what="other ranks")
+    shell.start()
+    with pytest.raises(ConfigError, match="the ranks of this plane stay as they are"):
+        taken_within(shell.resize(ResizeAsked(dp=3, step=0)), LIMIT_S)  # it answers
+    shell.close()
