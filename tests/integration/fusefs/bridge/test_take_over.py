@@ -5,7 +5,6 @@ import mmap
 import os
 import shutil
 import subprocess
-import sys
 import threading
 
 import orjson
@@ -21,6 +20,7 @@ from omniload.base.errors import StateError
 from tests.support.fusefs import bridge_example as example
 from tests.support.fusefs.model import TINY, Pair, fast_directory, run
 from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT
+from tests.support.fusefs.unprivileged import NOBODY, run_unprivileged
 
 pytestmark = [pytest.mark.fuse, pytest.mark.skipif(NO_MOUNT, reason=WHY_NO_MOUNT)]
 BRIDGES = ["pyfuse3", "device"]
@@ -203,10 +203,6 @@ class Reading(threading.Thread):
         os.close(file)
 
 
-# The one capability lets it read this checkout wherever it lies; it allows no mount and no write.
-READS_ALL = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
-AS_NOBODY = ["setpriv", f"--reuid={NOBODY_ID}", f"--regid={NOBODY_ID}", "--clear-groups"]
-NOBODY = [*AS_NOBODY, *READS_ALL] if os.getuid() == 0 else []
 UNPRIVILEGED = """
 import os, subprocess, sys
 from pathlib import Path
@@ -259,24 +255,9 @@ print("down", flush=True)
 
 
 def test_a_user_without_rights_takes_mounts_over_and_unmounts_and_nobody_else_takes_them(place):
-    process = subprocess.Popen(
-        [*NOBODY, sys.executable, "-c", UNPRIVILEGED, str(place)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "up\n", process.communicate()[1]
-    if NOBODY:  # we are somebody else, and root at that
-        with pytest.raises(StateError, match="cannot be taken over"):
-            take(os.path.realpath(place / "mount"))
-    said, log = process.communicate("end\n", timeout=60)
+    def nobody_else():
+        if NOBODY:  # we are somebody else, and root at that
+            with pytest.raises(StateError, match="cannot be taken over"):
+                take(os.path.realpath(place / "mount"))
 
-    assert said == "down\n", log
-    assert not os.path.ismount(place / "mount")
-    files = StripedFiles(LocalStore(place / "store"))
-    with contextlib.closing(files):
-        assert verify(files, read_data=True, grace_s=0).faults == []
-        assert [info.name for info in files.listing("")] == ["f", "log"]
-        with files.open("log") as log:
-            assert bytes(log.reader.read(0, 100)) == b"one two three "
+    run_unprivileged(UNPRIVILEGED, place, nobody_else)

@@ -20,6 +20,7 @@ from fusefs.tools.fsck import verify
 from fusefs.tree.namespace import StripedFiles
 from tests.support.fusefs.model import fast_directory
 from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT, ProvenMount, proven_mount, without
+from tests.support.fusefs.unprivileged import NOBODY, run_unprivileged
 
 pytestmark = [pytest.mark.fuse, pytest.mark.skipif(NO_MOUNT, reason=WHY_NO_MOUNT)]
 DATA = os.urandom(300_000)
@@ -284,10 +285,6 @@ def test_what_is_open_when_the_daemon_is_told_to_end_is_kept_as_it_is_then():
     shutil.rmtree(base)
 
 
-# The one capability lets it read this checkout wherever it lies; it allows no mount and no write.
-READS_ALL = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
-AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *READS_ALL]
-NOBODY = AS_NOBODY if os.getuid() == 0 else []
 UNPRIVILEGED = """
 import os, sys
 from pathlib import Path
@@ -322,20 +319,13 @@ def of_nobody():
 
 
 def test_a_user_without_rights_mounts_works_and_unmounts_and_nobody_else_gets_in(of_nobody):
-    process = subprocess.Popen(
-        [*NOBODY, sys.executable, "-c", UNPRIVILEGED, str(of_nobody)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "up\n", process.communicate()[1]
-    if NOBODY:  # we are somebody else, and root at that
-        with pytest.raises(PermissionError):
-            (of_nobody / "mnt/f").read_bytes()
-    said, log = process.communicate("end\n", timeout=60)
+    def nobody_else():
+        if NOBODY:  # we are somebody else, and root at that
+            with pytest.raises(PermissionError):
+                (of_nobody / "mnt/f").read_bytes()
 
-    assert said == "down\n", log
+    log = run_unprivileged(UNPRIVILEGED, of_nobody, nobody_else)
+
     assert "defect" not in log
     files = StripedFiles(LocalStore(of_nobody / "store"))
     assert verify(files, read_data=True, grace_s=0).faults == []
