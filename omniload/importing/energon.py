@@ -30,8 +30,8 @@ from omniload.source.braces import expanded
 
 __all__ = ["read"]
 
-_DEEPEST = 16
-"""Metadatasets within metadatasets."""
+_MOST_FILES = 1_000
+"""Metadatasets that are read for one."""
 _MOST_INFO_BYTES = 64 << 20
 _TEXT_FIELDS = ("text", "caption", "texts")
 """Fields of Energon's sample types that hold text."""
@@ -41,7 +41,7 @@ def read(document: object, asked: Asked) -> Imported:
     """Return the training split of the metadataset whose content is ``document``."""
     found = Imported(base=asked.file.resolve().parent, level="sample")
     reader = _Reader(asked, found)
-    reader.metadataset(document, asked.file.resolve(), 1.0, "train", {}, 0)
+    reader.metadataset(document, asked.file.resolve(), 1.0, "train", {}, ())
     found.stages.append((0, reader.weights))
     if not found.sources:
         asked.report.refuse("splits.train", "holds no dataset")
@@ -54,6 +54,7 @@ class _Reader:
     def __init__(self, asked: Asked, found: Imported) -> None:
         self._asked, self._found = asked, found
         self._report = asked.report
+        self._files = 0
         self.weights: dict[str, float] = {}
 
     def metadataset(
@@ -63,14 +64,17 @@ class _Reader:
         weight: float,
         part: str,
         tags: Mapping[str, str],
-        depth: int,
+        within: tuple[Path, ...],
     ) -> None:
         """Read the split ``part`` of one file."""
-        where = "" if depth == 0 else str(file)
-        if depth > _DEEPEST:
+        where = "" if not within else str(file)
+        if file in within:
+            self._report.refuse(where, f"is part of itself, by {within[-1]}")
+            return
+        self._files += 1
+        if self._files > _MOST_FILES:
             self._report.refuse(
-                where,
-                f"stands {depth} metadatasets deep, at most {_DEEPEST}: is it part of itself?",
+                where, f"is one of more than {_MOST_FILES} metadatasets that the file names"
             )
             return
         top = Fields(document if isinstance(document, dict) else {}, where, self._report)
@@ -84,10 +88,15 @@ class _Reader:
             splits.take(other, object, None)
             self._report.note(splits.at(other), "is another split: declare it as an evaluation mix")
         top.end()
-        self._node(split, file, weight, tags, depth)
+        self._node(split, file, weight, tags, within)
 
     def _node(
-        self, node: Fields, file: Path, weight: float, tags: Mapping[str, str], depth: int
+        self,
+        node: Fields,
+        file: Path,
+        weight: float,
+        tags: Mapping[str, str],
+        within: tuple[Path, ...],
     ) -> None:
         """Read a blend, or a reference to a dataset."""
         node.refuse_if_set(
@@ -103,18 +112,23 @@ class _Reader:
             total = sum(1.0 if share is None else share for _, share in entries) or 1.0
             for entry, share in entries:
                 self._node(
-                    entry, file, weight * (1.0 if share is None else share) / total, tags, depth
+                    entry, file, weight * (1.0 if share is None else share) / total, tags, within
                 )
         elif node.peek("blend_epochized") is not None:
-            self._epochs(node, file, weight, tags, depth)
+            self._epochs(node, file, weight, tags, within)
         elif "path" in node.keys:
-            self._reference(node, file, weight, tags, depth)
+            self._reference(node, file, weight, tags, within)
         else:
             node.refuse("path", "is missing, and there is no blend")
         node.end()
 
     def _epochs(
-        self, node: Fields, file: Path, weight: float, tags: Mapping[str, str], depth: int
+        self,
+        node: Fields,
+        file: Path,
+        weight: float,
+        tags: Mapping[str, str],
+        within: tuple[Path, ...],
     ) -> None:
         """Read a blend by repetitions: the share of a dataset is how often its samples come in an epoch."""
         entries = [(entry, entry.number("repetitions")) for entry in node.items("blend_epochized")]
@@ -124,7 +138,7 @@ class _Reader:
         ]
         total = sum(sizes) or 1.0
         for (entry, _), size in zip(entries, sizes, strict=True):
-            self._node(entry, file, weight * size / total, tags, depth)
+            self._node(entry, file, weight * size / total, tags, within)
 
     def _samples(self, entry: Fields, file: Path) -> float:
         """Return the samples of a leaf, which the share of an epoch is counted in."""
@@ -143,7 +157,12 @@ class _Reader:
         return 1.0
 
     def _reference(
-        self, node: Fields, file: Path, weight: float, tags: Mapping[str, str], depth: int
+        self,
+        node: Fields,
+        file: Path,
+        weight: float,
+        tags: Mapping[str, str],
+        within: tuple[Path, ...],
     ) -> None:
         """Read a reference to another metadataset or to a folder of shards."""
         path = node.need("path", str, ".")
@@ -166,14 +185,14 @@ class _Reader:
                 f"{path!r}: what is in .nv-meta of a store cannot be read here; import beside a copy",
             )
             return
-        target = file.parent / path
+        target = (file.parent / path).resolve()
         if target.suffix in (".yaml", ".yml"):
             try:
                 document = parsed(read_text(target), str(target))
             except OmniloadError as error:
                 node.refuse("path", str(error))
                 return
-            self.metadataset(document, target, weight, part, tags, depth + 1)
+            self.metadataset(document, target, weight, part, tags, (*within, file))
             return
         self._leaf(node, target, part, weight, tags)
 

@@ -5,12 +5,15 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from omniload.base.errors import ConfigError
+from omniload.base.secrets import without_secrets
 
 __all__ = ["Fields", "Report"]
 
 Value = TypeVar("Value")
 _SHOWN = 60
 """Letters of a value that a message shows."""
+_LARGEST = 1 << 53
+"""Whole number that stands for a number with a fraction at most."""
 _MOST_FAULTS = 50
 """Faults that a message lists."""
 
@@ -31,8 +34,10 @@ class Report:
             self.notes.append(line)
 
     def refuse(self, where: str, said: str) -> None:
-        """Refuse the import, once everything has been read."""
-        self.faults.append(f"{where}: {said}" if where else said)
+        """Refuse the import, once everything has been read; a fault that comes again is one."""
+        line = f"{where}: {said}" if where else said
+        if line not in self.faults:
+            self.faults.append(line)
 
     def raise_faults(self, name: str) -> None:
         """Refuse the file called ``name`` if there was a fault.
@@ -54,7 +59,8 @@ class Fields:
         """Read ``content``, which stands at the key ``where``; the empty text is the whole file."""
         self._content, self._where, self._report = dict(content), where, report
         for key in [key for key in self._content if key in report.left_out]:
-            report.note(self.at(key), f"{_shown(self._content.pop(key))} was left out, as asked")
+            del self._content[key]
+            report.note(self.at(key), "was left out, as asked")
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -72,7 +78,7 @@ class Fields:
         if value is None:
             return default
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+            value = float(value) if abs(value) <= _LARGEST else value
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             self.refuse(key, f"{_shown(value)} is no {_KINDS.get(kind, kind.__name__)}")
             return default
@@ -98,6 +104,21 @@ class Fields:
             self.refuse(key, f"is {value}; it is a number from {least:g} on")
             return least
         return value
+
+    def numbers(self, key: str, count: int) -> list[float] | None:
+        """Return a list of ``count`` numbers from 0 on; None, and a fault, for anything else."""
+        listed: Sequence[object] = self.take(key, list, [])
+        found = [
+            float(each)
+            for each in listed
+            if isinstance(each, int | float)
+            and not isinstance(each, bool)
+            and 0 <= each <= _LARGEST
+        ]
+        if len(found) == len(listed) == count:
+            return found
+        self.refuse(key, f"holds {len(listed)} entries, not {count} numbers from 0 to {_LARGEST}")
+        return None
 
     def texts(self, key: str) -> list[str]:
         """Return a text or a list of texts as a list; empty where it is missing."""
@@ -145,11 +166,8 @@ class Fields:
 
     def end(self) -> None:
         """Refuse the keys that nothing was done with: what they mean is not known here."""
-        for key in self._content:
-            self.refuse(
-                key,
-                f"{_shown(self._content[key])}: this key is not known; --leave-out {key} goes on without it",
-            )
+        for key in self._content:  # its value is not shown: it may be a secret
+            self.refuse(key, f"this key is not known; --leave-out {key} goes on without it")
 
 
 _KINDS: dict[type, str] = {
@@ -163,5 +181,5 @@ _KINDS: dict[type, str] = {
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    text = without_secrets(repr(value))
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

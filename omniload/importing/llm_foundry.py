@@ -181,16 +181,20 @@ def _share(stream: Fields, folder: str, index: dict[str, object] | None) -> tupl
     return key, value * _samples(index)
 
 
+def _columns(index: dict[str, object] | None) -> dict[str, str]:
+    """Return the columns that the first shard of an index says it has, with their encodings."""
+    match index:
+        case {"shards": [{"column_names": list(names), "column_encodings": list(kinds)}, *_]}:
+            return dict(zip(map(str, names), map(str, kinds), strict=False))
+        case _:
+            return {}
+
+
 def _source(
     folder: str, index: dict[str, object] | None, encoding: str, asked: Asked
 ) -> JsonObject:
     """Return the source of an MDS folder: of its column ``tokens`` where it has one, else of its text."""
-    columns: dict[str, str] = {}
-    for shard in (index or {"shards": []})["shards"] or []:  # type: ignore[attr-defined]
-        names, kinds = shard.get("column_names"), shard.get("column_encodings")
-        if isinstance(names, list) and isinstance(kinds, list):
-            columns = dict(zip(map(str, names), map(str, kinds), strict=False))
-        break
+    columns = _columns(index)
     tokens = asked.tokens or ("tokens" if "tokens" in columns and asked.text is None else None)
     if tokens is None:
         return {"type": "mds", "path": folder, "text": asked.text or "text"}

@@ -86,9 +86,10 @@ def _size(prefix: str, asked: Asked) -> float:
     path = Path(prefix if prefix.endswith(".bin") else prefix + ".bin")
     try:
         return float(path.stat().st_size)
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or error
         asked.report.refuse(
             prefix,
-            f"has no weight, and {path} no size ({error.strerror}); write weights",
+            f"has no weight, and {path} no size ({said}); write weights",
         )
         return 1.0

@@ -109,15 +109,11 @@ def _folders(dataset: Fields) -> list[tuple[str, float]]:
     """Return the folders of a stage with their weights; without weights all are equal."""
     if "dataset_folder" not in dataset.keys:
         return []
-    try_mapping = dataset.peek("dataset_folder")
-    if isinstance(try_mapping, dict):
+    if isinstance(dataset.peek("dataset_folder"), dict):
         by_folder = dataset.inner("dataset_folder")
         return [(folder, by_folder.number(folder) or 0.0) for folder in by_folder.keys]
     folders = dataset.texts("dataset_folder")
-    weights: list[object] = dataset.take("dataset_weights", list, [1.0] * len(folders))
-    if len(weights) != len(folders) or not all(
-        isinstance(w, int | float) and w >= 0 for w in weights
-    ):
-        dataset.refuse("dataset_weights", f"is not one number for each of {len(folders)} folders")
+    if dataset.peek("dataset_weights") is None:
         return [(folder, 1.0) for folder in folders]
-    return [(folder, float(str(weight))) for folder, weight in zip(folders, weights, strict=True)]
+    weights = dataset.numbers("dataset_weights", len(folders)) or [1.0] * len(folders)
+    return list(zip(folders, weights, strict=True))

@@ -60,15 +60,9 @@ def read(document: object, asked: Asked) -> Imported:
 
 def _read_stage(stage: Fields, number: int, found: Imported) -> None:
     kind = stage.take("schedule_type", str, "const")
-    weights: list[object] = stage.take("weights", list, [])
-    numbers = [float(w) for w in weights if isinstance(w, int | float) and w >= 0]
+    weights = stage.numbers("weights", len(found.sources))
     if kind != "const" or number:
         stage.refuse("schedule_type", f"is {kind!r}, entry {number}: one const entry is known")
-    elif len(numbers) != len(weights) or len(numbers) != len(found.sources):
-        stage.refuse(
-            "weights",
-            f"holds {len(weights)} entries of {len(found.sources)} sources, numbers from 0 on",
-        )
-    else:
-        found.stages.append((0, dict(zip(found.sources, numbers, strict=True))))
+    elif weights is not None:
+        found.stages.append((0, dict(zip(found.sources, weights, strict=True))))
     stage.end()

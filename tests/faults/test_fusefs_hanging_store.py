@@ -178,8 +178,10 @@ def cluster():
 def test_hdfs_whose_node_hangs_answers_within_the_limit(cluster, asked, tmp_path, scheme, who):
     url = f"{cluster.url}/{uuid.uuid4().hex}".replace("hdfs:", f"{scheme}:")
     give_up = {"give_up_after_s": LIMIT_S}
+    RetryingStore(open_store(url)).publish(
+        "f", b"data"
+    )  # a cluster that has just begun takes its time
     store = RetryingStore(open_store(url, **give_up), **give_up)
-    store.publish("f", b"data")
     (tmp_path / "mount").mkdir()
     settings = {"store": url, "mountpoint": str(tmp_path / "mount"), "give_up_after": LIMIT_S}
     daemon = None if NO_MOUNT else start(MountConfig(**settings), log_path=str(tmp_path / "log"))
