@@ -33,6 +33,7 @@ from omniload.mix.config import MixConfig
 from omniload.mix.state import MixState
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.records import StepPlan
+from omniload.plan.world import World
 
 __all__ = ["main"]
 
@@ -87,7 +88,7 @@ def steps_of(case: Case) -> Iterator[Planned]:
     ]
     planner = Planner(
         mix=mix,
-        tree=ClientPlaceTree.of(dp=dp),
+        world=World(tree=ClientPlaceTree.of(dp=dp)),
         positions_per_epoch_S=[20_000] * len(mix.names),
         state=MixState.start(len(mix.names)),
         fingerprint={},

@@ -33,6 +33,7 @@ def taken(loader, batches):
 def test_what_the_package_offers():
     assert trainer_integration.__all__ == [
         "DataLoader",
+        "ReplicaLoader",
         "SharedDataset",
         "open_writers",
         "token_mean",

@@ -239,6 +239,7 @@ def test_a_job_that_trained_ends_well_though_it_has_no_report(monkeypatch, tmp_p
     class Launched:
         def __init__(self, *_args, **_named):
             self.train, self.mix, self.run_dir = SimpleNamespace(steps=1), a_mix(), tmp_path
+            self.plan = SimpleNamespace(require_ranks=lambda launch: None)
 
         def run(self):
             return 0
