@@ -17,6 +17,7 @@ from omniload.mix.edits.history import History, stages_from
 from omniload.mix.edits.kept import edits_in
 from omniload.mix.journal.reading import state_before
 from omniload.mix.journal.records import StepRecord
+from omniload.mix.possible import require_possible
 from omniload.mix.progress import weights_by_step
 from omniload.mix.schedule import weights_at
 from omniload.mix.sources import ParquetSource
@@ -92,6 +93,21 @@ def simulated(mix, lengths, world, **more):
     return simulation, simulation.run()
 
 
+def taken_in(simulation, step, history):
+    """Return the state before a step as a plane takes it: the folder has all edits, the state those before it."""
+    saved = json.loads(json.dumps(simulation.states[step]))
+    carried = edits_in(saved)
+    revision = len(carried)
+    edited = history.of_revision(revision)
+    found = history.found_by(revision, simulation.planner.fingerprint)
+    state = MixState.from_json(saved, edited.names, found)
+    require_reached(history, state, revision)
+    records_S = [len(epoch) for epoch in simulation.epochs]
+    require_possible(state, edited, records_S, skipped_steps=history.skipped_steps(revision))
+    assert history.edits[:revision] == carried
+    return state
+
+
 @settings(max_examples=25)
 @given(mixes(), changes(), worlds(), st.lists(epochs, min_size=6, max_size=6))
 def test_a_run_with_edits_is_the_one_that_mix_and_edits_alone_decide(mix, asked, world, lengths):
@@ -123,15 +139,8 @@ def test_a_killed_run_goes_on_in_another_world_with_the_same_edits(
 ):
     first, digests = simulated(mix, lengths, world, changes=asked)
     at = data.draw(st.sampled_from(sorted(first.states)))
-    saved = json.loads(json.dumps(first.states[at]))
-
-    # As a plane does it: the folder has all edits, the state those that held before it.
-    history, carried = first.history, edits_in(saved)
-    names = history.of_revision(len(carried)).names
-    found = history.found_by(len(carried), first.planner.fingerprint)
-    state = MixState.from_json(saved, names, found)
-    require_reached(history, state, len(carried))
-    assert history.edits[: len(carried)] == carried
+    history = first.history
+    state = taken_in(first, at, history)
     second, rest = simulated(mix, lengths, other, state=state, edits=history.edits)
 
     assert rest == digests[at:]
@@ -253,10 +262,7 @@ def test_steps_that_are_skipped_are_left_out_and_all_others_are_those_of_the_run
     plain, digests = simulated(mix, lengths, world)
     history = skipping(plain, first, stop)
     at = data.draw(st.sampled_from([s for s in plain.states if s <= first] or [None]))
-    saved = None
-    if at is not None:
-        saved = MixState.from_json(plain.states[at], mix.names, plain.planner.fingerprint)
-        require_reached(history, saved, 0)
+    saved = None if at is None else taken_in(plain, at, history)
 
     resumed, rest = simulated(mix, lengths, other, state=saved, edits=history.edits)
 
@@ -277,6 +283,8 @@ def test_nothing_but_what_was_skipped_is_lost_though_the_mix_was_edited(
 
     resumed, _ = simulated(mix, lengths, world, edits=history.edits)
 
+    for step in resumed.states:
+        taken_in(resumed, step, history)
     left_out = {
         k for s, keys in keys_by_step(plain).items() if skip[0] <= s < skip[1] for k in keys
     }
@@ -296,6 +304,44 @@ def test_nothing_but_what_was_skipped_is_lost_though_the_mix_was_edited(
     due = {k for k in once | later if (k[1], k[2]) < reached.get(k[0], (0, 0))}
     if mix.pack.method != "concat_and_split":
         assert due <= {*trained} | waiting
+
+
+@settings(max_examples=10)
+@given(mixes(), worlds(), worlds(), st.lists(epochs, min_size=3, max_size=3), skips, st.data())
+def test_a_run_that_skipped_steps_goes_on_from_what_it_saved_behind_them(
+    mix, world, other, lengths, skip, data
+):
+    """Weights move, in skipped steps too, and change once more where they were skipped."""
+    plain, _ = simulated(mix, lengths, world)
+    history = skipping(plain, *skip)
+    if data.draw(st.booleans()):
+        history = history.edited(SetWeights(weights={NAMES[1]: 3}), skip[0])
+    first, digests = simulated(mix, lengths, world, edits=history.edits)
+    assert digests == reference_digests(history, lengths, num_steps=STEPS)
+
+    saved = {step: taken_in(first, step, history) for step in first.states}
+
+    at = data.draw(st.sampled_from(sorted(saved)))
+    _, rest = simulated(mix, lengths, other, state=saved[at], edits=history.edits)
+    assert rest == digests[at:]
+
+
+@pytest.mark.parametrize("again", [None, 0.0])
+@pytest.mark.parametrize(("first", "stage"), [(5, 7), (0, 7), (0, 13)])
+def test_what_was_drawn_in_skipped_steps_may_be_of_weights_that_hold_no_more(first, stage, again):
+    stages = [
+        {"from_step": 0, "weights": dict.fromkeys(NAMES, 1)},
+        {"from_step": stage, "weights": {NAMES[0]: 1}},
+    ]
+    mix = a_mix(sources=NAMES, rows=8, length=16, mix={"stages": stages})
+    lengths = [[[9], [5]]] * 3
+    plain, _ = simulated(mix, lengths, {"dp": 1})
+    history = skipping(plain, first, 9)
+    if again is not None:
+        history = history.edited(SetWeights(weights={NAMES[1]: again}), first)
+    run, _ = simulated(mix, lengths, {"dp": 1}, edits=history.edits)
+
+    assert [taken_in(run, step, history).step for step in sorted(run.states)] == sorted(run.states)
 
 
 def test_what_lies_before_skipped_steps_changes_no_more_and_a_skip_is_undone_at_rest():
