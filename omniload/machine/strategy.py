@@ -19,7 +19,13 @@ from omniload.plan.membership import Membership
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.placement import num_microbatches_of
 from omniload.plan.records import StepPlan
-from omniload.plan.strategies import PlacementRequest, cost_of, placed_by, strategy_of
+from omniload.plan.strategies import (
+    PlacementRequest,
+    cost_of,
+    deals_images,
+    placed_by,
+    strategy_of,
+)
 
 __all__ = ["dealt_by_chain", "place", "place_again"]
 
@@ -73,8 +79,9 @@ def _dealt(
     """Return where each row and image goes, how many microbatches there are for it, and how even that is."""
     dp, num_rows = tree.size_of("dp"), len(membership.row_offsets) - 1
     num_microbatches = num_microbatches_of(num_rows, dp, mix.rows_per_microbatch)
-    # The chain takes longer than the rest of a small step's plan: where there is one bucket, none is run.
-    if dp * num_microbatches > 1:
+    # The chain takes longer than the rest of a small step's plan: where there is one bucket, and no image to deal,
+    # none is run.
+    if dp * num_microbatches > 1 or deals_images(mix.balance.strategy):
         dealt = dealt_by_chain(mix, tree, step, membership, num_microbatches, images=images)
         return {"num_microbatches": num_microbatches, **dealt}
     everything = np.zeros(num_rows, np.int32)
@@ -99,10 +106,14 @@ def dealt_by_chain(
 ) -> dict[str, Any]:
     """Return the rank and microbatch of each row by the mix's strategy, how even that is, and where images go.
 
+    A strategy that deals images does so in every step, in one without images too: loops need no case for it.
+
     Raises:
         ConfigError: The strategy is a user's and fails, or its placement is not whole.
     """
-    pieces = membership.pieces
+    pieces, name = membership.pieces, mix.balance.strategy
+    if images is None and deals_images(name):
+        images = ImageTable.empty()
     cost, cost_columns = cost_of(mix.balance)
     request = PlacementRequest(
         tree=tree,
@@ -118,7 +129,6 @@ def dealt_by_chain(
     patches = {} if images is None else {"patches": images.patches_P(len(pieces))}
     columns = {"sources": pieces.sources_P} | patches
     rows = DGraph.of_rows(pieces.lengths_P, membership.row_offsets, columns)
-    name = mix.balance.strategy
     placement = placed_by(strategy_of(name), name, rows, request)
     planned = None
     if images is not None and placement.encoders_I is not None:

@@ -45,6 +45,7 @@ __all__ = [
     "balanced",
     "by_length",
     "cost_of",
+    "deals_images",
     "hybrid",
     "in_order",
     "placed_by",
@@ -192,6 +193,11 @@ def strategy_of(name: str) -> Strategy:
         ConfigError: None is registered, several are, or it cannot be imported.
     """
     return BUILT_IN[name] if name in BUILT_IN else cast("Strategy", registered(_STRATEGIES, name))
+
+
+def deals_images(name: str) -> bool:
+    """Tell whether the strategy of a name may deal images apart from rows: ``hybrid``, or one that is not ours."""
+    return name == "hybrid" or name not in BUILT_IN
 
 
 def cost_of(balance: BalanceConfig) -> tuple[CostFunction, tuple[str, ...]]:

@@ -5,6 +5,7 @@ Shape suffixes:
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,18 @@ class ImageTable:
     """Placeholders, and embeddings, of each."""
     patches_I: NDArray[np.int32]
     """Patches of each: what the encoder pays by."""
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Return the table of a step without images."""
+        none = np.empty(0, np.int32)
+        return cls(
+            pieces_I=none.astype(np.int64),
+            numbers_I=none,
+            firsts_I=none,
+            tokens_I=none,
+            patches_I=none,
+        )
 
     def __len__(self) -> int:
         return len(self.pieces_I)

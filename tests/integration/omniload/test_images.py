@@ -11,6 +11,7 @@ from omniload.batch.images import images_of, places_of
 from omniload.batch.wire import from_bytes, to_bytes
 from omniload.client import Client
 from omniload.front.rows import BatchForm, NumpyArrays
+from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.drawn import PLACEHOLDER, a_drawn_mix
 from tests.support.plane.resume import assert_resumes_exactly
@@ -101,8 +102,9 @@ def test_a_digest_covers_pixels_and_grids_and_the_wire_keeps_both(tmp_path):
         assert square or microbatch_digest(replaced) != before
 
 
-def dealt(folder, strategy, dp):
-    mix = a_drawn_mix(folder, balance={"strategy": strategy, "linear": 1.0, "encoder_linear": 1.0})
+def dealt(folder, strategy, dp, **changes):
+    balance = {"strategy": strategy, "linear": 1.0, "encoder_linear": 1.0}
+    mix = a_drawn_mix(folder, balance=balance, **changes)
     return steps_of(a_spec(folder, mix, tree=ClientPlaceTree.of(dp=dp)))
 
 
@@ -168,3 +170,41 @@ def test_a_loop_is_told_where_dealt_images_are(tmp_path):
     assert plain.images.floats().dtype == np.float32
     with pytest.raises(ConfigError, match="come with their own images"):
         _ = plain.microbatches[0].encoding
+
+
+@pytest.mark.parametrize(("micro_rows", "dp"), [(2, 1), (2, 2), (1, 1)])
+def test_every_microbatch_says_what_its_rank_encodes_where_steps_have_no_image(
+    tmp_path, micro_rows, dp
+):
+    (tmp_path / "words.txt").write_text("no image here, only words\n" * 400)
+    mix = a_drawn_mix(tmp_path, rows=2, balance={"strategy": "hybrid"}, length=64)
+    fields = mix.model_dump()
+    fields["sources"]["words"] = {"type": "text", "path": "words.txt"}
+    fields["mix"]["stages"][0]["weights"] = {"words": 400.0, "captions": 1.0, "pages": 1.0}
+    fields["batch"]["micro_tokens"] = 64 * micro_rows
+    steps = steps_of(
+        a_spec(tmp_path, MixConfig.model_validate(fields), tree=ClientPlaceTree.of(dp=dp)), 8
+    )
+    form = BatchForm(arrays=NumpyArrays())
+
+    arriving = [
+        sum(len(made.encoding.places) for batch in step for made in form.of(batch).microbatches)
+        for step in steps
+    ]
+
+    placeholders = [
+        sum(int((m.tokens_RT == PLACEHOLDER).sum()) for batch in step for m in batch.microbatches)
+        for step in steps
+    ]
+    assert arriving == placeholders
+    assert 0 in arriving
+
+
+@pytest.mark.parametrize("strategy", ["balanced", "hybrid"])
+def test_one_rank_with_one_microbatch_has_its_images(tmp_path, strategy):
+    batches = [b for step in dealt(tmp_path, strategy, 1, rows=1) for b in step]
+    made = [BatchForm(arrays=NumpyArrays()).of(batch).microbatches for batch in batches]
+
+    assert all(len(microbatches) == 1 for microbatches in made)
+    key = "images" if strategy == "balanced" else "encoding"
+    assert sum(len(getattr(microbatches[0], key)) for microbatches in made) > 0
