@@ -6,6 +6,7 @@ The only order that is kept is the one that every runtime keeps: the planner's j
 record comes before the plan it belongs to, and a rank takes its steps in order.
 """
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -72,6 +73,8 @@ __all__ = ["Simulation"]
 
 _MOST_LOOKS = 400
 """Looks for a source to move in one run; each is one message in the bag."""
+_MOST_MESSAGES = 200_000
+"""Messages of one run at most: a hundred times what the longest here take."""
 _WAITS = 0.8
 """Share of these looks that move nothing."""
 
@@ -83,6 +86,16 @@ class _Way(NamedTuple):
     number: int
     """The loader."""
     life: int
+
+
+@dataclass(frozen=True, slots=True)
+class _PutOff:
+    """A message that waits for others. It is not repeated: each copy would wait, and be repeated, in its turn."""
+
+    message: Callable[[], object]
+
+    def __call__(self) -> None:
+        self.message()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -224,7 +237,11 @@ class Simulation:
         """Deliver messages until all ranks have every step; return the digest of each step."""
         first = self.planner.state.step
         self._carry(self.planner.handle(Started()))
+        delivered = itertools.count()
         while self._bag or self._ready():
+            assert next(delivered) < _MOST_MESSAGES, (
+                f"no end: {len(self._bag)} messages are under way"
+            )
             ready = self._ready()
             at = self._random.randrange(len(self._bag) + len(ready))
             if at < len(self._bag):
@@ -268,7 +285,7 @@ class Simulation:
         message = self._bag[at]
         self._bag[at] = self._bag[-1]
         self._bag.pop()
-        if self._random.random() < self.repeat_share:
+        if self._random.random() < self.repeat_share and not isinstance(message, _PutOff):
             self._bag.append(message)
         message()
 
@@ -364,7 +381,7 @@ class Simulation:
     def _ask(self, asked: ResizeAsked) -> None:
         """Have a rank say which ranks it counts, until a planner is there to hear it."""
         if not self._planner_is_there:
-            self._bag.append(lambda: self._ask(asked))
+            self._put_off(self._ask, asked)
             return
         if asked.generation < self._generation:
             # Said by a rank that was others' peer by the time it was heard.
@@ -375,6 +392,9 @@ class Simulation:
 
     def _send(self, receiver: Callable[..., object], *message: object) -> None:
         self._bag.append(lambda: receiver(*message))
+
+    def _put_off(self, receiver: Callable[..., object], *message: object) -> None:
+        self._bag.append(_PutOff(lambda: receiver(*message)))
 
     def _kill(self) -> None:
         """Kill a loader that holds its role; what it was asked and held is gone."""
@@ -498,7 +518,7 @@ class Simulation:
         if self._role[source] == way.number or loader is None:
             return
         if self._serving[source].number == way.number:
-            self._send(self._drop, source, way)
+            self._put_off(self._drop, source, way)
         else:
             loader.forget(source)
 
@@ -526,7 +546,7 @@ class Simulation:
     def _know_way(self, source: int, way: _Way, later: int = 0) -> None:
         """Have constructors take a way, unless they know of a later one; now or some messages later."""
         if later:
-            self._send(self._know_way, source, way, later - 1)
+            self._put_off(self._know_way, source, way, later - 1)
             return
         self._serving[source] = max(self._serving[source], way)
 
@@ -575,7 +595,7 @@ class Simulation:
         ways = [self._serving[request.source] for request in fetch.requests]
         loaders = [self._lives[way.number][way.life] for way in ways]
         if None in loaders:  # a constructor waits for the next holder
-            self._send(self._fetch, constructor, fetch)
+            self._put_off(self._fetch, constructor, fetch)
             return
         try:
             found = []
