@@ -78,11 +78,13 @@ class _Service:
 
     def run(self, ready: Callable[[], None]) -> None:
         """Answer until unmounted, asked to end, or handed over."""
-        self._loop.start(pyfuse3.main())
+        main = pyfuse3.main()
+        self._loop.start(main)
+        # Dropped where the end comes first: its thread may wait inside the mount until that is gone.
         self._loop.start(self._begin(ready))
         before = {number: signal.signal(number, self._end) for number in _SIGNALS}
         try:
-            self._loop.run()
+            self._loop.run(main)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -35,8 +35,6 @@ class _For(Enum):
     REQUEST = auto()
     TURN = auto()
     """To be the reader."""
-    OTHERS = auto()
-    """The end of all other tasks."""
 
 
 class _ClosedResourceError(Exception):
@@ -46,10 +44,10 @@ class _ClosedResourceError(Exception):
 class _Wait:
     __slots__ = ("_what",)
 
-    def __init__(self, what: _For) -> None:
+    def __init__(self, what: "_For | _Nursery") -> None:
         self._what = what
 
-    def __await__(self) -> Generator[_For, None, None]:
+    def __await__(self) -> "Generator[_For | _Nursery, None, None]":
         yield self._what
 
 
@@ -66,14 +64,14 @@ class Loop:
         self.watch, self.unwatch = self._poller.watch, self._poller.unwatch
         self.device: int | None = None
         """/dev/fuse, once pyfuse3 has waited for it; libfuse's to close."""
-        self._tasks: set[Task] = set()
+        self._nursery_of: dict[Task, _Nursery | None] = {}
+        """Of all tasks."""
         self._ready: deque[Task] = deque()
         self._waiting: set[Task] = set()
         """For futures: those whose requests are under way."""
         self._reader: Task | None = None
         self._has_reader = False
         self._turns: deque[Task] = deque()
-        self._joining: Task | None = None
         self._takes = True
         self._is_watched = False
         self._is_closing = self._is_ending = False
@@ -93,25 +91,25 @@ class Loop:
     # From other threads and signal handlers
 
     def end(self) -> None:
-        """Have libfuse's session end, and ``run`` return when all requests are answered."""
+        """Have libfuse's session end, and so pyfuse3's ``main`` when all requests are answered."""
         self._is_ending = True
         self._poller.wake()
 
     # On the loop's thread
 
-    def run(self) -> None:
-        """Run until every task has ended.
+    def run(self, main: Task) -> None:
+        """Run until ``main``, which was started, has ended; other tasks are left where they are.
 
         Raises:
             Exception: What a task raised.
         """
         self._run_ready()
-        while self._tasks:
+        while main in self._nursery_of:
             self.once(None)
 
-    def start(self, task: Task) -> None:
-        """Begin a task; ``run`` carries it on."""
-        self._tasks.add(task)
+    def start(self, task: Task, nursery: "_Nursery | None" = None) -> None:
+        """Begin a task, of a nursery that waits for it or of none; ``run`` carries it on."""
+        self._nursery_of[task] = nursery
         self._ready.append(task)
 
     def once(self, timeout_ms: float | None) -> None:
@@ -133,7 +131,7 @@ class Loop:
 
     def close(self) -> None:
         """Drop what still waits."""
-        tasks, self._tasks = self._tasks, set()
+        tasks, self._nursery_of = self._nursery_of, {}
         for task in tasks:
             task.close()
         self._poller.close()
@@ -150,18 +148,22 @@ class Loop:
         try:
             awaited = task.send(None)
         except StopIteration:
-            self._tasks.discard(task)
-            if self._joining is not None and len(self._tasks) == 1:
-                self._ready.append(self._joining)
+            if (nursery := self._nursery_of.pop(task)) is not None:
+                self._left(nursery)
             return
         if awaited is _For.REQUEST:
             self._reader = task
         elif awaited is _For.TURN:
             self._turns.append(task)
-        elif awaited is _For.OTHERS:
-            self._joining = task
+        elif isinstance(awaited, _Nursery):
+            awaited.joining = task
         else:
             self._wait(task, awaited)
+
+    def _left(self, nursery: "_Nursery") -> None:
+        nursery.num_tasks -= 1
+        if not nursery.num_tasks and nursery.joining is not None:
+            self._ready.append(nursery.joining)
 
     def _wait(self, task: Task, future: "Future[Any]") -> None:
         def wake(_: object) -> None:
@@ -222,18 +224,22 @@ class _Turn:
 
 
 class _Nursery:
-    """Where pyfuse3 starts its workers; left when all have ended."""
+    """Where pyfuse3 starts its workers; left when all of them have ended, whatever else the loop runs."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
+        self.num_tasks = 0
+        self.joining: Task | None = None
+        """Waits for their end."""
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if len(self._loop._tasks) > 1:
-            await _Wait(_For.OTHERS)
+        if self.num_tasks:
+            await _Wait(self)
 
     def start_soon(self, run: Callable[..., Task], *arguments: object, name: str) -> None:
         del name
-        self._loop.start(run(*arguments))
+        self.num_tasks += 1
+        self._loop.start(run(*arguments), self)

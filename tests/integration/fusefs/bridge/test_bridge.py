@@ -244,6 +244,40 @@ def test_a_user_without_rights_mounts_through_fusermount3():
     shutil.rmtree(base)
 
 
+ENDED_AT_THE_START = """
+import os, signal, sys, threading
+from fusefs.bridge import server
+from fusefs.bridge.api.blocking import Threaded
+from fusefs.bridge.api.options import BridgeOptions
+from tests.support.fusefs.bridge_example import Example
+
+def never_answered(_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait()
+
+os.statvfs = never_answered
+shown = Threaded(Example())
+server.serve(shown, sys.argv[1], BridgeOptions(bridge="pyfuse3"), ready=lambda: print("ready"))
+shown.close()
+"""
+
+
+def test_a_signal_ends_a_mount_whose_own_first_question_is_not_answered(tmp_path):
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", ENDED_AT_THE_START, tmp_path],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+        assert not os.path.ismount(tmp_path)
+    finally:
+        subprocess.run(["fusermount3", "-uzq", tmp_path], check=False)
+
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
 READ_AND_BE_KILLED = """
 import os, sys
 file = os.open(sys.argv[1], os.O_RDONLY)

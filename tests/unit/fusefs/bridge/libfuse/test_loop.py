@@ -25,7 +25,11 @@ class Session:
         self.log = []
         self.num_readers = self.num_workers = self.most_workers = 0
         self.exited = False
-        self.loop.start(self.main())
+        self.whole = self.main()
+        self.loop.start(self.whole)
+
+    def run(self):
+        self.loop.run(self.whole)
 
     async def main(self):
         async with self.trio.open_nursery() as nursery:
@@ -172,10 +176,26 @@ def test_the_end_lets_workers_go_once_their_requests_are_answered(session):
     assert session.log == []
 
     slow.set_result("slow")
-    session.loop.run()
+    session.run()
 
     assert session.log == ["slow", "left"]
     assert session.num_workers == 0
+
+
+def test_the_end_waits_for_no_task_beside_the_workers():
+    session = Session()
+    outside = Future()
+    session.loop.start(result_of(outside))
+    session.turn()
+    session.loop.end()
+
+    session.run()
+
+    assert session.log == ["left"]
+    assert session.num_workers == 0
+    session.loop.close()
+    outside.set_result("too late")  # wakes nobody
+    os.close(session.device)
 
 
 def test_what_a_worker_raises_ends_the_loop(session):
@@ -185,7 +205,7 @@ def test_what_a_worker_raises_ends_the_loop(session):
     session.ask()
 
     with pytest.raises(OSError, match="libfuse could not read"):
-        session.loop.run()
+        session.run()
 
 
 def test_what_still_waits_is_dropped_when_the_loop_is_closed():
