@@ -1,1 +1,1 @@
-"""The binding over libfuse, by pyfuse3 and trio."""
+"""The binding over libfuse, by pyfuse3."""
