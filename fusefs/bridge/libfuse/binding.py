@@ -151,6 +151,12 @@ def _in_daemon_thread(call: Callable[[], object]) -> "Future[Any]":
     return done
 
 
+def _loop_in_use() -> Loop:
+    """Return the loop that ``serve`` put in the place of trio."""
+    loop: Loop = pyfuse3.trio.lowlevel.current_trio_token()  # type: ignore[attr-defined]
+    return loop
+
+
 def _largest_request() -> int:
     """Return the bytes of the largest request libfuse may have agreed to.
 
@@ -182,7 +188,7 @@ def serve(
     asked |= {"ro"} if options.read_only else set()
     asked |= {"allow_other"} if options.allow_other else set()
     asked |= {"suid", "dev"} if options.trusted else set()
-    loop = Loop(pyfuse3.terminate)
+    loop = Loop(pyfuse3.terminate, _loop_in_use)
     trio = pyfuse3.trio  # type: ignore[attr-defined]  # a name of its own, see ``Loop``
     try:
         pyfuse3.init(Requests(filesystem), mountpoint, asked)

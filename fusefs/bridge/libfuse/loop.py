@@ -56,9 +56,11 @@ class Loop:
 
     Args:
         terminate: Ends libfuse's session, and calls ``notify_closing``; called after ``end``.
+        in_use: Returns the loop that stands in the place of trio now. pyfuse3 makes its lock once a process, so a
+            later mount's loop is met through the lock that the first made.
     """
 
-    def __init__(self, terminate: Callable[[], None]) -> None:
+    def __init__(self, terminate: Callable[[], None], in_use: "Callable[[], Loop]") -> None:
         self._terminate = terminate
         self._poller = Poller(self._woken)
         self.watch, self.unwatch = self._poller.watch, self._poller.unwatch
@@ -77,7 +79,7 @@ class Loop:
         self._is_closing = self._is_ending = False
         self.as_trio = SimpleNamespace(
             ClosedResourceError=_ClosedResourceError,
-            Lock=partial(_Turn, self),
+            Lock=partial(_Turn, in_use),
             open_nursery=partial(_Nursery, self),
             lowlevel=SimpleNamespace(
                 current_task=partial(SimpleNamespace, name="pyfuse3"),
@@ -211,16 +213,17 @@ class Loop:
 class _Turn:
     """The lock by which one worker at a time is the reader. A free one goes to the next that asks, not to the first."""
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+    def __init__(self, in_use: Callable[[], Loop]) -> None:
+        self._in_use = in_use
 
     async def __aenter__(self) -> None:
-        while self._loop._has_reader:
+        loop = self._in_use()
+        while loop._has_reader:
             await _Wait(_For.TURN)
-        self._loop._has_reader = True
+        loop._has_reader = True
 
     async def __aexit__(self, *_: object) -> None:
-        self._loop._has_reader = False
+        self._in_use()._has_reader = False
 
 
 class _Nursery:

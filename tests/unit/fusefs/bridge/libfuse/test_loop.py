@@ -14,10 +14,10 @@ MOST_WORKERS = 3
 class Session:
     """pyfuse3's workers, as they use trio: each request is read in the step in which a wait returns."""
 
-    def __init__(self):
-        self.loop = Loop(self.terminate)
+    def __init__(self, lock=None):
+        self.loop = Session.loop_in_use = Loop(self.terminate, lambda: Session.loop_in_use)
         self.trio = self.loop.as_trio
-        self.lock = self.trio.Lock()
+        self.lock = lock or self.trio.Lock()
         # Like libfuse's: what is read without a request would block for ever, here it is an error.
         self.device = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
         self.handlers = []
@@ -220,3 +220,26 @@ def test_what_still_waits_is_dropped_when_the_loop_is_closed():
 
     assert session.log == []
     os.close(session.device)
+
+
+@pytest.mark.timeout(20)
+def test_a_later_mount_of_the_process_is_served_with_the_lock_of_the_first():
+    """pyfuse3 makes its lock once a process."""
+    first = Session()
+    first.loop.end()
+    first.run()
+    first.loop.close()
+    os.close(first.device)
+
+    second, slow = Session(first.lock), Future()
+    second.handlers = [slow]
+    second.ask(2)
+    second.turn(3)
+    assert second.log == ["at once"]
+
+    slow.set_result("slow")
+    second.loop.end()
+    second.run()
+    assert second.log == ["at once", "slow", "left"]
+    second.loop.close()
+    os.close(second.device)
