@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from typing_extensions import override
 
-from fusefs.stores.deadlines import GIVE_UP_AFTER_S, waiting_for_others, within
+from fusefs.stores.deadlines import GIVE_UP_AFTER_S, left_s, waiting_for_others, within
 from fusefs.stores.protocol import (
     Abandoned,
     Before,
@@ -134,6 +134,12 @@ class RetryingStore(Store):
             return self._patiently("publish", lambda: self._store.publish(path, data, None, mode))
 
         def guarded(there: Entry | None) -> None:
+            # What is replaced is looked at first, with a patience of its own: not where there is no time for any.
+            left = left_s()
+            if there is not None and left is not None and left <= 0:
+                raise _RefusedError(
+                    UnavailableError(f"{path!r}: no time is left to look at what it replaces")
+                )
             # What the caller waits for has had its own patience: it fails once, here too.
             try:
                 with waiting_for_others():

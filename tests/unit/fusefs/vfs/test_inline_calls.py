@@ -209,6 +209,27 @@ def test_a_file_that_the_first_attempt_does_not_publish_is_published_by_a_thread
     assert mount.files.store.read("small", 0, 100) == b"x" * 100
 
 
+def test_a_file_that_another_mount_published_first_is_replaced_by_a_thread(
+    mount, local, threads_used, monkeypatch
+):
+    opened, _ = run_blocking(mount.shown.create(ROOT_INODE, b"small", 0o100644, os.O_WRONLY))
+    run_blocking(mount.shown.write(opened.handle, 0, b"ours"))
+    local.publish("small", b"theirs")
+    read_by, read = [], local.read
+
+    def noted(*arguments):
+        read_by.append(threading.current_thread())
+        return read(*arguments)
+
+    monkeypatch.setattr(local, "read", noted)
+    run_blocking(mount.shown.flush(opened.handle))
+
+    assert threads_used == ["flush"]
+    assert threading.current_thread() not in read_by
+    mount.release(opened)
+    assert local.read("small", 0, 4) == b"ours"
+
+
 def test_a_large_file_is_published_by_a_thread(mount, threads_used):
     made(mount, b"large", bytes(100_000))
 
