@@ -4,6 +4,7 @@ A name that is left out is the tool's own variable (``WANDB_PROJECT``, ``MLFLOW_
 Keys and passwords are in variables alone, which the tools read themselves.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import urlsplit
@@ -25,6 +26,8 @@ __all__ = ["LogConfig", "MlflowConfig", "TensorBoardConfig", "WandbConfig", "as_
 _Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _Tag = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _MOST_TAGS = 64
+_PLACES = ("http", "https", "file", "sqlite", "databricks")
+"""How a place of MLflow's runs begins."""
 
 
 def _without_password(url: str | None) -> str | None:
@@ -37,7 +40,28 @@ def _without_password(url: str | None) -> str | None:
         raise ValueError(
             f"names a user for {parts.hostname}; leave user and password to the tool's own variables"
         )
+    # Clients read more as a host than the standard does: ``http:NAME``, ``http:///NAME``, backslashes.
+    is_odd = parts is not None and (not parts.hostname or "\\" in parts.netloc + parts.path)
+    if parts is not None and is_odd and parts.scheme in {"http", "https"}:
+        raise ValueError(f"names no host; write {parts.scheme}://HOST[:PORT]")
     return url
+
+
+def _place_of_runs(uri: str | None) -> str | None:
+    """Refuse what MLflow's client would need a database's password for, or take for something else."""
+    if uri is None:
+        return None
+    kind, _, rest = uri.partition(":")
+    if kind not in _PLACES:
+        # Without slashes what stands before the colon may be a secret.
+        found = f"begins with {kind!r}" if rest.startswith("//") else "begins with no SCHEME://"
+        raise ValueError(
+            f"{found}, none of {list(_PLACES)}; give what a database holds by 'mlflow server "
+            "--backend-store-uri', and its http://HOST:PORT here"
+        )
+    if re.search(r"\s", uri):
+        raise ValueError("holds white space; write it as %20")
+    return uri
 
 
 class TensorBoardConfig(StrictModel):
@@ -71,9 +95,7 @@ class WandbConfig(StrictModel):
 class MlflowConfig(StrictModel):
     """MLflow. User, password or token are read from ``MLFLOW_TRACKING_USERNAME``, ``_PASSWORD`` and ``_TOKEN``."""
 
-    tracking_uri: str | None = Field(
-        default=None, pattern=r"^(https?|file|sqlite|databricks)(:[^\s]*)?$"
-    )
+    tracking_uri: str | None = None
     """Server or place of the runs. Default: ``MLFLOW_TRACKING_URI``, or files below the run's folder."""
     experiment: _Name | None = None
     """Default: ``MLFLOW_EXPERIMENT_NAME``, or ``omniload``."""
@@ -84,6 +106,7 @@ class MlflowConfig(StrictModel):
     )
     """Labels of the run, by name."""
 
+    _known_place = field_validator("tracking_uri")(_place_of_runs)
     _no_password = field_validator("tracking_uri")(_without_password)
 
 

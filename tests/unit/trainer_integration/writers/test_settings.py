@@ -82,6 +82,43 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(tmp_path, settings):
     assert "hunter2" not in str(told.value)
 
 
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http:bob:hunter2@ml.example",
+        "http:/bob:hunter2@ml.example",
+        "http:///bob:hunter2@ml.example",
+        "https:\\\\bob:hunter2@ml.example",
+    ],
+)
+def test_a_url_without_a_host_or_with_backslashes_is_refused_and_not_repeated(tmp_path, uri):
+    with pytest.raises(
+        ConfigError, match=r"yaml:5: .*mlflow\.tracking_uri: names no host; write https?://HOST"
+    ) as told:
+        load_train(a_file(tmp_path, f"log:\n  mlflow: {{tracking_uri: '{uri}'}}\n"))
+
+    assert "hunter2" not in str(told.value)
+
+
+def test_a_database_as_the_place_of_runs_is_told_how_to_reach_it(tmp_path):
+    uri = "postgresql://bob:hunter2@db.example/runs"
+    with pytest.raises(
+        ConfigError, match=r"yaml:5: .*tracking_uri: .*'postgresql'.*mlflow server"
+    ) as told:
+        load_train(a_file(tmp_path, f"log:\n  mlflow: {{tracking_uri: '{uri}'}}\n"))
+
+    assert "hunter2" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "uri", ["databricks", "databricks://profile", "sqlite:///runs.db", "file:///a@b/runs"]
+)
+def test_places_without_a_host_are_taken(tmp_path, uri):
+    log = log_of(tmp_path, f"log:\n  mlflow: {{tracking_uri: '{uri}'}}\n")
+
+    assert log.mlflow.tracking_uri == uri
+
+
 def test_what_is_kept_of_a_run_reads_back_and_that_of_an_earlier_release_too():
     log = LogConfig.model_validate({"wandb": {"tags": ["a"]}})
     train = TrainConfig(version=1, mix="m", steps=100, log=log)
