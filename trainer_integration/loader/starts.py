@@ -46,18 +46,31 @@ def agreed_start(store: Store, launch: Launch, timeout_s: float) -> int:
         timeout_s: Longest wait for rank 0.
 
     Raises:
-        UnavailableError: Rank 0 does not answer.
+        UnavailableError: Rank 0 does not answer, or the agent that keeps the store has ended.
     """
-    if launch.rank == 0:
-        number = max(store.add(_COUNT, 1) - 1, launch.restarts)
-        answering = threading.Thread(
-            target=_answer,
-            args=(store, number, launch.world_size),
-            name="omniload-starts",
-            daemon=True,
-        )
-        answering.start()
-        return number
+    try:
+        return _counted(store, launch) if launch.rank == 0 else _asked(store, launch, timeout_s)
+    except dist.DistNetworkError as error:
+        raise UnavailableError(
+            f"rank {launch.rank}: the agent of torchrun that keeps the store has ended ({error}); start the job again"
+        ) from error
+
+
+def _counted(store: Store, launch: Launch) -> int:
+    """Count this start, and go on answering the other ranks."""
+    number = max(store.add(_COUNT, 1) - 1, launch.restarts)
+    answering = threading.Thread(
+        target=_answer,
+        args=(store, number, launch.world_size),
+        name="omniload-starts",
+        daemon=True,
+    )
+    answering.start()
+    return number
+
+
+def _asked(store: Store, launch: Launch, timeout_s: float) -> int:
+    """Greet rank 0, and return its answer."""
     token = secrets.token_hex(8)
     store.set(f"{_GREETING}/{launch.rank}", f"{launch.restarts}/{token}")
     try:

@@ -4,7 +4,6 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import cache
 from typing import Any, get_args
 
 import numpy as np
@@ -165,10 +164,16 @@ def rendezvous_of(launch: Launch, timeout_s: float) -> StoreRendezvous:
     return StoreRendezvous(store, start)
 
 
-@cache
+_STARTS: dict[Launch, int] = {}
+"""Which start this process is of, once it is agreed: its loaders may differ in their timeouts, not in this."""
+
+
 def _start_of(launch: Launch, timeout_s: float) -> int:
-    """Return which start this is; a process is of one."""
-    return agreed_start(_connected(launch, timeout_s, hosted=True), launch, timeout_s)
+    """Return which start this is, agreed within ``timeout_s`` the first time; a process is of one."""
+    if launch not in _STARTS:
+        store = _connected(launch, timeout_s, hosted=True)
+        _STARTS[launch] = agreed_start(store, launch, timeout_s)
+    return _STARTS[launch]
 
 
 def _connected(launch: Launch, timeout_s: float, *, hosted: bool) -> Store:

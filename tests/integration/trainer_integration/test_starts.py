@@ -8,9 +8,12 @@ import torch.distributed as dist
 
 from omniload.base.errors import UnavailableError
 from omniload.front.launch import Launch
+from trainer_integration.loader import torch_arrays
 from trainer_integration.loader.starts import agreed_start
+from trainer_integration.loader.torch_arrays import rendezvous_of
 
 LIMIT_S = 20.0
+COUNT = "omniload/starts"
 
 
 @pytest.fixture
@@ -71,3 +74,41 @@ def test_a_rank_0_that_is_about_to_end_answers_no_rank_of_the_next_start(connect
 
     assert agreed_start(connect(), a_launch(0, 1, 2), LIMIT_S) == 1
     assert agreed_start(connect(), a_launch(1, 1, 2), LIMIT_S) == 1
+
+
+@pytest.fixture
+def agents_store(monkeypatch):
+    """A store that an agent of torchrun keeps, named by the variables of its ranks."""
+    kept = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(kept.port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setattr(torch_arrays, "_STARTS", {})
+    return kept
+
+
+def test_every_loader_of_a_process_meets_under_one_start_whatever_its_timeout(agents_store):
+    launch = a_launch(0, 0, 1)
+
+    starts = [rendezvous_of(launch, timeout_s).start for timeout_s in (20.0, 21.0, 20.0)]
+
+    assert starts == [0, 0, 0]
+    assert agents_store.add(COUNT, 0) == 1
+
+
+class LostAgent:
+    """A store whose agent has ended."""
+
+    def set(self, *_):
+        pass
+
+    def add(self, *_):
+        raise dist.DistNetworkError("Connection reset by peer")
+
+    wait = add
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_agent_that_is_lost_is_told_as_one(rank):
+    with pytest.raises(UnavailableError, match=rf"rank {rank}: .*agent.*reset by peer"):
+        agreed_start(LostAgent(), a_launch(rank, 0), 1.0)
