@@ -23,8 +23,8 @@ LONGER = {
         "every actor of a plane, who holds what, and which sources",
     ),
     "omniload/actors/ray/handle.py": (
-        240,
-        "follows the roles that it asks, and is another rank later",
+        260,
+        "follows the roles that it asks, and is another rank later, or stays what it is",
     ),
     "omniload/actors/ray/links.py": (180, "the ways to both roles, and which way a source takes"),
     "omniload/actors/ray/plane.py": (210, "opens and closes every actor"),

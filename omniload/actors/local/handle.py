@@ -14,9 +14,10 @@ from omniload.machine.messages import ResizeAsked
 from omniload.machine.progress import rank_name
 from omniload.machine.ranks import of_next
 from omniload.machine.waiting import Wait
+from omniload.plan.world import World
 
 if TYPE_CHECKING:
-    from omniload.actors.local.plane import LocalPlane
+    from omniload.actors.local.plane import LocalPlane, RankKey
 
 __all__ = ["CONSTRUCTOR", "LocalHandle"]
 
@@ -32,18 +33,18 @@ class LocalHandle(RankHandle):
     ) -> None:
         """Take a rank of the plane, which has checked that there is one; of the ranks that ``asked`` says."""
         self._plane, self._cp_rank = plane, cp_rank
-        self._world = plane.resized(asked)
-        self.first_step = plane.first_step if asked is None else asked.step
-        self._be(dp_rank)
+        world = plane.resized(asked)
+        first_step = plane.first_step if asked is None else asked.step
+        self._be(world, dp_rank, plane.claim_rank(world, dp_rank, cp_rank), first_step)
 
-    def _be(self, dp_rank: int) -> None:
-        """Be a rank of the world of now."""
-        cp_size = self._world.tree.size_of("cp")
-        self._key = self._plane.claim_rank(self._world, dp_rank, self._cp_rank)
-        self._dp_rank, self._name = dp_rank, rank_name(dp_rank, self._cp_rank, cp_size)
+    def _be(self, world: World, dp_rank: int, key: "RankKey", first_step: int) -> None:
+        """Be a rank that was claimed."""
+        self._world, self._key, self.first_step = world, key, first_step
+        self._dp_rank = dp_rank
+        self._name = rank_name(dp_rank, self._cp_rank, world.tree.size_of("cp"))
         self._activity = self._plane.activity_of(self._name)
         self._activity.rest("has asked for no batch")
-        self._told_next = self.first_step
+        self._told_next = first_step
         """Step that is told of at the latest when it was taken."""
 
     @override
@@ -85,10 +86,11 @@ class LocalHandle(RankHandle):
     def resize(self, asked: ResizeAsked, dp_rank: int) -> None:
         asked = of_next(asked, self._world.generation)
         check_rank({"dp": asked.dp, "cp": self._world.tree.size_of("cp")}, dp_rank, self._cp_rank)
-        self._world = self._plane.resized(asked)
-        self._plane.let_go(self._key)
-        self.first_step = asked.step
-        self._be(dp_rank)
+        world = self._plane.resized(asked)
+        # Whatever can be refused comes before anything changes here.
+        key, before = self._plane.claim_rank(world, dp_rank, self._cp_rank), self._key
+        self._plane.let_go(before)
+        self._be(world, dp_rank, key, asked.step)
 
     @override
     def close(self) -> None:

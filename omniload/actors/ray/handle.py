@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from typing_extensions import override
@@ -73,15 +74,19 @@ class RayHandle(RankHandle):
         self._line = LifelineEnd("")
         try:
             if asked is None:  # else the planner is asked first
+                self._lock = self._claim(0, dp_rank)
                 self._be(World(tree=ClientPlaceTree.of()), dp_rank)
             away = address.host != host_id()
             self._line = LifelineEnd(address.lifeline if away else "")
             self._planner = PlannerLink(dp_rank, self._cp_rank, self._check_alive)
             self.first_step = self._planner.first_step
             if asked is not None:
-                self._be(self._planner.resize(asked, dp_rank), dp_rank)
+                world = self._planner.resize(asked)
+                self._lock = self._claim(world.generation, dp_rank)
+                self._planner.be(dp_rank, world.generation)
+                self._be(world, dp_rank)
                 self.first_step = asked.step
-            self._find_constructor()
+            self._of, self._constructor = _found(self._role)
         except BaseException:
             self._give_up()
             raise
@@ -90,25 +95,20 @@ class RayHandle(RankHandle):
         self._appear()
         self._planner.watch(self._gate, self._left, math.prod(address.sizes.values()))
 
-    def _be(self, world: World, dp_rank: int) -> None:
-        """Be a rank of a world that there is; of the first one the address tells the constructor.
-
-        Raises:
-            StateError: It has a handle already.
-        """
-        first = world.generation == 0
+    def _claim(self, generation: int, dp_rank: int) -> FileLock:
+        """Take the number of a rank; raises as ``claim_rank``."""
         name = rank_name(dp_rank, self._cp_rank, self._address.cp_size)
-        lock = claim_rank(self._folder, name if first else f"{name} of {world.generation}")
-        if self._lock is not None:
-            self._lock.close()
-        self._lock, self._name, self._generation = lock, name, world.generation
-        self._dp_rank = dp_rank
-        of = self._address
-        self._role = of.constructor_of(dp_rank) if first else of.constructor_in(world, dp_rank)
+        return claim_rank(self._folder, f"{name} of {generation}" if generation else name)
 
-    def _find_constructor(self) -> None:
-        self._of = newest_of(self._role) or self._role
-        self._constructor: Any = actor_named(self._of)
+    def _be(self, world: World, dp_rank: int) -> None:
+        """Be a rank of a world that there is."""
+        self._name = rank_name(dp_rank, self._cp_rank, self._address.cp_size)
+        self._dp_rank, self._generation = dp_rank, world.generation
+        self._role = self._role_in(world, dp_rank)
+
+    def _role_in(self, world: World, dp_rank: int) -> str:
+        of = self._address  # tells those of the first world
+        return of.constructor_in(world, dp_rank) if world.generation else of.constructor_of(dp_rank)
 
     def _appear(self) -> None:
         """Be seen as the rank that this is."""
@@ -116,21 +116,32 @@ class RayHandle(RankHandle):
         self._activity.rest("has asked for no batch")
         self._end_heartbeats = self._here.post(self._activity)
 
-    def _give_up(self) -> None:
+    def _let_go(self) -> None:
         if self._lock is not None:
             self._lock.close()
+
+    def _give_up(self) -> None:
+        self._let_go()
         self._line.close()
 
     @override
     def resize(self, asked: ResizeAsked, dp_rank: int) -> None:
         asked = of_next(asked, self._generation)
         check_rank(self._address.sizes_with(asked), dp_rank, self._cp_rank)
-        with self._gate.inside():
-            before, world = self._name, self._planner.resize(asked, dp_rank)
+        before = self._name
+        with self._gate.inside(), ExitStack() as undo:
+            # Whatever can be refused comes before anything changes here.
+            world = self._planner.resize(asked)
+            lock = self._claim(world.generation, dp_rank)
+            undo.callback(lock.close)
+            found = _found(self._role_in(world, dp_rank))
+            undo.pop_all()
+            self._let_go()
+            self._lock, self._asked = lock, None
             self._held.clear()
-            self._asked = None
+            self._planner.be(dp_rank, world.generation)
             self._be(world, dp_rank)
-            self._find_constructor()
+            self._of, self._constructor = found
         self.first_step = asked.step
         self._end_heartbeats()
         if before != self._name:
@@ -237,3 +248,9 @@ class RayHandle(RankHandle):
         """Leave a closed plane, and one whose opener has ended on another host."""
         self._gate.check()
         self._line.check()
+
+
+def _found(role: str) -> tuple[str, Any]:
+    """Return the newest member of a role by its name, and its actor."""
+    name = newest_of(role) or role
+    return name, actor_named(name)

@@ -132,19 +132,21 @@ class PlannerLink:
         )
         return state
 
-    def resize(self, asked: ResizeAsked, dp_rank: int) -> World:
-        """Have other ranks and be one of them.
+    def resize(self, asked: ResizeAsked) -> World:
+        """Have other ranks, of which this is one only from ``be`` on.
 
         A planner that is lost meanwhile has noted them, or the one after it is asked again.
 
         Raises:
             OmniloadError: They are refused, or no planner answered within a minute.
         """
-        world: World = self._answer(
-            lambda planner: planner.resize.remote(asked), f"dp {asked.dp} from step {asked.step} on"
-        )
-        self._rank, self._taken = (dp_rank, self._rank[1], world.generation), None
+        what = f"dp {asked.dp} from step {asked.step} on"
+        world: World = self._answer(lambda planner: planner.resize.remote(asked), what)
         return world
+
+    def be(self, dp_rank: int, generation: int) -> None:
+        """Be a rank of a world that there is, which has taken nothing yet."""
+        self._rank, self._taken = (dp_rank, self._rank[1], generation), None
 
     def _answer(self, ask: Callable[[Any], Any], what: str) -> Any:  # noqa: ANN401 -- as the planner's method
         """Ask the planner, and the one after it where it is lost."""

@@ -1,0 +1,71 @@
+"""A rank in the process of its plane that is refused another number stays what it is."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from omniload.actors.heartbeats import Activity
+from omniload.actors.local.handle import LocalHandle
+from omniload.base.errors import StateError
+from omniload.machine.messages import ResizeAsked
+from omniload.plan.place_tree import ClientPlaceTree
+from omniload.plan.world import World
+
+
+class FakePlane:
+    """A plane that has whatever ranks are asked for, one of which somebody else holds."""
+
+    first_step = 0
+
+    def __init__(self, held):
+        self.keys, self.taken = {held}, []
+        self.world = World(tree=ClientPlaceTree.of(dp=2))
+        mix = SimpleNamespace(steps_at_once=1)
+        self.spec = SimpleNamespace(mix=mix)
+        self.constructor = SimpleNamespace(has=lambda step: False)
+        self.planner = SimpleNamespace(taken=lambda *told: self.taken.append(told))
+
+    def activity_of(self, name):
+        return Activity(name)
+
+    def resized(self, asked):
+        if asked is not None:
+            self.world = self.world.followed_by(dp=asked.dp, step=asked.step)
+        return self.world
+
+    def claim_rank(self, world, dp_rank, cp_rank):
+        key = (world.generation, dp_rank, cp_rank)
+        if key in self.keys:
+            raise StateError(f"rank-{dp_rank} of this data plane has a handle already")
+        self.keys.add(key)
+        return key
+
+    def let_go(self, key):
+        self.keys.discard(key)
+
+
+def test_a_rank_whose_new_number_another_one_has_is_what_it_was():
+    others = (1, 0, 0)
+    plane = FakePlane(held=others)
+    handle = LocalHandle(plane, 1, 0, None)
+
+    with pytest.raises(StateError, match="has a handle already"):
+        handle.resize(ResizeAsked(dp=1, step=5), 0)
+    handle.taken(0)
+
+    assert plane.taken == [(0, 1, 0, 0)]  # step 0, as rank 1 of generation 0
+    assert handle.first_step == 0
+    assert plane.keys == {others, (0, 1, 0)}
+    handle.close()
+    assert plane.keys == {others}
+
+
+def test_a_rank_that_is_another_one_gives_its_old_number_back():
+    plane = FakePlane(held=(7, 7, 7))
+    handle = LocalHandle(plane, 1, 0, None)
+
+    handle.resize(ResizeAsked(dp=1, step=5), 0)
+    handle.taken(5)
+
+    assert plane.taken == [(5, 0, 0, 1)]
+    assert plane.keys == {(7, 7, 7), (1, 0, 0)}

@@ -1,0 +1,117 @@
+"""A rank of a plane of actors that is refused another number, or finds no constructor for it, stays what it is."""
+
+import pytest
+
+pytest.importorskip("ray")
+
+from omniload.actors.address import PlaneAddress
+from omniload.actors.ray import handle as module
+from omniload.actors.ray.handle import RayHandle
+from omniload.actors.ray.hosts.boards import claim_rank
+from omniload.base.errors import StateError, UnavailableError
+from omniload.base.linux.network import host_id
+from omniload.machine.messages import ResizeAsked
+from omniload.machine.progress import rank_name
+from omniload.plan.place_tree import ClientPlaceTree
+from omniload.plan.world import World
+
+
+class AskedError(Exception):
+    """Says whom a rank asked for batches, and with which numbers."""
+
+
+class FakeConstructor:
+    """A constructor that answers with what it was asked."""
+
+    def __init__(self, name):
+        self.name, self.take_several = name, self
+
+    def remote(self, step, _steps, dp_rank, _cp_rank, generation):
+        raise AskedError(self.name, step, dp_rank, generation)
+
+
+class FakeLink:
+    """A link to a planner that has whatever ranks are asked for."""
+
+    first_step = 0
+    told = ()
+
+    def __init__(self, dp_rank, cp_rank, check):
+        self.rank, self.world = (dp_rank, cp_rank, 0), World(tree=ClientPlaceTree.of(dp=2))
+
+    def taken(self, step):
+        FakeLink.told = step, *self.rank
+
+    def resize(self, asked, *_):
+        self.world = self.world.followed_by(dp=asked.dp, step=asked.step)
+        return self.world
+
+    def be(self, dp_rank, generation):
+        self.rank = dp_rank, 0, generation
+
+    def watch(self, *_):
+        pass
+
+
+@pytest.fixture
+def actors():
+    """Return the names of constructors that there are."""
+    return {"constructor-0", "constructor-1"}
+
+
+@pytest.fixture
+def handle(tmp_path, monkeypatch, actors):
+    def actor_named(name):
+        if name not in actors:
+            raise UnavailableError(f"the data plane has no {name} any more")
+        return FakeConstructor(name)
+
+    monkeypatch.setattr(module, "PlannerLink", FakeLink)
+    monkeypatch.setattr(module, "newest_of", lambda role: role)
+    monkeypatch.setattr(module, "actor_named", actor_named)
+    address = PlaneAddress(
+        cluster="127.0.0.2:1",
+        namespace="n",
+        dp_ranks_of={"constructor-0": (0,), "constructor-1": (1,)},
+        board=tmp_path,
+        batch_timeout_s=60.0,
+        host=host_id(),
+    )
+    handle = RayHandle(address, 1, 0, lambda: None)
+    yield handle
+    handle.leave(1.0)
+
+
+def said_by(handle, step):
+    """Return whom a rank asks for a step and as whom, and as whom it tells the planner that it has the step."""
+    with pytest.raises(AskedError) as asked:
+        handle.take(step, 5.0)
+    handle.taken(step)
+    return asked.value.args, FakeLink.told
+
+
+def test_a_rank_whose_new_number_another_one_has_is_what_it_was(handle, tmp_path):
+    others = claim_rank(tmp_path, f"{rank_name(0, 0, 1)} of 1")
+
+    with pytest.raises(StateError, match="has a handle already"):
+        handle.resize(ResizeAsked(dp=1, step=5), 0)
+
+    assert said_by(handle, 0) == (("constructor-1", 0, 1, 0), (0, 1, 0, 0))
+    assert handle.first_step == 0
+    with pytest.raises(StateError, match="has a handle already"):  # its own number is still its own
+        claim_rank(tmp_path, rank_name(1, 0, 1))
+    others.close()
+
+
+def test_a_rank_whose_new_constructor_is_lost_is_what_it_was_and_may_ask_again(handle, actors):
+    actors.remove("constructor-0")
+
+    with pytest.raises(UnavailableError, match="no constructor-0"):
+        handle.resize(ResizeAsked(dp=1, step=5), 0)
+    assert said_by(handle, 0) == (("constructor-1", 0, 1, 0), (0, 1, 0, 0))
+    assert handle.first_step == 0
+
+    actors.add("constructor-0")
+    handle.resize(ResizeAsked(dp=1, step=5), 0)
+    assert said_by(handle, 5) == (("constructor-0", 5, 0, 1), (5, 0, 0, 1))
+    assert handle.first_step == 5
