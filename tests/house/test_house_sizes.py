@@ -17,7 +17,7 @@ LONGER = {
         "carries out every command of the roster, and what loaders are added or retired",
     ),
     "omniload/actors/ray/actors.py": (285, "three roles, and how each begins"),
-    "omniload/actors/ray/answers.py": (170, "every way in which an answer comes or does not"),
+    "omniload/actors/ray/answers.py": (175, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
         230,
         "every actor of a plane, who holds what, and which sources",

@@ -13,6 +13,7 @@ __all__ = [
     "actor_named",
     "answer_to",
     "future_of",
+    "has_ended",
     "is_lost",
     "log_failure",
     "newest_of",
@@ -111,6 +112,17 @@ def is_lost(error: BaseException) -> bool:
     if isinstance(error, RayTaskError):
         error = error.cause
     return isinstance(error, RayActorError) and not getattr(error, "actor_init_failed", False)
+
+
+def has_ended(ref: Any) -> bool:  # noqa: ANN401 -- as above
+    """Tell whether a call was answered by the end of its actor's process; not where it is only slow, or has failed."""
+    if not there(ref, 0.0, lambda: None):
+        return False
+    try:
+        ray.get(ref)
+    except RayError as error:
+        return is_lost(error)
+    return False
 
 
 def log_failure(ref: Any, role: str, task: str) -> None:  # noqa: ANN401 -- as above

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from omniload.actors.gate import Gate
-from omniload.actors.ray.answers import answer_to
+from omniload.actors.ray.answers import answer_to, has_ended
 from omniload.actors.ray.crew import PLANNER, Crew
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.log import get_logger
@@ -106,13 +106,19 @@ def _taken(crew: Crew, asked: ChangeAsked, beside: int | None, before: History) 
 
 
 def _stand_by(crew: Crew, role: str, number: int, mix: MixConfig) -> None:
-    """Have those who may take the loader's place open the source too."""
+    """Have those who may take the loader's place open the source too; nobody will ask one that has ended.
+
+    Raises:
+        OmniloadError: One that lives could not open it in time, or found other data.
+    """
     others = [m for m in list(crew.actors) if m.role == role and m != crew.holders[role]]
     told = {m: crew.actors[m].open_also.remote(number, mix) for m in others}
     for other, answer in told.items():
         try:
             found = answer_to(answer, other.name)
-        except UnavailableError as error:  # it has ended: nobody will ask it
+        except UnavailableError as error:
+            if not has_ended(answer):
+                raise  # it may take over yet, without the source
             _LOG.debug("%s did not open source %d: %s", other.name, number, error)
             continue
         if found != crew.facts[number]:

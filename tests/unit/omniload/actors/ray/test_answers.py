@@ -7,7 +7,8 @@ from omniload.base.errors import DefectError, IntegrityError, StateError, Unavai
 pytest.importorskip("ray")
 from ray.exceptions import ActorDiedError, GetTimeoutError, OutOfMemoryError, RayError, RayTaskError
 
-from omniload.actors.ray.answers import plain_error
+from omniload.actors.ray import answers
+from omniload.actors.ray.answers import has_ended, plain_error
 
 
 def raised_in_actor(cause):
@@ -48,3 +49,24 @@ def test_a_bug_in_a_role_is_never_told_as_unavailable(cause, caplog):
 def test_a_future_that_raises_a_bug_of_this_side_is_a_defect():
     assert type(plain_error(KeyError("x"), "a source loader")) is DefectError
     assert type(plain_error(StateError("released"), "a source loader")) is StateError
+
+
+@pytest.mark.parametrize(
+    ("there", "answer", "ended"),
+    [
+        (True, ActorDiedError(), True),
+        (True, raised_in_actor(UnavailableError("the store is away")), False),
+        (True, "found", False),
+        (False, ActorDiedError(), False),  # nothing is known yet
+    ],
+)
+def test_only_an_actor_whose_process_has_ended_is_gone(monkeypatch, there, answer, ended):
+    def get(ref):
+        if isinstance(ref, Exception):
+            raise ref
+        return ref
+
+    monkeypatch.setattr(answers, "there", lambda *_: there)
+    monkeypatch.setattr(answers.ray, "get", get)
+
+    assert has_ended(answer) is ended

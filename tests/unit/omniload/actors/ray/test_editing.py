@@ -181,3 +181,20 @@ def test_a_source_that_a_late_planner_may_still_keep_stays_served_until_another_
     assert serving(crew, 2) == ["loader-0"]
     assert crew.facts[2] == NEWS
     assert crew.spec.history.latest.names == ("code", "web", "news")
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_shadow_is_passed_over_only_once_it_has_ended(crew, monkeypatch, ended):
+    def silent(number, mix):
+        raise UnavailableError("loader-0+1 gave no answer")
+
+    monkeypatch.setattr(editing, "has_ended", lambda answer: ended)
+    crew.actors[Member("loader-0", 1)] = FakeLoader(silent)
+
+    if ended:
+        changed_by(crew, Gate(), adding("books"))
+    else:
+        with pytest.raises(UnavailableError, match=r"loader-0\+1 gave no answer"):
+            changed_by(crew, Gate(), adding("books"))
+
+    assert serving(crew, 2) == (["loader-0"] if ended else [])
