@@ -198,3 +198,22 @@ def test_a_shadow_is_passed_over_only_once_it_has_ended(crew, monkeypatch, ended
             changed_by(crew, Gate(), adding("books"))
 
     assert serving(crew, 2) == (["loader-0"] if ended else [])
+
+
+@pytest.mark.parametrize(
+    ("coming", "named"),
+    [({1: "loader-0"}, r"1 sources move \('web' to loader-0\)"), ({}, "source loaders change")],
+)
+@pytest.mark.timeout(60)
+def test_an_edit_that_a_move_holds_up_is_refused_with_its_name_and_not_taken_up_later(
+    crew, monkeypatch, coming, named
+):
+    monkeypatch.setattr(editing, "_TURN_S", 0.01)
+    crew.coming = coming
+    with crew.changing, pytest.raises(UnavailableError, match=f"not changed: {named}"):
+        changed_by(crew, Gate(), adding("books"))
+
+    assert serving(crew, 2) == []
+    crew.coming = {}
+    changed_by(crew, Gate(), adding("books"))
+    assert serving(crew, 2) == ["loader-0"]
