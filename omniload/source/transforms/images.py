@@ -80,7 +80,7 @@ class ImageEncoder:
         data, sizes = columns.pop(ENCODED), columns.pop(ENCODED_SIZES)
         images_N: list[list[_Image]] = []
         segments_N: list[list[str]] = []
-        bad_N, reason = np.zeros(len(texts), np.bool_), ""
+        reasons: dict[int, str] = {}
         for i, text in enumerate(texts.to_pylist()):
             try:
                 cut = np.split(data[i], np.cumsum(sizes[i])[:-1]) if len(sizes[i]) else []
@@ -88,16 +88,24 @@ class ImageEncoder:
                 images_N.append([self._image(part.data, k) for k, part in enumerate(cut)])
                 segments_N.append(segments)
             except BadImageError as error:
-                bad_N[i] = True
-                reason = reason or str(error)
+                reasons[i] = str(error)
                 images_N.append([])
                 segments_N.append([""])
-        made = self._joined(segments_N, images_N)
+        words = self._words(segments_N)
+        marked = self._marked(words, segments_N)
+        if marked:
+            reasons |= marked
+            for i in marked:
+                images_N[i], segments_N[i] = [], [""]
+            words = self._words(segments_N)
+        made = self._joined(words, segments_N, images_N)
+        bad_N = np.zeros(len(texts), np.bool_)
+        bad_N[list(reasons)] = True
         return Samples(
             tokens=made.pop("tokens"),
             others=columns | made,
-            bad_N=bad_N if bad_N.any() else None,
-            reason=reason,
+            bad_N=bad_N if reasons else None,
+            reason=reasons[min(reasons)] if reasons else "",
         )
 
     def _segments(self, text: str, images: int) -> list[str]:
@@ -127,12 +135,36 @@ class ImageEncoder:
             )
         return _Image(patches_of(pixels, config.patch, config.merge), (rows, columns), block)
 
-    def _joined(
-        self, segments_N: Sequence[Sequence[str]], images_N: Sequence[Sequence[_Image]]
-    ) -> dict[str, Ragged]:
-        """Return tokens and the columns of images: segments and images in turns, and the end of the document."""
+    def _words(self, segments_N: Sequence[Sequence[str]]) -> Ragged:
+        """Return the tokens of every segment, record by record."""
         flat = [segment for segments in segments_N for segment in segments]
         words, _ = self._tokenizer.encode_spans(flat, [()] * len(flat))
+        return words
+
+    def _marked(self, words: Ragged, segments_N: Sequence[Sequence[str]]) -> dict[int, str]:
+        """Return what is wrong with records whose words hold a token that stands for an image, or beside one.
+
+        Such a token would be trained on, and a placeholder has no image. A tokenizer reads the name of a special
+        token in a text as that token.
+        """
+        special = np.array([*self._before, self._placeholder, *self._behind])
+        at_V = np.flatnonzero(np.isin(words.values_V, special))
+        segments = np.searchsorted(words.offsets, at_V, side="right") - 1
+        ends_N = np.cumsum([len(own) for own in segments_N])
+        owners = np.searchsorted(ends_N, segments, side="right")
+        return {
+            i: f"its text holds token {token}, which stands for images (placeholder, begin or end); take it out of "
+            "the text, or name tokens that no text makes"
+            for i, token in zip(owners.tolist(), words.values_V[at_V].tolist(), strict=True)
+        }
+
+    def _joined(
+        self,
+        words: Ragged,
+        segments_N: Sequence[Sequence[str]],
+        images_N: Sequence[Sequence[_Image]],
+    ) -> dict[str, Ragged]:
+        """Return tokens and the columns of images: segments and images in turns, and the end of the document."""
         end = self._tokenizer.end_of_document_id
         tokens, masks, places = [], [], []
         at = 0

@@ -8,11 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tokenizers
 from PIL import Image
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.columns import GRIDS, IMAGE_PLACES, IMAGES, LOSS_MASK
-from omniload.mix.config import ByteTokenizer, OnError
+from omniload.mix.config import BpeTokenizer, ByteTokenizer, OnError
 from omniload.mix.schema.transforms import ClampTransform, FilterTransform
 from omniload.mix.sources import ArrowSource, ParquetSource, WebDatasetSource
 from omniload.source.source import open_source
@@ -170,6 +171,10 @@ BOMB = png_of(np.zeros((3000, 3000, 3), np.uint8))
         ("x", [BOMB], {"max_pixels": 8_000_000}, "has 3000 x 3000 pixels, more than max_pixels"),
         ("<image><image>", [GOOD], {}, "holds '<image>' 2 times, and it has 1 images"),
         ("<image>", [], {}, "holds '<image>' 1 times, and it has 0 images"),
+        ("a\x07b<image>", [GOOD], {}, "its text holds token 7, which stands for images"),
+        ("a\x07b", [], {}, "its text holds token 7, which stands for images"),
+        ("<image>\x01", [GOOD], {"begin": 1, "end": 2}, "its text holds token 1, which stands"),
+        ("\x02<image>", [GOOD], {"begin": 1, "end": 2}, "its text holds token 2, which stands"),
     ],
 )
 def test_what_is_no_image_is_told_with_its_file_or_skipped_and_counted(
@@ -185,6 +190,28 @@ def test_what_is_no_image_is_told_with_its_file_or_skipped_and_counted(
     assert block.skipped == 1
     assert block.table.positions_N.tolist() == [0, 2]
     assert block.others[GRIDS].lengths_N.tolist() == [2, 0]
+
+
+def test_the_first_bad_record_of_a_read_is_told_with_its_own_fault(tmp_path):
+    written(tmp_path, ["a\x07", "x"], [[], [b"none"]])
+
+    with pytest.raises(IntegrityError, match="record 0 of unit 0: its text holds token 7"):
+        a_source(tmp_path).read(0, 2)
+
+
+def test_the_name_of_a_special_token_in_a_text_is_refused(tmp_path):
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, "[UNK]"))
+    library.add_special_tokens(["<|image_pad|>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    written(tmp_path, ["a<|image_pad|>a"], [[]])
+    transform = an_images_transform(placeholder="<|image_pad|>")
+    config = ParquetSource(
+        type="parquet", path="a.parquet", text="text", images="pictures", transforms=(transform,)
+    )
+    bpe = BpeTokenizer(type="bpe", path="tokenizer.json")
+
+    with pytest.raises(IntegrityError, match="its text holds token 2, which stands for images"):
+        open_source("web", config, seed=1, tokenizer=bpe, base_dir=tmp_path).read(0, 1)
 
 
 def test_a_record_longer_than_a_row_becomes_samples_cut_between_images(tmp_path):
