@@ -68,7 +68,7 @@ def stats(  # noqa: PLR0913 -- one for each option
 
     Lengths of documents in tokens, documents that are there twice within a source or in two, tokens
     and steps of an epoch, how often each source is repeated, and the tokens per second that this machine
-    gives. An epoch of a source is every record of it once.
+    gives. An epoch of a source is every record of its split once.
 
     \b
     Example:
@@ -157,7 +157,12 @@ def _gathered(
     """Put together what was found and what the mix will make of it."""
     surveys, looking = found
     sizes = SourceSizes(
-        samples_S=np.asarray([float(survey.records) for survey in surveys]),
+        samples_S=np.asarray(
+            [
+                survey.records * mix.sources[name].share_drawn
+                for name, survey in zip(mix.names, surveys, strict=True)
+            ]
+        ),
         tokens_per_sample_S=np.asarray([lengths.mean for lengths in looking.lengths]),
     )
     per_step = float(mix.batch.tokens)

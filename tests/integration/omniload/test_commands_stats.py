@@ -60,6 +60,18 @@ def test_every_document_is_counted(mix_path, texts):
     assert found["measured"]["tokens_per_s"] > 0
 
 
+def test_an_epoch_is_of_the_split_that_is_drawn(mix_path):
+    whole = json_of("stats", mix_path, "--all", "--steps", 100, "--measure", 0)["sources"]
+    mix_path.write_text(mix_path.read_text() + "splits: {eval: 0.75}\n")
+
+    left = json_of("stats", mix_path, "--all", "--steps", 100, "--measure", 0)["sources"]
+
+    for all_of_it, trained_on in zip(whole, left, strict=True):
+        assert trained_on["records"] == all_of_it["records"]
+        assert trained_on["epoch_tokens"] == pytest.approx(all_of_it["epoch_tokens"] / 4, abs=1)
+        assert trained_on["epochs"] == pytest.approx(all_of_it["epochs"] * 4)
+
+
 def test_a_sample_says_how_many_documents_it_is_of(mix_path, texts):
     found = json_of("stats", mix_path, "--sample", 100, "--measure", 0)
     shown = run_mix("stats", mix_path, "--sample", 100, "--measure", 0).stdout
