@@ -36,14 +36,15 @@ def losses_by_document(
     Args:
         rows: The microbatch.
         labels_RT: Its labels as the trainer has them.
-        losses_RT: Loss of each label, any values where there is none.
+        losses_RT: Loss of each label, any values where there is none; also flat, ``[R*T]``.
 
     Raises:
         ConfigError: The losses have another shape, or the rows are shared among cp peers.
     """
     if isinstance(rows, CpSlice):
         raise ConfigError("rows shared among cp peers have no loss by document; report with cp 1")
-    if losses_RT.size != labels_RT.size:
+    # Losses [T, R] hold as many values, in the order of other documents.
+    if losses_RT.shape not in {labels_RT.shape, (labels_RT.size,)}:
         raise ConfigError(
             f"losses have shape {list(losses_RT.shape)}, labels {list(labels_RT.shape)}; give one loss for each label, "
             "as cross_entropy(..., reduction='none') does"

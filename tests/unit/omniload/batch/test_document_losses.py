@@ -52,8 +52,21 @@ def test_losses_are_those_of_the_labels_of_each_document(rows, seed):
     assert found.labels_K.tolist() == [count for _, count in due]
 
 
-def test_losses_of_another_shape_are_refused():
-    microbatch = rows_of([[3]])
+@pytest.mark.parametrize("shape", [(3,), (8, 2), (1, 16), (2, 8, 1), (16, 1)])
+def test_losses_of_another_shape_are_refused(shape):
+    microbatch = rows_of([[3], [5]])
 
-    with pytest.raises(ConfigError, match="one loss for each label"):
-        losses_by_document(microbatch, microbatch.labels_RT, np.zeros(3))
+    with pytest.raises(ConfigError, match=r"have shape \[.*one loss for each label"):
+        losses_by_document(microbatch, microbatch.labels_RT, np.zeros(shape))
+
+
+def test_losses_of_all_rows_end_to_end_are_those_of_the_rows():
+    microbatch = rows_of([[3, 2], [5]])
+    losses = np.arange(16.0).reshape(2, 8)
+
+    flat, rows = (
+        losses_by_document(microbatch, microbatch.labels_RT, given).sums_K.tolist()
+        for given in (losses.reshape(-1), losses)
+    )
+
+    assert flat == rows
