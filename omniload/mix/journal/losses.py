@@ -5,21 +5,21 @@ A line for each call, columns by piece::
     {"step": 12, "at": 1.7e9, "names": ["code", "web"], "source": [0, 1], "position": [31, 7], "sub": [0, 0],
      "first": [0, 0], "loss": [41.5, 12.25], "labels": [12, 9]}
 
-They are figures, not state: nothing is resumed from them, and a line that cannot be read is passed over.
+They are figures, not state: nothing is resumed from them, and a line that cannot be read is passed over with a
+warning. What a kill tore off stays a line of its own.
 """
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import nan
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from omniload.base.errors import StateError, system_refusals
+from omniload.base.errors import system_refusals
 from omniload.base.log import get_logger
 
 __all__ = ["LossLog", "PieceKey", "PieceLoss", "losses_of_step"]
@@ -81,8 +81,11 @@ class LossLog:
 
     def _append(self, line: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab") as file:
-            size = os.fstat(file.fileno()).st_size
+        with self._path.open("a+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else b"\n" + line
             file.write(line)
         if size + len(line) > _MOST_BYTES:
             self._path.replace(self._path.with_name(self._path.name + ".1"))
@@ -94,39 +97,36 @@ def losses_of_step(run_dir: Path, step: int) -> dict[PieceKey, PieceLoss]:
     found: dict[PieceKey, tuple[float, PieceLoss]] = {}
     for path in sorted((run_dir / "losses").glob("rank-*.jsonl*")):
         for line in _lines_of(path, step):
-            for key, loss in _pieces_in(line):
-                at = float(line["at"])
+            try:
+                at, pieces = _pieces_in(line)
+            except (KeyError, TypeError, ValueError, IndexError) as error:
+                _LOG.warning(
+                    "%s: a line of step %d is damaged and passed over: %r", path, step, error
+                )
+                continue
+            for key, loss in pieces:
                 if key not in found or found[key][0] <= at:
                     found[key] = at, loss
     return {key: loss for key, (_, loss) in found.items()}
 
 
-def _lines_of(path: Path, step: int) -> Iterator[Mapping[str, Any]]:
+def _lines_of(path: Path, step: int) -> Iterator[bytes]:
     begins = b'{"step":%d,' % step
     with path.open("rb") as file:
         for line in file:
             if line.startswith(begins) and line.endswith(b"\n"):
-                try:
-                    yield orjson.loads(line)
-                except ValueError as error:
-                    raise StateError(
-                        f"{path}: a line of step {step} is damaged ({error}); move the file away"
-                    ) from error
+                yield line
 
 
-def _pieces_in(line: Mapping[str, Any]) -> Iterator[tuple[PieceKey, PieceLoss]]:
-    try:
-        names = line["names"]
-        columns = zip(
-            *(line[name] for name in (*_COLUMNS, "loss", "labels")),
-            strict=True,
+def _pieces_in(written: bytes) -> tuple[float, list[tuple[PieceKey, PieceLoss]]]:
+    """Return when a line was written, and its pieces: all of them, or the error of the first that is damaged."""
+    line = orjson.loads(written)
+    names = line["names"]
+    columns = zip(*(line[name] for name in (*_COLUMNS, "loss", "labels")), strict=True)
+    return float(line["at"]), [
+        (
+            (str(names[int(source)]), int(position), int(sub), int(first)),
+            (nan if loss is None else float(loss), int(labels)),
         )
-        for source, position, sub, first, loss, labels in columns:
-            yield (
-                (names[source], position, sub, first),
-                (nan if loss is None else float(loss), int(labels)),
-            )
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise StateError(
-            f"a line of the losses of step {line.get('step')} is damaged ({error!r}); move the folder losses away"
-        ) from error
+        for source, position, sub, first, loss, labels in columns
+    ]

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from omniload.base.errors import StateError
 from omniload.mix.journal import losses
 from omniload.mix.journal.losses import LossLog, losses_of_step
 
@@ -51,13 +50,32 @@ def test_a_disk_that_refuses_costs_the_figures_and_is_told_once(tmp_path, caplog
     assert caplog.text.count("are kept no more") == 1
 
 
-def test_a_torn_end_is_passed_over_and_a_damaged_line_named(tmp_path):
+def test_a_torn_end_is_passed_over_and_the_resumed_rank_begins_a_line_of_its_own(tmp_path, caplog):
     add(LossLog(tmp_path, 0), 3, [8, 8])
     path = tmp_path / "losses" / "rank-0.jsonl"
     whole = path.read_bytes()
-
     path.write_bytes(whole + whole[:-20])
-    assert len(losses_of_step(tmp_path, 3)) == 2
-    path.write_bytes(whole.replace(b'"labels"', b'"label"'))
-    with pytest.raises(StateError, match="damaged"):
-        losses_of_step(tmp_path, 3)
+    assert losses_of_step(tmp_path, 3)["code", 5, 0, 0] == (8.0, 4)
+
+    resumed = LossLog(tmp_path, 0)
+    add(resumed, 3, [5, 5])
+    add(resumed, 3, [2, 2])
+
+    assert losses_of_step(tmp_path, 3)["code", 5, 0, 0] == (2.0, 4)
+    assert path.read_bytes().count(b"\n") == 4
+    assert "passed over" in caplog.text
+
+
+@pytest.mark.parametrize("lost", ["at", "names", "source", "loss", "labels"])
+def test_a_damaged_line_is_named_and_passed_over_whole(tmp_path, caplog, lost):
+    log = LossLog(tmp_path, 0)
+    add(log, 3, [8, 8])
+    path = tmp_path / "losses" / "rank-0.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(
+        whole + whole.replace(b'"%s"' % lost.encode(), b'"lost"').replace(b"8.0", b"1.0")
+    )
+
+    assert losses_of_step(tmp_path, 3)["code", 5, 0, 0] == (8.0, 4)
+    assert str(path) in caplog.text
+    assert "passed over" in caplog.text
