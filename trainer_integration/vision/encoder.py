@@ -111,7 +111,8 @@ class _Block(nn.Module):
         attended = [
             _attended(part) for part in torch.split(torch.cat((turned, values), dim=1), list(sizes))
         ]
-        mixed_PD = torch.cat(attended) if attended else x_PD
+        # Without an image every parameter still has a gradient, zero: ranks add them up.
+        mixed_PD = torch.cat(attended) if attended else values
         x_PD = x_PD + self.output(mixed_PD.reshape(x_PD.shape))
         hidden: Tensor = x_PD + self.fc2(functional.gelu(self.fc1(self.norm2(x_PD))))
         return hidden

@@ -1,6 +1,5 @@
 """What a rank does in the tests of the vision model."""
 
-import torch
 import torch.distributed as dist
 
 from tests.support.trainer.moe_builders import a_config
@@ -30,7 +29,7 @@ def gradients(groups, *, microbatches, merge=1):
         model(VisionInputs.of_microbatch(microbatch, peers)).token_loss.backward()
     found = {}
     for name, parameter in model.named_parameters():
-        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        gradient = parameter.grad
         if size > 1:
             dist.all_reduce(gradient, group=groups.dp)
         found[name] = gradient.numpy().copy()
