@@ -245,6 +245,7 @@ def read_plan(config: Path, profile: tuple[int, int] | None = None) -> LaunchPla
     train = _with_crossover(train, folder)
     mix_file = train.mix_file(folder)
     mix, base_dir = load_mix(mix_file)
+    _require_no_images(mix, mix_file)
     try:
         model = model_of(train, mix, base_dir)
     except ValueError as error:
@@ -264,6 +265,21 @@ def read_plan(config: Path, profile: tuple[int, int] | None = None) -> LaunchPla
         evaluation=_evaluation_of(train, folder, model),
         profile=profile,
     )
+
+
+def _require_no_images(mix: MixConfig, mix_file: Path) -> None:
+    """Refuse sources of images: the included model would train on their placeholders as if they were words.
+
+    Raises:
+        ConfigError: With the line of the source's transforms.
+    """
+    for name, source in mix.sources.items():
+        if source.images_transform is not None:
+            line = line_of(mix_file, "sources", name, "transforms")
+            raise ConfigError(
+                f"{mix_file}:{line}: sources.{name}: holds images, which omniload train does not take yet; train in a "
+                "loop of your own with trainer_integration.vision (docs/how-to-images.md)"
+            )
 
 
 def _require_writers(train: TrainConfig, config: Path) -> None:
@@ -293,6 +309,7 @@ def _evaluation_of(train: TrainConfig, folder: Path, model: MoEConfig) -> Evalua
     if file is None or wanted is None:
         return None
     mix, base_dir = load_mix(file)
+    _require_no_images(mix, file)
     if wanted.split is not None:
         try:
             mix = held_out(mix, wanted.split)

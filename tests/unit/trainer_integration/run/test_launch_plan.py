@@ -52,6 +52,16 @@ def test_a_mix_without_a_cost_is_launched_with_the_models(tmp_path):
     assert plan.rank_spec(0, plan.start_of(0), None).mix == plan.mix
 
 
+def test_a_mix_with_images_is_refused_where_it_names_them(tmp_path):
+    images = {"type": "images", "placeholder": 1}
+    source = {"type": "webdataset", "path": "*.tar", "images": ["png"], "transforms": [images]}
+
+    with pytest.raises(
+        ConfigError, match=r"mix.yaml:1: sources.web: holds images, which omniload train"
+    ):
+        read_plan(write(tmp_path, mix={"sources": {"web": source}}))
+
+
 def test_a_rank_reads_back_all_it_is_told(tmp_path):
     plan = read_plan(write(tmp_path, train={"optimizer": {"clip_norm": math.inf}}))
     plane = PlaneAddress(
