@@ -53,8 +53,15 @@ def read(document: object, asked: Asked) -> Imported:
             "num_epochs",
             f"is {epochs:g}: mix.stop is never; mix plan says the steps of an epoch",
         )
-    if isinstance(held := top.peek("val_set_size"), int | float) and held:
-        top.refuse_if_set({"val_set_size": "a hold-out is declared as a mix of its own"})
+    if held := top.number("val_set_size"):
+        if held < 1:
+            found.splits["eval"] = held
+            asked.report.note(
+                "val_set_size",
+                f"is the split eval: {held:g} of each dataset, by a hash of its content",
+            )
+        else:
+            top.refuse("val_set_size", f"is {held:g}; a share below 1 is held out")
     top.refuse_if_set(
         {
             "pretraining_dataset": "datasets are known",

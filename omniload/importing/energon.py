@@ -17,7 +17,9 @@ Nothing that these files name is imported.
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from omniload.base.config import read_text
 from omniload.base.errors import OmniloadError
@@ -41,11 +43,26 @@ def read(document: object, asked: Asked) -> Imported:
     """Return the training split of the metadataset whose content is ``document``."""
     found = Imported(base=asked.file.resolve().parent, level="sample")
     reader = _Reader(asked, found)
-    reader.metadataset(document, asked.file.resolve(), 1.0, "train", {}, ())
+    reader.metadataset(document, "train", _Branch(files=(asked.file.resolve(),)))
     found.stages.append((0, reader.weights))
     if not found.sources:
         asked.report.refuse("splits.train", "holds no dataset")
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Branch:
+    """Where the walk stands in the tree."""
+
+    files: tuple[Path, ...]
+    """The metadataset that is read, behind those that name it."""
+    weight: float = 1.0
+    """Share of all samples."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    def part(self, share: float) -> Self:
+        """Return a branch with a share of this one."""
+        return replace(self, weight=self.weight * share)
 
 
 class _Reader:
@@ -57,19 +74,12 @@ class _Reader:
         self._files = 0
         self.weights: dict[str, float] = {}
 
-    def metadataset(
-        self,
-        document: object,
-        file: Path,
-        weight: float,
-        part: str,
-        tags: Mapping[str, str],
-        within: tuple[Path, ...],
-    ) -> None:
+    def metadataset(self, document: object, part: str, at: _Branch) -> None:
         """Read the split ``part`` of one file."""
-        where = "" if not within else str(file)
-        if file in within:
-            self._report.refuse(where, f"is part of itself, by {within[-1]}")
+        *around, file = at.files
+        where = str(file) if around else ""
+        if file in around:
+            self._report.refuse(where, f"is part of itself, by {around[-1]}")
             return
         self._files += 1
         if self._files > _MOST_FILES:
@@ -88,16 +98,9 @@ class _Reader:
             splits.take(other, object, None)
             self._report.note(splits.at(other), "is another split: declare it as an evaluation mix")
         top.end()
-        self._node(split, file, weight, tags, within)
+        self._node(split, at)
 
-    def _node(
-        self,
-        node: Fields,
-        file: Path,
-        weight: float,
-        tags: Mapping[str, str],
-        within: tuple[Path, ...],
-    ) -> None:
+    def _node(self, node: Fields, at: _Branch) -> None:
         """Read a blend, or a reference to a dataset."""
         node.refuse_if_set(
             {
@@ -111,42 +114,37 @@ class _Reader:
             entries = [(entry, entry.number("weight")) for entry in node.items("blend")]
             total = sum(1.0 if share is None else share for _, share in entries) or 1.0
             for entry, share in entries:
-                self._node(
-                    entry, file, weight * (1.0 if share is None else share) / total, tags, within
-                )
+                self._node(entry, at.part((1.0 if share is None else share) / total))
         elif node.peek("blend_epochized") is not None:
-            self._epochs(node, file, weight, tags, within)
+            self._epochs(node, at)
         elif "path" in node.keys:
-            self._reference(node, file, weight, tags, within)
+            self._reference(node, at)
         else:
             node.refuse("path", "is missing, and there is no blend")
         node.end()
 
-    def _epochs(
-        self,
-        node: Fields,
-        file: Path,
-        weight: float,
-        tags: Mapping[str, str],
-        within: tuple[Path, ...],
-    ) -> None:
+    def _epochs(self, node: Fields, at: _Branch) -> None:
         """Read a blend by repetitions: the share of a dataset is how often its samples come in an epoch."""
         entries = [(entry, entry.number("repetitions")) for entry in node.items("blend_epochized")]
         sizes = [
-            (1.0 if times is None else times) * self._samples(entry, file)
+            (1.0 if times is None else times) * self._samples(entry, at.files[-1].parent)
             for entry, times in entries
         ]
         total = sum(sizes) or 1.0
         for (entry, _), size in zip(entries, sizes, strict=True):
-            self._node(entry, file, weight * size / total, tags, within)
+            self._node(entry, at.part(size / total))
 
-    def _samples(self, entry: Fields, file: Path) -> float:
+    def _samples(self, entry: Fields, beside: Path) -> float:
         """Return the samples of a leaf, which the share of an epoch is counted in."""
-        folder = file.parent / str(entry.peek("path"))
+        folder = beside / str(entry.peek("path"))
         counts = _json(folder / ".nv-meta" / ".info.json").get("shard_counts")
         if isinstance(counts, dict):
             part = str(entry.peek("split_part") or "train")
-            named = {shard for pattern in _shards(folder, part)[0] for shard in expanded(pattern)}
+            try:
+                named = {s for pattern in _shards(folder, part)[0] for s in expanded(pattern)}
+            except ValueError as error:
+                entry.refuse("path", f"{folder}/.nv-meta/split.yaml: {error}")
+                return 1.0
             return float(
                 sum(n for name, n in counts.items() if name in named and isinstance(n, int))
             )
@@ -156,49 +154,36 @@ class _Reader:
         )
         return 1.0
 
-    def _reference(
-        self,
-        node: Fields,
-        file: Path,
-        weight: float,
-        tags: Mapping[str, str],
-        within: tuple[Path, ...],
-    ) -> None:
+    def _reference(self, node: Fields, at: _Branch) -> None:
         """Read a reference to another metadataset or to a folder of shards."""
         path = node.need("path", str, ".")
         part = node.take("split_part", str, "train")
         flavors = node.inner("subflavors")
-        tags = {
-            **tags,
-            **{new_name(key, ()): str(flavors.take(key, object, None)) for key in flavors.keys},
-        }
-        node.note(
-            {
-                "shuffle_over_epochs_multiplier": "an epoch is shuffled by itself",
-                "dataset_config": "dataset.yaml is read",
-                "split_config": "split.yaml is read",
-            }
-        )
+        own = {new_name(key, ()): str(flavors.take(key, object, None)) for key in flavors.keys}
+        at = replace(at, tags={**at.tags, **own})
+        node.note({"shuffle_over_epochs_multiplier": "an epoch is shuffled by itself"})
+        for key in ("dataset_config", "split_config"):
+            name = key.replace("_config", ".yaml")
+            if (other := node.take(key, str, name)) != name:
+                node.refuse(key, f"is {other!r}: {name} of .nv-meta is read")
         if "://" in path or "\x00" in path:
             node.refuse(
                 "path",
                 f"{path!r}: what is in .nv-meta of a store cannot be read here; import beside a copy",
             )
             return
-        target = (file.parent / path).resolve()
+        target = (at.files[-1].parent / path).resolve()
         if target.suffix in (".yaml", ".yml"):
             try:
                 document = parsed(read_text(target), str(target))
             except OmniloadError as error:
                 node.refuse("path", str(error))
                 return
-            self.metadataset(document, target, weight, part, tags, (*within, file))
+            self.metadataset(document, part, replace(at, files=(*at.files, target)))
             return
-        self._leaf(node, target, part, weight, tags)
+        self._leaf(node, target, part, at)
 
-    def _leaf(
-        self, node: Fields, folder: Path, part: str, weight: float, tags: Mapping[str, str]
-    ) -> None:
+    def _leaf(self, node: Fields, folder: Path, part: str, at: _Branch) -> None:
         text = self._text_of(node, folder)
         if text is None:
             return
@@ -207,13 +192,13 @@ class _Reader:
             node.refuse("path", why)
         paths: list[Json] = [str(folder / shard) for shard in shards]
         source: JsonObject = {"type": "webdataset", "path": paths, **text}
-        if tags:
-            source["tags"] = dict(tags)
+        if at.tags:
+            source["tags"] = dict(at.tags)
         same = (name for name, known in self._found.sources.items() if known == source)
         if (name := next(same, None)) is None:
             name = new_name(folder.name, self._found.sources)
             self._found.sources[name] = source
-        self.weights[name] = self.weights.get(name, 0.0) + weight
+        self.weights[name] = self.weights.get(name, 0.0) + at.weight
 
     def _text_of(self, node: Fields, folder: Path) -> JsonObject | None:
         """Return the keys of a source that say where the text of a sample is."""

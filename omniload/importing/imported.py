@@ -54,6 +54,8 @@ class Imported:
     level: Literal["token", "sample"] = "token"
     stop: Literal["never", "first_exhausted", "all_exhausted", "each_once"] = "never"
     method: Literal["best_fit", "concat_and_split"] = "best_fit"
+    splits: dict[str, float] = field(default_factory=dict)
+    """Shares of the documents that are held out."""
     seed: int | None = None
     row_tokens: int | None = None
     """Tokens of a row."""
@@ -94,8 +96,12 @@ def mix_text(
         tokenizer: The section of the mix file.
 
     Raises:
-        ConfigError: A size is nowhere said, or what was found is no mix.
+        ConfigError: A size or a tokenizer is nowhere said, or what was found is no mix.
     """
+    if tokenizer is None and (texts := [n for n, s in found.sources.items() if _holds_text(s)]):
+        raise ConfigError(
+            f"source {texts[0]!r} holds text: give --tokenizer, a tokenizer.json or its folder"
+        )
     row = _size(sizes["row_tokens"], found.row_tokens, "--length", "tokens of a row")
     step = _size(
         sizes["step_tokens"], found.step_tokens, "--batch", "tokens of a step over all ranks"
@@ -110,6 +116,7 @@ def mix_text(
             name: {**source, "path": _paths(source["path"], found.base, beside)}
             for name, source in found.sources.items()
         },
+        **({"splits": dict(found.splits)} if found.splits else {}),
         "mix": {
             "level": found.level,
             "stop": found.stop,
@@ -127,6 +134,10 @@ def mix_text(
     head = "".join(f"# {line}\n" for line in (heading, *(f"- {note}" for note in notes)))
     body = yaml.safe_dump(content, sort_keys=False, width=_WIDTH, allow_unicode=True)
     return without_secrets(head) + body
+
+
+def _holds_text(source: JsonObject) -> bool:
+    return source["type"] not in ("megatron", "numpy") and "tokens" not in source
 
 
 def _size(asked: int | None, found: int | None, option: str, what: str) -> int:

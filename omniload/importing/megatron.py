@@ -67,6 +67,12 @@ def _weights_and_prefixes(words: list[str], asked: Asked) -> tuple[list[float], 
     numbers = [_number(word) for word in words[::2]]
     if len(words) % 2 == 0 and all(number is not None for number in numbers):
         return [number or 0.0 for number in numbers], words[1::2]
+    if any(_number(word) is not None for word in words):
+        asked.report.refuse(
+            "",
+            f"its {len(words)} words are no pairs of a weight and a prefix: {' '.join(words)[:80]!r}",
+        )
+        return [1.0] * len(words), words
     if len(words) > 1:
         asked.report.note(
             "", "prefixes without weights are drawn in proportion to the sizes of their .bin files"

@@ -85,6 +85,12 @@ def test_all_faults_are_said_at_once_and_nothing_is_written(file, tmp_path):
     assert not (tmp_path / "mix.yaml").exists()
 
 
+def test_sources_of_text_need_a_tokenizer(file):
+    result = run_mix("import", file, "--from", "veomni", "--length", "32", "--batch", "64")
+
+    assert "source 'web' holds text: give --tokenizer" in str(result.exception)
+
+
 def test_a_tag_that_names_code_is_refused(file):
     file.write_text("sources: !!python/object/apply:os.system [ls]\n")
 

@@ -82,6 +82,12 @@ class TestMegatron:
         with pytest.raises(ConfigError, match=r"gone: has no weight, and gone.bin no size"):
             imported(folder, "megatron", "gone")
 
+    def test_words_that_are_no_pairs_are_refused(self, folder):
+        with pytest.raises(
+            ConfigError, match=r"its 3 words are no pairs of a weight and a prefix: '0\.7 a b'"
+        ):
+            imported(folder, "megatron", "0.7 a b")
+
     def test_equal_names_of_different_folders_stay_two_sources(self, folder):
         mix, _ = imported(folder, "megatron", "1 x/text 1 y/text")
 
@@ -409,6 +415,10 @@ class TestEnergon:
             ({"path": "odd"}, "samples are not left out"),
             ({"path": "out"}, "'../x.tar' is outside the folder"),
             ({"path": "images"}, "holds no text"),
+            (
+                {"path": "ok", "split_config": "other.yaml"},
+                "is 'other.yaml': split.yaml of .nv-meta is read",
+            ),
             ({}, "path: is missing"),
         ],
     )
@@ -488,11 +498,13 @@ class TestAxolotl:
 
         assert said in str(raised.value)
 
-    def test_a_hold_out_is_refused_until_it_is_given_up(self, folder):
-        with pytest.raises(ConfigError, match="--leave-out val_set_size"):
-            imported(folder, "axolotl", AXOLOTL | {"val_set_size": 0.1})
+    def test_a_share_that_is_held_out_is_a_split_and_a_number_of_documents_is_refused(self, folder):
+        mix, notes = imported(folder, "axolotl", AXOLOTL | {"val_set_size": 0.1})
 
-        imported(folder, "axolotl", AXOLOTL | {"val_set_size": 0.1}, leave_out=["val_set_size"])
+        assert mix.splits == {"eval": 0.1}
+        assert "val_set_size: is the split eval" in notes
+        with pytest.raises(ConfigError, match="val_set_size: is 200; a share below 1"):
+            imported(folder, "axolotl", AXOLOTL | {"val_set_size": 200})
 
 
 @pytest.mark.parametrize("tool", sorted(TOOLS))
