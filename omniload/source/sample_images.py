@@ -13,7 +13,13 @@ from random import Random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image, ImageDraw
+
+from omniload.base.extras import missing_extra
+
+try:
+    from PIL import Image, ImageDraw
+except ModuleNotFoundError as error:
+    raise missing_extra("drawing images", error) from error
 
 __all__ = ["DrawnSample", "build_sample_images", "drawn_samples"]
 

@@ -173,7 +173,12 @@ def _skipping(run: Path, history: History, change: SkipSteps, planned: int) -> H
     if change.stop > planned:
         raise ConfigError(
             f"steps {change.first}:{change.stop} are not all trained on: the run has planned every step before "
-            f"{planned}; say {change.first}:{planned} or less"
+            f"{planned}; "
+            + (
+                f"say {change.first}:{planned} or less"
+                if change.first < planned
+                else f"skip steps below {planned}"
+            )
         )
     base, records = read_journal(run / JOURNAL_NAME)
     begun = base.get("step")

@@ -207,6 +207,11 @@ def _range(steps: str) -> dict[str, object]:
         raise ConfigError(
             f"--steps {steps!r:.40} is no range of steps; say A:B, as 1200:1210 for ten of them"
         )
+    if int(stop) <= int(first):
+        raise ConfigError(
+            f"--steps {steps} are none: the second number is the first step that is not skipped; say {first}:B with a "
+            f"B above {first}"
+        )
     return {"first": first, "stop": stop}
 
 

@@ -325,7 +325,11 @@ def test_a_skip_that_was_mistyped_is_undone_before_the_run_goes_on(mix_path, tmp
     undone = json_of("undo", run)
     for wrong, said in (
         ("7:90", "not all trained on"),
-        ("5:5", "steps 5:5 are none"),
+        (
+            "5:5",
+            "--steps 5:5 are none: the second number is the first step that is not skipped; say 5:B",
+        ),
+        ("50:90", "skip steps below"),
         ("5", "A:B"),
     ):
         refused = run_mix("skip", run, "--steps", wrong)
