@@ -57,6 +57,8 @@ class ImagesTransform(StrictModel):
     """Side, in patches, of the square that becomes one token; its patches lie together."""
     max_patches: Count = Field(default=1024, ge=1, le=1 << 20)
     """Most patches of an image; one that is larger is shrunk."""
+    max_record_patches: Count = Field(default=1 << 16, ge=1, le=1 << 24)
+    """Most patches of the images of a record, which are held in memory together: more make it a bad record."""
     placeholder: Annotated[int, Field(ge=0, lt=1 << 31)] | str
     """Token that holds the place of an image's embeddings: a number, or a special token of the tokenizer."""
     begin: Annotated[int, Field(ge=0, lt=1 << 31)] | str | None = None

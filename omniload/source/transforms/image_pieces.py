@@ -18,26 +18,38 @@ from omniload.source.transforms.samples import Samples
 __all__ = ["before_images", "cut_to_rows", "first_images"]
 
 
-def before_images(places: Ragged, lengths_N: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return ``lengths_N``, less where one would cut an image: there, up to the image."""
+def before_images(
+    places: Ragged, lengths_N: NDArray[np.int64], config: ImagesTransform
+) -> NDArray[np.int64]:
+    """Return ``lengths_N``, less where one would cut an image or what stands around it: there, up to that."""
     out_N = lengths_N.copy()
     for i in np.flatnonzero(places.lengths_N).tolist():
-        firsts_I, counts_I = places[i][::2], places[i][1::2]
-        cut_I = (firsts_I < out_N[i]) & (out_N[i] < firsts_I + counts_I)
+        begins_I, ends_I = _extents(places[i], config)
+        cut_I = (begins_I < out_N[i]) & (out_N[i] < ends_I)
         if cut_I.any():
-            out_N[i] = firsts_I[cut_I][0]
+            out_N[i] = begins_I[cut_I][0]
     return out_N
 
 
-def first_images(others: Mapping[str, Ragged], lengths_N: NDArray[np.int64]) -> dict[str, Ragged]:
+def first_images(
+    others: Mapping[str, Ragged], lengths_N: NDArray[np.int64], config: ImagesTransform
+) -> dict[str, Ragged]:
     """Return the columns of the images that lie before the end of shortened samples."""
     places = others[IMAGE_PLACES]
     counts = [
-        int(np.count_nonzero(places[i][::2] < length))
+        int(np.count_nonzero(_extents(places[i], config)[1] <= length))
         for i, length in enumerate(lengths_N.tolist())
     ]
     starts = np.zeros(len(counts), np.int64)
     return _images_between(others, np.arange(len(counts)), starts, np.asarray(counts, np.int64))
+
+
+def _extents(
+    places_I2: NDArray[np.int32], config: ImagesTransform
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return where each image of a sample begins and ends, with what stands around it."""
+    before, behind = config.begin is not None, config.end is not None
+    return places_I2[::2] - before, places_I2[::2] + places_I2[1::2] + behind
 
 
 def cut_to_rows(
@@ -83,9 +95,7 @@ def _bounds(
     length: int, places_I2: NDArray[np.int32], row_length: int, config: ImagesTransform
 ) -> list[int]:
     """Return where a sample of ``length`` tokens is cut, its begin and end among them."""
-    before, behind = config.begin is not None, config.end is not None
-    begins_I = places_I2[::2] - before
-    ends_I = places_I2[::2] + places_I2[1::2] + behind
+    begins_I, ends_I = _extents(places_I2, config)
     bounds = [0]
     while length - bounds[-1] > row_length:
         stop = bounds[-1] + row_length

@@ -85,7 +85,7 @@ class ImageEncoder:
             try:
                 cut = np.split(data[i], np.cumsum(sizes[i])[:-1]) if len(sizes[i]) else []
                 segments = self._segments(text, len(cut))
-                images_N.append([self._image(part.data, k) for k, part in enumerate(cut)])
+                images_N.append(self._images(cut))
                 segments_N.append(segments)
             except BadImageError as error:
                 reasons[i] = str(error)
@@ -118,6 +118,20 @@ class ImageEncoder:
                 f"its text holds {self._config.marker!r} {len(segments) - 1} times, and it has {images} images"
             )
         return segments
+
+    def _images(self, encoded: Sequence[NDArray[np.uint8]]) -> list[_Image]:
+        """Return the images of a record, which are held together."""
+        made: list[_Image] = []
+        left = self._config.max_record_patches
+        for number, part in enumerate(encoded):
+            made.append(self._image(part.data, number))
+            left -= len(made[-1].patches)
+            if left < 0:
+                raise BadImageError(
+                    f"its first {number + 1} of {len(encoded)} images make more than max_record_patches "
+                    f"{self._config.max_record_patches} patches; lower max_patches, or raise it"
+                )
+        return made
 
     def _image(self, data: memoryview, number: int) -> _Image:
         config = self._config

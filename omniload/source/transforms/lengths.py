@@ -5,20 +5,24 @@ from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged, gather_ranges
 from omniload.mix.columns import COLUMNS, IMAGE_COLUMNS, IMAGE_PLACES, LOSS_MASK
-from omniload.mix.schema.transforms import ClampTransform, FilterTransform
+from omniload.mix.schema.transforms import ClampTransform, FilterTransform, ImagesTransform
 from omniload.source.transforms.image_pieces import before_images, first_images
 from omniload.source.transforms.samples import Samples
 
 __all__ = ["clamped", "filtered"]
 
 
-def clamped(samples: Samples, config: ClampTransform) -> Samples:
+def clamped(
+    samples: Samples, config: ClampTransform, images: ImagesTransform | None = None
+) -> Samples:
     """Return the first tokens of each sample; an image that would be cut is left out, and all behind it."""
     lengths_N = samples.tokens.lengths_N
-    return _shortened(samples, np.minimum(lengths_N, config.tokens))
+    return _shortened(samples, np.minimum(lengths_N, config.tokens), images)
 
 
-def filtered(samples: Samples, config: FilterTransform) -> Samples:
+def filtered(
+    samples: Samples, config: FilterTransform, images: ImagesTransform | None = None
+) -> Samples:
     """Return the samples with those empty that are left out."""
     lengths_N = samples.tokens.lengths_N
     kept_N = (lengths_N >= config.min_tokens) & (lengths_N <= config.max_tokens)
@@ -26,7 +30,7 @@ def filtered(samples: Samples, config: FilterTransform) -> Samples:
         mask = samples.others.get(LOSS_MASK)
         trained_N = lengths_N if mask is None else _sums(mask)
         kept_N &= trained_N >= config.min_trained_tokens
-    return _shortened(samples, np.where(kept_N, lengths_N, 0))
+    return _shortened(samples, np.where(kept_N, lengths_N, 0), images)
 
 
 def _sums(mask: Ragged) -> NDArray[np.int64]:
@@ -34,14 +38,16 @@ def _sums(mask: Ragged) -> NDArray[np.int64]:
     return before[mask.offsets[1:]] - before[mask.offsets[:-1]]
 
 
-def _shortened(samples: Samples, lengths_N: NDArray[np.int64]) -> Samples:
+def _shortened(
+    samples: Samples, lengths_N: NDArray[np.int64], images: ImagesTransform | None
+) -> Samples:
     """Cut the tokens of each sample, and what is aligned with them, to so many, or fewer: images stay whole."""
     if np.array_equal(lengths_N, samples.tokens.lengths_N):
         return samples
     kept: dict[str, Ragged] = {}
-    if IMAGE_PLACES in samples.others:
-        lengths_N = before_images(samples.others[IMAGE_PLACES], lengths_N)
-        kept = first_images(samples.others, lengths_N)
+    if images is not None:
+        lengths_N = before_images(samples.others[IMAGE_PLACES], lengths_N, images)
+        kept = first_images(samples.others, lengths_N, images)
 
     def cut(column: Ragged) -> Ragged:
         starts_N = column.offsets[:-1]

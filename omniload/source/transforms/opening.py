@@ -47,6 +47,8 @@ class Pipeline:
         row_length: int | None = None,
     ) -> None:
         self._encoder, self._transforms = encoder, transforms
+        first = transforms[0] if transforms else None
+        self._images = first if isinstance(first, ImagesTransform) else None
         self._fillers: dict[MiddleTransform, MiddleFiller] = {}
         self._row_length = row_length
         self.digest = digest
@@ -99,9 +101,9 @@ class Pipeline:
         for config in self._transforms:
             match config:
                 case ClampTransform():
-                    samples = clamped(samples, config)
+                    samples = clamped(samples, config, self._images)
                 case FilterTransform():
-                    samples = filtered(samples, config)
+                    samples = filtered(samples, config, self._images)
                 case MiddleTransform():
                     places_N = (
                         np.arange(len(samples.tokens)) if positions_N is None else positions_N
@@ -113,10 +115,9 @@ class Pipeline:
 
     def cut(self, samples: Samples) -> tuple[Samples, NDArray[np.int64], NDArray[np.int32]] | None:
         """Return samples with images cut to rows, as ``cut_to_rows`` does; ``None`` where nothing is cut."""
-        config = self._transforms[0] if self._transforms else None
-        if self._row_length is None or not isinstance(config, ImagesTransform):
+        if self._row_length is None or self._images is None:
             return None
-        return cut_to_rows(samples, self._row_length, config)
+        return cut_to_rows(samples, self._row_length, self._images)
 
 
 def open_pipeline(

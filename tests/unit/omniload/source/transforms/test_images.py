@@ -251,6 +251,42 @@ def test_a_clamp_leaves_an_image_out_whole_and_a_filter_all_of_a_sample(tmp_path
     assert len(block.others[IMAGES].values_V) == 48
 
 
+@pytest.mark.parametrize(
+    ("most", "kept", "images"),
+    [
+        (1, "a", 0),
+        (2, "ab", 0),
+        (3, "ab", 0),
+        (4, "ab", 0),
+        (5, "ab\x01#\x02", 1),
+        (6, "ab\x01#\x02c", 1),
+    ],
+)
+def test_a_clamp_leaves_out_what_stands_around_an_image_with_it(tmp_path, most, kept, images):
+    written(tmp_path, ["ab<image>cd"], [[png_of(ramp(4, 4))]])
+    around = an_images_transform(begin=1, end=2)
+    clamp = ClampTransform(type="clamp", tokens=most)
+
+    block = a_source(tmp_path, transforms=(around, clamp)).read(0, 1)
+
+    assert shown(block, 0) == kept
+    assert len(block.others[GRIDS][0]) == 2 * images
+
+
+def test_a_record_of_too_many_patches_is_bad_before_all_are_decoded(tmp_path):
+    small, many = png_of(ramp(8, 8)), png_of(ramp(4, 4))
+    written(tmp_path, ["a", "b"], [[small] * 3, [many]])
+    few = an_images_transform(max_record_patches=8)
+
+    with pytest.raises(
+        IntegrityError, match="its first 3 of 3 images make more than max_record_patches 8"
+    ):
+        a_source(tmp_path, transforms=(few,)).read(0, 2)
+    block = a_source(tmp_path, transforms=(few,), policy="skip").read(0, 2)
+
+    assert [len(block.others[GRIDS][i]) // 2 for i in range(len(block.tokens))][-1] == 1
+
+
 def test_a_picture_is_turned_upright(tmp_path):
     out = io.BytesIO()
     exif = Image.Exif()
