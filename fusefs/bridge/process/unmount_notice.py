@@ -97,6 +97,9 @@ class UnmountNotifier:
             try:
                 peer, _ = listener.accept()
             except OSError as error:
+                if listener.fileno() < 0:  # closed: nobody is answered any more
+                    self._hang_up()
+                    return
                 # Out of descriptors, say. The peer stays in the queue, and this thread must not end.
                 _LOG.warning(
                     "a process that waits for the end of the mount cannot be answered: %s", error
@@ -115,6 +118,12 @@ class UnmountNotifier:
             except OSError as error:
                 _LOG.debug("nobody waits: %s", error)
                 peer.close()
+
+    def _hang_up(self) -> None:
+        with self._lock:
+            for peer in self._waiting:
+                peer.close()
+            self._waiting.clear()
 
 
 class UnmountClient:

@@ -138,11 +138,15 @@ def test_the_run_folder_holds_lines_of_every_role_and_top_shows_the_last_of_one_
 
 def test_every_metric_of_the_dashboard_and_the_alerts_is_there(plane):
     _, port = plane
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        text = answer.read().decode()
-    there = {
-        sample.name for family in text_string_to_metric_families(text) for sample in family.samples
-    }
+    # Roles note their figures after the step that they belong to was handed out.
+    until_s = time.monotonic() + LIMIT_S
+    there: set[str] = set()
+    while "omniload_queued_steps" not in there:
+        assert time.monotonic() < until_s, there
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        families = text_string_to_metric_families(text)
+        there = {sample.name for family in families for sample in family.samples}
     declared = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     named = {
         name

@@ -312,13 +312,17 @@ class Exhausted:
             raise OSError(errno.EMFILE, "too many open files")
         return self._listener.accept()
 
+    def fileno(self):
+        return self._listener.fileno()
+
 
 def test_a_daemon_that_lacks_descriptors_for_a_while_answers_afterwards(daemon, caplog):
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(_address(os.path.realpath(daemon.folder), os.getuid()))
         listener.listen(1)
         answering = Exhausted(listener, fails=2)
-        threading.Thread(target=daemon.notifier._answer, args=(answering,), daemon=True).start()
+        thread = threading.Thread(target=daemon.notifier._answer, args=(answering,), daemon=True)
+        thread.start()
 
         waiter = UnmountClient.of(daemon.folder)
 
@@ -326,6 +330,11 @@ def test_a_daemon_that_lacks_descriptors_for_a_while_answers_afterwards(daemon, 
         assert waiter.about["process"] == os.getpid()
         waiter.close()
         assert caplog.text.count("cannot be answered") == 2
+        listener.shutdown(
+            socket.SHUT_RDWR
+        )  # wakes the thread, which a close alone would leave waiting
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_one_address_has_one_process(daemon):
