@@ -2,24 +2,33 @@
 
 import click
 
-from omniload.commands.bench import bench
-from omniload.commands.check import check
-from omniload.commands.edits.verbs import add, retire, set_weights, skip, undo
-from omniload.commands.import_ import import_mix
-from omniload.commands.plan import plan
-from omniload.commands.preview import preview
-from omniload.commands.runs.audit import audit
-from omniload.commands.runs.diff import diff
-from omniload.commands.runs.show import show
-from omniload.commands.runs.top import top
-from omniload.commands.sample import sample
-from omniload.commands.schema import schema
-from omniload.commands.stats import stats
+from omniload.base.cli import Verbs
 
 __all__ = ["command"]
 
+_PLACES = {
+    "add": "omniload.commands.edits.verbs:add",
+    "audit": "omniload.commands.runs.audit:audit",
+    "bench": "omniload.commands.bench:bench",
+    "check": "omniload.commands.check:check",
+    "diff": "omniload.commands.runs.diff:diff",
+    "import": "omniload.commands.import_:import_mix",
+    "plan": "omniload.commands.plan:plan",
+    "preview": "omniload.commands.preview:preview",
+    "retire": "omniload.commands.edits.verbs:retire",
+    "sample": "omniload.commands.sample:sample",
+    "schema": "omniload.commands.schema:schema",
+    "set": "omniload.commands.edits.verbs:set_weights",
+    "show": "omniload.commands.runs.show:show",
+    "skip": "omniload.commands.edits.verbs:skip",
+    "stats": "omniload.commands.stats:stats",
+    "top": "omniload.commands.runs.top:top",
+    "undo": "omniload.commands.edits.verbs:undo",
+}
+"""Where each verb lies: a command that reads a file does not load what opens a data plane."""
 
-@click.group(name="mix")
+
+@click.group(name="mix", cls=Verbs, places=_PLACES)
 def command() -> None:
     """Declare, inspect and audit a mix of sources.
 
@@ -28,25 +37,3 @@ def command() -> None:
       omniload mix sample demo/corpus
       omniload mix check examples/quickstart.yaml
     """  # noqa: D301 -- click's own marker
-
-
-for _verb in (
-    add,
-    audit,
-    bench,
-    check,
-    diff,
-    import_mix,
-    plan,
-    preview,
-    retire,
-    sample,
-    schema,
-    set_weights,
-    show,
-    skip,
-    stats,
-    top,
-    undo,
-):
-    command.add_command(_verb)

@@ -9,10 +9,10 @@ Exit codes: 0 done, 1 a fault of ours, 2 configuration, 3 unavailable, 4 state, 
 import io
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from typing_extensions import override
@@ -25,7 +25,7 @@ from omniload.base.log import set_up_logging
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["main"]
+__all__ = ["Verbs", "main"]
 
 _GROUP = "omniload.commands"
 _OURS = {
@@ -58,8 +58,7 @@ class Nouns(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in _OURS:
             place, _ = _OURS[cmd_name]
-            module, _, name = place.partition(":")
-            return _checked(getattr(import_module(module), name), place)
+            return _loaded(place)
         for point in _entry_points(cmd_name):
             return _checked(point.load(), point.value)
         return None
@@ -70,6 +69,32 @@ class Nouns(click.Group):
         rows = [(name, _OURS[name][1] if name in _OURS else "") for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+class Verbs(click.Group):
+    """A group whose commands are named by where they lie, and loaded when they are named.
+
+    Args:
+        places: The module and the attribute of each verb, such as ``omniload.commands.check:check``.
+    """
+
+    def __init__(self, *, places: Mapping[str, str], **given: Any) -> None:  # noqa: ANN401 -- click's own
+        super().__init__(**given)
+        self._places = places
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self._places)
+
+    @override
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        place = self._places.get(cmd_name)
+        return None if place is None else _loaded(place)
+
+
+def _loaded(place: str) -> click.Command:
+    module, _, name = place.partition(":")
+    return _checked(getattr(import_module(module), name), place)
 
 
 def _checked(command: object, place: str) -> click.Command:

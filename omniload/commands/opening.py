@@ -1,13 +1,13 @@
 """Opening what a mix file names, as far as a question needs it: files and their indexes."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from omniload.actors.plane import PlaneSpec, require_rows
+from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.config import line_of
 from omniload.base.errors import (
     ConfigError,
@@ -111,19 +111,18 @@ def find_sources(spec: PlaneSpec, file: Path | None = None) -> list[FoundSource]
     mix = spec.mix
     with (
         progress("opening sources", len(mix.names)) as advance,
-        ThreadPoolExecutor(min(_OPENERS, len(mix.names))) as pool,
+        DaemonPool(_OPENERS, "omniload-opening") as pool,
     ):
-        opening = [pool.submit(_find, spec, name) for name in mix.names]
-        for _ in as_completed(opening):
-            advance(1)
+        found = pool.map(
+            lambda name: _named(_outcome(lambda: _find(spec, name)), name, file),
+            mix.names,
+            advance=advance,
+        )
     results = [
         _outcome(lambda: require_rows(spec)),
         _outcome(lambda: require_strategy(mix.balance)),
         _outcome(lambda: tokenizer_of(mix, spec.base_dir)),
-        *(
-            _named(_outcome(future.result), name, file)
-            for name, future in zip(mix.names, opening, strict=True)
-        ),
+        *found,
     ]
     raise_together([result for result in results if isinstance(result, OmniloadError)])
     return [result for result in results if isinstance(result, FoundSource)]

@@ -12,14 +12,14 @@ until the index is deleted.
 import hashlib
 import os
 import uuid
-import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from omniload.base.concurrency.threads import DaemonPool
@@ -31,8 +31,24 @@ from omniload.source.formats.format import UnitTable
 
 __all__ = ["INDEX_VERSION", "FileUnits", "IndexCache", "index_folder", "index_of"]
 
-INDEX_VERSION = 2
-"""Version of the index file; another version is built anew."""
+INDEX_VERSION = 3
+"""Version of the index file, in the metadata of its schema; another version is built anew."""
+
+_VERSION = b"omniload.index"
+_OF_A_FILE = ("path", "stamp", "mark", "size", "content")
+_OF_UNITS = ("rows", "starts", "stops")
+_SCHEMA = pa.schema(
+    [
+        ("path", pa.binary()),
+        ("stamp", pa.string()),
+        ("mark", pa.string()),
+        ("size", pa.int64()),
+        ("content", pa.string()),
+        *((name, pa.list_(pa.int64())) for name in _OF_UNITS),
+    ],
+    metadata={_VERSION: str(INDEX_VERSION)},
+)
+"""A line for each shard. A zip of eleven arrays took four times as long to read, once for each of 1,000 sources."""
 
 _READERS = 8
 _log = get_logger(__name__)
@@ -67,7 +83,7 @@ class IndexCache:
     def path(self, kind: str) -> Path:
         """Return the file that keeps units cut in the way ``kind`` says."""
         digest = hashlib.blake2b(kind.encode(), digest_size=6).hexdigest()
-        return self.folder / f"{self.source}.{digest}.index.npz"
+        return self.folder / f"{self.source}.{digest}.index.arrow"
 
 
 def index_of(
@@ -90,8 +106,11 @@ def index_of(
     """
     kept = _load(cache.path(kind)) if cache else {}
     missing = [file for file in files if _key(file) not in kept]
-    with DaemonPool(min(_READERS, max(1, len(missing))), "omniload-index") as pool:
-        built = dict(zip((file.path for file in missing), pool.map(build, missing), strict=True))
+    built: dict[str, FileUnits] = {}
+    if missing:
+        with DaemonPool(min(_READERS, len(missing)), "omniload-index") as pool:
+            found = pool.map(build, missing)
+        built = dict(zip((file.path for file in missing), found, strict=True))
     units = [built.get(file.path) or kept[_key(file)] for file in files]
     if cache and missing:
         _save(cache.path(kind), files, units)
@@ -125,47 +144,66 @@ def _joined(columns: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
 def _load(path: Path) -> dict[_Key, FileUnits]:
     """Read the index; one that is missing, of another version or damaged counts as empty."""
     try:
-        with open_file(path) as opened, np.load(opened, allow_pickle=False) as stored:
-            if int(stored["version"]) != INDEX_VERSION:
+        with open_file(path) as opened, pa.ipc.open_file(opened.read()) as stored:
+            if (stored.schema.metadata or {}).get(_VERSION) != str(INDEX_VERSION).encode():
                 return {}
-            names = zip(
-                stored["paths"].tolist(),
-                stored["stamps"].tolist(),
-                stored["marks"].tolist(),
-                stored["sizes"].tolist(),
+            table = stored.read_all()
+        _require_columns(table)
+        units = {name: table[name].combine_chunks() for name in _OF_UNITS}
+        stops_F = np.cumsum(_counts(units))
+        numbers = {name: column.flatten().to_numpy() for name, column in units.items()}
+        _require_units(**{f"{name}_U": column for name, column in numbers.items()})
+        return {
+            (os.fsdecode(path), stamp, mark, size): FileUnits(
+                content=content, **{name: column[start:stop] for name, column in numbers.items()}
+            )
+            for path, stamp, mark, size, content, start, stop in zip(
+                *(table[name].to_pylist() for name in _OF_A_FILE),
+                [0, *stops_F.tolist()][: table.num_rows],
+                stops_F.tolist(),
                 strict=True,
             )
-            cuts = np.cumsum(stored["counts"])[:-1]
-            rows, starts, stops = (stored[key] for key in ("rows", "starts", "stops"))
-            _require_units(stored["counts"], rows, starts, stops)
-            columns = (np.split(column, cuts) for column in (rows, starts, stops))
-            return {
-                name: FileUnits(rows=rows, starts=starts, stops=stops, content=content)
-                for name, content, rows, starts, stops in zip(
-                    names, stored["contents"].tolist(), *columns, strict=True
-                )
-            }
+        }
     except FileNotFoundError:
         return {}
-    except (StateError, OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (StateError, OSError, ValueError, pa.ArrowException) as error:
         _log.warning("%s: index cannot be read (%s); building it anew", path, error)
         return {}
 
 
-def _require_units(
-    counts_F: NDArray[Any], rows_U: NDArray[Any], starts_U: NDArray[Any], stops_U: NDArray[Any]
-) -> None:
+def _require_columns(table: pa.Table) -> None:
+    """Refuse a table that was written otherwise, whose offsets lead elsewhere, or that lacks a value.
+
+    Raises:
+        ValueError: It is such a table.
+    """
+    if not table.schema.equals(_SCHEMA):
+        raise ValueError(f"its columns are {', '.join(table.schema.names)}")
+    table.validate(full=True)
+    if any(column.null_count for column in table.columns):
+        raise ValueError("a value is missing")
+
+
+def _counts(units: Mapping[str, pa.ListArray]) -> NDArray[np.int64]:
+    """Return the units of each file, ``[F]``.
+
+    Raises:
+        ValueError: A file has more of one column than of another.
+    """
+    counts_F: NDArray[np.int64]
+    counts_F, *others = (column.value_lengths().to_numpy() for column in units.values())
+    if not all(np.array_equal(counts_F, other_F) for other_F in others):
+        raise ValueError("a file has other counts of records than of places")
+    return counts_F
+
+
+def _require_units(rows_U: NDArray[Any], starts_U: NDArray[Any], stops_U: NDArray[Any]) -> None:
     """Refuse numbers that no file has.
 
     Raises:
-        ValueError: A count or a place is negative, a unit stops before it starts, or the columns are not
-            of one length.
+        ValueError: A count or a place is negative, or a unit stops before it starts.
     """
-    if not int(counts_F.sum()) == len(rows_U) == len(starts_U) == len(stops_U):
-        raise ValueError(
-            f"{counts_F.sum()} units, {len(rows_U)} counts, {len(starts_U)} starts and {len(stops_U)} stops"
-        )
-    if min(column.min(initial=0) for column in (counts_F, rows_U, starts_U)) < 0:
+    if min(column.min(initial=0) for column in (rows_U, starts_U)) < 0:
         raise ValueError("a count or a start is negative")
     if (stops_U < starts_U).any():
         raise ValueError("a unit stops before it starts")
@@ -175,22 +213,17 @@ def _save(path: Path, files: Sequence[ShardFile], units: Sequence[FileUnits]) ->
     """Write the index whole or not at all; a run does not fail for want of it."""
     unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.unfinished")
     keys = [_key(file) for file in files]
+    columns = [
+        # A name need not be UTF-8.
+        [os.fsencode(path) for path, _, _, _ in keys],
+        *([key[place] for key in keys] for place in (1, 2, 3)),
+        [unit.content for unit in units],
+        *([getattr(unit, name) for unit in units] for name in _OF_UNITS),
+    ]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("wb") as out:
-            np.savez(
-                out,
-                version=np.int64(INDEX_VERSION),
-                paths=np.array([path for path, _, _, _ in keys]),
-                stamps=np.array([stamp for _, stamp, _, _ in keys]),
-                marks=np.array([mark for _, _, mark, _ in keys]),
-                contents=np.array([unit.content for unit in units]),
-                sizes=np.array([size for _, _, _, size in keys], np.int64),
-                counts=np.array([len(unit.rows) for unit in units], np.int64),
-                rows=_joined([unit.rows for unit in units]),
-                starts=_joined([unit.starts for unit in units]),
-                stops=_joined([unit.stops for unit in units]),
-            )
+        with unfinished.open("wb") as out, pa.ipc.new_file(out, _SCHEMA) as stored:
+            stored.write_table(pa.table(columns, schema=_SCHEMA))
         os.replace(unfinished, path)  # noqa: PTH105 -- replaces in one step
     except OSError as error:
         with suppress(OSError):

@@ -15,11 +15,21 @@ def nouns():
     return {point.name: point.load() for point in entry_points(group="omniload.commands")}
 
 
+def verbs(group):
+    context = click.Context(group)
+    return [(verb, group.get_command(context, verb)) for verb in group.list_commands(context)]
+
+
 COMMANDS = [
     pytest.param(noun, verb, command, id=f"{noun} {verb}")
     for noun, group in nouns().items()
-    for verb, command in getattr(group, "commands", {}).items()
+    for verb, command in verbs(group)
 ]
+
+
+def test_a_verb_lies_where_its_group_says():
+    assert [command.values[1] for command in COMMANDS if command.values[2] is None] == []
+    assert all(verb == command.name for _, verb, command in (each.values for each in COMMANDS))
 
 
 def test_every_noun_is_a_group_of_verbs():

@@ -7,13 +7,17 @@ call to a store keeps a process alive that has nothing left to do.
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future, wait
 from typing import Any, Self, TypeVar
 
 __all__ = ["DaemonPool"]
 
 _LEAVE_S = 5.0
+_LOOK_S = 0.02
+_MANY = 4
+"""Calls that a thread carries out between two looks where they wait for nothing."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -46,10 +50,58 @@ class DaemonPool:
                 thread.start()
         return future
 
-    def map(self, call: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """Return the results of a call for each item, in their order; the first error is raised."""
-        futures = [self.submit(lambda item=item: call(item)) for item in items]  # type: ignore[misc]
-        return [future.result() for future in futures]
+    def map(
+        self,
+        call: Callable[[Item], Result],
+        items: Iterable[Item],
+        *,
+        advance: Callable[[int], object] = lambda _: None,
+    ) -> list[Result]:
+        """Return the results of a call for each item, in their order; the first error is raised.
+
+        One thread begins, another is added whenever no call ends for a while, and one leaves while many do:
+        calls that wait for a store wait together, and those that do not would only pass the interpreter back
+        and forth, which made opening 1,000 sources cost three times as much.
+
+        Args:
+            call: What is done with each item.
+            items: The items.
+            advance: Called now and then with the number of calls that have ended since.
+
+        Raises:
+            CancelledError: The pool was closed before all calls had begun.
+            BaseException: What ``call`` raises, for the first item of those.
+        """
+        every = list(items)
+        waiting = deque(enumerate(every))
+        answers: dict[int, Future[Result]] = {}
+
+        surplus = threading.Semaphore(0)
+
+        def work() -> None:
+            while not self._closed and not surplus.acquire(blocking=False):
+                try:
+                    number, item = waiting.popleft()
+                except IndexError:
+                    return
+                answers[number] = _carried_out(call, item)
+
+        running: set[Future[None]] = set()
+        told = 0
+        while running or (waiting and not self._closed):
+            if not running:
+                running.add(self.submit(work))
+            _, running = wait(running, timeout=_LOOK_S)
+            ended = len(answers)
+            advance(ended - told)
+            if running and waiting and ended == told and len(running) < self._most:
+                running.add(self.submit(work))
+            elif ended - told >= _MANY * len(running) > _MANY:
+                surplus.release()
+            told = ended
+        if len(answers) < len(every):
+            raise CancelledError
+        return [answers[number].result() for number in range(len(every))]
 
     def close(self, limit_s: float) -> bool:
         """Cancel what has not begun and wait for what has; return whether it ended within the limit."""
@@ -78,8 +130,18 @@ class DaemonPool:
                 future.cancel()
             if not future.set_running_or_notify_cancel():
                 continue
-            try:
-                future.set_result(call())
-            except BaseException as error:  # noqa: BLE001 -- the future's to raise
-                future.set_exception(error)
+            _carry_out(call, future)
             del future, call, taken
+
+
+def _carry_out(call: Callable[[], Result], future: "Future[Result]") -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:  # noqa: BLE001 -- the future's to raise
+        future.set_exception(error)
+
+
+def _carried_out(call: Callable[[Item], Result], item: Item) -> "Future[Result]":
+    future: Future[Result] = Future()
+    _carry_out(lambda: call(item), future)
+    return future

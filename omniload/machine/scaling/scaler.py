@@ -188,7 +188,8 @@ class Scaler:
             why = f"{role} keeps {loads[role]:.2f} cores busy, or soon will"
             others = {each: load for each, load in loads.items() if each != role}
             to = min(others, key=lambda each: others[each], default=None)
-            if to is not None and others[to] + moved <= _FILLED:
+            # Two loaders that are alike after a move would pass the part to and fro.
+            if to is not None and others[to] + moved <= min(_FILLED, loads[role] - _LEAST_PART):
                 return MoveSources(role=role, sources=part, to=to, why=why)
             if len(loads) < self.most:
                 return SplitLoader(role=role, sources=part, why=why)

@@ -1,6 +1,6 @@
 """Loaders follow the load, come to rest under a steady one, and are not moved to and fro by any other."""
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from omniload.machine.scaling.scaler import LoadersSeen, MergeLoader, Scaler, SplitLoader
@@ -78,6 +78,7 @@ def test_however_the_mix_swings_changes_stay_within_the_allowance(data, num_sour
 
 @settings(max_examples=20)
 @given(st.lists(st.floats(0, 2), min_size=1, max_size=8), st.booleans())
+@example([0.5, 0.5, 0.125], True)  # two loaders passed the last one to and fro
 def test_under_a_steady_load_loaders_come_to_rest(steady, is_waited):
     plane = Plane(len(steady))
 

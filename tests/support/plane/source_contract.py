@@ -250,7 +250,7 @@ class SourceContract:
         first = opened(cache_dir=folder / "index")
         again = opened(cache_dir=folder / "index")
 
-        assert list((folder / "index").glob("web.*.index.npz"))
+        assert list((folder / "index").glob("web.*.index.arrow"))
         assert again.content_digest == first.content_digest
         assert samples(again.read(3, 90)) == samples(first.read(3, 90))
 

@@ -184,7 +184,7 @@ def test_a_file_that_cannot_be_looked_at_may_be_asked_for_again(file, monkeypatc
         raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "stat", stat)
+        patched.setattr(os, "stat", stat)
         with (
             pytest.raises(UnavailableError, match=r"a\.txt: cannot be looked at: .*; try again"),
             reading(file),

@@ -4,6 +4,7 @@ import logging
 import os
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from omniload.base.errors import ConfigError
@@ -84,7 +85,7 @@ def test_units_cut_in_another_way_are_kept_apart(indexed):
     assert indexed("k")[1] == indexed("other")[1] == []
 
 
-@pytest.mark.parametrize("damage", [b"", b"not a zip", b"PK\x03\x04 cut short"])
+@pytest.mark.parametrize("damage", [b"", b"not a zip", b"ARROW1\0\0 cut short"])
 def test_a_damaged_index_is_built_anew(indexed, folder, damage, caplog):
     indexed()
     (kept,) = (folder / "cache").iterdir()
@@ -98,35 +99,68 @@ def test_a_damaged_index_is_built_anew(indexed, folder, damage, caplog):
     assert indexed()[1] == []
 
 
+def stored_in(path):
+    with pa.ipc.open_file(path.read_bytes()) as stored:
+        return stored.read_all()
+
+
+def store(path, table):
+    with pa.ipc.new_file(path, table.schema) as out:
+        out.write_table(table)
+
+
 def test_an_index_of_another_version_is_built_anew(indexed, folder):
     indexed()
     (kept,) = (folder / "cache").iterdir()
-    with np.load(kept) as stored:
-        content = dict(stored)
-    with kept.open("wb") as out:
-        np.savez(out, **(content | {"version": np.int64(99)}))
+    store(kept, stored_in(kept).replace_schema_metadata({"omniload.index": "99"}))
 
     assert indexed()[1] == ["a.x", "b.x", "c.x"]
 
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("rows", -1), ("starts", -1), ("starts", 99), ("counts", -1), ("counts", 5), ("stops", -9)],
+    [
+        ("rows", [[-1, 2], [], [1, 2, 3]]),
+        ("rows", [[1, 2], [3], [1, 2]]),
+        ("rows", [[1, 2], None, [1, 2, 3]]),
+        ("starts", [[-1, 1], [], [0, 1, 2]]),
+        ("starts", [[99, 1], [], [0, 1, 2]]),
+        ("stops", [[-9, 2], [], [1, 2, 3]]),
+        ("stops", [[1], [2], [1, 2, 3]]),
+        ("content", ["2", None, "3"]),
+    ],
 )
-def test_an_index_of_numbers_that_no_file_has_is_built_anew(indexed, folder, column, value, caplog):
+def test_an_index_of_values_that_no_file_has_is_built_anew(indexed, folder, column, value, caplog):
     indexed()
     (kept,) = (folder / "cache").iterdir()
-    with np.load(kept) as stored:
-        content = dict(stored)
-    content[column][0] = value
-    with kept.open("wb") as out:
-        np.savez(out, **content)
+    table = stored_in(kept)
+    place = table.schema.get_field_index(column)
+    store(kept, table.set_column(place, column, pa.array(value, table.schema.field(place).type)))
 
     table, built = indexed()
 
     assert "building it anew" in caplog.text
     assert built == ["a.x", "b.x", "c.x"]
     assert len(table) == 5
+
+
+def test_an_index_whose_offsets_lead_elsewhere_is_built_anew(indexed, folder, caplog):
+    indexed()
+    (kept,) = (folder / "cache").iterdir()
+    offsets = np.array([0, 2, 2, 5], np.int32).tobytes()
+    data = kept.read_bytes()
+    assert data.count(offsets) >= 3
+    kept.write_bytes(data.replace(offsets, np.array([0, 2, 2, 1 << 30], np.int32).tobytes()))
+
+    assert indexed()[1] == ["a.x", "b.x", "c.x"]
+    assert "building it anew" in caplog.text
+
+
+def test_a_file_whose_name_is_no_text_is_kept_too(folder, indexed):
+    (folder / os.fsdecode(b"\xff.x")).write_bytes(b"y")
+    indexed()
+
+    assert indexed()[1] == []
 
 
 def test_a_file_that_was_replaced_is_built_again_whatever_time_it_is_given(indexed, folder):
@@ -162,7 +196,7 @@ def test_a_folder_that_cannot_be_written_costs_only_time(indexed, folder):
 def test_nothing_unfinished_stays_behind(indexed, folder):
     indexed()
 
-    assert [path.suffix for path in (folder / "cache").iterdir()] == [".npz"]
+    assert [path.suffix for path in (folder / "cache").iterdir()] == [".arrow"]
 
 
 def test_a_fault_of_one_file_is_raised(folder):

@@ -1,9 +1,11 @@
 """Threads that do not hold up the end of a process, and the calls that are under way in it."""
 
 import threading
+from concurrent.futures import CancelledError
 
 import pytest
 
+from omniload.base.concurrency import threads
 from omniload.base.concurrency.calls_under_way import calls_under_way, under_way
 from omniload.base.concurrency.threads import DaemonPool
 
@@ -18,11 +20,38 @@ def test_results_come_in_the_order_of_the_items_and_the_first_error_is_raised():
 
 
 def test_threads_are_daemons_and_no_more_than_asked_for():
-    pool = DaemonPool(2, "test")
-    pool.map(int, range(9))
+    names = {"all": threading.Barrier(3)}
+    pool = DaemonPool(3, "test")
 
-    assert [thread.daemon for thread in pool._threads] == [True, True]
+    def meet(_):
+        names["all"].wait(_LONG_S)  # each call needs two others beside it
+        thread = threading.current_thread()
+        return thread.name, thread.daemon
+
+    found = pool.map(meet, range(9))
+
+    assert set(found) == {(f"test_{n}", True) for n in range(3)}
     assert pool.close(_LONG_S)
+
+
+def test_calls_that_wait_for_nothing_share_one_thread(monkeypatch):
+    monkeypatch.setattr(threads, "_LOOK_S", _LONG_S)  # however slow the machine is
+    told = []
+    with DaemonPool(8, "test") as pool:
+        found = pool.map(lambda _: threading.get_ident(), range(1_000), advance=told.append)
+
+    assert len(set(found)) == 1
+    assert sum(told) == 1_000
+
+
+def test_what_a_closed_pool_has_not_begun_is_told_as_cancelled():
+    pool = DaemonPool(1, "test")
+
+    def close(_):
+        pool.close(0.0)
+
+    with pytest.raises(CancelledError):
+        pool.map(close, range(2))
 
 
 def test_what_has_not_begun_is_cancelled_and_what_is_stuck_is_left():
