@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
-__all__ = ["CALL_PAIRS", "DocumentGroups", "group_lengths"]
+__all__ = ["CALL_PAIRS", "DocumentGroups", "group_lengths", "on_device"]
 
 CALL_PAIRS = 4096
 """Token pairs that cost as much as one call of the kernel: about 0.1 ms forward and
@@ -104,9 +104,9 @@ class DocumentGroups:
             moves = (inverse, at) if moves is None else (inverse[moves[0]], moves[1][at])
         return cls(
             groups=groups,
-            tokens_of_places_P=None if moves is None else _on(moves[0], device),
-            places_of_tokens_N=None if moves is None else _on(moves[1], device),
-            cu_seqlens=_on(cu_seqlens, device, np.int32),
+            tokens_of_places_P=None if moves is None else on_device(moves[0], device),
+            places_of_tokens_N=None if moves is None else on_device(moves[1], device),
+            cu_seqlens=on_device(cu_seqlens, device, np.int32),
             longest=int(lengths.max(initial=0)),
             varlen=varlen,
         )
@@ -152,12 +152,19 @@ def _moves(
     return tokens_of_places, places_of_tokens
 
 
-def _on(
+def on_device(
     values: NDArray[np.integer[Any]],
     device: str | torch.device,
     dtype: type[np.integer[Any]] = np.int64,
 ) -> Tensor:
-    return torch.from_numpy(values.astype(dtype)).to(device)
+    """Copy integers to where the model is, without waiting for what the device still computes.
+
+    A copy from memory that is not pinned waits until it has ended, and so for every layer before it.
+    """
+    here = torch.from_numpy(values.astype(dtype))
+    if torch.device(device).type != "cuda":
+        return here.to(device)
+    return here.pin_memory().to(device, non_blocking=True)
 
 
 class _Pad(torch.autograd.Function):

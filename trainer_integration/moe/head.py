@@ -11,8 +11,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
-from omniload.batch.microbatch import IGNORE_LABEL
-
 __all__ = ["CHUNK_LOGITS", "summed_cross_entropy"]
 
 CHUNK_LOGITS = 1 << 21
@@ -20,7 +18,9 @@ CHUNK_LOGITS = 1 << 21
 at 4096, 8192 and 32768 ids; half as many 43, 83, 438; four times as many 42, 96, 402."""
 
 
-def summed_cross_entropy(x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> Tensor:
+def summed_cross_entropy(
+    x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, labelled_M: Tensor
+) -> Tensor:
     """Return the cross entropy of ``x @ weight.T`` summed over all labels, float64.
 
     Tokens without a label cost nothing. The logits of a few tokens at a time are turned
@@ -30,9 +30,9 @@ def summed_cross_entropy(x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> T
     Args:
         x_ND: Last hidden states.
         weight_VD: Output matrix.
-        labels_N: Next tokens; ``IGNORE_LABEL`` where nothing is predicted.
+        labels_N: Next tokens.
+        labelled_M: Which tokens have a label, in order.
     """
-    labelled_M = torch.nonzero(labels_N != IGNORE_LABEL).squeeze(1)
     if len(labelled_M) < len(labels_N):
         x_ND, labels_N = x_ND.index_select(0, labelled_M), labels_N.index_select(0, labelled_M)
     loss: Tensor = _SummedCrossEntropy.apply(x_ND, weight_VD, labels_N)  # type: ignore[no-untyped-call]

@@ -2,20 +2,19 @@
 
 Shape suffixes:
     R  rows        T  tokens in a row        N  tokens of this rank that are not padding
-    M  those of all its sequence-parallel peers, peer by peer
+    M  those of all its sequence-parallel peers, peer by peer        L  tokens with a label
 """
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from omniload.batch.microbatch import IGNORE_LABEL, CpSlice, Microbatch
 from omniload.batch.slices import cp_indices
-from trainer_integration.moe.documents import DocumentGroups
+from trainer_integration.moe.documents import DocumentGroups, on_device
 from trainer_integration.moe.parallel.collectives import ALONE, Peers
 
 __all__ = ["ModelInputs"]
@@ -29,6 +28,8 @@ class ModelInputs:
     """Token ids, int64."""
     labels_N: Tensor
     """Next tokens, int64; ``IGNORE_LABEL`` where nothing is predicted."""
+    labelled_L: Tensor
+    """Which tokens have a label, int64. Known here: asked of a device, it would wait for all layers before."""
     positions_N: Tensor
     """Place within the piece, int64, from 0."""
     rows_N: Tensor
@@ -79,13 +80,15 @@ class ModelInputs:
         real = microbatch.source_ids_RT.reshape(-1) >= 0
         kept = np.flatnonzero(real)
         before = np.concatenate(([0], np.cumsum(real)))
+        labels = microbatch.labels_RT.reshape(-1)[kept]
         return cls(
-            tokens_N=_long(microbatch.tokens_RT.reshape(-1)[kept], device),
-            labels_N=_long(microbatch.labels_RT.reshape(-1)[kept], device),
-            positions_N=_long(microbatch.positions_RT.reshape(-1)[kept], device),
-            rows_N=_long(kept // max(1, row_length), device),
+            tokens_N=on_device(microbatch.tokens_RT.reshape(-1)[kept], device),
+            labels_N=on_device(labels, device),
+            labelled_L=on_device(np.flatnonzero(labels != IGNORE_LABEL), device),
+            positions_N=on_device(microbatch.positions_RT.reshape(-1)[kept], device),
+            rows_N=on_device(kept // max(1, row_length), device),
             num_rows=num_rows,
-            tokens_in_rows_R=_long(real.reshape(num_rows, row_length).sum(-1), device),
+            tokens_in_rows_R=on_device(real.reshape(num_rows, row_length).sum(-1), device),
             documents=DocumentGroups.of(
                 before[microbatch.cu_seqlens], device=device, varlen=varlen
             ),
@@ -108,16 +111,18 @@ class ModelInputs:
         kept = [part[real[part]] for part in parts]
         own = real[parts[peers.rank]]
         places = before[np.concatenate(kept)]
+        labels = piece.labels_RC.reshape(-1)[own]
         return cls(
-            tokens_N=_long(piece.tokens_RC.reshape(-1)[own], device),
-            labels_N=_long(piece.labels_RC.reshape(-1)[own], device),
-            positions_N=_long(piece.positions_RC.reshape(-1)[own], device),
-            rows_N=_long(kept[peers.rank] // max(1, length), device),
+            tokens_N=on_device(piece.tokens_RC.reshape(-1)[own], device),
+            labels_N=on_device(labels, device),
+            labelled_L=on_device(np.flatnonzero(labels != IGNORE_LABEL), device),
+            positions_N=on_device(piece.positions_RC.reshape(-1)[own], device),
+            rows_N=on_device(kept[peers.rank] // max(1, length), device),
             num_rows=num_rows,
-            tokens_in_rows_R=_long(real.reshape(num_rows, length).sum(-1), device),
+            tokens_in_rows_R=on_device(real.reshape(num_rows, length).sum(-1), device),
             documents=DocumentGroups.of(before[piece.cu_seqlens], places, device, varlen=varlen),
             tokens_of_peers=tuple(map(len, kept)),
-            places_M=_long(places, device),
+            places_M=on_device(places, device),
         )
 
     @property
@@ -151,7 +156,3 @@ class ModelInputs:
             return values_M
         own = torch.split(self.places_M, list(self.tokens_of_peers))[peers.rank]
         return values_M.index_select(0, own)
-
-
-def _long(values: NDArray[np.integer[Any]], device: str | torch.device) -> Tensor:
-    return torch.from_numpy(values.astype(np.int64)).to(device)

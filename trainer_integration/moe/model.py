@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional
 from typing_extensions import override
 
-from omniload.batch.microbatch import IGNORE_LABEL
 from trainer_integration.moe.balance import (
     RouterFigures,
     balance_losses,
@@ -155,7 +154,7 @@ class MoETransformer(nn.Module):
         """Return which tokens have a label, ``[M]``, and the cross entropy of each, ``[M]``, float64."""
         x_ND, _ = self.hidden(inputs)
         head_VD = self.head_VD.to(x_ND.dtype)
-        labelled_M = torch.nonzero(inputs.labels_N != IGNORE_LABEL).squeeze(1)
+        labelled_M = inputs.labelled_L
         losses = []
         for some_M in torch.split(labelled_M, max(1, CHUNK_LOGITS // len(head_VD))):
             logits_MV = x_ND[some_M] @ head_VD.t()
@@ -173,7 +172,9 @@ class MoETransformer(nn.Module):
         x_ND, routings = self.hidden(inputs)
         losses = balance_losses(routings, inputs, self.peers, self.config.groups)
         return ModelOutput(
-            token_loss=summed_cross_entropy(x_ND, self.head_VD.to(x_ND.dtype), inputs.labels_N),
+            token_loss=summed_cross_entropy(
+                x_ND, self.head_VD.to(x_ND.dtype), inputs.labels_N, inputs.labelled_L
+            ),
             balance_loss=losses.balance,
             z_loss=losses.z,
             router=figures_of(routings),

@@ -11,7 +11,6 @@ Shape suffixes:
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -22,6 +21,7 @@ from omniload.actors.plane import PlaneSpec
 from omniload.batch.microbatch import CpSlice, Microbatch
 from omniload.batch.slices import slice_for_cp
 from omniload.client import Client
+from trainer_integration.moe.documents import on_device
 from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
@@ -111,7 +111,7 @@ def summed_losses(model: MoETransformer, rows: Microbatch, num_sources: int) -> 
     sums_SF = torch.zeros(num_sources, 2, dtype=torch.float64, device=model.device)
     if inputs.is_empty and not is_sharded(model):
         return sums_SF
-    sources_N = torch.from_numpy(sources_RT[sources_RT >= 0].astype(np.int64)).to(model.device)
+    sources_N = on_device(sources_RT[sources_RT >= 0], model.device)
     labelled_M, losses_M = model.label_losses(inputs)
     both_MF = torch.stack((losses_M, torch.ones_like(losses_M)), dim=1)
     return sums_SF.index_add_(0, sources_N[labelled_M], both_MF)

@@ -216,7 +216,7 @@ def accumulate(model: MoETransformer, batch: Batch, labels: int) -> StepSums:
                 output.token_loss.detach(),
                 output.balance_loss.detach().double(),
                 output.z_loss.detach().double(),
-                figures.new_tensor(float(inputs.num_tokens)),
+                figures.new_full((), inputs.num_tokens),
                 output.router.dropped.double(),
                 output.router.entropy,
                 figures.new_zeros(()),

@@ -40,8 +40,24 @@ def test_a_model_is_built_without_memory_on_the_meta_device():
     assert an_optimizer(model).gradients.is_meta
 
 
+@pytest.mark.parametrize("varlen", [False, True])
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"bias_rate": 0.01, "expert_groups": 2, "z_weight": 0.1}, {"capacity_factor": 1.0}],
+)
+def test_a_step_asks_the_device_for_no_number(varlen, given):
+    """On the meta device there are none to ask for: ``item``, ``tolist`` and ``nonzero`` raise."""
+    with torch.device("meta"):
+        model = MoETransformer(a_config(hidden=32, **given), dtype=torch.bfloat16)
+    inputs = ModelInputs.of(a_microbatch(rows_of(0)), device="meta", varlen=varlen)
+
+    output = model(inputs)
+    (output.token_loss + output.balance_loss + output.z_loss).backward()
+
+    assert all(p.grad is not None and p.grad.is_meta for p in model.parameters())
+
+
 def test_moving_rows_asks_the_device_for_no_number():
-    """On the meta device there are no numbers to ask for: ``item`` and ``tolist`` raise."""
     experts = torch.empty(6, 2, dtype=torch.int64, device="meta")
     x = torch.empty(6, 8, device="meta", requires_grad=True)
 
