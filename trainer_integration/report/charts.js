@@ -105,7 +105,7 @@
     let text = "", open = false;
     for (let i = 0; i < line.x.length; i += 1) {
       const value = line.y[i], x = at(line.x[i]);
-      if (value === null || x === null) { open = false; continue; }
+      if (value === null || x === null) { open &&= Boolean(line.sparse); continue; }
       text += `${open ? "L" : "M"}${x.toFixed(1)} ${to(value).toFixed(1)}`;
       open = true;
     }
@@ -143,7 +143,7 @@
         d: path(line, at, to), class: line.pale ? "line pale" : line.second ? "line other" : "line", stroke: line.colour, "clip-path": `url(#${clip})`,
         "stroke-dasharray": line.dash || (line.second ? "6 3" : "none"),
       }, svg);
-      if (line.x.length <= 60 && !line.dash) line.x.forEach((x, i) => line.y[i] !== null &&
+      if ((line.sparse || line.x.length <= 60) && !line.dash) line.x.forEach((x, i) => line.y[i] !== null &&
         make("circle", { cx: at(x), cy: to(line.y[i]), r: line.pale ? 4 : 2.5, fill: line.colour, class: line.pale ? "pale" : "" }, svg));
     }
     for (const level of chart.levels || []) {

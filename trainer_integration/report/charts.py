@@ -8,12 +8,13 @@ from typing import Any
 from omniload.base.state import Json, JsonObject
 from omniload.base.units import format_bytes, format_count
 from trainer_integration.report.figures import shown_sources
-from trainer_integration.report.run_summary import RunSummary, Shares, excess
+from trainer_integration.report.run_summary import Evaluated, RunSummary, Shares, excess
 
 __all__ = ["WAIT_TARGET", "Chart", "Line", "Panel", "charts_of", "over_text"]
 
 WAIT_TARGET = 0.02
 """Part of a step that the trainer should wait for data at most, as a median."""
+_COLOURS = 8
 _DASHES, _DOTS = "5 3", "1 3"
 
 
@@ -27,11 +28,14 @@ class Line:
     colour: int
     """Number of the page's colours, from 1."""
     dash: str | None = None
+    is_sparse: bool = False
+    """Whether it has a value at few steps, which are joined and marked."""
 
     def to_json(self) -> JsonObject:
         """Return it as ``charts.js`` reads it."""
         dash: JsonObject = {} if self.dash is None else {"dash": self.dash}
-        return {"key": self.key, "label": self.label, "colour": self.colour, **dash}
+        named: JsonObject = {"key": self.key, "label": self.label, "colour": self.colour, **dash}
+        return {**named, "sparse": True} if self.is_sparse else named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +95,7 @@ def charts_of(summary: RunSummary, shares: Shares, memory_kinds: Sequence[str]) 
     """
     charts = [
         _of_loss(summary),
+        *([_of_evaluations(summary.evaluations)] if summary.evaluations else []),
         _of_shares(summary, shares),
         _of_ranks(summary),
         _of_speed(summary),
@@ -124,6 +129,23 @@ def _of_loss(summary: RunSummary) -> Chart:
             _panel("grad_norm", "Gradient norm", floor=0.0, quantile=0.99, is_small=True),
         ),
     )
+
+
+def _of_evaluations(evaluations: Sequence[Evaluated]) -> Chart:
+    first, last = evaluations[0], evaluations[-1]
+    names = sorted(last.losses, key=lambda name: -last.losses[name])
+    text = (
+        f"Cross entropy on the evaluation mix, mean of {len(names)} sources: {first.mean:.3f} nats a label after step "
+        f"{first.step}, {last.mean:.3f} after step {last.step}."
+    )
+    if len(names) > _COLOURS:
+        text += f" Drawn: the {_COLOURS} of the highest loss."
+    lines = tuple(
+        Line(key=f"evaluation/{name}", label=name, colour=i + 1, is_sparse=True)
+        for i, name in enumerate(names[:_COLOURS])
+    )
+    panel = Panel(id="plot-evaluation", title="Loss, nats a label", lines=lines)
+    return Chart(title="Evaluation", caption=text, panels=(panel,))
 
 
 def _of_shares(summary: RunSummary, shares: Shares) -> Chart:
@@ -236,7 +258,9 @@ def _of_experts(summary: RunSummary) -> Chart:
 def _of_memory(summary: RunSummary, kinds: Sequence[str]) -> Chart:
     peaks = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in summary.peak_bytes.items())
     text = f"Proportional set size of all processes of a kind, shared pages counted once. Greatest: {peaks}."
-    lines = tuple(Line(key=kind, label=kind, colour=i % 8 + 1) for i, kind in enumerate(kinds[:8]))
+    lines = tuple(
+        Line(key=kind, label=kind, colour=i + 1) for i, kind in enumerate(kinds[:_COLOURS])
+    )
     panel = Panel(
         id="plot-memory", title="By role", lines=lines, format="bytes", floor=0.0, of="memory"
     )

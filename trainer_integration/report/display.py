@@ -7,7 +7,7 @@ wrapped here: a pipe gets it whole.
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -31,6 +31,7 @@ from omniload.mix.config import MixConfig
 from omniload.mix.edits.kept import read_history
 from trainer_integration.report.proof import Proof
 from trainer_integration.report.run_summary import (
+    Evaluated,
     RunSummary,
     SourceShare,
     excess,
@@ -43,6 +44,7 @@ __all__ = [
     "HEAD",
     "JobConsole",
     "RunDisplay",
+    "evaluation_line",
     "print_proof",
     "print_summary",
     "share_lines",
@@ -131,6 +133,8 @@ class RunDisplay:
             self._print(f"[bold]{HEAD}[/]")
         if begins or line.step % self._every == 0 or line.step + 1 == self._total:
             self._print(step_line(line))
+        if line.evaluation:
+            self._print(evaluation_line(line.step, line.evaluation))
         done = line.step + 1
         shares_due = done % max(_STEPS_BETWEEN_SHARES, 10 * self._every) == 0 or done == self._total
         if shares_due and self._mix is not None:
@@ -169,6 +173,14 @@ def step_line(line: StepLine) -> str:
         f"{line.step:6d} {line.loss:8.3f} {speed:>8} {flops:>8} {wait_share(line):7.2%} "
         f"{line.imbalance:10.4f} {excess(line.imbalance / line.bound):12.5%} {experts:>9}"
     )
+
+
+def evaluation_line(step: int, losses: Mapping[str, float]) -> str:
+    """Return the losses on the evaluation mix after a step; of many sources, those of the highest loss."""
+    chosen = sorted(losses, key=lambda name: -losses[name])[:_SHOWN_SOURCES]
+    shown = ", ".join(f"{escape(name)} {losses[name]:.3f}" for name in losses if name in chosen)
+    more = f" and {len(losses) - len(chosen)} more" if len(losses) > len(chosen) else ""
+    return f"{_INDENT}evaluation after step {step}: {shown}{more}"
 
 
 def share_lines(shares: Sequence[SourceShare], when: str) -> list[str]:
@@ -213,6 +225,7 @@ def _figures(summary: RunSummary) -> list[tuple[str, str, str]]:
         ("steps", str(summary.steps), f"{format_count(summary.tokens)} tokens"),
         ("restarts", str(summary.attempts - 1), f"{summary.repeated_steps} steps run again"),
         ("loss", f"{summary.last_loss:.3f}", f"from {summary.first_loss:.3f}"),
+        *_of_evaluations(summary.evaluations),
         ("speed", f"{format_count(summary.tokens_per_s)}", "tokens/s, median"),
         ("wait for data", f"{summary.wait_share:.2%}", "of the step, median"),
         ("imbalance", f"{summary.imbalance:.4f}", "planned max over mean, median"),
@@ -226,6 +239,14 @@ def _figures(summary: RunSummary) -> list[tuple[str, str, str]]:
         ),
         ("memory", format_bytes(sum(summary.peak_bytes.values())), peaks or "not sampled"),
     ]
+
+
+def _of_evaluations(evaluations: Sequence[Evaluated]) -> list[tuple[str, str, str]]:
+    if not evaluations:
+        return []
+    first, last = evaluations[0], evaluations[-1]
+    note = f"after step {last.step}, from {first.mean:.3f} after step {first.step}"
+    return [("evaluation", f"{last.mean:.3f}", note)]
 
 
 def _seconds(value: float) -> str:

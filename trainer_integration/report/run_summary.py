@@ -17,6 +17,7 @@ from trainer_integration.run.run_log import EventLine, MemoryLine, StepLine, las
 
 __all__ = [
     "Attempt",
+    "Evaluated",
     "RunSummary",
     "Shares",
     "SourceShare",
@@ -63,6 +64,21 @@ class TimedEvent:
     line: EventLine
     after_step: int | None
     """Last step that was logged before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """What the evaluation mix gave once."""
+
+    step: int
+    """The step after which it was gone through."""
+    losses: Mapping[str, float]
+    """Of each source, in nats a label."""
+
+    @property
+    def mean(self) -> float:
+        """Mean over the sources, each counting alike."""
+        return sum(self.losses.values()) / len(self.losses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +151,8 @@ class RunSummary:
     save_s: float
     """Time that a save stopped training for; no step's time holds it."""
     longest_save_s: float
+    evaluations: tuple[Evaluated, ...]
+    """In the order of their steps, as they were last run."""
     sources: tuple[SourceShare, ...]
     peak_bytes: Mapping[str, int]
     """Greatest proportional set size by kind of role."""
@@ -334,6 +352,9 @@ def summary_of(lines: Sequence[AnyLine], mix: MixConfig) -> RunSummary:
         saves=sum(isinstance(line, EventLine) and line.what == "checkpoint" for line in lines),
         save_s=_median(saves_s),
         longest_save_s=max(saves_s, default=float("nan")),
+        evaluations=tuple(
+            Evaluated(step=line.step, losses=line.evaluation) for line in steps if line.evaluation
+        ),
         sources=source_shares(steps, mix),
         peak_bytes={kind: int(sizes.max()) for kind, sizes in memory.items()},
     )

@@ -101,7 +101,9 @@ def lines_with_restarts():
     lines, step, attempt = [an_event("start", "2 ranks")], 0, 0
     kills = [20, 21, 22, 40, 60, 79]
     while step < 80:
-        lines.append(a_step(step, attempt=attempt, lr=1e-3 * min(1, step / 10)))
+        held_out = {"web": 9 - step / 20, "code": 8.5} if step % 15 == 9 else None
+        rate = 1e-3 * min(1, step / 10)
+        lines.append(a_step(step, attempt=attempt, lr=rate, evaluation=held_out))
         step += 1
         if kills and step == kills[0]:
             kills.pop(0)
@@ -129,7 +131,7 @@ def test_the_page_draws_fits_and_answers_the_pointer(tmp_path, width):
     found = seen_by_a_browser(tmp_path, "frame.html")
 
     assert (found["faults"], found["overlaps"], found["outside"]) == ([], [], [])
-    assert found["charts"] == 11
+    assert found["charts"] == 12
     assert found["wider"] <= 0
     assert found["flags"][0] == "1\u20133"
     assert found["tip"].splitlines() == ["step 0", "Loss, nats per token 9"]

@@ -451,6 +451,31 @@ def test_a_long_run_shows_every_nth_step_and_the_last():
     assert steps == [*range(0, 203, 10), 202]
 
 
+def test_an_evaluation_is_shown_after_its_step_whatever_steps_are_shown():
+    held_out = {f"s{n}": n / 10 for n in range(12)}
+    lines = [a_step(step, evaluation=held_out if step == 7 else None) for step in range(203)]
+
+    (shown,) = [line for line in displayed(lines, steps=203) if "evaluation" in line]
+
+    assert "evaluation after step 7: s3 0.300, s4 0.400" in shown
+    assert shown.endswith("s11 1.100 and 3 more")
+
+
+def test_the_summary_and_the_page_tell_the_first_and_the_last_evaluation(run):
+    lines = [a_step(0, evaluation={"web": 6.0}), a_step(1), a_step(2, evaluation={"web": 4.0})]
+    summary = summary_of(lines, a_mix())
+    written = io.StringIO()
+
+    print_summary(Console(file=written, width=80), summary)
+    page = a_page(run, lines=tuple(lines), summary=summary)
+
+    assert re.search(
+        r"evaluation +4\.000 +after step 2, from 6\.000 after step 0", written.getvalue()
+    )
+    assert "6.000 nats a label after step 0, 4.000 after step 2" in page
+    assert data_of(page)["runs"][0]["figures"]["evaluation/web"] == [6.0, None, 4.0]
+
+
 def test_a_long_error_stays_one_line_in_a_pipe():
     cause = "rank 0: code 4: [bracketed] " + "x" * 300
 

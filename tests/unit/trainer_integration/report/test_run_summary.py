@@ -211,6 +211,19 @@ def test_a_run_that_was_cut_off_says_so_and_one_without_steps_has_no_figures():
     assert np.isnan(summary.last_loss)
 
 
+def test_evaluations_are_those_of_the_steps_as_they_were_last_run():
+    lines = [
+        a_step(0),
+        a_step(1, evaluation={"web": 9.0, "code": 7.0}),
+        a_step(1, attempt=1, evaluation={"web": 5.0, "code": 3.0}),
+        a_step(2, attempt=1),
+    ]
+
+    (found,) = summary_of(lines, a_mix()).evaluations
+
+    assert (found.step, found.losses, found.mean) == (1, {"web": 5.0, "code": 3.0}, 4.0)
+
+
 def test_a_save_beside_training_counts_by_how_long_it_stopped_it():
     lines = [
         an_event("start"),
