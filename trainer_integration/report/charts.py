@@ -135,8 +135,8 @@ def _of_evaluations(evaluations: Sequence[Evaluated]) -> Chart:
     first, last = evaluations[0], evaluations[-1]
     names = sorted(last.losses, key=lambda name: -last.losses[name])
     text = (
-        f"Cross entropy on the evaluation mix, mean of {len(names)} sources: {first.mean:.3f} nats a label after step "
-        f"{first.step}, {last.mean:.3f} after step {last.step}."
+        f"Cross entropy on the evaluation mix, mean of the sources ({len(names)}): {first.mean:.3f} "
+        f"nats a label after step {first.step}, {last.mean:.3f} after step {last.step}."
     )
     if len(names) > _COLOURS:
         text += f" Drawn: the {_COLOURS} of the highest loss."
@@ -251,8 +251,17 @@ def _of_experts(summary: RunSummary) -> Chart:
         "Token slots of the busiest expert over the mean of its layer, in the worst layer, over all "
         f"ranks: median {summary.expert_imbalance:.3f}. The balance loss pulls it towards 1."
     )
-    panel = _panel("expert_imbalance", "Busiest / mean, worst layer", floor=1.0)
-    return Chart(title="Evenness of the experts", caption=text, panels=(panel,))
+    panels = [_panel("expert_imbalance", "Busiest / mean, worst layer", floor=1.0)]
+    if not math.isnan(summary.router_entropy):
+        panels.append(_panel("router_entropy", "Entropy of the routers, nats", is_small=True))
+    if not math.isnan(summary.drop_rate):
+        text += f" Choices that found no room at their expert: {summary.drop_rate:.2%}."
+        panels.append(
+            _panel(
+                "drop_rate", "Choices that were dropped", format="percent", floor=0.0, is_small=True
+            )
+        )
+    return Chart(title="Evenness of the experts", caption=text, panels=tuple(panels))
 
 
 def _of_memory(summary: RunSummary, kinds: Sequence[str]) -> Chart:

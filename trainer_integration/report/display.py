@@ -232,6 +232,7 @@ def _figures(summary: RunSummary) -> list[tuple[str, str, str]]:
         ("over the bound", f"{excess(summary.over_bound):.4%}", "above the least possible, median"),
         ("compute", f"{summary.compute_imbalance:.3f}", "measured max over mean, median"),
         ("experts", f"{summary.expert_imbalance:.3f}", "busiest over mean, worst layer, median"),
+        *_of_routers(summary),
         (
             "save",
             _seconds(summary.save_s),
@@ -247,6 +248,13 @@ def _of_evaluations(evaluations: Sequence[Evaluated]) -> list[tuple[str, str, st
     first, last = evaluations[0], evaluations[-1]
     note = f"after step {last.step}, from {first.mean:.3f} after step {first.step}"
     return [("evaluation", f"{last.mean:.3f}", note)]
+
+
+def _of_routers(summary: RunSummary) -> list[tuple[str, str, str]]:
+    if math.isnan(summary.router_entropy):
+        return []
+    note = f"nats of entropy, median; choices dropped: {summary.drop_rate:.2%}"
+    return [("routers", f"{summary.router_entropy:.3f}", note)]
 
 
 def _seconds(value: float) -> str:

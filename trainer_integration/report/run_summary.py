@@ -146,6 +146,10 @@ class RunSummary:
     """Measured time of the slowest rank over the mean."""
     expert_imbalance: float
     """Token slots of the busiest expert over the mean, in the worst layer."""
+    router_entropy: float
+    """Mean entropy of the routers' probabilities, in nats; not a number in older logs, as ``drop_rate``."""
+    drop_rate: float
+    """Choices of experts that were dropped over all choices, mean."""
     saves: int
     """Checkpoints, those of work that was lost included."""
     save_s: float
@@ -349,6 +353,10 @@ def summary_of(lines: Sequence[AnyLine], mix: MixConfig) -> RunSummary:
         expert_imbalance=_median(
             [line.expert_imbalance for line in steps if line.expert_imbalance is not None]
         ),
+        router_entropy=_median(
+            [line.router_entropy for line in steps if line.router_entropy is not None]
+        ),
+        drop_rate=_mean([line.drop_rate for line in steps if line.drop_rate is not None]),
         saves=sum(isinstance(line, EventLine) and line.what == "checkpoint" for line in lines),
         save_s=_median(saves_s),
         longest_save_s=max(saves_s, default=float("nan")),

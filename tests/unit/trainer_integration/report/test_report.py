@@ -476,6 +476,20 @@ def test_the_summary_and_the_page_tell_the_first_and_the_last_evaluation(run):
     assert data_of(page)["runs"][0]["figures"]["evaluation/web"] == [6.0, None, 4.0]
 
 
+def test_what_routers_did_is_in_the_summary_and_drawn(run):
+    lines = [a_step(n, router_entropy=1.2, drop_rate=0.25 * n, z_loss=0.1) for n in range(3)]
+    summary = summary_of(lines, a_mix())
+    written = io.StringIO()
+
+    print_summary(Console(file=written, width=80), summary)
+    page = a_page(run, lines=tuple(lines), summary=summary)
+
+    assert re.search(r"routers +1\.200 +.*choices dropped: 25\.00%", written.getvalue())
+    assert "found no room at their expert: 25.00%" in page
+    drawn = {line["key"] for chart in data_of(page)["charts"] for line in chart["lines"]}
+    assert {"expert_imbalance", "router_entropy", "drop_rate"} <= drawn
+
+
 def test_a_long_error_stays_one_line_in_a_pipe():
     cause = "rank 0: code 4: [bracketed] " + "x" * 300
 
