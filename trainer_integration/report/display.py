@@ -253,7 +253,7 @@ def _of_evaluations(evaluations: Sequence[Evaluated]) -> list[tuple[str, str, st
 def _of_routers(summary: RunSummary) -> list[tuple[str, str, str]]:
     if math.isnan(summary.router_entropy):
         return []
-    note = f"nats of entropy, median; choices dropped: {summary.drop_rate:.2%}"
+    note = f"nats of entropy; choices dropped: {summary.drop_rate:.2%}"
     return [("routers", f"{summary.router_entropy:.3f}", note)]
 
 
