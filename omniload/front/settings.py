@@ -25,7 +25,7 @@ def with_settings(mix: MixConfig, settings: Mapping[str, object]) -> MixConfig:
     if not settings:
         return mix
     places = _places(mix)
-    changed: dict[str, Any] = mix.model_dump()
+    changed = mix.declared()
     for name, value in settings.items():
         found = places.get(name, [])
         if len(found) != 1:

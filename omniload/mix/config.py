@@ -6,7 +6,7 @@ beside it, so one file serves any number of ranks.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -18,6 +18,7 @@ from omniload.mix.runtime import LoaderConfig, RuntimeConfig
 from omniload.mix.schema.images import require_images_whole
 from omniload.mix.schema.splits import TRAIN, Splits
 from omniload.mix.schema.stages import LARGEST_STEP, Stage, WeightsConfig
+from omniload.mix.schema.token_steps import names_tokens, with_steps
 from omniload.mix.schema.tokenizers import BpeTokenizer, ByteTokenizer, TokenizerConfig
 from omniload.mix.schema.weights import LARGEST_NUMBER, is_nested
 from omniload.mix.sources import (
@@ -172,6 +173,46 @@ class MixConfig(StrictModel):
                     "weights hold a group, and the file is of version 1; write version: 2",
                     *("mix", "stages", i, "weights"),
                 )
+        return content
+
+    @model_validator(mode="before")
+    @classmethod
+    def _stages_begin_at_steps(cls, content: object) -> object:
+        """Turn tokens into steps: weights are looked up by step, and a run goes on by steps."""
+        mix = content.get("mix") if isinstance(content, Mapping) else None
+        stages = mix.get("stages") if isinstance(mix, Mapping) else None
+        if not isinstance(stages, list | tuple) or not any(map(names_tokens, stages)):
+            return content
+        assert isinstance(content, Mapping), "it has stages"
+        assert isinstance(mix, Mapping), "it has stages"
+        batch = content.get("batch")
+        batch_tokens = batch.get("tokens") if isinstance(batch, Mapping) else None
+        dated: list[object] = []
+        for i, stage in enumerate(stages):
+            at = ("mix", "stages", i)
+            if names_tokens(stage) and content.get("version") == 1:
+                raise fault_at(
+                    "the stage is dated by tokens, and the file is of version 1; write version: 2",
+                    *at,
+                )
+            try:
+                dated.append(with_steps(stage, batch_tokens) if names_tokens(stage) else stage)
+            except PydanticCustomError as fault:
+                raise fault_at(
+                    fault.message(), *at, *(fault.context or {}).get("at", ())
+                ) from fault
+        return {**content, "mix": {**mix, "stages": dated}}
+
+    def declared(self) -> dict[str, Any]:
+        """Return what was declared, tokens of stages in place of the steps that they came to."""
+        content = self.model_dump()
+        for given, stage in zip(content["mix"]["stages"], self.mix.stages, strict=True):
+            if stage.from_tokens is not None:
+                del given["from_step"]
+                given["from_tokens"] = stage.from_tokens
+            if stage.ramp_tokens is not None:
+                del given["ramp_steps"]
+                given["ramp_tokens"] = stage.ramp_tokens
         return content
 
     @field_validator("sources")

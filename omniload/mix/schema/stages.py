@@ -17,13 +17,18 @@ LARGEST_STEP = 10**9
 class Stage(StrictModel):
     """Source weights from one step onward."""
 
-    from_step: Count = Field(ge=0, le=LARGEST_STEP)
+    from_step: Count = Field(default=0, ge=0, le=LARGEST_STEP)
     """First step at which these weights hold (a ramp starts here)."""
+    from_tokens: Count | None = Field(default=None, ge=0, exclude=True)
+    """Version 2, in place of ``from_step``: these weights hold from the first step before which so many tokens were
+    taken, ``batch.tokens`` a step."""
     weights: Weights
     """Relative weight of each source; they need not sum to one, and a source not named has weight 0. Version 2: a name
     may stand for a group, ``{weight: 4, temperature: 2, of: {python: 9, rust: 1}}``, whose sources share its weight."""
     ramp_steps: Count = Field(default=0, ge=0, le=LARGEST_STEP)
     """Steps over which the weights move linearly from the stage before; 0 changes at once."""
+    ramp_tokens: Count | None = Field(default=None, ge=0, exclude=True)
+    """Version 2, in place of ``ramp_steps``: tokens over which they move."""
 
     @model_validator(mode="after")
     def _some_weight(self) -> Self:

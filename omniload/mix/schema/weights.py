@@ -117,6 +117,14 @@ def _shares(
             "weights of the group are all 0; give one above 0, or the group weight 0", *path
         )
     heated = {name: (weight / largest) ** (1 / temperature) for name, weight in weights.items()}
+    for name, weight in weights.items():
+        if weight > 0 and heated[name] == 0:
+            raise fault_at(
+                f"weight {weight:g} beside {largest:g} is nothing at temperature {temperature:g}: the source would "
+                "never be drawn; raise the temperature, or give the weight 0",
+                *path,
+                str(name),
+            )
     total = sum(heated.values())
     return {name: weight / total for name, weight in heated.items()}
 

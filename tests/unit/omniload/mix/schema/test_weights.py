@@ -122,6 +122,11 @@ def test_a_mix_with_groups_is_the_mix_with_their_weights_written_out():
             "ature: 0",
             ":14: mix.stages.0.weights.code.temperature: temperature is 0; give",
         ),
+        (
+            "temperature: 2\n          of: {python: 9,",
+            "temperature: 0.001\n          of: {python: 9,",
+            ":15: mix.stages.0.weights.code.of.rust: weight 1 beside 9 is nothing at temperature 0.001",
+        ),
         ("web: 6", "web: -6", ":11: mix.stages.0.weights.web: found -6; give at least 0"),
         ("python: 9", "web: 9", ":15: mix.stages.0.weights.code.of.web: 'web' has a weight in two"),
         ("of: {python: 9, rust: 1}", "of: []", ":12: mix.stages.0.weights.code: of is []; name"),

@@ -1,0 +1,95 @@
+"""Stages that are dated by tokens."""
+
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omniload.base.errors import ConfigError
+from omniload.front.settings import with_settings
+from omniload.mix.config import MixConfig, load_mix
+from tests.support.plane.builders import a_mix
+
+FILE = """version: {version}
+seed: 7
+sources:
+  web: {{type: parquet, path: "web/*.parquet", tokens: tokens}}
+  code: {{type: parquet, path: "code/*.parquet", tokens: tokens}}
+mix:
+  stages:
+    - {{weights: {{web: 1}}}}
+    - {stage}
+pack: {{length: 32}}
+batch: {{tokens: 128, micro_tokens: 64}}
+"""
+
+
+def stages_of(tmp_path, stage, version=2):
+    (tmp_path / "mix.yaml").write_text(FILE.format(version=version, stage=stage))
+    mix, _ = load_mix(tmp_path / "mix.yaml")
+    return mix.mix.stages
+
+
+@given(tokens=st.integers(1, 10**15), rows=st.integers(1, 64))
+def test_a_stage_begins_with_the_first_step_before_which_its_tokens_were_taken(tokens, rows):
+    stages = [{"weights": {"web": 1}}, {"from_tokens": tokens, "weights": {"code": 1}}]
+    per_step = 32 * rows
+    if math.ceil(tokens / per_step) > 10**9:
+        return
+    mix = a_mix(rows=rows, micro_rows=1, version=2, mix={"stages": stages})
+
+    step = mix.mix.stages[1].from_step
+
+    assert (step - 1) * per_step < tokens <= step * per_step
+
+
+def test_tokens_are_written_as_counts_are_and_a_ramp_has_its_own(tmp_path):
+    later = stages_of(tmp_path, "{from_tokens: 1Ki, ramp_tokens: 1300, weights: {code: 1}}")[1]
+
+    assert (later.from_step, later.ramp_steps) == (8, 11)
+
+
+def test_a_mix_by_tokens_is_the_mix_by_the_steps_that_they_come_to():
+    by_tokens = [{"weights": {"web": 1}}, {"from_tokens": 1024, "weights": {"code": 1}}]
+    by_steps = [{"from_step": 0, "weights": {"web": 1}}, {"from_step": 8, "weights": {"code": 1}}]
+    one, other = (a_mix(version=2, mix={"stages": each}) for each in (by_tokens, by_steps))
+
+    assert one.model_dump() == other.model_dump()
+    assert MixConfig.model_validate_json(one.model_dump_json()) == other
+
+
+def test_a_larger_step_takes_the_tokens_in_fewer():
+    stages = [
+        {"weights": {"web": 1}},
+        {"from_tokens": 1024, "ramp_tokens": 512, "weights": {"code": 1}},
+    ]
+    mix = a_mix(version=2, mix={"stages": stages})
+
+    larger = with_settings(mix, {"batch_tokens": 256}).mix.stages[1]
+
+    assert (mix.mix.stages[1].from_step, mix.mix.stages[1].ramp_steps) == (8, 4)
+    assert (larger.from_step, larger.ramp_steps) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("stage", "version", "said"),
+    [
+        (
+            "{from_tokens: 1Ki, from_step: 3, weights: {code: 1}}",
+            2,
+            ":9: mix.stages.1.from_tokens: from_tokens is '1Ki' and from_step is 3; give one of them",
+        ),
+        ("{from_tokens: 1Ki, weights: {code: 1}}", 1, ":9: .* is of version 1; write version: 2"),
+        ("{from_tokens: -1, weights: {code: 1}}", 2, ":9: mix.stages.1.from_tokens: found -1"),
+        ("{from_tokens: many, weights: {code: 1}}", 2, ":9: mix.stages.1.from_tokens: .*many"),
+        ("{from_tokens: 1E, weights: {code: 1}}", 2, ":9: mix.stages.1"),
+        ("{from_tokens: 0, weights: {code: 1}}", 2, ":9: .*before the end of stage 0"),
+    ],
+)
+def test_a_stage_that_says_too_much_or_nothing_is_refused_by_line(tmp_path, stage, version, said):
+    with pytest.raises(ConfigError) as refused:
+        stages_of(tmp_path, stage, version)
+
+    assert re.search(said, str(refused.value)), refused.value
