@@ -12,6 +12,7 @@ _PLACES = {
     "bench": "omniload.commands.bench:bench",
     "check": "omniload.commands.check:check",
     "diff": "omniload.commands.runs.diff:diff",
+    "doctor": "omniload.commands.runs.doctor:doctor",
     "import": "omniload.commands.import_:import_mix",
     "plan": "omniload.commands.plan:plan",
     "preview": "omniload.commands.preview:preview",

@@ -22,6 +22,7 @@ from omniload.base.clock import SystemClock
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.linux.network import free_ports
 from omniload.cli import command as mix_command
+from omniload.commands.runs import doctor
 from tests.house.modules import ROOT
 from trainer_integration.cli import command as train_command
 from trainer_integration.run.run_log import EventLine, RunLog, StepLine
@@ -222,3 +223,53 @@ def test_watch_tells_the_last_step_and_checkpoint_of_a_run_whose_plane_is_not_up
     assert "no data plane is up" in shown.output
     found = json.loads(told.output)
     assert (found["run"]["step"], found["run"]["checkpoint_step"], found["plane"]) == (1, 1, None)
+
+
+def test_the_doctor_finds_the_loader_whose_source_is_slow(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(status_file, "_EVERY_S", 0.05)
+    monkeypatch.setattr(doctor, "_EVERY_S", 0.05)
+    (tmp_path / "a.txt").write_text("text of a document\n" * 50, encoding="utf-8")
+    run, real = tmp_path / "run", loader.open_source
+    ended = threading.Event()
+
+    def open_source(*arguments, **words):
+        source = real(*arguments, **words)
+        read = source.read
+
+        def late(start, stop):
+            ended.wait(0.3)
+            return read(start, stop)
+
+        monkeypatch.setattr(source, "read", late)
+        return source
+
+    def found(seconds):
+        told = CliRunner().invoke(
+            mix_command, ["doctor", str(run), "--seconds", str(seconds), "--json"]
+        )
+        assert told.exit_code == 0, told.output
+        return json.loads(told.output)
+
+    monkeypatch.setattr(loader, "open_source", open_source)
+    with omniload.open(
+        MIX, arrays="numpy", run_dir=run, world_size=1, rank=0, prefetch_steps=1
+    ) as opened:
+        opened.next_batch()
+        taking = threading.Thread(
+            target=lambda: [opened.next_batch() for _ in iter(ended.is_set, True)]
+        )
+        taking.start()
+        try:
+            until_s = time.monotonic() + LIMIT_S
+            while not (findings := found(2)["findings"]):
+                assert time.monotonic() < until_s
+            shown = CliRunner().invoke(mix_command, ["doctor", str(run), "--seconds", "1"])
+        finally:
+            ended.set()
+            taking.join(LIMIT_S)
+
+    assert findings[0]["role"] == "loader-0"
+    assert "rank dp=0 -> constructor-0 -> planner -> loader-0" in findings[0]["seen"]
+    assert "reads records" in findings[0]["seen"]
+    assert "runtime.loaders" in shown.output

@@ -1,0 +1,80 @@
+"""``omniload mix doctor``: what is slow in a running data plane, who waits for whom, and what to change."""
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from omniload.actors.status_file import PlaneStatus, read_status
+from omniload.base.log import last_line_of, log_name, logs_folder
+from omniload.commands.display import emit_json, output, progress, say
+from omniload.commands.options import json_option, run_argument
+from omniload.commands.runs.diagnosis import Diagnosis, diagnose
+
+__all__ = ["doctor"]
+
+_EVERY_S = 0.5
+"""Twice as often as the status is written, so that none is missed."""
+
+
+@click.command
+@run_argument
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, 3600),
+    default=5.0,
+    show_default=True,
+    help="How long to look; a run that has ended is looked at once.",
+)
+@json_option
+def doctor(run: Path, seconds: float, as_json: bool) -> None:
+    """Say what is slow in RUN, who waits for whom, and what to change.
+
+    RUN is the folder of a run: run_dir= of omniload.open, or that of omniload train. The status of
+    all roles is looked at for some seconds; each finding tells what was seen and which setting changes it.
+
+    \b
+    Example:
+      omniload mix doctor demo/run
+      omniload mix doctor demo/run --seconds 30 --json
+    """  # noqa: D301 -- click's own marker
+    looks = _looks(run, seconds)
+    named = {
+        role.name: run / logs_folder(run).name / log_name(role.name) for role in looks[-1].roles
+    }
+    lines = {name: last_line_of(place) for name, place in named.items()}
+    found = diagnose(looks, time.time(), lines)
+    if as_json:
+        emit_json(asdict(found))
+        return
+    _print(found)
+
+
+def _looks(run: Path, seconds: float) -> list[PlaneStatus]:
+    """Read the status until the time is over; one that is not written anew is looked at once."""
+    looks = [read_status(run)]
+    begun_s = told_s = time.monotonic()
+    with progress("seconds", seconds) as advance:
+        while (now_s := time.monotonic()) - begun_s < seconds:
+            advance(now_s - told_s)
+            told_s = now_s
+            time.sleep(_EVERY_S)
+            status = read_status(run)
+            if status.written_at != looks[-1].written_at:
+                looks.append(status)
+            elif len(looks) == 1 and time.time() - status.written_at > 2 * _EVERY_S + 4:
+                break  # nobody writes it
+    return looks
+
+
+def _print(found: Diagnosis) -> None:
+    console = output()
+    waited = "" if found.waited_share is None else f"; ranks waited {found.waited_share:.1%} of it"
+    say(console, f"{found.looks} looks in {found.seconds:.0f} s{waited}", "dim")
+    for finding in found.findings:
+        say(console, finding.what, "bold yellow")
+        say(console, f"  seen: {finding.seen}")
+        say(console, f"  do:   {finding.do}")
+    if not found.findings:
+        say(console, "nothing holds it up", "bold green")

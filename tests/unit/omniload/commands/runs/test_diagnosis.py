@@ -1,0 +1,166 @@
+"""What looks at a running plane come to."""
+
+import pytest
+
+from omniload.actors.status_file import PlaneStatus, RoleLine
+from omniload.commands.runs.diagnosis import diagnose
+
+START_S = 1_000_000.0
+
+
+def a_role(name, state="idle", waits_for=(), task_s=1.0, in_trouble=False, **figures):
+    return RoleLine(
+        name=name,
+        pid=7,
+        state=state,
+        age_s=0.5,
+        task_s=task_s,
+        waits_for=waits_for,
+        figures=figures,
+        rates={},
+        memory_bytes=None,
+        log=f"/run/logs/{name}.log",
+        in_trouble=in_trouble,
+    )
+
+
+def a_look(second, *roles):
+    return PlaneStatus(written_at=START_S + second, host="h", pid=1, roles=roles)
+
+
+def a_wait(second, waited_s, *, cause, **figures):
+    """A moment in which rank 0 waits, through its constructor and the planner, for ``cause``."""
+    return a_look(
+        second,
+        a_role("constructor-0", "has built every step that was planned", ("planner",)),
+        a_role(cause, "reads records 0 to 64 of source web", task_s=9.0, **figures),
+        a_role("loader-9", "reads records 1 to 2 of source code", task_s=0.1),
+        a_role("planner", "waits for sources", ("loader-9", cause)),
+        a_role(
+            "rank dp=0", "waits for step 4", ("constructor-0",), wait_seconds_total=10 + waited_s
+        ),
+        a_role("rank dp=1", "computes", wait_seconds_total=3.0),
+    )
+
+
+def diagnosed(*looks, now=None, logs=None):
+    return diagnose(looks, looks[-1].written_at if now is None else START_S + now, logs or {})
+
+
+def test_a_wait_is_followed_to_the_role_that_waits_for_no_other():
+    found = diagnosed(*(a_wait(n, 0.8 * n, cause="loader-1") for n in range(6)))
+
+    (finding,) = found.findings
+    assert (found.looks, found.seconds) == (6, 5.0)
+    assert found.waited_share == pytest.approx(0.4)  # of two ranks one waited 4 of 5 s
+    assert finding.role == "loader-1"
+    assert "rank dp=0 -> constructor-0 -> planner -> loader-1, which reads records" in finding.seen
+    assert finding.seen.startswith("ranks waited 40.0% of the time; 100% of it led to rank dp=0")
+    assert "runtime.loaders" in finding.do
+
+
+def test_a_long_wait_counts_for_more_than_moments_in_which_a_step_changes_hands():
+    def moment(second):
+        return a_look(
+            second,
+            a_role("planner", "waits", ("rank dp=0",)),
+            a_role("rank dp=0", "waits", ("planner",), task_s=0.001, wait_seconds_total=second),
+        )
+
+    found = diagnosed(*(moment(n) for n in range(5)), a_wait(9, 9.0, cause="loader-1"))
+
+    assert found.findings[0].role == "loader-1"
+
+
+@pytest.mark.parametrize(
+    ("cause", "figures", "said", "remedy"),
+    [
+        ("loader-1", {"repeated_reads": 2}, "does not answer", "can be reached"),
+        ("constructor-1", {}, "builds batches too slowly", "runtime.constructors"),
+        ("rank dp=7", {}, "slowest rank", "balance.strategy"),
+    ],
+)
+def test_each_kind_of_role_has_its_remedy(cause, figures, said, remedy):
+    found = diagnosed(*(a_wait(n, n, cause=cause, **figures) for n in range(3)))
+
+    assert said in found.findings[0].what
+    assert remedy in found.findings[0].do
+
+
+def test_roles_that_wait_for_each_other_end_the_way():
+    look = a_look(
+        0,
+        a_role("planner", "waits", ("rank dp=0",)),
+        a_role("rank dp=0", "waits for step 1", ("planner",), wait_seconds_total=1.0),
+    )
+
+    (finding,) = diagnosed(look).findings
+
+    assert finding.role == "planner"
+    assert "runtime.prefetch_steps" in finding.do
+
+
+def test_ranks_that_wait_no_longer_than_they_may_are_nobodys_trouble():
+    assert diagnosed(*(a_wait(n, 0.03 * n, cause="loader-1") for n in range(3))).findings == ()
+
+
+def test_waits_that_no_look_meets_are_told_as_such():
+    looks = [a_look(n, a_role("rank dp=0", "computes", wait_seconds_total=n / 2)) for n in range(4)]
+
+    (finding,) = diagnosed(*looks).findings
+
+    assert "too short to see" in finding.what
+    assert "50.0%" in finding.seen
+
+
+def test_a_status_that_nobody_writes_is_of_a_plane_that_has_ended():
+    (finding,) = diagnosed(a_look(0, a_role("planner")), now=60).findings
+
+    assert "the last status is 60 s old" in finding.seen
+
+
+def test_trouble_is_told_with_the_last_line_of_its_role():
+    look = a_look(0, a_role("loader-0", "stopped", task_s=40, in_trouble=True))
+
+    (finding,) = diagnosed(look, logs={"loader-0": "read again in 5 s"}).findings
+
+    assert finding.seen == ("stopped for 40 s, heard of 0 s ago; its last line: read again in 5 s")
+    assert finding.do == "read /run/logs/loader-0.log"
+
+
+@pytest.mark.parametrize(
+    ("roles", "said"),
+    [
+        (
+            (a_role("rank dp=0", taken_steps_total=9), a_role("rank dp=1", taken_steps_total=6)),
+            "rank dp=1 is 3 steps behind another rank.",
+        ),
+        ((a_role("loader-0", retries_total=3),), "A store did not answer loader-0 at first."),
+        ((a_role("planner", lives=2, restarts=0),), "planner has begun again."),
+        (
+            (a_role("planner"), a_role("rank dp=0", taken_steps_total=500)),
+            "No state was ever asked for: a restart begins anew.",
+        ),
+        (
+            (
+                a_role("planner", state_asked_timestamp_seconds=START_S - 7200),
+                a_role("rank dp=0", taken_steps_total=500),
+            ),
+            "The last state was asked for long ago.",
+        ),
+    ],
+)
+def test_what_will_cost_work_is_told_too(roles, said):
+    assert [finding.what for finding in diagnosed(a_look(0, *roles)).findings] == [said]
+
+
+@pytest.mark.parametrize(
+    "roles",
+    [
+        (a_role("rank dp=0", taken_steps_total=9), a_role("rank dp=1", taken_steps_total=8)),
+        (a_role("planner", lives=1, restarts=0),),
+        (a_role("planner"), a_role("rank dp=0", taken_steps_total=5)),
+    ],
+)
+def test_what_is_as_it_should_be_is_no_finding(roles):
+    assert diagnosed(a_look(0, *roles)).findings == ()
