@@ -1,6 +1,5 @@
 """Calls that may never return, given a limit: those of stores, whose clients have waits of their own."""
 
-import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -15,18 +14,14 @@ __all__ = ["call_within"]
 Answer = TypeVar("Answer")
 
 _TOLD_EVERY_S = 10.0
-_MOST_RESTING = 8
-_RESTING: list[DaemonPool] = []
-"""Threads whose calls have ended: the next ones are theirs. A mix of 1,000 sources makes as many calls, and clients of
-stores keep a connection for each thread that asked."""
-os.register_at_fork(after_in_child=_RESTING.clear)
+_LEAVE_S = 5.0
 _LOG = get_logger(__name__)
 
 
 def call_within(limit_s: float, call: Callable[[], Answer], *, what: str) -> Answer:
     """Return what ``call`` returns, if it does so within the limit.
 
-    The call runs in a thread that waits for nobody else, and is left behind where the limit passes: no
+    The call runs in a thread of its own, which is left behind where the limit passes: no
     client of a store can be made to end a call. A line is logged every ten seconds.
 
     Args:
@@ -38,18 +33,13 @@ def call_within(limit_s: float, call: Callable[[], Answer], *, what: str) -> Ans
         UnavailableError: The limit passed.
         BaseException: What ``call`` raises.
     """
-    try:
-        pool = _RESTING.pop()
-    except IndexError:
-        pool = DaemonPool(1, "omniload-within")
+    pool = DaemonPool(1, f"omniload-within-{what[:40]}")
     answer = pool.submit(call)
     try:
         return _answered(answer, limit_s, what)
     finally:
-        if answer.done() and len(_RESTING) < _MOST_RESTING:
-            _RESTING.append(pool)
-        else:  # its thread ends whenever its call does
-            pool.close(0.0)
+        # A thread whose call has ended ends at once; another one whenever its call does.
+        pool.close(_LEAVE_S if answer.done() else 0.0)
 
 
 def _answered(answer: "Future[Answer]", limit_s: float, what: str) -> Answer:
