@@ -307,6 +307,17 @@ class NumpySource(SourceBase):
     """Records of about this size are read together."""
 
     @model_validator(mode="after")
+    def _middles_are_of_documents(self) -> Self:
+        for i, transform in enumerate(self.transforms):
+            if self.row_tokens is not None and isinstance(transform, MiddleTransform):
+                raise fault_at(
+                    f"fim rearranges documents, and row_tokens {self.row_tokens} cuts rows that may hold parts of "
+                    "several; say end_of_document instead, or leave fim out",
+                    *("transforms", i),
+                )
+        return self
+
+    @model_validator(mode="after")
     def _one_way_to_cut(self) -> Self:
         if self.end_of_document is not None and self.row_tokens is not None:
             raise fault_at(

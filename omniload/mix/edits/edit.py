@@ -7,7 +7,7 @@ reads an edit later must know how a change is worked out.
 
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from omniload.base.config import StrictModel
 from omniload.base.errors import ConfigError
@@ -103,6 +103,14 @@ class Edit(StrictModel):
     """What a source that it adds was found to be: parts of the fingerprint."""
     behind: dict[str, Any] | None = None
     """Of skipped steps: the state behind them, as ``MixState.to_json`` gives it; ``step`` goes on from there."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_it_has_not(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write an edit that skips nothing as releases know it that could not skip."""
+        content: dict[str, Any] = handler(self)
+        if self.behind is None:
+            del content["behind"]
+        return content
 
     @model_validator(mode="after")
     def _says_what_holds(self) -> Self:

@@ -181,7 +181,7 @@ class History:
                 "file and start a new run"
             )
         undoes = self._latest_not_undone() if isinstance(change, Undo) else None
-        self._require_behind_skips(step, undoes, at_rest=at_rest)
+        self._require_behind_skips(change, step, undoes, at_rest=at_rest)
         if isinstance(change, SkipSteps) or (undoes and self.edits[undoes - 1].behind):
             stages: list[Stage] = []
         elif undoes:
@@ -214,7 +214,9 @@ class History:
             )
         return behind.to_json(self.of_revision(behind.mix_revision).names, {})
 
-    def _require_behind_skips(self, step: int, undoes: int | None, *, at_rest: bool) -> None:
+    def _require_behind_skips(
+        self, change: Change, step: int, undoes: int | None, *, at_rest: bool
+    ) -> None:
         """Refuse to change what comes before skipped steps: what was behind them would be another place.
 
         Raises:
@@ -225,13 +227,18 @@ class History:
         if undone and undone.behind and not (at_rest and step == undone.step):
             raise ConfigError(
                 f"edit {undone.revision} skips steps from step {undone.step} on: that is undone of a run at rest that "
-                f"has not gone on behind them, at step {undone.step}"
+                f"has not gone on behind them. Let the run end, resume it from a checkpoint before step {undone.step}, "
+                f"and say undo --at {undone.step} first; or leave it: what was skipped is only not trained on"
             )
         if skips and step < skips[-1].step:
+            later = (
+                "skip steps behind it"
+                if isinstance(change, SkipSteps)
+                else f"say --at {skips[-1].step} or later"
+            )
             raise ConfigError(
                 f"step {step} lies before step {skips[-1].step}, where edit {skips[-1].revision} skips steps: with "
-                "another mix before it, it would not be those; say --at "
-                f"{skips[-1].step} or later, or undo that edit first"
+                f"another mix before it, it would not be those; {later}, or undo that edit first"
             )
 
     def _latest_not_undone(self) -> int:

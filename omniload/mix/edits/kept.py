@@ -3,9 +3,9 @@
 The file outlives every attempt. A run that goes on from an earlier step finds the edits of later
 steps in it, and they hold at the same steps again::
 
-    {"version": 1, "mix": "6b0c...", "edits": [{"revision": 1, "step": 120, ...}], "blake2b": "..."}
+    {"version": 2, "mix": "6b0c...", "edits": [{"revision": 1, "step": 120, ...}], "blake2b": "..."}
 
-``mix`` is a digest of what the edits are edits of.
+``mix`` is a digest of what the edits are edits of. Without an edit that skips steps the version is 1.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ _MOST_BYTES = 1 << 30
 
 
 class _Kept(StrictModel):
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 1
     mix: str
     edits: Annotated[tuple[Edit, ...], Field(max_length=MOST_EDITS)]
 
@@ -75,7 +75,8 @@ def write_history(run_dir: Path, history: History) -> None:
     Raises:
         StateError: The disk is full, or the folder cannot be written.
     """
-    kept = _Kept(mix=_digest(history.base), edits=history.edits)
+    version: Literal[1, 2] = 2 if any(edit.behind for edit in history.edits) else 1
+    kept = _Kept(version=version, mix=_digest(history.base), edits=history.edits)
     content: dict[str, Json] = kept.model_dump(mode="json")
     write_whole(run_dir / EDITS_NAME, orjson.dumps(sealed(content)), durable=True)
 

@@ -22,8 +22,18 @@ _BOM = b"\xef\xbb\xbf"
 _SHOWN_KEYS, _SHOWN_WIDTH = 12, 40
 # A string that does not end reaches to the end: the search takes one pass, whatever it is given.
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[{\]}]', re.DOTALL)
-# Numbers become floats: Python refuses to read an integer of more than 4,300 digits.
-_LENIENT = json.JSONDecoder(parse_int=float)
+_MOST_DIGITS = 20
+"""Of an integer of 64 bits, its sign among them. Python itself refuses to read one of more than 4,300 digits."""
+
+
+def _integer(text: str) -> int | float:
+    """Read an integer as orjson does: one that 64 bits do not hold becomes a float."""
+    if len(text) <= _MOST_DIGITS and -(1 << 63) <= (value := int(text)) < 1 << 64:
+        return value
+    return float(text)
+
+
+_LENIENT = json.JSONDecoder(parse_int=_integer)
 
 
 class BadLineError(IntegrityError):

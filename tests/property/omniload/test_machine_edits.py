@@ -6,6 +6,7 @@ The model is ``reference_digests``: it knows the edits from the start and no mac
 import json
 from contextlib import suppress
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.mix.edits.edit import AddSource, RetireSource, SetWeights, SkipSteps, Undo
 from omniload.mix.edits.found import require_reached
 from omniload.mix.edits.history import History, stages_from
-from omniload.mix.edits.kept import edits_in
+from omniload.mix.edits.kept import edits_in, read_history, write_history
 from omniload.mix.journal.reading import state_before
 from omniload.mix.journal.records import StepRecord
 from omniload.mix.possible import require_possible
@@ -344,15 +345,34 @@ def test_what_was_drawn_in_skipped_steps_may_be_of_weights_that_hold_no_more(fir
     assert [taken_in(run, step, history).step for step in sorted(run.states)] == sorted(run.states)
 
 
+def test_only_a_file_with_skipped_steps_is_of_a_version_that_older_releases_refuse(tmp_path):
+    plain, _ = simulated(a_mix(sources=NAMES, rows=8, length=16), [[[9], [5]]] * 3, {"dp": 1})
+    skipped = skipping(plain, 4, 7)
+    kept = []
+    for history in (History(skipped.base).edited(SetWeights(weights={"web": 2}), 3), skipped):
+        write_history(tmp_path, history)
+        kept.append(orjson.loads((tmp_path / "edits.json").read_bytes()))
+        assert read_history(tmp_path, skipped.base) == history
+
+    assert [each["version"] for each in kept] == [1, 2]
+    assert ["behind" in each["edits"][0] for each in kept] == [False, True]
+
+
 def test_what_lies_before_skipped_steps_changes_no_more_and_a_skip_is_undone_at_rest():
     mix = a_mix(sources=NAMES, rows=8, length=16)
     plain, _ = simulated(mix, [[[9], [5]]] * 3, {"dp": 1})
     history = skipping(plain, 4, 7)
 
-    for change, step in ((SetWeights(weights={"web": 2}), 3), (SkipSteps(first=2, stop=3), 2)):
-        with pytest.raises(ConfigError, match="lies before step 4, where edit 1 skips"):
+    changes = (
+        (SetWeights(weights={"web": 2}), 3, "say --at 4 or later"),
+        (SkipSteps(first=2, stop=3), 2, "skip steps behind it"),
+    )
+    for change, step, remedy in changes:
+        with pytest.raises(
+            ConfigError, match=f"lies before step 4, where edit 1 skips .*; {remedy}"
+        ):
             history.edited(change, step, behind=MixState.start(3), at_rest=True)
-    with pytest.raises(ConfigError, match="at rest"):
+    with pytest.raises(ConfigError, match=r"at rest .* say undo --at 4 first"):
         history.edited(Undo(), 4)
     undone = history.edited(Undo(), 4, at_rest=True)
     lengths = [[[9], [5]]] * 3

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omniload.base.errors import IntegrityError
 from omniload.mix.config import ByteTokenizer, JsonlSource, OnError, ShuffleConfig
 from omniload.source.formats.jsonl import JsonlFormat
-from omniload.source.parsing.lines import LARGEST_DEPTH, BadLineError, text_of
+from omniload.source.parsing.lines import LARGEST_DEPTH, BadLineError, key_in, object_of, text_of
 from omniload.source.patterns import find_files
 from omniload.source.source import open_source
 
@@ -243,3 +243,27 @@ def test_an_index_with_another_number_of_lines_is_not_trusted(opened):
 
     with pytest.raises(IntegrityError, match="hold 1 lines, 2 in the index"):
         reader.read_unit(0)
+
+
+@example(number=(1 << 64) - 1)
+@example(number=1 << 64)
+@example(number=-(1 << 63))
+@example(number=-(1 << 63) - 1)
+@given(number=st.integers(-(1 << 70), 1 << 70))
+def test_an_integer_is_the_same_key_whatever_stands_beside_it(number):
+    def known_by(beside):
+        value = object_of(memoryview(b'{"key": %d, "s": %s}' % (number, beside)))
+        try:
+            return key_in(value, "key")
+        except BadLineError as error:
+            return str(error)
+
+    assert known_by(b"NaN") == known_by(b"0")
+
+
+def test_integers_of_a_conversation_stay_integers_beside_nan():
+    line = b'{"messages": [{"role": "user", "content": "a", "n": 5}], "s": NaN}'
+
+    assert text_of(memoryview(line), "messages", nested=True) == (
+        b'[{"role":"user","content":"a","n":5}]'
+    )

@@ -50,6 +50,13 @@ def test_another_type_is_refused_with_those_there_are():
     [
         ({"end_of_document": 1, "row_tokens": 4}, "name one of them"),
         ({"end_of_document": -1}, "greater than or equal to 0"),
+        (
+            {
+                "row_tokens": 4,
+                "transforms": [{"type": "fim", "prefix": 1, "suffix": 2, "middle": 3}],
+            },
+            "fim rearranges documents, and row_tokens 4 cuts rows",
+        ),
         ({"row_tokens": 0}, "greater than or equal to 1"),
         ({"dtype": "float32"}, "Input should be 'uint8'"),
     ],
