@@ -23,6 +23,7 @@ from omniload.mix.edits.edit import (
     require_no_secrets,
 )
 from omniload.mix.schedule import boundaries, weights_at
+from omniload.mix.schema.images import require_images_whole
 from omniload.mix.state import MixState
 
 __all__ = ["History", "require_open", "stages_from"]
@@ -263,7 +264,7 @@ class History:
                 later = [stage for stage in mix.mix.stages if stage.from_step > step]
                 return [_weighted(stages[0], {**stages[0].weights, **weights}, step), *later]
             case AddSource(name=name, source=source, weight=weight):
-                self._require_split(name, source)
+                self._require_fits(name, source)
                 if name in mix.sources:
                     raise ConfigError(
                         f"source {name!r} is in the mix already; choose another name, or give it a weight with "
@@ -287,9 +288,18 @@ class History:
             case _:
                 assert_never(change)
 
-    def _require_split(self, name: str, source: SourceConfig) -> None:
+    def _require_fits(self, name: str, source: SourceConfig) -> None:
+        """Refuse a source that the mix file could not have had, or whose samples the run was not opened for."""
+        latest = self.latest
+        if source.images_transform and not any(s.images_transform for s in latest.sources.values()):
+            raise ConfigError(
+                f"source {name!r} holds images, and the run has none: its trainer would train on their placeholders as "
+                "on words; put the source into the mix file and start a run that encodes images"
+            )
         try:
             self.base.inherited(source)
+            pack = latest.pack
+            require_images_whole({**latest.sources, name: source}, pack.method, pack.overlong)
         except PydanticCustomError as fault:
             raise ConfigError(f"source {name!r}: {fault.message()}") from fault
 

@@ -114,6 +114,25 @@ def test_a_source_with_a_secret_is_no_edit_whoever_asks():
     assert "SECRETS" not in str(refused.value)
 
 
+def pictures(name, patch=14):
+    images = {"type": "images", "patch": patch, "placeholder": 7}
+    fields = {"type": "parquet", "path": "x", "text": "t", "images": "i", "transforms": [images]}
+    return AddSource(name=name, source=ParquetSource.model_validate(fields), weight=1)
+
+
+def test_images_come_only_to_a_run_that_was_opened_with_some_and_as_the_file_could_have_had_them():
+    first = pictures("first").source
+    words = {"type": "parquet", "path": "w", "tokens": "tokens"}
+    sources = {"words": words, "first": first.model_dump(exclude_none=True)}
+    mix = a_mix(sources=sources, pack={"method": "none"}, tokenizer={"type": "bytes"})
+
+    with pytest.raises(ConfigError, match="'more' holds images, and the run has none: its trainer"):
+        a_history().edited(pictures("more"), 10)
+    with pytest.raises(ConfigError, match="patch and merge are 16 and 1, and 14 and 1 in sources"):
+        History(mix).edited(pictures("more", patch=16), 10)
+    assert "more" in History(mix).edited(pictures("more"), 10).latest.names
+
+
 def test_a_mix_that_goes_through_each_source_once_may_not_pause_one():
     history = History(a_mix(mix={"stop": "each_once", "stages": [LATER | {"from_step": 0}, LATER]}))
 
