@@ -48,6 +48,7 @@ from omniload.front.opening import (
 from omniload.front.rows import Labels
 from omniload.machine.messages import ResizeAsked
 from omniload.mix.config import MixConfig
+from omniload.mix.journal.losses import LossLog
 
 __all__ = ["ServedPlane", "join", "serve"]
 
@@ -67,6 +68,8 @@ class _Note(StrictModel):
     names: tuple[str, ...]
     vocab_size: int | None
     num_steps: int | None
+    run_dir: Path | None
+    """Folder of the run, which keeps losses of documents."""
 
 
 class ServedPlane:
@@ -93,6 +96,7 @@ class ServedPlane:
                 names=spec.mix.names,
                 vocab_size=vocab_size_of(spec),
                 num_steps=spec.num_steps,
+                run_dir=None if spec.run_dir is None else spec.run_dir.resolve(),
             )
             place = folder / _NOTE_NAME
             write_whole(place, note.model_dump_json().encode(), mode=0o600)
@@ -197,6 +201,7 @@ def join(  # noqa: PLR0913 -- keywords of a call that users make
         names=note.names,
         vocab_size=note.vocab_size,
         num_steps=note.num_steps,
+        losses=None if note.run_dir is None else LossLog(note.run_dir, rank),
     )
 
 

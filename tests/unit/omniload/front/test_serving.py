@@ -6,9 +6,15 @@ import os
 import pytest
 
 import omniload
+from omniload.actors.local.plane import LocalPlane
+from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 from omniload.base.linux.file_lock import FileLock
 from omniload.base.linux.network import host_id
+from omniload.client import Client
+from omniload.front import serving
+from omniload.plan.place_tree import ClientPlaceTree
+from tests.support.plane.corpora import a_corpus
 from tests.support.plane.mix_commands import a_mix_file
 
 
@@ -29,6 +35,7 @@ def a_note(folder, **changes):
         "names": ["docs"],
         "vocab_size": 256,
         "num_steps": None,
+        "run_dir": None,
     }
     folder.mkdir(exist_ok=True)
     (folder / "plane.json").write_text(json.dumps(note | changes))
@@ -40,6 +47,26 @@ def test_a_rank_knows_the_sources_of_a_plane_before_it_is_part_of_it(tmp_path):
 
     assert (loader.source_names, loader.vocab_size) == (("docs",), 256)
     loader.close()
+
+
+def test_losses_that_a_rank_reports_are_kept_in_the_folder_of_the_run_that_is_served(
+    tmp_path, monkeypatch
+):
+    mix = a_corpus(tmp_path)
+    spec = PlaneSpec(mix=mix, base_dir=tmp_path, tree=ClientPlaceTree.of())
+    note = a_note(tmp_path / "address", names=list(mix.names), run_dir=str(tmp_path / "run"))
+    with LocalPlane(spec) as plane:
+
+        def joined(_self, stack, _state):
+            return stack.enter_context(Client(plane.handle(0)))
+
+        monkeypatch.setattr(serving._JoinServed, "__call__", joined)
+        with omniload.join(note, rank=2, world_size=4, arrays="numpy") as loader:
+            rows = loader.next_batch()
+            loader.observe(rows, rows.labels * 0.5)
+
+    (line,) = (tmp_path / "run" / "losses" / "rank-2.jsonl").read_text().splitlines()
+    assert (json.loads(line)["step"], json.loads(line)["names"]) == (0, list(mix.names))
 
 
 def test_without_a_plane_a_rank_says_what_to_start(tmp_path):

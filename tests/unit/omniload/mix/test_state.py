@@ -77,7 +77,7 @@ def test_a_state_of_another_version_is_refused():
 
 
 def test_what_is_no_state_at_all_is_refused():
-    with pytest.raises(StateError, match="has version None"):
+    with pytest.raises(StateError, match="this is no mix state: it has no version"):
         MixState.from_json({}, NAMES, PRINT)
 
 
