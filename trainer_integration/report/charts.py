@@ -9,6 +9,7 @@ from omniload.base.state import Json, JsonObject
 from omniload.base.units import format_bytes, format_count
 from trainer_integration.report.figures import shown_sources
 from trainer_integration.report.run_summary import Evaluated, RunSummary, Shares, excess
+from trainer_integration.run.run_log import MOST_EXPERTS
 
 __all__ = ["WAIT_TARGET", "Chart", "Line", "Panel", "charts_of", "over_text"]
 
@@ -261,7 +262,24 @@ def _of_experts(summary: RunSummary) -> Chart:
                 "drop_rate", "Choices that were dropped", format="percent", floor=0.0, is_small=True
             )
         )
+    if 0 < len(summary.expert_slots) <= MOST_EXPERTS:
+        panels.append(_of_expert_loads(summary.expert_slots))
     return Chart(title="Evenness of the experts", caption=text, panels=tuple(panels))
+
+
+def _of_expert_loads(slots: Sequence[int]) -> Panel:
+    """Return a panel with a line for each expert; of many, for those that were busiest and idlest at the end."""
+    order = sorted(range(len(slots)), key=lambda expert: -slots[expert])
+    half = _COLOURS // 2
+    shown = sorted(order if len(order) <= _COLOURS else order[:half] + order[-half:])
+    title = "Load of each expert / mean, all layers"
+    if len(shown) < len(slots):
+        title += f": the {half} busiest and the {half} idlest of {len(slots)}"
+    lines = tuple(
+        Line(key=f"expert_load/{expert}", label=f"expert {expert}", colour=i + 1)
+        for i, expert in enumerate(shown)
+    )
+    return Panel(id="plot-expert-load", title=title, lines=lines, floor=0.0, quantile=0.99)
 
 
 def _of_memory(summary: RunSummary, kinds: Sequence[str]) -> Chart:

@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 
 from omniload.mix.config import MixConfig
 from omniload.mix.schedule import weights_at
-from trainer_integration.run.run_log import EventLine, MemoryLine, StepLine, last_of_each_step
+from trainer_integration.run.run_log import (
+    EventLine,
+    MemoryLine,
+    StepLine,
+    last_of_each_step,
+)
 
 __all__ = [
     "Attempt",
@@ -146,6 +151,8 @@ class RunSummary:
     """Measured time of the slowest rank over the mean."""
     expert_imbalance: float
     """Token slots of the busiest expert over the mean, in the worst layer."""
+    expert_slots: tuple[int, ...]
+    """Rows that each expert computed in the last step, all layers together; none in older logs."""
     router_entropy: float
     """Mean entropy of the routers' probabilities, in nats; not a number in older logs, as ``drop_rate``."""
     drop_rate: float
@@ -350,13 +357,10 @@ def summary_of(lines: Sequence[AnyLine], mix: MixConfig) -> RunSummary:
         imbalance=_median([line.imbalance for line in steps]),
         over_bound=_median([line.imbalance / line.bound for line in steps if line.bound > 0]),
         compute_imbalance=_median([compute_imbalance(line) for line in steps]),
-        expert_imbalance=_median(
-            [line.expert_imbalance for line in steps if line.expert_imbalance is not None]
-        ),
-        router_entropy=_median(
-            [line.router_entropy for line in steps if line.router_entropy is not None]
-        ),
-        drop_rate=_mean([line.drop_rate for line in steps if line.drop_rate is not None]),
+        expert_imbalance=_median(_known(line.expert_imbalance for line in steps)),
+        expert_slots=(steps[-1].expert_slots or ()) if steps else (),
+        router_entropy=_median(_known(line.router_entropy for line in steps)),
+        drop_rate=_mean(_known(line.drop_rate for line in steps)),
         saves=sum(isinstance(line, EventLine) and line.what == "checkpoint" for line in lines),
         save_s=_median(saves_s),
         longest_save_s=max(saves_s, default=float("nan")),
@@ -383,6 +387,10 @@ def source_shares(steps: Sequence[StepLine], mix: MixConfig) -> tuple[SourceShar
         )
         for s, name in enumerate(shares.names)
     )
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -23,6 +23,7 @@ from trainer_integration.writers.opening import Writers
 
 __all__ = [
     "LOG_NAME",
+    "MOST_EXPERTS",
     "EventKind",
     "EventLine",
     "JobLog",
@@ -45,7 +46,7 @@ _MOST_BYTES = 4 << 30
 """Of a log that is read whole: ten million steps."""
 _OFTEN_MISSING = ("expert_imbalance", "z_loss", "router_entropy", "drop_rate", "mfu")
 """In logs of older releases, and where nobody knows."""
-_MOST_EXPERTS = 16
+MOST_EXPERTS = 16
 """Whose loads are figures of their own; of more, ``expert_imbalance`` says enough."""
 
 
@@ -137,7 +138,7 @@ def figures_of(line: StepLine) -> dict[str, float]:
     if line.model_flops is not None and line.seconds > 0:
         figures["model_flops_per_s"] = line.model_flops / line.seconds
     slots = line.expert_slots or ()
-    if 0 < len(slots) <= _MOST_EXPERTS:
+    if 0 < len(slots) <= MOST_EXPERTS:
         mean = max(sum(slots) / len(slots), 1e-9)
         figures |= {f"expert_load/{e}": held / mean for e, held in enumerate(slots)}
     figures |= {f"evaluation/{name}": loss for name, loss in (line.evaluation or {}).items()}

@@ -477,7 +477,16 @@ def test_the_summary_and_the_page_tell_the_first_and_the_last_evaluation(run):
 
 
 def test_what_routers_did_is_in_the_summary_and_drawn(run):
-    lines = [a_step(n, router_entropy=1.2, drop_rate=0.25 * n, z_loss=0.1) for n in range(3)]
+    lines = [
+        a_step(
+            n,
+            router_entropy=1.2,
+            drop_rate=0.25 * n,
+            z_loss=0.1,
+            expert_slots=tuple(range(20, 8, -1)),
+        )
+        for n in range(3)
+    ]
     summary = summary_of(lines, a_mix())
     written = io.StringIO()
 
@@ -488,6 +497,10 @@ def test_what_routers_did_is_in_the_summary_and_drawn(run):
     assert "found no room at their expert: 25.00%" in page
     drawn = {line["key"] for chart in data_of(page)["charts"] for line in chart["lines"]}
     assert {"expert_imbalance", "router_entropy", "drop_rate"} <= drawn
+    loads = {f"expert_load/{expert}" for expert in (0, 1, 2, 3, 8, 9, 10, 11)}
+    assert {key for key in drawn if key.startswith("expert_load")} == loads
+    assert loads <= set(data_of(page)["runs"][0]["figures"])
+    assert "the 4 busiest and the 4 idlest of 12" in page
 
 
 def test_a_long_error_stays_one_line_in_a_pipe():
