@@ -13,12 +13,7 @@ from numpy.typing import NDArray
 
 from omniload.mix.config import MixConfig
 from omniload.mix.schedule import weights_at
-from trainer_integration.run.run_log import (
-    EventLine,
-    MemoryLine,
-    StepLine,
-    last_of_each_step,
-)
+from trainer_integration.run.run_log import EventLine, MemoryLine, StepLine, last_of_each_step
 
 __all__ = [
     "Attempt",
