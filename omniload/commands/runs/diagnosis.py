@@ -244,13 +244,19 @@ def _tried_again(first: PlaneStatus, last: PlaneStatus) -> Iterator[Finding]:
 
 def _begun_again(last: PlaneStatus) -> Iterator[Finding]:
     for role in last.roles:
-        lives, restarts = role.figures.get("lives", 1.0), role.figures.get("restarts", 0.0)
-        if lives > 1 or restarts > 0:
+        if (lives := role.figures.get("lives", 1.0)) > 1:
             yield Finding(
                 role=role.name,
-                what=f"{role.name} has begun again.",
-                seen=f"{lives - 1:.0f} replacements, {restarts:.0f} restarts of the job",
-                do="read keeper.log of the run for whom it replaced, and why",
+                what=f"{role.name} was lost and replaced.",
+                seen=f"it is the {lives:.0f}. process of this start",
+                do="read logs/keeper.log of the run for why",
+            )
+        if restarts := role.figures.get("restarts", 0.0):
+            yield Finding(
+                role="job",
+                what="The launcher has started the job again.",
+                seen=f"{restarts:.0f} times",
+                do="see which rank ended first, and how: omniload train show RUN, or the launcher's log",
             )
 
 

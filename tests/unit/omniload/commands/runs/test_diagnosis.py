@@ -136,7 +136,8 @@ def test_trouble_is_told_with_the_last_line_of_its_role():
             "rank dp=1 is 3 steps behind another rank.",
         ),
         ((a_role("loader-0", retries_total=3),), "A store did not answer loader-0 at first."),
-        ((a_role("planner", lives=2, restarts=0),), "planner has begun again."),
+        ((a_role("planner", lives=2, restarts=0),), "planner was lost and replaced."),
+        ((a_role("planner", lives=1, restarts=3),), "The launcher has started the job again."),
         (
             (a_role("planner"), a_role("rank dp=0", taken_steps_total=500)),
             "No state was ever asked for: a restart begins anew.",
