@@ -61,6 +61,12 @@ class _Held:
     tokens: Ragged
     others: Mapping[str, Ragged]
 
+    @property
+    def size_bytes(self) -> int:
+        """What it takes of memory."""
+        columns = (self.tokens, *self.others.values())
+        return sum(column.values_V.nbytes + column.offsets.nbytes for column in columns)
+
     def within(self, start: int, stop: int) -> "_Held":
         """Return the part from ``start`` to ``stop``; nothing is copied."""
         if (start, stop) == (self.table.start, self.table.stop):
@@ -104,6 +110,7 @@ class SourceLoader:
     names: Mapping[int, str]
     """Sources of this loader, by number."""
     _held: dict[int, deque[_Held]] = field(default_factory=dict, init=False)
+    _held_bytes: int = field(default=0, init=False)
     _indexes: dict[int, _Index] = field(default_factory=dict, init=False)
     """Indexes of what is held; made anew when asked for after a change."""
     _taken_over: dict[int, int] = field(default_factory=dict, init=False)
@@ -147,8 +154,9 @@ class SourceLoader:
 
     def forget(self, source: int) -> None:
         """Let go of a source that another loader serves."""
-        for held in (self._held, self._indexes, self._taken_over):
-            held.pop(source, None)
+        self._held_bytes -= sum(block.size_bytes for block in self._held.pop(source, ()))
+        for known in (self._indexes, self._taken_over):
+            known.pop(source, None)
         self.names = {s: name for s, name in self.names.items() if s != source}
 
     def unread(self, requests: Sequence[SliceRequest]) -> tuple[Read, ...]:
@@ -254,12 +262,8 @@ class SourceLoader:
 
     def held_bytes(self) -> int:
         """Return what held samples take of memory, over all sources."""
-        return sum(
-            column.values_V.nbytes + column.offsets.nbytes
-            for queue in self._held.values()
-            for block in queue
-            for column in (block.tokens, *block.others.values())
-        )
+        # Counted as blocks come and go: it is asked for with each read, and sources are many.
+        return self._held_bytes
 
     def _find(self, source: int, start: int, stop: int) -> SampleTable | None:
         """Return the metadata of a range of which every position is held."""
@@ -288,12 +292,13 @@ class SourceLoader:
             if block.table.stop > block.table.start:
                 at = bisect_left(queue, block.table.start, key=lambda held: held.table.start)
                 queue.insert(at, block)
+                self._held_bytes += block.size_bytes
                 self._indexes.pop(source, None)
 
     def _release(self, source: int, floor: int) -> None:
         queue = self._held.get(source, deque())
         while queue and queue[0].table.stop <= floor:
-            queue.popleft()
+            self._held_bytes -= queue.popleft().size_bytes
             self._indexes.pop(source, None)
         if source in self._taken_over:
             self._taken_over[source] = max(self._taken_over[source], floor)

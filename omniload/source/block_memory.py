@@ -192,7 +192,10 @@ class BlockMemory:
         self.folder = folder or Path(os.environ.get("TMPDIR") or _FOLDER)
         self._changed = threading.Condition()
         self._held: dict[int, weakref.ref[HeldBlock]] = {}
-        """Blocks, the oldest first."""
+        """Blocks that may leave memory, the oldest first."""
+        self._sizes: dict[int, int] = {}
+        """What each block takes of memory; their sum beside them, since every read asks for it."""
+        self._blocks_bytes = 0
         self._decodings = self._unit_bytes = self._others_bytes = 0
 
     @property
@@ -234,7 +237,9 @@ class BlockMemory:
     def hold(self, block: HeldBlock) -> HeldBlock:
         """Count what a block takes, until nobody refers to it, and return it."""
         with self._changed:
-            self._held[id(block)] = weakref.ref(block)
+            self._count(block)
+            if block.is_in_memory:
+                self._held[id(block)] = weakref.ref(block)
         weakref.finalize(block, self._forget, id(block)).atexit = False
         self._make_room()
         return block
@@ -242,11 +247,16 @@ class BlockMemory:
     def _forget(self, key: int) -> None:
         with self._changed:
             self._held.pop(key, None)
+            self._blocks_bytes -= self._sizes.pop(key, 0)
+
+    def _count(self, block: HeldBlock) -> None:
+        size_bytes = block.size_bytes
+        self._blocks_bytes += size_bytes - self._sizes.get(id(block), 0)
+        self._sizes[id(block)] = size_bytes
 
     def _used(self) -> int:
-        blocks = [block for ref in self._held.values() if (block := ref()) is not None]
         decoding = self._decodings * _DECODING * self._unit_bytes
-        return sum(block.size_bytes for block in blocks) + decoding + self._others_bytes
+        return self._blocks_bytes + decoding + self._others_bytes
 
     def may_decode(self) -> bool:
         """Return whether there is room for one more decoding."""
@@ -258,6 +268,10 @@ class BlockMemory:
         """Move blocks to files, the oldest first, until all is within the limit."""
         while (block := self._too_much()) is not None:
             block.move_to(self.folder)
+            with self._changed:
+                self._count(block)
+                if not block.is_in_memory:
+                    self._held.pop(id(block), None)
 
     def _too_much(self) -> HeldBlock | None:
         """Return a block that must leave memory."""

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from omniload.base.errors import StateError
 from omniload.base.ragged import Ragged
@@ -331,3 +333,42 @@ def test_a_source_that_is_forgotten_is_held_no_more_and_the_others_are():
     assert loader.unread([ask((0, 0, 3))]) == ()
     with pytest.raises(StateError, match="released, or never read"):
         loader.slices(ask((0, 0, 3)))
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.sampled_from((0, 1)), st.integers(0, 20), st.integers(1, 6)),
+            st.tuples(st.sampled_from((0, 1)), st.integers(0, 26)),
+            st.sampled_from((0, 1)),
+        ),
+        max_size=12,
+    )
+)
+def test_what_held_samples_take_is_nothing_once_all_are_let_go_of(events):
+    """A count that goes along with reads, repeated ones too, releases and sources that leave."""
+    loader = a_loader()
+    for event in events:
+        match event:
+            case (source, start, count):
+                loader.handle(read_of([3] * count, start=start, source=source))
+            case (source, floor):
+                loader.handle(ReleaseSamples(floors={source: floor}))
+            case source:
+                loader.forget(source)
+
+    tokens = loader.held_tokens()
+    assert (loader.held_bytes() == 0) == (tokens == 0)
+    assert loader.held_bytes() >= 4 * tokens
+    loader.handle(ReleaseSamples(floors={0: 1 << 30, 1: 1 << 30}))
+    assert (loader.held_bytes(), loader.held_tokens()) == (0, 0)
+
+
+def test_a_range_that_is_read_twice_takes_its_memory_once():
+    loader = a_loader(read_of([3, 5]))
+    once = loader.held_bytes()
+    loader.handle(read_of([3, 5]))
+
+    assert (
+        loader.held_bytes() == once == 8 * 4 + 3 * 8
+    )  # token ids, and where samples begin and stop

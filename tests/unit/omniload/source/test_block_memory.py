@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from omniload.base.errors import UnavailableError
 from omniload.base.ragged import Ragged
@@ -150,3 +152,16 @@ def test_without_a_limit_decodings_go_on_together():
 
     with memory.writing():
         assert memory.may_decode()
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=12), st.integers(0, 60))
+def test_what_is_counted_is_what_the_blocks_that_live_take(blocks, limit):
+    memory = BlockMemory(limit * KIB)
+    living = []
+    for kib, ends in blocks:
+        living.append(a_block(memory, of_kib(kib)))
+        if ends:
+            living.pop(0)
+
+        assert memory.used_bytes == sum(block.size_bytes for block in living)
