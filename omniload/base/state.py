@@ -24,8 +24,6 @@ JsonObject: TypeAlias = dict[str, Json]
 
 SEAL = "blake2b"
 """Key of the digest in an object that carries one."""
-_SHOWN_KEYS = 6
-"""Keys that a message lists of what is no state."""
 
 
 @runtime_checkable
@@ -45,15 +43,9 @@ def require_version(state: Mapping[str, Json], version: int, *, of: str) -> None
     """Refuse a state that another release wrote in another form.
 
     Raises:
-        StateError: ``state["version"]`` is not ``version``, or there is none.
+        StateError: ``state["version"]`` is not ``version``.
     """
-    if "version" not in state:
-        held = ", ".join(map(repr, list(state)[:_SHOWN_KEYS])) or "nothing"
-        raise StateError(
-            f"this is no {of} state: it has no version, and holds {held}; pass what state_dict() gave, or what the "
-            "checkpoint holds of it"
-        )
-    found = state["version"]
+    found = state.get("version")
     if type(found) is not int or found != version:
         raise StateError(
             f"{of} state has version {found!r}, this code reads {version}; "

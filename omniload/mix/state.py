@@ -38,6 +38,8 @@ EDITED_VERSION = 3
 """Version of a state that carries edits: releases before them must not go on from it."""
 COUNT_LIMIT = 1 << 63
 """Steps, revisions and amounts drawn are below this."""
+_SHOWN_KEYS = 6
+"""Keys that a message lists of what is no state."""
 
 Cursor = tuple[int, int, int]
 """The next token of a source: raw position, number of the sample within that record, token within that sample."""
@@ -188,6 +190,11 @@ class MixState:
         if not isinstance(state, Mapping):
             raise StateError(
                 f"the mix state is {state!r:.60}, no object; give what state_dict returned"
+            )
+        if "version" not in state:
+            held = ", ".join(map(repr, list(state)[:_SHOWN_KEYS])) or "nothing"
+            raise StateError(
+                f"this is no mix state: it has no version, and holds {held}; pass what state_dict() gave"
             )
         require_version(state, EDITED_VERSION if "edits" in state else STATE_VERSION, of="mix")
         content = unsealed(state, of="the mix state")

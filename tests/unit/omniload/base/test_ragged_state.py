@@ -66,15 +66,6 @@ def test_a_state_of_another_version_is_refused(found):
         require_version({"version": found}, 1, of="cache")
 
 
-def test_what_is_no_state_is_told_as_such_with_what_it_holds():
-    with pytest.raises(
-        StateError, match="no cache state: it has no version, and holds 'a', 'b'; pass"
-    ):
-        require_version({"a": 1, "b": 2}, 1, of="cache")
-    with pytest.raises(StateError, match="and holds nothing"):
-        require_version({}, 1, of="cache")
-
-
 def test_a_state_of_this_version_is_read():
     require_version({"version": 1}, 1, of="cache")
 

@@ -77,7 +77,11 @@ def test_a_state_of_another_version_is_refused():
 
 
 def test_what_is_no_state_at_all_is_refused():
-    with pytest.raises(StateError, match="this is no mix state: it has no version"):
+    with pytest.raises(
+        StateError, match="no mix state: it has no version, and holds 'a', 'b'; pass"
+    ):
+        MixState.from_json({"a": 1, "b": 2}, NAMES, PRINT)
+    with pytest.raises(StateError, match="and holds nothing"):
         MixState.from_json({}, NAMES, PRINT)
 
 
