@@ -229,7 +229,8 @@ def test_the_doctor_finds_the_loader_whose_source_is_slow(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(status_file, "_EVERY_S", 0.05)
     monkeypatch.setattr(doctor, "_EVERY_S", 0.05)
-    (tmp_path / "a.txt").write_text("text of a document\n" * 50, encoding="utf-8")
+    a_step = "text of a document, of one step\n"  # so that each step waits for a read
+    (tmp_path / "a.txt").write_text(a_step, encoding="utf-8")
     run, real = tmp_path / "run", loader.open_source
     ended = threading.Event()
 
@@ -264,7 +265,7 @@ def test_the_doctor_finds_the_loader_whose_source_is_slow(tmp_path, monkeypatch)
             until_s = time.monotonic() + LIMIT_S
             while not (findings := found(2)["findings"]):
                 assert time.monotonic() < until_s
-            shown = CliRunner().invoke(mix_command, ["doctor", str(run), "--seconds", "1"])
+            shown = CliRunner().invoke(mix_command, ["doctor", str(run), "--seconds", "2"])
         finally:
             ended.set()
             taking.join(LIMIT_S)
