@@ -18,16 +18,12 @@ from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.world import require_rows as plan_requires
 
 __all__ = [
-    "JOURNAL_NAME",
     "DataPlane",
     "PlaneSpec",
     "RankHandle",
     "first_step_of",
     "require_rows",
 ]
-
-JOURNAL_NAME = "journal.jsonl"
-"""File of a run's journal in its folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

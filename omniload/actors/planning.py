@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from omniload.actors.plane import JOURNAL_NAME, PlaneSpec, first_step_of
-from omniload.base.errors import StateError, system_refusals
+from omniload.actors.journal import claimed_place
+from omniload.actors.plane import PlaneSpec, first_step_of
+from omniload.base.errors import StateError
 from omniload.machine.planner import Planner
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.found import require_found, require_reached
@@ -20,7 +21,7 @@ from omniload.mix.state import MixState
 from omniload.plan.world import World
 from omniload.source.tokenize import library_of, read_tokenizer
 
-__all__ = ["make_planner", "open_journal", "taken_over", "tokenizer_digest"]
+__all__ = ["make_planner", "taken_over", "tokenizer_digest"]
 
 
 def make_planner(
@@ -75,21 +76,6 @@ def make_planner(
     )
 
 
-@system_refusals("the run's journal")
-def open_journal(folder: Path | None, planner: Planner, *, durable: bool = True) -> Journal | None:
-    """Open the run's journal in a folder, continuing the one that leads up to the planner's state."""
-    if folder is None:
-        return None
-    folder.mkdir(parents=True, exist_ok=True)
-    state, path = planner.state, folder / JOURNAL_NAME
-    digest = state.digest()
-    journal = Journal.leading_up(path, planner.state_at(state.step), digest, durable=durable)
-    if journal.has_worlds:
-        journal.append_world(planner.world.to_json())
-    return journal
-
-
-@system_refusals("the run's journal")
 def taken_over(
     spec: PlaneSpec, facts_S: Sequence[SourceFacts], folder: Path, *, life: int
 ) -> tuple[Planner, Journal]:
@@ -109,21 +95,21 @@ def taken_over(
         IntegrityError: The journal is damaged.
     """
     spec = spec.with_edits()
-    path, history = folder / JOURNAL_NAME, spec.history
+    durable, history = spec.run_dir is not None, spec.history
     if len(history.latest.names) > len(facts_S):
         raise StateError(
             f"the planner was lost while source {history.latest.names[-1]!r} was added, and nobody serves it: "
             "start again from the last checkpoint"
         )
-    tail = read_tail(path, spec.mix.steps_held)
+    place = claimed_place(folder, spec.mix.runtime.journal if durable else "")
+    tail = read_tail(place, spec.mix.steps_held)
     step = max(first_step_of(spec), tail.next_step - spec.mix.steps_held)
     world = None if tail.world is None else World.from_json(tail.world)
     begin, *known = [state for state in states_of(history, tail) if state.step >= step]
     kept = history.kept_with(begin.mix_revision, fingerprint_in(tail.base))
     resumed = replace(spec, state=begin.to_json(**kept))
     planner = make_planner(resumed, facts_S, known=known, life=life, world=world)
-    durable = spec.run_dir is not None
-    return planner, Journal.taken_over(path, tail, step, durable=durable)
+    return planner, Journal.taken_over(place, tail, step, durable=durable)
 
 
 def tokenizer_digest(mix: MixConfig, base_dir: Path) -> str:

@@ -57,6 +57,9 @@ class RuntimeConfig(StrictModel):
     elastic: bool = False
     """Ranks may join and leave while the run goes on. Each step is held until every rank has taken the one after it, so
     that ranks whose step came to nothing, as another died in it, take it again."""
+    journal: str = ""
+    """Where a run with a folder (``run_dir``) keeps its journal, in place of that folder: ``s3://BUCKET/FOLDER``, ``hdfs://...``
+    or another URL of a store. It lies there under the name of the run's folder."""
     address: str = ""
     """A Ray that runs already, to be used in place of one of our own: ``HOST:PORT``, or ``auto`` for this machine's."""
     bind: str = ""
@@ -81,6 +84,17 @@ class RuntimeConfig(StrictModel):
     def _ports_are_a_range(cls, ports: str) -> str:
         parse_ports(ports)
         return ports
+
+    @field_validator("journal")
+    @classmethod
+    def _journal_is_a_url(cls, journal: str) -> str:
+        scheme, _, _ = journal.partition("://")
+        if journal and ("://" not in journal or scheme in {"", "mem"}):
+            raise ValueError(
+                f"runtime.journal is {journal!r}, no URL of a store that outlives the run; give one such as "
+                "s3://BUCKET/FOLDER or file:///FOLDER"
+            )
+        return journal
 
     @model_validator(mode="after")
     def _one_ray(self) -> Self:

@@ -13,7 +13,7 @@ import orjson
 from pydantic import ValidationError
 
 from omniload.actors.local.plane import LocalPlane
-from omniload.actors.plane import JOURNAL_NAME, PlaneSpec
+from omniload.actors.plane import PlaneSpec
 from omniload.base.config import StrictModel
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.reading import read_kept_file
@@ -23,6 +23,7 @@ from omniload.client import Client
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.history import History
 from omniload.mix.edits.kept import read_history
+from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_journal
 from omniload.mix.progress import state_json_at
 from omniload.mix.run_record import RunLife, read_run_record
@@ -226,5 +227,5 @@ def _as_written(life: RunLife) -> MixConfig:
 
 def _state_at(run_dir: Path, history: History, step: int) -> JsonObject:
     """Return the state before ``step`` from the run's journal."""
-    base, records = read_journal(run_dir / JOURNAL_NAME)
+    base, records = read_journal(journal_of(run_dir))
     return state_json_at(history, base, records, step)

@@ -13,6 +13,7 @@ from omniload.actors.claim import claim
 from omniload.actors.edits import answer_edits, taken_within
 from omniload.actors.gate import CLOSED
 from omniload.actors.heartbeats import Activity, MemoryBoard
+from omniload.actors.journal import open_journal
 from omniload.actors.local.editing import changed_by
 from omniload.actors.local.handle import CONSTRUCTOR, LocalHandle
 from omniload.actors.local.links import LocalConstructor, LocalLoader
@@ -23,7 +24,7 @@ from omniload.actors.plane import (
     RankHandle,
     require_rows,
 )
-from omniload.actors.planning import make_planner, open_journal
+from omniload.actors.planning import make_planner
 from omniload.actors.roles.constructor import ConstructorShell
 from omniload.actors.roles.loader import LoaderShell
 from omniload.actors.roles.planner import PlannerShell

@@ -12,8 +12,9 @@ from typing_extensions import override
 
 from omniload.actors.edits import taken_within
 from omniload.actors.heartbeats import Activity, FolderBoard
+from omniload.actors.journal import open_journal
 from omniload.actors.plane import PlaneSpec, first_step_of
-from omniload.actors.planning import make_planner, open_journal, taken_over
+from omniload.actors.planning import make_planner, taken_over
 from omniload.actors.ray.holders import LoaderHolders, Loaders, Serving
 from omniload.actors.ray.layout import ranks_with_threads, require_threads
 from omniload.actors.ray.links import RayConstructorLink, RayLoaderLinks

@@ -3,15 +3,17 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
 
 from omniload.actors.gate import CLOSED
 from omniload.actors.heartbeats import Activity
+from omniload.actors.journal import Kept, keep
 from omniload.actors.roles.links import (
     ConstructorLink,
     ConstructorLinks,
@@ -24,9 +26,6 @@ from omniload.base.log import get_logger
 from omniload.base.metrics import PLAN_SECONDS
 from omniload.base.state import JsonObject
 from omniload.machine.messages import (
-    AppendBase,
-    AppendJournal,
-    AppendWorld,
     ChangeAsked,
     ConstructorReplaced,
     KeepEdits,
@@ -56,7 +55,6 @@ __all__ = ["PlannerShell"]
 _LOG = get_logger(__name__)
 _CLOSE_S = 8.0
 """Shorter than the time that a caller in another process waits for the close."""
-
 
 Question = TypeVar("Question", "_Asked", "_Resized")
 
@@ -290,10 +288,17 @@ class PlannerShell:
         self._carry_out(commands)
 
     def _carry_out(self, commands: Sequence[PlannerCommand]) -> None:
+        for kept, group in groupby(commands, lambda each: isinstance(each, Kept)):
+            if not kept:
+                self._tell(group)
+            elif self._journal is not None:
+                with self._activity.doing("writes the journal"):
+                    keep(self._journal, group)
+
+    def _tell(self, commands: Iterable[PlannerCommand]) -> None:
         for command in commands:
-            if isinstance(command, AppendJournal | AppendBase | AppendWorld):
-                self._keep(command)
-            elif isinstance(command, ReadAhead | ReleaseSamples | TakeOver):
+            assert not isinstance(command, Kept), "the journal keeps it"
+            if isinstance(command, ReadAhead | ReleaseSamples | TakeOver):
                 self._loaders.tell(command)
             elif isinstance(command, KeepEdits):
                 if self._run_dir is not None:
@@ -304,17 +309,6 @@ class PlannerShell:
                 self._constructors.tell(command)
                 if isinstance(command, PublishPlans):
                     measure(command.plans, self._planner.names)
-
-    def _keep(self, command: AppendJournal | AppendBase | AppendWorld) -> None:
-        if self._journal is None:
-            return
-        with self._activity.doing("writes the journal"):
-            if isinstance(command, AppendJournal):
-                self._journal.append(command.record)
-            elif isinstance(command, AppendWorld):
-                self._journal.append_world(command.world.to_json())
-            else:
-                self._journal.append_base(command.content, command.state.digest())
 
     def _on_report(self, future: "Future[SamplesReported]") -> None:
         if future.cancelled():  # the data plane is closing

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from omniload.actors.claim import LOCK_NAME
 from omniload.actors.heartbeats import Activity
-from omniload.actors.plane import JOURNAL_NAME
 from omniload.actors.roles.loader import LoaderShell
 from omniload.actors.status_file import STATUS_NAME, read_status
 from omniload.base.errors import (
@@ -37,6 +36,7 @@ from omniload.mix.edits.found import found_in
 from omniload.mix.edits.history import History, require_open
 from omniload.mix.edits.kept import EDITS_NAME, read_history, write_history
 from omniload.mix.fingerprint import SourceFacts
+from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_journal, read_tail
 from omniload.mix.progress import fingerprint_in, fold
 from omniload.mix.run_record import RUN_RECORD_NAME, RunLife, read_run_record
@@ -158,7 +158,7 @@ def _noted(run: Path, change: Change, at: int | None) -> EditTaken:
 
 def _planned_to(run: Path, history: History) -> int:
     """Return the first step that is not planned, or will be planned again."""
-    tail = read_tail(run / JOURNAL_NAME, 0)
+    tail = read_tail(journal_of(run), 0)
     last = tail.records[-1]["revision"] if tail.records else tail.base.get("mix_revision")
     return int(min(tail.next_step, history.reopened_by(last if isinstance(last, int) else 0)))
 
@@ -180,7 +180,7 @@ def _skipping(run: Path, history: History, change: SkipSteps, planned: int) -> H
                 else f"skip steps below {planned}"
             )
         )
-    base, records = read_journal(run / JOURNAL_NAME)
+    base, records = read_journal(journal_of(run))
     begun = base.get("step")
     if isinstance(begun, int) and change.first < begun:
         raise StateError(

@@ -10,7 +10,7 @@ import click
 import numpy as np
 from rich.text import Text
 
-from omniload.actors.plane import JOURNAL_NAME, PlaneSpec
+from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.state import Json
 from omniload.commands.display import Cell, colour_of, emit_json, excerpt, output, say, table
@@ -21,6 +21,7 @@ from omniload.commands.samples import text_of
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.kept import read_history
 from omniload.mix.journal.losses import PieceKey, PieceLoss, losses_of_step
+from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_journal, read_worlds
 from omniload.mix.progress import state_json_at
 from omniload.mix.run_record import RunLife, read_run_record
@@ -71,7 +72,7 @@ def audit(
       omniload mix audit demo/run --step 12 --grep socket
     """  # noqa: D301 -- click's own marker
     life = read_run_record(run).life_at(step)
-    base, records = read_journal(run / JOURNAL_NAME)
+    base, records = read_journal(journal_of(run))
     index = cache_dir or index_folder(life.mix_path)
     spec, journaled = _spec_before(run, life, base, records, step, index)
     rehearsal = Rehearsal(spec)
@@ -131,7 +132,7 @@ def _spec_before(
 
 def _tree_at(run: Path, life: RunLife, step: int) -> ClientPlaceTree:
     """Return the ranks that trained on a step: those that a start was made with, or that came in their place."""
-    worlds = [World.from_json(noted) for noted in read_worlds(run / JOURNAL_NAME)]
+    worlds = [World.from_json(noted) for noted in read_worlds(journal_of(run))]
     later = [world for world in worlds if life.from_step <= world.step <= step]
     if later:
         return later[-1].tree

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import click
 
-from omniload.actors.plane import JOURNAL_NAME
 from omniload.base.secrets import without_secrets
 from omniload.commands.display import Cell, emit_json, output, say, table
 from omniload.commands.options import json_option
@@ -13,6 +12,7 @@ from omniload.mix.comparison import Difference, differences_of, first_other
 from omniload.mix.config import load_mix
 from omniload.mix.edits.history import History
 from omniload.mix.edits.kept import read_history
+from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_journal
 from omniload.mix.progress import fingerprint_in
 from omniload.mix.run_record import read_run_record
@@ -96,7 +96,7 @@ def _side(path: Path) -> _Side:
     if not path.is_dir():
         return _Side(history=History(load_mix(path)[0]), fingerprint={}, digests={})
     mix = read_run_record(path).last.mix()
-    base, records = read_journal(path / JOURNAL_NAME)
+    base, records = read_journal(journal_of(path))
     return _Side(
         history=read_history(path, mix),
         fingerprint=fingerprint_in(base),

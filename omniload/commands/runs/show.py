@@ -6,12 +6,12 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from omniload.actors.plane import JOURNAL_NAME
 from omniload.base.units import format_count
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.edits.edit import said_of
 from omniload.mix.edits.kept import read_history
+from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_journal
 from omniload.mix.progress import progress_of
 from omniload.mix.run_record import read_run_record
@@ -32,7 +32,7 @@ def show(run: Path, as_json: bool) -> None:
       omniload mix show demo/run
     """  # noqa: D301 -- click's own marker
     life = read_run_record(run).last
-    base, records = read_journal(run / JOURNAL_NAME)
+    base, records = read_journal(journal_of(run))
     history = read_history(run, life.mix())
     progress = progress_of(history, base, records)
     if as_json:

@@ -24,23 +24,18 @@ A torn last line, as a kill leaves it, is cut off; any other that does not fit i
 ``IntegrityError``.
 """
 
-import errno
-import itertools
-import os
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Self
 
 import orjson
 
-from omniload.base.errors import IntegrityError, StateError, UnavailableError
+from omniload.base.errors import IntegrityError, StateError
 from omniload.base.log import get_logger
 from omniload.base.state import Json, JsonObject
-from omniload.base.units import format_bytes
 from omniload.mix.journal.lines import (
     BASE,
     JOURNAL_VERSION,
@@ -53,11 +48,11 @@ from omniload.mix.journal.lines import (
     sound_lines,
 )
 from omniload.mix.journal.reading import Tail
+from omniload.mix.journal.storage import FileStorage, JournalStorage
 
 __all__ = ["Journal"]
 
 _LOG = get_logger(__name__)
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,68 +71,91 @@ class _Head:
 class Journal:
     """An open journal, appended to by one planner."""
 
-    def __init__(self, path: Path, head: _Head, *, durable: bool = True) -> None:
-        """Open a file whose first lines are those of ``head``; what is behind them is cut off."""
-        self.path, self._durable = path, durable
+    def __init__(self, storage: JournalStorage, head: _Head) -> None:
+        """Go on with a journal whose first lines are those of ``head``; ``storage`` holds no other."""
+        self._storage = storage
         self.has_worlds = head.has_worlds
         """Whether ranks are noted in it: those that go on are noted as well."""
-        with _writing(path, 0):
-            self._file: BinaryIO = path.open("r+b", buffering=0)
-            self._last = head.checksum
-            self._end = self._cut_to(head.size_bytes)
+        self._end, self._last = head.size_bytes, head.checksum
+        self._sure = self._end, self._last
+        self._staged: list[bytes] = []
+        self._together = False
         self._known: dict[int, bytes] = {}
         self._base_step = -1
         self._base: Since | None = None
 
     @classmethod
     def leading_up(
-        cls, path: Path, state: JsonObject, digest: str, *, durable: bool = True
+        cls, place: Path | JournalStorage, state: JsonObject, digest: str, *, durable: bool = True
     ) -> Self:
-        """Open a journal at ``path`` for a run that continues from ``state``.
+        """Open a journal for a run that continues from ``state``.
 
         Records of earlier steps of the same mix stay where they are; those of ``state["step"]``
         and later belong to work that was lost and are cut off. A journal that does not lead up
         to ``state`` is moved aside. Memory does not grow with the journal.
 
         Args:
-            path: The file.
+            place: The file, or the folder of a store, claimed.
             state: State before the next step.
             digest: ``MixState.digest`` of ``state``.
-            durable: Whether what is appended survives a power cut, and every record is kept. Without that it survives
-                the end of the process that wrote it, and records that nobody can ask for are dropped in time.
+            durable: Of a file, whether what is appended survives a power cut, and every record is kept. Without that it
+                survives the end of the process that wrote it, and records that nobody can ask for are dropped in time.
 
         Raises:
             StateError: The journal leads up to this step of this mix, and to another state.
             StateError: The disk, or a quota, is full.
-            UnavailableError: The file cannot be written.
+            UnavailableError: It cannot be written.
         """
-        head = _leading_up(path, state, digest)
+        storage = _storage(place, durable=durable)
+        head = _leading_up(storage, state, digest)
         if head is None:
-            with _writing(path, len(bytes(_first_line(state, digest)))):
-                head = _begun(path, state, digest)
-        return cls(path, head, durable=durable)
+            first = _first_line(state, digest)
+            storage.begin(bytes(first))
+            head = _Head(len(bytes(first)), first.checksum, digest)
+        else:
+            storage.go_on(head.size_bytes)
+        return cls(storage, head)
 
     @classmethod
-    def taken_over(cls, path: Path, tail: Tail, step: int, *, durable: bool = True) -> Self:
+    def taken_over(
+        cls, place: Path | JournalStorage, tail: Tail, step: int, *, durable: bool = True
+    ) -> Self:
         """Open the journal of a planner that was lost, for one that plans from ``step`` on again.
 
         What was recorded stays. Steps that are planned again must be what their records say.
 
         Args:
-            path: The file.
+            place: As for ``leading_up``; claimed before ``tail`` was read.
             tail: Its end.
             step: First step that is planned again.
             durable: As for ``leading_up``.
 
         Raises:
             StateError: The disk, or a quota, is full.
-            UnavailableError: The file cannot be written.
+            UnavailableError: It cannot be written.
         """
+        storage = _storage(place, durable=durable)
         size = tail.since.offset + sum(len(bytes(line)) for line in tail.lines)
-        journal = cls(path, _Head(size, tail.lines[-1].checksum, ""), durable=durable)
+        storage.go_on(size)
+        journal = cls(storage, _Head(size, tail.lines[-1].checksum, ""))
         journal._known = dict(tail.texts_from(step))
         journal._base_step = tail.next_step
         return journal
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Write what is appended inside at the end, at once: a window of steps costs one sync, or one put.
+
+        Raises:
+            StateError: As for ``append``; none of it is there then.
+            UnavailableError: As for ``append``.
+        """
+        self._together = True
+        try:
+            yield
+        finally:
+            self._together = False
+        self._write()
 
     def append(self, record: JsonObject) -> None:
         """Write the record of a step and wait until it is on the disk; one that is there already is compared.
@@ -154,7 +172,7 @@ class Journal:
             self._append(line_of(record, self._last))
         elif known != orjson.dumps(record):
             raise IntegrityError(
-                f"{self.path}: step {step} planned again has digest {record['digest']}, not the one of "
+                f"{self._storage}: step {step} planned again has digest {record['digest']}, not the one of "
                 f"its record ({orjson.loads(known).get('digest')!r:.40}): its data changed meanwhile; "
                 "put back the data of before and start again from the last checkpoint"
             )
@@ -174,7 +192,7 @@ class Journal:
         note: JsonObject = {"kind": BASE, "step": step, "state": state, "after": digest}
         self._base = Since(self._end, self._last)
         self._append(line_of(note, self._last))
-        if before is not None and not self._durable:
+        if before is not None and not self._storage.keeps_all:
             self._drop(before)
 
     def append_world(self, world: JsonObject) -> None:
@@ -187,48 +205,41 @@ class Journal:
         self._append(line_of({"kind": WORLD, **world}, self._last))
 
     def _append(self, line: JournalLine) -> None:
-        content = bytes(line)
-        with _writing(self.path, len(content)):
-            try:
-                _write_whole(self._file, content, self._end)
-                if self._durable:
-                    os.fsync(self._file.fileno())
-            except OSError:
-                # Should cutting fail too, the rest is a torn last line, and the next record is
-                # written over it.
-                with suppress(OSError):
-                    self._file.truncate(self._end)
-                raise
-        self._end, self._last = self._end + len(content), line.checksum
+        before = self._end, self._last
+        if not self._staged:
+            self._sure = before
+        self._staged.append(bytes(line))
+        self._end, self._last = self._end + len(bytes(line)), line.checksum
+        if not self._together:
+            self._write()
+
+    def _write(self) -> None:
+        """Add what was staged; where that fails, nothing of it was appended."""
+        if not self._staged:
+            return
+        content, self._staged = b"".join(self._staged), []
+        try:
+            self._storage.append(content)
+        except BaseException:
+            self._end, self._last = self._sure
+            raise
 
     def _drop(self, since: Since) -> None:
-        """Begin the file anew with the base at ``since``; no planner takes over from further back."""
-        base, *lines = sound_lines(self.path, since)
+        """Begin anew with the base at ``since``; no planner takes over from further back."""
+        self._write()
+        base, *lines = sound_lines(self._storage, since)
         state, _ = base_of(base)
         written = [_first_line(state, str(base.parsed()["after"]))]
         for line in lines:
             written.append(chained(line.text, written[-1].checksum))
-        content = b"".join(map(bytes, written))
-        partial = self.path.with_name(self.path.name + ".partial")
-        with _writing(self.path, len(content)):
-            partial.write_bytes(content)
-            partial.replace(self.path)
-            self._file.close()
-            self._file = self.path.open("r+b", buffering=0)
-        self._end, self._last = len(content), written[-1].checksum
+        self._storage.shorten(b"".join(map(bytes, written)))
         last = written[-1]
+        self._end, self._last = sum(len(bytes(line)) for line in written), last.checksum
         self._base = Since(self._end - len(bytes(last)), written[-2].checksum)
 
-    def _cut_to(self, kept: int) -> int:
-        """Make ``kept`` bytes, their newline too where a kill left it out, all of the file; return their number."""
-        _write_whole(self._file, b"\n", kept - 1)
-        self._file.truncate(kept)
-        os.fsync(self._file.fileno())
-        return kept
-
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Add nothing any more."""
+        self._storage.close()
 
     def __enter__(self) -> Self:
         return self
@@ -242,37 +253,39 @@ class Journal:
         self.close()
 
 
-def _leading_up(path: Path, state: JsonObject, digest: str) -> _Head | None:
-    """Return the base and the records before ``state``, where the file leads up to it.
+def _storage(place: Path | JournalStorage, *, durable: bool) -> JournalStorage:
+    return FileStorage(place, durable=durable) if isinstance(place, Path) else place
 
-    A file that does not (another mix, a gap, damage) is moved aside, never overwritten.
+
+def _leading_up(storage: JournalStorage, state: JsonObject, digest: str) -> _Head | None:
+    """Return the base and the records before ``state``, where the journal leads up to it.
+
+    One that does not (another mix, a gap, damage) is moved aside, never overwritten.
     """
-    if not path.exists():
-        return None
     try:
-        found = _head_before(path, state)
+        if not storage.exists():
+            return None
+        found = _head_before(storage, state)
     except (StateError, IntegrityError) as error:
-        number = next(n for n in itertools.count(1) if not _aside(path, n).exists())
-        _LOG.warning("%s is moved to %s: %s", path, _aside(path, number).name, error)
-        path.rename(_aside(path, number))
+        _LOG.warning("%s is moved to %s: %s", storage, storage.move_aside(), error)
         return None
     if found.digest != digest:
         # One of both was tampered with, or this release draws otherwise; which of them cannot be told here.
         raise StateError(
-            f"the state before step {state['step']} has digest {digest}, {path} says {found.digest!r:.40}: "
+            f"the state before step {state['step']} has digest {digest}, {storage} says {found.digest!r:.40}: "
             "it is not the state that this run reached; resume from another checkpoint, or move the journal away"
         )
     return found
 
 
-def _head_before(path: Path, state: JsonObject) -> _Head:
+def _head_before(storage: JournalStorage, state: JsonObject) -> _Head:
     """Check every line, and add up those that come before ``state``; records are not parsed.
 
     Raises:
         StateError: The file does not lead up to ``state``.
         IntegrityError: A line is damaged, or missing, or where it does not belong.
     """
-    lines = sound_lines(path)
+    lines = sound_lines(storage)
     first = next(lines)
     base, reached = base_of(first)
     step = state["step"]
@@ -301,66 +314,5 @@ def _is_of(begun: Json, now: Json) -> bool:
     return isinstance(begun, dict) and isinstance(now, dict) and begun.items() <= now.items()
 
 
-def _begun(path: Path, state: JsonObject, digest: str) -> _Head:
-    """Write a journal of a base alone, whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    head = _first_line(state, digest)
-    with partial.open("wb", buffering=0) as file:
-        _write_whole(file, bytes(head), 0)
-        os.fsync(file.fileno())
-    partial.replace(path)
-    _sync_folder(path.parent)
-    return _Head(len(bytes(head)), head.checksum, digest)
-
-
 def _first_line(state: JsonObject, digest: str) -> JournalLine:
     return line_of({"version": JOURNAL_VERSION, "base": state, "after": digest}, b"")
-
-
-def _aside(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.name}.aside-{number}")
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a renaming durable: without it a power cut may bring the old file back, records appended or not."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write_whole(file: BinaryIO, content: bytes, offset: int) -> None:
-    """Write all of ``content`` at ``offset``: a single write may take a part, as a disk fills up.
-
-    Raises:
-        OSError: It cannot be written whole.
-    """
-    rest = memoryview(content)
-    while rest:
-        written = os.pwrite(file.fileno(), rest, offset)
-        if not written:
-            raise OSError(errno.ENOSPC, f"nothing was written of {len(rest)} bytes")
-        rest, offset = rest[written:], offset + written
-
-
-@contextmanager
-def _writing(path: Path, need: int) -> Iterator[None]:
-    """Tell what went wrong. A full disk is no outage: a restart would train up to the same record.
-
-    Raises:
-        StateError: The disk, or a quota, is full; names what ``need`` bytes found.
-        UnavailableError: The file cannot be written for another reason.
-    """
-    try:
-        yield
-    except OSError as error:
-        free = shutil.disk_usage(path.parent).free
-        if error.errno in _FULL:
-            raise StateError(
-                f"{path}: needs {need} bytes, {free} bytes ({format_bytes(free)}) are free there: "
-                f"{error.strerror}; make room, or raise the quota or the limit of file sizes, and resume"
-            ) from error
-        raise UnavailableError(
-            f"{path}: cannot be written: {error}; {free} bytes are free there; resume once it can be"
-        ) from error

@@ -17,6 +17,7 @@ import xxhash
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.reading import open_file
 from omniload.base.state import JsonObject, require_version
+from omniload.mix.journal.storage import JournalStorage
 
 __all__ = [
     "BASE",
@@ -117,7 +118,7 @@ def base_of(line: JournalLine) -> tuple[JsonObject, int]:
     return base, step
 
 
-def last_base(path: Path, *, at_most: int) -> Since:
+def last_base(path: Path | JournalStorage, *, at_most: int) -> Since:
     """Return the last base of a step that is no later than ``at_most``; found from the end of the file.
 
     Raises:
@@ -142,7 +143,7 @@ def last_base(path: Path, *, at_most: int) -> Since:
     return _START
 
 
-def sound_lines(path: Path, since: Since = _START) -> Iterator[JournalLine]:
+def sound_lines(path: Path | JournalStorage, since: Since = _START) -> Iterator[JournalLine]:
     """Yield a base, and the record of every step and the notes that follow, in order, up to a line torn by a kill.
 
     Raises:
@@ -195,13 +196,13 @@ def _require_note(line: JournalLine, due: int, place: str) -> None:
         )
 
 
-def _place(path: Path, since: Since, number: int) -> str:
+def _place(path: Path | JournalStorage, since: Since, number: int) -> str:
     return f"{path}:{number}" + (f" from byte {since.offset}" if since.offset else "")
 
 
-def _opened(path: Path) -> BinaryIO:
+def _opened(path: Path | JournalStorage) -> BinaryIO:
     try:
-        return open_file(path)
+        return open_file(path) if isinstance(path, Path) else path.opened()
     except FileNotFoundError:
         raise StateError(f"{path}: no journal; give the folder of a run") from None
 

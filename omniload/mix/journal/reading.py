@@ -9,6 +9,7 @@ from omniload.base.errors import StateError
 from omniload.base.state import JsonObject
 from omniload.mix.journal.lines import JournalLine, Since, base_of, last_base, sound_lines
 from omniload.mix.journal.records import StepRecord
+from omniload.mix.journal.storage import JournalStorage
 from omniload.mix.state import COUNT_LIMIT, MixState
 
 __all__ = ["Tail", "read_journal", "read_tail", "read_worlds", "state_before", "states_in"]
@@ -67,7 +68,7 @@ class Tail:
         return [line for line in self.lines[1:] if not line.is_note]
 
 
-def read_journal(path: Path) -> tuple[JsonObject, list[JsonObject]]:
+def read_journal(path: Path | JournalStorage) -> tuple[JsonObject, list[JsonObject]]:
     """Return the base state and the records of a journal.
 
     Raises:
@@ -79,7 +80,7 @@ def read_journal(path: Path) -> tuple[JsonObject, list[JsonObject]]:
     return base, [line.parsed() for line in lines if not line.is_note]
 
 
-def read_worlds(path: Path) -> list[JsonObject]:
+def read_worlds(path: Path | JournalStorage) -> list[JsonObject]:
     """Return the ranks that are noted in a journal, in order; of several that begin at a step the last one holds.
 
     Raises:
@@ -121,7 +122,7 @@ def state_before(
     return state
 
 
-def read_tail(path: Path, ahead: int) -> Tail:
+def read_tail(path: Path | JournalStorage, ahead: int) -> Tail:
     """Return the end of a journal, with the base of a step that is ``ahead`` or more before the next one.
 
     Where the journal begins later, it is all of it. What lies before is not read.
@@ -137,7 +138,7 @@ def read_tail(path: Path, ahead: int) -> Tail:
     )
 
 
-def _tail_from(path: Path, *, at_most: int) -> Tail:
+def _tail_from(path: Path | JournalStorage, *, at_most: int) -> Tail:
     since = last_base(path, at_most=at_most)
     return Tail(since, list(sound_lines(path, since)))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from omniload.actors.local.plane import LocalPlane
-from omniload.actors.plane import JOURNAL_NAME, PlaneSpec
+from omniload.actors.plane import PlaneSpec
 from omniload.actors.roles import loader
 from omniload.base.clock import FakeClock
 from omniload.base.errors import DefectError, IntegrityError, StateError, UnavailableError
@@ -19,6 +19,7 @@ from omniload.batch.digest import batch_digest
 from omniload.client import Client
 from omniload.machine import queue
 from omniload.mix.journal.file import Journal
+from omniload.mix.journal.place import JOURNAL_NAME
 from omniload.mix.journal.reading import read_journal
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import a_corpus, write_tokens

@@ -9,12 +9,13 @@ import pytest
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_plane
-from omniload.actors.plane import JOURNAL_NAME, PlaneSpec
+from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 from omniload.base.metrics import REGISTRY
 from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
 from omniload.mix.deficit import integer_weights
+from omniload.mix.journal.place import JOURNAL_NAME
 from omniload.mix.journal.reading import read_journal, state_before
 from omniload.mix.journal.records import StepRecord
 from omniload.mix.schedule import weights_at

@@ -17,10 +17,11 @@ import pytest
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_plane
-from omniload.actors.plane import JOURNAL_NAME, PlaneSpec
+from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
+from omniload.mix.journal.place import JOURNAL_NAME
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import a_corpus, a_mixed_corpus, with_masks, write_texts
 

@@ -7,11 +7,12 @@ import pytest
 import xxhash
 
 from omniload.actors.local.plane import LocalPlane
-from omniload.actors.plane import JOURNAL_NAME, PlaneSpec
+from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import IntegrityError, StateError
 from omniload.client import Client
 from omniload.machine.messages import ResizeAsked
 from omniload.mix.config import BalanceConfig, load_mix
+from omniload.mix.journal.place import JOURNAL_NAME
 from omniload.mix.run_record import write_run_record
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import write_texts

@@ -7,11 +7,12 @@ import time
 import pytest
 
 from omniload.actors.local.plane import LocalPlane
-from omniload.actors.plane import JOURNAL_NAME, PlaneSpec
+from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, StateError
 from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
 from omniload.machine.messages import ResizeAsked
+from omniload.mix.journal.place import JOURNAL_NAME
 from omniload.mix.journal.reading import read_worlds
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import a_corpus

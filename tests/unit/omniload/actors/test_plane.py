@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from omniload.actors.journal import open_journal
 from omniload.actors.opening import runtime_of
 from omniload.actors.plane import (
-    JOURNAL_NAME,
     PlaneSpec,
     require_rows,
 )
-from omniload.actors.planning import make_planner, open_journal, taken_over, tokenizer_digest
+from omniload.actors.planning import make_planner, taken_over, tokenizer_digest
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.machine.messages import (
     AppendJournal,
@@ -26,6 +26,7 @@ from omniload.mix.edits.edit import AddSource
 from omniload.mix.edits.found import found_in
 from omniload.mix.edits.history import History
 from omniload.mix.edits.kept import write_history
+from omniload.mix.journal.place import JOURNAL_NAME
 from omniload.mix.journal.reading import read_journal
 from omniload.mix.sources import ParquetSource
 from omniload.plan.place_tree import ClientPlaceTree

@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from omniload.actors.claim import LOCK_NAME
-from omniload.actors.plane import JOURNAL_NAME
 from omniload.actors.status_file import STATUS_NAME, PlaneStatus
 from omniload.base.errors import ConfigError, UnavailableError
 from omniload.commands.edits import asking
@@ -17,6 +16,7 @@ from omniload.mix.edits.answers import REQUEST_NAME
 from omniload.mix.edits.edit import AddSource, SetWeights
 from omniload.mix.edits.kept import EDITS_NAME
 from omniload.mix.journal.lines import JournalLine
+from omniload.mix.journal.place import JOURNAL_NAME
 from omniload.mix.run_record import write_run_record
 from omniload.mix.sources import ParquetSource
 from tests.support.plane.builders import a_mix

@@ -1,0 +1,59 @@
+"""A planner's journal: where it lies, how it is gone on with, and what of the planner's commands it keeps."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from omniload.base.errors import system_refusals
+from omniload.machine.messages import AppendBase, AppendJournal, AppendWorld, PlannerCommand
+from omniload.machine.planner import Planner
+from omniload.mix.journal.file import Journal
+from omniload.mix.journal.place import journal_at
+from omniload.mix.journal.storage import JournalStorage
+
+__all__ = ["Kept", "claimed_place", "keep", "open_journal"]
+
+Kept = AppendJournal | AppendBase | AppendWorld
+"""What the journal keeps of a planner's commands."""
+
+
+def keep(journal: Journal, commands: Iterable[PlannerCommand]) -> None:
+    """Have the journal keep a window of steps, all of it or nothing, before any of them is told."""
+    with journal.together():
+        for command in commands:
+            assert isinstance(command, Kept), "for the journal"
+            if isinstance(command, AppendJournal):
+                journal.append(command.record)
+            elif isinstance(command, AppendWorld):
+                journal.append_world(command.world.to_json())
+            else:
+                journal.append_base(command.content, command.state.digest())
+
+
+@system_refusals("the run's journal")
+def open_journal(folder: Path | None, planner: Planner, *, durable: bool = True) -> Journal | None:
+    """Open the run's journal, continuing the one that leads up to the planner's state.
+
+    Args:
+        folder: Folder of the run, or where nobody keeps it; ``None`` for no journal.
+        planner: The planner.
+        durable: Whether it is the run's folder: then it lies where the mix says.
+    """
+    if folder is None:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    state = planner.state
+    place = claimed_place(folder, planner.mix.runtime.journal if durable else "")
+    begin, digest = planner.state_at(state.step), state.digest()
+    journal = Journal.leading_up(place, begin, digest, durable=durable)
+    if journal.has_worlds:
+        journal.append_world(planner.world.to_json())
+    return journal
+
+
+@system_refusals("the run's journal")
+def claimed_place(folder: Path, url: str) -> Path | JournalStorage:
+    """Return where a planner's journal lies; nobody who had it before adds to it any more."""
+    place = journal_at(folder, url)
+    if not isinstance(place, Path):
+        place.claim()
+    return place

@@ -1,0 +1,330 @@
+"""A journal on a store: segments, and the claim of the planner that adds to them.
+
+::
+
+    FOLDER/claims/00000002-9f31c2aa             who goes on with the journal: the greatest one
+    FOLDER/lines/START-STOP-00000002-9f31c2aa   its bytes, see ``segments``
+
+A claim is written before the journal is read, and looked for after each segment was. So either the next
+planner finds a segment, or the one that wrote it finds the claim and hands its steps to nobody. That takes
+nothing of a store but that a listing shows what was put before, as S3, GCS, Azure and HDFS promise: no conditional
+put, no lock that outlives its holder.
+"""
+
+import io
+import secrets
+import socket
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from functools import partial
+from os import getpid
+from typing import BinaryIO
+
+import orjson
+from typing_extensions import Buffer, override
+
+from fusefs.stores.protocol import Entry, Store
+from omniload.base.concurrency.threads import DaemonPool
+from omniload.base.errors import IntegrityError, OmniloadError, StateError, UnavailableError
+from omniload.base.log import get_logger
+from omniload.base.state import require_version
+from omniload.mix.journal.segments import Extent, Life, Merging, Segment, extents_of
+from omniload.mix.journal.storage import JournalStorage
+
+__all__ = ["CLAIM_VERSION", "ObjectStorage"]
+
+_LOG = get_logger(__name__)
+CLAIM_VERSION = 1
+_CLAIMS, _LINES = "claims", "lines"
+_BUFFER = 1 << 20
+_SMALL = 1 << 20
+_LOOKS = 8
+"""Times that a reader lists segments anew, as others merge those that it was to read."""
+_LARGEST_CLAIM = 4096
+_LEAVE_S = 5.0
+
+
+class ObjectStorage(JournalStorage):
+    """A journal in a folder of a store.
+
+    Args:
+        store: The folder; its calls have a limit each, and are repeated in an outage.
+    """
+
+    keeps_all = True
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        """The folder."""
+        self._life: Life | None = None
+        self._end = 0
+        self._broken = False
+        self._merging = Merging()
+        self._tidying: DaemonPool | None = None
+        self._tidied: Future[None] | None = None
+
+    @override
+    def __str__(self) -> str:
+        return self.store.location
+
+    @override
+    def claim(self) -> None:
+        with _asking(self, "claimed"):
+            lives = [*self._claims(), *(segment.life for segment, _ in self._segments())]
+            number = 1 + max((life.number for life in lives), default=0)
+            self._life = Life(number, secrets.token_hex(4))
+            says = {
+                "version": CLAIM_VERSION,
+                "host": socket.gethostname(),
+                "pid": getpid(),
+                "at": time.time(),
+            }
+            self.store.publish(f"{_CLAIMS}/{self._life}", orjson.dumps(says))
+            self._require_claim()
+
+    @override
+    def exists(self) -> bool:
+        with _asking(self, "read"):
+            return bool(extents_of(self._segments()))
+
+    @override
+    def opened(self) -> BinaryIO:
+        with _asking(self, "read"):
+            reader = _Reader(self)
+        if not reader.size_bytes:
+            raise FileNotFoundError(f"{self}: no segment")
+        return io.BufferedReader(reader, _BUFFER)
+
+    @override
+    def begin(self, content: bytes) -> None:
+        with _asking(self, "written"):
+            self._put(0, content)
+        self._tidy()
+
+    @override
+    def go_on(self, kept_bytes: int) -> None:
+        # What earlier lives left in small objects at the end becomes one.
+        with _asking(self, "written"):
+            start = kept_bytes - 1
+            for extent in reversed(extents_of(self._segments())):
+                if extent.start < start:
+                    if extent.stop - extent.start >= _SMALL or kept_bytes - extent.start > _SMALL:
+                        break
+                    start = extent.start
+            with self.opened() as file:
+                file.seek(start)
+                content = file.read(kept_bytes - 1 - start)
+            if len(content) != kept_bytes - 1 - start:
+                raise IntegrityError(
+                    f"{self}: gave {len(content)} bytes from {start} on where {kept_bytes - 1 - start} were a moment "
+                    "ago: something else writes there; resume from a checkpoint"
+                )
+            self._put(start, content + b"\n")
+        self._tidy()
+
+    @override
+    def append(self, content: bytes) -> None:
+        if self._broken:
+            raise UnavailableError(
+                f"{self}: the last record was not written; open the journal again"
+            )
+        self._broken = True
+        with _asking(self, "written"):
+            self._put(self._end, content)
+        self._broken = False
+        while (due := self._merging.due()) is not None:
+            merged, whole, small = due
+            self._later(partial(self._replace, merged, whole, small))
+
+    @override
+    def shorten(self, content: bytes) -> None:
+        raise AssertionError(f"{self} keeps all {len(content)} bytes")
+
+    @override
+    def move_aside(self) -> str:
+        with _asking(self, "moved"):
+            there = {entry.name for entry in self.store.listing("")}
+            number = next(n for n in range(1, 1 << 20) if f"aside-{n}" not in there)
+            self.store.rename(_LINES, f"aside-{number}")
+        return f"{self}/aside-{number}"
+
+    @override
+    def close(self) -> None:
+        if self._tidied is not None and self._tidying is not None:
+            wait([self._tidied], _LEAVE_S)  # the last one of them
+            self._tidying.close(0)
+            self._tidying = None
+
+    def extents(self) -> list[Extent]:
+        """Return where each byte lies now."""
+        return extents_of(self._segments())
+
+    def read(self, segment: Segment, offset: int, size_bytes: int) -> bytes:
+        """Return bytes of a segment."""
+        return self.store.read(f"{_LINES}/{segment.name}", offset, size_bytes)
+
+    def _put(self, start: int, content: bytes) -> None:
+        assert self._life is not None, "claimed"
+        segment = Segment(start, start + len(content), self._life)
+        self.store.publish(f"{_LINES}/{segment.name}", content)
+        self._require_claim()
+        self._end = segment.stop
+        self._merging.added(segment, content)
+
+    def _require_claim(self) -> None:
+        assert self._life is not None, "claimed"
+        claims = self._claims()
+        if (last := max(claims, default=self._life)) > self._life:
+            raise StateError(
+                f"{self}: {self._holder(last)} has taken the journal over, and this planner hands out nothing more; "
+                "where that is another run, give each run_dir a name of its own"
+            )
+        if self._life not in claims:
+            raise StateError(
+                f"{self}: the claim of this planner, {self._life}, is gone: somebody removed it, or the folder; give "
+                "each run a folder of its own and leave it alone"
+            )
+
+    def _holder(self, life: Life) -> str:
+        """Describe the planner of a claim; what it says is shown, and nothing hangs on it."""
+        try:
+            path = f"{_CLAIMS}/{life}"
+            size = self.store.stat(path).size_bytes
+            says = orjson.loads(self.store.read(path, 0, min(size, _LARGEST_CLAIM)))
+            require_version(says, CLAIM_VERSION, of="claim")
+            return f"process {int(says['pid'])} on {says['host']!r:.80}"
+        except (OSError, OmniloadError, ValueError, KeyError, TypeError):
+            return f"planner {life}"
+
+    def _claims(self) -> list[Life]:
+        found = (Life.read(entry.name) for entry in self._listed(_CLAIMS))
+        return [life for life in found if life is not None]
+
+    def _segments(self) -> list[tuple[Segment, int]]:
+        found = ((Segment.named(entry.name), entry.size_bytes) for entry in self._listed(_LINES))
+        return [(segment, size) for segment, size in found if segment is not None]
+
+    def _listed(self, folder: str) -> Sequence[Entry]:
+        try:
+            return self.store.listing(folder)
+        except FileNotFoundError:
+            return ()
+
+    def _replace(self, merged: Segment, content: bytes, small: Sequence[Segment]) -> None:
+        self.store.publish(f"{_LINES}/{merged.name}", content)
+        for segment in small:
+            self._remove(f"{_LINES}/{segment.name}")
+
+    def _tidy(self) -> None:
+        """Remove what is void from now on, and claims of before."""
+        self._later(self._remove_void)
+
+    def _remove_void(self) -> None:
+        assert self._life is not None, "claimed"
+        found = self._segments()
+        needed = {extent.segment for extent in extents_of(found)}
+        for segment, _ in found:
+            if segment not in needed and segment.life < self._life:
+                self._remove(f"{_LINES}/{segment.name}")
+        for life in self._claims():
+            if life < self._life:
+                self._remove(f"{_CLAIMS}/{life}")
+
+    def _remove(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            self.store.remove(path)
+
+    def _later(self, call: Callable[[], None]) -> None:
+        """Have a thread do what nobody waits for; what fails leaves objects that are read as well."""
+        if self._tidying is None:
+            self._tidying = DaemonPool(1, "omniload-journal")
+
+        def quietly() -> None:
+            try:
+                call()
+            except (OSError, OmniloadError) as error:
+                _LOG.warning("%s: small objects stay as they are: %s", self, error)
+
+        self._tidied = self._tidying.submit(quietly)
+
+
+class _Reader(io.RawIOBase):
+    """The bytes of all segments, one after the other."""
+
+    def __init__(self, storage: ObjectStorage) -> None:
+        self._storage = storage
+        self._at = 0
+        self._look()
+
+    def _look(self) -> None:
+        self._extents = self._storage.extents()
+        self._starts = [extent.start for extent in self._extents]
+        self.size_bytes = self._extents[-1].stop if self._extents else 0
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def seekable(self) -> bool:
+        return True
+
+    @override
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size_bytes}[whence]
+        self._at = base + offset
+        return self._at
+
+    @override
+    def tell(self) -> int:
+        return self._at
+
+    @override
+    def readinto(self, buffer: Buffer, /) -> int:
+        with _asking(self._storage, "read"):
+            data = self._read(memoryview(buffer).nbytes)
+        memoryview(buffer)[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def _read(self, most: int) -> bytes:
+        gone: FileNotFoundError | None = None
+        for _ in range(_LOOKS):
+            if self._at >= self.size_bytes:
+                return b""
+            extent = self._extents[bisect_right(self._starts, self._at) - 1]
+            size = min(most, extent.stop - self._at)
+            try:
+                return self._storage.read(extent.segment, self._at - extent.segment.start, size)
+            except FileNotFoundError as error:
+                gone = error
+                self._look()  # it was merged with others meanwhile
+        raise UnavailableError(
+            f"{self._storage}: segments went away {_LOOKS} times while they were read; try again"
+        ) from gone
+
+
+@contextmanager
+def _asking(storage: ObjectStorage, doing: str) -> Iterator[None]:
+    """Name the journal in what its store says.
+
+    Raises:
+        StateError: The store has no room, or refuses it.
+        UnavailableError: It did not answer in time.
+    """
+    try:
+        yield
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"{storage}: the journal cannot be {doing}: {error}; resume once the store answers"
+        ) from error
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StateError(
+            f"{storage}: the journal cannot be {doing}: {error.strerror or error}; make room there, or give another "
+            "runtime.journal that may be written"
+        ) from error

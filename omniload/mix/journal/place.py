@@ -1,0 +1,65 @@
+"""Which journal is a run's: the file in its folder, or a folder of a store that the mix names."""
+
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from omniload.base.errors import ConfigError
+from omniload.base.retry import backoff_s
+from omniload.mix.journal.storage import JournalStorage
+from omniload.mix.run_record import read_run_record
+
+__all__ = ["JOURNAL_NAME", "journal_at", "journal_of"]
+
+JOURNAL_NAME = "journal.jsonl"
+"""File of a run's journal in its folder."""
+_PLAIN = re.compile(r"[\w.=+-]{1,200}")
+_BUCKETS = frozenset({"s3", "gs", "gcs"})
+_GIVE_UP_S = 60.0
+"""Longest that a planner waits for one object; ranks have batches ahead meanwhile."""
+_WAITS_S = tuple(backoff_s(first_s=0.1, longest_s=3.0, attempts=30))
+
+
+def journal_at(run_dir: Path, url: str) -> Path | JournalStorage:
+    """Return where the journal of a run lies: in its folder, or on a store in ``URL/NAME OF THE FOLDER``.
+
+    Args:
+        run_dir: Folder of the run.
+        url: ``runtime.journal`` of its mix; empty for none.
+
+    Raises:
+        ConfigError: The store cannot be opened, or the folder's name is none for a store.
+        UnavailableError: The store does not answer.
+    """
+    if not url:
+        return run_dir / JOURNAL_NAME
+    name = run_dir.resolve().name
+    if not _PLAIN.fullmatch(name) or not name.strip("."):
+        raise ConfigError(
+            f"run_dir {str(run_dir)!r} has the name {name!r:.80}, which no store takes for a journal; "
+            "rename the folder: letters, digits, '-', '_', '.', '+' and '=' alone"
+        )
+    # Imported here: a run whose journal is a file needs no client of a store.
+    from fusefs.stores.retry import RetryingStore  # noqa: PLC0415
+    from fusefs.stores.url import check_root, open_store  # noqa: PLC0415
+    from omniload.mix.journal.object_storage import ObjectStorage  # noqa: PLC0415
+
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        Path(parts.path, name).mkdir(parents=True, exist_ok=True)
+    place = parts._replace(path=f"{parts.path.rstrip('/')}/{name}").geturl()
+    store = open_store(place, give_up_after_s=_GIVE_UP_S)
+    if parts.scheme in _BUCKETS:
+        check_root(store, begin=True)
+    return ObjectStorage(RetryingStore(store, waits_s=_WAITS_S, give_up_after_s=_GIVE_UP_S))
+
+
+def journal_of(run_dir: Path) -> Path | JournalStorage:
+    """Return where the journal of a run lies, as its last start was told.
+
+    Raises:
+        StateError: The folder is none of a run, or its record is damaged.
+        ConfigError: As for ``journal_at``, or its mix is read no longer.
+        UnavailableError: As for ``journal_at``.
+    """
+    return journal_at(run_dir, read_run_record(run_dir).last.mix().runtime.journal)

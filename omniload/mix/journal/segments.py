@@ -1,0 +1,169 @@
+"""Segments: the objects that a journal lies in on a store, and which bytes of it each of them holds.
+
+A store of objects appends to nothing, so that what a planner adds is an object of its own, named by where
+its bytes lie in the journal and by the *life* of the planner that wrote it::
+
+    lines/0000000000004096-0000000000004610-00000002-9f31c2aa     bytes 4096 to 4610, by life 2
+
+The name decides the bytes: a put that comes late, or twice, changes nothing. The first segment of a life says
+where it goes on; whatever lives before it wrote from there on is void, whenever it comes. Segments of one life may
+lie over each other, where small ones were merged into a large one and are not removed yet.
+
+::
+
+    life 1   |aaaa|bb|cc|dd|            what is read:  aaaa bb | CCCC DD
+    life 2           |CCCC|DD|
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from typing_extensions import override
+
+from omniload.base.errors import IntegrityError
+
+__all__ = ["FAN_IN", "Extent", "Life", "Merging", "Segment", "extents_of"]
+
+FAN_IN = 16
+"""Segments of like size that are merged into one: each byte is written again for every power of it."""
+_RESTS_BYTES = 1 << 20
+"""A segment as large as that is merged no more."""
+_LIFE = re.compile(r"([0-9]{8})-([0-9a-f]{8})")
+_NAME = re.compile(rf"([0-9]{{16}})-([0-9]{{16}})-{_LIFE.pattern}")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Life:
+    """A planner's hold on a journal; the greatest one goes on with it."""
+
+    number: int
+    """One more than any before it."""
+    token: str
+    """Tells lives apart that took the same number at once."""
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.number:08d}-{self.token}"
+
+    @classmethod
+    def read(cls, text: str) -> Self | None:
+        """Return the life of a name, or ``None`` where it is none."""
+        parts = _LIFE.fullmatch(text)
+        return None if parts is None else cls(int(parts[1]), parts[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One object of a journal."""
+
+    start: int
+    """First byte of the journal in it."""
+    stop: int
+    """The byte behind its last one, as its name says."""
+    life: Life
+    """The planner that wrote it."""
+
+    @property
+    def name(self) -> str:
+        """Its name on the store."""
+        return f"{self.start:016d}-{self.stop:016d}-{self.life}"
+
+    @classmethod
+    def named(cls, name: str) -> Self | None:
+        """Return the segment of a name, or ``None`` where it is none: what else lies there is left alone."""
+        if (parts := _NAME.fullmatch(name)) is None:
+            return None
+        start, stop, number, token = parts.groups()
+        return cls(int(start), int(stop), Life(int(number), token))
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Bytes of a journal that are read from one segment."""
+
+    start: int
+    stop: int
+    segment: Segment
+
+
+def extents_of(found: Iterable[tuple[Segment, int]]) -> list[Extent]:
+    """Return where each byte of a journal lies, in order and without a gap.
+
+    Args:
+        found: Segments, each with the bytes that its object has: fewer than its name says where it is torn.
+
+    Raises:
+        IntegrityError: Bytes before the last segment that counts lie nowhere.
+    """
+    sized = list(found)
+    begin: dict[Life, int] = {}
+    for segment, _ in sized:
+        begin[segment.life] = min(segment.start, begin.get(segment.life, segment.start))
+    limit: dict[Life, int | None] = {}
+    void: int | None = None
+    for life in sorted(begin, reverse=True):
+        limit[life] = void
+        void = begin[life] if void is None else min(void, begin[life])
+    held = []
+    for segment, size in sized:
+        stop, most = min(segment.stop, segment.start + size), limit[segment.life]
+        stop = stop if most is None else min(stop, most)
+        if segment.start < stop:
+            held.append((segment.start, -stop, segment))
+    extents: list[Extent] = []
+    at = 0
+    for start, negative_stop, segment in sorted(held, key=lambda each: each[:2]):
+        if start > at:
+            raise IntegrityError(
+                f"bytes {at} to {start} of the journal lie in no segment, and {segment.name} follows: an object is "
+                "missing or cut short; resume from a checkpoint"
+            )
+        if -negative_stop > at:
+            extents.append(Extent(at, -negative_stop, segment))
+            at = -negative_stop
+    return extents
+
+
+@dataclass(slots=True)
+class _Held:
+    segment: Segment
+    content: bytes
+    level: int
+
+
+class Merging:
+    """Says which segments of a life become one, so that their number grows by the logarithm of what was added.
+
+    Like sizes are merged, as in a log-structured tree: of n appends of b bytes there are at most ``FAN_IN`` small
+    segments of each size, and one of 1 MiB or more for every 1 MiB. It holds what may be merged, 16 MiB at most.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[_Held] = []
+
+    def added(self, segment: Segment, content: bytes) -> None:
+        """Take a segment that was written, and what is in it."""
+        if len(content) >= _RESTS_BYTES:
+            self._held.clear()
+        else:
+            self._held.append(_Held(segment, content, 0))
+
+    def due(self) -> tuple[Segment, bytes, Sequence[Segment]] | None:
+        """Return a segment that is to be written, its content, and those that it takes the place of; ``None`` for none.
+
+        It counts as written from then on.
+        """
+        last = self._held[-FAN_IN:]
+        if len(last) < FAN_IN or len({each.level for each in last}) > 1:
+            return None
+        del self._held[-FAN_IN:]
+        first = last[0].segment
+        merged = Segment(first.start, last[-1].segment.stop, first.life)
+        content = b"".join(each.content for each in last)
+        if len(content) < _RESTS_BYTES:
+            self._held.append(_Held(merged, content, last[0].level + 1))
+        else:
+            self._held.clear()
+        return merged, content, [each.segment for each in last]

@@ -1,0 +1,216 @@
+"""Where a journal lies: what it asks of a file, and the file itself."""
+
+import errno
+import itertools
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from typing_extensions import override
+
+from omniload.base.errors import StateError, UnavailableError
+from omniload.base.reading import open_file
+from omniload.base.units import format_bytes
+
+__all__ = ["FileStorage", "JournalStorage"]
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class JournalStorage(Protocol):
+    """Bytes that one planner adds to, and anyone reads; as ``str`` what messages call it.
+
+    Raises everywhere:
+        StateError: There is no room, or another planner has taken it.
+        UnavailableError: It cannot be reached or written.
+    """
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether what is added survives the host, and is kept; otherwise the end is enough."""
+        ...
+
+    def claim(self) -> None:
+        """Be the one that adds to it from now on, before it is read for that."""
+        ...
+
+    def exists(self) -> bool:
+        """Tell whether there is a journal."""
+        ...
+
+    def opened(self) -> BinaryIO:
+        """Open what is there, for reading.
+
+        Raises:
+            FileNotFoundError: Nothing is there.
+        """
+        ...
+
+    def begin(self, content: bytes) -> None:
+        """Have ``content`` and nothing else there, all or nothing, and add to it from now on."""
+        ...
+
+    def go_on(self, kept_bytes: int) -> None:
+        """Cut off what is behind so many bytes, and add to them from now on.
+
+        The last of them is a newline, also where a kill left it out.
+        """
+        ...
+
+    def append(self, content: bytes) -> None:
+        """Add to the end, and return once it survives; what cannot be added whole is not there."""
+        ...
+
+    def shorten(self, content: bytes) -> None:
+        """Have ``content`` there in place of all that is; only where ``keeps_all`` is not so."""
+        ...
+
+    def move_aside(self) -> str:
+        """Give what is there another name, and return that."""
+        ...
+
+    def close(self) -> None:
+        """Add nothing any more."""
+        ...
+
+
+class FileStorage(JournalStorage):
+    """A local file.
+
+    Args:
+        path: The file.
+        durable: Whether what is appended survives a power cut. Without that it survives the end of the process that
+            wrote it.
+    """
+
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
+        self._path, self._durable = path, durable
+        self._file: BinaryIO | None = None
+        self._end = 0
+
+    @override
+    def __str__(self) -> str:
+        return str(self._path)
+
+    @property
+    @override
+    def keeps_all(self) -> bool:
+        return self._durable
+
+    @override
+    def claim(self) -> None:
+        """Do nothing: a planner on this host is ended before another speaks, and a plane locks its folder."""
+
+    @override
+    def exists(self) -> bool:
+        return self._path.exists()
+
+    @override
+    def opened(self) -> BinaryIO:
+        return open_file(self._path)
+
+    @override
+    def begin(self, content: bytes) -> None:
+        partial = self._path.with_name(self._path.name + ".partial")
+        with _writing(self._path, len(content)):
+            with partial.open("wb", buffering=0) as file:
+                _write_whole(file, content, 0)
+                os.fsync(file.fileno())
+            partial.replace(self._path)
+            _sync_folder(self._path.parent)
+        self.go_on(len(content))
+
+    @override
+    def go_on(self, kept_bytes: int) -> None:
+        with _writing(self._path, 0):
+            self._file = self._path.open("r+b", buffering=0)
+            _write_whole(self._file, b"\n", kept_bytes - 1)
+            self._file.truncate(kept_bytes)
+            os.fsync(self._file.fileno())
+        self._end = kept_bytes
+
+    @override
+    def append(self, content: bytes) -> None:
+        assert self._file is not None, "begun, or gone on with"
+        with _writing(self._path, len(content)):
+            try:
+                _write_whole(self._file, content, self._end)
+                if self._durable:
+                    os.fsync(self._file.fileno())
+            except OSError:
+                # Should cutting fail too, the rest is a torn last line, and the next record is
+                # written over it.
+                with suppress(OSError):
+                    self._file.truncate(self._end)
+                raise
+        self._end += len(content)
+
+    @override
+    def shorten(self, content: bytes) -> None:
+        partial = self._path.with_name(self._path.name + ".partial")
+        with _writing(self._path, len(content)):
+            partial.write_bytes(content)
+            partial.replace(self._path)
+            self.close()
+            self._file = self._path.open("r+b", buffering=0)
+        self._end = len(content)
+
+    @override
+    def move_aside(self) -> str:
+        names = (f"{self._path.name}.aside-{number}" for number in itertools.count(1))
+        aside = next(name for name in names if not self._path.with_name(name).exists())
+        self._path.rename(self._path.with_name(aside))
+        return aside
+
+    @override
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a renaming durable: without it a power cut may bring the old file back, records appended or not."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_whole(file: BinaryIO, content: bytes, offset: int) -> None:
+    """Write all of ``content`` at ``offset``: a single write may take a part, as a disk fills up.
+
+    Raises:
+        OSError: It cannot be written whole.
+    """
+    rest = memoryview(content)
+    while rest:
+        written = os.pwrite(file.fileno(), rest, offset)
+        if not written:
+            raise OSError(errno.ENOSPC, f"nothing was written of {len(rest)} bytes")
+        rest, offset = rest[written:], offset + written
+
+
+@contextmanager
+def _writing(path: Path, need: int) -> Iterator[None]:
+    """Tell what went wrong. A full disk is no outage: a restart would train up to the same record.
+
+    Raises:
+        StateError: The disk, or a quota, is full; names what ``need`` bytes found.
+        UnavailableError: The file cannot be written for another reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        free = shutil.disk_usage(path.parent).free
+        if error.errno in _FULL:
+            raise StateError(
+                f"{path}: needs {need} bytes, {free} bytes ({format_bytes(free)}) are free there: "
+                f"{error.strerror}; make room, or raise the quota or the limit of file sizes, and resume"
+            ) from error
+        raise UnavailableError(
+            f"{path}: cannot be written: {error}; {free} bytes are free there; resume once it can be"
+        ) from error

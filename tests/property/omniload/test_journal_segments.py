@@ -1,0 +1,125 @@
+"""A journal on a store that loses, repeats, delays and tears puts, and planners that do not know that they are stale.
+
+The model is a text: what planners were told is durable. A store shows every put that was acknowledged, as S3
+and HDFS do; one that was not may come at any later moment, torn even, or never.
+"""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fusefs.stores.memory import MemoryStore
+from omniload.base.errors import StateError, UnavailableError
+from omniload.mix.journal.object_storage import ObjectStorage
+
+FIRST = b"base\n"
+
+
+class LateStore(MemoryStore):
+    """Loses the answer of a put when it is told to; the put itself comes later, or not at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.late = []
+        self.fails = 0
+
+    def publish(self, path, data, before=None, mode=None):
+        if self.fails:
+            self.fails -= 1
+            self.late.append((path, bytes(data)))
+            raise UnavailableError(f"{path}: no answer")
+        return super().publish(path, data, before, mode)
+
+    def come(self, index, size):
+        path, data = self.late[index % len(self.late)]
+        super().publish(path, data[:size])
+
+
+class Planners(RuleBasedStateMachine):
+    """Planners that write to one journal, the last of which holds it."""
+
+    @initialize()
+    def begin(self):
+        self.store = LateStore()
+        holder = ObjectStorage(self.store)
+        holder.claim()
+        holder.begin(FIRST)
+        self.holder, self.stale = holder, []
+        self.durable = FIRST
+        """What was acknowledged."""
+        self.maybe = set()
+        """What may follow: a record whose put was not answered."""
+        self.lines = 0
+
+    def a_line(self):
+        self.lines += 1
+        return b"line %d\n" % self.lines
+
+    @precondition(lambda self: self.holder is not None)
+    @rule(count=st.sampled_from([1, 1, 3, 40]))
+    def append(self, count):
+        for _ in range(count):
+            line = self.a_line()
+            self.holder.append(line)
+            self.durable += line
+            self.maybe.clear()
+
+    @precondition(lambda self: self.holder is not None)
+    @rule()
+    def lose_an_answer(self):
+        line = self.a_line()
+        self.store.fails = 1
+        with pytest.raises(UnavailableError, match="no answer; resume once the store answers"):
+            self.holder.append(line)
+        self.maybe.add(line)
+        with pytest.raises(UnavailableError, match="open the journal again"):
+            self.holder.append(line)
+        self.holder = None
+
+    @precondition(lambda self: self.store.late)
+    @rule(index=st.integers(0, 9), size=st.sampled_from([None, None, 3]))
+    def a_put_comes_late(self, index, size):
+        self.store.come(index, size)
+
+    @rule(back=st.integers(0, 3))
+    def take_over(self, back):
+        """Another planner goes on, from the end or from some lines before it."""
+        if self.holder is not None:
+            self.stale.append(self.holder)
+        holder = ObjectStorage(self.store)
+        holder.claim()
+        found = self.read()
+        whole = found[: found.rfind(b"\n") + 1]
+        lines = whole.splitlines(keepends=True)
+        kept = b"".join(lines[: max(1, len(lines) - back)])
+        holder.go_on(len(kept))
+        self.holder, self.durable = holder, kept
+        self.maybe.clear()
+
+    @precondition(lambda self: self.stale)
+    @rule(which=st.integers(0, 9))
+    def a_stale_planner_writes(self, which):
+        stale = self.stale.pop(which % len(self.stale))
+        with pytest.raises(StateError, match="has taken the journal over"):
+            stale.append(self.a_line())
+
+    @invariant()
+    def what_was_acknowledged_is_read(self):
+        if hasattr(self, "store"):
+            self.read()
+
+    def read(self):
+        for storage in (self.holder, *self.stale):  # merging and removing go on beside
+            if storage is not None:
+                storage.close()
+        with ObjectStorage(self.store).opened() as file:
+            found = file.read()
+        rest = found.removeprefix(self.durable)
+        assert found.startswith(self.durable)
+        assert rest == b"" or any(line.startswith(rest) for line in self.maybe), rest
+        return found
+
+
+TestPlanners = Planners.TestCase
+TestPlanners.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

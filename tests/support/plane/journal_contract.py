@@ -1,0 +1,209 @@
+"""What a journal promises wherever it lies: inherit, and give ``place``, a fixture that opens it.
+
+``place()`` is for who reads, ``place(claimed=True)`` for a planner; both see what planners before them wrote.
+"""
+
+import itertools
+
+import pytest
+
+from omniload.base.errors import IntegrityError, StateError
+from omniload.mix.journal.file import Journal
+from omniload.mix.journal.reading import read_journal, read_tail, read_worlds
+from omniload.mix.journal.segments import FAN_IN
+from tests.support.plane.journals import NAMES, PRINT, a_journal, opened, records_between, states
+
+FOUND = states(12)
+WORLD = {"step": 2, "generation": 1, "sizes": {"dp": 3}}
+
+
+def claiming(open_storage):
+    """Return ``place``: what opens a storage, and claims it for a planner."""
+
+    def place(*, claimed=False):
+        storage = open_storage()
+        if claimed:
+            storage.claim()
+        return storage
+
+    return place
+
+
+def bytes_of(place):
+    with place().opened() as file:
+        return file.read()
+
+
+def unbroken(tmp_path, found, **changes):
+    return a_journal(tmp_path / "unbroken", found, **changes).read_bytes()
+
+
+class JournalContract:
+    def test_there_is_none_before_it_is_begun(self, place):
+        assert not place().exists()
+        with pytest.raises(StateError, match="no journal; give the folder of a run"):
+            read_journal(place())
+
+    def test_what_was_appended_is_read_back_and_is_the_bytes_of_a_file(self, place, tmp_path):
+        a_journal(place(claimed=True), FOUND, every=5)
+
+        base, records = read_journal(place())
+
+        assert base == FOUND[0].to_json(NAMES, PRINT)
+        assert [record["step"] for record in records] == list(range(11))
+        assert bytes_of(place) == unbroken(tmp_path, FOUND, every=5)
+        assert read_tail(place(), 3).first_step == 5
+
+    def test_a_window_of_steps_is_there_whole(self, place, tmp_path):
+        with opened(place(claimed=True), FOUND[0]) as journal:
+            with journal.together():
+                for record in records_between(FOUND[:4]):
+                    journal.append(record.to_json(NAMES))
+                assert read_journal(place())[1] == []
+            assert len(read_journal(place())[1]) == 3
+
+        assert bytes_of(place) == unbroken(tmp_path, FOUND[:4])
+
+    def test_a_planner_that_takes_over_leaves_the_journal_of_an_unbroken_run(self, place, tmp_path):
+        a_journal(place(claimed=True), FOUND[:8], every=5)
+        storage = place(claimed=True)
+
+        with Journal.taken_over(storage, read_tail(storage, 3), 4) as journal:
+            for record, after in zip(records_between(FOUND[4:]), FOUND[5:], strict=True):
+                journal.append(record.to_json(NAMES))
+                if after.step % 5 == 0:
+                    journal.append_base(after.to_json(NAMES, PRINT), after.digest())
+
+        assert bytes_of(place) == unbroken(tmp_path, FOUND, every=5)
+
+    def test_a_step_that_is_planned_again_as_another_one_is_refused(self, place):
+        a_journal(place(claimed=True), FOUND[:8])
+        before, storage = bytes_of(place), place(claimed=True)
+        record = records_between(FOUND)[5].to_json(NAMES) | {"digest": "another"}
+
+        with (
+            Journal.taken_over(storage, read_tail(storage, 4), 5) as journal,
+            pytest.raises(IntegrityError, match="step 5 planned again has digest another"),
+        ):
+            journal.append(record)
+
+        assert bytes_of(place) == before
+
+    def test_a_run_that_resumes_drops_the_steps_that_were_lost(self, place, tmp_path):
+        a_journal(place(claimed=True), FOUND)
+
+        a_journal(place(claimed=True), FOUND[:9], first=6)
+
+        assert bytes_of(place) == unbroken(tmp_path, FOUND[:9])
+
+    def test_a_cut_that_nothing_follows_is_a_cut(self, place):
+        a_journal(place(claimed=True), FOUND)
+
+        opened(place(claimed=True), FOUND[6]).close()
+
+        assert read_tail(place(), 0).next_step == 6
+
+    def test_a_journal_of_another_mix_is_moved_aside(self, place, caplog):
+        a_journal(place(claimed=True), FOUND)
+
+        opened(place(claimed=True), FOUND[3], {"seed": "8"}).close()
+
+        assert "aside-1: it is of another mix or other data" in caplog.text
+        assert read_tail(place(), 0).next_step == 3
+
+    def test_ranks_are_noted(self, place):
+        with opened(place(claimed=True), FOUND[0]) as journal:
+            for record in records_between(FOUND[:3]):
+                journal.append(record.to_json(NAMES))
+            journal.append_world(WORLD)
+
+        assert read_worlds(place()) == [{"kind": "world", **WORLD}]
+
+
+class StoredJournalContract(JournalContract):
+    """What a journal of objects promises beyond."""
+
+    steps = 400
+    """Written one by one: fewer where a put takes long."""
+
+    def test_many_records_lie_in_few_objects(self, place, tmp_path):
+        found = states(self.steps)
+        a_journal(place(claimed=True), found, every=100)
+
+        objects = place().store.listing("lines")
+
+        assert len(objects) < 2 * FAN_IN + self.steps / FAN_IN**2
+        assert bytes_of(place) == unbroken(tmp_path, found, every=100)
+
+    def test_many_planners_leave_few_objects_and_the_large_ones(self, place):
+        large = place(claimed=True)
+        large.begin(b"base\n")
+        large.append(b"x" * (3 << 20) + b"\n")
+        large.close()
+        content = bytes_of(place)
+        for life in range(2):
+            storage = place(claimed=True)
+            storage.go_on(len(content))
+            for number in range(FAN_IN + 4):
+                line = b"%d of %d\n" % (number, life)
+                storage.append(line)
+                content += line
+            storage.close()
+
+        assert bytes_of(place) == content
+        lines, claims = (place().store.listing(folder) for folder in ("lines", "claims"))
+        assert len(claims) == 1
+        assert len(lines) <= 10
+        assert sorted(entry.size_bytes for entry in lines)[-2] < 1 << 20
+
+    def test_a_reader_goes_on_while_segments_are_merged_under_it(self, place, tmp_path):
+        records = records_between(FOUND)
+        with opened(place(claimed=True), FOUND[0]) as journal:
+            for record in records[:3]:
+                journal.append(record.to_json(NAMES))
+            with place().opened().detach() as reader:
+                begun = reader.read(100)
+                opened(place(claimed=True), FOUND[3]).close()  # its start holds what was small
+                read = begun + b"".join(iter(lambda: reader.read(100), b""))
+
+        assert read == unbroken(tmp_path, FOUND[:4])
+
+    def test_a_stale_planner_hands_out_nothing_more(self, place):
+        lost = opened(place(claimed=True), FOUND[0])
+        first, second, *_ = (record.to_json(NAMES) for record in records_between(FOUND))
+        lost.append(first)
+        storage = place(claimed=True)
+
+        with pytest.raises(StateError, match=r"process \d+ on '.*' has taken the journal over"):
+            lost.append(second)
+
+        # It was written before the next planner looked, so that one has it.
+        assert read_tail(storage, 0).next_step == 2
+        Journal.taken_over(storage, read_tail(storage, 0), 2).close()
+        assert read_tail(place(), 0).next_step == 2
+
+    def test_objects_of_others_are_left_alone(self, place, tmp_path):
+        storage = place(claimed=True)
+        for name in ("README", "1-2-00000001-aa", "0" * 16 + "-" + "9" * 16 + "-x-y"):
+            storage.store.publish(f"lines/{name}", b"mine")
+
+        a_journal(storage, FOUND)
+        a_journal(place(claimed=True), FOUND, first=11)
+
+        assert bytes_of(place) == unbroken(tmp_path, FOUND)
+        names = {entry.name for entry in storage.store.listing("lines")}
+        assert {"README", "1-2-00000001-aa"} <= names
+
+    def test_an_object_that_is_gone_from_the_middle_is_told(self, place):
+        with opened(place(claimed=True), FOUND[0]) as journal:
+            for record in records_between(FOUND):
+                journal.append(record.to_json(NAMES))
+        storage = place()
+        gone, behind = itertools.islice(storage.extents(), 4, 6)
+        storage.store.remove(f"lines/{gone.segment.name}")
+
+        with pytest.raises(
+            IntegrityError,
+            match=rf"bytes {gone.start} to {gone.stop} .* lie in no segment, and {behind.segment.name} follows",
+        ):
+            read_journal(place())
