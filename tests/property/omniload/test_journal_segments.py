@@ -7,7 +7,14 @@ and HDFS do; one that was not may come at any later moment, torn even, or never.
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from fusefs.stores.memory import MemoryStore
 from omniload.base.errors import StateError, UnavailableError
@@ -121,5 +128,6 @@ class Planners(RuleBasedStateMachine):
         return found
 
 
-TestPlanners = Planners.TestCase
-TestPlanners.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+def test_what_was_acknowledged_is_read_and_no_stale_planner_adds_to_it():
+    few = settings(max_examples=60, stateful_step_count=25, deadline=None)
+    run_state_machine_as_test(Planners, settings=few)
