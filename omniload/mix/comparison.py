@@ -9,6 +9,7 @@ from omniload.mix.schedule import boundaries
 
 __all__ = ["Difference", "MixDifference", "differences_of", "first_other"]
 
+_TELL_APART = 6
 _ROUNDING = 1e-12
 
 
@@ -44,8 +45,8 @@ def differences_of(one: History, other: History) -> MixDifference:
         for history in (one, other)
         for edge in (*boundaries(history.latest), *(edit.step for edit in history.edits))
     }
-    # Between two edges shares are linear in the step: those that differ there differ right behind the first.
-    for step in sorted({at for edge in edges for at in (edge, edge + 1)}):
+    # Between two edges shares are lines or waves: two of them that agree in as many steps are one.
+    for step in sorted({edge + k for edge in edges for k in range(_TELL_APART)}):
         shares = one.shares_at(step), other.shares_at(step)
         names = sorted({*shares[0], *shares[1]})
         pairs = {n: (shares[0].get(n, 0.0), shares[1].get(n, 0.0)) for n in names}

@@ -17,10 +17,15 @@ from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, WholeColumn
 from omniload.mix.runtime import LoaderConfig, RuntimeConfig
 from omniload.mix.schema.images import require_images_whole
 from omniload.mix.schema.splits import TRAIN, Splits
-from omniload.mix.schema.stages import LARGEST_STEP, Stage, WeightsConfig
+from omniload.mix.schema.stages import (
+    LARGEST_STEP,
+    Stage,
+    WeightsConfig,
+    came_with_version_2,
+)
 from omniload.mix.schema.token_steps import names_tokens, with_steps
 from omniload.mix.schema.tokenizers import BpeTokenizer, ByteTokenizer, TokenizerConfig
-from omniload.mix.schema.weights import LARGEST_NUMBER, is_nested
+from omniload.mix.schema.weights import LARGEST_NUMBER
 from omniload.mix.sources import (
     JsonlSource,
     Name,
@@ -161,17 +166,16 @@ class MixConfig(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _groups_came_with_version_2(cls, content: object) -> object:
+    def _version_1_means_what_it_meant(cls, content: object) -> object:
         if not isinstance(content, Mapping) or content.get("version") != 1:
             return content
         mix = content.get("mix")
         stages = mix.get("stages") if isinstance(mix, Mapping) else None
         for i, stage in enumerate(stages if isinstance(stages, list | tuple) else ()):
-            weights = stage.get("weights") if isinstance(stage, Mapping) else None
-            if is_nested(weights):
+            for key, holds in came_with_version_2(stage):
                 raise fault_at(
-                    "weights hold a group, and the file is of version 1; write version: 2",
-                    *("mix", "stages", i, "weights"),
+                    f"{holds}, and the file is of version 1; write version: 2",
+                    *("mix", "stages", i, key),
                 )
         return content
 
@@ -190,11 +194,6 @@ class MixConfig(StrictModel):
         dated: list[object] = []
         for i, stage in enumerate(stages):
             at = ("mix", "stages", i)
-            if names_tokens(stage) and content.get("version") == 1:
-                raise fault_at(
-                    "the stage is dated by tokens, and the file is of version 1; write version: 2",
-                    *at,
-                )
             try:
                 dated.append(with_steps(stage, batch_tokens) if names_tokens(stage) else stage)
             except PydanticCustomError as fault:

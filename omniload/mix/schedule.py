@@ -1,10 +1,11 @@
-"""Weights of the sources at a step: stages, and linear ramps between them."""
+"""Weights of the sources at a step: stages, and ramps between them."""
 
+import math
 from collections.abc import Sequence
 
 from omniload.mix.config import MixConfig, Stage
 
-__all__ = ["boundaries", "steps_alike", "weights_at"]
+__all__ = ["boundaries", "part_done", "stage_at", "stages_from", "steps_alike", "weights_at"]
 
 _FOR_EVER = 1 << 62
 
@@ -12,27 +13,50 @@ _FOR_EVER = 1 << 62
 def weights_at(stages: Sequence[Stage], names: Sequence[str], step: int) -> tuple[float, ...]:
     """Return the share of each source at ``step``; they sum to one.
 
-    A ramp moves from the shares of the stage before to those of its own stage, one
-    equal part a step: at its ``i``-th step, ``i`` from 1, the part done is
-    ``i / ramp_steps``.
+    A ramp moves from the shares of the stage before to those of its own stage. At its ``i``-th step, ``i`` from 1,
+    the part done is ``i / ramp_steps``, or of a cosine ``(1 - cos(pi * i / ramp_steps)) / 2``.
     """
-    current = max(i for i, stage in enumerate(stages) if stage.from_step <= step)
+    current = stage_at(stages, step)
     stage = stages[current]
     target = _shares(stage, names)
     done = step - stage.from_step + 1
     if done >= stage.ramp_steps:
         return target
     before = _shares(stages[current - 1], names)
-    part = done / stage.ramp_steps
+    part = part_done(stage, done)
     return tuple(b + (t - b) * part for b, t in zip(before, target, strict=True))
 
 
 def steps_alike(stages: Sequence[Stage], step: int) -> int:
     """Return for how many steps from ``step`` on the weights stay as they are there; at least 1."""
-    current = max(i for i, stage in enumerate(stages) if stage.from_step <= step)
+    current = stage_at(stages, step)
     if step - stages[current].from_step + 1 < stages[current].ramp_steps:
         return 1
     return stages[current + 1].from_step - step if current + 1 < len(stages) else _FOR_EVER
+
+
+def stages_from(stages: Sequence[Stage], step: int) -> list[Stage]:
+    """Return stages that begin at ``step`` and give from there on what ``stages`` give."""
+    current = stage_at(stages, step)
+    stage, later = stages[current], stages[current + 1 :]
+    done = step - stage.from_step + 1
+    left = stage.ramp_steps - done
+    if left <= 0:
+        return [Stage(from_step=step, weights=stage.weights), *later]
+    # In a ramp: what holds at this step, then the rest of the way.
+    names = sorted({name for s in stages[max(0, current - 1) : current + 1] for name in s.weights})
+    scale = sum(stage.weights.values())
+    shares = weights_at(stages, names, step)
+    now = {name: share * scale for name, share in zip(names, shares, strict=True) if share > 0}
+    rest = Stage(
+        from_step=step + 1,
+        weights=stage.weights,
+        ramp_steps=left,
+        ramp=stage.ramp,
+        # A straight line goes on from anywhere; a curve has to know where it is.
+        ramp_done=0 if stage.ramp == "linear" else stage.ramp_done + done,
+    )
+    return [Stage(from_step=step, weights=now), rest, *later]
 
 
 def boundaries(mix: MixConfig) -> tuple[int, ...]:
@@ -41,6 +65,24 @@ def boundaries(mix: MixConfig) -> tuple[int, ...]:
     return tuple(
         sorted({step for s in stages for step in (s.from_step, s.from_step + s.ramp_steps)})
     )
+
+
+def stage_at(stages: Sequence[Stage], step: int) -> int:
+    """Return the index of the stage that a step is in."""
+    return max(i for i, stage in enumerate(stages) if stage.from_step <= step)
+
+
+def part_done(stage: Stage, steps: float) -> float:
+    """Return how far a ramp has come after its first ``steps``, from 0 to 1."""
+    if stage.ramp == "linear":
+        return steps / stage.ramp_steps
+    whole = stage.ramp_done + stage.ramp_steps
+    before, now = (
+        (1 - math.cos(math.pi * done / whole)) / 2
+        for done in (stage.ramp_done, stage.ramp_done + steps)
+    )
+    # Cosines may differ in their last digit from machine to machine; what is drawn must not.
+    return float(f"{(now - before) / (1 - before):.12g}")
 
 
 def _shares(stage: Stage, names: Sequence[str]) -> tuple[float, ...]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from omniload.base.units import format_bytes
 from omniload.mix.config import LARGEST_STEP, MixConfig
-from omniload.mix.schedule import boundaries, weights_at
+from omniload.mix.schedule import boundaries, part_done, stage_at, weights_at
 from omniload.plan.balance import balance
 from omniload.plan.cost import row_costs
 from omniload.plan.records import StepPlan
@@ -126,8 +126,8 @@ def tokens_by_step(
         first, last = (_weights(mix, k) for k in (start, stop - 1))
         constant = np.array_equal(first, last)
         points = 1 if constant else min(stop - start, _MOST_POINTS)
-        done_K = np.linspace(0.0, 1.0, points)[:, None]
-        shares_KS = first + (last - first) * done_K
+        done_K = np.linspace(0.0, 1.0, points) if constant else _way(mix, start, stop, points)
+        shares_KS = first + (last - first) * done_K[:, None]
         if mix.mix.level == "sample":
             shares_KS = shares_KS * sizes.tokens_per_sample_S
             shares_KS = shares_KS / shares_KS.sum(axis=1, keepdims=True)
@@ -295,6 +295,15 @@ def warnings_of_a_step(mix: MixConfig, sizes: SourceSizes) -> list[str]:
             f"{mix.pack.length:,}; lower one of them unless the loaders have that much"
         )
     return warnings
+
+
+def _way(mix: MixConfig, start: int, stop: int, points: int) -> NDArray[np.float64]:
+    """Return how far a ramp is on its way from step ``start`` to step ``stop - 1``, from 0 to 1, at so many points."""
+    stage = mix.mix.stages[stage_at(mix.mix.stages, start)]
+    done_K = np.linspace(start, stop - 1, points) - stage.from_step + 1
+    parts_K = np.array([part_done(stage, done) for done in done_K.tolist()], np.float64)
+    way_K: NDArray[np.float64] = (parts_K - parts_K[0]) / (parts_K[-1] - parts_K[0])
+    return way_K
 
 
 def _weights(mix: MixConfig, step: int) -> NDArray[np.float64]:

@@ -22,11 +22,11 @@ from omniload.mix.edits.edit import (
     Undo,
     require_no_secrets,
 )
-from omniload.mix.schedule import boundaries, weights_at
+from omniload.mix.schedule import boundaries, stages_from, weights_at
 from omniload.mix.schema.images import require_images_whole
 from omniload.mix.state import MixState
 
-__all__ = ["History", "require_open", "stages_from"]
+__all__ = ["History", "require_open"]
 
 _SHOWN = 12
 
@@ -349,22 +349,6 @@ def require_open(step: int, *, planned: int, end: int | None, ended: bool) -> No
         )
 
 
-def stages_from(stages: Sequence[Stage], step: int) -> list[Stage]:
-    """Return stages that begin at ``step`` and give from there on what ``stages`` give."""
-    current = max(i for i, stage in enumerate(stages) if stage.from_step <= step)
-    stage, later = stages[current], stages[current + 1 :]
-    left = stage.ramp_steps - (step - stage.from_step + 1)
-    if left <= 0:
-        return [Stage(from_step=step, weights=stage.weights), *later]
-    # In a ramp: what holds at this step, then the rest of the way.
-    names = sorted({name for s in stages[max(0, current - 1) : current + 1] for name in s.weights})
-    scale = sum(stage.weights.values())
-    shares = weights_at(stages, names, step)
-    now = {name: share * scale for name, share in zip(names, shares, strict=True) if share > 0}
-    rest = Stage(from_step=step + 1, weights=stage.weights, ramp_steps=left)
-    return [Stage(from_step=step, weights=now), rest, *later]
-
-
 def _edited_mix(before: MixConfig, edit: Edit) -> MixConfig:
     """Return a mix with one more edit."""
     if not edit.stages:
@@ -388,4 +372,10 @@ def _weighted(stage: Stage, weights: Mapping[str, float], step: int) -> Stage:
         raise ConfigError(
             f"no source would have a weight from step {max(stage.from_step, step)} on; give one to another source first"
         )
-    return Stage(from_step=stage.from_step, weights=left, ramp_steps=stage.ramp_steps)
+    return Stage(
+        from_step=stage.from_step,
+        weights=left,
+        ramp_steps=stage.ramp_steps,
+        ramp=stage.ramp,
+        ramp_done=stage.ramp_done,
+    )

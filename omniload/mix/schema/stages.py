@@ -1,17 +1,40 @@
 """What a mix file says of weights over time."""
 
+from collections.abc import Iterator, Mapping
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from omniload.base.config import StrictModel, fault_at
 from omniload.base.units import Count
-from omniload.mix.schema.weights import Weights
+from omniload.mix.schema.token_steps import names_tokens
+from omniload.mix.schema.weights import Weights, is_nested
 
-__all__ = ["LARGEST_STEP", "Stage", "WeightsConfig"]
+__all__ = ["LARGEST_STEP", "Stage", "WeightsConfig", "came_with_version_2"]
 
 LARGEST_STEP = 10**9
 """Steps of a run at most: a hundred years at three steps a second."""
+
+
+def came_with_version_2(stage: object) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a stage that a file of version 1 does not have, and what each is, in a sentence."""
+    if not isinstance(stage, Mapping):
+        return
+    if is_nested(stage.get("weights")):
+        yield "weights", "weights hold a group"
+    if names_tokens(stage):
+        key = "from_tokens" if "from_tokens" in stage else "ramp_tokens"
+        yield key, "the stage is dated by tokens"
+    if "ramp" in stage:
+        yield "ramp", "the ramp has a form"
+
+
+def _is_linear(ramp: object) -> bool:
+    return ramp == "linear"
+
+
+def _is_none(steps: object) -> bool:
+    return steps == 0
 
 
 class Stage(StrictModel):
@@ -26,9 +49,30 @@ class Stage(StrictModel):
     """Relative weight of each source; they need not sum to one, and a source not named has weight 0. Version 2: a name
     may stand for a group, ``{weight: 4, temperature: 2, of: {python: 9, rust: 1}}``, whose sources share its weight."""
     ramp_steps: Count = Field(default=0, ge=0, le=LARGEST_STEP)
-    """Steps over which the weights move linearly from the stage before; 0 changes at once."""
+    """Steps over which the weights move from the stage before; 0 changes at once."""
     ramp_tokens: Count | None = Field(default=None, ge=0, exclude=True)
     """Version 2, in place of ``ramp_steps``: tokens over which they move."""
+    ramp: Literal["linear", "cosine"] = Field(default="linear", exclude_if=_is_linear)
+    """Version 2: how they move. ``linear``: one equal part a step. ``cosine``: slowly at first and at last, along half
+    a wave."""
+    ramp_done: Count = Field(default=0, ge=0, le=LARGEST_STEP, exclude_if=_is_none)
+    """Steps of a cosine ramp that come before this stage: an edit in the middle of one says so; of no use in a
+    file."""
+
+    @model_validator(mode="after")
+    def _a_curve_needs_steps(self) -> Self:
+        # What is not said is left out of the digest of a mix, so that two ways to say one thing are one mix.
+        if self.ramp != "linear" and not self.ramp_steps:
+            raise fault_at(
+                f"ramp is {self.ramp} and ramp_steps is 0, which changes at once; give steps or tokens to it",
+                "ramp",
+            )
+        if self.ramp_done and self.ramp == "linear":
+            raise fault_at(
+                f"ramp_done is {self.ramp_done}, of a linear ramp; it belongs to a cosine",
+                "ramp_done",
+            )
+        return self
 
     @model_validator(mode="after")
     def _some_weight(self) -> Self:

@@ -41,8 +41,11 @@ def mixes(draw):
     stages = [{"from_step": 0, "weights": {name: draw(st.integers(1, 5)) for name in NAMES}}]
     if draw(st.booleans()):
         later = {name: draw(weights) for name in NAMES[1:]} | {NAMES[0]: 1.0}
-        stages.append({"from_step": 5, "weights": later, "ramp_steps": draw(st.integers(0, 6))})
+        ramp_steps = draw(st.integers(0, 6))
+        ramp = {"ramp": draw(st.sampled_from(["linear", "cosine"]))} if ramp_steps else {}
+        stages.append({"from_step": 5, "weights": later, "ramp_steps": ramp_steps, **ramp})
     return a_mix(
+        version=2,
         sources=NAMES,
         rows=8,
         length=16,

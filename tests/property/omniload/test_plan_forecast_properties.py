@@ -19,10 +19,11 @@ def mixes(draw):
     at = draw(st.integers(1, 20))
     for _ in range(draw(st.integers(0, 3))):
         ramp = draw(st.integers(0, 15))
-        stages.append({"from_step": at, "ramp_steps": ramp, "weights": draw(weights)})
+        form = {"ramp": draw(st.sampled_from(["linear", "cosine"]))} if ramp else {}
+        stages.append({"from_step": at, "ramp_steps": ramp, **form, "weights": draw(weights)})
         at += max(1, ramp) + draw(st.integers(0, 10))
     level = draw(st.sampled_from(["token", "sample"]))
-    return a_mix(sources=NAMES, mix={"stages": stages, "level": level})
+    return a_mix(version=2, sources=NAMES, mix={"stages": stages, "level": level})
 
 
 sizes = st.builds(

@@ -1,9 +1,10 @@
 """Weights at a step: stages, ramps and the steps where they change."""
 
+import numpy as np
 import pytest
 
 from omniload.mix.config import Stage
-from omniload.mix.schedule import boundaries, steps_alike, weights_at
+from omniload.mix.schedule import boundaries, stages_from, steps_alike, weights_at
 from tests.support.plane.builders import a_mix
 
 NAMES = ("web", "code")
@@ -61,3 +62,30 @@ def test_weights_stay_as_they_are_for_as_many_steps_as_is_said():
         assert all(weights == found[step] for weights in found[step : step + alike])
     assert [steps_alike(STAGES, step) for step in (0, 9, 10, 12, 13, 19)] == [10, 1, 1, 1, 7, 1]
     assert steps_alike(STAGES, 20) > 10**18
+
+
+@pytest.mark.parametrize("ramp", ["linear", "cosine"])
+def test_stages_that_begin_in_the_middle_give_what_the_whole_gave(ramp):
+    stages = [STAGES[0], STAGES[1].model_copy(update={"ramp": ramp, "ramp_steps": 9}), STAGES[2]]
+    whole = np.array([weights_at(stages, NAMES, step) for step in range(25)])
+
+    for begin in range(25):
+        rest = stages_from(stages, begin)
+        for again in range(begin, 25):  # an edit behind an edit
+            last = stages_from(rest, again)
+            found = [weights_at(last, NAMES, step) for step in range(again, 25)]
+            assert found == pytest.approx(whole[again:], abs=1e-11)
+
+
+def test_a_cosine_goes_along_half_a_wave():
+    ramp = Stage(from_step=1, weights={"code": 1}, ramp_steps=1000, ramp="cosine")
+
+    found = [weights_at([Stage(weights={"web": 1}), ramp], NAMES, step)[1] for step in range(1002)]
+
+    wave = np.fft.irfft([0, 1], n=2000)[:1001]  # a cosine that is not ours
+    assert found[:1001] == pytest.approx((1 - wave / wave[0]) / 2, abs=1e-11)
+    assert found[1001] == found[1000] == 1
+
+
+def test_a_ramp_of_equal_parts_is_written_as_before_there_were_others():
+    assert set(STAGES[1].model_dump()) == {"from_step", "weights", "ramp_steps"}

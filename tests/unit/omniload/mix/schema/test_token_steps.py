@@ -82,6 +82,21 @@ def test_a_larger_step_takes_the_tokens_in_fewer():
             ":9: mix.stages.1.from_tokens: from_tokens is '1Ki' and from_step is 3; give one of them",
         ),
         ("{from_tokens: 1Ki, weights: {code: 1}}", 1, ":9: .* is of version 1; write version: 2"),
+        (
+            "{from_step: 3, ramp_steps: 2, ramp: cosine, weights: {code: 1}}",
+            1,
+            ":9: mix.stages.1.ramp: .* is of version 1; write version: 2",
+        ),
+        (
+            "{from_step: 3, ramp: cosine, weights: {code: 1}}",
+            2,
+            ":9: mix.stages.1.ramp: ramp is cosine and ramp_steps is 0, which changes at once; give",
+        ),
+        (
+            "{from_step: 3, ramp_steps: 2, ramp_done: 1, weights: {code: 1}}",
+            2,
+            ":9: mix.stages.1.ramp_done: ramp_done is 1, of a linear ramp",
+        ),
         ("{from_tokens: -1, weights: {code: 1}}", 2, ":9: mix.stages.1.from_tokens: found -1"),
         ("{from_tokens: many, weights: {code: 1}}", 2, ":9: mix.stages.1.from_tokens: .*many"),
         ("{from_tokens: 1E, weights: {code: 1}}", 2, ":9: mix.stages.1"),
