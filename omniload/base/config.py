@@ -17,9 +17,18 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from omniload.base.errors import ConfigError
 from omniload.base.reading import read_small_file
-from omniload.base.yaml_tree import LARGEST_TEXT_BYTES, Node, compose
+from omniload.base.settings.tree import LARGEST_TEXT_BYTES, Node, compose
 
-__all__ = ["StrictModel", "checked", "fault_at", "line_of", "load_yaml", "parse_yaml", "read_text"]
+__all__ = [
+    "StrictModel",
+    "checked",
+    "fault_at",
+    "line_of",
+    "load_yaml",
+    "parse_yaml",
+    "read_text",
+    "validated",
+]
 
 _MOST_FAULTS = 50
 _SHOWN_WIDTH = 60
@@ -75,7 +84,7 @@ def line_of(file: Path, *at: str | int) -> int | None:
         root = compose(read_text(file), name=str(file))
     except ConfigError:
         return None  # it was changed since it was read
-    return None if root is None else _place(root, at, is_missing=False)[0]
+    return None if root is None else _place(root, at, name="", is_missing=False)[1]
 
 
 def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
@@ -84,7 +93,15 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
     Raises:
         ConfigError: As for ``load_yaml``.
     """
-    root = compose(text, name=name)
+    return validated(compose(text, name=name), model, name=name)
+
+
+def validated(root: Node | None, model: type[Model], *, name: str) -> Model:
+    """Build ``model`` of a tree; ``name`` stands for the file where the tree has none.
+
+    Raises:
+        ConfigError: As for ``load_yaml``.
+    """
     try:
         return _validated({} if root is None or root.content is None else root.value, model)
     except ValidationError as error:
@@ -264,14 +281,14 @@ def _faults(
 ) -> Iterator[str]:
     placed = sorted(
         {
-            (*_place(root, loc, is_missing=is_missing), message)
+            (*_place(root, loc, name=name, is_missing=is_missing), message)
             for loc, is_missing, message in _found(error, model)
         },
-        key=lambda fault: (fault[0], str(fault[1])),
+        key=lambda fault: (fault[0] != name, fault[:2], str(fault[2])),
     )
     yield from _first(
-        f"{name}:{line}:{f' {_dotted(location)}:' if location else ''} {message}"
-        for line, location, message in placed
+        f"{file}:{line}:{f' {_dotted(location)}:' if location else ''} {message}"
+        for file, line, location, message in placed
     )
 
 
@@ -279,18 +296,22 @@ def _dotted(location: Sequence[str | int]) -> str:
     return ".".join(str(part) for part in location)
 
 
-def _place(root: Node | None, location: Location, *, is_missing: bool) -> tuple[int, Location]:
-    """Find the line of ``location`` and the part of it that exists in the file.
+def _place(
+    root: Node | None, location: Location, *, name: str, is_missing: bool
+) -> tuple[str, int, Location]:
+    """Find the file and the line of ``location``, and the part of it that exists there.
 
     Pydantic puts the tag of a union into its locations; a part that the file does
     not hold is left out, unless it is the key that is missing.
     """
-    node, line, shown = root, 1 if root is None else root.line, []
+    node, shown = root, []
+    file, line = (name, 1) if root is None else (root.file, root.line)
     for i, part in enumerate(location):
         step = None if node is None else node.child(part)
         if step is not None:
             line, node = step
+            file = node.file
             shown.append(part)
         elif is_missing and i == len(location) - 1:
             shown.append(part)
-    return line, tuple(shown)
+    return file, line, tuple(shown)

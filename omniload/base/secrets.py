@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
-__all__ = ["HIDDEN", "note_secret", "note_secrets_of", "without_secrets"]
+__all__ = ["HIDDEN", "names_secret", "note_secret", "note_secrets_of", "without_secrets"]
 
 HIDDEN = "***"
 _SHORTEST = 6
@@ -28,6 +28,9 @@ _WORDS = (
 _NAMES = rf"[\w.\-%]*(?:{_WORDS})[\w.\-%]*"
 _QUERY = re.compile(rf"(?i)([?&;]{_NAMES}=)[^&;#\s'\"]*")
 _IS_SECRET = re.compile(rf"(?i)^{_NAMES}$|^key$|^pat$|^passphrase$")
+_VARIABLE = re.compile(
+    r"(?i)(?:.*_)?(?:secret|passw(?:or)?d|passphrase|token|credentials?|signature|sas|sig|pat|(?:api|access)?_?key)(?:_.*)?"
+)
 _lock = threading.Lock()
 _noted: dict[str, None] = {}
 
@@ -43,6 +46,11 @@ def without_secrets(text: str) -> str:
         for secret in sorted(noted, key=len, reverse=True):
             text = text.replace(secret, HIDDEN)
     return text
+
+
+def names_secret(variable: str) -> bool:
+    """Tell whether a variable of the environment holds a secret, by its name."""
+    return _VARIABLE.fullmatch(variable) is not None
 
 
 def note_secret(secret: str) -> None:

@@ -12,10 +12,24 @@ __all__ = ["mix_schema", "schema"]
 
 def mix_schema() -> dict[str, Any]:
     """Return the JSON schema of a mix file. Its ``$id`` changes with the version of the format."""
+    schema = MixConfig.model_json_schema()
+    file = {"type": "string", "minLength": 1}
+    include = {
+        "anyOf": [file, {"type": "array", "items": file, "minItems": 1}],
+        "description": "Version 2: files whose keys are below those of this one; their names start at its folder.",
+    }
+    # What a file does not say, one that it includes may.
+    whole = {
+        "if": {"required": ["include"]},
+        "then": {"required": ["version"]},
+        "else": {"required": schema.pop("required")},
+    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "urn:omniload:mix:2",
-        **MixConfig.model_json_schema(),
+        **schema,
+        **whole,
+        "properties": {"include": include, **schema["properties"]},
     }
 
 

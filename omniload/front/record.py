@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from omniload.base.config import parse_yaml, read_text
+from omniload.base.config import parse_yaml
 from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
 from omniload.base.secrets import without_secrets
-from omniload.mix.config import MixConfig
+from omniload.mix.config import MixConfig, mix_text
 from omniload.mix.run_record import MixText
 
 __all__ = ["text_as_run"]
@@ -30,7 +30,7 @@ def text_as_run(
         ``None`` for a mix that holds credentials: they would lie in the run's folder.
     """
     if isinstance(given, str | Path):
-        path, text = Path(given), read_text(Path(given))
+        path, text = Path(given), mix_text(given)
     else:
         path, text = Path.cwd() / _NO_FILE, ""
     if not _says(text, model):

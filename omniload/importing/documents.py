@@ -3,7 +3,7 @@
 import json
 
 from omniload.base.errors import ConfigError
-from omniload.base.yaml_tree import compose
+from omniload.base.settings.tree import compose
 
 __all__ = ["parsed"]
 

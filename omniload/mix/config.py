@@ -11,7 +11,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from omniload.base.config import StrictModel, fault_at, load_yaml
+from omniload.base.config import StrictModel, fault_at, validated
+from omniload.base.settings.include import read_settings
 from omniload.base.units import Count
 from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, WholeColumn
 from omniload.mix.runtime import LoaderConfig, RuntimeConfig
@@ -54,6 +55,7 @@ __all__ = [
     "TokenizerConfig",
     "WeightsConfig",
     "load_mix",
+    "mix_text",
 ]
 
 LARGEST_ROW = 1 << 24
@@ -169,6 +171,8 @@ class MixConfig(StrictModel):
     def _version_1_means_what_it_meant(cls, content: object) -> object:
         if not isinstance(content, Mapping) or content.get("version") != 1:
             return content
+        if "include" in content:
+            raise fault_at("include came with version 2; write version: 2", "include")
         mix = content.get("mix")
         stages = mix.get("stages") if isinstance(mix, Mapping) else None
         for i, stage in enumerate(stages if isinstance(stages, list | tuple) else ()):
@@ -362,4 +366,14 @@ def load_mix(path: str | Path) -> tuple[MixConfig, Path]:
         ConfigError: The file is missing or faulty; every fault with its line.
     """
     file = Path(path)
-    return load_yaml(file, MixConfig), file.resolve().parent
+    root = read_settings(file).root
+    return validated(root, MixConfig, name=str(file)), file.resolve().parent
+
+
+def mix_text(path: str | Path) -> str:
+    """Return YAML that says by itself what a mix file says now, with what it includes and variables of the environment.
+
+    Raises:
+        ConfigError: As for ``load_mix``, but that the mix may be faulty.
+    """
+    return read_settings(Path(path)).text

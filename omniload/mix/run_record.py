@@ -21,11 +21,11 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
-from omniload.base.config import parse_yaml, read_text
+from omniload.base.config import parse_yaml
 from omniload.base.errors import StateError, system_refusals
 from omniload.base.reading import open_file
 from omniload.base.state import require_version, whole_number
-from omniload.mix.config import BalanceConfig, MixConfig
+from omniload.mix.config import BalanceConfig, MixConfig, mix_text
 
 __all__ = [
     "RUN_RECORD_NAME",
@@ -61,7 +61,7 @@ class RunLife:
     mix_path: Path
     """The mix file; its relative paths start at its folder."""
     text: str
-    """The file's text at that moment."""
+    """The file's text at that moment; with what it included and variables of the environment, where it had such."""
     sizes: Mapping[str, int]
     """Size of each axis of the mesh, the outermost first."""
     balance: BalanceConfig | None = None
@@ -137,7 +137,7 @@ def write_run_record(
         StateError: The record that is there is damaged or of another version.
     """
     if text is None:
-        text = read_text(mix_path)
+        text = mix_text(mix_path)
     run_dir.mkdir(parents=True, exist_ok=True)
     earlier = read_run_record(run_dir).lives if (run_dir / RUN_RECORD_NAME).exists() else ()
     life = RunLife(

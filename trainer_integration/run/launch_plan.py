@@ -18,7 +18,7 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import JsonObject
 from omniload.base.units import decimal_of
 from omniload.front.launch import Launch
-from omniload.mix.config import MixConfig, load_mix
+from omniload.mix.config import MixConfig, load_mix, mix_text
 from omniload.mix.held_out import held_out
 from omniload.mix.run_record import read_run_record, write_run_record
 from omniload.source.index import index_folder
@@ -259,7 +259,7 @@ def read_plan(config: Path, profile: tuple[int, int] | None = None) -> LaunchPla
         config=config.resolve(),
         train=train,
         mix_file=mix_file,
-        mix_text=mix_file.read_text(encoding="utf-8"),
+        mix_text=mix_text(mix_file),
         mix=with_cost_of(model, mix),
         model=model,
         evaluation=_evaluation_of(train, folder, model),

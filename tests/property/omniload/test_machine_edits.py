@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from omniload.base.errors import ConfigError, StateError
 from omniload.mix.edits.edit import AddSource, RetireSource, SetWeights, SkipSteps, Undo
 from omniload.mix.edits.found import require_reached
-from omniload.mix.edits.history import History, stages_from
+from omniload.mix.edits.history import History
 from omniload.mix.edits.kept import edits_in, read_history, write_history
 from omniload.mix.journal.reading import state_before
 from omniload.mix.journal.records import StepRecord
 from omniload.mix.possible import require_possible
 from omniload.mix.progress import weights_by_step
-from omniload.mix.schedule import weights_at
+from omniload.mix.schedule import stages_from, weights_at
 from omniload.mix.sources import ParquetSource
 from omniload.mix.state import MixState
 from tests.support.plane.builders import a_mix

@@ -55,6 +55,14 @@ def test_quantities_and_groups_are_written_as_people_write_them(validator):
     assert faults(validator, TEXT) == []
 
 
+def test_what_a_file_leaves_out_is_there_in_one_that_it_includes(validator):
+    part = "version: 2\nseed: 1\nmix: {stages: [{weights: {web: 1}}]}\n"
+
+    assert faults(validator, part + "include: common.yaml\n") == []
+    assert any("'sources' is a required" in said for said in faults(validator, part))
+    assert faults(validator, part + "include: []\n")
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

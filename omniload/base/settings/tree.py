@@ -6,7 +6,7 @@ mean what YAML 1.2 says: ``yes`` and ``1:30`` are text, not a truth and a number
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -40,6 +40,7 @@ _BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 
+Expand: TypeAlias = Callable[[str, str], str]
 Scalar: TypeAlias = bool | int | float | str | None
 Value: TypeAlias = "Scalar | list[Value] | dict[str, Value]"
 
@@ -52,6 +53,8 @@ class Node:
     """Line that it starts on, from 1."""
     content: "Scalar | list[Node] | dict[str, tuple[int, Node]]"
     """A scalar, a list, or a mapping of keys to their lines and values."""
+    file: str = ""
+    """File that it stands in, as messages call it."""
     size: int = 1
     """Values in it, itself included, aliases written out."""
 
@@ -78,8 +81,13 @@ class Node:
                 return None
 
 
-def compose(text: str, *, name: str) -> Node | None:
-    """Read one YAML document; ``name`` stands for its file in messages.
+def compose(text: str, *, name: str, expand: Expand | None = None) -> Node | None:
+    """Read one YAML document.
+
+    Args:
+        text: The document.
+        name: Stands for its file in messages.
+        expand: Is given each value that is a word, and where it stands, and returns the word that is meant.
 
     Returns:
         Its root; ``None`` where it is empty.
@@ -92,7 +100,7 @@ def compose(text: str, *, name: str) -> Node | None:
             f"{name}: holds {format_bytes(size)}, more than the {format_bytes(LARGEST_TEXT_BYTES)} of a file of "
             "settings; is it the file that was meant?"
         )
-    composer = _Composer(name)
+    composer = _Composer(name, expand)
     try:
         root = composer.document(yaml.parse(text, Loader=_LOADER))
     except (yaml.YAMLError, UnicodeError) as error:
@@ -107,9 +115,9 @@ def compose(text: str, *, name: str) -> Node | None:
 class _Composer:
     """Builds the tree of one document."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, expand: Expand | None = None) -> None:
         self.repeated: list[str] = []
-        self._name = name
+        self._name, self._expand = name, expand
         self._anchors: dict[str, Node | None] = {}
         self._path: list[str | int] = []
 
@@ -141,10 +149,11 @@ class _Composer:
             raise self.fault(line, f"nests deeper than {_DEEPEST} levels; no setting lies there")
         if event.anchor is not None:
             self._anchors[event.anchor] = None  # not whole yet
-        node = Node(line=line, content=None)
+        node = Node(line=line, content=None, file=self._name)
         match event:
             case yaml.ScalarEvent():
-                node.content = self._plain(event.value, line) if event.implicit[0] else event.value
+                word = self._expanded(event.value, line)
+                node.content = self._plain(word, line) if event.implicit[0] else word
             case yaml.SequenceStartEvent():
                 node.content = self._items(node, events)
             case _:
@@ -205,6 +214,11 @@ class _Composer:
                 f"{_MOST_VALUES:,}; remove aliases of aliases",
             )
         return inner
+
+    def _expanded(self, word: str, line: int) -> str:
+        if self._expand is None or "${" not in word:
+            return word
+        return self._expand(word, f"{self._name}:{line}: {self._here}")
 
     def _plain(self, word: str, line: int) -> Scalar:
         """Return what a word without quotes means in YAML 1.2."""

@@ -1,0 +1,175 @@
+"""Files of settings that include others and name variables of the environment, as one tree.
+
+::
+
+    # mix.yaml                          # common/sources.yaml
+    version: 2                          sources:
+    include: common/sources.yaml          web: {type: jsonl, path: "${DATA:-/data}/web/*.jsonl"}
+    seed: ${SEED}
+    sources:
+      web: {shuffle: {window: 4Ki}}
+
+What the including file says counts: mappings are merged key by key, and anything else takes the place of what was
+included. Of several files the later counts. ``${NAME}`` is the variable's value, read as if it stood there, and in
+quotes a text; ``${NAME:-word}`` is ``word`` where the variable is not set or empty; ``$${`` is ``${``.
+
+A file of ``version: 1`` is read as it stands.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from omniload.base.config import read_text
+from omniload.base.errors import ConfigError
+from omniload.base.secrets import names_secret
+from omniload.base.settings.tree import Node, compose
+
+__all__ = ["SettingsTree", "read_settings"]
+
+_INCLUDE = "include"
+_DEEPEST = 8
+_MOST_FILES = 64
+_VARIABLE = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsTree:
+    """A file of settings and all that it includes."""
+
+    root: Node | None
+    """Of the merged file; ``None`` where it is empty."""
+    text: str
+    """YAML that says the same by itself: the file's own text where it includes nothing and names no variable."""
+
+
+def read_settings(path: Path, environment: Mapping[str, str] | None = None) -> SettingsTree:
+    """Read a file of settings with what it includes.
+
+    Args:
+        path: The file. Names of included files start at the folder of the file that names them.
+        environment: Variables; those of this process if not given.
+
+    Raises:
+        ConfigError: A file is missing, no YAML, or includes itself; a variable is not set, or is a secret.
+    """
+    text = read_text(path)
+    root = compose(text, name=str(path))
+    if root is None or not isinstance(root.content, dict) or _version(root) in {None, 1}:
+        return SettingsTree(root=root, text=text)
+    reading = _Reading(os.environ if environment is None else environment)
+    merged = reading.file(path, text, ())
+    if len(reading.files) == 1 and not reading.variables:
+        return SettingsTree(root=root, text=text)
+    files = ", ".join(file.name for file in reading.files)
+    variables = f" and {', '.join(sorted(reading.variables))} of the environment" * bool(
+        reading.variables
+    )
+    head = f"# {files}{variables}, as they read at that moment\n"
+    return SettingsTree(
+        root=merged, text=head + json.dumps(merged.value, ensure_ascii=False, indent=2) + "\n"
+    )
+
+
+def _version(root: Node) -> object:
+    found = root.child("version")
+    return None if found is None else found[1].content
+
+
+class _Reading:
+    """Reads a file and those below it."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.files: list[Path] = []
+        self.variables: set[str] = set()
+        self._environment = environment
+
+    def file(self, path: Path, text: str, above: tuple[Path, ...]) -> Node:
+        """Return the tree of a file, with what it includes below what it says."""
+        self.files.append(path)
+        if len(self.files) > _MOST_FILES:
+            raise ConfigError(
+                f"{above[0]}: includes more than {_MOST_FILES} files; put some of them together"
+            )
+        root = compose(text, name=str(path), expand=self._expanded)
+        if root is None:
+            return Node(line=1, content={}, file=str(path))
+        if not isinstance(root.content, dict):
+            raise ConfigError(
+                f"{path}:{root.line}: an included file holds keys and values; found none"
+            )
+        entry = root.content.pop(_INCLUDE, None)
+        merged = Node(line=root.line, content={}, file=str(path))
+        for line, name in () if entry is None else _names(path, entry[1]):
+            merged = _over(merged, self._included(path, line, name, (*above, path)))
+        return _over(merged, root)
+
+    def _included(self, by: Path, line: int, name: str, above: tuple[Path, ...]) -> Node:
+        path = by.parent / name
+        at = f"{by}:{line}: {_INCLUDE}: {name!r}"
+        if any(_is_same(path, each) for each in above):
+            raise ConfigError(
+                f"{at} includes itself, by way of {' -> '.join(p.name for p in above)}; remove one of them"
+            )
+        if len(above) > _DEEPEST:
+            raise ConfigError(f"{at} lies deeper than {_DEEPEST} files; include it further up")
+        try:
+            text = read_text(path)
+        except ConfigError as error:
+            raise ConfigError(f"{at}: {error}") from error
+        return self.file(path, text, above)
+
+    def _expanded(self, word: str, place: str) -> str:
+        """Return a word with the values of its variables; ``place`` stands for where it is."""
+        return _VARIABLE.sub(lambda found: self._value(found, place), word)
+
+    def _value(self, found: "re.Match[str]", place: str) -> str:
+        if found[0] == "$${":
+            return "${"
+        name, otherwise = found[1], found[2]
+        if name is None:
+            raise ConfigError(
+                f"{place} holds '${{' that names no variable; write ${{NAME}} or ${{NAME:-word}}, or $${{ for the two "
+                "signs"
+            )
+        if names_secret(name):
+            raise ConfigError(
+                f"{place} names ${{{name}}}, a secret by its name, and settings are kept with the run; leave it out: "
+                "clients of stores find their credentials in the environment by themselves"
+            )
+        value = self._environment.get(name, "")
+        if not value and otherwise is None:
+            raise ConfigError(
+                f"{place} names ${{{name}}}, which is not set; set it, or write ${{{name}:-word}}"
+            )
+        self.variables.add(name)
+        return value or otherwise
+
+
+def _names(path: Path, node: Node) -> list[tuple[int, str]]:
+    """Return the names of included files, each with its line."""
+    nodes = node.content if isinstance(node.content, list) else [node]
+    for each in nodes:
+        if not isinstance(each.content, str) or not each.content:
+            raise ConfigError(
+                f"{path}:{each.line}: {_INCLUDE} is {each.value!r:.40}; give the name of a file, or a list of names"
+            )
+    return [(each.line, str(each.content)) for each in nodes]
+
+
+def _over(below: Node, above: Node) -> Node:
+    """Merge two trees; what ``above`` says counts."""
+    if not isinstance(below.content, dict) or not isinstance(above.content, dict):
+        return above
+    entries = dict(below.content)
+    for key, (line, node) in above.content.items():
+        held = entries.get(key)
+        entries[key] = line, node if held is None else _over(held[1], node)
+    return Node(line=above.line, content=entries, file=above.file)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve()
