@@ -18,6 +18,7 @@ from omniload.batch.document_losses import DocumentLosses, losses_by_document
 from omniload.batch.microbatch import Batch, CpSlice, Microbatch
 from omniload.front.images import EncodingArrays, ImageArrays, dealt_images, own_images
 from omniload.front.joined import joined, rows_of, unshifted
+from omniload.front.pairs import Documents, documents_of
 
 __all__ = [
     "Arrays",
@@ -38,7 +39,7 @@ Labels: TypeAlias = Literal["shifted", "unshifted"]
 _FIELDS = frozenset(
     {
         *("tokens", "labels", "position_ids", "source_ids", "cu_seqlens"),
-        *("padding_mask", "attention_mask"),
+        *("padding_mask", "attention_mask", "pairs"),
     }
 )
 """Tensors of rows, each made when it is first asked for."""
@@ -137,7 +138,7 @@ class PackedRows:
     @cached_property
     def position_ids(self) -> Any:  # noqa: ANN401
         """Place of each token in its document ``[R, T]``, int64."""
-        return self._tensor(rows_of(self._part, "positions"), np.int64)
+        return self._tensor(self._documents.positions, np.int64)
 
     @cached_property
     def source_ids(self) -> Any:  # noqa: ANN401
@@ -149,12 +150,21 @@ class PackedRows:
     @cached_property
     def cu_seqlens(self) -> Any:  # noqa: ANN401
         """Bounds of the documents in the flattened rows ``[D + 1]``, int32, as varlen attention takes them."""
-        return self._tensor(self._part.cu_seqlens, np.int32)
+        return self._tensor(self._documents.cu_seqlens, np.int32)
 
     @cached_property
     def max_seqlen(self) -> int:
         """Tokens of the longest document."""
-        return int(np.diff(self._part.cu_seqlens).max(initial=0))
+        return int(np.diff(self._documents.cu_seqlens).max(initial=0))
+
+    @cached_property
+    def pairs(self) -> Any:  # noqa: ANN401
+        """Documents of ``cu_seqlens`` that are chosen and rejected side of each preference pair ``[P, 2]``, int64."""
+        return self._tensor(self._documents.pairs_P2, np.int64)
+
+    @cached_property
+    def _documents(self) -> Documents:
+        return documents_of(self._part)
 
     @cached_property
     def padding_mask(self) -> Any:  # noqa: ANN401
@@ -179,7 +189,7 @@ class PackedRows:
                 "rows shared among cp peers have no attention_mask of their own; use cu_seqlens"
             )
         num_rows, length = self._part.tokens_RT.shape
-        starts = self._part.cu_seqlens[1:-1]
+        starts = self._documents.cu_seqlens[1:-1]
         document_RT = (
             np.bincount(starts, minlength=num_rows * length).cumsum().reshape(num_rows, length)
         )

@@ -27,6 +27,7 @@ __all__ = [
     "LOSS_MASK",
     "LOSS_SPANS",
     "NO_COLUMNS",
+    "REJECTED_AT",
     "ColumnKind",
     "ColumnName",
     "ColumnRanges",
@@ -42,7 +43,7 @@ WholeColumn = Literal["scores"]
 """Columns that belong to whole samples, and that a mix asks for by name."""
 TableColumn = Literal["loss_mask", "scores"]
 """Columns that are read from a column of a table."""
-ColumnName = Literal["loss_mask", "scores", "images", "grids", "image_places"]
+ColumnName = Literal["loss_mask", "scores", "images", "grids", "image_places", "rejected_at"]
 """Columns beside the tokens. A closed list: whoever adds one says in ``COLUMNS`` how it is cut."""
 LOSS_MASK: ColumnName = "loss_mask"
 IMAGES: ColumnName = "images"
@@ -51,6 +52,8 @@ GRIDS: ColumnName = "grids"
 """Rows and columns of patches of each image."""
 IMAGE_PLACES: ColumnName = "image_places"
 """First placeholder of each image in its sample, and how many it has."""
+REJECTED_AT: ColumnName = "rejected_at"
+"""Of a preference pair: the token of the sample that its rejected side begins with; the chosen side lies before it."""
 IMAGE_COLUMNS: tuple[ColumnName, ...] = (IMAGES, GRIDS, IMAGE_PLACES)
 """Columns that a transform of images makes; they go together."""
 LOSS_SPANS = "loss_spans"
@@ -77,6 +80,7 @@ COLUMNS: Mapping[str, ColumnKind] = MappingProxyType(
         "images": ColumnKind(dtype=np.dtype(np.uint8), aligned=False),
         "grids": ColumnKind(dtype=np.dtype(np.int32), aligned=False),
         "image_places": ColumnKind(dtype=np.dtype(np.int32), aligned=False),
+        "rejected_at": ColumnKind(dtype=np.dtype(np.int32), aligned=False),
     }
 )
 assert set(COLUMNS) == set(get_args(ColumnName)), "every column has a kind"

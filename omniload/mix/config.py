@@ -14,9 +14,10 @@ from pydantic_core import PydanticCustomError
 from omniload.base.config import StrictModel, fault_at, validated
 from omniload.base.settings.include import read_settings
 from omniload.base.units import Count
-from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, WholeColumn
+from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, REJECTED_AT, WholeColumn
 from omniload.mix.runtime import LoaderConfig, RuntimeConfig
 from omniload.mix.schema.images import require_images_whole
+from omniload.mix.schema.pairs import require_pairs_whole
 from omniload.mix.schema.splits import TRAIN, Splits
 from omniload.mix.schema.stages import (
     LARGEST_STEP,
@@ -107,8 +108,8 @@ class BatchConfig(StrictModel):
 
     @property
     def columns_used(self) -> tuple[str, ...]:
-        """Every column that becomes part of a batch: a loss mask and images do wherever a source has them."""
-        return (LOSS_MASK, *IMAGE_COLUMNS, *self.columns)
+        """Every column that becomes part of a batch: masks, pairs and images do wherever a source has them."""
+        return (LOSS_MASK, REJECTED_AT, *IMAGE_COLUMNS, *self.columns)
 
 
 class BalanceConfig(StrictModel):
@@ -312,8 +313,9 @@ class MixConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _images_stay_whole_and_are_alike(self) -> Self:
+    def _images_and_pairs_stay_whole(self) -> Self:
         require_images_whole(self.sources, self.pack.method, self.pack.overlong)
+        require_pairs_whole(self.sources, self.pack.method, self.pack.overlong)
         return self
 
     def inherited(self, source: SourceConfig) -> SourceConfig:

@@ -17,10 +17,12 @@ from omniload.base.units import Bytes, Count
 from omniload.mix.columns import LOSS_MASK, TableColumn
 from omniload.mix.schema.records import OnError, ShuffleConfig
 from omniload.mix.schema.splits import TRAIN, Name, Splits, share_of
+from omniload.mix.schema.transform_rules import require_transforms_fit
 from omniload.mix.schema.transforms import (
     ChatTransform,
     ImagesTransform,
     MiddleTransform,
+    PreferenceTransform,
     TransformConfig,
 )
 
@@ -72,47 +74,20 @@ class SourceBase(StrictModel):
     """The split that is drawn of this source, in place of the mix's."""
 
     @model_validator(mode="after")
-    def _what_makes_tokens_comes_first(self) -> Self:
-        for i, transform in enumerate(self.transforms):
-            if not isinstance(transform, ChatTransform | ImagesTransform):
-                continue
-            if i or not self.holds_text:
-                why = "comes after another" if i else "needs text, and the source holds token ids"
-                raise fault_at(
-                    f"transforms[{i}]: {transform.type} {why}; make it the first transform of a source of text",
-                    *("transforms", i),
-                )
+    def _transforms_fit(self) -> Self:
+        require_transforms_fit(self)
         return self
 
-    @model_validator(mode="after")
-    def _images_are_made_patches(self) -> Self:
-        transform = self.images_transform
-        if transform is not None and not self.image_members:
-            raise fault_at(
-                "transforms[0]: images needs a source that holds some; name them under images, in a source of type "
-                "webdataset, parquet or arrow",
-                *("transforms", 0),
-            )
-        if transform is None and self.image_members:
-            raise fault_at(
-                f"images is {list(self.image_members)} and no transform makes patches of them; add "
-                "{type: images, placeholder: ...} under transforms, or leave images out",
-                "images",
-            )
-        return self
+    @property
+    def holds_objects(self) -> bool:
+        """Whether a record has several keys or columns that can be read as one."""
+        return False
 
-    @model_validator(mode="after")
-    def _what_is_rearranged_has_no_mask(self) -> Self:
-        for i, transform in enumerate(self.transforms):
-            masked = self.is_nested or LOSS_MASK in getattr(self, "columns", {})
-            if isinstance(transform, MiddleTransform) and (masked or self.image_members):
-                has = "a mask of them" if masked else "images between them"
-                raise fault_at(
-                    f"transforms[{i}]: fim rearranges tokens, and the source has {has}; use it on plain text "
-                    "or token ids",
-                    *("transforms", i),
-                )
-        return self
+    @property
+    def pair_columns(self) -> tuple[str, ...]:
+        """Keys or columns that are read beside that of the text: those of preference pairs; none without such."""
+        first = self.transforms[0] if self.transforms else None
+        return first.beside if isinstance(first, PreferenceTransform) else ()
 
     @property
     def images_transform(self) -> ImagesTransform | None:
@@ -138,7 +113,8 @@ class SourceBase(StrictModel):
     @property
     def is_nested(self) -> bool:
         """Whether its text may be nested values, such as lists of messages, that a transform takes as JSON."""
-        return bool(self.transforms) and isinstance(self.transforms[0], ChatTransform)
+        first = self.transforms[0] if self.transforms else None
+        return isinstance(first, ChatTransform | PreferenceTransform)
 
     @property
     def key_column(self) -> str | None:
@@ -217,6 +193,11 @@ class _Table(_TextOrTokens):
     def image_members(self) -> tuple[str, ...]:
         return () if self.images is None else (self.images,)
 
+    @property
+    @override
+    def holds_objects(self) -> bool:
+        return True
+
     key: str | None = None
     """Column of texts or integers that a document is known by, for splits; else its content is."""
 
@@ -257,6 +238,11 @@ class JsonlSource(SourceBase):
     """Key of a text or an integer that a document is known by, for splits; else its content is."""
     unit: UnitBytes = 4 << 20
     """A plain shard is cut into ranges of about this size for random access; compressed ones are one range."""
+
+    @property
+    @override
+    def holds_objects(self) -> bool:
+        return True
 
     @property
     @override

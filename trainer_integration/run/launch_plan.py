@@ -245,7 +245,7 @@ def read_plan(config: Path, profile: tuple[int, int] | None = None) -> LaunchPla
     train = _with_crossover(train, folder)
     mix_file = train.mix_file(folder)
     mix, base_dir = load_mix(mix_file)
-    _require_no_images(mix, mix_file)
+    _require_plain_samples(mix, mix_file)
     try:
         model = model_of(train, mix, base_dir)
     except ValueError as error:
@@ -267,13 +267,19 @@ def read_plan(config: Path, profile: tuple[int, int] | None = None) -> LaunchPla
     )
 
 
-def _require_no_images(mix: MixConfig, mix_file: Path) -> None:
-    """Refuse sources of images: the included model would train on their placeholders as if they were words.
+def _require_plain_samples(mix: MixConfig, mix_file: Path) -> None:
+    """Refuse sources of images and of preference pairs: the included trainer has no encoder, and no loss for pairs.
 
     Raises:
         ConfigError: With the line of the source's transforms.
     """
     for name, source in mix.sources.items():
+        if source.pair_columns:
+            line = line_of(mix_file, "sources", name, "transforms")
+            raise ConfigError(
+                f"{mix_file}:{line}: sources.{name}: holds preference pairs, which omniload train has no loss for; "
+                "train in a loop of your own (docs/how-to-preferences.md)"
+            )
         if source.images_transform is not None:
             line = line_of(mix_file, "sources", name, "transforms")
             raise ConfigError(
@@ -309,7 +315,7 @@ def _evaluation_of(train: TrainConfig, folder: Path, model: MoEConfig) -> Evalua
     if file is None or wanted is None:
         return None
     mix, base_dir = load_mix(file)
-    _require_no_images(mix, file)
+    _require_plain_samples(mix, file)
     if wanted.split is not None:
         try:
             mix = held_out(mix, wanted.split)

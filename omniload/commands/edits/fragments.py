@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TypeVar
 
-from omniload.mix.schema.transforms import ChatTransform, TransformConfig
+from omniload.mix.schema.transforms import ChatTransform, PreferenceTransform, TransformConfig
 from omniload.mix.sources import SourceBase
 
 __all__ = ["placed"]
@@ -20,6 +20,6 @@ def placed(source: Source, folder: Path) -> Source:
 
 
 def _placed(transform: TransformConfig, folder: Path) -> TransformConfig:
-    if isinstance(transform, ChatTransform) and transform.template:
+    if isinstance(transform, ChatTransform | PreferenceTransform) and transform.template:
         return transform.model_copy(update={"template": str(folder / transform.template)})
     return transform

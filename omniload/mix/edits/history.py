@@ -24,6 +24,7 @@ from omniload.mix.edits.edit import (
 )
 from omniload.mix.schedule import boundaries, stages_from, weights_at
 from omniload.mix.schema.images import require_images_whole
+from omniload.mix.schema.pairs import require_pairs_whole
 from omniload.mix.state import MixState
 
 __all__ = ["History", "require_open"]
@@ -291,6 +292,11 @@ class History:
     def _require_fits(self, name: str, source: SourceConfig) -> None:
         """Refuse a source that the mix file could not have had, or whose samples the run was not opened for."""
         latest = self.latest
+        if source.pair_columns and not any(s.pair_columns for s in latest.sources.values()):
+            raise ConfigError(
+                f"source {name!r} holds preference pairs, and the run has none: its trainer would train on both "
+                "answers; put the source into the mix file and start a run with a loss for pairs"
+            )
         if source.images_transform and not any(s.images_transform for s in latest.sources.values()):
             raise ConfigError(
                 f"source {name!r} holds images, and the run has none: its trainer would train on their placeholders as "
@@ -299,7 +305,9 @@ class History:
         try:
             self.base.inherited(source)
             pack = latest.pack
-            require_images_whole({**latest.sources, name: source}, pack.method, pack.overlong)
+            every = {**latest.sources, name: source}
+            require_images_whole(every, pack.method, pack.overlong)
+            require_pairs_whole(every, pack.method, pack.overlong)
         except PydanticCustomError as fault:
             raise ConfigError(f"source {name!r}: {fault.message()}") from fault
 

@@ -17,6 +17,7 @@ __all__ = [
     "FilterTransform",
     "ImagesTransform",
     "MiddleTransform",
+    "PreferenceTransform",
     "TransformConfig",
 ]
 
@@ -41,6 +42,39 @@ class ChatTransform(StrictModel):
     where it has none, what each turn adds behind the prompt for it), or all."""
     date: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")] | None = None
     """Day that ``strftime_now`` of the template gives: samples stay the same. Without it there is no such function."""
+
+
+class PreferenceTransform(StrictModel):
+    """Preference pairs to tokens: a prompt with each of two answers. Makes the text; sets ``loss_mask``.
+
+    The key or column under ``text`` of the source holds the chosen answer. Both sides are one sample, which is never
+    cut: ``batch.pairs`` says which documents they are. Answers are trained on, prompts are read.
+    """
+
+    type: Literal["preference"]
+    prompt: Annotated[str, Field(min_length=1)] | None = "prompt"
+    """Key or column of the prompt; ``null`` where both answers are whole conversations: what they begin with alike is
+    the prompt."""
+    rejected: str = Field(default="rejected", min_length=1)
+    """Key or column of the rejected answer."""
+    form: Literal["chat", "text"] = "chat"
+    """What prompts and answers are: lists of messages, for a chat template; or texts, joined as they are, with the
+    tokenizer's end of a document behind each answer."""
+    template: str | None = None
+    """As of ``chat``."""
+    date: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")] | None = None
+    """As of ``chat``."""
+
+    @model_validator(mode="after")
+    def _texts_have_a_prompt(self) -> Self:
+        if self.form == "text" and self.prompt is None:
+            raise fault_at("prompt is null and form is text; name the key of the prompt", "prompt")
+        return self
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Keys or columns beside that of the chosen answer."""
+        return (self.rejected,) if self.prompt is None else (self.rejected, self.prompt)
 
 
 class ImagesTransform(StrictModel):
@@ -131,6 +165,11 @@ class MiddleTransform(StrictModel):
 
 # A closed list. The file names a transform, never a class to import.
 TransformConfig = Annotated[
-    ChatTransform | ImagesTransform | ClampTransform | FilterTransform | MiddleTransform,
+    ChatTransform
+    | PreferenceTransform
+    | ImagesTransform
+    | ClampTransform
+    | FilterTransform
+    | MiddleTransform,
     Field(discriminator="type"),
 ]

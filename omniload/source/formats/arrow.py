@@ -23,6 +23,7 @@ from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import (
     Holds,
+    as_objects,
     records_of,
     require_column,
     require_key,
@@ -55,13 +56,17 @@ class ArrowFormat(Format):
         others: Mapping[TableColumn, str] = NO_COLUMNS,
         images: tuple[str, ...] = (),
         key: str | None = None,
+        beside: tuple[str, ...] = (),
     ) -> None:
         self.holds_text, self._holds = holds != "tokens", holds
         self._files, self._column, self._others, self._key = files, column, others, key
         self._images = images
         """The column of images, where it has one."""
+        self._beside = beside
+        """Columns that are read with the one of the text, as one object."""
         keys = () if key is None else ("key", key)
-        kind = "/".join(("arrow", holds, column, *others.values(), *images, *keys))
+        joined = ("with", *beside) if beside else ()
+        kind = "/".join(("arrow", holds, column, *others.values(), *images, *keys, *joined))
         self._units = index_of(files, self._index, kind=kind, cache=cache)
         # Consecutive units mostly follow the same schema, which is read once.
         self._before: tuple[int, list[tuple[int, int]], bytes] = -1, [], b""
@@ -75,7 +80,10 @@ class ArrowFormat(Format):
         file, where = self._place(unit)
         keyed = () if self._key is None else (self._key,)
         names = (self._column, *self._others.values(), *self._images, *keyed)
-        column, *others = self._columns_of(unit, names)
+        column, *others = self._columns_of(unit, (*names, *self._beside))
+        if self._beside:
+            beside, others = others[-len(self._beside) :], others[: -len(self._beside)]
+            column = self._object_of([column, *beside])
         place = f"{file.path}: {where}"
         keys = others.pop() if keyed else None
         records = records_of(column, place, self._holds)
@@ -90,8 +98,13 @@ class ArrowFormat(Format):
             return Records.of_texts([])
         unit = int(filled[0])
         file, where = self._place(unit)
-        column = self._columns_of(unit, (self._column,))[0].slice(0, _FIRST_ROWS)
+        columns = self._columns_of(unit, (self._column, *self._beside))
+        columns = [column.slice(0, _FIRST_ROWS) for column in columns]
+        column = self._object_of(columns) if self._beside else columns[0]
         return records_of(column, f"{file.path}: {where}", self._holds)
+
+    def _object_of(self, columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+        return as_objects(dict(zip((self._column, *self._beside), columns, strict=True)))
 
     def _place(self, unit: int) -> tuple[ShardFile, str]:
         shard = int(self._units.shards_U[unit])
@@ -149,7 +162,8 @@ class ArrowFormat(Format):
             head = head[_FILE_HEAD:] if head.startswith(FILE_MAGIC) else head
             schema = pa.ipc.open_stream(head + END_OF_STREAM).schema
             sampled = digest_of_ranges(file, even_ranges(file.size_bytes))
-        require_column(schema, self._column, file.path, self._holds)
+        for column in (self._column, *self._beside):
+            require_column(schema, column, file.path, self._holds)
         require_others(schema, self._others, file.path)
         for column in self._images:
             require_images(schema, column, file.path)
@@ -237,6 +251,7 @@ def _opened(config: ArrowSource, files: Sequence[ShardFile], cache: IndexCache |
         others=config.columns,
         images=config.image_members,
         key=config.key_column,
+        beside=config.pair_columns,
     )
 
 

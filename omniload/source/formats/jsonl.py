@@ -31,7 +31,7 @@ from omniload.source.parsing.compressed import (
     require_held_whole,
     stream_of,
 )
-from omniload.source.parsing.lines import BadLineError, key_in, object_of, text_in
+from omniload.source.parsing.lines import BadLineError, key_in, object_in, object_of, text_in
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "JsonlFormat"]
@@ -44,7 +44,7 @@ class JsonlFormat(Format):
 
     holds_text = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what the mix file says of the source
         self,
         files: Sequence[ShardFile],
         *,
@@ -53,9 +53,10 @@ class JsonlFormat(Format):
         cache: IndexCache | None = None,
         nested: bool = False,
         known_by: str | None = None,
+        beside: tuple[str, ...] = (),
     ) -> None:
         self._files, self._unit_bytes = files, unit_bytes
-        self._read = _LineReader(key=key, nested=nested, known_by=known_by)
+        self._read = _LineReader(key=key, nested=nested, known_by=known_by, beside=beside)
         self._units = index_of(files, self._index, kind=f"jsonl/{unit_bytes}", cache=cache)
 
     @override
@@ -221,6 +222,8 @@ class _LineReader:
     """Whether the text may be a list or an object."""
     known_by: str | None
     """Key of what the line is known by, where that is asked for."""
+    beside: tuple[str, ...] = ()
+    """Keys that are read with that of the text; the text of a line is then an object of all of them, as JSON."""
 
     def __call__(self, line: memoryview) -> tuple[bytes, int]:
         """Return the text of a line, and the hash of what it is known by.
@@ -231,7 +234,10 @@ class _LineReader:
         value = object_of(line)
         if value is None:
             return b"", 0
-        text = text_in(value, self.key, nested=self.nested)
+        if self.beside:
+            text = object_in(value, (self.key, *self.beside))
+        else:
+            text = text_in(value, self.key, nested=self.nested)
         return text, 0 if self.known_by is None else key_of(key_in(value, self.known_by))
 
 
@@ -243,6 +249,7 @@ def _opened(config: JsonlSource, files: Sequence[ShardFile], cache: IndexCache |
         cache=cache,
         nested=config.is_nested,
         known_by=config.key_column,
+        beside=config.pair_columns,
     )
 
 

@@ -17,6 +17,7 @@ from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import (
     Holds,
+    as_objects,
     records_of,
     require_column,
     require_key,
@@ -45,13 +46,17 @@ class ParquetFormat(Format):
         others: Mapping[TableColumn, str] = NO_COLUMNS,
         images: tuple[str, ...] = (),
         key: str | None = None,
+        beside: tuple[str, ...] = (),
     ) -> None:
         self.holds_text, self._holds = holds != "tokens", holds
         self._files, self._column, self._others, self._key = files, column, others, key
         self._images = images
         """The column of images, where it has one."""
+        self._beside = beside
+        """Columns that are read with the one of the text, as one object."""
         keys = () if key is None else ("key", key)
-        kind = "/".join(("parquet", holds, column, *others.values(), *images, *keys))
+        joined = ("with", *beside) if beside else ()
+        kind = "/".join(("parquet", holds, column, *others.values(), *images, *keys, *joined))
         self._units = index_of(files, self._index, kind=kind, cache=cache)
         # Consecutive units mostly share a shard; its footer is parsed once.
         self._opened: tuple[int, pq.ParquetFile] | None = None
@@ -68,7 +73,7 @@ class ParquetFormat(Format):
             table = self._shard(shard).read_row_group(
                 group, columns=self._columns(), use_threads=False
             )
-            column = table[self._column]
+            column = self._texts(table)
         where = f"{self._files[shard].path}: {part}"
         if len(column) != self._units.rows_U[unit]:
             raise IntegrityError(
@@ -91,13 +96,21 @@ class ParquetFormat(Format):
         part = f"row group {group}, its first rows"
         with reading(file, part), _open(file) as shard:
             batches = shard.iter_batches(
-                _FIRST_ROWS, row_groups=[group], columns=[self._column], use_threads=False
+                _FIRST_ROWS,
+                row_groups=[group],
+                columns=[self._column, *self._beside],
+                use_threads=False,
             )
-            column = pa.chunked_array([next(batches).column(0)])
+            column = self._texts(pa.table(next(batches)))
         return records_of(column, f"{file.path}: {part}", self._holds)
 
+    def _texts(self, table: pa.Table) -> pa.ChunkedArray:
+        if not self._beside:
+            return table[self._column]
+        return as_objects({name: table[name] for name in (self._column, *self._beside)})
+
     def _columns(self) -> list[str]:
-        every = (self._column, *self._others.values(), *self._images, self._key)
+        every = (self._column, *self._beside, *self._others.values(), *self._images, self._key)
         return list(dict.fromkeys(name for name in every if name is not None))
 
     def _shard(self, shard: int) -> pq.ParquetFile:
@@ -111,7 +124,8 @@ class ParquetFormat(Format):
             metadata, schema = shard.metadata, shard.schema_arrow
             rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
             content = digest_of_ranges(file, parquet_ranges(file, metadata, self._columns()))
-        require_column(schema, self._column, file.path, self._holds)
+        for column in (self._column, *self._beside):
+            require_column(schema, column, file.path, self._holds)
         require_others(schema, self._others, file.path)
         require_key(schema, self._key, file.path)
         for column in self._images:
@@ -137,6 +151,7 @@ def _opened(config: ParquetSource, files: Sequence[ShardFile], cache: IndexCache
         others=config.columns,
         images=config.image_members,
         key=config.key_column,
+        beside=config.pair_columns,
     )
 
 

@@ -22,6 +22,7 @@ from omniload.source.formats.format import Records
 
 __all__ = [
     "Holds",
+    "as_objects",
     "records_of",
     "require_column",
     "require_key",
@@ -67,6 +68,15 @@ def records_of(column: pa.ChunkedArray, where: str, holds: Holds) -> Records:
     if holds == "nested" and not _is_text(column.type):
         column = pa.chunked_array([_as_json(chunk) for chunk in column.chunks], pa.large_string())
     return (_tokens if holds == "tokens" else _texts)(column, where)
+
+
+def as_objects(columns: Mapping[str, pa.ChunkedArray]) -> pa.ChunkedArray:
+    """Return rows of several columns as objects in JSON: a column of text."""
+    rows = zip(*(column.to_pylist() for column in columns.values()), strict=True)
+    written = [
+        orjson.dumps(dict(zip(columns, row, strict=True)), default=str).decode() for row in rows
+    ]
+    return pa.chunked_array([pa.array(written, pa.large_string())])
 
 
 def _as_json(values: pa.Array) -> pa.Array:

@@ -7,12 +7,21 @@ numbers out of the range of a double, and escapes of half a surrogate pair.
 
 import json
 import re
+from collections.abc import Sequence
 
 import orjson
 
 from omniload.base.errors import IntegrityError
 
-__all__ = ["LARGEST_DEPTH", "BadLineError", "key_in", "object_of", "text_in", "text_of"]
+__all__ = [
+    "LARGEST_DEPTH",
+    "BadLineError",
+    "key_in",
+    "object_in",
+    "object_of",
+    "text_in",
+    "text_of",
+]
 
 LARGEST_DEPTH = 512
 """Deepest nesting of a line that strict JSON does not cover; one within strict JSON may have 1,024."""
@@ -88,6 +97,18 @@ def text_in(value: dict[str, object], key: str, *, nested: bool = False) -> byte
     if not isinstance(text, str):
         raise BadLineError(f"{key!r} is {text!r:.40}, not a string")
     return _utf8(text, key)
+
+
+def object_in(value: dict[str, object], keys: Sequence[str]) -> bytes:
+    """Return what stands under several keys of an object, as an object in JSON.
+
+    Raises:
+        BadLineError: There is no such key, or its value cannot be written as JSON.
+    """
+    try:
+        return orjson.dumps({key: _value_in(value, key) for key in keys})
+    except TypeError as error:
+        raise BadLineError(f"{', '.join(keys)} cannot be written as JSON: {error}") from error
 
 
 def key_in(value: dict[str, object], key: str) -> bytes:

@@ -20,6 +20,7 @@ from omniload.mix.schema.transforms import (
     FilterTransform,
     ImagesTransform,
     MiddleTransform,
+    PreferenceTransform,
     TransformConfig,
 )
 from omniload.source.columns import as_binary, take, text_array
@@ -30,6 +31,7 @@ from omniload.source.transforms.image_pieces import cut_to_rows
 from omniload.source.transforms.images import ImageEncoder
 from omniload.source.transforms.lengths import clamped, filtered
 from omniload.source.transforms.middle import MiddleFiller
+from omniload.source.transforms.preference import PreferenceEncoder
 from omniload.source.transforms.samples import Encoder, PlainEncoder, Samples
 from omniload.source.transforms.template import ChatTemplate, TemplateFiles, read_template
 
@@ -109,7 +111,7 @@ class Pipeline:
                         np.arange(len(samples.tokens)) if positions_N is None else positions_N
                     )
                     samples = self._fillers[config].of(samples, places_N)
-                case ChatTransform() | ImagesTransform():
+                case ChatTransform() | PreferenceTransform() | ImagesTransform():
                     pass  # the encoder
         return samples
 
@@ -166,9 +168,12 @@ def _opened(
         images = ImageEncoder(first, opened, row_length)
         digest = hashlib.blake2b(images.library.encode(), digest_size=6).hexdigest()
         return Pipeline(images, config.transforms, digest, row_length)
-    if not isinstance(first, ChatTransform):
-        return Pipeline(PlainEncoder(opened), config.transforms)
-    return _of_chat(name, config, first, opened, folder=(base_dir, folder_of(tokenizer, base_dir)))
+    folder = base_dir, folder_of(tokenizer, base_dir)
+    if isinstance(first, PreferenceTransform):
+        return _of_pairs(name, config, first, opened, folder=folder)
+    if isinstance(first, ChatTransform):
+        return _of_chat(name, config, first, opened, folder=folder)
+    return Pipeline(PlainEncoder(opened), config.transforms)
 
 
 def _of_chat(
@@ -179,15 +184,36 @@ def _of_chat(
     *,
     folder: tuple[Path, Path],
 ) -> Pipeline:
+    template, digest = _template_of(name, chat, folder)
+    return Pipeline(ChatEncoder(template, opened, chat.loss), config.transforms, digest)
+
+
+def _of_pairs(
+    name: str,
+    config: SourceConfig,
+    pairs: PreferenceTransform,
+    opened: Tokenizer,
+    *,
+    folder: tuple[Path, Path],
+) -> Pipeline:
+    chosen: str = getattr(config, "column", None) or getattr(config, "text")  # noqa: B009 -- by type of source
+    if pairs.form == "text":
+        return Pipeline(PreferenceEncoder(pairs, chosen, None, opened), config.transforms)
+    template, digest = _template_of(name, pairs, folder)
+    return Pipeline(PreferenceEncoder(pairs, chosen, template, opened), config.transforms, digest)
+
+
+def _template_of(
+    name: str, config: ChatTransform | PreferenceTransform, folder: tuple[Path, Path]
+) -> tuple[ChatTemplate, str]:
+    """Return the template that a transform names, compiled, and its digest."""
     base_dir, beside = folder
     try:
-        files = read_template(base_dir / chat.template if chat.template else None, beside)
-        template = ChatTemplate(files, date=chat.date)
+        files = read_template(base_dir / config.template if config.template else None, beside)
+        return ChatTemplate(files, date=config.date), _digest_of(files)
     except ConfigError as error:
         error.add_note(f"transforms of sources.{name}")
         raise
-    encoder = ChatEncoder(template, opened, chat.loss)
-    return Pipeline(encoder, config.transforms, _digest_of(files))
 
 
 def _filler(

@@ -99,6 +99,28 @@ class ChatTemplate:
         spans = self._spans(variables, marked) if wants_spans and not self._marks else []
         return Rendered(marked, spans)
 
+    def render_answer(self, prompt: list[Any], answer: list[Any]) -> Rendered:
+        """Return the text of a prompt and an answer to it, and where the answer stands in it.
+
+        Args:
+            prompt: Messages that are read.
+            answer: Messages that are trained on.
+
+        Raises:
+            BadConversationError: The template refuses them, or what it makes of the prompt depends on the answer.
+        """
+        nothing: dict[str, Any] = {"tools": None, "documents": None}
+        asked = self._rendered(nothing, prompt, prompts=True)
+        whole = self._rendered(nothing, [*prompt, *answer])
+        whole = whole.replace(_BEGIN, "").replace(_END, "")
+        asked = asked.replace(_BEGIN, "").replace(_END, "")
+        if not whole.startswith(asked):
+            raise BadConversationError(
+                f"its prompt cannot be told from its answer: what {self._files.path.name} makes of the prompt depends "
+                "on later messages; use a template of the model for training"
+            )
+        return Rendered(whole, ((len(asked), len(whole)),))
+
     def _spans(self, variables: dict[str, Any], text: str) -> list[tuple[int, int]]:
         """Return what each turn of the assistant adds behind the prompt for it."""
         messages, spans = variables["messages"], []

@@ -1,0 +1,97 @@
+"""Which transforms go together, and with what a source holds."""
+
+from typing import Any, Protocol
+
+from omniload.base.config import fault_at
+from omniload.mix.columns import LOSS_MASK
+from omniload.mix.schema.transforms import (
+    ChatTransform,
+    ClampTransform,
+    ImagesTransform,
+    MiddleTransform,
+    PreferenceTransform,
+    TransformConfig,
+)
+
+__all__ = ["require_transforms_fit"]
+
+_MAKES_TOKENS = (ChatTransform, PreferenceTransform, ImagesTransform)
+
+
+class _Described(Protocol):
+    """What a source says of itself, as ``SourceBase`` does."""
+
+    @property
+    def transforms(self) -> tuple[TransformConfig, ...]: ...
+    @property
+    def holds_text(self) -> bool: ...
+    @property
+    def holds_objects(self) -> bool: ...
+    @property
+    def is_nested(self) -> bool: ...
+    @property
+    def image_members(self) -> tuple[str, ...]: ...
+    @property
+    def pair_columns(self) -> tuple[str, ...]: ...
+
+
+def require_transforms_fit(source: _Described) -> None:
+    """Refuse transforms that do not fit each other, or what the source holds.
+
+    Raises:
+        PydanticCustomError: Says which.
+    """
+    for i, transform in enumerate(source.transforms):
+        at = ("transforms", i)
+        if isinstance(transform, _MAKES_TOKENS) and (i or not source.holds_text):
+            why = "comes after another" if i else "needs text, and the source holds token ids"
+            raise fault_at(
+                f"transforms[{i}]: {transform.type} {why}; make it the first transform of a source of text",
+                *at,
+            )
+        if isinstance(transform, PreferenceTransform) and not source.holds_objects:
+            raise fault_at(
+                f"transforms[{i}]: preference reads several keys of a record, and the source is of type "
+                f"{_type_of(source)}; use jsonl, parquet or arrow",
+                *at,
+            )
+        if isinstance(transform, ClampTransform) and source.pair_columns:
+            raise fault_at(
+                f"transforms[{i}]: clamp would cut a pair; leave it out, and long pairs by filter",
+                *at,
+            )
+        if isinstance(transform, MiddleTransform):
+            _require_plain(source, i)
+    _require_patches(source)
+
+
+def _require_plain(source: _Described, i: int) -> None:
+    """Refuse to rearrange tokens that something else goes with."""
+    masked = source.is_nested or LOSS_MASK in getattr(source, "columns", {})
+    if masked or source.image_members:
+        has = "a mask of them" if masked else "images between them"
+        raise fault_at(
+            f"transforms[{i}]: fim rearranges tokens, and the source has {has}; use it on plain text or token ids",
+            *("transforms", i),
+        )
+
+
+def _require_patches(source: _Described) -> None:
+    """Refuse images that nothing makes patches of, and a transform that finds none."""
+    first = source.transforms[0] if source.transforms else None
+    if isinstance(first, ImagesTransform) and not source.image_members:
+        raise fault_at(
+            "transforms[0]: images needs a source that holds some; name them under images, in a source of type "
+            "webdataset, parquet or arrow",
+            *("transforms", 0),
+        )
+    if source.image_members and not isinstance(first, ImagesTransform):
+        raise fault_at(
+            f"images is {list(source.image_members)} and no transform makes patches of them; add "
+            "{type: images, placeholder: ...} under transforms, or leave images out",
+            "images",
+        )
+
+
+def _type_of(source: Any) -> str:  # noqa: ANN401 -- each type of source has it as a key of its own
+    return str(getattr(source, "type", "another"))

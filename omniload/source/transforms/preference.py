@@ -1,0 +1,170 @@
+"""Preference pairs to tokens: a prompt with its chosen answer, and behind it the prompt with the rejected one.
+
+::
+
+    tokens        p p p c c c | p p p r r
+    loss_mask     0 0 0 1 1 1 | 0 0 0 1 1
+    rejected_at   6
+
+Shape suffixes:
+    N  records, each a pair or none        S  sides, twice as many: chosen and rejected in turns
+"""
+
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from omniload.base.ragged import Ragged
+from omniload.mix.columns import LOSS_MASK, REJECTED_AT
+from omniload.mix.schema.transforms import PreferenceTransform
+from omniload.source.tokenize import Tokenizer
+from omniload.source.transforms.samples import Encoder, Samples
+from omniload.source.transforms.template import BadConversationError, ChatTemplate, Rendered
+
+__all__ = ["PreferenceEncoder"]
+
+_NOTHING = Rendered("", ())
+_SHOWN = 60
+
+
+class PreferenceEncoder(Encoder):
+    """Renders both sides of each pair, and tokenises all of them together.
+
+    Args:
+        config: What the mix file says.
+        chosen: Key of the chosen answer.
+        template: For pairs of messages; ``None`` for texts.
+        tokenizer: Tokenizer of the mix.
+    """
+
+    def __init__(
+        self,
+        config: PreferenceTransform,
+        chosen: str,
+        template: ChatTemplate | None,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._config, self._chosen = config, chosen
+        self._template, self._tokenizer = template, tokenizer
+
+    @override
+    def encode(self, texts: pa.Array) -> Samples:
+        rendered: list[Rendered] = []
+        reason = ""
+        bad_N = np.zeros(len(texts), np.bool_)
+        for i, record in enumerate(texts.to_pylist()):
+            try:
+                rendered += self._sides(record) if record else (_NOTHING, _NOTHING)
+            except BadConversationError as error:
+                bad_N[i] = True
+                reason = reason or str(error)
+                rendered += (_NOTHING, _NOTHING)
+        tokens_S, mask_S = self._tokenizer.encode_spans(
+            [each.text for each in rendered], [each.spans for each in rendered]
+        )
+        if self._template is None:
+            tokens_S, mask_S = self._ended(tokens_S, mask_S)
+        return _pairs(tokens_S, mask_S, bad_N, reason)
+
+    def _sides(self, record: str) -> tuple[Rendered, Rendered]:
+        found, config = orjson.loads(record), self._config
+        if self._template is None:
+            assert config.prompt is not None, "the model has seen to it"
+            prompt, *answers = (
+                _text(found[key], key) for key in (config.prompt, self._chosen, config.rejected)
+            )
+            first, second = (
+                Rendered(prompt + answer, ((len(prompt), len(prompt) + len(answer)),))
+                for answer in answers
+            )
+            return first, second
+        keys = self._chosen, config.rejected
+        sides = [_messages(found[key], key) for key in keys]
+        if config.prompt is not None:
+            asked = _messages(found[config.prompt], config.prompt, role="user")
+        else:
+            pairs = zip(*sides, strict=False)
+            alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            asked, sides = sides[0][:alike], [side[alike:] for side in sides]
+        for key, side in zip(keys, sides, strict=True):
+            if not asked or not side:
+                raise BadConversationError(
+                    f"{key} has {len(side)} messages behind a prompt of {len(asked)}; a pair has a prompt and two "
+                    "answers that differ"
+                )
+        first, second = (self._template.render_answer(asked, side) for side in sides)
+        return first, second
+
+    def _ended(self, tokens_S: Ragged, mask_S: Ragged) -> tuple[Ragged, Ragged]:
+        """Put the end of a document behind each side that is there."""
+        end = self._tokenizer.end_of_document_id
+        if end is None:
+            return tokens_S, mask_S
+        there_S = tokens_S.lengths_N > 0
+        at = tokens_S.offsets[1:][there_S]
+        offsets = tokens_S.offsets.copy()
+        offsets[1:] += np.cumsum(there_S)
+        return (
+            Ragged(values_V=np.insert(tokens_S.values_V, at, np.int32(end)), offsets=offsets),
+            Ragged(values_V=np.insert(mask_S.values_V, at, np.True_), offsets=offsets),
+        )
+
+
+def _text(value: object, key: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise BadConversationError(f"{key} is {_shown(value)}, not a text that says something")
+    return value
+
+
+def _messages(value: object, key: str, *, role: str = "assistant") -> list[Any]:
+    """Return the messages under a key; a message alone, or the text of one by ``role``, stands for a list of it."""
+    if isinstance(value, str) and value:
+        value = {"role": role, "content": value}
+    given = [value] if isinstance(value, dict) else value
+    if not isinstance(given, list) or not all(
+        isinstance(each, dict) and isinstance(each.get("role"), str) for each in given
+    ):
+        raise BadConversationError(
+            f"{key} is {_shown(value)}, not a list of messages with role and content"
+        )
+    return given
+
+
+def _shown(value: object) -> str:
+    return orjson.dumps(value).decode()[:_SHOWN]
+
+
+def _pairs(tokens_S: Ragged, mask_S: Ragged, bad_N: NDArray[np.bool_], reason: str) -> Samples:
+    """Make a sample of every two sides; a pair of which a side trains on nothing is bad."""
+    ends_S = tokens_S.offsets[1:]
+    mask_V = mask_S.values_V.copy()
+    # The first token of a side follows nothing: else the last one of the chosen side would predict it.
+    mask_V[tokens_S.offsets[:-1][tokens_S.lengths_N > 0]] = False
+    trained = np.concatenate(([0], np.cumsum(mask_V)))
+    trained_S = trained[ends_S] - trained[tokens_S.offsets[:-1]]
+    there_N = tokens_S.lengths_N[::2] > 0
+    silent_N = there_N & ((trained_S[::2] == 0) | (trained_S[1::2] == 0))
+    if silent_N.any():
+        bad_N, there_N = bad_N | silent_N, there_N & ~silent_N
+        reason = reason or "an answer has no token; both sides of a pair say something"
+    sizes_N = np.diff(tokens_S.offsets[::2])
+    keeps_V = np.repeat(there_N, sizes_N)
+    offsets = np.concatenate(([0], np.cumsum(sizes_N * there_N)))
+    places = Ragged(
+        values_V=tokens_S.lengths_N[::2][there_N].astype(np.int32),
+        offsets=np.concatenate(([0], np.cumsum(there_N, dtype=np.int64))),
+    )
+    return Samples(
+        tokens=Ragged(values_V=tokens_S.values_V[keeps_V], offsets=offsets),
+        others={
+            LOSS_MASK: Ragged(values_V=mask_V[keeps_V], offsets=offsets),
+            REJECTED_AT: places,
+        },
+        bad_N=bad_N if bad_N.any() else None,
+        reason=reason,
+    )
