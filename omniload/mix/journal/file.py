@@ -66,6 +66,8 @@ class _Head:
     """``MixState.digest`` of the state that it leads to."""
     has_worlds: bool = False
     """Whether ranks are noted in it."""
+    moved: tuple[JsonObject, ...] = ()
+    """Ranks that trained on its last steps and are noted behind it: they may be told some steps late."""
 
 
 class Journal:
@@ -74,7 +76,7 @@ class Journal:
     def __init__(self, storage: JournalStorage, head: _Head) -> None:
         """Go on with a journal whose first lines are those of ``head``; ``storage`` holds no other."""
         self._storage = storage
-        self.has_worlds = head.has_worlds
+        self.has_worlds = head.has_worlds or bool(head.moved)
         """Whether ranks are noted in it: those that go on are noted as well."""
         self._end, self._last = head.size_bytes, head.checksum
         self._sure = self._end, self._last
@@ -114,7 +116,10 @@ class Journal:
             head = _Head(len(bytes(first)), first.checksum, digest)
         else:
             storage.go_on(head.size_bytes)
-        return cls(storage, head)
+        journal = cls(storage, head)
+        for world in head.moved:
+            journal._append(line_of(world, journal._last))
+        return journal
 
     @classmethod
     def taken_over(
@@ -295,10 +300,13 @@ def _head_before(storage: JournalStorage, state: JsonObject) -> _Head:
     if reached > step:
         raise StateError(f"it starts at step {reached}, the run goes on from step {step}")
     size, last, record, has_worlds = len(bytes(first)), first, first, False
+    moved: list[JsonObject] = []
     for line in lines:
         if reached < step or (reached == step and line.is_note):
             size, last = size + len(bytes(line)), line
             has_worlds |= line.is_world
+        elif line.is_world and _step_of(line) < step:
+            moved.append(line.parsed())
         if not line.is_note:  # what follows is checked, and cut off
             record = line if reached < step else record
             reached += 1
@@ -306,7 +314,13 @@ def _head_before(storage: JournalStorage, state: JsonObject) -> _Head:
         raise StateError(
             f"it ends before step {reached}, the run goes on from step {step}: its last lines are missing"
         )
-    return _Head(size, last.checksum, record.parsed().get("after"), has_worlds)
+    return _Head(size, last.checksum, record.parsed().get("after"), has_worlds, tuple(moved))
+
+
+def _step_of(world: JournalLine) -> int:
+    step = world.parsed()["step"]
+    assert isinstance(step, int), "a sound line"
+    return step
 
 
 def _is_of(begun: Json, now: Json) -> bool:

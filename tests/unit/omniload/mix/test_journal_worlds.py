@@ -61,6 +61,28 @@ def test_ranks_that_begin_in_lost_work_are_cut_off_with_it(tmp_path):
     assert read_worlds(path) == []
 
 
+def test_ranks_that_are_noted_in_lost_work_and_trained_before_it_stay_noted(tmp_path):
+    changes = {
+        12: [a_world(9)],
+        30: [a_world(18, dp=4, generation=2), a_world(29, dp=5, generation=3)],
+    }
+    path = with_worlds(tmp_path / "j", changes, every=16)
+
+    with opened(path, FOUND[20]) as journal:
+        assert journal.has_worlds
+        journal.append_world(a_world(20, dp=2, generation=0))
+        for record in records_between(FOUND[20:]):
+            journal.append(record.to_json(NAMES))
+
+    assert [(w["step"], w["sizes"]["dp"]) for w in read_worlds(path)] == [
+        (9, 3),
+        (9, 3),
+        (18, 4),
+        (20, 2),
+    ]
+    assert len(read_journal(path)[1]) == 40
+
+
 def test_a_run_that_goes_on_behind_a_change_knows_that_there_was_one(tmp_path):
     path = with_worlds(tmp_path / "j", {10: [a_world(10)]})
 
