@@ -159,13 +159,20 @@ class SampleQueue:
         self.asked_to = int(min(max(stop, self.reach), end))
         return start, self.asked_to
 
-    def skip_to(self, cursor: Cursor) -> None:
-        """Remove the samples before ``cursor``; those that are not reported yet are left out as they are."""
+    def skip_to(self, cursor: Cursor, floor: int) -> None:
+        """Remove the samples before ``cursor``, and ask for nothing before ``floor`` any more.
+
+        What is reported of before ``cursor`` later is left out; an answer that is under way and begins before
+        ``floor`` is ignored.
+        """
         position, sub, _ = cursor
         before = (self.table.positions_N < position) | (
             (self.table.positions_N == position) & (self.table.subs_N < sub)
         )
         self.draw(int(np.count_nonzero(before)))
+        if floor > self.table.stop:
+            self.table = SampleTable.empty(floor)
+            self.asked_to = floor
 
     def next_range(self, tokens: int) -> tuple[int, int]:
         """Return the raw positions to read for about ``tokens`` more tokens, as far as is known."""
@@ -195,7 +202,7 @@ def queues_of(state: MixState) -> list[SampleQueue]:
 def skip_ahead(queues: Sequence[SampleQueue], history: History, before: MixState) -> MixState:
     """Return the state that a step begins with, as its edits say, and have queues go on from there.
 
-    Of steps that are skipped, what lies before it is read, for pieces that are carried, and not drawn.
+    Of steps that are skipped nothing is read but what lies behind the first piece that is carried over them.
     """
     _, entered = history.entered(before)
     if before.cursors_S != entered.cursors_S[: len(before.cursors_S)]:
@@ -203,7 +210,7 @@ def skip_ahead(queues: Sequence[SampleQueue], history: History, before: MixState
             queues, queues_of(entered), entered.cursors_S, strict=False
         ):
             queue.reach = max(queue.reach, begun.reach)
-            queue.skip_to(cursor)
+            queue.skip_to(cursor, begun.table.stop)
     return entered
 
 

@@ -5,6 +5,7 @@ The model is ``reference_digests``: it knows the edits from the start and no mac
 
 import json
 from contextlib import suppress
+from itertools import pairwise
 
 import orjson
 import pytest
@@ -12,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omniload.base.errors import ConfigError, StateError
+from omniload.machine import queue as queue_module
+from omniload.machine.queue import SampleQueue
 from omniload.mix.edits.edit import AddSource, RetireSource, SetWeights, SkipSteps, Undo
 from omniload.mix.edits.found import require_reached
 from omniload.mix.edits.history import History
@@ -275,6 +278,31 @@ def test_steps_that_are_skipped_are_left_out_and_all_others_are_those_of_the_run
     for step in range(first, STEPS - (stop - first)):
         assert after[step] == before[step + stop - first]
     assert rest == reference_digests(history, lengths, num_steps=STEPS)[at or 0 :]
+
+
+def test_of_many_steps_that_are_skipped_next_to_nothing_is_read(monkeypatch):
+    mix = a_mix(sources=NAMES, rows=8, length=16)
+    lengths = [[[16]] * 500] * 3
+    world = {"dp": 1, "num_loaders": 1, "num_constructors": 1, "seed": 1}
+    plain, digests = simulated(mix, lengths, world)
+    history = skipping(plain, 1, STEPS - 1)
+    asked, real = {}, SampleQueue.ask
+
+    def ask(queue, *arguments, **words):
+        start, stop = real(queue, *arguments, **words)
+        asked.setdefault(id(queue), []).append((start, stop))
+        return start, stop
+
+    monkeypatch.setattr(SampleQueue, "ask", ask)
+    monkeypatch.setattr(queue_module, "_SMALL_READ", 1)
+    monkeypatch.setattr(queue_module, "_FIRST_READ", 1)
+    _, rest = simulated(mix, lengths, world, edits=history.edits)
+
+    assert rest[0] == digests[0]
+    assert rest == reference_digests(history, lengths, num_steps=STEPS)
+    for ranges in asked.values():
+        gaps = [start - stop for (_, stop), (start, _) in pairwise(ranges)]
+        assert max(gaps) > 5, ranges  # what was read before step 1 was planned lies behind it
 
 
 @settings(max_examples=10)
