@@ -201,14 +201,16 @@ def _tokens_per_record(spec: PlaneSpec, name: str, record_format: Format) -> flo
             f"sources.{name}: {records.reason}; correct the type or the key, mend the record, or leave out what cannot "
             "be read with on_error: {policy: skip}"
         )
-    rows = np.flatnonzero(~records.bad_B)[:_FIRST_RECORDS]
+    rows = np.flatnonzero(records.usable_B)[:_FIRST_RECORDS]
     if not len(rows):
         return 0.0
+    # A record that conditions leave out counts for nothing.
+    share = 1.0 if records.kept_B is None else float(records.kept_B.mean())
     if not record_format.holds_text:
-        return float(records.column.lengths_N[rows].mean())
+        return share * float(records.column.lengths_N[rows].mean())
     tokenizer = tokenizer_of(spec.mix, spec.base_dir)
     if tokenizer is None:
         return 0.0  # told already by whoever asks for the tokenizer
     column = records.column
     texts = take(as_binary(column), rows, column.values_V.dtype)
-    return float(tokenizer.encode(text_array(texts)).lengths_N.mean())
+    return share * float(tokenizer.encode(text_array(texts)).lengths_N.mean())

@@ -18,7 +18,7 @@ __all__ = ["SourceFacts", "fingerprint_of", "source_parts"]
 
 _NOT_MEMBERSHIP = {"tags", "on_error", "path"}
 """What may change: data that moved is told from other data by its shards."""
-_LATER_KEYS = ("columns", "transforms", "images", "splits", "split", "key")
+_LATER_KEYS = ("columns", "transforms", "images", "splits", "split", "key", "where")
 """Keys that came after the first release: one that is not used leaves the digest as it was."""
 
 

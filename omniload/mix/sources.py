@@ -15,6 +15,7 @@ from typing_extensions import override
 from omniload.base.config import StrictModel, fault_at
 from omniload.base.units import Bytes, Count
 from omniload.mix.columns import LOSS_MASK, TableColumn
+from omniload.mix.schema.conditions import Where
 from omniload.mix.schema.records import OnError, ShuffleConfig
 from omniload.mix.schema.splits import TRAIN, Name, Splits, share_of
 from omniload.mix.schema.transform_rules import require_transforms_fit
@@ -68,6 +69,9 @@ class SourceBase(StrictModel):
     """What to do with a record that cannot be decoded."""
     transforms: tuple[TransformConfig, ...] = ()
     """What is done to records on their way to samples, in order."""
+    where: Where = Field(default_factory=dict)
+    """Conditions on columns (of ``jsonl``, on keys): only records for which all hold are drawn. ``{lang: [en, de]}`` is
+    one of several values, ``{lang: en}`` one, ``{quality: {at_least: 0.5}}`` a range; a null is left out."""
     splits: Splits | None = None
     """Splits of this source, in place of the mix's: ``{}`` holds nothing out."""
     split: Name | None = None
@@ -76,6 +80,12 @@ class SourceBase(StrictModel):
     @model_validator(mode="after")
     def _transforms_fit(self) -> Self:
         require_transforms_fit(self)
+        if self.where and not self.holds_objects:
+            raise fault_at(
+                f"where reads columns, and the source is of type {getattr(self, 'type', '?')}; use jsonl, parquet or "
+                "arrow",
+                "where",
+            )
         return self
 
     @property

@@ -157,7 +157,7 @@ def _sample(record_format: Format, unit: int, pipeline: Pipeline) -> _Sample:
     mean = max(1.0, values / len(column))
     rows = evenly(len(column), int(limit / mean))
     bad_R = records.bad_B[rows]
-    good = np.flatnonzero(~bad_R)
+    good = np.flatnonzero(records.usable_B[rows])
     samples = pipeline.of_records(records, rows[good])
     lengths = np.zeros(len(rows), np.int64)
     lengths[good] = samples.tokens.lengths_N

@@ -134,11 +134,13 @@ class RecordRules:
     """The split that is drawn of it."""
 
     def drawn_of(self, records: Records) -> NDArray[np.bool_]:
-        """Tell which records of a unit the split has."""
+        """Tell which records of a unit the split has, and conditions leave in."""
+        every = np.ones(len(records.column), np.bool_)
+        kept_B = every if records.kept_B is None else records.kept_B
         if not self.splits:
-            return np.ones(len(records.column), np.bool_)
+            return kept_B
         keys_B = content_keys(records.column) if records.keys_B is None else records.keys_B
-        return in_split(keys_B, self.splits, self.split)
+        return kept_B & in_split(keys_B, self.splits, self.split)
 
 
 class RecordSource(Source):

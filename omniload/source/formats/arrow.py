@@ -15,6 +15,7 @@ from typing_extensions import override
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.units import format_bytes
 from omniload.mix.columns import NO_COLUMNS, TableColumn
+from omniload.mix.schema.conditions import NO_CONDITIONS, Condition
 from omniload.mix.sources import ArrowSource
 from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, beside, read_json, reading
@@ -30,8 +31,10 @@ from omniload.source.parsing.arrow_columns import (
     require_others,
     with_keys,
     with_others,
+    with_where,
 )
 from omniload.source.parsing.arrow_messages import END_OF_STREAM, FILE_MAGIC, messages_of
+from omniload.source.parsing.conditions import require_where
 from omniload.source.parsing.image_cells import require_images, with_images
 from omniload.source.patterns import FileNames
 
@@ -57,16 +60,18 @@ class ArrowFormat(Format):
         images: tuple[str, ...] = (),
         key: str | None = None,
         beside: tuple[str, ...] = (),
+        where: Mapping[str, Condition] = NO_CONDITIONS,
     ) -> None:
         self.holds_text, self._holds = holds != "tokens", holds
         self._files, self._column, self._others, self._key = files, column, others, key
         self._images = images
         """The column of images, where it has one."""
-        self._beside = beside
+        self._beside, self._where = beside, where
         """Columns that are read with the one of the text, as one object."""
         keys = () if key is None else ("key", key)
         joined = ("with", *beside) if beside else ()
-        kind = "/".join(("arrow", holds, column, *others.values(), *images, *keys, *joined))
+        asked = ("where", *where) if where else ()
+        kind = "/".join(("arrow", holds, column, *others.values(), *images, *keys, *joined, *asked))
         self._units = index_of(files, self._index, kind=kind, cache=cache)
         # Consecutive units mostly follow the same schema, which is read once.
         self._before: tuple[int, list[tuple[int, int]], bytes] = -1, [], b""
@@ -80,7 +85,8 @@ class ArrowFormat(Format):
         file, where = self._place(unit)
         keyed = () if self._key is None else (self._key,)
         names = (self._column, *self._others.values(), *self._images, *keyed)
-        column, *others = self._columns_of(unit, (*names, *self._beside))
+        column, *others = self._columns_of(unit, (*names, *self._beside, *self._where))
+        asked, others = self._asked_of(others)
         if self._beside:
             beside, others = others[-len(self._beside) :], others[: -len(self._beside)]
             column = self._object_of([column, *beside])
@@ -89,6 +95,7 @@ class ArrowFormat(Format):
         records = records_of(column, place, self._holds)
         records = with_others(records, dict(zip(self._others, others, strict=False)), place)
         records = with_keys(records, keys, place)
+        records = with_where(records, self._where, asked)
         return with_images(records, others[-1]) if self._images else records
 
     @override
@@ -98,10 +105,18 @@ class ArrowFormat(Format):
             return Records.of_texts([])
         unit = int(filled[0])
         file, where = self._place(unit)
-        columns = self._columns_of(unit, (self._column, *self._beside))
-        columns = [column.slice(0, _FIRST_ROWS) for column in columns]
+        columns = self._columns_of(unit, (self._column, *self._beside, *self._where))
+        asked, columns = self._asked_of([column.slice(0, _FIRST_ROWS) for column in columns])
         column = self._object_of(columns) if self._beside else columns[0]
-        return records_of(column, f"{file.path}: {where}", self._holds)
+        records = records_of(column, f"{file.path}: {where}", self._holds)
+        return with_where(records, self._where, asked)
+
+    def _asked_of(
+        self, columns: list[pa.ChunkedArray]
+    ) -> tuple[dict[str, pa.ChunkedArray], list[pa.ChunkedArray]]:
+        """Part the columns of conditions, which come last, from those before them."""
+        first = len(columns) - len(self._where)
+        return dict(zip(self._where, columns[first:], strict=True)), columns[:first]
 
     def _object_of(self, columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
         return as_objects(dict(zip((self._column, *self._beside), columns, strict=True)))
@@ -168,6 +183,7 @@ class ArrowFormat(Format):
         for column in self._images:
             require_images(schema, column, file.path)
         require_key(schema, self._key, file.path)
+        require_where(schema, self._where, file.path)
         largest = max((stop - start for start, stop in zip(starts, stops, strict=True)), default=0)
         if largest > MAX_UNIT_BYTES:
             raise ConfigError(
@@ -252,6 +268,7 @@ def _opened(config: ArrowSource, files: Sequence[ShardFile], cache: IndexCache |
         images=config.image_members,
         key=config.key_column,
         beside=config.pair_columns,
+        where=config.where,
     )
 
 

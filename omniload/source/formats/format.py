@@ -57,6 +57,8 @@ class Records:
     """Further columns by name, a sequence a record; an aligned one has the lengths of ``column`` where that is good."""
     keys_B: NDArray[np.uint64] | None = None
     """Hash of what each record is known by, where its source names that; see ``omniload.mix.schema.splits``."""
+    kept_B: NDArray[np.bool_] | None = None
+    """False where a condition of the source leaves a record out; ``None`` where it has none."""
 
     @classmethod
     def of_texts(cls, texts: "list[str | None]", reason: str = "") -> Self:
@@ -71,7 +73,17 @@ class Records:
         offsets = self.column.offsets[: count + 1]
         column = Ragged(values_V=self.column.values_V[: offsets[-1]], offsets=offsets)
         bad_B = self.bad_B[:count]
-        return type(self)(column=column, bad_B=bad_B, reason=self.reason if bad_B.any() else "")
+        return type(self)(
+            column=column,
+            bad_B=bad_B,
+            reason=self.reason if bad_B.any() else "",
+            kept_B=None if self.kept_B is None else self.kept_B[:count],
+        )
+
+    @property
+    def usable_B(self) -> NDArray[np.bool_]:
+        """True where a record is sound, and no condition leaves it out."""
+        return ~self.bad_B if self.kept_B is None else ~self.bad_B & self.kept_B
 
 
 class Format(Protocol):

@@ -5,7 +5,7 @@ its neighbours, nor on the unit that it falls into. A line that cannot be used k
 position, so mending it later moves no other record.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from typing_extensions import override
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.base.units import format_bytes
+from omniload.mix.schema.conditions import NO_CONDITIONS, Condition
 from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import JsonlSource
 from omniload.source.content import digested
@@ -31,6 +32,7 @@ from omniload.source.parsing.compressed import (
     require_held_whole,
     stream_of,
 )
+from omniload.source.parsing.conditions import keeps
 from omniload.source.parsing.lines import BadLineError, key_in, object_in, object_of, text_in
 from omniload.source.patterns import FileNames
 
@@ -54,9 +56,12 @@ class JsonlFormat(Format):
         nested: bool = False,
         known_by: str | None = None,
         beside: tuple[str, ...] = (),
+        where: Mapping[str, Condition] = NO_CONDITIONS,
     ) -> None:
         self._files, self._unit_bytes = files, unit_bytes
-        self._read = _LineReader(key=key, nested=nested, known_by=known_by, beside=beside)
+        self._read = _LineReader(
+            key=key, nested=nested, known_by=known_by, beside=beside, where=where
+        )
         self._units = index_of(files, self._index, kind=f"jsonl/{unit_bytes}", cache=cache)
 
     @override
@@ -192,11 +197,12 @@ def _records(
     view = memoryview(data)
     texts, lengths = bytearray(), np.zeros(len(ends), np.int64)
     keys = np.zeros(len(ends), np.uint64)
+    kept = np.ones(len(ends), np.bool_)
     bad = np.zeros(len(ends), np.bool_)
     reason, start = "", 0
     for i, end in enumerate(ends.tolist()):
         try:
-            text, keys[i] = read(view[start:end])
+            text, keys[i], kept[i] = read(view[start:end])
         except BadLineError as error:
             bad[i] = True
             reason = reason or f"{path}:{first_line + i}: {error}"
@@ -208,7 +214,11 @@ def _records(
     np.cumsum(lengths, out=offsets[1:])
     column = Ragged(values_V=np.frombuffer(texts, np.uint8), offsets=offsets)
     return Records(
-        column=column, bad_B=bad, reason=reason, keys_B=keys if read.known_by is not None else None
+        column=column,
+        bad_B=bad,
+        reason=reason,
+        keys_B=keys if read.known_by is not None else None,
+        kept_B=kept if read.where else None,
     )
 
 
@@ -224,21 +234,26 @@ class _LineReader:
     """Key of what the line is known by, where that is asked for."""
     beside: tuple[str, ...] = ()
     """Keys that are read with that of the text; the text of a line is then an object of all of them, as JSON."""
+    where: Mapping[str, Condition]
+    """Conditions; of a line for which they do not hold nothing else is read."""
 
-    def __call__(self, line: memoryview) -> tuple[bytes, int]:
-        """Return the text of a line, and the hash of what it is known by.
+    def __call__(self, line: memoryview) -> tuple[bytes, int, bool]:
+        """Return the text of a line, the hash of what it is known by, and whether it is drawn from at all.
 
         Raises:
             BadLineError: It has none.
         """
         value = object_of(line)
         if value is None:
-            return b"", 0
+            return b"", 0, True
+        if self.where and not keeps(self.where, value):
+            return b"", 0, False
         if self.beside:
             text = object_in(value, (self.key, *self.beside))
         else:
             text = text_in(value, self.key, nested=self.nested)
-        return text, 0 if self.known_by is None else key_of(key_in(value, self.known_by))
+        known = 0 if self.known_by is None else key_of(key_in(value, self.known_by))
+        return text, known, True
 
 
 def _opened(config: JsonlSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
@@ -250,6 +265,7 @@ def _opened(config: JsonlSource, files: Sequence[ShardFile], cache: IndexCache |
         nested=config.is_nested,
         known_by=config.key_column,
         beside=config.pair_columns,
+        where=config.where,
     )
 
 

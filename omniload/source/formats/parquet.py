@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from omniload.base.errors import IntegrityError
 from omniload.mix.columns import NO_COLUMNS, TableColumn
+from omniload.mix.schema.conditions import NO_CONDITIONS, Condition
 from omniload.mix.sources import ParquetSource
 from omniload.source.content import digest_of_ranges, parquet_ranges
 from omniload.source.files import ShardFile, reading
@@ -24,7 +25,9 @@ from omniload.source.parsing.arrow_columns import (
     require_others,
     with_keys,
     with_others,
+    with_where,
 )
+from omniload.source.parsing.conditions import require_where
 from omniload.source.parsing.image_cells import require_images, with_images
 from omniload.source.patterns import FileNames
 
@@ -47,16 +50,20 @@ class ParquetFormat(Format):
         images: tuple[str, ...] = (),
         key: str | None = None,
         beside: tuple[str, ...] = (),
+        where: Mapping[str, Condition] = NO_CONDITIONS,
     ) -> None:
         self.holds_text, self._holds = holds != "tokens", holds
         self._files, self._column, self._others, self._key = files, column, others, key
         self._images = images
         """The column of images, where it has one."""
-        self._beside = beside
+        self._beside, self._where = beside, where
         """Columns that are read with the one of the text, as one object."""
         keys = () if key is None else ("key", key)
         joined = ("with", *beside) if beside else ()
-        kind = "/".join(("parquet", holds, column, *others.values(), *images, *keys, *joined))
+        asked = ("where", *where) if where else ()
+        kind = "/".join(
+            ("parquet", holds, column, *others.values(), *images, *keys, *joined, *asked)
+        )
         self._units = index_of(files, self._index, kind=kind, cache=cache)
         # Consecutive units mostly share a shard; its footer is parsed once.
         self._opened: tuple[int, pq.ParquetFile] | None = None
@@ -83,6 +90,7 @@ class ParquetFormat(Format):
         others = {name: table[other] for name, other in self._others.items()}
         keys = None if self._key is None else table[self._key]
         records = with_keys(with_others(records, others, where), keys, where)
+        records = with_where(records, self._where, table)
         return with_images(records, table[self._images[0]]) if self._images else records
 
     @override
@@ -98,11 +106,12 @@ class ParquetFormat(Format):
             batches = shard.iter_batches(
                 _FIRST_ROWS,
                 row_groups=[group],
-                columns=[self._column, *self._beside],
+                columns=list(dict.fromkeys((self._column, *self._beside, *self._where))),
                 use_threads=False,
             )
-            column = self._texts(pa.table(next(batches)))
-        return records_of(column, f"{file.path}: {part}", self._holds)
+            table = pa.Table.from_batches([next(batches)])
+        records = records_of(self._texts(table), f"{file.path}: {part}", self._holds)
+        return with_where(records, self._where, table)
 
     def _texts(self, table: pa.Table) -> pa.ChunkedArray:
         if not self._beside:
@@ -110,7 +119,10 @@ class ParquetFormat(Format):
         return as_objects({name: table[name] for name in (self._column, *self._beside)})
 
     def _columns(self) -> list[str]:
-        every = (self._column, *self._beside, *self._others.values(), *self._images, self._key)
+        every = (
+            *(self._column, *self._beside, *self._others.values(), *self._images),
+            *(self._key, *self._where),
+        )
         return list(dict.fromkeys(name for name in every if name is not None))
 
     def _shard(self, shard: int) -> pq.ParquetFile:
@@ -128,6 +140,7 @@ class ParquetFormat(Format):
             require_column(schema, column, file.path, self._holds)
         require_others(schema, self._others, file.path)
         require_key(schema, self._key, file.path)
+        require_where(schema, self._where, file.path)
         for column in self._images:
             require_images(schema, column, file.path)
         groups = np.arange(len(rows))
@@ -152,6 +165,7 @@ def _opened(config: ParquetSource, files: Sequence[ShardFile], cache: IndexCache
         images=config.image_members,
         key=config.key_column,
         beside=config.pair_columns,
+        where=config.where,
     )
 
 

@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.mix.columns import COLUMNS, TableColumn
+from omniload.mix.schema.conditions import Condition
 from omniload.mix.schema.splits import key_of
 from omniload.source.columns import drained, text_bytes
 from omniload.source.formats.format import Records
+from omniload.source.parsing.conditions import kept_columns
 
 __all__ = [
     "Holds",
@@ -30,6 +32,7 @@ __all__ = [
     "token_ids",
     "with_keys",
     "with_others",
+    "with_where",
 ]
 
 _INT32_MAX = np.iinfo(np.int32).max
@@ -168,6 +171,22 @@ def with_keys(records: Records, column: pa.ChunkedArray | None, where: str) -> R
         bad_B=records.bad_B | null_B,
         reason=records.reason
         or (f"{where}: row {null_B.argmax()}: key is null" if null_B.any() else ""),
+    )
+
+
+def with_where(
+    records: Records,
+    where: Mapping[str, Condition],
+    columns: Mapping[str, pa.ChunkedArray] | pa.Table,
+) -> Records:
+    """Note which records conditions leave out; what is wrong with one of those is all one."""
+    if not where:
+        return records
+    asked = {name: columns[name] for name in where}
+    kept_B = kept_columns(where, asked, len(records.column))
+    bad_B = records.bad_B & kept_B
+    return replace(
+        records, kept_B=kept_B, bad_B=bad_B, reason=records.reason if bad_B.any() else ""
     )
 
 

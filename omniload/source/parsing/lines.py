@@ -7,7 +7,7 @@ numbers out of the range of a double, and escapes of half a surrogate pair.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import orjson
 
@@ -21,6 +21,7 @@ __all__ = [
     "object_of",
     "text_in",
     "text_of",
+    "value_in",
 ]
 
 LARGEST_DEPTH = 512
@@ -88,7 +89,7 @@ def object_of(line: memoryview) -> dict[str, object] | None:
 
 def text_in(value: dict[str, object], key: str, *, nested: bool = False) -> bytes:
     """Return the text under ``key`` of an object as UTF-8; see ``text_of``."""
-    text = _value_in(value, key)
+    text = value_in(value, key)
     if nested and isinstance(text, list | dict):
         try:
             return orjson.dumps(text)
@@ -106,7 +107,7 @@ def object_in(value: dict[str, object], keys: Sequence[str]) -> bytes:
         BadLineError: There is no such key, or its value cannot be written as JSON.
     """
     try:
-        return orjson.dumps({key: _value_in(value, key) for key in keys})
+        return orjson.dumps({key: value_in(value, key) for key in keys})
     except TypeError as error:
         raise BadLineError(f"{', '.join(keys)} cannot be written as JSON: {error}") from error
 
@@ -117,13 +118,18 @@ def key_in(value: dict[str, object], key: str) -> bytes:
     Raises:
         BadLineError: There is no such key, or it holds something else.
     """
-    known_by = _value_in(value, key)
+    known_by = value_in(value, key)
     if isinstance(known_by, bool) or not isinstance(known_by, str | int):
         raise BadLineError(f"{key!r} is {known_by!r:.40}, not a text or an integer, as a key is")
     return _utf8(str(known_by), key)
 
 
-def _value_in(value: dict[str, object], key: str) -> object:
+def value_in(value: Mapping[str, object], key: str) -> object:
+    """Return what stands under a key of an object.
+
+    Raises:
+        BadLineError: There is no such key; says which there are.
+    """
     if key not in value:
         raise BadLineError(f"has no key {key!r}; it has {_shown(value)}")
     return value[key]
@@ -173,7 +179,7 @@ def _depth(text: str) -> int:
     return deepest
 
 
-def _shown(value: dict[str, object]) -> str:
+def _shown(value: Mapping[str, object]) -> str:
     """List keys for a message: a few, short, and nothing that a terminal would obey."""
     names = [ascii(name)[1:-1] if not name.isprintable() else name for name in sorted(value)]
     short = [

@@ -62,7 +62,7 @@ class Survey:
             records = self._format.read_unit(unit)
             for start in range(0, len(rows_R), _READ_TOGETHER):
                 rows = rows_R[start : start + _READ_TOGETHER]
-                good = rows[~records.bad_B[rows]]
+                good = rows[records.usable_B[rows]]
                 yield self._made(records, good, len(rows) - len(good))
 
     def _made(self, records: Records, rows_N: NDArray[np.int64], bad: int) -> Looked:

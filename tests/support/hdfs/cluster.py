@@ -8,6 +8,7 @@ Jars and libhdfs come from ``fetch.sh``, once, into ``OMNILOAD_HDFS_CACHE`` (def
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -35,6 +36,7 @@ QUICK_START = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto"]
 """For machines that live for seconds: compiling well costs more than it saves."""
 NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
+_LEAST_PORT = 10_000
 RELAY_HOST = "127.0.0.2"
 """Where relays listen, at the ports of the data nodes, which listen at 127.0.0.1."""
 
@@ -58,9 +60,14 @@ def fetched() -> Path:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nobody listens on, and that the kernel gives to no connection until it is used."""
+    ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
+    below = int(ephemeral[0]) if int(ephemeral[0]) > 2 * _LEAST_PORT else 1 << 16
+    while True:
+        port = random.SystemRandom().randrange(_LEAST_PORT, below)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @dataclass

@@ -1,0 +1,121 @@
+"""Conditions on the columns of records: a line at a time, and whole columns at once; both say the same.
+
+Shape suffixes:
+    B  records of a unit
+"""
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from math import inf
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from omniload.base.errors import ConfigError
+from omniload.mix.schema.conditions import Between, Condition, Value, kind_of
+from omniload.source.parsing.lines import BadLineError, value_in
+
+__all__ = ["keeps", "kept_columns", "require_where"]
+
+_IS_KIND: Mapping[str, Callable[[pa.DataType], bool]] = {
+    "text": lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
+    "number": lambda kind: pa.types.is_integer(kind) or pa.types.is_floating(kind),
+    "truth": pa.types.is_boolean,
+}
+
+
+def keeps(where: Mapping[str, Condition], line: Mapping[str, object]) -> bool:
+    """Tell whether all conditions hold for the object of a line; a null is left out.
+
+    Raises:
+        BadLineError: It has no such key, or a value of another kind.
+    """
+    found = {key: value_in(line, key) for key in where}
+    for key, value in found.items():
+        wanted = _kind(where[key])
+        if value is not None and kind_of(value) != wanted:
+            raise BadLineError(f"{key!r} is {value!r:.40}, not a {wanted}, as where.{key} asks for")
+    return all(value is not None and _holds(where[key], value) for key, value in found.items())
+
+
+def _holds(condition: Condition, value: object) -> bool:
+    if isinstance(condition, Between):
+        assert isinstance(value, int | float), "a number"
+        least, most = _limits(condition)
+        return least <= value <= most
+    return value in _values(condition)
+
+
+def _limits(condition: Between) -> tuple[float, float]:
+    """Return the limits of a range; NaN lies in none."""
+    return (
+        -inf if condition.at_least is None else condition.at_least,
+        inf if condition.at_most is None else condition.at_most,
+    )
+
+
+def _values(condition: Condition) -> tuple[Value, ...]:
+    assert not isinstance(condition, Between), "it has limits"
+    return condition if isinstance(condition, tuple) else (condition,)
+
+
+def _kind(condition: Condition) -> str:
+    kind = "number" if isinstance(condition, Between) else kind_of(_values(condition)[0])
+    assert kind is not None, "the model has seen to it"
+    return kind
+
+
+def require_where(schema: pa.Schema, where: Mapping[str, Condition], path: str) -> None:
+    """Refuse a shard without a column that is asked for, or with another type of it.
+
+    Raises:
+        ConfigError: With what the shard has.
+    """
+    for column, condition in where.items():
+        if schema.names.count(column) != 1:
+            raise ConfigError(
+                f"{path}: has no single column {column!r} for where; it has {', '.join(schema.names)}"
+            )
+        found = schema.field(column).type
+        values = found.value_type if pa.types.is_dictionary(found) else found
+        if not _IS_KIND[_kind(condition)](values):
+            raise ConfigError(
+                f"{path}: column {column!r} is {found}, not a {_kind(condition)}, as where.{column} asks for"
+            )
+
+
+def kept_columns(
+    where: Mapping[str, Condition], columns: Mapping[str, pa.ChunkedArray], rows: int
+) -> NDArray[np.bool_]:
+    """Tell of which rows all conditions hold, ``[B]``; ``require_where`` has seen the types."""
+    each = (_kept(condition, columns[column]) for column, condition in where.items())
+    return reduce(np.logical_and, each, np.ones(rows, np.bool_))
+
+
+def _kept(condition: Condition, column: pa.ChunkedArray) -> NDArray[np.bool_]:
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if isinstance(condition, Between):
+        least, most = _limits(condition)
+        values = np.asarray(column.cast(pa.float64(), safe=False).to_numpy())
+        kept: NDArray[np.bool_] = (values >= least) & (values <= most) & _there(column)
+        return kept
+    wanted = [value for value in _values(condition) if _fits(value, column.type)]
+    found = pc.is_in(column, value_set=pa.array(wanted, column.type))
+    kept = np.asarray(found.to_numpy(), np.bool_)
+    return kept & _there(column)
+
+
+def _there(column: pa.ChunkedArray) -> NDArray[np.bool_]:
+    return np.asarray(column.is_valid().to_numpy(), np.bool_)
+
+
+def _fits(value: Value, kind: pa.DataType) -> bool:
+    """Tell whether a column of this type can hold exactly this value."""
+    try:
+        held = pa.scalar(int(value) if pa.types.is_integer(kind) else value, kind).as_py()
+    except (pa.ArrowInvalid, OverflowError):
+        return False
+    return bool(held == value)

@@ -1,0 +1,213 @@
+"""Conditions on columns: lines and tables say the same, and what Arrow's own filter says."""
+
+import json
+from functools import reduce
+from operator import and_
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import omniload
+from omniload.base.config import checked
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.mix.config import MixConfig
+from omniload.mix.fingerprint import SourceFacts, source_parts
+from omniload.mix.schema.conditions import Between
+from omniload.mix.sources import JsonlSource
+from omniload.source.parsing.conditions import keeps, kept_columns
+
+LANGS, SCORES = ["en", "de", "fr", ""], [0.0, 0.25, 0.5, 1.0, -3.5, 1e300]
+COUNTS = [0, 1, -1, 2**53, 2**53 + 1, 2**62]
+rows = st.lists(
+    st.fixed_dictionaries(
+        {
+            "lang": st.none() | st.sampled_from(LANGS),
+            "quality": st.none() | st.sampled_from(SCORES),
+            "count": st.none() | st.sampled_from(COUNTS),
+            "clean": st.none() | st.booleans(),
+        }
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def one_of(values):
+    return st.sampled_from(values) | st.lists(st.sampled_from(values), min_size=1).map(tuple)
+
+
+limits = st.none() | st.sampled_from([-1.0, 0.0, 0.3, 0.5, 2.0])
+ranges = (
+    st.tuples(limits, limits)
+    .filter(lambda pair: pair != (None, None) and (None in pair or pair[0] <= pair[1]))
+    .map(lambda pair: Between(at_least=pair[0], at_most=pair[1]))
+)
+wheres = st.fixed_dictionaries(
+    {},
+    optional={
+        "lang": one_of(LANGS),
+        "quality": ranges | one_of(SCORES),
+        "count": ranges | one_of([*COUNTS, 0.5, 1e300]),
+        "clean": one_of([True, False]),
+    },
+)
+TYPES = {"lang": pa.string(), "quality": pa.float64(), "count": pa.int64(), "clean": pa.bool_()}
+
+
+def arrows_own(where):
+    """Return the filter as Arrow's expressions write it; ``None`` for none."""
+
+    def expression(column, condition):
+        field = ds.field(column)
+        if isinstance(condition, Between):
+            # Arrow compares integers with a limit in float32 where it can, and refuses those that it cannot hold.
+            field = field.cast(pa.float64(), safe=False) if column == "count" else field
+            least = [] if condition.at_least is None else [field >= condition.at_least]
+            most = [] if condition.at_most is None else [field <= condition.at_most]
+            return reduce(and_, [*least, *most])
+        values = condition if isinstance(condition, tuple) else (condition,)
+        if column == "count":
+            values = [int(v) for v in values if float(v).is_integer() and abs(v) < 2**63]
+        return field.isin(pa.array(values, TYPES[column]))
+
+    each = [expression(column, condition) for column, condition in where.items()]
+    return reduce(and_, each) if each else None
+
+
+@settings(max_examples=200)
+@given(rows, wheres)
+def test_lines_and_columns_are_kept_as_by_arrows_own_filter(found, where):
+    table = pa.Table.from_pylist(found, pa.schema(TYPES)).append_column(
+        "number", pa.array(range(len(found)))
+    )
+    kept = ds.dataset(table).to_table(filter=arrows_own(where))["number"].to_pylist()
+
+    columns = {column: table[column] for column in where}
+    by_columns = kept_columns(where, columns, len(found)).nonzero()[0].tolist()
+    by_lines = [i for i, row in enumerate(found) if keeps(where, json.loads(json.dumps(row)))]
+
+    assert by_columns == kept
+    assert by_lines == kept
+
+
+def a_mix(kind, where, **source):
+    return {
+        "version": 2,
+        "seed": 1,
+        "tokenizer": {"type": "bytes"},
+        "sources": {
+            "web": {"type": kind, "path": f"web.{kind}", "text": "text", "where": where, **source}
+        },
+        "mix": {"stages": [{"weights": {"web": 1}}], "stop": "each_once"},
+        "pack": {"length": 16},
+        "batch": {"tokens": 64, "micro_tokens": 32},
+    }
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        {"text": f"d{i}", "lang": ["en", "de", None][i % 3], "quality": i / 100} for i in range(100)
+    ]
+    (tmp_path / "web.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table = pa.Table.from_pylist(lines)
+    pq.write_table(table, "web.parquet", row_group_size=9)
+    coded = table.set_column(1, "lang", table["lang"].dictionary_encode())
+    with pa.ipc.new_file("web.arrow", coded.schema) as file:
+        file.write_table(coded, max_chunksize=7)
+    return tmp_path
+
+
+def drawn(mix, **words):
+    with omniload.open(mix, arrays="numpy", **words) as loader:
+        texts = [bytes(batch.tokens[batch.tokens < 256].tolist()) for batch in loader]
+    return sorted(b"".join(texts).replace(b"\0", b"").split(b"d")[1:])
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow"])
+def test_records_are_drawn_for_which_all_conditions_hold(folder, kind):
+    where = {"lang": ["en", "fr"], "quality": {"at_least": 0.2, "at_most": 0.8}}
+
+    found = drawn(a_mix(kind, where))
+
+    assert found == sorted(str(i).encode() for i in range(100) if i % 3 == 0 and 20 <= i <= 80)
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ({"lang": []}, "where.lang"),
+        ({"lang": ["en", 3]}, "of several kinds; give texts, numbers or truths alone"),
+        (
+            {"quality": {"at_least": 2, "at_most": 1}},
+            "at_least is 2, more than at_most 1; no value lies between",
+        ),
+        ({"quality": {}}, "neither at_least nor at_most is given"),
+        ({"quality": {"min": 1}}, "no such key"),
+    ],
+)
+def test_conditions_that_cannot_be_meant_are_refused(where, said):
+    with pytest.raises(ConfigError, match=said):
+        checked(a_mix("jsonl", where), MixConfig, name="mix")
+
+
+def test_a_source_without_columns_has_no_conditions():
+    with pytest.raises(ConfigError, match="source is of type csv; use jsonl, parquet or arrow"):
+        checked(a_mix("csv", {"lang": "en"}), MixConfig, name="mix")
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "said"),
+    [
+        (
+            "parquet",
+            {"land": "en"},
+            "has no single column 'land' for where; it has text, lang, quality",
+        ),
+        (
+            "arrow",
+            {"quality": "high"},
+            "column 'quality' is double, not a text, as where.quality asks for",
+        ),
+        ("jsonl", {"land": "en"}, "has no key 'land'; it has lang, quality, text"),
+        (
+            "jsonl",
+            {"lang": {"at_least": 1}},
+            "'lang' is 'en', not a number, as where.lang asks for",
+        ),
+    ],
+)
+def test_conditions_that_the_data_does_not_fit_are_told(folder, kind, where, said):
+    with pytest.raises((ConfigError, IntegrityError), match=said):
+        drawn(a_mix(kind, where))
+
+
+def test_conditions_that_leave_out_everything_are_told(folder):
+    with pytest.raises(ConfigError, match="none of its 100 records gives a sample"):
+        drawn(a_mix("jsonl", {"lang": "xx"}))
+
+
+def test_what_is_left_out_may_be_broken(folder):
+    lines = [{"text": 3, "lang": "xx"}, {"text": "d1", "lang": "en"}]
+    (folder / "web.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    assert drawn(a_mix("jsonl", {"lang": "en"})) == [b"1"]
+
+
+def test_conditions_are_part_of_what_a_run_is_and_none_change_nothing():
+    facts = SourceFacts(positions_per_epoch=1, order_digest="", shards_digest="", content_digest="")
+
+    def parts(**words):
+        return source_parts("web", JsonlSource(type="jsonl", path="a", **words), facts)[
+            "sources.web"
+        ]
+
+    assert parts(where={}) == parts() == "716304349403"
+    assert (
+        len({parts(), parts(where={"a": 1}), parts(where={"a": [1]}), parts(where={"a": "1"})}) == 4
+    )
