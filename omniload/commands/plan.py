@@ -20,6 +20,7 @@ from omniload.commands.resources import kept_by_name, print_resources, resources
 from omniload.machine.loader_groups import costs_of, partition
 from omniload.mix.config import MixConfig
 from omniload.mix.schedule import boundaries, weights_at
+from omniload.mix.schema.caps import require_repetitions
 from omniload.plan.forecast import (
     Forecast,
     SourceSizes,
@@ -94,6 +95,8 @@ def plan(  # noqa: PLR0913 -- one for each option
         steps,
         tokens_per_step=rehearsed.tokens_per_step,
     )
+    wanted = dict(zip(spec.mix.names, expected.total.epochs_S.tolist(), strict=True))
+    require_repetitions(spec.mix.sources, wanted, expected.total.stop)
     warnings = warnings_of(spec.mix.names, expected, rehearsed.steps)
     if as_json:
         emit_json(_json(spec.mix, profiles, expected, rehearsed) | {"warnings": warnings})

@@ -5,7 +5,6 @@ steps are small, tells the source loaders what to read and what to let go, and m
 step durable in the journal before it is published.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -42,8 +41,10 @@ from omniload.machine.progress import Waits
 from omniload.machine.queue import (
     Demand,
     SampleQueue,
+    end_of,
     needs_of,
     queues_of,
+    require_below_cap,
     require_usable,
     skip_ahead,
     targets_of,
@@ -251,8 +252,7 @@ class Planner:
         """
         commands: list[PlannerCommand] = []
         for s in changed:
-            epoch = self.positions_per_epoch_S[s]
-            require_usable(self.mix, self.names[s], self._queues[s], epoch)
+            require_usable(self.mix, self.names[s], self._queues[s], self.positions_per_epoch_S[s])
         self.state = skip_ahead(self._queues, self.history, self.state)
         self._recount(changed)
         while not self._ended and (room := self._room()):
@@ -263,7 +263,9 @@ class Planner:
             found = Exhausted() if is_last else self._window(room)
             if isinstance(found, Starved):
                 self._starved = source = found.source
-                commands += self._read(source, self._queues[source].tokens + demand.needs_S[source])
+                queue, epoch = self._queues[source], self.positions_per_epoch_S[source]
+                require_below_cap(self.mix, self.names[source], queue, epoch, demand.step)
+                commands += self._read(source, queue.tokens + demand.needs_S[source])
                 break
             if isinstance(found, Exhausted):
                 self._ended = True
@@ -328,9 +330,7 @@ class Planner:
         return queue.tokens < tokens or queue.table.stop < queue.reach
 
     def _end_of(self, source: int) -> float:
-        """Return the position from which on nothing of a source is ever drawn."""
-        repeats = self.mix.mix.stop in ("never", "all_exhausted")
-        return math.inf if repeats else self.positions_per_epoch_S[source]
+        return end_of(self.mix, self.names[source], self.positions_per_epoch_S[source])
 
     def _read(self, source: int, tokens: int) -> list[PlannerCommand]:
         queue = self._queues[source]

@@ -1,5 +1,6 @@
 """What the planner knows of the samples ahead of a source's cursor."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,8 +17,10 @@ from omniload.mix.state import Cursor, MixState
 __all__ = [
     "Demand",
     "SampleQueue",
+    "end_of",
     "needs_of",
     "queues_of",
+    "require_below_cap",
     "require_usable",
     "skip_ahead",
     "targets_of",
@@ -212,6 +215,27 @@ def skip_ahead(queues: Sequence[SampleQueue], history: History, before: MixState
             queue.reach = max(queue.reach, begun.reach)
             queue.skip_to(cursor, begun.table.stop)
     return entered
+
+
+def end_of(mix: MixConfig, name: str, epoch: int) -> float:
+    """Return the position from which on nothing of a source of ``epoch`` records is ever drawn."""
+    cap = mix.sources[name].max_repetition
+    repeats = mix.mix.stop in ("never", "all_exhausted")
+    return min(math.inf if repeats else epoch, math.inf if cap is None else int(cap * epoch))
+
+
+def require_below_cap(mix: MixConfig, name: str, queue: SampleQueue, epoch: int, step: int) -> None:
+    """Stop a run that would go through a source more often than its mix allows.
+
+    Raises:
+        ConfigError: A step asks for more of it than is left.
+    """
+    cap = mix.sources[name].max_repetition
+    if cap is not None and queue.table.stop >= int(cap * epoch):
+        raise ConfigError(
+            f"sources.{name}: step {step} asks for more than {cap:g} times its {epoch} records, its max_repetition, "
+            "and they are drawn; give it less weight from an earlier step on, add data, or raise max_repetition"
+        )
 
 
 def require_usable(mix: MixConfig, name: str, queue: SampleQueue, epoch: int) -> None:

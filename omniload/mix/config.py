@@ -16,6 +16,7 @@ from omniload.base.settings.include import read_settings
 from omniload.base.units import Count
 from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, REJECTED_AT, WholeColumn
 from omniload.mix.runtime import LoaderConfig, RuntimeConfig
+from omniload.mix.schema.caps import require_fractions
 from omniload.mix.schema.images import require_images_whole
 from omniload.mix.schema.pairs import require_pairs_whole
 from omniload.mix.schema.splits import TRAIN, Splits
@@ -269,6 +270,11 @@ class MixConfig(StrictModel):
                 f"sources {unused[:_SHOWN]} have no weight in any stage; give them one or remove them",
                 *("sources", unused[0]),
             )
+        return self
+
+    @model_validator(mode="after")
+    def _no_source_has_more_than_it_may(self) -> Self:
+        require_fractions(self.sources, self.mix.stages)
         return self
 
     @model_validator(mode="after")

@@ -72,6 +72,10 @@ class SourceBase(StrictModel):
     where: Where = Field(default_factory=dict)
     """Conditions on columns (of ``jsonl``, on keys): only records for which all hold are drawn. ``{lang: [en, de]}`` is
     one of several values, ``{lang: en}`` one, ``{quality: {at_least: 0.5}}`` a range; a null is left out."""
+    max_repetition: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)] | None = None
+    """Most times that a run goes through its records: a step that asks for more stops it, as ``mix plan`` foresees."""
+    max_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Largest share that any stage gives it, of what weights count; a mix that gives it more is refused."""
     splits: Splits | None = None
     """Splits of this source, in place of the mix's: ``{}`` holds nothing out."""
     split: Name | None = None

@@ -23,6 +23,7 @@ from omniload.mix.edits.edit import (
     require_no_secrets,
 )
 from omniload.mix.schedule import boundaries, stages_from, weights_at
+from omniload.mix.schema.caps import require_fractions
 from omniload.mix.schema.images import require_images_whole
 from omniload.mix.schema.pairs import require_pairs_whole
 from omniload.mix.state import MixState
@@ -203,6 +204,10 @@ class History:
             behind=self._kept_behind(change, behind),
         )
         after = History(self.base, (*self.edits, edit))
+        try:
+            require_fractions(after.latest.sources, stages)
+        except PydanticCustomError as fault:
+            raise ConfigError(fault.message()) from fault
         after._mixes.update(self._mixes)  # else each edit would fold all that came before it
         return after
 

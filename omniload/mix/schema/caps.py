@@ -1,0 +1,63 @@
+"""Caps on the shares of sources: what a mix must not do, whatever its weights come to."""
+
+from collections.abc import Mapping, Sequence
+
+from omniload.base.config import fault_at
+from omniload.base.errors import ConfigError
+from omniload.mix.schema.stages import Stage
+from omniload.mix.sources import SourceBase
+
+__all__ = ["require_fractions", "require_repetitions"]
+
+_ROUNDING = 1e-9
+_SURE = 1.01
+"""What a run draws is known to a hundredth where samples are measured; a cap itself holds to the record."""
+
+
+def require_fractions(sources: Mapping[str, SourceBase], stages: Sequence[Stage]) -> None:
+    """Refuse stages that give a source more than it may have; in a ramp it has no more than before or behind.
+
+    Raises:
+        PydanticCustomError: Says which source, from which step on, and the weight that it may have there.
+    """
+    caps = {
+        name: source.max_fraction
+        for name, source in sources.items()
+        if source.max_fraction is not None
+    }
+    for stage in stages if caps else ():
+        for name, cap in caps.items():
+            weight, total = stage.weights.get(name, 0.0), sum(stage.weights.values())
+            if weight > (cap + _ROUNDING) * total:
+                least = (
+                    "no other source has a weight"
+                    if weight == total
+                    else (f"give it at most {cap * (total - weight) / (1 - cap):.6g} there")
+                )
+                raise fault_at(
+                    f"{name} has {weight / total:.2%} of the mix from step {stage.from_step} on, more than its "
+                    f"max_fraction {cap:.2%}: {least}, or raise the cap",
+                    *("sources", name, "max_fraction"),
+                )
+
+
+def require_repetitions(
+    sources: Mapping[str, SourceBase], epochs: Mapping[str, float], steps: int
+) -> None:
+    """Refuse a run that would go through a source more often than it may.
+
+    Args:
+        sources: The sources by name.
+        epochs: How often a run of so many steps is expected to go through each.
+        steps: Steps of the run.
+
+    Raises:
+        ConfigError: With what is wanted, and what there is.
+    """
+    for name, source in sources.items():
+        cap, wanted = source.max_repetition, epochs[name]
+        if cap is not None and wanted > cap * _SURE:
+            raise ConfigError(
+                f"sources.{name}: {steps:,} steps want its records {wanted:.2f} times, and max_repetition is {cap:g}; "
+                f"give it less weight, add data, train for {int(steps * cap / wanted):,} steps, or raise max_repetition"
+            )
