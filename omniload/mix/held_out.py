@@ -7,6 +7,8 @@ from omniload.mix.schema.splits import TRAIN
 __all__ = ["held_out"]
 
 _SEED = 0
+_OF_TRAINING = {"max_fraction", "max_repetition"}
+"""Caps: what is held out is gone through once, whatever its sources share."""
 
 
 def held_out(mix: MixConfig, split: str) -> MixConfig:
@@ -47,7 +49,9 @@ def held_out(mix: MixConfig, split: str) -> MixConfig:
         | {
             "seed": _SEED,
             "split": split,
-            "sources": {name: source.model_dump() for name, source in drawn.items()},
+            "sources": {
+                name: source.model_dump(exclude=_OF_TRAINING) for name, source in drawn.items()
+            },
             "mix": weights,
         }
     )

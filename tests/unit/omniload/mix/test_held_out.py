@@ -126,3 +126,14 @@ def test_splits_are_part_of_the_fingerprint_with_their_order_and_leave_that_of_o
 def test_an_evaluation_keeps_no_run(tmp_path):
     with pytest.raises(ConfigError, match="split is 'eval' and run_dir is"):
         omniload.open(parsed(), split="eval", run_dir=tmp_path)
+
+
+def test_caps_are_of_training_and_not_of_what_is_held_out():
+    mix = parsed(
+        "{type: parquet, path: web,",
+        "{max_fraction: 0.4, max_repetition: 2, type: parquet, path: web,",
+    )
+
+    web = held_out(mix, "eval").sources["web"]
+
+    assert (web.max_fraction, web.max_repetition) == (None, None)
