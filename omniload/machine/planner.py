@@ -264,7 +264,7 @@ class Planner:
             if isinstance(found, Starved):
                 self._starved = source = found.source
                 queue, epoch = self._queues[source], self.positions_per_epoch_S[source]
-                require_below_cap(self.mix, self.names[source], queue, epoch, demand.step)
+                require_below_cap(self.history, self.names[source], queue, epoch, demand.step)
                 commands += self._read(source, queue.tokens + demand.needs_S[source])
                 break
             if isinstance(found, Exhausted):
@@ -330,7 +330,7 @@ class Planner:
         return queue.tokens < tokens or queue.table.stop < queue.reach
 
     def _end_of(self, source: int) -> float:
-        return end_of(self.mix, self.names[source], self.positions_per_epoch_S[source])
+        return end_of(self.history, self.names[source], self.positions_per_epoch_S[source])
 
     def _read(self, source: int, tokens: int) -> list[PlannerCommand]:
         queue = self._queues[source]

@@ -217,25 +217,34 @@ def skip_ahead(queues: Sequence[SampleQueue], history: History, before: MixState
     return entered
 
 
-def end_of(mix: MixConfig, name: str, epoch: int) -> float:
+def end_of(history: History, name: str, epoch: int) -> float:
     """Return the position from which on nothing of a source of ``epoch`` records is ever drawn."""
-    cap = mix.sources[name].max_repetition
-    repeats = mix.mix.stop in ("never", "all_exhausted")
+    cap = _cap_of(history, name)
+    repeats = history.base.mix.stop in ("never", "all_exhausted")
     return min(math.inf if repeats else epoch, math.inf if cap is None else int(cap * epoch))
 
 
-def require_below_cap(mix: MixConfig, name: str, queue: SampleQueue, epoch: int, step: int) -> None:
+def require_below_cap(
+    history: History, name: str, queue: SampleQueue, epoch: int, step: int
+) -> None:
     """Stop a run that would go through a source more often than its mix allows.
 
     Raises:
         ConfigError: A step asks for more of it than is left.
     """
-    cap = mix.sources[name].max_repetition
+    cap = _cap_of(history, name)
     if cap is not None and queue.table.stop >= int(cap * epoch):
         raise ConfigError(
             f"sources.{name}: step {step} asks for more than {cap:g} times its {epoch} records, its max_repetition, "
             "and they are drawn; give it less weight from an earlier step on, add data, or raise max_repetition"
         )
+
+
+def _cap_of(history: History, name: str) -> float | None:
+    source = history.latest.sources.get(
+        name
+    )  # one that was opened to be added may not be in the mix yet
+    return None if source is None else source.max_repetition
 
 
 def require_usable(mix: MixConfig, name: str, queue: SampleQueue, epoch: int) -> None:

@@ -274,6 +274,13 @@ class MixConfig(StrictModel):
 
     @model_validator(mode="after")
     def _no_source_has_more_than_it_may(self) -> Self:
+        capped = [name for name, source in self.sources.items() if source.max_fraction is not None]
+        if capped and self.mix.stop == "each_once":
+            raise fault_at(
+                f"stop is each_once, where sources that are left take over the shares of those that ended, and "
+                f"{capped[0]} has a max_fraction; choose another stop, or leave max_fraction out",
+                *("sources", capped[0], "max_fraction"),
+            )
         require_fractions(self.sources, self.mix.stages)
         return self
 

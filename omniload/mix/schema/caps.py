@@ -59,5 +59,5 @@ def require_repetitions(
         if cap is not None and wanted > cap * _SURE:
             raise ConfigError(
                 f"sources.{name}: {steps:,} steps want its records {wanted:.2f} times, and max_repetition is {cap:g}; "
-                f"give it less weight, add data, train for {int(steps * cap / wanted):,} steps, or raise max_repetition"
+                "give it less weight, add data, train for fewer steps, or raise max_repetition"
             )

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from omniload.base.errors import ConfigError
 from omniload.machine.queue import end_of
-from omniload.mix.edits.edit import RetireSource, SetWeights
+from omniload.mix.edits.edit import AddSource, RetireSource, SetWeights
 from omniload.mix.edits.history import History
 from omniload.mix.fingerprint import SourceFacts, source_parts
 from omniload.mix.schema.caps import require_repetitions
@@ -88,6 +88,28 @@ def test_a_run_stops_before_the_step_that_asks_for_more_than_the_cap():
     assert simulation.journal == unbound.journal[:step]
 
 
+def test_a_source_that_is_added_keeps_to_its_cap():
+    source = {"type": "parquet", "path": "a", "tokens": "tokens", "max_repetition": 1.5}
+    change = AddSource(name="books", source=source, weight=1)
+    simulation = Simulation(
+        mix=capped(),
+        epochs=[[[16]] * 90, [[16]] * 90, [[16]] * 8],
+        num_steps=12,
+        changes=[(change, 3)],
+        **WORLD,
+    )
+
+    with pytest.raises(ConfigError, match=r"sources.books: step .* 1.5 times its 8 records"):
+        simulation.run()
+
+    assert end_of(History(capped()), "unknown", 8) == float("inf")
+
+
+def test_a_share_that_grows_as_others_end_has_no_cap():
+    with pytest.raises(ValidationError, match=r"stop is each_once, .* code has a max_fraction"):
+        capped(stop="each_once", max_fraction=0.9)
+
+
 @pytest.mark.parametrize(
     ("stop", "cap", "end"),
     [
@@ -98,9 +120,9 @@ def test_a_run_stops_before_the_step_that_asks_for_more_than_the_cap():
     ],
 )
 def test_nothing_behind_the_cap_is_read(stop, cap, end):
-    mix = capped(stop=stop, max_repetition=cap)
+    history = History(capped(stop=stop, max_repetition=cap))
 
-    assert end_of(mix, "code", 8) == end
+    assert end_of(history, "code", 8) == end
 
 
 def test_caps_are_no_part_of_what_a_run_is():
@@ -110,11 +132,9 @@ def test_caps_are_no_part_of_what_a_run_is():
     assert len({str(source_parts("code", mix.sources["code"], facts)) for mix in mixes}) == 1
 
 
-def test_a_plan_that_wants_more_than_the_cap_says_what_fits():
+def test_a_plan_that_wants_more_than_the_cap_is_refused():
     sources = capped(max_repetition=4).sources
     require_repetitions(sources, {"code": 4.02, "web": 9}, 500)
 
-    with pytest.raises(
-        ConfigError, match=r"500 steps want its records 5.20 times, .* is 4; .* train for 384 steps"
-    ):
+    with pytest.raises(ConfigError, match=r"500 steps want its records 5.20 times, .* is 4; give"):
         require_repetitions(sources, {"code": 5.2, "web": 9}, 500)
