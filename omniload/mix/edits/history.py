@@ -204,11 +204,11 @@ class History:
             behind=self._kept_behind(change, behind),
         )
         after = History(self.base, (*self.edits, edit))
+        after._mixes.update(self._mixes)  # else each edit would fold all that came before it
         try:
             require_fractions(after.latest.sources, stages)
         except PydanticCustomError as fault:
             raise ConfigError(fault.message()) from fault
-        after._mixes.update(self._mixes)  # else each edit would fold all that came before it
         return after
 
     def _kept_behind(self, change: Change, behind: MixState | None) -> dict[str, Any] | None:

@@ -36,7 +36,10 @@ QUICK_START = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto"]
 """For machines that live for seconds: compiling well costs more than it saves."""
 NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
-_LEAST_PORT = 10_000
+_LEAST_PORT = 20_000
+"""Ray's workers listen below it, and the kernel's own choice lies above the ports that are taken here."""
+_TRIES = 5
+"""Times that a data node is started whose port somebody took meanwhile."""
 RELAY_HOST = "127.0.0.2"
 """Where relays listen, at the ports of the data nodes, which listen at 127.0.0.1."""
 
@@ -62,7 +65,7 @@ def fetched() -> Path:
 def free_port() -> int:
     """Return a port that nobody listens on, and that the kernel gives to no connection until it is used."""
     ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
-    below = int(ephemeral[0]) if int(ephemeral[0]) > 2 * _LEAST_PORT else 1 << 16
+    below = int(ephemeral[0]) if int(ephemeral[0]) > _LEAST_PORT + 5_000 else 1 << 16
     while True:
         port = random.SystemRandom().randrange(_LEAST_PORT, below)
         with socket.socket() as probe, suppress(OSError):
@@ -138,6 +141,9 @@ class Cluster:
         """Hold connections to a data node to the rate: same port, another address of loopback."""
         here = [RELAY_HOST, str(port), "127.0.0.1", str(port), str(self.stream_rate)]
         command = [sys.executable, "-m", "tests.support.hdfs.throttle", *here]
+        if (before := self.processes.pop(f"relay{number}", None)) is not None:
+            before.kill()
+            before.communicate()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
         self.processes[f"relay{number}"] = process
         assert process.stdout is not None
@@ -156,12 +162,16 @@ class Cluster:
         return int(beans[0]["NumLiveDataNodes"]) if beans else 0
 
     def wait(self, datanodes: int, *, timeout_s: float = 90) -> None:
-        end = time.monotonic() + timeout_s
+        end, tries = time.monotonic() + timeout_s, _TRIES
         pause = threading.Event()
         while self.live_datanodes() < datanodes:
-            for name, process in self.processes.items():
+            for name, process in list(self.processes.items()):
                 if process.poll() is not None and not name.startswith("relay"):
                     log = (self.folder / f"{name}.log").read_text(errors="replace")[-2000:]
+                    if name.startswith("datanode") and "BindException" in log and tries:
+                        tries -= 1
+                        self.start_datanode(int(name.removeprefix("datanode")))
+                        continue
                     raise RuntimeError(f"{name} ended with {process.returncode}:\n{log}")
             if time.monotonic() > end:
                 raise TimeoutError(f"{datanodes} data nodes not up; see {self.folder}/*.log")

@@ -84,8 +84,7 @@ def test_as_many_edits_as_a_run_may_have_are_folded_once_each(monkeypatch):
     history = a_history()
     for step in range(MOST_EDITS):
         history = history.edited(SetWeights(weights={"web": 1 + step % 7}), 100 + step // 64)
-    # One edit before the last: nothing has asked for the mix of that one.
-    assert folded == list(range(1, MOST_EDITS))
+    assert folded == list(range(1, MOST_EDITS + 1))
     with pytest.raises(ConfigError, match="the run has 4096 edits, 4096 at most"):
         history.edited(Undo(), 200)
 

@@ -78,7 +78,7 @@ def arrows_own(where):
     return reduce(and_, each) if each else None
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(rows, wheres)
 def test_lines_and_columns_are_kept_as_by_arrows_own_filter(found, where):
     table = pa.Table.from_pylist(found, pa.schema(TYPES)).append_column(
