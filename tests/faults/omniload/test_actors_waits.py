@@ -181,7 +181,7 @@ def test_closing_does_not_wait_for_a_store_that_blocks(tmp_path, store, monkeypa
 
 
 def test_a_source_that_blocks_while_it_opens_ends_the_opening(tmp_path, monkeypatch):
-    gone_on = threading.Event()
+    gone_on, before = threading.Event(), set(threading.enumerate())
 
     def blocked(name, *_, **__):
         with under_way(f"lists hdfs://{name}/*"):
@@ -201,9 +201,9 @@ def test_a_source_that_blocks_while_it_opens_ends_the_opening(tmp_path, monkeypa
     ):
         LocalPlane(spec)
     gone_on.set()
-    for thread in threading.enumerate():
-        if thread.name.startswith("omniload-"):
-            thread.join(_LONG_S)
+    # Those that began with this plane: a thread that tests before it share would never end.
+    for thread in set(threading.enumerate()) - before:
+        thread.join(_LONG_S)
 
 
 def test_a_plane_of_a_run_is_opened_once(tmp_path):
