@@ -16,9 +16,9 @@ from omniload.base.config import StrictModel, fault_at
 from omniload.base.units import Bytes, Count
 from omniload.mix.columns import LOSS_MASK, TableColumn
 from omniload.mix.schema.conditions import Where
-from omniload.mix.schema.records import OnError, ShuffleConfig
+from omniload.mix.schema.records import Dedupe, OnError, ShuffleConfig
 from omniload.mix.schema.splits import TRAIN, Name, Splits, share_of
-from omniload.mix.schema.transform_rules import require_transforms_fit
+from omniload.mix.schema.transform_rules import require_columns, require_transforms_fit
 from omniload.mix.schema.transforms import (
     ChatTransform,
     ImagesTransform,
@@ -72,6 +72,9 @@ class SourceBase(StrictModel):
     where: Where = Field(default_factory=dict)
     """Conditions on columns (of ``jsonl``, on keys): only records for which all hold are drawn. ``{lang: [en, de]}`` is
     one of several values, ``{lang: en}`` one, ``{quality: {at_least: 0.5}}`` a range; a null is left out."""
+    dedupe: Dedupe | None = None
+    """Of records that are equal, the first in the order of the files is drawn: equal by ``content``, their text, token
+    ids and images, or by ``key``, what the source names there. A reading of the whole source finds them, once."""
     max_repetition: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)] | None = None
     """Most times that a run goes through its records: a step that asks for more stops it, as ``mix plan`` foresees."""
     max_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -84,12 +87,7 @@ class SourceBase(StrictModel):
     @model_validator(mode="after")
     def _transforms_fit(self) -> Self:
         require_transforms_fit(self)
-        if self.where and not self.holds_objects:
-            raise fault_at(
-                f"where reads columns, and the source is of type {getattr(self, 'type', '?')}; use jsonl, parquet or "
-                "arrow",
-                "where",
-            )
+        require_columns(self)
         return self
 
     @property
@@ -138,7 +136,7 @@ class SourceBase(StrictModel):
     @property
     def wants_keys(self) -> bool:
         """Whether anything asks what a document is known by."""
-        return bool(self.splits)
+        return bool(self.splits) or self.dedupe == "key"
 
     @property
     def share_drawn(self) -> float:

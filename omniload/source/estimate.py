@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
 from omniload.mix.config import SourceConfig, TokenizerConfig
+from omniload.source.distinct.mask import DistinctRecords, distinct_records
 from omniload.source.formats.format import Format
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
@@ -41,7 +42,7 @@ class SourceProfile:
     sampled_records: int
     """Records that the estimates rest on."""
     tokens_per_record: float
-    """Mean tokens of a record, estimated; a record that gives no sample counts as 0, one of another split too."""
+    """Mean tokens of a record, estimated; one that gives no sample, is of another split or is left out counts as 0."""
     bad_records: int
     """Records of the sample that could not be decoded."""
     longest_tokens: int
@@ -96,8 +97,9 @@ def profile(
             f"sources.{name}: {', '.join(config.paths)} holds no record; remove the source or add data"
         )
     pipeline = open_pipeline(name, config, tokenizer, base_dir)
+    distinct = distinct_records(name, config, opened.format, opened.files, cache)
     chosen = filled[evenly(len(filled), units)]
-    sampled = [_sample(opened.format, unit, pipeline) for unit in chosen.tolist()]
+    sampled = [_sample(opened.format, unit, pipeline, distinct) for unit in chosen.tolist()]
     lengths = np.concatenate([sample.lengths for sample in sampled])
     # A unit speaks for as many records as it holds, however many of them were tokenised.
     means = [float(sample.lengths.mean()) for sample in sampled]
@@ -145,7 +147,9 @@ class _Sample:
     preprocess_s_per_token: float
 
 
-def _sample(record_format: Format, unit: int, pipeline: Pipeline) -> _Sample:
+def _sample(
+    record_format: Format, unit: int, pipeline: Pipeline, distinct: DistinctRecords | None
+) -> _Sample:
     began_s = time.thread_time()  # decoding and tokenising are work; waiting for a store is none
     records = record_format.read_unit(unit)
     decode_s = time.thread_time() - began_s
@@ -157,7 +161,10 @@ def _sample(record_format: Format, unit: int, pipeline: Pipeline) -> _Sample:
     mean = max(1.0, values / len(column))
     rows = evenly(len(column), int(limit / mean))
     bad_R = records.bad_B[rows]
-    good = np.flatnonzero(records.usable_B[rows])
+    usable_B = records.usable_B
+    if distinct is not None:
+        usable_B &= distinct.of_unit(unit)
+    good = np.flatnonzero(usable_B[rows])
     samples = pipeline.of_records(records, rows[good])
     lengths = np.zeros(len(rows), np.int64)
     lengths[good] = samples.tokens.lengths_N

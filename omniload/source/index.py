@@ -29,7 +29,7 @@ from omniload.base.reading import open_file
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import UnitTable
 
-__all__ = ["INDEX_VERSION", "FileUnits", "IndexCache", "index_folder", "index_of"]
+__all__ = ["INDEX_VERSION", "FileUnits", "IndexCache", "index_folder", "index_of", "key_of_file"]
 
 INDEX_VERSION = 3
 """Version of the index file, in the metadata of its schema; another version is built anew."""
@@ -105,13 +105,13 @@ def index_of(
         OmniloadError: What ``build`` raises, for the first file at fault.
     """
     kept = _load(cache.path(kind)) if cache else {}
-    missing = [file for file in files if _key(file) not in kept]
+    missing = [file for file in files if key_of_file(file) not in kept]
     built: dict[str, FileUnits] = {}
     if missing:
         with DaemonPool(min(_READERS, len(missing)), "omniload-index") as pool:
             found = pool.map(build, missing)
         built = dict(zip((file.path for file in missing), found, strict=True))
-    units = [built.get(file.path) or kept[_key(file)] for file in files]
+    units = [built.get(file.path) or kept[key_of_file(file)] for file in files]
     if cache and missing:
         _save(cache.path(kind), files, units)
     counts = [len(unit.rows) for unit in units]
@@ -127,7 +127,8 @@ def index_of(
 _Key = tuple[str, str, str, int]
 
 
-def _key(file: ShardFile) -> _Key:
+def key_of_file(file: ShardFile) -> _Key:
+    """Return what tells a shard from another, or from itself at another time: path, stamps, marks and size."""
     every = (file, *file.beside)
     return (
         file.path,
@@ -212,7 +213,7 @@ def _require_units(rows_U: NDArray[Any], starts_U: NDArray[Any], stops_U: NDArra
 def _save(path: Path, files: Sequence[ShardFile], units: Sequence[FileUnits]) -> None:
     """Write the index whole or not at all; a run does not fail for want of it."""
     unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.unfinished")
-    keys = [_key(file) for file in files]
+    keys = [key_of_file(file) for file in files]
     columns = [
         # A name need not be UTF-8.
         [os.fsencode(path) for path, _, _, _ in keys],

@@ -23,6 +23,7 @@ from omniload.mix.samples import SampleTable
 from omniload.mix.schema.splits import TRAIN, content_keys, in_split
 from omniload.source.block_memory import BlockMemory, HeldBlock
 from omniload.source.columns import drained, text_array
+from omniload.source.distinct.mask import DistinctRecords, distinct_records
 from omniload.source.files import digest_of, digest_of_texts
 from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import open_format
@@ -132,11 +133,15 @@ class RecordRules:
     """Splits of the source."""
     split: str = TRAIN
     """The split that is drawn of it."""
+    distinct: DistinctRecords | None = None
+    """The records that no earlier one equals, where those alone are drawn."""
 
-    def drawn_of(self, records: Records) -> NDArray[np.bool_]:
-        """Tell which records of a unit the split has, and conditions leave in."""
+    def drawn_of(self, unit: int, records: Records) -> NDArray[np.bool_]:
+        """Tell which records of a unit the split has, and conditions and earlier records leave in."""
         every = np.ones(len(records.column), np.bool_)
         kept_B = every if records.kept_B is None else records.kept_B
+        if self.distinct is not None:
+            kept_B = kept_B & self.distinct.of_unit(unit)
         if not self.splits:
             return kept_B
         keys_B = content_keys(records.column) if records.keys_B is None else records.keys_B
@@ -276,7 +281,7 @@ class RecordSource(Source):
                 records = self._format.read_unit(unit)
                 self._judge(unit, records)
                 bad.append(records.bad_B)
-                drawn.append(self._rules.drawn_of(records))
+                drawn.append(self._rules.drawn_of(unit, records))
                 writer.append({_TOKENS: records.column, **records.others})
                 del records  # the next unit is decoded without this one
             held = self._memory.hold(writer.finish())
@@ -375,7 +380,10 @@ def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
         record_format,
         pipeline=pipeline,
         rules=RecordRules(
-            on_error=config.on_error, splits=config.splits or {}, split=config.split or TRAIN
+            on_error=config.on_error,
+            splits=config.splits or {},
+            split=config.split or TRAIN,
+            distinct=distinct_records(name, config, record_format, opened.files, cache),
         ),
         digests=ShardDigests(
             names=digest_of([opened.files[i] for i in used]),

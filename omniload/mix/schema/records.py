@@ -1,13 +1,16 @@
 """What a mix file says of the records of a source of any type: their order, and what becomes of bad ones."""
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import Field
 
 from omniload.base.config import StrictModel
 from omniload.base.units import Count
 
-__all__ = ["OnError", "ShuffleConfig"]
+__all__ = ["Dedupe", "OnError", "ShuffleConfig"]
+
+Dedupe: TypeAlias = Literal["content", "key"]
+"""What records are compared by."""
 
 
 class OnError(StrictModel):

@@ -1,9 +1,11 @@
-"""Which transforms go together, and with what a source holds."""
+"""Which transforms go together, and what settings of a source ask of what it holds."""
 
 from typing import Any, Protocol
 
 from omniload.base.config import fault_at
 from omniload.mix.columns import LOSS_MASK
+from omniload.mix.schema.conditions import Where
+from omniload.mix.schema.records import Dedupe
 from omniload.mix.schema.transforms import (
     ChatTransform,
     ClampTransform,
@@ -13,7 +15,7 @@ from omniload.mix.schema.transforms import (
     TransformConfig,
 )
 
-__all__ = ["require_transforms_fit"]
+__all__ = ["require_columns", "require_transforms_fit"]
 
 _MAKES_TOKENS = (ChatTransform, PreferenceTransform, ImagesTransform)
 
@@ -33,6 +35,31 @@ class _Described(Protocol):
     def image_members(self) -> tuple[str, ...]: ...
     @property
     def pair_columns(self) -> tuple[str, ...]: ...
+    @property
+    def key_column(self) -> str | None: ...
+    @property
+    def where(self) -> Where: ...
+    @property
+    def dedupe(self) -> Dedupe | None: ...
+
+
+def require_columns(source: _Described) -> None:
+    """Refuse conditions and keys where records have no columns to read them from.
+
+    Raises:
+        PydanticCustomError: Says which.
+    """
+    if source.where and not source.holds_objects:
+        raise fault_at(
+            f"where reads columns, and the source is of type {_type_of(source)}; use jsonl, parquet or arrow",
+            "where",
+        )
+    if source.dedupe == "key" and source.key_column is None:
+        remedy = "name the column" if source.holds_objects else "use jsonl, parquet or arrow"
+        raise fault_at(
+            f"dedupe is key, and the source names none under key; {remedy}, or say content",
+            "dedupe",
+        )
 
 
 def require_transforms_fit(source: _Described) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
 from omniload.mix.config import SourceConfig, TokenizerConfig
+from omniload.source.distinct.mask import DistinctRecords, distinct_records
 from omniload.source.estimate import evenly
 from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import open_format
@@ -33,7 +34,7 @@ class Looked:
     """Some documents of a source."""
 
     lengths_N: NDArray[np.int64]
-    """Tokens of each as it is trained on, before packing; 0 for a record that gives none."""
+    """Tokens of each as it is trained on, before packing; 0 for a record that gives none, or that is left out."""
     hashes_N: NDArray[np.uint64]
     """Hash of the token ids of each that gives some."""
     bad: int
@@ -50,6 +51,7 @@ class Survey:
     """Documents that will be looked at."""
     _format: Format
     _pipeline: Pipeline
+    _distinct: DistinctRecords | None
     _rows: tuple[tuple[int, NDArray[np.int64]], ...]
 
     def looked(self) -> Iterator[Looked]:
@@ -60,18 +62,28 @@ class Survey:
         """
         for unit, rows_R in self._rows:
             records = self._format.read_unit(unit)
+            usable_B = records.usable_B
+            if self._distinct is not None:
+                usable_B &= self._distinct.of_unit(unit)
             for start in range(0, len(rows_R), _READ_TOGETHER):
                 rows = rows_R[start : start + _READ_TOGETHER]
-                good = rows[records.usable_B[rows]]
-                yield self._made(records, good, len(rows) - len(good))
+                yield self._made(records, rows, rows[usable_B[rows]])
 
-    def _made(self, records: Records, rows_N: NDArray[np.int64], bad: int) -> Looked:
-        made = self._pipeline.of_records(records, rows_N)
+    def _made(
+        self, records: Records, rows_R: NDArray[np.int64], usable_N: NDArray[np.int64]
+    ) -> Looked:
+        made = self._pipeline.of_records(records, usable_N)
+        bad = int(np.count_nonzero(records.bad_B[rows_R]))
         if made.bad_N is not None:
             bad += int(np.count_nonzero(made.bad_N))
         lengths_N = made.tokens.lengths_N
         given = np.flatnonzero(lengths_N)
-        return Looked(lengths_N=lengths_N, hashes_N=hashes_of(made.tokens.take(given)), bad=bad)
+        left_out = np.count_nonzero(~records.bad_B[rows_R]) - len(usable_N)
+        return Looked(
+            lengths_N=np.concatenate((lengths_N, np.zeros(left_out, np.int64))),
+            hashes_N=hashes_of(made.tokens.take(given)),
+            bad=bad,
+        )
 
 
 def open_survey(
@@ -109,6 +121,7 @@ def open_survey(
         wanted=sum(len(each) for _, each in rows),
         _format=opened.format,
         _pipeline=open_pipeline(name, config, tokenizer, base_dir),
+        _distinct=distinct_records(name, config, opened.format, opened.files, cache),
         _rows=rows,
     )
 

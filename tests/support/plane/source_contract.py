@@ -181,6 +181,22 @@ class SourceContract:
         assert len(set(block.table.positions_N.tolist())) == len(block.tokens)
         assert block.skipped == 0
 
+    def test_of_equal_records_the_first_is_drawn_and_positions_stay(self, opened, folder, kind):
+        kind.write(folder / f"part-1{kind.suffix}", texts_of_shard(0))
+        every, once = (opened(dedupe=by, cache_dir=folder / "kept") for by in (None, "content"))
+        again = opened(dedupe="content", cache_dir=folder / "kept")
+        epoch = every.positions_per_epoch
+        block, whole = once.read(0, epoch), every.read(0, epoch)
+
+        assert once.positions_per_epoch == epoch == SHARDS * TEXTS_PER_SHARD
+        assert sorted(samples(block)) == sorted(set(samples(whole)))
+        at = dict(zip(whole.table.positions_N.tolist(), samples(whole), strict=True))
+        assert [at[p] for p in block.table.positions_N.tolist()] == samples(block)
+        parts = [again.read(p, p + 7) for p in range(0, 2 * epoch, 7)]
+        found = [sample for part in parts for sample in samples(part)]
+        assert found[: len(block.tokens)] == samples(block)
+        assert sorted(set(found)) == sorted(samples(block))
+
     def test_a_source_without_files_is_refused(self, opened, folder, shards, kind):
         for shard in getattr(kind, "everything", lambda _: shards)(folder):
             shard.unlink()

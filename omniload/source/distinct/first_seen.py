@@ -1,0 +1,160 @@
+"""Which records are the first of their key, in bounded memory: what is over it lies in a file.
+
+Keys are parted by their highest bits, so that equal ones meet in one part, and a part is small enough to
+be sorted::
+
+    add      buffer of keys and records ──full──▶ repeated ones out, sorted by part ──▶ one stretch of the file
+    finish   part 0 of every stretch ──▶ first of each key ──▶ bits        part 1 ...
+
+A buffer holds a key once when it is written, so that a source of one document a billion times has small
+parts too.
+
+Shape suffixes:
+    N  records at hand        B  records of one unit
+"""
+
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryFile
+from types import TracebackType
+from typing import IO, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["BUFFER_RECORDS", "Bits", "FirstSeen"]
+
+BUFFER_RECORDS = 1 << 21
+"""Records held in memory: 32 MiB, and four times that while they are sorted. A part has half as many, about."""
+
+_RECORD = np.dtype([("key", "<u8"), ("record", "<i8")])
+
+
+class Bits:
+    """A truth of each record of a source, eight to a byte, the lowest bit first."""
+
+    def __init__(self, packed: NDArray[np.uint8], count: int) -> None:
+        self.packed, self.count = packed, count
+
+    @classmethod
+    def none(cls, count: int) -> Self:
+        """Return all false."""
+        return cls(np.zeros((count + 7) // 8, np.uint8), count)
+
+    def set(self, records_N: NDArray[np.int64]) -> None:
+        """Make some true."""
+        np.bitwise_or.at(
+            self.packed, records_N >> 3, np.uint8(1) << (records_N & 7).astype(np.uint8)
+        )
+
+    def between(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Return those of records ``start`` to before ``stop``, ``[B]``."""
+        begin = start >> 3
+        bits = np.unpackbits(self.packed[begin : (stop + 7) >> 3], bitorder="little")
+        return bits[start - 8 * begin : stop - 8 * begin].astype(np.bool_)
+
+    def total(self) -> int:
+        """Return how many are true."""
+        return int(np.bitwise_count(self.packed).sum(dtype=np.int64))
+
+
+class FirstSeen:
+    """Takes in the keys of records, in any order, and says which record is the first of each key.
+
+    A context manager: what was written is gone behind it.
+    """
+
+    def __init__(
+        self, records: int, *, folder: Path | None = None, buffer_records: int = BUFFER_RECORDS
+    ) -> None:
+        """Begin.
+
+        Args:
+            records: Records of the source.
+            folder: Where keys over ``buffer_records`` lie meanwhile, 16 bytes a record; ``None`` for the system's.
+            buffer_records: Records held in memory.
+        """
+        self._records, self._folder, self._most = records, folder, buffer_records
+        self._parts = max(1, -(-2 * records // buffer_records))
+        self._held: list[NDArray[Any]] = []
+        self._held_records = 0
+        self._stretches: list[NDArray[np.int64]] = []
+        """Where each part of each stretch begins in the file, in records; and the end."""
+        self._file: IO[bytes] | None = None
+        self._written = 0
+        self._closing = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._closing.close()
+
+    def add(self, keys_N: NDArray[np.uint64], records_N: NDArray[np.int64]) -> None:
+        """Take in some records by their keys.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        entries = np.empty(len(keys_N), _RECORD)
+        entries["key"], entries["record"] = keys_N, records_N
+        for start in range(0, len(entries), self._most):
+            some = entries[start : start + self._most]
+            self._held.append(some)
+            self._held_records += len(some)
+            if self._held_records >= self._most:
+                self._write()
+
+    def finish(self) -> Bits:
+        """Return which records are the first of their key.
+
+        Raises:
+            OSError: What was written cannot be read.
+        """
+        first = Bits.none(self._records)
+        if self._file is None:
+            first.set(_firsts(self._taken())["record"])
+            return first
+        self._write()
+        for part in range(self._parts):
+            found = [
+                self._read(int(stretch[part]), int(stretch[part + 1]))
+                for stretch in self._stretches
+            ]
+            first.set(_firsts(np.concatenate(found))["record"])
+        return first
+
+    def _taken(self) -> NDArray[Any]:
+        entries = np.concatenate([np.empty(0, _RECORD), *self._held])
+        self._held, self._held_records = [], 0
+        return entries
+
+    def _write(self) -> None:
+        """Put what is held behind what is in the file; keys in order, and so the parts."""
+        entries = _firsts(self._taken())
+        if self._file is None:
+            file = TemporaryFile(dir=self._folder)  # noqa: SIM115 -- closed with this object
+            self._file = self._closing.enter_context(file)
+        self._file.write(entries.tobytes())
+        bounds = [(part << 64) // self._parts for part in range(1, self._parts)]
+        inner = np.searchsorted(entries["key"], np.asarray(bounds, np.uint64))
+        self._stretches.append(self._written + np.array([0, *inner, len(entries)], np.int64))
+        self._written += len(entries)
+
+    def _read(self, start: int, stop: int) -> NDArray[Any]:
+        assert self._file is not None, "something was written"
+        self._file.seek(start * _RECORD.itemsize)
+        return np.fromfile(self._file, _RECORD, stop - start)
+
+
+def _firsts(entries: NDArray[Any]) -> NDArray[Any]:
+    """Return the entries whose record is the least of those of their key, by key."""
+    entries = entries[np.lexsort((entries["record"], entries["key"]))]
+    first_N = np.ones(len(entries), np.bool_)
+    first_N[1:] = entries["key"][1:] != entries["key"][:-1]
+    return entries[first_N]

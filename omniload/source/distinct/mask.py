@@ -1,0 +1,181 @@
+"""The records of a source that no earlier one equals: read once, kept beside its index.
+
+What is kept holds while the shards are those that were read and the source is declared as it was; else it is
+found anew, and so it is where the file is damaged. It says nothing that the data does not: who has lost
+it draws the same samples.
+
+Shape suffixes:
+    U  units        B  records of one unit
+"""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from omniload.base.errors import StateError
+from omniload.base.log import get_logger
+from omniload.base.ragged import Ragged
+from omniload.base.reading import open_file
+from omniload.base.writing import write_whole
+from omniload.mix.schema.splits import content_keys
+from omniload.mix.sources import SourceConfig
+from omniload.source.distinct.first_seen import Bits, FirstSeen
+from omniload.source.files import ShardFile
+from omniload.source.formats.format import Format, Records
+from omniload.source.index import IndexCache, key_of_file
+from omniload.source.parsing.image_cells import ENCODED
+
+__all__ = ["DISTINCT_VERSION", "DistinctRecords", "distinct_records", "keys_by"]
+
+DISTINCT_VERSION = 1
+"""Version of the kept file, in the metadata of its schema; another version is found anew."""
+
+_NOT_DECISIVE = {
+    *("tags", "shuffle", "on_error", "splits", "split"),
+    *("max_repetition", "max_fraction"),
+}
+"""Keys of a source that change nothing about which records equal each other."""
+_VERSION, _OF = b"omniload.distinct", b"of"
+_FIRST = "first"
+_SAID_EVERY_S = 10.0
+_log = get_logger(__name__)
+
+
+class DistinctRecords:
+    """Tells which records of a unit are the first of their key in the source, in the order of its files."""
+
+    def __init__(self, first: Bits, rows_U: NDArray[np.int64]) -> None:
+        self._first = first
+        self._begins_U = np.cumsum(rows_U) - rows_U
+        self._rows_U = rows_U
+
+    def of_unit(self, unit: int) -> NDArray[np.bool_]:
+        """Return which records of a unit are, ``[B]``."""
+        begin = int(self._begins_U[unit])
+        return self._first.between(begin, begin + int(self._rows_U[unit]))
+
+    @property
+    def share(self) -> float:
+        """Share of the records that are."""
+        return self._first.total() / max(1, self._first.count)
+
+
+def keys_by(records: Records, by: str) -> NDArray[np.uint64]:
+    """Return the key of each record of a unit: of what the source names as its key, or of all that it holds."""
+    if by == "key":
+        assert records.keys_B is not None, "the source names a key"
+        return records.keys_B
+    keys_B = content_keys(records.column)
+    images = records.others.get(ENCODED)
+    if images is None:
+        return keys_B
+    both = np.stack((keys_B, content_keys(images)), axis=1).reshape(-1)
+    return content_keys(Ragged(values_V=both, offsets=np.arange(len(keys_B) + 1) * 2))
+
+
+def distinct_records(
+    name: str,
+    config: SourceConfig,
+    record_format: Format,
+    files: Sequence[ShardFile],
+    cache: IndexCache | None,
+) -> DistinctRecords | None:
+    """Return the records that no earlier one equals; ``None`` where the source asks for all.
+
+    Reads the whole source where nothing is kept: for each record 1 bit of memory and 16 bytes of disk in the
+    folder of the index, and some 100 MiB of memory whatever its size.
+
+    Args:
+        name: Name of the source, for messages.
+        config: What the mix file says of it.
+        record_format: Reads it.
+        files: Its shards.
+        cache: Where it is kept; ``None`` finds it every time.
+
+    Raises:
+        IntegrityError: A shard is cut short or corrupt.
+        UnavailableError: A store did not answer.
+    """
+    if config.dedupe is None:
+        return None
+    rows_U = record_format.units().rows_U
+    of = _digest(config, files)
+    path = None if cache is None else cache.folder / f"{cache.source}.{of}.distinct.arrow"
+    first = None if path is None else _kept(path, of, int(rows_U.sum()))
+    if first is None:
+        first = _found(name, config.dedupe, record_format, rows_U, path)
+        if path is not None:
+            _keep(path, of, first)
+    return DistinctRecords(first, rows_U)
+
+
+def _found(
+    name: str, by: str, record_format: Format, rows_U: NDArray[np.int64], path: Path | None
+) -> Bits:
+    """Read the source, and say now and then how far that is."""
+    folder = None
+    if path is not None and path.parent.is_dir():
+        folder = path.parent
+    total, begin, said_s = int(rows_U.sum()), 0, time.monotonic()
+    with FirstSeen(total, folder=folder) as seen:
+        for unit, rows in enumerate(rows_U.tolist()):
+            if not rows:
+                continue
+            records = record_format.read_unit(unit)
+            usable = np.flatnonzero(records.usable_B)
+            seen.add(keys_by(records, by)[usable], begin + usable)
+            begin += rows
+            if time.monotonic() - said_s > _SAID_EVERY_S:
+                said_s = time.monotonic()
+                _log.info("sources.%s: dedupe has read %d of %d records", name, begin, total)
+        return seen.finish()
+
+
+def _digest(config: SourceConfig, files: Sequence[ShardFile]) -> str:
+    """Return a digest of what decides which records equal each other: the shards, and how they are read."""
+    declared = config.model_dump(mode="json", exclude=_NOT_DECISIVE)
+    shards = [list(key_of_file(file)) for file in files]
+    said = orjson.dumps([declared, repr(shards)], option=orjson.OPT_SORT_KEYS)
+    return hashlib.blake2b(said, digest_size=6).hexdigest()
+
+
+def _kept(path: Path, of: str, records: int) -> Bits | None:
+    """Return what is kept; ``None`` where nothing is, or nothing that can be used."""
+    try:
+        with open_file(path) as opened, pa.ipc.open_file(opened.read()) as stored:
+            wanted = {_VERSION: str(DISTINCT_VERSION).encode(), _OF: of.encode()}
+            if stored.schema.names != [_FIRST] or (stored.schema.metadata or {}) != wanted:
+                return None
+            table = stored.read_all()
+        table.validate(full=True)
+        column = table[_FIRST].combine_chunks()
+        if column.type != pa.bool_() or len(column) != records or column.null_count:
+            return None
+        return Bits(np.packbits(column.to_numpy(zero_copy_only=False), bitorder="little"), records)
+    except FileNotFoundError:
+        pass
+    except (StateError, OSError, ValueError, pa.ArrowException) as error:
+        _log.warning("%s: what dedupe found cannot be read (%s); finding it anew", path, error)
+    return None
+
+
+def _keep(path: Path, of: str, first: Bits) -> None:
+    """Write it whole or not at all; a run does not fail for want of it."""
+    metadata = {_VERSION: str(DISTINCT_VERSION).encode(), _OF: of.encode()}
+    schema = pa.schema([(_FIRST, pa.bool_())], metadata=metadata)
+    buffers = [None, pa.py_buffer(first.packed)]
+    column = pa.Array.from_buffers(pa.bool_(), first.count, buffers)
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_file(out, schema) as stored:
+        stored.write_table(pa.table([column], schema=schema))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, out.getvalue())
+    except OSError as error:
+        _log.warning("%s: what dedupe found cannot be kept (%s)", path, error)

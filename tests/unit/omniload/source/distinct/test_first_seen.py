@@ -1,0 +1,56 @@
+"""Which records are the first of their key: as a dictionary of all keys would say, in a room of a few."""
+
+import numpy as np
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from omniload.source.distinct.first_seen import Bits, FirstSeen
+
+HIGHEST = 2**64 - 1
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.lists(st.sampled_from([0, 1, 2**63 - 1, 2**63, HIGHEST, 7 << 60, 9]), max_size=9)),
+    st.sampled_from([1, 2, 3, 16, 1000]),
+    st.booleans(),
+)
+@example([[HIGHEST] * 9] * 5, 2, True)
+@example([[5, 6], [6, 5], [5]], 2, False)
+def test_a_record_is_first_where_no_earlier_one_has_its_key(units, buffer_records, backwards):
+    keys = [key for unit in units for key in unit]
+    begins = np.cumsum([0, *map(len, units)])
+
+    with FirstSeen(len(keys), buffer_records=buffer_records) as seen:
+        parts = list(zip(begins, units, strict=False))
+        for begin, unit in parts[::-1] if backwards else parts:
+            seen.add(np.asarray(unit, np.uint64), begin + np.arange(len(unit)))
+        first = seen.finish()
+
+    wanted = [keys.index(key) == i for i, key in enumerate(keys)]
+    assert first.between(0, len(keys)).tolist() == wanted
+    assert first.total() == sum(wanted)
+    for begin, unit in parts:
+        stop = begin + len(unit)
+        assert first.between(int(begin), int(stop)).tolist() == wanted[begin:stop]
+
+
+def test_records_that_were_not_taken_in_are_never_first():
+    with FirstSeen(5) as seen:
+        seen.add(np.array([3, 3], np.uint64), np.array([1, 4]))
+        assert seen.finish().between(0, 5).tolist() == [False, True, False, False, False]
+
+
+def test_what_was_written_is_gone_behind_it(tmp_path):
+    with FirstSeen(8, folder=tmp_path, buffer_records=2) as seen:
+        seen.add(np.arange(8, dtype=np.uint64), np.arange(8))
+        assert seen.finish().total() == 8
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bits_of_records_are_those_of_their_bytes():
+    bits = Bits.none(20)
+    bits.set(np.array([0, 7, 8, 19, 8]))
+    assert bits.packed.tolist() == [0b10000001, 1, 0b1000]
+    assert bits.between(7, 9).tolist() == [True, True]
+    assert bits.between(3, 3).tolist() == []
