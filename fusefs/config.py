@@ -80,6 +80,8 @@ class FilesConfig(StrictModel):
 
     def striping_of(self, path: str) -> Striping:
         """Return the striping for a new file at ``path``."""
+        if not self.directories:
+            return self.striping
         above = PurePosixPath(path)
         covering = [d for d in self.directories if above.is_relative_to(d.path.strip("/") or ".")]
         return max(covering, key=lambda d: len(d.path.strip("/")), default=self.striping)

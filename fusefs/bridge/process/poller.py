@@ -5,6 +5,8 @@ import select
 import threading
 from collections.abc import Callable
 
+from fusefs.bridge.process.busy_poll import BusyPoll
+
 __all__ = ["Poller"]
 
 
@@ -18,6 +20,7 @@ class Poller:
     def __init__(self, woken: Callable[[], None]) -> None:
         self._woken = woken
         self._poll = select.poll()
+        self._busy = BusyPoll()
         self._calls_of: dict[int, Callable[[], None]] = {}
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._open = threading.RLock()
@@ -37,10 +40,20 @@ class Poller:
 
     def wait(self, timeout_ms: float | None) -> None:
         """Wait for descriptors no longer than so many milliseconds, and make their calls."""
-        for descriptor, _ in self._poll.poll(timeout_ms):
+        for descriptor, _ in self._readable(timeout_ms):
             call = self._calls_of.get(descriptor)
             if call is not None:
                 call()
+
+    def _readable(self, timeout_ms: float | None) -> list[tuple[int, int]]:
+        looks, poll = self._busy.looks(), self._poll.poll
+        for _ in range(looks):
+            if found := poll(0):
+                self._busy.found()
+                return found
+        if looks:
+            self._busy.slept()
+        return poll(timeout_ms)
 
     def wake(self) -> None:
         """Have ``wait`` return, and ``woken`` called: from any thread, or from a signal's handler."""

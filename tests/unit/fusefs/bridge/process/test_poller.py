@@ -33,6 +33,19 @@ def test_each_descriptor_with_something_to_read_has_its_call_made(pipes):
     poller.close()
 
 
+@pytest.mark.parametrize("num_waits", [1, 500])
+def test_a_wait_ends_after_its_time_whether_the_loop_looked_before_or_not(pipes, num_waits):
+    (end, _), _ = pipes
+    poller, calls = Poller(lambda: calls.append("woken")), []
+    poller.watch(end, lambda: calls.append("read"))
+
+    for _ in range(num_waits):
+        poller.wait(0)
+
+    assert calls == []
+    poller.close()
+
+
 def test_a_call_keeps_another_from_being_made_by_the_same_wait(pipes):
     poller, calls = Poller(lambda: None), []
     for here, (end, into) in enumerate(pipes):
