@@ -25,6 +25,7 @@ from omniload.source.formats.format import Format
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache, index_folder
 from omniload.source.tokenize import Tokenizer, open_tokenizer
+from omniload.source.transforms.opening import open_pipeline
 
 __all__ = [
     "FoundSource",
@@ -189,28 +190,40 @@ def _find(spec: PlaneSpec, name: str) -> FoundSource:
 
 
 def _tokens_per_record(spec: PlaneSpec, name: str, record_format: Format) -> float:
-    """Decode the first records of a source, and return the tokens that they give on average.
+    """Decode the first records of a source, have its transforms try them, and return their tokens on average.
 
     Raises:
         ConfigError: One of them cannot be used; with the policy ``skip``, none of them can.
     """
     records = record_format.first_records()
-    skips = spec.mix.sources[name].on_error.policy == "skip"
+    source = spec.mix.sources[name]
+    skips = source.on_error.policy == "skip"
     if records.reason and not (skips and not records.bad_B.all()):
-        raise ConfigError(
-            f"sources.{name}: {records.reason}; correct the type or the key, mend the record, or leave out what cannot "
-            "be read with on_error: {policy: skip}"
-        )
+        raise _unusable(name, records.reason)
     rows = np.flatnonzero(records.usable_B)[:_FIRST_RECORDS]
     if not len(rows):
         return 0.0
     # A record that conditions leave out counts for nothing.
     share = 1.0 if records.kept_B is None else float(records.kept_B.mean())
-    if not record_format.holds_text:
+    if not record_format.holds_text and not source.transforms:
         return share * float(records.column.lengths_N[rows].mean())
     tokenizer = tokenizer_of(spec.mix, spec.base_dir)
-    if tokenizer is None:
+    if record_format.holds_text and tokenizer is None:
         return 0.0  # told already by whoever asks for the tokenizer
+    if source.transforms and source.images_transform is None:
+        pipeline = open_pipeline(name, source, spec.mix.tokenizer, spec.base_dir)
+        samples = pipeline.of_records(records, rows)
+        if samples.bad_N is not None and not (skips and not samples.bad_N.all()):
+            raise _unusable(name, f"one of the first records {samples.reason}")
+        return share * float(samples.tokens.lengths_N.mean())
+    assert tokenizer is not None, "it holds text"
     column = records.column
     texts = take(as_binary(column), rows, column.values_V.dtype)
     return share * float(tokenizer.encode(text_array(texts)).lengths_N.mean())
+
+
+def _unusable(name: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"sources.{name}: {reason}; correct the type or the key, mend the record, or leave out what cannot "
+        "be read with on_error: {policy: skip}"
+    )

@@ -25,6 +25,7 @@ from omniload.mix.schema.transforms import (
     MiddleTransform,
     PreferenceTransform,
     TransformConfig,
+    encoding_of,
 )
 
 __all__ = [
@@ -98,13 +99,13 @@ class SourceBase(StrictModel):
     @property
     def pair_columns(self) -> tuple[str, ...]:
         """Keys or columns that are read beside that of the text: those of preference pairs; none without such."""
-        first = self.transforms[0] if self.transforms else None
+        first = encoding_of(self.transforms)
         return first.beside if isinstance(first, PreferenceTransform) else ()
 
     @property
     def images_transform(self) -> ImagesTransform | None:
         """The transform that makes patches of its images, where it holds any."""
-        first = self.transforms[0] if self.transforms else None
+        first = encoding_of(self.transforms)
         return first if isinstance(first, ImagesTransform) else None
 
     @property
@@ -125,7 +126,7 @@ class SourceBase(StrictModel):
     @property
     def is_nested(self) -> bool:
         """Whether its text may be nested values, such as lists of messages, that a transform takes as JSON."""
-        first = self.transforms[0] if self.transforms else None
+        first = encoding_of(self.transforms)
         return isinstance(first, ChatTransform | PreferenceTransform)
 
     @property

@@ -20,16 +20,15 @@ Shape suffixes:
     R  rows
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.metadata import entry_points
 from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 
 from omniload.base.errors import ConfigError
+from omniload.base.settings.registry import registered
 from omniload.mix.config import BalanceConfig
 from omniload.plan.balance import BalanceMethod
 from omniload.plan.cost import CostFunction, QuadraticCost
@@ -49,7 +48,6 @@ __all__ = [
     "hybrid",
     "in_order",
     "placed_by",
-    "registered",
     "require_strategy",
     "strategy_of",
 ]
@@ -192,7 +190,9 @@ def strategy_of(name: str) -> Strategy:
     Raises:
         ConfigError: None is registered, several are, or it cannot be imported.
     """
-    return BUILT_IN[name] if name in BUILT_IN else cast("Strategy", registered(_STRATEGIES, name))
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    return cast("Strategy", registered(_STRATEGIES, name, tuple(BUILT_IN)).function)
 
 
 def deals_images(name: str) -> bool:
@@ -211,7 +211,7 @@ def cost_of(balance: BalanceConfig) -> tuple[CostFunction, tuple[str, ...]]:
     """
     if balance.cost == "quadratic":
         return QuadraticCost(linear=balance.linear, quadratic=balance.quadratic), ("lengths",)
-    function = registered(_COSTS, balance.cost)
+    function = registered(_COSTS, balance.cost, ("quadratic",)).function
     columns = getattr(function, "of", ("lengths",))
     if not isinstance(columns, tuple) or not all(isinstance(name, str) for name in columns):
         raise ConfigError(
@@ -297,29 +297,3 @@ def _faults(placement: object, rows: DGraph, request: PlacementRequest) -> Itera
     if num >= dp * microbatches and not counts[least]:
         rank, microbatch = divmod(least, microbatches)
         yield f"microbatch {microbatch} of dp rank {rank} has no row, though there are enough"
-
-
-@cache
-def registered(group: str, name: str) -> Callable[..., Any]:
-    """Return the function that an installed distribution registers under ``name``."""
-    found = [point for point in entry_points(group=group) if point.name == name]
-    if len(found) != 1:
-        known = sorted({point.name for point in entry_points(group=group)})
-        built_in = sorted(BUILT_IN) if group == _STRATEGIES else ["quadratic"]
-        count = "no" if not found else str(len(found))
-        raise ConfigError(
-            f"{count} installed distributions register {name!r} under the entry points {group!r}; "
-            f"built in: {built_in}, registered: {known}"
-        )
-    try:
-        function = found[0].load()
-    except Exception as error:
-        raise ConfigError(
-            f"{name!r} of the entry points {group!r} ({found[0].value}) cannot be imported: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    if not callable(function):
-        raise ConfigError(
-            f"{name!r} of the entry points {group!r} ({found[0].value}) is {type(function).__name__}, not a function"
-        )
-    return cast("Callable[..., Any]", function)

@@ -10,9 +10,12 @@ from omniload.mix.schema.transforms import (
     ChatTransform,
     ClampTransform,
     ImagesTransform,
+    MapTransform,
     MiddleTransform,
     PreferenceTransform,
     TransformConfig,
+    encoding_of,
+    is_of_text,
 )
 
 __all__ = ["require_columns", "require_transforms_fit"]
@@ -70,12 +73,21 @@ def require_transforms_fit(source: _Described) -> None:
     """
     for i, transform in enumerate(source.transforms):
         at = ("transforms", i)
-        if isinstance(transform, _MAKES_TOKENS) and (i or not source.holds_text):
-            why = "comes after another" if i else "needs text, and the source holds token ids"
+        before = source.transforms[:i]
+        if isinstance(transform, _MAKES_TOKENS) and not (
+            source.holds_text and all(map(is_of_text, before))
+        ):
+            why = (
+                "comes after another"
+                if source.holds_text
+                else "needs text, and the source holds token ids"
+            )
             raise fault_at(
                 f"transforms[{i}]: {transform.type} {why}; make it the first transform of a source of text",
                 *at,
             )
+        if isinstance(transform, MapTransform):
+            _require_mapped(source, i)
         if isinstance(transform, PreferenceTransform) and not source.holds_objects:
             raise fault_at(
                 f"transforms[{i}]: preference reads several keys of a record, and the source is of type "
@@ -88,29 +100,48 @@ def require_transforms_fit(source: _Described) -> None:
                 *at,
             )
         if isinstance(transform, MiddleTransform):
-            _require_plain(source, i)
+            _require_plain(source, i, "fim rearranges tokens")
     _require_patches(source)
 
 
-def _require_plain(source: _Described, i: int) -> None:
-    """Refuse to rearrange tokens that something else goes with."""
+def _require_mapped(source: _Described, i: int) -> None:
+    """Refuse a function of text where there is none, and one of tokens that something else goes with."""
+    at = ("transforms", i)
+    if not is_of_text(source.transforms[i]):
+        _require_plain(source, i, "map gives other tokens")
+        return
+    if not source.holds_text:
+        raise fault_at(
+            f"transforms[{i}]: map is of text, and the source holds token ids; say of: tokens", *at
+        )
+    if not all(map(is_of_text, source.transforms[:i])):
+        raise fault_at(
+            f"transforms[{i}]: map is of text, and comes behind what makes tokens of it; put it first, or say of: "
+            "tokens",
+            *at,
+        )
+
+
+def _require_plain(source: _Described, i: int, does: str) -> None:
+    """Refuse to change tokens that something else goes with."""
     masked = source.is_nested or LOSS_MASK in getattr(source, "columns", {})
     if masked or source.image_members:
         has = "a mask of them" if masked else "images between them"
         raise fault_at(
-            f"transforms[{i}]: fim rearranges tokens, and the source has {has}; use it on plain text or token ids",
+            f"transforms[{i}]: {does}, and the source has {has}; use it on plain text or token ids",
             *("transforms", i),
         )
 
 
 def _require_patches(source: _Described) -> None:
     """Refuse images that nothing makes patches of, and a transform that finds none."""
-    first = source.transforms[0] if source.transforms else None
+    first = encoding_of(source.transforms)
     if isinstance(first, ImagesTransform) and not source.image_members:
+        i = source.transforms.index(first)
         raise fault_at(
-            "transforms[0]: images needs a source that holds some; name them under images, in a source of type "
+            f"transforms[{i}]: images needs a source that holds some; name them under images, in a source of type "
             "webdataset, parquet or arrow",
-            *("transforms", 0),
+            *("transforms", i),
         )
     if source.image_members and not isinstance(first, ImagesTransform):
         raise fault_at(

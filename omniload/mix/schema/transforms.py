@@ -4,9 +4,10 @@ A transform keeps positions: what samples a record gives, one, several or none, 
 the transform and the length of rows alone.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, model_validator
 
 from omniload.base.config import StrictModel, fault_at
 from omniload.base.units import Count
@@ -16,9 +17,12 @@ __all__ = [
     "ClampTransform",
     "FilterTransform",
     "ImagesTransform",
+    "MapTransform",
     "MiddleTransform",
     "PreferenceTransform",
     "TransformConfig",
+    "encoding_of",
+    "is_of_text",
 ]
 
 _MOST_TOKENS = 1 << 30
@@ -163,6 +167,37 @@ class MiddleTransform(StrictModel):
     """Token that begins the middle."""
 
 
+Option = (
+    StrictBool
+    | Annotated[StrictInt, Field(ge=-(1 << 63), lt=1 << 63)]
+    | Annotated[StrictFloat, Field(allow_inf_nan=False)]
+    | StrictStr
+)
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$", max_length=128)]
+
+
+class MapTransform(StrictModel):
+    """A function of yours, which an installed distribution registers under ``omniload.transforms``.
+
+    Changes what ``of`` names, and nothing else; leaves records out where ``drops`` says so. It is given a batch of
+    records and decides of each by that record alone.
+    """
+
+    type: Literal["map"]
+    function: Name
+    """Its name among the entry points ``omniload.transforms``."""
+    of: Literal["text", "tokens"] = "text"
+    """``text``: the text of records, before anything makes tokens of it; a conversation or a pair is JSON there.
+    ``tokens``: the token ids of samples, the end of a document among them."""
+    drops: bool = False
+    """Whether it may leave records out, by a null or an empty one in their place; if not, that stops the run."""
+    options: dict[
+        Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)],
+        Option | tuple[Option, ...],
+    ] = Field(default_factory=dict)
+    """What it is given by keyword beside the records."""
+
+
 # A closed list. The file names a transform, never a class to import.
 TransformConfig = Annotated[
     ChatTransform
@@ -170,6 +205,18 @@ TransformConfig = Annotated[
     | ImagesTransform
     | ClampTransform
     | FilterTransform
-    | MiddleTransform,
+    | MiddleTransform
+    | MapTransform,
     Field(discriminator="type"),
 ]
+
+
+def encoding_of(transforms: Sequence[TransformConfig]) -> TransformConfig | None:
+    """Return the first transform that is done behind what maps the text of records: what may make tokens of it."""
+    behind = (each for each in transforms if not is_of_text(each))
+    return next(behind, None)
+
+
+def is_of_text(transform: TransformConfig) -> bool:
+    """Tell whether a transform takes and gives text."""
+    return isinstance(transform, MapTransform) and transform.of == "text"

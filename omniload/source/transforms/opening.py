@@ -19,9 +19,12 @@ from omniload.mix.schema.transforms import (
     ClampTransform,
     FilterTransform,
     ImagesTransform,
+    MapTransform,
     MiddleTransform,
     PreferenceTransform,
     TransformConfig,
+    encoding_of,
+    is_of_text,
 )
 from omniload.source.columns import as_binary, take, text_array
 from omniload.source.formats.format import Records
@@ -30,6 +33,7 @@ from omniload.source.transforms.chat import ChatEncoder
 from omniload.source.transforms.image_pieces import cut_to_rows
 from omniload.source.transforms.images import ImageEncoder
 from omniload.source.transforms.lengths import clamped, filtered
+from omniload.source.transforms.mapping import MapFunction, spread
 from omniload.source.transforms.middle import MiddleFiller
 from omniload.source.transforms.preference import PreferenceEncoder
 from omniload.source.transforms.samples import Encoder, PlainEncoder, Samples
@@ -49,12 +53,14 @@ class Pipeline:
         row_length: int | None = None,
     ) -> None:
         self._encoder, self._transforms = encoder, transforms
-        first = transforms[0] if transforms else None
+        first = encoding_of(transforms)
         self._images = first if isinstance(first, ImagesTransform) else None
         self._fillers: dict[MiddleTransform, MiddleFiller] = {}
+        self._functions: tuple[MapFunction | None, ...] = (None,) * len(transforms)
         self._row_length = row_length
         self.digest = digest
-        """Digest of the files and libraries that transforms depend on; empty where they depend on none."""
+        """Digest of the files and libraries that transforms depend on, and whose functions they call; empty where they
+        depend on nothing."""
 
     @property
     def takes_text(self) -> bool:
@@ -66,6 +72,13 @@ class Pipeline:
         self._fillers.update(fillers)
         return self
 
+    def with_functions(self, functions: Sequence[MapFunction | None]) -> Self:
+        """Return the pipeline with the functions of its transforms of type ``map``, ``None`` for the others."""
+        self._functions = tuple(functions)
+        called = [each.identity for each in self._functions if each is not None]
+        self.digest = ", ".join((*([self.digest] if self.digest else []), *called))
+        return self
+
     def of_texts(
         self,
         texts: pa.Array,
@@ -73,12 +86,23 @@ class Pipeline:
         positions_N: NDArray[np.int64] | None = None,
     ) -> Samples:
         """Return the samples of records of text, which have further columns ``others``; see ``of``."""
+        count, rows_K = len(texts), None
+        for config, function in zip(self._transforms, self._functions, strict=True):
+            if function is not None and is_of_text(config):
+                texts, left = function.of_texts(texts)
+                if left is not None:
+                    rows_K = left if rows_K is None else rows_K[left]
+        if rows_K is None:
+            return self.of(self._encoded(texts, others), positions_N)
+        others = {name: column.take(rows_K) for name, column in others.items()}
+        return self.of(spread(self._encoded(texts, others), rows_K, count), positions_N)
+
+    def _encoded(self, texts: pa.Array, others: Mapping[str, Ragged]) -> Samples:
         assert self._encoder is not None, "records of this source are token ids"
         if isinstance(self._encoder, ImageEncoder):
-            return self.of(self._encoder.encode(texts, others), positions_N)
+            return self._encoder.encode(texts, others)
         made = self._encoder.encode(texts)
-        made = replace(made, others={**others, **made.others}) if others else made
-        return self.of(made, positions_N)
+        return replace(made, others={**others, **made.others}) if others else made
 
     def of_records(self, records: Records, rows_N: NDArray[np.int64]) -> Samples:
         """Return the samples of some records of a unit, with what is needed to make them alone."""
@@ -100,7 +124,7 @@ class Pipeline:
             samples: The records.
             positions_N: Where they stand in the source; ``None`` for an estimate, to which that is all one.
         """
-        for config in self._transforms:
+        for config, function in zip(self._transforms, self._functions, strict=True):
             match config:
                 case ClampTransform():
                     samples = clamped(samples, config, self._images)
@@ -111,8 +135,11 @@ class Pipeline:
                         np.arange(len(samples.tokens)) if positions_N is None else positions_N
                     )
                     samples = self._fillers[config].of(samples, places_N)
-                case ChatTransform() | PreferenceTransform() | ImagesTransform():
-                    pass  # the encoder
+                case MapTransform(of="tokens"):
+                    assert function is not None, "it was opened"
+                    samples = function.of_samples(samples)
+                case ChatTransform() | PreferenceTransform() | ImagesTransform() | MapTransform():
+                    pass  # the encoder, or before it
         return samples
 
     def cut(self, samples: Samples) -> tuple[Samples, NDArray[np.int64], NDArray[np.int32]] | None:
@@ -141,9 +168,17 @@ def open_pipeline(
         seed: Seed of the mix; all one to an estimate.
 
     Raises:
-        ConfigError: There is no tokenizer for text, or a file is missing or damaged, or a token is unknown.
+        ConfigError: There is no tokenizer for text, or a file is missing or damaged, or a token or a function is
+            unknown.
     """
     pipeline = _opened(name, config, tokenizer, base_dir, row_length)
+    if any(isinstance(each, MapTransform) for each in config.transforms):
+        pipeline = pipeline.with_functions(
+            [
+                MapFunction(name, each) if isinstance(each, MapTransform) else None
+                for each in config.transforms
+            ]
+        )
     filling = [each for each in config.transforms if isinstance(each, MiddleTransform)]
     opened = open_tokenizer(tokenizer, base_dir) if tokenizer is not None and filling else None
     return pipeline.with_fillers(
@@ -163,7 +198,7 @@ def _opened(
     if tokenizer is None:
         raise ConfigError(f"sources.{name} holds text and there is no tokenizer; add a tokenizer")
     opened = open_tokenizer(tokenizer, base_dir)
-    first = config.transforms[0] if config.transforms else None
+    first = encoding_of(config.transforms)
     if isinstance(first, ImagesTransform):
         images = ImageEncoder(first, opened, row_length)
         digest = hashlib.blake2b(images.library.encode(), digest_size=6).hexdigest()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from omniload.base.errors import ConfigError
+from omniload.base.settings import registry
 from omniload.machine.strategy import place
 from omniload.mix.config import BalanceConfig
 from omniload.mix.state import MixState
@@ -89,9 +90,9 @@ def installed(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     sys.path_importer_cache.clear()
-    strategies.registered.cache_clear()
+    registry.registered.cache_clear()
     yield
-    strategies.registered.cache_clear()
+    registry.registered.cache_clear()
 
 
 def lost(rows, request):

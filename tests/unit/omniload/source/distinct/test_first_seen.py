@@ -1,6 +1,9 @@
 """Which records are the first of their key: as a dictionary of all keys would say, in a room of a few."""
 
+import tracemalloc
+
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -54,3 +57,20 @@ def test_bits_of_records_are_those_of_their_bytes():
     assert bits.packed.tolist() == [0b10000001, 1, 0b1000]
     assert bits.between(7, 9).tolist() == [True, True]
     assert bits.between(3, 3).tolist() == []
+
+
+@pytest.mark.parametrize("distinct", [1, 100_000])
+def test_memory_is_that_of_the_buffer_and_not_of_the_records(distinct):
+    keys = np.arange(100_000, dtype=np.uint64) % distinct * np.uint64(0x9E3779B97F4A7C15)
+    tracemalloc.start()
+    try:
+        with FirstSeen(len(keys), buffer_records=1000) as seen:
+            for start in range(0, len(keys), 500):
+                seen.add(keys[start : start + 500], np.arange(start, start + 500))
+            total = seen.finish().total()
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert total == distinct
+    assert peak_bytes < 800_000  # the records take 1,600,000
