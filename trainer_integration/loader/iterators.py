@@ -247,3 +247,19 @@ class ManyProcesses(Noting, _MultiProcessingDataLoaderIter):  # type: ignore[mis
     @override
     def _let_go(self) -> None:
         self._shutdown_workers()
+
+    @override
+    def _shutdown_workers(self) -> None:
+        if not self._shutdown and any(map(_has_fallen_silent, self._index_queues)):
+            for worker in self._workers:
+                worker.terminate()
+        super()._shutdown_workers()
+
+
+def _has_fallen_silent(queue: Any) -> bool:
+    """Return whether nothing that is put into a queue reaches its worker any more.
+
+    The threads of its queues end before an iterator that Python finds in a cycle, as one that a trainer
+    of Lightning's holds. Its workers never hear that they are to end, and torch waits 5 s for each.
+    """
+    return queue._close is not None and not queue._close.still_active()

@@ -1,5 +1,6 @@
 """The drop-in DataLoader with worker processes: places, errors, hung workers, no orphans."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -275,6 +276,20 @@ def test_workers_end_when_the_loop_is_left_early():
 
     assert ended(pids)
     assert loader.state_dict()["batches"] == 2
+
+
+@pytest.mark.timeout(60)
+def test_workers_end_at_once_whose_iterator_is_found_in_a_cycle(monkeypatch):
+    """As one that Lightning's trainer holds: torch waits for each until it looks again by itself."""
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 600)
+    batches = iter(DataLoader(Pids(100), num_workers=2))
+    pids = {next(batches).item() for _ in range(2)}
+    batches.itself = batches
+
+    del batches
+    gc.collect()
+
+    assert ended(pids)
 
 
 def test_workers_end_when_the_trainer_is_killed():
