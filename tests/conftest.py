@@ -25,7 +25,10 @@ COMPUTING = (UNIT, TESTS / "house", TESTS / "property", TESTS / "mutants")
 """Folders whose tests touch the machine only where a marker says so."""
 
 LANES = {
-    "packages": ("distribution", "frameworks", "front_ranks", "external_launchers", "hdfs"),
+    "packages": (
+        *("distribution", "frameworks", "front_ranks", "external_launchers"),
+        *("hdfs", "journal_stores"),
+    ),
     "files": ("fusefs", "data_loader"),
     "images": ("snapshot", "docs", "hosts"),
 }

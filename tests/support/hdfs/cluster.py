@@ -234,6 +234,25 @@ def _write_configuration(cluster: Cluster, replication: int) -> None:
         (folder / f"conf/{name}-site.xml").write_text(text)
 
 
+def _format(cluster: Cluster) -> None:
+    """Make the empty folder of a name node; it is kept, since a Java machine is started to make one."""
+    kept, made = CACHE / "formatted", cluster.folder / "name"
+    if kept.exists():
+        shutil.copytree(kept, made)
+        return
+    formatting = cluster.java("namenode-format", "-format", "-force", "-nonInteractive")
+    if formatting.wait(timeout=60):
+        log = (cluster.folder / "namenode-format.log").read_text(errors="replace")
+        raise RuntimeError(log[-2000:])
+    del cluster.processes["namenode-format"]
+    copy = Path(tempfile.mkdtemp(prefix="formatting-", dir=CACHE))
+    shutil.copytree(made, copy, dirs_exist_ok=True)
+    try:
+        copy.rename(kept)
+    except OSError:  # another process was faster
+        shutil.rmtree(copy)
+
+
 @contextmanager
 def hdfs_cluster(
     datanodes: int = 1,
@@ -255,10 +274,7 @@ def hdfs_cluster(
     cluster = Cluster(folder, free_port(), free_port(), stream_rate)
     try:
         _write_configuration(cluster, replication or min(datanodes, 3))
-        formatting = cluster.java("namenode-format", "-format", "-force", "-nonInteractive")
-        if formatting.wait(timeout=60):
-            raise RuntimeError((folder / "namenode-format.log").read_text(errors="replace")[-2000:])
-        del cluster.processes["namenode-format"]
+        _format(cluster)
         cluster.start_namenode()
         for number in range(datanodes):
             cluster.start_datanode(number)

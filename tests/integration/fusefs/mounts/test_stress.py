@@ -99,7 +99,7 @@ def test_stress_ng_finds_nothing_wrong(mounted, folder, group):
     one_of_each = [word for name in names for word in (f"--{name}", "1")]
 
     said = mounted.run(
-        "stress-ng", "--temp-path", folder, "--verify", "-t", "3", *SIZES, *one_of_each,
+        "stress-ng", "--temp-path", folder, "--verify", "-t", "2", *SIZES, *one_of_each,
         cwd=folder, timeout=100,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, _utils, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import omniload
@@ -30,9 +30,11 @@ from trainer_integration import DataLoader
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
-@pytest.mark.parametrize(("saved", "resumed"), [(2, 0), (0, 2), (1, 3), (3, 1)])
-@pytest.mark.parametrize("keywords", [{"batch_size": 3}, {"batch_size": None}], ids=str)
-def test_a_map_dataset_resumes_at_another_worker_count(saved, resumed, keywords):
+@pytest.mark.parametrize(
+    ("saved", "resumed", "batch_size"), [(2, 0, 3), (0, 2, None), (1, 3, None), (3, 1, 3)]
+)
+def test_a_map_dataset_resumes_at_another_worker_count(saved, resumed, batch_size):
+    keywords = {"batch_size": batch_size}
     for position in (0, 1, 4):
         resumed_equals_unbroken(
             lambda: TorchLoader(Numbers(13), shuffle=True, num_workers=saved, **keywords),
@@ -281,7 +283,7 @@ def test_workers_end_when_the_loop_is_left_early():
 @pytest.mark.timeout(60)
 def test_workers_end_at_once_whose_iterator_is_found_in_a_cycle(monkeypatch):
     """As one that Lightning's trainer holds: torch waits for each until it looks again by itself."""
-    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 600)
+    monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 600)
     batches = iter(DataLoader(Pids(100), num_workers=2))
     pids = {next(batches).item() for _ in range(2)}
     batches.itself = batches
