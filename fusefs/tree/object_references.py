@@ -58,6 +58,8 @@ class ObjectReferences:
         for path in paths:
             try:
                 self._store.remove(path)
+            except FileNotFoundError:
+                continue  # another mount replaced the same version, and was first
             except (OSError, OmniloadError) as error:
                 # An orphan costs space, not data: fsck finds it.
                 _LOG.info("object %s stays an orphan: %s", path, error)

@@ -335,3 +335,20 @@ def test_attributes_of_a_plain_file_whose_answer_was_lost_cost_no_byte():
         faulty.assert_all_faults_fired()
         assert (contents(files, "f"), files.stat("f").mode) == (DATA, 0o600)
         assert verify(files, read_data=True, grace_s=-60).faults == []
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_objects_that_another_mount_has_removed_are_no_orphans(caplog, is_there):
+    caplog.set_level("INFO")
+    memory = MemoryStore()
+    faults = {("remove", 1): Outage} if is_there else {}
+    with tiny_files(FaultyStore(memory, faults)) as files:
+        files.write_file("f", DATA)
+        segments = files.manifest("f").segments
+        if not is_there:
+            for path in object_paths(memory):
+                memory.remove(path)
+
+        files.discard(segments)
+
+    assert ("stays an orphan" in caplog.text) is is_there
