@@ -73,12 +73,10 @@ def _prune_node(unused_s: float, *, act: bool, as_json: bool) -> None:
         click.echo(json.dumps([each._asdict() for each in found]))
         return
     for each in found:
-        if each.kind != "interpreter":
-            click.echo(
-                f"{each.kind} {each.name[:16]}: {_tense(each.outcome, act=act)}, {format_bytes(each.freed_bytes)}"
-            )
-    freed = sum(each.freed_bytes for each in found)
-    click.echo(f"{format_bytes(freed)} {'freed' if act else 'would be freed'} in {cache.folder}")
+        outcome, freed = _tense(each.outcome, act=act), format_bytes(each.freed_bytes)
+        click.echo(f"{each.kind} {each.name[:16]}: {outcome}, {freed}")
+    total = format_bytes(sum(each.freed_bytes for each in found))
+    click.echo(f"{total} {'freed' if act else 'would be freed'} in {cache.folder}")
 
 
 def _prune_store(

@@ -22,7 +22,7 @@ from snapshot.oci.registry import Registry
 from snapshot.oci.store import ImageStore, small_blob
 from snapshot.oci.transport import RegistrySettings, Transport
 
-__all__ = ["Image", "open_store", "platform_here", "resolve"]
+__all__ = ["Image", "image_of", "open_store", "platform_here", "resolve"]
 
 _MAX_INDEX_DEPTH = 4
 _PLAIN = "http://"
@@ -94,16 +94,25 @@ def resolve(store: ImageStore, name: str, platform: Platform | None = None) -> I
             raise ConfigError(f"{where}: no such image: {error}") from error
         parsed = parse_manifest(stored.data, stored.media_type, name=where)
         if isinstance(parsed, Manifest):
-            config = parse_config(small_blob(store, parsed.config), name=where)
-            if len(config.rootfs.diff_ids) != len(parsed.layers):
-                raise IntegrityError(
-                    f"{where}: {len(parsed.layers)} layers, but the configuration has "
-                    f"{len(config.rootfs.diff_ids)}; build the image anew"
-                )
-            return Image(digest=stored.digest, manifest=parsed, config=config)
+            return image_of(stored.digest, parsed, small_blob(store, parsed.config), name=where)
         assert isinstance(parsed, Index)
         name = parsed.manifest_for(platform or platform_here()).digest
     raise IntegrityError(f"{where}: indexes name indexes more than {_MAX_INDEX_DEPTH} deep")
+
+
+def image_of(digest: str, manifest: Manifest, config: bytes, *, name: str) -> Image:
+    """Return the image of a manifest and the bytes of its configuration.
+
+    Raises:
+        IntegrityError: They contradict each other.
+    """
+    parsed = parse_config(config, name=name)
+    if len(parsed.rootfs.diff_ids) != len(manifest.layers):
+        raise IntegrityError(
+            f"{name}: {len(manifest.layers)} layers, but the configuration has "
+            f"{len(parsed.rootfs.diff_ids)}; build the image anew"
+        )
+    return Image(digest=digest, manifest=manifest, config=parsed)
 
 
 def _open_layout(text: str, *, create: bool) -> tuple[ImageStore, str]:

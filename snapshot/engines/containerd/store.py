@@ -19,8 +19,8 @@ from pathlib import Path
 from omniload.base.errors import IntegrityError, StateError
 from snapshot.engines.containerd.records import Command, Forget, Keep, Snapshot
 from snapshot.oci.digest import verified
-from snapshot.oci.image import Image
-from snapshot.oci.manifest import Manifest, parse_config, parse_manifest
+from snapshot.oci.image import Image, image_of
+from snapshot.oci.manifest import Manifest, parse_manifest
 
 __all__ = ["VERSION", "KeptImage", "SnapshotStore"]
 
@@ -64,13 +64,7 @@ class KeptImage:
         if not isinstance(manifest, Manifest):
             raise IntegrityError(f"{self.reference}: {self.digest} is no manifest; pull it again")
         data = verified(self.config, manifest.config.digest, name=self.reference)
-        config = parse_config(data, name=self.reference)
-        if len(config.rootfs.diff_ids) != len(manifest.layers):
-            raise IntegrityError(
-                f"{self.reference}: {len(manifest.layers)} layers, but the configuration has "
-                f"{len(config.rootfs.diff_ids)}; build the image anew"
-            )
-        return Image(digest=self.digest, manifest=manifest, config=config)
+        return image_of(self.digest, manifest, data, name=self.reference)
 
 
 class SnapshotStore:

@@ -22,7 +22,7 @@ __all__ = ["Found", "prune_cache"]
 class Found(NamedTuple):
     """One thing in a node cache, and what becomes of it."""
 
-    kind: Literal["tree", "leftover", "interpreter"]
+    kind: Literal["tree", "leftover"]
     name: str
     outcome: Literal["removed", "used", "mounted", "busy"]
     freed_bytes: int = 0

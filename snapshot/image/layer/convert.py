@@ -27,9 +27,9 @@ import zstandard
 
 from omniload.base.errors import IntegrityError
 from omniload.base.log import get_logger
-from snapshot.image.layer.entries import Entry, Kind
+from snapshot.image.layer.entries import Entry
 from snapshot.image.layer.tar import ByteSource, read_table
-from snapshot.image.layer.toc import CHECKSUM, POSITION, zstd_place
+from snapshot.image.layer.toc import CHECKSUM, KIND_OF, POSITION, zstd_place
 from snapshot.oci.digest import digest_of, hasher_of
 from snapshot.oci.image import Image
 from snapshot.oci.manifest import MANIFEST_TYPE, Descriptor, compression_of, encode
@@ -47,15 +47,7 @@ _SKIPPABLE = b"\x50\x2a\x4d\x18"
 _FOOTER_MAGIC = b"GNUlInUx"
 _LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 _CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
-_WORD_OF: dict[Kind, str] = {
-    "file": "reg",
-    "directory": "dir",
-    "symlink": "symlink",
-    "hardlink": "hardlink",
-    "character": "char",
-    "block": "block",
-    "fifo": "fifo",
-}
+_WORD_OF = {kind: word for word, kind in KIND_OF.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

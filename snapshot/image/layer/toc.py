@@ -38,6 +38,7 @@ from snapshot.oci.manifest import Descriptor, compression_of
 __all__ = [
     "CHECKSUM",
     "ESTARGZ_FOOTER_BYTES",
+    "KIND_OF",
     "POSITION",
     "TocPlace",
     "estargz_place",
@@ -60,7 +61,7 @@ MAX_TOC_BYTES = 256 << 20
 
 _FOOTER = re.compile(rb"SG\x16\x00([0-9a-f]{16})STARGZ")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)\Z")
-_KIND_OF: dict[str, Kind] = {
+KIND_OF: dict[str, Kind] = {
     "reg": "file",
     "dir": "directory",
     "symlink": "symlink",
@@ -69,6 +70,7 @@ _KIND_OF: dict[str, Kind] = {
     "block": "block",
     "fifo": "fifo",
 }
+"""What an entry is, by the word that a table of contents has for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,7 @@ class _Reader:
     def _entry(
         self, head: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], ends: Mapping[int, int]
     ) -> Entry:
-        kind = _KIND_OF[head["type"]]
+        kind = KIND_OF[head["type"]]
         size = int(head.get("size", 0)) if kind == "file" else 0
         name, target = self._layer.digest, str(head.get("linkName", ""))
         xattrs = (head.get("xattrs") or {}).items()

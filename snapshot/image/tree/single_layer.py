@@ -21,15 +21,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from snapshot.image.layer.entries import Entry
-from snapshot.image.tree.tree import Node, Tree, merge
+from snapshot.image.tree.tree import OPAQUE, WHITEOUT, Node, Tree, merge
 
 __all__ = ["OPAQUE_ATTRIBUTE", "layer_tree"]
 
 OPAQUE_ATTRIBUTE = "trusted.overlay.opaque"
 """Says that a directory hides what lower layers have in it."""
 _OVERLAY = ("trusted.overlay.", "user.overlay.")
-_WHITEOUT = ".wh."
-_OPAQUE = ".wh..wh..opq"
 
 
 def layer_tree(layers: Sequence[Sequence[Entry]], number: int) -> Tree:
@@ -126,12 +124,12 @@ def _parted(entries: Iterable[Entry]) -> _Parts:
     added: list[Entry] = []
     for entry in entries:
         parent, _, name = entry.path.rpartition("/")
-        if name == _OPAQUE:
+        if name == OPAQUE:
             opaque.add(parent)
-        elif name.startswith(_WHITEOUT * 2):
+        elif name.startswith(WHITEOUT * 2):
             continue  # other names of that form mean nothing any more
-        elif name.startswith(_WHITEOUT):
-            deleted.add(f"{parent}/{name.removeprefix(_WHITEOUT)}".lstrip("/"))
+        elif name.startswith(WHITEOUT):
+            deleted.add(f"{parent}/{name.removeprefix(WHITEOUT)}".lstrip("/"))
         else:
             added.append(_without_marks(entry))
             if entry.kind != "directory":

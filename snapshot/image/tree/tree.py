@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from omniload.base.errors import IntegrityError
 from snapshot.image.layer.entries import Entry, Extent, Kind
 
-__all__ = ["ROOT", "Node", "Tree", "merge"]
+__all__ = ["OPAQUE", "ROOT", "WHITEOUT", "Node", "Tree", "merge"]
 
 ROOT = 1
 """Number of the root, as every kernel expects it."""
