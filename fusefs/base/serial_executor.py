@@ -12,7 +12,7 @@ class SerialExecutor:
     """Runs what it is given one after the other, on whichever pool thread is free.
 
     A store object takes writes from one thread at a time. A thread per object would be
-    256 threads for 64 writers of 4 objects; strands share a few.
+    256 threads for 64 writers of 4 objects; serial executors share a few.
     """
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
@@ -41,7 +41,7 @@ class SerialExecutor:
             task()
         finally:
             with self._changed:
-                # Back to the end of the pool's queue, so that no strand starves another.
+                # Back to the end of the pool's queue, so that no executor starves another.
                 if self._waiting:
                     self._pool.submit(self._run)
                 else:

@@ -108,7 +108,7 @@ class ReadAhead:
     def handle(self, event: Read | Closed | Invalidated) -> tuple[Fetch, ...]:
         """Apply one event and return what to fetch now.
 
-        Ranges fetched for one stream never overlap, unless there was a doubt between them, and
+        Ranges fetched for one stream never overlap, unless one was invalidated between them, and
         never reach further than its window past the furthest byte it has read.
         """
         match event:

@@ -35,7 +35,7 @@ class OpenVersion:
     """A version of a file, held open: its objects stay until it is closed, on this process's part.
 
     Args:
-        keeper: Keeps its objects.
+        references: Keeps its objects.
         info: What it is.
         manifest: None for a plain file.
         reader: Reads it.
@@ -156,7 +156,7 @@ class Opener:
     Args:
         engine: Reads them.
         catalog: Says what is at a path.
-        keeper: Keeps the objects of striped ones.
+        references: Keeps the objects of striped ones.
         disk: Local copies, where they are configured.
         most_brought: A plain file of up to so many bytes comes with them.
     """

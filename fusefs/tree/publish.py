@@ -35,7 +35,7 @@ class Publisher:
     Args:
         store: Where to.
         catalog: Reads what is replaced.
-        keeper: Removes the objects of what is replaced.
+        references: Removes the objects of what is replaced.
     """
 
     def __init__(self, store: Store, catalog: Catalog, references: ObjectReferences) -> None:

@@ -50,7 +50,7 @@ def flush_all(bodies: Iterable[OpenFile], *, within_s: float) -> list[str]:
                 done.add(id(body))
 
     threads = [
-        threading.Thread(target=publish, name="fusefs-parting", daemon=True)
+        threading.Thread(target=publish, name="fusefs-flush-all", daemon=True)
         for _ in range(min(_AT_ONCE, len(left)))
     ]
     for thread in threads:

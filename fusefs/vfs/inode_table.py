@@ -65,7 +65,7 @@ class Node:
     advertised_size: int | None = None
     """Size that was advertised to the kernel since it last had to ask; ``SEVERAL`` where there were more than one."""
     kernel_size: int | None = None
-    """What the kernel's inode has for its size, by answers and its own writes; ``SEVERAL`` if others told it."""
+    """What the kernel's inode has for its size, by answers and its own writes; ``SEVERAL`` after answers of others."""
     resized_s: float = float("-inf")
     """When an answer, not a write of the kernel's, last gave the inode another size."""
     changed_at: int = 0
@@ -90,8 +90,8 @@ class Node:
         """Whether the kernel may be taking over another size just now.
 
         It makes attributes valid a moment before it stores their size, and ``fstat`` takes no lock: beside an
-        answer that brings another size, ``fstat`` of another process could tell the size of before. Attributes
-        that are never valid are asked for, and told as they were answered.
+        answer that brings another size, ``fstat`` of another process could show the size of before. Attributes
+        that are never valid are asked for, and shown as they were answered.
         """
         return time.monotonic() - self.resized_s < _RESIZED_S
 

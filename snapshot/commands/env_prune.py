@@ -26,7 +26,7 @@ __all__ = ["prune_command"]
     show_default=True,
     help="Store: remove packs that were condemned so long ago. Longer than any save takes.",
 )
-@click.option("--dry-run", is_flag=True, help="Tell what would be removed; remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
 @click.option("--json", "as_json", is_flag=True)
 @click.argument("keys", nargs=-1)
 def prune_command(

@@ -131,13 +131,13 @@ class Transport:
         waits_s = tuple(backoff_s(attempts=self._settings.attempts))
         until_s = self._clock.now_s() + self._settings.give_up_s
 
-        def tell(error: UnavailableError, wait_s: float) -> None:
+        def log(error: UnavailableError, wait_s: float) -> None:
             if self._clock.now_s() + wait_s >= until_s:
                 error.add_note(f"gave up after {self._settings.give_up_s:.0f} s")
                 raise error
             _log.warning("%s; tried again in %.1f s", error, wait_s)
 
-        return with_retries(attempt, waits_s, self._clock.sleep, tell)
+        return with_retries(attempt, waits_s, self._clock.sleep, log)
 
     def close(self) -> None:
         """Let go of connections."""

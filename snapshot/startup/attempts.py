@@ -4,7 +4,7 @@ Between two barriers a job waits for the node that comes to the second last. Wha
 took is therefore divided along those nodes, and the parts add up to the whole.
 
 Times of different nodes come from different clocks. What the files prove of their disagreement
-is told; no time is changed for it.
+is shown; no time is changed for it.
 """
 
 import re

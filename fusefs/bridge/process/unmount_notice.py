@@ -81,7 +81,7 @@ class UnmountNotifier:
                 f"{_who_answers(_address(self._target, os.getuid()))} has the name"
             ) from error
         threading.Thread(
-            target=self._answer, args=(listener,), name="fusefs-farewell", daemon=True
+            target=self._answer, args=(listener,), name="fusefs-unmount-notice", daemon=True
         ).start()
 
     def notify(self, lost: Sequence[str]) -> None:

@@ -82,6 +82,6 @@ def test_a_store_that_hangs_is_given_up(files, caplog):
 
     go_on.set()
     thread.join()
-    for late in [t for t in threading.enumerate() if t.name == "fusefs-parting"]:
+    for late in [t for t in threading.enumerate() if t.name == "fusefs-flush-all"]:
         late.join()  # it goes on, and must not find the files closed
     assert "gave up" in caplog.text
