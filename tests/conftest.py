@@ -40,7 +40,7 @@ Each takes about as long as any other.
 settings.register_profile(
     "dev",
     deadline=None,  # the machine is shared: time says nothing about the code
-    max_examples=60,
+    max_examples=40,
     suppress_health_check=[HealthCheck.too_slow],
 )
 # The same examples in every run; a few minutes less of them, which `dev` and `thorough` make up for.
