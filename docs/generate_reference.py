@@ -25,6 +25,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from omniload.base.cli import omniload
+from omniload.base.settings.json_schema import meanings_of
 from omniload.base.units import parse_bytes, parse_count, parse_seconds
 from omniload.mix.config import MixConfig
 from trainer_integration.config import TrainConfig
@@ -236,7 +237,7 @@ def _title(section: _Section) -> str:
 def _table(model: type[BaseModel], titles: Mapping[type[BaseModel], str]) -> str:
     lines = ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
     for key, info in model.model_fields.items():
-        meaning = info.description or (_TAG_MEANING if key == "type" else None)
+        meaning = meanings_of(model).get(key) or (_TAG_MEANING if key == "type" else None)
         assert meaning, f"{model.__name__}.{key} has no docstring"
         kind = _kind(info.annotation, info.metadata, titles)
         lines.append(f"| `{key}` | {kind} | {_default(info)} | {_prose(meaning)} |")

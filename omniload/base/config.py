@@ -39,9 +39,7 @@ Location = tuple[str | int, ...]
 class StrictModel(BaseModel):
     """Base of every configuration model: immutable, and closed to unknown keys."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 Model = TypeVar("Model", bound=BaseModel)

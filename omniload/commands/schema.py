@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from omniload.base.settings.json_schema import json_schema_of
 from omniload.commands.display import emit_json
 from omniload.mix.config import MixConfig
 
@@ -12,7 +13,7 @@ __all__ = ["mix_schema", "schema"]
 
 def mix_schema() -> dict[str, Any]:
     """Return the JSON schema of a mix file. Its ``$id`` changes with the version of the format."""
-    schema = MixConfig.model_json_schema()
+    schema = json_schema_of(MixConfig)
     file = {"type": "string", "minLength": 1}
     include = {
         "anyOf": [file, {"type": "array", "items": file, "minItems": 1}],

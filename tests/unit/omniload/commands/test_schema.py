@@ -67,6 +67,38 @@ def test_what_a_file_leaves_out_is_there_in_one_that_it_includes(validator):
 @pytest.mark.parametrize(
     ("old", "new"),
     [
+        ("seed: 1", "seed: ${SEED:-1}"),
+        ("{web: 1,", '{web: "${WEB}",'),
+        ("0.01", '"${HELD_OUT:-0.01}"'),
+        ("seed: 1", "seed: 1\nbalance: {method: '${METHOD}'}\nruntime: {elastic: '${ELASTIC}'}"),
+    ],
+)
+def test_a_variable_of_the_environment_may_stand_for_any_value(validator, old, new):
+    text = TEXT.replace("runtime: {batch_timeout: 30s}\n", "")
+    assert faults(validator, text.replace(old, new)) == []
+
+
+def test_no_variable_stands_for_a_type_which_says_what_keys_there_are(validator):
+    assert faults(validator, TEXT.replace("type: jsonl", 'type: "${TYPE}"'))
+
+
+def test_every_key_of_the_schema_has_its_meaning():
+    held = mix_schema()
+    models = [held, *held["$defs"].values()]
+
+    silent = [
+        key
+        for model in models
+        for key, said in model["properties"].items()
+        if key != "type" and not said.get("description")
+    ]
+
+    assert silent == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
         ("seed: 1", "sead: 1"),
         ("type: jsonl", "type: jsnl"),
         ("weight: 2", "wieght: 2"),
