@@ -11,11 +11,12 @@ from rich.text import Text
 
 from omniload.base.units import format_bytes
 from omniload.commands.display import Cell, bar, colour_of, emit_json, output, say, table
-from omniload.commands.opening import FoundSource, find_sources, open_spec
+from omniload.commands.opening import find_sources, open_spec
 from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
 from omniload.mix.config import MixConfig
 from omniload.mix.schedule import boundaries, weights_at
 from omniload.plan.forecast import SourceSizes, warnings_of_a_step
+from omniload.source.kept_findings import FoundSource
 
 __all__ = ["check", "shares_table"]
 
@@ -32,8 +33,9 @@ _MOST_ROWS = 64
 def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
     """Check a mix file and everything it names: files, footers, tokenizer, batch.
 
-    All faults are reported at once. The first records of every source are decoded, and nothing is
-    written but the indexes of the sources.
+    All faults are reported at once. The first records of every source are decoded, and not again until
+    its files, its settings or the tokenizer change. Nothing is written but that and the indexes of the
+    sources, in the cache folder.
 
     \b
     Example:

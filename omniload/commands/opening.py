@@ -1,13 +1,13 @@
 """Opening what a mix file names, as far as a question needs it: files and their indexes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from omniload.actors.plane import PlaneSpec, require_rows
 from omniload.base.concurrency.threads import DaemonPool
+from omniload.base.concurrency.time_limit import LimitedCalls
 from omniload.base.config import line_of
 from omniload.base.errors import (
     ConfigError,
@@ -21,14 +21,21 @@ from omniload.mix.config import MixConfig, load_mix
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.strategies import require_strategy
 from omniload.source.columns import as_binary, take, text_array
+from omniload.source.files import ShardFile
 from omniload.source.formats.format import Format
-from omniload.source.formats.opening import open_format
+from omniload.source.formats.opening import open_shards, shards_of
 from omniload.source.index import IndexCache, index_folder
+from omniload.source.kept_findings import (
+    FoundSource,
+    keep_findings,
+    kept_findings,
+    key_of_source,
+    key_of_tokenizer,
+)
 from omniload.source.tokenize import Tokenizer, open_tokenizer
 from omniload.source.transforms.opening import open_pipeline
 
 __all__ = [
-    "FoundSource",
     "find_sources",
     "open_spec",
     "raise_together",
@@ -39,26 +46,6 @@ _OPENERS = 8
 _FIRST_RECORDS = 64
 """Records whose tokens are counted."""
 _GRAVITY = (IntegrityError, ConfigError, StateError, UnavailableError, OmniloadError)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundSource:
-    """What is known of a source when no more than its first records were decoded."""
-
-    name: str
-    """Name in the mix file."""
-    format: str
-    """``parquet``, ``jsonl`` or ``text``."""
-    shards: int
-    """Files."""
-    units: int
-    """Parts that can be decoded on their own."""
-    records: int
-    """Records, counted."""
-    size_bytes: int
-    """Bytes of the files, as stored."""
-    tokens_per_record: float
-    """Mean tokens of the first records, which were decoded, over all splits; 0 where none of them gives any."""
 
 
 def open_spec(
@@ -110,23 +97,56 @@ def find_sources(spec: PlaneSpec, file: Path | None = None) -> list[FoundSource]
         OmniloadError: Everything that is wrong, in one error; see ``raise_together``.
     """
     mix = spec.mix
+    tokenizer = _outcome(lambda: tokenizer_of(mix, spec.base_dir))
     with (
         progress("opening sources", len(mix.names)) as advance,
+        LimitedCalls("omniload-listing") as calls,
         DaemonPool(_OPENERS, "omniload-opening") as pool,
     ):
+        finder = _Finder(spec, calls, can_encode=not isinstance(tokenizer, OmniloadError))
         found = pool.map(
-            lambda name: _named(_outcome(lambda: _find(spec, name)), name, file),
+            lambda name: _named(_outcome(lambda: finder.find(name)), name, file),
             mix.names,
             advance=advance,
         )
+    finder.keep([source for source in found if isinstance(source, FoundSource)])
     results = [
         _outcome(lambda: require_rows(spec)),
         _outcome(lambda: require_strategy(mix.balance)),
-        _outcome(lambda: tokenizer_of(mix, spec.base_dir)),
+        tokenizer,
         *found,
     ]
     raise_together([result for result in results if isinstance(result, OmniloadError)])
     return [result for result in results if isinstance(result, FoundSource)]
+
+
+class _Finder:
+    """Finds sources, each on its own, in any thread; what was found before stands while nothing has changed."""
+
+    def __init__(self, spec: PlaneSpec, calls: LimitedCalls, *, can_encode: bool) -> None:
+        self._spec, self._calls, self._can_encode = spec, calls, can_encode
+        self._tokenizer = key_of_tokenizer(spec.mix.tokenizer, spec.base_dir)
+        self._kept = kept_findings(spec.cache_dir)
+        self._keys: dict[str, str] = {}
+
+    def find(self, name: str) -> FoundSource:
+        """Find a source; raises what is wrong with it."""
+        spec, config = self._spec, self._spec.mix.sources[name]
+        files = shards_of(name, config, base_dir=spec.base_dir, calls=self._calls)
+        if config.transforms and self._can_encode:
+            open_pipeline(name, config, spec.mix.tokenizer, spec.base_dir, spec.mix.pack.length)
+        key = self._keys[name] = key_of_source(config, files, self._tokenizer)
+        kept_key, found = self._kept.get(name, ("", None))
+        if found is None or kept_key != key:
+            found = _looked_at(spec, name, files)
+        return found
+
+    def keep(self, found: Sequence[FoundSource]) -> None:
+        """Keep what was found, where it is not what was kept."""
+        now = {source.name: (self._keys[source.name], source) for source in found}
+        # Without a tokenizer nothing is known of the tokens of text.
+        if self._can_encode and now != self._kept:
+            keep_findings(self._spec.cache_dir, now)
 
 
 def _outcome(check: Callable[[], object]) -> object:
@@ -167,10 +187,11 @@ def raise_together(errors: Sequence[OmniloadError]) -> None:
     raise type(gravest)("\n".join(str(error) for error in errors)) from gravest
 
 
-def _find(spec: PlaneSpec, name: str) -> FoundSource:
+def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> FoundSource:
+    """Index a source and decode its first records."""
     config = spec.mix.sources[name]
     cache = IndexCache(folder=spec.cache_dir, source=name) if spec.cache_dir else None
-    opened = open_format(name, config, base_dir=spec.base_dir, cache=cache)
+    opened = open_shards(name, config, files, cache=cache)
     units = opened.format.units()
     records = int(units.rows_U.sum())
     if records == 0:

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from fsspec.core import url_to_fs
 
 from omniload.base.concurrency.calls_under_way import under_way
-from omniload.base.concurrency.time_limit import call_within
+from omniload.base.concurrency.time_limit import LimitedCalls, call_within
 from omniload.base.errors import ConfigError, OmniloadError, UnavailableError, system_refusal
 from omniload.base.log import get_logger
 from omniload.source.braces import expanded
@@ -71,7 +71,12 @@ class FileNames:
 
 
 def find_files(
-    patterns: Sequence[str], base_dir: Path, *, source: str, names: FileNames | None = None
+    patterns: Sequence[str],
+    base_dir: Path,
+    *,
+    source: str,
+    names: FileNames | None = None,
+    calls: LimitedCalls | None = None,
 ) -> tuple[ShardFile, ...]:
     """Expand patterns to files, each once, in an order that does not depend on the machine.
 
@@ -84,6 +89,7 @@ def find_files(
         source: Name of the source, for messages.
         names: What files of the format are called; asked of what a glob matches that does not end
             in a suffix itself, and of what lies in a folder. Without it folders are refused.
+        calls: Carries out the listing, for whoever lists many; a thread of its own otherwise.
 
     Raises:
         ConfigError: A pattern names nothing, what is no file, a file that the format does not
@@ -97,7 +103,8 @@ def find_files(
 
     # One thread for all of them: fsspec makes a client of a store for each thread that asks.
     # Local folders have the limit too: they may be mounts that do not answer, and ``/**`` is endless.
-    lists = call_within(_LISTING_S, listed, what=f"sources.{source}.path, a listing")
+    limited = call_within if calls is None else calls.call
+    lists = limited(_LISTING_S, listed, what=f"sources.{source}.path, a listing")
     found: dict[str, ShardFile] = {}
     for pattern, taken in zip(every, lists, strict=True):
         where = _where(pattern, source)

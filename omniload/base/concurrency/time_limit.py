@@ -1,15 +1,16 @@
 """Calls that may never return, given a limit: those of stores, whose clients have waits of their own."""
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
 
-__all__ = ["call_within"]
+__all__ = ["LimitedCalls", "call_within"]
 
 Answer = TypeVar("Answer")
 
@@ -33,13 +34,42 @@ def call_within(limit_s: float, call: Callable[[], Answer], *, what: str) -> Ans
         UnavailableError: The limit passed.
         BaseException: What ``call`` raises.
     """
-    pool = DaemonPool(1, f"omniload-within-{what[:40]}")
-    answer = pool.submit(call)
-    try:
-        return _answered(answer, limit_s, what)
-    finally:
-        # A thread whose call has ended ends at once; another one whenever its call does.
-        pool.close(_LEAVE_S if answer.done() else 0.0)
+    with LimitedCalls(f"omniload-within-{what[:40]}") as calls:
+        return calls.call(limit_s, call, what=what)
+
+
+class LimitedCalls:
+    """Many short calls with a limit each: a thread whose call has ended carries out the next one.
+
+    Any thread may call; there are as many threads behind it as calls at one time.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Start no thread yet; ``name`` is what they are called."""
+        self._name = name
+        self._idle: deque[DaemonPool] = deque()
+
+    def call(self, limit_s: float, call: Callable[[], Answer], *, what: str) -> Answer:
+        """Return what ``call`` returns, as ``call_within`` does."""
+        try:
+            pool = self._idle.pop()
+        except IndexError:
+            pool = DaemonPool(1, self._name)
+        answer = pool.submit(call)
+        try:
+            return _answered(answer, limit_s, what)
+        finally:
+            if answer.done():
+                self._idle.append(pool)
+            else:
+                pool.close(0.0)  # its thread ends whenever the call does
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._idle:
+            self._idle.pop().close(_LEAVE_S)
 
 
 def _answered(answer: "Future[Answer]", limit_s: float, what: str) -> Answer:

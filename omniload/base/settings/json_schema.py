@@ -8,12 +8,12 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
-from functools import cache
 from typing import Any, TypeAlias
 
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
+from typing_extensions import override
 
 __all__ = ["json_schema_of", "meanings_of"]
 
@@ -23,7 +23,6 @@ _VARIABLE = {"type": "string", "pattern": r"\$\{[A-Za-z_]"}
 """A word with a variable in it, which may stand for any number or word."""
 
 
-@cache
 def meanings_of(model: type[BaseModel]) -> dict[str, str]:
     """Return the docstrings below the keys of a model and of those that it extends, by key."""
     meanings: dict[str, str] = {}
@@ -53,6 +52,7 @@ def _docstrings(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
 class _OfFile(GenerateJsonSchema):
     """The schema of what is written in a file, before variables of the environment are put in."""
 
+    @override
     def model_schema(self, schema: core_schema.ModelSchema) -> Schema:
         made = super().model_schema(schema)
         for key, meaning in meanings_of(schema["cls"]).items():
@@ -60,15 +60,19 @@ class _OfFile(GenerateJsonSchema):
                 made["properties"][key].setdefault("description", meaning)
         return made
 
+    @override
     def int_schema(self, schema: core_schema.IntSchema) -> Schema:
         return _or_variable(super().int_schema(schema))
 
+    @override
     def float_schema(self, schema: core_schema.FloatSchema) -> Schema:
         return _or_variable(super().float_schema(schema))
 
+    @override
     def bool_schema(self, schema: core_schema.BoolSchema) -> Schema:
         return _or_variable(super().bool_schema(schema))
 
+    @override
     def model_field_schema(self, schema: core_schema.ModelField) -> Schema:
         # Words only where they are values: keys are read as they stand, and so is a tag, a single word
         # that says which keys there may be.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+from omniload.base.concurrency.time_limit import LimitedCalls
 from omniload.base.errors import ConfigError
 from omniload.mix.sources import SOURCE_TYPES, SourceConfig
 from omniload.source.files import ShardFile, reading
@@ -17,7 +18,7 @@ from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import IndexCache
 from omniload.source.patterns import find_files
 
-__all__ = ["OpenFormat", "open_format", "spec_of"]
+__all__ = ["OpenFormat", "open_format", "open_shards", "shards_of", "spec_of"]
 
 _HEAD_BYTES = 512
 """Bytes that show what a file is: a tar archive says so at byte 257."""
@@ -39,6 +40,21 @@ def spec_of(kind: str) -> FormatSpec:
     return spec
 
 
+def shards_of(
+    name: str, config: SourceConfig, *, base_dir: Path, calls: LimitedCalls | None = None
+) -> tuple[ShardFile, ...]:
+    """Find the files of a source, none of them opened but where one lists others.
+
+    Raises:
+        ConfigError: Files are missing, or of names that the format does not know.
+        UnavailableError: A store did not answer.
+    """
+    spec = spec_of(config.type)
+    return spec.shards(
+        find_files(config.paths, base_dir, source=name, names=spec.names, calls=calls)
+    )
+
+
 def open_format(
     name: str, config: SourceConfig, *, base_dir: Path, cache: IndexCache | None = None
 ) -> OpenFormat:
@@ -49,9 +65,18 @@ def open_format(
         IntegrityError: A shard is cut short or corrupt.
         UnavailableError: A store did not answer.
     """
+    return open_shards(name, config, shards_of(name, config, base_dir=base_dir), cache=cache)
+
+
+def open_shards(
+    name: str,
+    config: SourceConfig,
+    files: tuple[ShardFile, ...],
+    *,
+    cache: IndexCache | None = None,
+) -> OpenFormat:
+    """Index the units of the files of a source; raises as ``open_format`` does."""
     spec = spec_of(config.type)
-    found = find_files(config.paths, base_dir, source=name, names=spec.names)
-    files = spec.shards(found)
     for file in next(((each, *each.beside) for each in files if each.size_bytes), ()):
         if other := _other_type(spec, file):
             raise ConfigError(

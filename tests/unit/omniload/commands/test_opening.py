@@ -1,5 +1,7 @@
 """Opening a mix: everything that is wrong is said at once, and indexes have a place of their own."""
 
+import os
+
 import pytest
 import yaml
 
@@ -11,7 +13,9 @@ from omniload.base.errors import (
     UnavailableError,
 )
 from omniload.commands.opening import find_sources, open_spec, raise_together
-from omniload.mix.config import BpeTokenizer
+from omniload.mix.config import BpeTokenizer, ByteTokenizer
+from omniload.mix.schema.transforms import MiddleTransform
+from omniload.source.kept_findings import key_of_source, key_of_tokenizer
 from tests.support.plane.corpora import a_mixed_corpus
 
 
@@ -123,3 +127,95 @@ def test_a_fault_of_a_source_has_the_line_of_its_key(tmp_path):
     lines = str(caught.value).splitlines()
     assert lines[0].startswith(f"{file}:7: sources.books.path: ")
     assert lines[1].startswith(f"{file}:4: sources.web: ")
+
+
+def test_fill_in_the_middle_is_refused_where_the_tokenizer_lacks_its_marks(tmp_path):
+    """As every run refuses it; the second time too, when the rest of the source is known."""
+    mix = a_mixed_corpus(tmp_path)
+    fim = MiddleTransform(type="fim", prefix="<pre>", suffix="<suf>", middle="<mid>")
+    text = mix.sources["text"].model_copy(update={"transforms": (fim,)})
+    path = a_file(tmp_path, mix.model_copy(update={"sources": {**mix.sources, "text": text}}))
+    said = path.read_text().splitlines()
+    mark = next(line for line, text in enumerate(said) if "<mid>" in text)
+    line = max(i for i, text in enumerate(said[:mark], 1) if "transforms:" in text)
+
+    for _ in range(2):
+        with pytest.raises(ConfigError) as caught:
+            find_sources(open_spec(path, dp=1, cache_dir=tmp_path / "cache"), path)
+
+        at = f"{path}:{line}: sources.text.transforms: fim: prefix is '<pre>'"
+        assert str(caught.value).startswith(at), str(caught.value)
+
+
+class OpenedError(Exception):
+    """A source was opened again."""
+
+
+@pytest.fixture
+def a_checked(tmp_path, monkeypatch):
+    """A mix that was checked once, its shards not opened again without an error."""
+    mix = a_mixed_corpus(tmp_path)
+    spec = open_spec(a_file(tmp_path, mix), dp=1, cache_dir=tmp_path / "cache")
+    found = find_sources(spec)
+
+    def opened(name, *_, **__):
+        raise OpenedError(name)
+
+    monkeypatch.setattr("omniload.commands.opening.open_shards", opened)
+    return spec, found
+
+
+def test_what_has_not_changed_since_it_was_found_is_not_opened_again(a_checked):
+    spec, found = a_checked
+
+    assert find_sources(spec) == found
+
+
+def test_a_shard_that_was_replaced_by_one_of_its_size_and_time_is_opened_again(a_checked, tmp_path):
+    spec, _ = a_checked
+    shard = tmp_path / "text" / "0.jsonl"
+    before = shard.stat()
+    other = tmp_path / "other"
+    other.write_bytes(b"x" * before.st_size)
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(shard)
+
+    with pytest.raises(OpenedError, match="text"):
+        find_sources(spec)
+
+
+def test_findings_that_are_damaged_or_of_another_version_are_found_again(a_checked):
+    spec, _ = a_checked
+    (kept,) = spec.cache_dir.glob("*.findings.json")
+    whole = kept.read_bytes()
+
+    for damaged in (whole[:-9], whole.replace(b'"version":1', b'"version":0'), b"", b"[]"):
+        assert damaged != whole
+        kept.write_bytes(damaged)
+        with pytest.raises(OpenedError):
+            find_sources(spec)
+
+
+def test_a_finding_rests_on_what_the_file_says_and_on_the_tokenizer(tmp_path):
+    source = a_mixed_corpus(tmp_path).sources["text"]
+    other = source.model_copy(update={"split": "eval"})
+    of_bytes = key_of_tokenizer(ByteTokenizer(type="bytes"), tmp_path)
+    bpe = BpeTokenizer(type="bpe", path="tokenizer.json")
+    tokenizers = [of_bytes, key_of_tokenizer(None, tmp_path), key_of_tokenizer(bpe, tmp_path)]
+    for text in ("one", "three"):
+        (tmp_path / "tokenizer.json").write_text(text)
+        tokenizers.append(key_of_tokenizer(bpe, tmp_path))
+    keys = [key_of_source(source, (), tokenizer) for tokenizer in tokenizers]
+
+    assert len({*keys, key_of_source(other, (), of_bytes)}) == len(keys) + 1
+    assert key_of_source(source, (), of_bytes) == keys[0]
+
+
+def test_a_source_that_is_at_fault_is_told_again_and_the_others_are_known(a_checked, tmp_path):
+    spec, _ = a_checked
+    shard = tmp_path / "text" / "0.jsonl"
+    shard.rename(tmp_path / "away")
+
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"sources\.text\.path: .* matches no file"):
+            find_sources(spec)

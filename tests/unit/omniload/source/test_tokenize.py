@@ -223,6 +223,6 @@ def test_ctrl_c_while_a_tokenizer_is_read_stays_what_it_is(a_bpe, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("omniload.source.tokenize._library", interrupted)
+    monkeypatch.setattr("omniload.source.tokenize._encoder", interrupted)
     with pytest.raises(KeyboardInterrupt):
         a_bpe()

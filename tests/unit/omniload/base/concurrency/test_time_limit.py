@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from omniload.base.concurrency import time_limit
-from omniload.base.concurrency.time_limit import call_within
+from omniload.base.concurrency.time_limit import LimitedCalls, call_within
 from omniload.base.errors import UnavailableError
 
 
@@ -36,3 +36,17 @@ def test_a_call_that_does_not_return_is_left_behind_and_named(monkeypatch, caplo
     release.set()
     assert told
     assert all(line.startswith("s3://b: no answer for") for line in told)
+
+
+def test_short_calls_share_a_thread_and_one_that_does_not_return_holds_up_no_other():
+    release, ended = threading.Event(), threading.Event()
+    with LimitedCalls("a-test") as calls:
+        first, second = (calls.call(60, threading.current_thread, what="a store") for _ in range(2))
+        with pytest.raises(UnavailableError, match=r"s3://b: no answer within 0\.05 s"):
+            calls.call(0.05, lambda: (release.wait(), ended.set()), what="s3://b")
+        third = calls.call(60, threading.current_thread, what="a store")
+
+    release.set()
+    assert first is second is not third
+    assert ended.wait(60)
+    assert not third.is_alive()

@@ -1,0 +1,115 @@
+"""What a check found of sources, kept beside their indexes: one that has not changed since is not opened again.
+
+A finding rests on what the mix file says of the source, its shards as the file system tells them apart, and
+the tokenizer. All that is compared, none of it read: a byte that a disk turned is seen by whoever reads
+it. Faults are never kept.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import orjson
+import pyarrow as pa
+from pydantic import ValidationError
+
+from omniload.base.config import StrictModel
+from omniload.base.errors import StateError
+from omniload.base.log import get_logger
+from omniload.base.reading import open_file
+from omniload.base.writing import write_whole
+from omniload.mix.config import TokenizerConfig
+from omniload.mix.sources import SourceConfig
+from omniload.source.files import ShardFile
+from omniload.source.index import key_of_file
+from omniload.source.tokenize import file_of, library_of
+
+__all__ = ["FoundSource", "keep_findings", "kept_findings", "key_of_source", "key_of_tokenizer"]
+
+_VERSION: Literal[1] = 1
+"""Raised whenever a check looks for something else, so that what it did not look for is looked at."""
+_LARGEST_BYTES = 64 << 20
+_NAME = "check.findings.json"
+_LOG = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundSource:
+    """What is known of a source when no more than its first records were decoded."""
+
+    name: str
+    """Name in the mix file."""
+    format: str
+    """``parquet``, ``jsonl`` or ``text``."""
+    shards: int
+    """Files."""
+    units: int
+    """Parts that can be decoded on their own."""
+    records: int
+    """Records, counted."""
+    size_bytes: int
+    """Bytes of the files, as stored."""
+    tokens_per_record: float
+    """Mean tokens of the first records, which were decoded, over all splits; 0 where none of them gives any."""
+
+
+class _Findings(StrictModel):
+    """The file."""
+
+    version: Literal[1]
+    sources: dict[str, tuple[str, FoundSource]]
+    """Of each source, what the finding rests on and what it is."""
+
+
+def key_of_tokenizer(config: TokenizerConfig | None, base_dir: Path) -> str:
+    """Return a digest of what tells a tokenizer from another, or from itself at another time."""
+    said = "none" if config is None else config.model_dump_json()
+    path = None if config is None else file_of(config, base_dir)
+    try:
+        status = None if path is None else path.stat()
+    except OSError:
+        status = None  # whoever opens it says so
+    seen = (
+        ()
+        if status is None
+        else (status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
+    )
+    return _digest([said, library_of(config), *map(str, seen)])
+
+
+def key_of_source(config: SourceConfig, files: Sequence[ShardFile], tokenizer: str) -> str:
+    """Return a digest of all that a finding rests on."""
+    shards = ("\0".join(map(str, key_of_file(file))) for file in files)
+    return _digest([pa.__version__, tokenizer, config.model_dump_json(), *shards])
+
+
+def kept_findings(folder: Path | None) -> Mapping[str, tuple[str, FoundSource]]:
+    """Return by source what a finding rests on and what it is; none where the file is missing or damaged."""
+    if folder is None:
+        return {}
+    try:
+        with open_file(folder / _NAME) as file:
+            return _Findings.model_validate(orjson.loads(file.read(_LARGEST_BYTES))).sources
+    except FileNotFoundError:
+        return {}
+    except (OSError, StateError, orjson.JSONDecodeError, ValidationError) as error:
+        _LOG.info("%s: cannot be used (%s); looking at every source", folder / _NAME, error)
+        return {}
+
+
+def keep_findings(folder: Path | None, found: Mapping[str, tuple[str, FoundSource]]) -> None:
+    """Keep what was found; a folder that cannot be written is told, and not needed."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / _NAME, orjson.dumps({"version": _VERSION, "sources": found}))
+    except OSError as error:
+        _LOG.warning("%s: what was found is not kept: %s", folder, error)
+
+
+def _digest(parts: Iterable[str]) -> str:
+    text = "\n".join(parts).encode(errors="surrogateescape")
+    return hashlib.blake2b(text, digest_size=12).hexdigest()
