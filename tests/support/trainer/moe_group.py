@@ -19,12 +19,46 @@ ANSWER_S = 60
 
 class Ranks:
     def __init__(self, num_ranks):
+        self._num_ranks = num_ranks
+        self._pipes, self._processes = [], []
+
+    def run(self, case, *, dp=1, sp=1, **arguments):
+        """Return what ``case(groups, **arguments)`` returns on every rank of the mesh.
+
+        Where a rank fails or does not answer, all are started anew: a later case must not wait
+        for it, nor take its answer for one to another question.
+        """
+        try:
+            return self._run(case, (dp, sp), arguments)
+        except AssertionError:
+            self._end()
+            self._start()
+            raise
+
+    def _run(self, case, shape, arguments):
+        pipes = self._pipes[: shape[0] * shape[1]]
+        if self._shape != shape:
+            if self._shape is not None:
+                for pipe in self._pipes[: self._shape[0] * self._shape[1]]:
+                    pipe.send(("leave",))
+                    self._answer(pipe)
+            self._shape = shape
+            pipes[0].send(("host",))
+            port = self._answer(pipes[0])
+            for pipe in pipes:
+                pipe.send(("join", port, *shape))
+            for pipe in pipes:
+                self._answer(pipe)
+        for pipe in pipes:
+            pipe.send(("run", case, arguments))
+        return [self._answer(pipe) for pipe in pipes]
+
+    def _start(self):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
             ["tests.support.trainer.moe_group", "tests.support.trainer.moe_builders"]
         )
-        self._pipes, self._processes = [], []
-        for rank in range(num_ranks):
+        for rank in range(self._num_ranks):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, theirs), daemon=True)
             process.start()
@@ -33,24 +67,13 @@ class Ranks:
             self._processes.append(process)
         self._shape = None
 
-    def run(self, case, *, dp=1, sp=1, **arguments):
-        """Return what ``case(groups, **arguments)`` returns on every rank of the mesh."""
-        pipes = self._pipes[: dp * sp]
-        if self._shape != (dp, sp):
-            if self._shape is not None:
-                for pipe in self._pipes[: self._shape[0] * self._shape[1]]:
-                    pipe.send(("leave",))
-                    self._answer(pipe)
-            self._shape = (dp, sp)
-            pipes[0].send(("host",))
-            port = self._answer(pipes[0])
-            for pipe in pipes:
-                pipe.send(("join", port, dp, sp))
-            for pipe in pipes:
-                self._answer(pipe)
-        for pipe in pipes:
-            pipe.send(("run", case, arguments))
-        return [self._answer(pipe) for pipe in pipes]
+    def _end(self):
+        for process in self._processes:
+            process.kill()
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+        self._pipes, self._processes = [], []
 
     @staticmethod
     def _answer(pipe):
@@ -61,12 +84,11 @@ class Ranks:
         return answer
 
     def __enter__(self):
+        self._start()
         return self
 
     def __exit__(self, *_):
-        for process in self._processes:
-            process.kill()
-            process.join()
+        self._end()
 
 
 def _serve(rank, pipe):
