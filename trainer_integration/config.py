@@ -13,6 +13,7 @@ from omniload.mix.config import LARGEST_STEP
 from omniload.mix.sources import Name
 from omniload.plan.place_tree import ClientPlaceTree
 from trainer_integration.moe.config import MoEConfig, MoEShape, heads_fault
+from trainer_integration.vision.config import VisionShape
 from trainer_integration.writers.settings import LogConfig
 
 __all__ = [
@@ -179,6 +180,8 @@ class TrainConfig(StrictModel):
     """Where the model is: the CPU, or the GPU of each rank's number on its host."""
     model: MoEShape = MoEShape()
     """The model, but for its vocabulary."""
+    vision: VisionShape = VisionShape()
+    """The encoder of images, where the mix has any."""
     vocab_size: int | None = Field(default=None, ge=2, le=1 << 24)
     """Token ids the model knows; default: as many as the mix's tokenizer has."""
     optimizer: OptimizerConfig = OptimizerConfig()

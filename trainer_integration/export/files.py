@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from omniload.base.errors import IntegrityError, StateError, system_refusals
+from omniload.base.errors import ConfigError, IntegrityError, StateError, system_refusals
 from omniload.base.reading import read_kept_file
 from omniload.base.state import JsonObject
 from trainer_integration.export.mixtral import (
@@ -18,6 +18,7 @@ from trainer_integration.export.mixtral import (
     to_mixtral,
 )
 from trainer_integration.moe.model import MoETransformer
+from trainer_integration.vision.model import VisionLanguageModel
 
 __all__ = ["read_mixtral", "write_mixtral"]
 
@@ -40,6 +41,11 @@ def write_mixtral(model: MoETransformer, folder: Path, *, longest: int) -> None:
         StateError: The folder holds files already.
     """
     assert model.peers.size == 1, "the experts of other ranks would be missing"
+    if isinstance(model, VisionLanguageModel):
+        raise ConfigError(
+            "the run was trained on images, and Mixtral has no encoder for them; load its checkpoint into a "
+            "trainer_integration.vision model"
+        )
     config = mixtral_config(model.config, longest=longest)
     folder.mkdir(parents=True, exist_ok=True)
     if held := sorted(path.name for path in folder.iterdir()):

@@ -11,8 +11,10 @@ from trainer_integration.checkpoint.place import StorePlace, place_of
 from trainer_integration.checkpoint.striped_checkpoints import StripedCheckpoints
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.run.launch_record import read_launch_record
-from trainer_integration.run.model_of import model_of
+from trainer_integration.run.model_of import model_of, vision_of
 from trainer_integration.training.optimizer import FlatAdamW
+from trainer_integration.vision.config import identity_of
+from trainer_integration.vision.model import VisionLanguageModel
 
 __all__ = ["TrainedModel", "model_of_run"]
 
@@ -43,13 +45,15 @@ def model_of_run(run_dir: Path, location: str, step: int | None = None) -> Train
     train, life = read_launch_record(run_dir).train, read_run_record(run_dir).last
     mix = life.mix()
     config = model_of(train, mix, life.base_dir)
-    model = MoETransformer(config)
+    vision = vision_of(train, mix)
+    model = MoETransformer(config) if vision is None else VisionLanguageModel(config, vision)
     optimizer = FlatAdamW(model, train.optimizer, train.steps)
     place = place_of(location)
+    identity = identity_of(config, vision)
     checkpoints = (
-        StripedCheckpoints(place, config.identity())
+        StripedCheckpoints(place, identity)
         if isinstance(place, StorePlace)
-        else Checkpoints(place.folder, config.identity())
+        else Checkpoints(place.folder, identity)
     )
     restored = checkpoints.load(model, optimizer.adamw, step=step)
     if restored is None:

@@ -135,6 +135,11 @@ class ModelInputs:
         """Whether no peer has a token; all of them know."""
         return sum(self.tokens_of_peers) == 0
 
+    @property
+    def meets_peers(self) -> bool:
+        """Whether data-parallel peers need this rank's passes for their own, also where it has no token."""
+        return False
+
     def labels_in_rows_R(self) -> Tensor:
         """Return how many labels of this rank each row predicts, float64."""
         predicted_N = (self.labels_N != IGNORE_LABEL).double()

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional
 from typing_extensions import override
 
+from omniload.batch.microbatch import CpSlice, Microbatch
 from trainer_integration.moe.balance import (
     RouterFigures,
     balance_losses,
@@ -30,7 +31,7 @@ from trainer_integration.moe.parallel.crossover_table import TransportName
 from trainer_integration.moe.rope import Rotation
 from trainer_integration.moe.router import Router, Routing
 
-__all__ = ["MoETransformer", "ModelOutput", "is_of_experts"]
+__all__ = ["MoETransformer", "ModelOutput", "is_of_experts", "part_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,7 @@ class MoETransformer(nn.Module):
             num = held * self.peers.size if is_of_experts(name) else held
             drawn = torch.empty(num, *parameter.shape[1:])
             drawn.normal_(0.0, into_stream if writes else self.config.init_std, generator=generator)
-            parameter.copy_(_part_of(drawn[first : first + held], parameter))
+            parameter.copy_(part_of(drawn[first : first + held], parameter))
 
     @property
     def head_VD(self) -> Tensor:
@@ -122,6 +123,26 @@ class MoETransformer(nn.Module):
         """Whether its attention is a varlen kernel's: on a GPU, in half precision."""
         dtype = self.dtype or self.embedding_VD.dtype
         return self.device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+
+    @property
+    def units(self) -> tuple[nn.Module, ...]:
+        """Parts that each pass goes through once, one after the other: what a sharded model gathers at a time."""
+        return tuple(self.blocks)
+
+    def inputs_of(self, microbatch: Microbatch | CpSlice, *, dealt: bool = True) -> ModelInputs:
+        """Return a microbatch as the model takes it.
+
+        Args:
+            microbatch: Of a batch.
+            dealt: Whether the plane that it comes from serves the ranks of this model; otherwise it is of one rank,
+                which needs no data-parallel peer for it.
+        """
+        del dealt  # means something to rows with images
+        return ModelInputs.of(microbatch, self.peers, self.device, varlen=self.takes_varlen)
+
+    def flops_beside(self, inputs: ModelInputs) -> float:  # noqa: ARG002 -- of those with images
+        """Return the FLOPs, forward and backward, that this rank spends on what is no token."""
+        return 0.0
 
     def embedded(self, inputs: ModelInputs) -> Tensor:
         """Return what the layers begin with, ``[N, D]``."""
@@ -197,7 +218,7 @@ def is_of_experts(name: str) -> bool:
     return ".experts.fc" in name
 
 
-def _part_of(whole: Tensor, parameter: Tensor) -> Tensor:
+def part_of(whole: Tensor, parameter: Tensor) -> Tensor:
     """Return what this rank keeps of the values of a parameter; no rank sends any."""
     if not isinstance(parameter, DTensor):
         return whole

@@ -27,6 +27,8 @@ from trainer_integration.moe.parallel.process_groups import ProcessGroups
 from trainer_integration.moe.parallel.sharding import shard_over
 from trainer_integration.moe.parallel.sp_attention import replicas_of, volume_ratio
 from trainer_integration.run.rank_spec import RankSpec
+from trainer_integration.vision.config import VisionConfig
+from trainer_integration.vision.model import VisionLanguageModel
 
 __all__ = ["built_model", "joined", "peer_loss", "whole_batch"]
 
@@ -98,8 +100,10 @@ def _store(spec: RankSpec) -> Store:
     )
 
 
-def built_model(train: TrainConfig, config: MoEConfig, groups: ProcessGroups) -> MoETransformer:
-    """Build this rank's share of the model, where it is to be.
+def built_model(
+    train: TrainConfig, config: MoEConfig, groups: ProcessGroups, vision: VisionConfig | None = None
+) -> MoETransformer:
+    """Build this rank's share of the model, where it is to be; with an encoder of images, where ``vision`` says one.
 
     Raises:
         ConfigError: It is to be on a GPU and there is none.
@@ -119,14 +123,17 @@ def built_model(train: TrainConfig, config: MoEConfig, groups: ProcessGroups) ->
     )
     mesh = groups.mesh if train.parallel.is_sharded else None
     # No rank need hold a model whole that it keeps a part of.
+    dtype = torch.bfloat16 if train.dtype == "bf16" else None
+    model: MoETransformer
     with nullcontext() if mesh is None else torch.device("meta"):
-        model = MoETransformer(
-            config,
-            seed=train.seed,
-            peers=groups.sp,
-            transport=transport,
-            dtype=torch.bfloat16 if train.dtype == "bf16" else None,
-        )
+        if vision is None:
+            model = MoETransformer(
+                config, seed=train.seed, peers=groups.sp, transport=transport, dtype=dtype
+            )
+        else:
+            model = VisionLanguageModel(
+                config, vision, seed=train.seed, dp_peers=groups.dp_peers, dtype=dtype
+            )
     if mesh is None:
         return model.to(train.device)
     shard_over(model, mesh["dp"])

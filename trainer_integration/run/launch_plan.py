@@ -28,10 +28,11 @@ from trainer_integration.config import TrainConfig, load_train
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.parallel.crossover_table import read_crossover
 from trainer_integration.run.launch_record import write_launch_record
-from trainer_integration.run.model_of import model_of, with_cost_of
+from trainer_integration.run.model_of import model_of, vision_of, with_cost_of
 from trainer_integration.run.rank_spec import EvaluationSpec, RankSpec
 from trainer_integration.run.resuming import Resume, choose, require_step, step_name
 from trainer_integration.run.run_log import LOG_NAME, EventLine, read_log
+from trainer_integration.vision.config import VisionConfig
 from trainer_integration.writers.opening import require_writers
 
 __all__ = ["AttemptStart", "LaunchPlan", "next_log_number", "read_plan"]
@@ -63,6 +64,8 @@ class LaunchPlan:
     mix: MixConfig
     """As it is balanced: by the model's cost, unless the file gives one."""
     model: MoEConfig
+    vision: VisionConfig | None = None
+    """Its encoder, where the mix has images."""
     evaluation: EvaluationSpec | None = None
     """What to evaluate on."""
     profile: tuple[int, int] | None = None
@@ -199,6 +202,7 @@ class LaunchPlan:
             train=self.train,
             folder=self.folder,
             model=self.model,
+            vision=self.vision,
             mix=self.mix,
             base_dir=self.base_dir,
             cache_dir=index_folder(self.mix_file),
@@ -245,7 +249,14 @@ def read_plan(config: Path, profile: tuple[int, int] | None = None) -> LaunchPla
     train = _with_crossover(train, folder)
     mix_file = train.mix_file(folder)
     mix, base_dir = load_mix(mix_file)
-    _require_plain_samples(mix, mix_file)
+    _require_no_pairs(mix, mix_file)
+    vision = vision_of(train, mix)
+    if vision is not None and train.parallel.sp > 1:
+        line = line_of(config, "parallel", "sp")
+        raise ConfigError(
+            f"{config}:{line}: parallel.sp: is {train.parallel.sp}, and {mix_file} has images, whose embeddings belong "
+            "to whole rows; set it to 1 and dp to the ranks"
+        )
     try:
         model = model_of(train, mix, base_dir)
     except ValueError as error:
@@ -260,15 +271,16 @@ def read_plan(config: Path, profile: tuple[int, int] | None = None) -> LaunchPla
         train=train,
         mix_file=mix_file,
         mix_text=mix_text(mix_file),
-        mix=with_cost_of(model, mix),
+        mix=with_cost_of(model, mix, vision),
         model=model,
-        evaluation=_evaluation_of(train, folder, model),
+        vision=vision,
+        evaluation=_evaluation_of(train, folder, model, vision),
         profile=profile,
     )
 
 
-def _require_plain_samples(mix: MixConfig, mix_file: Path) -> None:
-    """Refuse sources of images and of preference pairs: the included trainer has no encoder, and no loss for pairs.
+def _require_no_pairs(mix: MixConfig, mix_file: Path) -> None:
+    """Refuse sources of preference pairs: the included trainer has no loss for them.
 
     Raises:
         ConfigError: With the line of the source's transforms.
@@ -279,12 +291,6 @@ def _require_plain_samples(mix: MixConfig, mix_file: Path) -> None:
             raise ConfigError(
                 f"{mix_file}:{line}: sources.{name}: holds preference pairs, which omniload train has no loss for; "
                 "train in a loop of your own (docs/how-to-preferences.md)"
-            )
-        if source.images_transform is not None:
-            line = line_of(mix_file, "sources", name, "transforms")
-            raise ConfigError(
-                f"{mix_file}:{line}: sources.{name}: holds images, which omniload train does not take yet; train in a "
-                "loop of your own with trainer_integration.vision (docs/how-to-images.md)"
             )
 
 
@@ -309,13 +315,22 @@ def _with_crossover(train: TrainConfig, folder: Path) -> TrainConfig:
     return train.model_copy(update={"parallel": parallel})
 
 
-def _evaluation_of(train: TrainConfig, folder: Path, model: MoEConfig) -> EvaluationSpec | None:
+def _evaluation_of(
+    train: TrainConfig, folder: Path, model: MoEConfig, vision: VisionConfig | None
+) -> EvaluationSpec | None:
     """Read the mix to evaluate on, and check that it ends and fits the model."""
     file, wanted = train.evaluation_mix(folder), train.evaluation
     if file is None or wanted is None:
         return None
     mix, base_dir = load_mix(file)
-    _require_plain_samples(mix, file)
+    _require_no_pairs(mix, file)
+    images = vision_of(train, mix)
+    if images is not None and images != vision:
+        own = "none" if vision is None else f"patch {vision.patch} and merge {vision.merge}"
+        raise ConfigError(
+            f"{file}: has images of patch {images.patch} and merge {images.merge}, and {train.mix} has {own}; an "
+            "encoder is trained on the patches that it is evaluated on"
+        )
     if wanted.split is not None:
         try:
             mix = held_out(mix, wanted.split)

@@ -1,4 +1,4 @@
-"""The model that a training file and its mix describe together: vocabulary and cost."""
+"""The model that a training file and its mix describe together: vocabulary, encoder of images, cost."""
 
 from pathlib import Path
 
@@ -7,8 +7,10 @@ from omniload.source.tokenize import open_tokenizer
 from trainer_integration.config import TrainConfig
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.flops import cost_of
+from trainer_integration.vision.config import VisionConfig
+from trainer_integration.vision.flops import encoder_cost_of
 
-__all__ = ["model_of", "with_cost_of"]
+__all__ = ["model_of", "vision_of", "with_cost_of"]
 
 _ATTENTION_SLOWDOWN = 1.3
 """A FLOP of attention takes as long as this many of a matrix product, on a CPU; see ``cost_of``."""
@@ -25,10 +27,22 @@ def model_of(train: TrainConfig, mix: MixConfig, base_dir: Path) -> MoEConfig:
     return train.moe(None if tokenizer is None else tokenizer.vocab_size)
 
 
-def with_cost_of(model: MoEConfig, mix: MixConfig) -> MixConfig:
-    """Return the mix balanced by the cost of ``model``, unless its file gives costs itself."""
-    if mix.balance.model_fields_set & {"linear", "quadratic", "cost"}:
+def vision_of(train: TrainConfig, mix: MixConfig) -> VisionConfig | None:
+    """Return the encoder of the mix's images; ``None`` where it has none."""
+    transforms = [source.images_transform for source in mix.sources.values()]
+    first = next((transform for transform in transforms if transform is not None), None)
+    return None if first is None else VisionConfig.of(train.vision, first.patch, first.merge)
+
+
+def with_cost_of(model: MoEConfig, mix: MixConfig, vision: VisionConfig | None = None) -> MixConfig:
+    """Return the mix balanced by the cost of ``model`` and of its encoder, unless its file gives costs itself."""
+    given, costs = mix.balance.model_fields_set, {}
+    if not given & {"linear", "quadratic", "cost"}:
+        costs["linear"], costs["quadratic"] = cost_of(model, attention_slowdown=_ATTENTION_SLOWDOWN)
+    if vision is not None and not given & {"encoder_linear", "encoder_quadratic"}:
+        costs["encoder_linear"], costs["encoder_quadratic"] = encoder_cost_of(
+            vision, model.dim, attention_slowdown=_ATTENTION_SLOWDOWN
+        )
+    if not costs:
         return mix
-    linear, quadratic = cost_of(model, attention_slowdown=_ATTENTION_SLOWDOWN)
-    balance = mix.balance.model_copy(update={"linear": linear, "quadratic": quadratic})
-    return mix.model_copy(update={"balance": balance})
+    return mix.model_copy(update={"balance": mix.balance.model_copy(update=costs)})

@@ -13,6 +13,7 @@ from omniload.base.config import StrictModel
 from omniload.mix.config import MixConfig
 from trainer_integration.config import TrainConfig
 from trainer_integration.moe.config import MoEConfig
+from trainer_integration.vision.config import VisionConfig
 
 __all__ = ["EvaluationSpec", "RankSpec"]
 
@@ -38,6 +39,8 @@ class RankSpec(StrictModel):
     folder: Path
     """Folder that the training file's relative paths start at."""
     model: MoEConfig
+    vision: VisionConfig | None = None
+    """Encoder before the model; ``None`` without images."""
     mix: MixConfig
     """As it is balanced, whatever its file leaves out."""
     base_dir: Path

@@ -32,6 +32,7 @@ from trainer_integration.training.profiling import StepProfile
 from trainer_integration.training.progress import TrainingProgress
 from trainer_integration.training.step import StepResult, train_step
 from trainer_integration.training.throughput import peak_flops_of
+from trainer_integration.vision.config import identity_of
 
 __all__ = ["Trainer", "Write"]
 
@@ -59,7 +60,7 @@ class Trainer:
         self._all_saved = False
         self._startup = restarted(spec.attempt)
         with stage("model_build", self._startup):
-            self._model = built_model(train, spec.model, groups)
+            self._model = built_model(train, spec.model, groups, spec.vision)
             self._optimizer = FlatAdamW(self._model, train.optimizer, train.steps)
         self._progress = TrainingProgress(train.spike_guard)
         self._peak = peak_flops_of(self._model.device, train.peak_tflops)
@@ -250,7 +251,7 @@ class Trainer:
 def _checkpoints(spec: RankSpec, groups: ProcessGroups) -> Checkpoints | StripedCheckpoints:
     """Reach the checkpoints of the run, in a folder or on a store."""
     place = place_of(spec.train.checkpoint_location(spec.folder))
-    model, keep = spec.model.identity(), spec.train.checkpoint.keep
+    model, keep = identity_of(spec.model, spec.vision), spec.train.checkpoint.keep
     if isinstance(place, StorePlace):
         return StripedCheckpoints(place, model, keep=keep, groups=groups)
     return Checkpoints(place.folder, model, keep=keep, groups=groups)

@@ -22,7 +22,6 @@ from omniload.batch.microbatch import CpSlice, Microbatch
 from omniload.batch.slices import slice_for_cp
 from omniload.client import Client
 from trainer_integration.moe.documents import on_device
-from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
 from trainer_integration.moe.parallel.sharding import is_sharded
@@ -107,7 +106,7 @@ def summed_losses(model: MoETransformer, rows: Microbatch, num_sources: int) -> 
     if peers.size > 1:
         part = piece = slice_for_cp(rows, peers.rank, peers.size)
         sources_RT = sources_RT[:, piece.indices_C]
-    inputs = ModelInputs.of(part, peers, model.device, varlen=model.takes_varlen)
+    inputs = model.inputs_of(part, dealt=False)
     sums_SF = torch.zeros(num_sources, 2, dtype=torch.float64, device=model.device)
     if inputs.is_empty and not is_sharded(model):
         return sums_SF

@@ -16,7 +16,6 @@ from torch import Tensor
 from omniload.base.state import JsonObject
 from omniload.batch.microbatch import Batch
 from trainer_integration.config import SpikeGuardConfig
-from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
 from trainer_integration.moe.parallel.sharding import is_sharded
@@ -141,7 +140,7 @@ def train_step(
         expert_slots=tuple(totals.slots_LE.sum(0).tolist()),
         router_entropy=totals.entropy / max(1, tokens),
         drop_rate=totals.dropped / max(1, choices),
-        flops=model_flops(model.config, tokens, totals.pairs),
+        flops=model_flops(model.config, tokens, totals.pairs) + totals.flops_beside,
         spike=spike,
         seconds_compute=seconds_compute,
     )
@@ -152,7 +151,8 @@ class StepSums:
     """What the microbatches of a step add up to."""
 
     figures: Tensor
-    """Token loss, balance loss, z-loss, tokens, dropped choices, entropy, token pairs, ``[7]``, float64."""
+    """Token loss, balance loss, z-loss, tokens, dropped choices, entropy, FLOPs of images, token pairs: ``[8]``,
+    float64."""
     slots_LE: Tensor
     """Rows that each expert of each layer computed, int64."""
 
@@ -161,7 +161,7 @@ class StepSums:
         both = torch.cat((self.figures, self.slots_LE.flatten().double()))  # exact below 2**53
         if groups.world is not None:
             dist.all_reduce(both, group=groups.world)
-        token_loss, balance, z, tokens, dropped, entropy, pairs, *_ = both.tolist()
+        token_loss, balance, z, tokens, dropped, entropy, flops, pairs, *_ = both.tolist()
         return StepTotals(
             token_loss=token_loss,
             balance_loss=balance,
@@ -169,6 +169,7 @@ class StepSums:
             tokens=tokens,
             dropped=dropped,
             entropy=entropy,
+            flops_beside=flops,
             pairs=pairs,
             slots_LE=both[len(self.figures) :].view_as(self.slots_LE).cpu(),
         )
@@ -185,6 +186,8 @@ class StepTotals:
     dropped: float
     entropy: float
     """Over tokens, mean over layers."""
+    flops_beside: float
+    """FLOPs spent on images."""
     pairs: float
     """Sum of the squared lengths of documents."""
     slots_LE: Tensor
@@ -200,11 +203,11 @@ def accumulate(model: MoETransformer, batch: Batch, labels: int) -> StepSums:
     """
     config, device = model.config, model.device
     sharded = is_sharded(model)  # other ranks then need this one's passes
-    figures = torch.zeros(7, dtype=torch.float64, device=device)
+    figures = torch.zeros(8, dtype=torch.float64, device=device)
     slots_LE = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int64, device=device)
     for microbatch in batch.microbatches:
-        inputs = ModelInputs.of(microbatch, model.peers, device, varlen=model.takes_varlen)
-        if inputs.is_empty and not sharded:
+        inputs = model.inputs_of(microbatch)
+        if inputs.is_empty and not (sharded or inputs.meets_peers):
             continue
         output = model(inputs)
         objective = output.token_loss + config.balance_weight * output.balance_loss
@@ -219,6 +222,7 @@ def accumulate(model: MoETransformer, batch: Batch, labels: int) -> StepSums:
                 figures.new_full((), inputs.num_tokens),
                 output.router.dropped.double(),
                 output.router.entropy,
+                figures.new_full((), model.flops_beside(inputs)),
                 figures.new_zeros(()),
             ]
         )

@@ -5,17 +5,18 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from omniload.base.config import StrictModel, fault_at
+from omniload.base.state import JsonObject
+from trainer_integration.moe.config import MoEConfig
 
-__all__ = ["VisionConfig"]
+__all__ = ["VisionConfig", "VisionShape", "identity_of"]
 
 
-class VisionConfig(StrictModel):
-    """A transformer over the patches of one image, and a projector into the model behind it."""
+class VisionShape(StrictModel):
+    """The encoder of images: a transformer over the patches of each, and a projector into the model.
 
-    patch: int = Field(default=14, ge=1, le=256)
-    """Side of a patch in pixels: that of the mix."""
-    merge: int = Field(default=1, ge=1, le=16)
-    """Side, in patches, of the square that becomes one embedding: that of the mix."""
+    The size of patches is that of the mix; where it has no images, there is no encoder.
+    """
+
     dim: int = Field(default=64, ge=4, le=65_536)
     """Width."""
     num_layers: int = Field(default=2, ge=1, le=1024)
@@ -42,7 +43,29 @@ class VisionConfig(StrictModel):
             )
         return self
 
+
+class VisionConfig(VisionShape):
+    """An encoder that can be built."""
+
+    patch: int = Field(default=14, ge=1, le=256)
+    """Side of a patch in pixels: that of the mix."""
+    merge: int = Field(default=1, ge=1, le=16)
+    """Side, in patches, of the square that becomes one embedding: that of the mix."""
+
+    @classmethod
+    def of(cls, shape: VisionShape, patch: int, merge: int) -> Self:
+        """Give ``shape`` the patches of a mix."""
+        return cls(
+            patch=patch, merge=merge, **shape.model_dump(include=set(VisionShape.model_fields))
+        )
+
     @property
     def values_per_patch(self) -> int:
         """Values of a patch: three colours a pixel."""
         return 3 * self.patch**2
+
+
+def identity_of(model: MoEConfig, vision: VisionConfig | None) -> JsonObject:
+    """Return what a checkpoint must have been saved with to fit a model and its encoder, if it has one."""
+    own = model.identity()
+    return own if vision is None else own | {"vision": vision.model_dump(mode="json")}

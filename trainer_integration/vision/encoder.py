@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
+from trainer_integration.moe.model import part_of
 from trainer_integration.moe.norm import RMSNorm
 from trainer_integration.moe.rope import Rotation
 from trainer_integration.vision.config import VisionConfig
@@ -48,13 +49,20 @@ class VisionEncoder(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_epsilon)
         self.fc1 = nn.Linear(config.merge**2 * config.dim, config.hidden)
         self.fc2 = nn.Linear(config.hidden, out_dim)
+        if self.embed.weight.device.type != "meta":
+            self.draw_weights(seed)
+
+    @torch.no_grad()
+    def draw_weights(self, seed: int) -> None:
+        """Set first weights; a rank that holds a part of a matrix draws all of it, and keeps its own."""
         generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if parameter.ndim > 1:
-                    parameter.normal_(0.0, config.init_std, generator=generator)
-                elif name.endswith("bias"):
-                    parameter.zero_()
+        for name, parameter in self.named_parameters():
+            if parameter.ndim > 1:
+                drawn = torch.empty(parameter.shape)
+                drawn.normal_(0.0, self.config.init_std, generator=generator)
+                parameter.copy_(part_of(drawn, parameter))
+            else:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 
     @override
     def forward(self, patches_PV: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
@@ -82,12 +90,11 @@ class VisionEncoder(nn.Module):
             for axis in (0, 1)
         )
         sizes = [rows * columns for rows, columns in grids]
-        x_PD = self.embed(patches_PV)
+        x_PD = _linear(self.embed, patches_PV)
         for block in self.blocks:
             x_PD = block(x_PD, turns, sizes)
         merged = self.norm(x_PD).reshape(-1, self.config.merge**2 * self.config.dim)
-        embeddings: Tensor = self.fc2(functional.gelu(self.fc1(merged)))
-        return embeddings
+        return _linear(self.fc2, functional.gelu(_linear(self.fc1, merged)))
 
 
 class _Block(nn.Module):
@@ -104,7 +111,7 @@ class _Block(nn.Module):
     @override
     def forward(self, x_PD: Tensor, turns: tuple[Rotation, ...], sizes: Sequence[int]) -> Tensor:
         heads = (3 * self.num_heads, x_PD.shape[1] // self.num_heads)
-        qkv_PHC = self.qkv(self.norm1(x_PD)).unflatten(1, heads)
+        qkv_PHC = _linear(self.qkv, self.norm1(x_PD)).view(len(x_PD), *heads)
         turned, values = torch.split(qkv_PHC, [2 * self.num_heads, self.num_heads], dim=1)
         halves = zip(turns, turned.chunk(2, dim=-1), strict=True)
         turned = torch.cat([turn.apply(half) for turn, half in halves], dim=-1)
@@ -113,9 +120,14 @@ class _Block(nn.Module):
         ]
         # Without an image every parameter still has a gradient, zero: ranks add them up.
         mixed_PD = torch.cat(attended) if attended else values
-        x_PD = x_PD + self.output(mixed_PD.reshape(x_PD.shape))
-        hidden: Tensor = x_PD + self.fc2(functional.gelu(self.fc1(self.norm2(x_PD))))
-        return hidden
+        x_PD = x_PD + _linear(self.output, mixed_PD.reshape(x_PD.shape))
+        return x_PD + _linear(self.fc2, functional.gelu(_linear(self.fc1, self.norm2(x_PD))))
+
+
+def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    """Apply a layer in the type of what comes, whatever its parameters are kept in."""
+    bias = None if layer.bias is None else layer.bias.to(x.dtype)
+    return functional.linear(x, layer.weight.to(x.dtype), bias)
 
 
 def _attended(qkv_PHC: Tensor) -> Tensor:

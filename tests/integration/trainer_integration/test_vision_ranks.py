@@ -1,5 +1,8 @@
 """Gradients of a vision-language step are the same wherever its images are encoded."""
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,14 +14,33 @@ from tests.support.drawn import a_drawn_mix
 from tests.support.trainer import vision_cases
 from tests.support.trainer.moe_cases import ALONE
 from tests.support.trainer.moe_group import Ranks
+from trainer_integration.moe.parallel.collectives import Peers
+from trainer_integration.vision.inputs import VisionInputs
 
 pytestmark = pytest.mark.slow
 
 
-def a_step(folder, strategy, dp):
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+def steps_of(folder, strategy, dp):
+    """Return the batches of each rank."""
     mix = a_drawn_mix(folder, rows=4, balance={"strategy": strategy})
     with LocalPlane(PlaneSpec(mix=mix, base_dir=folder, tree=ClientPlaceTree.of(dp=dp))) as plane:
-        return [Client(plane.handle(rank)).next_batch().microbatches for rank in range(dp)]
+        clients = [Client(plane.handle(rank)) for rank in range(dp)]
+        # Step by step: a plane runs ahead of its slowest rank by its window alone.
+        steps = [[client.next_batch() for client in clients] for _ in range(STEPS)]
+        return [list(batches) for batches in zip(*steps, strict=True)]
+
+
+def a_step(folder, strategy, dp):
+    return [batches[0].microbatches for batches in steps_of(folder, strategy, dp)]
 
 
 def farthest(found, expected):
@@ -26,16 +48,66 @@ def farthest(found, expected):
     return max(float(np.abs(found[name] - expected[name]).max()) for name in expected)
 
 
-def test_gradients_are_those_of_one_rank_wherever_images_are_encoded(tmp_path):
+def test_gradients_are_those_of_one_rank_wherever_images_are_encoded(ranks, tmp_path):
     expected, _ = vision_cases.gradients(ALONE, microbatches=a_step(tmp_path, "balanced", 1))
     assert all(np.abs(gradient).max() > 0 for gradient in expected.values())
 
-    with Ranks(2) as ranks:
-        for strategy in ("balanced", "hybrid"):
-            step = a_step(tmp_path, strategy, 2)
-            answers = ranks.run(vision_cases.gradients, dp=2, microbatches=step)
+    for strategy in ("balanced", "hybrid"):
+        step = a_step(tmp_path, strategy, 2)
+        answers = ranks.run(vision_cases.gradients, dp=2, microbatches=step)
 
-            for found, _ in answers:
-                assert farthest(found, expected) <= 1e-10
-            travelled = sum(sent for _, sent in answers)
-            assert (travelled > 0) == (strategy == "hybrid")
+        for found, _ in answers:
+            assert farthest(found, expected) <= 1e-10
+        travelled = sum(sent for _, sent in answers)
+        assert (travelled > 0) == (strategy == "hybrid")
+
+
+def figures_of(results):
+    """What a step told, in one list of numbers."""
+    return [
+        figure
+        for r in results
+        for figure in (r.step, r.loss, r.balance_loss, r.grad_norm, r.tokens, r.flops)
+    ]
+
+
+def test_a_run_goes_on_with_images_dealt_otherwise_sharded_or_whole(ranks, tmp_path):
+    other = tmp_path / "evaluated"
+    stages = [{"from_step": 0, "weights": {"captions": 1, "pages": 1}}]
+    mix = a_drawn_mix(other, samples=5, mix={"stop": "each_once", "stages": stages})
+    spec = PlaneSpec(mix=mix, base_dir=other, tree=ClientPlaceTree.of())
+    alone = {"batches": steps_of(tmp_path, "balanced", 1), "folder": str(tmp_path / "one")}
+    expected, losses, _ = vision_cases.trained(ALONE, **alone, spec=spec)
+    dealt = {"batches": steps_of(tmp_path, "hybrid", 2), "folder": str(tmp_path / "two")}
+
+    begun = ranks.run(vision_cases.trained, dp=2, **dealt, fsdp=True, save=2)
+    ended = ranks.run(vision_cases.trained, dp=2, **dealt, load=2, spec=spec)
+
+    for (first, _, _), (rest, found, _) in zip(begun, ended, strict=True):
+        assert figures_of([*first, *rest]) == pytest.approx(figures_of(expected), abs=1e-9)
+        assert found == pytest.approx(losses, abs=1e-9)
+    assert min(sum(sent for *_, sent in begun), sum(sent for *_, sent in ended)) > 0
+
+
+def test_a_rank_with_a_batch_of_another_step_is_told_of_before_embeddings_travel(ranks, tmp_path):
+    steps = steps_of(tmp_path, "hybrid", 2)
+    microbatches = [[b.microbatches[0] for b in batches] for batches in steps]
+
+    errors = ranks.run(vision_cases.out_of_step, dp=2, microbatches=microbatches)
+
+    assert all("StateError" in error and "batches of different steps" in error for error in errors)
+    assert re.search(r"rank \d sends \d+ embeddings of images and rank \d expects", "".join(errors))
+
+
+def test_counts_that_do_not_fit_the_model_are_refused(tmp_path):
+    microbatch = a_step(tmp_path, "hybrid", 1)[0][0]
+    with pytest.raises(ValueError, match="sends to 1 ranks, and 2 data-parallel ranks"):
+        VisionInputs.of_microbatch(microbatch, Peers(rank=0, size=2))
+
+    share = replace(microbatch.encoding, places_E=microbatch.encoding.places_E[1:])
+    with pytest.raises(ValueError, match=r"receives \d+ embeddings and has places for"):
+        VisionInputs.of_microbatch(replace(microbatch, encoding=share))
+
+    model = vision_cases.a_vision_model(merge=2)
+    with pytest.raises(ValueError, match=r"an encoder of merge 2 makes \d+ of these images"):
+        model(VisionInputs.of_microbatch(microbatch))

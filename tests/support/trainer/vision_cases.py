@@ -1,10 +1,19 @@
 """What a rank does in the tests of the vision model."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import torch.distributed as dist
 
-from tests.support.trainer.moe_builders import a_config
+from tests.support.trainer.moe_builders import a_config, an_optimizer
+from trainer_integration.checkpoint.checkpoints import Checkpoints
+from trainer_integration.config import TrainConfig
+from trainer_integration.moe.config import MoEShape
 from trainer_integration.moe.parallel.collectives import ALONE, Peers
-from trainer_integration.vision.config import VisionConfig
+from trainer_integration.run.joining import built_model
+from trainer_integration.training.evaluation import evaluate
+from trainer_integration.training.step import train_step
+from trainer_integration.vision.config import VisionConfig, identity_of
 from trainer_integration.vision.inputs import VisionInputs
 from trainer_integration.vision.model import VisionLanguageModel
 
@@ -34,3 +43,39 @@ def gradients(groups, *, microbatches, merge=1):
             dist.all_reduce(gradient, group=groups.dp)
         found[name] = gradient.numpy().copy()
     return found, peers.traffic["image embeddings"]
+
+
+def trained(groups, *, batches, folder, fsdp=False, load=None, save=None, spec=None):
+    """Train on batches ``[rank][step]``; return results, the losses of an evaluation and the embeddings sent away."""
+    config = a_config(vocab_size=257, init_std=0.2)
+    vision = VisionConfig(**VISION)
+    train = TrainConfig(
+        version=1,
+        mix="mix.yaml",
+        steps=100,
+        parallel={"dp": len(batches), "fsdp": fsdp},
+        model=config.model_dump(include=set(MoEShape.model_fields)),
+    )
+    model = built_model(train, config, groups, vision).double()
+    optimizer = an_optimizer(model, lr=1e-2)
+    checkpoints = Checkpoints(Path(folder), identity_of(config, vision), groups=groups)
+    if load is not None:
+        assert checkpoints.load(model, optimizer.adamw, step=load).step == load
+    mine = batches[0 if groups.dp is None else dist.get_rank(groups.dp)]
+    results = [train_step(model, optimizer, batch, groups) for batch in mine[load or 0 : save]]
+    if save is not None:
+        checkpoints.save(save, model, optimizer.adamw, {"version": 1})
+    found = None if spec is None else evaluate(model, spec, groups).loss
+    results = [replace(result, seconds_compute=0.0) for result in results]
+    return results, found, model.dp_peers.traffic["image embeddings"]
+
+
+def out_of_step(groups, *, microbatches):
+    """Run a microbatch, the second rank another than the first; return the error."""
+    peers = groups.dp_peers
+    model = a_vision_model(peers)
+    try:
+        model(VisionInputs.of_microbatch(microbatches[peers.rank][peers.rank], peers))
+    except Exception as error:  # noqa: BLE001 -- whatever it is
+        return f"{type(error).__name__}: {error}"
+    return None

@@ -52,3 +52,10 @@ class ProcessGroups:
         if sp > 1:
             peers = Peers(group=mesh.get_group("sp"), rank=mesh.get_local_rank("sp"), size=sp)
         return cls(mesh=mesh, world=dist.group.WORLD, dp=mesh.get_group("dp"), sp=peers)
+
+    @property
+    def dp_peers(self) -> Peers:
+        """Those that train on other rows, as peers."""
+        if self.mesh is None or self.mesh.size(0) == 1:
+            return ALONE
+        return Peers(group=self.dp, rank=self.mesh.get_local_rank("dp"), size=self.mesh.size(0))

@@ -41,7 +41,7 @@ def shard_over(model: MoETransformer, mesh: DeviceMesh) -> None:
     def placement(parameter: nn.Parameter) -> Shard:
         return Shard(1 if parameter in experts else 0)
 
-    for module in (*model.blocks, model):
+    for module in (*model.units, model):
         fully_shard(module, mesh=mesh, shard_placement_fn=placement)
         assert isinstance(module, FSDPModule), "fully_shard makes it one"
         # Losses are divided by the labels of the whole step: gradients are summed. Gloo has no other operation.

@@ -18,6 +18,8 @@ from trainer_integration.run.launch_plan import next_log_number, read_plan
 from trainer_integration.run.launch_record import read_launch_record
 from trainer_integration.run.rank_spec import RankSpec
 from trainer_integration.run.run_log import RunLog
+from trainer_integration.vision.config import VisionConfig
+from trainer_integration.vision.flops import encoder_cost_of
 
 _MIX = {
     "version": 1,
@@ -52,14 +54,45 @@ def test_a_mix_without_a_cost_is_launched_with_the_models(tmp_path):
     assert plan.rank_spec(0, plan.start_of(0), None).mix == plan.mix
 
 
-def test_a_mix_with_images_is_refused_where_it_names_them(tmp_path):
-    images = {"type": "images", "placeholder": 1}
-    source = {"type": "webdataset", "path": "*.tar", "images": ["png"], "transforms": [images]}
+def images_of(**changes):
+    transform = {"type": "images", "placeholder": 1, "patch": 4} | changes
+    return {"type": "webdataset", "path": "*.tar", "images": ["png"], "transforms": [transform]}
 
-    with pytest.raises(
-        ConfigError, match=r"mix.yaml:1: sources.web: holds images, which omniload train"
-    ):
-        read_plan(write(tmp_path, mix={"sources": {"web": source}}))
+
+def test_a_mix_with_images_is_launched_with_an_encoder_of_its_patches_and_its_cost(tmp_path):
+    mix = {"sources": {"web": images_of(merge=2)}}
+    plan = read_plan(write(tmp_path, mix=mix, train={"vision": {"dim": 32}}))
+
+    assert plan.vision == VisionConfig(patch=4, merge=2, dim=32)
+    assert plan.rank_spec(0, plan.start_of(0), None).vision == plan.vision
+    found = (plan.mix.balance.encoder_linear, plan.mix.balance.encoder_quadratic)
+    assert found[0] == encoder_cost_of(plan.vision, plan.model.dim)[0]
+    assert found[1] == pytest.approx(1.3 * 3 * 4 * 32 * plan.vision.num_layers)
+
+
+def test_an_encoder_costs_what_the_mix_file_says(tmp_path):
+    mix = {"sources": {"web": images_of()}, "balance": {"encoder_linear": 5}}
+
+    plan = read_plan(write(tmp_path, mix=mix))
+
+    assert (plan.mix.balance.encoder_linear, plan.mix.balance.encoder_quadratic) == (5, 1)
+    assert plan.mix.balance.linear == cost_of(plan.model)[0]
+
+
+def test_images_are_refused_where_ranks_share_rows(tmp_path):
+    train = {"parallel": {"dp": 1, "sp": 2}}
+
+    with pytest.raises(ConfigError, match=r"train.yaml:1: parallel.sp: is 2, and .* has images"):
+        read_plan(write(tmp_path, mix={"sources": {"web": images_of()}}, train=train))
+
+
+def test_images_of_other_patches_are_no_evaluation(tmp_path):
+    evaluation = _MIX | {"sources": {"web": images_of()}}
+    (tmp_path / "other.yaml").write_text(json.dumps(evaluation))
+    train = {"evaluation": {"mix": "other.yaml"}}
+
+    with pytest.raises(ConfigError, match=r"patch 4 and merge 1, and mixes/mix.yaml has none"):
+        read_plan(write(tmp_path, train=train))
 
 
 def test_a_rank_reads_back_all_it_is_told(tmp_path):

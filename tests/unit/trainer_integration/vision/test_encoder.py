@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from omniload.mix.schema.transforms import ImagesTransform
 from omniload.source.transforms.image_patches import patches_of
 from tests.support.drawn import ramp
 from trainer_integration.vision.config import VisionConfig
 from trainer_integration.vision.encoder import VisionEncoder, grid_places
+from trainer_integration.vision.flops import encoder_flops
 
 CONFIG = VisionConfig(patch=4, merge=2, dim=16, num_heads=2, hidden=24, init_std=0.2)
 
@@ -82,3 +85,26 @@ def test_a_patch_has_as_many_values_as_the_mix_gives():
     transform = ImagesTransform(type="images", patch=14, placeholder=1)
 
     assert VisionConfig(patch=14).values_per_patch == transform.values_per_patch
+
+
+def test_flops_of_an_encoder_are_those_that_torch_counts():
+    grids = [(2, 4), (6, 6), (4, 2)]
+    encoder = VisionEncoder(CONFIG, 8)
+
+    # Its other kernels are not counted on a CPU.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        encoder(torch.zeros(52, 48), grids)
+
+    assert 3 * counter.get_total_flops() == encoder_flops(CONFIG, 8, grids)
+
+
+def test_an_encoder_computes_in_the_type_of_its_pixels_and_keeps_parameters_wide():
+    encoder = VisionEncoder(CONFIG, 8)
+    pixels = torch.rand(8, 48)
+
+    narrow = encoder(pixels.bfloat16(), [(2, 4)])
+    narrow.float().sum().backward()
+
+    assert narrow.dtype == torch.bfloat16
+    assert {p.grad.dtype for p in encoder.parameters()} == {torch.float32}
+    torch.testing.assert_close(narrow.float(), encoder(pixels, [(2, 4)]), rtol=0.05, atol=0.02)
