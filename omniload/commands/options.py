@@ -1,15 +1,18 @@
 """Options that several commands share."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import click
 from typing_extensions import override
 
-from omniload.base.units import parse_bytes
+from omniload.base.units import parse_bytes, parse_count, parse_seconds
 
 __all__ = [
     "BYTES",
+    "COUNT",
+    "DURATION",
     "cache_option",
     "dp_option",
     "json_option",
@@ -35,6 +38,48 @@ class _Bytes(click.ParamType[int]):
 
 BYTES = _Bytes()
 """Type of an option that takes a size."""
+
+
+class _Count(click.ParamType[int]):
+    """A count such as ``32M``."""
+
+    name = "count"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            count = int(str(parse_count(value)))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if count < 1:
+            self.fail(f"{value!r} is below 1; give a count such as 32M", param, ctx)
+        return count
+
+
+COUNT = _Count()
+"""Type of an option that takes a count."""
+
+
+class _Duration(click.ParamType[float]):
+    """A duration such as ``800ms``."""
+
+    name = "duration"
+
+    @override
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        try:
+            seconds = float(str(parse_seconds(value)))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if not 0 <= seconds < math.inf:
+            self.fail(f"{value!r} is no duration; give one such as 800ms", param, ctx)
+        return seconds
+
+
+DURATION = _Duration()
+"""Type of an option that takes a duration in seconds, or with a unit."""
 
 mix_argument = click.argument("file", type=click.Path(path_type=Path))
 """The mix file."""

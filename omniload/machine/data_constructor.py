@@ -1,14 +1,15 @@
 """The Data Constructor machine: the samples of the coming steps, built and served to its ranks. It decides nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import StateError
+from omniload.base.ragged import Ranges
 from omniload.batch.encoding import EncoderShare
 from omniload.batch.microbatch import Batch, Microbatch
 from omniload.batch.rows import build_rows, split_rows, stops_with_next
@@ -21,7 +22,30 @@ from omniload.mix.pieces import PieceTable
 from omniload.plan.records import StepPlan
 from omniload.plan.world import RanksServed
 
-__all__ = ["BatchesBuilt", "BuildSteps", "DataConstructor", "FetchSlices", "SlicesFetched"]
+__all__ = [
+    "BatchesBuilt",
+    "BuildSteps",
+    "DataConstructor",
+    "FetchSlices",
+    "RowBuilder",
+    "SlicesFetched",
+]
+
+
+class RowBuilder(Protocol):
+    """Lays pieces out in rows, as ``build_rows`` does."""
+
+    def __call__(
+        self,
+        pieces: PieceTable,
+        row_offsets: NDArray[np.int64],
+        fetched_K: Ranges,
+        *,
+        length: int,
+        others_K: Mapping[str, Ranges],
+    ) -> Microbatch:
+        """Return the rows; see ``build_rows``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +119,8 @@ class DataConstructor:
     """Peers that share a data-parallel rank's rows."""
     columns: tuple[str, ...] = (LOSS_MASK,)
     """Columns that its ranks use beside the tokens; others are never copied."""
+    rows: RowBuilder = build_rows
+    """What lays out rows; a simulation does without their tokens."""
     generation: int = field(default=0, init=False)
     """Of the ranks that it serves."""
     _pending: dict[tuple[int, ...], _Pending] = field(default_factory=dict, init=False)
@@ -227,7 +253,7 @@ class DataConstructor:
         at = np.repeat(np.concatenate(firsts_R) - offsets[:-1], counts_R) + np.arange(offsets[-1])
         # One build for all microbatches: most of the work is the same few array operations.
         fetched = slices.take(asked_K[at])
-        built = build_rows(
+        built = self.rows(
             pending.pieces.take(at),
             offsets,
             fetched.tokens,

@@ -1,0 +1,180 @@
+"""``omniload mix simulate``: what the data plane of a job would do, before it is started."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import click
+
+from omniload.actors.plane import PlaneSpec, require_rows
+from omniload.commands.display import emit_json, output, progress
+from omniload.commands.opening import find_sources, open_spec
+from omniload.commands.options import (
+    BYTES,
+    COUNT,
+    DURATION,
+    cache_option,
+    json_option,
+    mix_argument,
+)
+from omniload.commands.simulation.tables import print_knee, print_simulated
+from omniload.mix.config import MixConfig
+from omniload.plan.place_tree import ClientPlaceTree
+from omniload.simulation.figures import Simulated, knee_of
+from omniload.simulation.job import Job
+from omniload.simulation.plane import simulate as run_job
+from omniload.simulation.preparing import measured_sources, with_planner, with_runtime
+from omniload.simulation.profile import Profile, read_profile, write_profile
+from omniload.simulation.scale import original_of, with_sources, with_tokens
+
+__all__ = ["simulate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What the command line says of the job."""
+
+    ranks: int
+    hosts: int
+    sources: int | None
+    tokens: int | None
+    step_time: float
+    steps: int
+    cores: float | None
+    network: int
+    seed: int
+
+    def mix(self, declared: MixConfig) -> MixConfig:
+        """Return the mix of the job."""
+        mix = declared if self.sources is None else with_sources(declared, self.sources)
+        return mix if self.tokens is None else with_tokens(mix, self.tokens)
+
+    def job(self, spec: PlaneSpec, profile: Profile, ranks: int) -> Job:
+        """Return the job, or the same one with fewer ranks, each of which has as many tokens a step."""
+        mix = self.mix(spec.mix)
+        if ranks < self.ranks:
+            mix = with_tokens(mix, mix.batch.tokens * ranks // self.ranks)
+        return Job(
+            spec=replace(spec, mix=mix, tree=ClientPlaceTree.of(dp=ranks)),
+            originals=tuple(original_of(name, spec.mix) for name in mix.names),
+            hosts=max(1, self.hosts * ranks // self.ranks),
+            cores=self.cores or profile.cores,
+            network_bytes_per_s=float(self.network),
+            step_s=self.step_time,
+            steps=self.steps,
+            seed=self.seed,
+        )
+
+
+@click.command
+@mix_argument
+@click.option(
+    "--ranks", type=click.IntRange(1, 1 << 20), required=True, help="Data-parallel ranks."
+)
+@click.option(
+    "--hosts",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Hosts that they are on.",
+)
+@click.option(
+    "--sources",
+    type=click.IntRange(1, 32_767),
+    help="Sources: those of the file, each as often as it takes; by default once.",
+)
+@click.option(
+    "--tokens",
+    type=COUNT,
+    help="Tokens of a step over all ranks, such as 32M; by default as the file says.",
+)
+@click.option(
+    "--step-time",
+    type=DURATION,
+    default="0s",
+    show_default=True,
+    help="What training on a step takes, such as 800ms; 0 takes batches as fast as they come.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(2, 100_000),
+    default=48,
+    show_default=True,
+    help="Steps that count.",
+)
+@click.option(
+    "--cores",
+    type=click.FloatRange(0, 4096, min_open=True),
+    help="Cores of a host that the data plane gets; by default as many as this machine has.",
+)
+@click.option(
+    "--network",
+    type=BYTES,
+    default="1250MB",
+    show_default=True,
+    help="Bytes a second in and out of a host.",
+)
+@click.option(
+    "--knee", is_flag=True, help="Double the ranks up to --ranks, and say from where on they wait."
+)
+@click.option(
+    "--profile",
+    "profile_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File of what was measured: read where it is there, and kept there.",
+)
+@click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=0, show_default=True)
+@cache_option
+@json_option
+def simulate(
+    file: Path,
+    *,
+    knee: bool,
+    profile_file: Path | None,
+    cache_dir: Path | None,
+    as_json: bool,
+    **asked: object,
+) -> None:
+    """Say what the data plane of a job would do, before it is started.
+
+    Its own planner, source loaders and data constructors run under a virtual clock, in one process. What reading,
+    building, planning and messages take is measured here first, in some seconds.
+
+    \b
+    Example:
+      omniload mix simulate examples/quickstart.yaml --ranks 4 --step-time 50ms
+      omniload mix simulate examples/quickstart.yaml --ranks 512 --hosts 64 --tokens 4M --step-time 1s
+    """  # noqa: D301 -- click's own marker
+    wanted = _Asked(**asked)  # type: ignore[arg-type]
+    if knee and not wanted.step_time:
+        raise click.UsageError("--knee needs --step-time: ranks that do not train always wait")
+    spec = open_spec(file, dp=1, cache_dir=cache_dir)
+    spec = replace(spec, tree=ClientPlaceTree.of(dp=wanted.ranks))
+    require_rows(replace(spec, mix=wanted.mix(spec.mix)))
+    if profile_file is not None and profile_file.exists():
+        profile = read_profile(profile_file)
+    else:
+        find_sources(replace(spec, tree=ClientPlaceTree.of(dp=1)), file)
+        profile = measured_sources(spec, progress)
+    sizes = [wanted.ranks]
+    while knee and sizes[-1] > 1:
+        sizes.append(sizes[-1] // 2)
+    found = []
+    for ranks in reversed(sizes):
+        job = wanted.job(spec, profile, ranks)
+        profile = with_planner(with_runtime(profile, spec, job, progress), job, progress)
+        if profile_file is not None:
+            write_profile(profile_file, profile)
+        found.append(_run(job, profile))
+    if as_json:
+        emit_json(asdict(found[-1]) | ({"knee": knee_of(found), "sizes": found} if knee else {}))
+        return
+    if knee:
+        print_knee(output(), found)
+    print_simulated(output(), found[-1], profile)
+
+
+def _run(job: Job, profile: Profile) -> Simulated:
+    mix, ranks = job.spec.mix, job.spec.tree.size_of("dp")
+    steps = job.steps + mix.steps_ahead + mix.steps_at_once
+    with progress(f"simulating {ranks} ranks", steps) as advance:
+        return run_job(job, profile, on_step=lambda _: advance(1))

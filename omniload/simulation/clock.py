@@ -1,0 +1,160 @@
+"""Virtual time: what is to happen, in order, and processes that share the cores of their hosts.
+
+Cores are shared as Linux shares them, evenly among all that want to run; the threads of one process get
+``width`` cores at most, as they share an interpreter lock.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TypeAlias
+
+__all__ = ["Clock", "Host", "Lane", "Process", "Then"]
+
+Then: TypeAlias = Callable[[], None]
+_NOTHING_S = 1e-12
+
+
+class Clock:
+    """Calls what was asked for at its time; what is due together comes in the order it was asked for."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._due: list[tuple[float, int, Then]] = []
+        self._numbers = count()
+
+    def after(self, delay_s: float, then: Then) -> None:
+        """Call ``then`` so much later."""
+        heapq.heappush(self._due, (self.now_s + delay_s, next(self._numbers), then))
+
+    def step(self) -> bool:
+        """Go on to what is due next; return whether there was anything."""
+        if not self._due:
+            return False
+        self.now_s, _, then = heapq.heappop(self._due)
+        then()
+        return True
+
+
+@dataclass(slots=True)
+class Process:
+    """A process on a host."""
+
+    host: "Host"
+    role: str
+    """Kind of role: ``planner``, ``loader``, ``constructor``, ``rank`` or ``node``, Ray's own."""
+    width: float
+    """Cores that its threads get at once."""
+    busy_s: float = field(default=0.0, init=False)
+    """Processor seconds that it has had."""
+    done_s: float = field(default=0.0, init=False)
+    """Processor seconds that a job which was always there has had."""
+    jobs: list[tuple[float, int, Then]] = field(default_factory=list, init=False)
+    """What runs: at which ``done_s`` each ends."""
+
+    def work(self, seconds: float, then: Then) -> None:
+        """Use so much of a processor beside whatever else runs, and then call ``then``."""
+        self.host.begin(self, seconds, then)
+
+
+class Host:
+    """Cores that the processes of a host share, and its way to other hosts."""
+
+    def __init__(self, clock: Clock, *, cores: float, network_bytes_per_s: float) -> None:
+        self.clock, self._cores, self._network = clock, cores, network_bytes_per_s
+        self.processes: list[Process] = []
+        self._running: list[Process] = []
+        self._numbers = count()
+        self._at_s = 0.0
+        self._turn = 0
+        self._sent_at_s = 0.0
+
+    def process(self, role: str, width: float = 1.0) -> Process:
+        """Start a process."""
+        made = Process(self, role, width)
+        self.processes.append(made)
+        return made
+
+    def transfer_s(self, size_bytes: int) -> float:
+        """Have bytes go through the network of this host, behind those before them; return how long that takes."""
+        self._sent_at_s = max(self._sent_at_s, self.clock.now_s) + size_bytes / self._network
+        return self._sent_at_s - self.clock.now_s
+
+    def settle(self) -> None:
+        """Count what processes have had until now."""
+        self._advance()
+
+    def begin(self, process: Process, seconds: float, then: Then) -> None:
+        """Run a job of a process."""
+        self._advance()
+        if not process.jobs:
+            self._running.append(process)
+        heapq.heappush(process.jobs, (process.done_s + seconds, next(self._numbers), then))
+        self._look_ahead()
+
+    def _share(self) -> float:
+        """Return the part of what processes want that they get."""
+        wanted = sum(min(len(process.jobs), process.width) for process in self._running)
+        return min(1.0, self._cores / wanted) if wanted else 1.0
+
+    def _advance(self) -> None:
+        passed_s = self.clock.now_s - self._at_s
+        self._at_s = self.clock.now_s
+        share = self._share() if passed_s else 0.0
+        for process in self._running if passed_s else ():
+            had_s = passed_s * share * min(len(process.jobs), process.width)
+            process.busy_s += had_s
+            process.done_s += had_s / len(process.jobs)
+
+    def _look_ahead(self) -> None:
+        """Wake up when the next job ends; what was said before holds no more."""
+        self._turn += 1
+        if not self._running:
+            return
+        share, turn = self._share(), self._turn
+        soonest_s = min(
+            (process.jobs[0][0] - process.done_s)
+            * len(process.jobs)
+            / (share * min(len(process.jobs), process.width))
+            for process in self._running
+        )
+        self.clock.after(max(soonest_s, 0.0), lambda: self._end(turn))
+
+    def _end(self, turn: int) -> None:
+        if turn != self._turn:
+            return
+        self._advance()
+        ended: list[Then] = []
+        for process in self._running:
+            while process.jobs and process.jobs[0][0] - process.done_s <= _NOTHING_S:
+                ended.append(heapq.heappop(process.jobs)[2])
+        self._running = [process for process in self._running if process.jobs]
+        self._look_ahead()
+        for then in ended:
+            then()
+
+
+class Lane:
+    """Threads of a process that take calls in the order they came."""
+
+    def __init__(self, process: Process, threads: int) -> None:
+        self.process, self._free = process, threads
+        self._waiting: deque[Callable[[], tuple[float, Then]]] = deque()
+
+    def call(self, begin: Callable[[], tuple[float, Then]]) -> None:
+        """Carry out a call once a thread is free: ``begin`` says what it takes, and what follows."""
+        self._waiting.append(begin)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._free and self._waiting:
+            self._free -= 1
+            seconds, then = self._waiting.popleft()()
+            self.process.work(seconds, lambda then=then: self._ended(then))  # type: ignore[misc]
+
+    def _ended(self, then: Then) -> None:
+        self._free += 1
+        then()
+        self._go_on()

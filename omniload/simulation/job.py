@@ -1,0 +1,99 @@
+"""The job that is simulated: mix, ranks, hosts, and what follows from them as it does when a job is opened."""
+
+from dataclasses import dataclass, replace
+
+from omniload.actors.plane import PlaneSpec
+from omniload.base.errors import ConfigError
+from omniload.machine.loader_groups import LoaderShare, costs_of, partition
+from omniload.machine.planner import Planner
+from omniload.mix.state import MixState
+from omniload.plan.place_tree import ClientPlaceTree
+from omniload.plan.world import World
+from omniload.simulation.profile import Profile, SourceCosts
+from omniload.source.kept_profile import KeptProfile
+
+__all__ = ["Job", "a_planner_of", "hosts_of", "job_of", "shares_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The job that is simulated."""
+
+    spec: PlaneSpec
+    """Mix and ranks."""
+    originals: tuple[str, ...]
+    """Of each source, the one that was measured for it."""
+    hosts: int = 1
+    cores: float = 1.0
+    """Of a host, those that the data plane gets."""
+    network_bytes_per_s: float = 1.25e9
+    """Of a host: 10 Gbit/s."""
+    step_s: float = 0.0
+    """What training on a step takes."""
+    steps: int = 48
+    """Steps that count."""
+    seed: int = 0
+
+    def costs(self, profile: Profile) -> list[SourceCosts]:
+        """Return what was measured of each source.
+
+        Raises:
+            ConfigError: A source is not in the profile.
+        """
+        if missing := sorted(set(self.originals) - profile.sources.keys()):
+            raise ConfigError(
+                f"the profile has no source {missing[0]!r}, only {sorted(profile.sources)[:8]}; measure this mix again"
+            )
+        return [profile.sources[name] for name in self.originals]
+
+
+def hosts_of(ranks: int, hosts: int) -> list[str]:
+    """Return the host of each rank: neighbours share one.
+
+    Raises:
+        ConfigError: There are more hosts than ranks.
+    """
+    if hosts > ranks:
+        raise ConfigError(
+            f"--hosts is {hosts}, more than --ranks {ranks}; give every host a rank at least"
+        )
+    return [f"host-{rank * hosts // ranks:05}" for rank in range(ranks)]
+
+
+def shares_of(job: Job, profile: Profile) -> tuple[LoaderShare, ...]:
+    """Return the loaders as a job of this size is opened with them."""
+    spec, costs = job.spec, job.costs(profile)
+    kept = {
+        name: KeptProfile(
+            preprocess_s_per_token=min(1.0, _token_s(source)), block_bytes=source.block_bytes
+        )
+        for name, source in zip(spec.mix.names, costs, strict=True)
+    }
+    runtime = spec.mix.runtime
+    return partition(
+        costs_of(spec.mix, kept), num_loaders=runtime.loaders, max_loaders=runtime.scaling.most
+    )
+
+
+def _token_s(costs: SourceCosts) -> float:
+    tokens = sum(costs.lengths) / len(costs.counts) * costs.block_positions
+    return costs.token_s + costs.block_s / max(1.0, tokens)
+
+
+def a_planner_of(job: Job, profile: Profile, num_steps: int | None) -> Planner:
+    """Return the planner of a job that begins at step 0."""
+    spec = job.spec
+    return Planner(
+        mix=spec.mix,
+        world=World(tree=spec.tree),
+        positions_per_epoch_S=[costs.positions_per_epoch for costs in job.costs(profile)],
+        state=MixState.start(len(spec.mix.names)),
+        fingerprint={},
+        num_steps=num_steps,
+    )
+
+
+def job_of(job: Job, ranks: int, hosts: int) -> Job:
+    """Return the same job for other ranks."""
+    tree = ClientPlaceTree.of(dp=ranks)
+    return replace(job, spec=replace(job.spec, tree=tree), hosts=hosts)

@@ -1,0 +1,332 @@
+"""A whole data plane under a virtual clock."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from omniload.actors.opening import runtime_of
+from omniload.actors.plane import require_rows
+from omniload.actors.ray.layout import constructors_by_host
+from omniload.base.errors import ConfigError
+from omniload.machine.data_constructor import DataConstructor
+from omniload.machine.loader_groups import LoaderShare
+from omniload.machine.messages import Started
+from omniload.machine.source_loader import SourceLoader
+from omniload.simulation.clock import Clock, Host, Lane, Process
+from omniload.simulation.figures import Connections, HostFigures, RoleFigures, Simulated, Waits
+from omniload.simulation.hollow import HollowSource, hollow_rows
+from omniload.simulation.job import Job, a_planner_of, hosts_of, shares_of
+from omniload.simulation.profile import BuildCosts, MessageCosts, Profile
+from omniload.simulation.ranks import LocalRank, Rank, RayRank, Trainer
+from omniload.simulation.roles import SimulatedConstructor, SimulatedLoader, SimulatedPlanner
+from omniload.simulation.wire import Wire
+
+__all__ = ["simulate"]
+
+_READER_THREADS = 2
+"""Of the local runtime."""
+_BUILDING_THREADS = 4
+"""Of a constructor's process."""
+_HOP_S = 1e-4
+"""How much longer a message takes to another host than to another process of this one."""
+_LARGEST_SHIFT = 9_973
+"""Records between two copies of a source."""
+
+
+def simulate(job: Job, profile: Profile, *, on_step: Callable[[int], object] = id) -> Simulated:
+    """Run a job under a virtual clock.
+
+    Args:
+        job: The job.
+        profile: What was measured, for its size too.
+        on_step: Called with the number of each step as it begins.
+
+    Returns:
+        What it found; the same for the same job and profile.
+
+    Raises:
+        ConfigError: The profile lacks something, or the job cannot be simulated.
+    """
+    require_rows(job.spec)
+    if job.spec.mix.balance.strategy == "hybrid":
+        raise ConfigError(
+            "balance.strategy is 'hybrid', which deals images, and simulated samples have tokens alone; "
+            "simulate with strategy: balanced"
+        )
+    return _Run(job, profile, on_step).figures()
+
+
+def _measured(profile: Profile, runtime: str) -> tuple[MessageCosts, BuildCosts]:
+    messages, builds = profile.messages, profile.builds
+    if runtime not in messages or runtime not in builds:
+        raise ConfigError(
+            f"the profile has no figures of the {runtime} runtime; remove it to measure again"
+        )
+    return messages[runtime], builds[runtime]
+
+
+class _Holds(Protocol):
+    """A role that holds something in a process."""
+
+    @property
+    def process(self) -> Process: ...
+
+    @property
+    def held_bytes(self) -> int: ...
+
+
+class _Run:
+    """One run."""
+
+    def __init__(self, job: Job, profile: Profile, on_step: Callable[[int], object]) -> None:
+        self.job, self.profile, self._heard = job, profile, on_step
+        self.runtime = runtime_of(job.spec)
+        self.messages, self.builds = _measured(profile, self.runtime)
+        self.clock = Clock()
+        mix = job.spec.mix
+        self.dp = job.spec.tree.size_of("dp")
+        self.hosts = [
+            Host(self.clock, cores=job.cores, network_bytes_per_s=job.network_bytes_per_s)
+            for _ in range(job.hosts)
+        ]
+        self.shares = shares_of(job, profile)
+        self.warm_up = mix.steps_ahead + mix.steps_at_once
+        self.num_steps = self.warm_up + job.steps
+        self._peaks: dict[int, int] = {}
+        self._before: dict[int, float] = {}
+        self._planned_before, self._spent_before = 0, 0.0
+        self._open()
+
+    def _open(self) -> None:
+        is_local = self.runtime == "local"
+        if is_local and len(self.hosts) > 1:
+            raise ConfigError(
+                f"--hosts is {len(self.hosts)}, and runtime.kind local is one process; use kind: ray"
+            )
+        nodes = {} if is_local else {id(host): host.process("node", 2.0) for host in self.hosts}
+        self.wire = Wire(self.messages, self.job.seed, _HOP_S, nodes)
+        first = self.hosts[0]
+        only = first.process("process", self.profile.threads) if is_local else None
+        planning = only or first.process("planner")
+        self.loaders = self._loaders(only)
+        loader_of = {
+            s: loader
+            for share, loader in zip(self.shares, self.loaders, strict=False)
+            for s in share.sources
+        }
+        if is_local:
+            loader_of = dict.fromkeys(range(len(self.job.spec.mix.names)), self.loaders[0])
+        self.constructors = self._constructors(only, loader_of)
+        costs = self.profile.planner_of(
+            ranks=self.dp,
+            sources=len(self.job.spec.mix.names),
+            tokens=self.job.spec.mix.batch.tokens,
+        )
+        if costs is None:
+            raise ConfigError(
+                f"the profile has no figures of planning for {self.dp} ranks; measure it for this size"
+            )
+        self.planner = SimulatedPlanner(
+            process=planning,
+            wire=self.wire,
+            machine=a_planner_of(self.job, self.profile, self.num_steps),
+            costs=costs,
+            thread=Lane(planning, 1),
+            loader_of=loader_of,
+            constructors=self.constructors,
+        )
+        self.ranks = self._ranks(only)
+
+    def _loaders(self, only: Process | None) -> list[SimulatedLoader]:
+        mix, costs = self.job.spec.mix, self.job.costs(self.profile)
+        shares = self.shares
+        if only is not None:
+            sources = tuple(range(len(mix.names)))
+            shares = (_whole(shares, sources),)
+        made = []
+        for share in shares:
+            process = only or self.hosts[0].process("loader", self.profile.threads)
+            threads = _READER_THREADS if only else share.threads
+            lane = Lane(process, threads)
+            made.append(
+                SimulatedLoader(
+                    process=process,
+                    wire=self.wire,
+                    machine=SourceLoader(names={s: mix.names[s] for s in share.sources}),
+                    sources={s: self._source(s) for s in share.sources},
+                    costs={s: costs[s] for s in share.sources},
+                    builds=self.builds,
+                    lane=lane,
+                    memory=mix.loader.memory,
+                )
+            )
+        return made
+
+    def _source(self, source: int) -> HollowSource:
+        costs = self.job.costs(self.profile)[source]
+        copies = self.job.originals[:source].count(self.job.originals[source])
+        return HollowSource(source, costs, shift=(copies + self.job.seed) * _LARGEST_SHIFT)
+
+    def _constructors(
+        self, only: Process | None, loader_of: dict[int, SimulatedLoader]
+    ) -> list[SimulatedConstructor]:
+        places = sorted(set(hosts_of(self.dp, self.job.hosts)))
+        host_at = dict(zip(places, self.hosts, strict=True))
+        if only is not None:
+            parts = [(places[0], tuple(range(self.dp)))]
+        else:
+            by_name = constructors_by_host(self.job.spec, hosts_of(self.dp, self.job.hosts))
+            parts = list(by_name.values())
+        made = []
+        for place, dp_ranks in parts:
+            process = only or host_at[place].process("constructor", self.profile.threads)
+            machine = DataConstructor(
+                dp_ranks=dp_ranks,
+                names=self.job.spec.mix.names,
+                row_length=self.job.spec.mix.pack.length,
+                rows=hollow_rows,
+            )
+            made.append(
+                SimulatedConstructor(
+                    process=process,
+                    wire=self.wire,
+                    machine=machine,
+                    builds=self.builds,
+                    builders=Lane(process, 1 if only else _BUILDING_THREADS),
+                    loader_of=loader_of,
+                    in_one_process=only is not None,
+                )
+            )
+        return made
+
+    def _ranks(self, only: Process | None) -> list[Rank]:
+        made: list[Rank] = []
+        for constructor in self.constructors:
+            its: list[Rank] = []
+            for rank in constructor.machine.dp_ranks:
+                kind = LocalRank if only else RayRank
+                its.append(
+                    kind(
+                        process=only or constructor.process.host.process("rank"),
+                        wire=self.wire,
+                        rank=rank,
+                        window=self.job.spec.mix.steps_at_once,
+                        constructor=constructor,
+                        planner=self.planner,
+                    )
+                )
+            constructor.ranks = its
+            made += its
+        return made
+
+    def figures(self) -> Simulated:
+        """Run it."""
+        trainer = Trainer(self.clock, self.ranks, self.num_steps, self.job.step_s, self._begins)
+        self.planner.hear(Started())
+        trainer.begin()
+        while not trainer.is_done:
+            assert self.clock.step(), (
+                f"nothing is under way before step {trainer.step} of {self.num_steps}"
+            )
+        return self._found(trainer)
+
+    def _processes(self) -> list[Process]:
+        return [process for host in self.hosts for process in host.processes]
+
+    def _begins(self, step: int) -> None:
+        self._heard(step)
+        if step in (self.warm_up - 1, self.num_steps - 1):
+            for host in self.hosts:
+                host.settle()
+        if step == self.warm_up - 1:
+            self._before = {id(each): each.busy_s for each in self._processes()}
+            self._planned_before = self.planner.steps
+            self._spent_before = self.planner.spent_s
+        if step >= self.warm_up - 1:
+            self._weigh()
+
+    def _weigh(self) -> None:
+        """Note what every process takes of memory now, where it is more than before."""
+        held: dict[int, int] = {}
+        roles: list[_Holds] = [*self.loaders, *self.constructors, *self.ranks, self.planner]
+        for each in roles:
+            held[id(each.process)] = held.get(id(each.process), 0) + each.held_bytes
+        own = {"node": self.messages.node_bytes, "rank": 0}
+        for process in self._processes():
+            size = held.get(id(process), 0) + own.get(process.role, self.messages.process_bytes)
+            self._peaks[id(process)] = max(self._peaks.get(id(process), 0), size)
+
+    def _found(self, trainer: Trainer) -> Simulated:
+        job, steps = self.job, self.job.steps
+        waits_s = trainer.waits_s[self.warm_up :]
+        seconds = trainer.begins_s[-1] - trainer.begins_s[self.warm_up - 1]
+        tokens = sum(self.planner.tokens[k] for k in range(self.warm_up, self.num_steps)) / steps
+        planned = max(1, self.planner.steps - self._planned_before)
+        spent_s = self.planner.spent_s - self._spent_before
+        busy_s = sum(self._busy(process) for process in self._processes())
+        return Simulated(
+            runtime=self.runtime,
+            ranks=self.dp,
+            hosts=job.hosts,
+            sources=len(job.originals),
+            loaders=len(self.loaders),
+            constructors=len(self.constructors),
+            seed=job.seed,
+            steps=steps,
+            step_s=job.step_s,
+            tokens_per_step=tokens,
+            seconds=seconds,
+            tokens_per_s=tokens * steps / seconds,
+            waits=Waits.of(waits_s),
+            planner_step_s=spent_s / planned,
+            planner_share=spent_s / seconds,
+            cpu_step_s=busy_s / steps,
+            roles=tuple(self._role(role, seconds) for role in self._roles()),
+            memory=self._memory(seconds),
+            connections=Connections(
+                total=len(self.wire.connections), without=self.dp * len(job.originals)
+            ),
+        )
+
+    def _busy(self, process: Process) -> float:
+        return process.busy_s - self._before[id(process)]
+
+    def _roles(self) -> list[str]:
+        return list(dict.fromkeys(process.role for process in self._processes()))
+
+    def _role(self, role: str, seconds: float) -> RoleFigures:
+        its = [process for process in self._processes() if process.role == role]
+        busy = [self._busy(process) / seconds for process in its]
+        return RoleFigures(
+            role=role,
+            count=len(its),
+            cores=sum(busy),
+            busiest=max(busy),
+            memory_bytes=max(self._peaks[id(process)] for process in its),
+            connections=max(self.wire.connections_by().get(id(process), 0) for process in its),
+        )
+
+    def _memory(self, seconds: float) -> HostFigures:
+        def of(host: Host) -> tuple[int, float]:
+            return (
+                sum(self._peaks[id(each)] for each in host.processes),
+                sum(self._busy(each) for each in host.processes) / seconds,
+            )
+
+        first, *others = map(of, self.hosts)
+        return HostFigures(
+            first_memory_bytes=first[0],
+            first_cores=first[1],
+            other_memory_bytes=max((size for size, _ in others), default=0),
+            other_cores=max((cores for _, cores in others), default=0.0),
+        )
+
+
+def _whole(shares: Sequence[LoaderShare], sources: tuple[int, ...]) -> LoaderShare:
+    """Return the one loader of the local runtime."""
+    return LoaderShare(
+        sources=sources,
+        busy=sum(share.busy for share in shares),
+        memory_bytes=sum(share.memory_bytes for share in shares),
+        threads=_READER_THREADS,
+        why="one process",
+    )

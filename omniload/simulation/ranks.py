@@ -1,0 +1,201 @@
+"""Ranks under a virtual clock: they take their batches as a rank's handle does, and train in step."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from typing_extensions import override
+
+from omniload.machine.messages import StepTaken
+from omniload.simulation.clock import Clock, Process, Then
+from omniload.simulation.roles import SimulatedConstructor, SimulatedPlanner
+from omniload.simulation.wire import Wire
+
+__all__ = ["LocalRank", "Rank", "RayRank", "Trainer"]
+
+
+class Rank(Protocol):
+    """What takes the batches of one rank."""
+
+    process: Process
+    held_bytes: int
+    """Of batches that are on their way to it, or wait for it."""
+
+    def take(self, step: int, have: Then) -> None:
+        """Take a step, and then call ``have``."""
+        ...
+
+    def look(self) -> None:
+        """See whether what it waits for is built by now."""
+        ...
+
+
+@dataclass(slots=True)
+class RayRank(Rank):
+    """A rank beside a constructor's process: asks for windows of steps, and for the next one while it has one."""
+
+    process: Process
+    wire: Wire
+    rank: int
+    window: int
+    """Steps that it asks for at once."""
+    constructor: SimulatedConstructor
+    planner: SimulatedPlanner
+    held_bytes: int = 0
+    _held: deque[int] = field(default_factory=deque, init=False)
+    """Bytes of the batches at hand."""
+    _came: list[int] | None = field(default=None, init=False)
+    """The same of those that have arrived, and were not looked at."""
+    _asked: int | None = field(default=None, init=False)
+    _unanswered: int | None = field(default=None, init=False)
+    """The step that the constructor is to answer once it is built."""
+    _waiting: tuple[int, Then] | None = field(default=None, init=False)
+
+    @override
+    def take(self, step: int, have: Then) -> None:
+        if self._held:
+            self._hand_out(step, have)
+            return
+        self._waiting = step, have
+        if self._came is not None:
+            self._open()
+        elif self._asked is None:
+            self._ask(step)
+
+    def _ask(self, step: int) -> None:
+        self._asked = step
+        asked = partial(self._be_asked, step)
+        to = self.constructor.process
+        self.process.work(self.wire.sending_s(), lambda: self.wire.carry(self.process, to, asked))
+
+    def _be_asked(self, step: int) -> None:
+        self._unanswered = step
+        self.look()
+
+    @override
+    def look(self) -> None:
+        step, constructor = self._unanswered, self.constructor
+        if step is None or not constructor.machine.has(step):
+            return
+        self._unanswered = None
+        sizes = constructor.sizes_from(step, self.window, self.rank)
+        self.held_bytes += sum(sizes)
+        seconds = self.wire.receiving_s() + self.wire.sending_s(sum(sizes))
+        arrive = partial(self._arrive, sizes)
+        constructor.process.work(
+            seconds, lambda: self.wire.carry(constructor.process, self.process, arrive, sum(sizes))
+        )
+
+    def _arrive(self, sizes: list[int]) -> None:
+        self._came = sizes
+        if self._waiting is not None:
+            self._open()
+
+    def _open(self) -> None:
+        """Take in what has arrived, ask for what is behind it, and hand out the first step."""
+        assert self._came is not None
+        assert self._waiting is not None
+        (step, have), sizes = self._waiting, self._came
+        self._came = self._waiting = None
+
+        def opened() -> None:
+            self._held.extend(sizes)
+            self._ask(step + len(sizes))
+            self._hand_out(step, have)
+
+        self.process.work(self.wire.receiving_s(sum(sizes)), opened)
+
+    def _hand_out(self, step: int, have: Then) -> None:
+        self.held_bytes -= self._held.popleft()
+        if not self._held:  # said with the last of those that came together
+            _tell_taken(self, step)
+        have()
+
+
+@dataclass(slots=True)
+class LocalRank(Rank):
+    """A rank in the process of its plane: its batches are there once they are built."""
+
+    process: Process
+    wire: Wire
+    rank: int
+    window: int
+    """Steps that are planned at once: that they were taken is said as seldom."""
+    constructor: SimulatedConstructor
+    planner: SimulatedPlanner
+    held_bytes: int = 0
+    _told_next: int = field(default=0, init=False)
+    _waiting: tuple[int, Then] | None = field(default=None, init=False)
+
+    @override
+    def take(self, step: int, have: Then) -> None:
+        self._waiting = step, have
+        if self.constructor.machine.has(step):
+            self._hand_out()
+
+    @override
+    def look(self) -> None:
+        if self._waiting is not None and self.constructor.machine.has(self._waiting[0]):
+            self.wire.carry(self.process, self.process, self._hand_out)
+
+    def _hand_out(self) -> None:
+        if self._waiting is None:
+            return  # woken twice
+        step, have = self._waiting
+        self._waiting = None
+        is_known = step < self._told_next and self.constructor.machine.has(step + 1)
+        if not is_known:
+            self._told_next = step + self.window
+            _tell_taken(self, step)
+        self.process.work(self.wire.receiving_s(), have)
+
+
+def _tell_taken(rank: RayRank | LocalRank, step: int) -> None:
+    """Tell the planner that a rank has a step."""
+    planner, wire = rank.planner, rank.wire
+    hear = partial(planner.hear, StepTaken(step=step, dp_rank=rank.rank))
+    rank.process.work(wire.sending_s(), lambda: wire.carry(rank.process, planner.process, hear))
+
+
+@dataclass(slots=True)
+class Trainer:
+    """All ranks: a step begins once each has its batch, and takes ``step_s``."""
+
+    clock: Clock
+    ranks: Sequence[Rank]
+    num_steps: int
+    step_s: float
+    on_step: Callable[[int], None]
+    """Called when a step begins."""
+    step: int = 0
+    waits_s: list[float] = field(default_factory=list, init=False)
+    """Of each step, what the last rank waited."""
+    begins_s: list[float] = field(default_factory=list, init=False)
+    """When each step began."""
+    _asked_s: float = field(default=0.0, init=False)
+    _missing: int = field(default=0, init=False)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every step has begun."""
+        return len(self.begins_s) == self.num_steps
+
+    def begin(self) -> None:
+        """Have every rank take the next step."""
+        self._asked_s, self._missing = self.clock.now_s, len(self.ranks)
+        for rank in self.ranks:
+            rank.take(self.step, self._have)
+
+    def _have(self) -> None:
+        self._missing -= 1
+        if self._missing:
+            return
+        now_s = self.clock.now_s
+        self.waits_s.append(now_s - self._asked_s)
+        self.begins_s.append(now_s)
+        self.on_step(self.step)
+        self.step += 1
+        if not self.is_done:
+            self.clock.after(self.step_s, self.begin)

@@ -1,0 +1,383 @@
+"""Shells of the machines under a virtual clock: they carry events in and commands out, and count what that costs.
+
+Each does what the shell of the same role does in a run (``omniload.actors``): which thread handles what,
+what is asked of whom, and in how many messages.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from omniload.machine.data_constructor import (
+    BuildSteps,
+    DataConstructor,
+    FetchSlices,
+    SlicesFetched,
+)
+from omniload.machine.messages import (
+    PlannerEvent,
+    PublishPlans,
+    ReadAhead,
+    ReleaseSamples,
+    ReleaseSteps,
+    SamplesReported,
+    SliceRequest,
+    Started,
+    StepTaken,
+)
+from omniload.machine.planner import Planner
+from omniload.machine.source_loader import SourceLoader
+from omniload.mix.columns import ColumnRanges, SampleColumns
+from omniload.mix.samples import SampleTable
+from omniload.plan.records import StepPlan
+from omniload.simulation.clock import Lane, Process, Then
+from omniload.simulation.hollow import HollowSource, hollow_columns, size_of_batch
+from omniload.simulation.profile import BuildCosts, PlannerCosts, SourceCosts
+from omniload.simulation.wire import Wire
+
+__all__ = ["SimulatedConstructor", "SimulatedLoader", "SimulatedPlanner"]
+
+_PIECE_BYTES, _ROW_BYTES = 28, 16
+_SAMPLE_BYTES = 16
+_REQUESTED_BYTES = 20
+
+
+class _Waiting(Protocol):
+    """What may wait for a batch."""
+
+    def look(self) -> None:
+        """See whether it is built by now."""
+        ...
+
+
+def _size_of_table(table: SampleTable) -> int:
+    """Return the bytes of what a loader reports."""
+    return _SAMPLE_BYTES * len(table)
+
+
+def _size_of_plan(plan: StepPlan) -> int:
+    """Return the bytes of a plan, or of a part of one."""
+    return _PIECE_BYTES * len(plan.pieces) + _ROW_BYTES * plan.num_rows
+
+
+@dataclass(slots=True)
+class SimulatedLoader:
+    """A source loader: reads in some threads, and answers constructors in others."""
+
+    process: Process
+    wire: Wire
+    machine: SourceLoader
+    sources: Mapping[int, HollowSource]
+    costs: Mapping[int, SourceCosts]
+    builds: BuildCosts
+    lane: Lane
+    """Threads that read, and that answer."""
+    memory: int
+    """Cap of what its samples take."""
+    _blocks: dict[int, int] = field(default_factory=dict, init=False)
+    """The block that each source has decoded."""
+
+    def read(self, command: ReadAhead, report: Callable[[SamplesReported], None]) -> None:
+        """Read a range and report it."""
+        self.lane.call(lambda: self._begin_read(command, report))
+
+    def _begin_read(
+        self, command: ReadAhead, report: Callable[[SamplesReported], None]
+    ) -> tuple[float, Then]:
+        (answer,) = self.machine.handle(command)
+        asked_s = self.wire.receiving_s()
+        if isinstance(answer, SamplesReported):
+            return asked_s, lambda: report(answer)
+        read = self.sources[command.source].read(answer.start, answer.stop)
+        costs = self.costs[command.source]
+        tokens = int(read.tokens.offsets[-1])
+        blocks = self._decoded(command.source, answer.start, answer.stop)
+        seconds = costs.read_s + tokens * costs.token_s + blocks * costs.block_s
+
+        def held() -> None:
+            (reported,) = self.machine.handle(read)
+            assert isinstance(reported, SamplesReported)
+            report(reported)
+
+        size_bytes = _size_of_table(read.table)
+        return asked_s + seconds + self.wire.sending_s(size_bytes), held
+
+    def _decoded(self, source: int, start: int, stop: int) -> int:
+        """Return how many blocks are decoded for a range that were not at hand."""
+        costs = self.costs[source]
+        if costs.block_positions >= costs.positions_per_epoch:  # one block for all epochs
+            first, last = 0, 0
+        else:
+            first, last = start // costs.block_positions, (stop - 1) // costs.block_positions
+        at_hand = self._blocks.get(source)
+        self._blocks[source] = last
+        return last - first + (at_hand != first)
+
+    def slices(
+        self, requests: Sequence[SliceRequest], answer: Callable[[list[SampleColumns], int], None]
+    ) -> None:
+        """Answer a constructor of another process: what it asks for, copied."""
+        self.lane.call(lambda: self._begin_slices(requests, answer))
+
+    def _begin_slices(
+        self, requests: Sequence[SliceRequest], answer: Callable[[list[SampleColumns], int], None]
+    ) -> tuple[float, Then]:
+        found = self.columns(requests)
+        size_bytes = self.size_of(requests, found)
+        asked_s = self.wire.receiving_s(sum(_size_of_request(each) for each in requests))
+        seconds = asked_s + self.slices_s(requests, found) + self.wire.sending_s(size_bytes)
+        return seconds, lambda: answer(found, size_bytes)
+
+    def columns(self, requests: Sequence[SliceRequest]) -> list[SampleColumns]:
+        """Return what a constructor asks for, as the machine finds it."""
+        lengths = (self.machine.ranges_of([each]).tokens.lengths_N for each in requests)
+        return [hollow_columns(each) for each in lengths]
+
+    def slices_s(self, requests: Sequence[SliceRequest], found: Sequence[SampleColumns]) -> float:
+        """Return what finding and copying them takes."""
+        tokens = sum(int(each.tokens.offsets[-1]) for each in found)
+        costs = self.builds
+        return len(requests) * costs.slices_request_s + tokens * costs.slices_token_s
+
+    def size_of(self, requests: Sequence[SliceRequest], found: Sequence[SampleColumns]) -> int:
+        """Return the bytes of an answer, further columns included."""
+        return round(
+            sum(
+                int(columns.tokens.offsets[-1]) * self.costs[request.source].bytes_per_token
+                for request, columns in zip(requests, found, strict=True)
+            )
+        )
+
+    @property
+    def held_bytes(self) -> int:
+        """What it holds: samples, and decoded blocks as far as the cap has room; the rest lies on disk."""
+        samples = self.machine.held_bytes()
+        blocks = sum(self.costs[source].block_bytes for source in self._blocks)
+        return max(samples, min(samples + blocks, self.memory))
+
+
+def _size_of_request(request: SliceRequest) -> int:
+    return _REQUESTED_BYTES * len(request.positions_N)
+
+
+@dataclass(slots=True)
+class SimulatedConstructor:
+    """A data constructor: asks loaders for what plans name, builds, and answers its ranks."""
+
+    process: Process
+    wire: Wire
+    machine: DataConstructor
+    builds: BuildCosts
+    builders: Lane
+    loader_of: Mapping[int, SimulatedLoader]
+    """By source."""
+    in_one_process: bool
+    """Whether the loader is of the same process, where nothing is copied and the thread that builds fetches."""
+    ranks: Sequence[_Waiting] = ()
+    """Those that may wait for what it builds."""
+    held_bytes: int = field(default=0, init=False)
+    """Of batches that are built."""
+    _sizes: dict[tuple[int, int], int] = field(default_factory=dict, init=False)
+
+    def build(self, plans: Sequence[StepPlan]) -> None:
+        """Build the steps of a window."""
+        self.builders.call(lambda: self._begin_build(plans))
+
+    def _begin_build(self, plans: Sequence[StepPlan]) -> tuple[float, Then]:
+        seconds = self.wire.receiving_s(sum(map(_size_of_plan, plans)))
+        commands = self.machine.handle(BuildSteps(plans=plans))
+        fetches = [command for command in commands if isinstance(command, FetchSlices)]
+        if not fetches:
+            return seconds, _nothing
+        (fetch,) = fetches
+        if self.in_one_process:
+            loader = self.loader_of[fetch.requests[0].source]
+            found = loader.columns(fetch.requests)
+            seconds += loader.slices_s(fetch.requests, found)
+            seconds += self._rows_s(found)
+            return seconds, lambda: self._fetched(fetch, dict(enumerate(found)))
+        of = self._by_loader(fetch)
+        seconds += sum(self.wire.sending_s() for _ in of)
+        return seconds, lambda: self._ask(fetch, of)
+
+    def _by_loader(self, fetch: FetchSlices) -> dict[int, list[int]]:
+        """Return the places of the requests of each loader, by its ``id``."""
+        of: dict[int, list[int]] = {}
+        for place, request in enumerate(fetch.requests):
+            of.setdefault(id(self.loader_of[request.source]), []).append(place)
+        return of
+
+    def _ask(self, fetch: FetchSlices, of: Mapping[int, list[int]]) -> None:
+        """Ask each loader for its part; once all have answered, the window is built."""
+        found: dict[int, SampleColumns] = {}
+        missing = set(of)
+        received_s = [0.0]
+
+        def answered(loader: int, columns: list[SampleColumns], size_bytes: int) -> None:
+            found.update(zip(of[loader], columns, strict=True))
+            missing.remove(loader)
+            received_s[0] += self.wire.receiving_s(size_bytes)
+            if not missing:
+                seconds = received_s[0] + self._rows_s(found.values())
+                self.process.work(seconds, lambda: self._fetched(fetch, found))
+
+        for number, places in of.items():
+            requests = [fetch.requests[place] for place in places]
+            loader = self.loader_of[requests[0].source]
+            ask = partial(self._ask_one, loader, requests, partial(answered, number))
+            size_bytes = sum(map(_size_of_request, requests))
+            self.wire.carry(self.process, loader.process, ask, size_bytes)
+
+    def _ask_one(
+        self,
+        loader: SimulatedLoader,
+        requests: Sequence[SliceRequest],
+        answered: Callable[[list[SampleColumns], int], None],
+    ) -> None:
+        def answer(columns: list[SampleColumns], size_bytes: int) -> None:
+            then = partial(answered, columns, size_bytes)
+            self.wire.carry(loader.process, self.process, then, size_bytes)
+
+        loader.slices(requests, answer)
+
+    def _rows_s(self, found: Iterable[SampleColumns]) -> float:
+        tokens = sum(int(each.tokens.offsets[-1]) for each in found)
+        return self.builds.rows_s + tokens * self.builds.rows_token_s
+
+    def _fetched(self, fetch: FetchSlices, found: Mapping[int, SampleColumns]) -> None:
+        slices = ColumnRanges.of([found[place] for place in range(len(fetch.requests))])
+        self.machine.handle(
+            SlicesFetched(steps=fetch.steps, slices=slices, generation=fetch.generation)
+        )
+        for step in fetch.steps:
+            for rank in self.machine.dp_ranks:
+                size = size_of_batch(self.machine.batch_of(step, rank))
+                self._sizes[step, rank] = size
+                self.held_bytes += size
+        for waiting in self.ranks:
+            waiting.look()
+
+    def sizes_from(self, step: int, most: int, rank: int) -> list[int]:
+        """Return the bytes of a rank's batches of a step that is built, and of those behind it that are."""
+        steps = [step]
+        while len(steps) < most and self.machine.has(steps[-1] + 1):
+            steps.append(steps[-1] + 1)
+        return [self._sizes[each, rank] for each in steps]
+
+    def release(self, command: ReleaseSteps) -> None:
+        """Let go of what every rank has."""
+        self.machine.handle(command)
+        for key in [key for key in self._sizes if key[0] < command.step]:
+            self.held_bytes -= self._sizes.pop(key)
+
+
+def _nothing() -> None:
+    """Do nothing: no step of a window was new."""
+
+
+def _each(calls: Sequence[Then]) -> None:
+    for call in calls:
+        call()
+
+
+@dataclass(slots=True)
+class SimulatedPlanner:
+    """The planner: one thread takes events, and carries commands out before the next one."""
+
+    process: Process
+    wire: Wire
+    machine: Planner
+    costs: PlannerCosts
+    thread: Lane
+    loader_of: Mapping[int, SimulatedLoader]
+    constructors: Sequence[SimulatedConstructor]
+    tokens: dict[int, int] = field(default_factory=dict, init=False)
+    """Of each step that was planned, without padding."""
+    spent_s: float = field(default=0.0, init=False)
+    """Processor seconds of the thread."""
+    _plans: dict[int, int] = field(default_factory=dict, init=False)
+    """Bytes of the plans that some rank may need."""
+    _tables: dict[int, deque[tuple[int, int]]] = field(default_factory=dict, init=False)
+    """Of each source, end and bytes of what was reported and may be needed."""
+
+    @property
+    def steps(self) -> int:
+        """Steps planned so far."""
+        return len(self.tokens)
+
+    @property
+    def held_bytes(self) -> int:
+        """What it knows of samples, and plans."""
+        tables = sum(size for queue in self._tables.values() for _, size in queue)
+        return tables + sum(self._plans.values())
+
+    def hear(self, event: PlannerEvent) -> None:
+        """Take an event up once those before it are."""
+        self.thread.call(lambda: self._begin(event))
+
+    def _begin(self, event: PlannerEvent) -> tuple[float, Then]:
+        size_bytes = 0
+        if isinstance(event, SamplesReported):
+            size_bytes = _size_of_table(event.table)
+            self._tables.setdefault(event.source, deque()).append((event.table.stop, size_bytes))
+        seconds = 0.0 if isinstance(event, Started) else self.wire.receiving_s(size_bytes)
+        seconds += self.costs.taken_s if isinstance(event, StepTaken) else self.costs.report_s
+        sends: list[Then] = []
+        for command in self.machine.handle(event):
+            match command:
+                case PublishPlans(plans=plans):
+                    seconds += len(plans) * self.costs.step_s
+                    seconds += self._publish(plans, sends)
+                case ReadAhead(source=source):
+                    loader = self.loader_of[source]
+                    read = partial(loader.read, command, partial(self._report, loader))
+                    seconds += self._send(sends, loader.process, read)
+                case ReleaseSamples(floors=floors):
+                    self._forget(floors)
+                    for loader in {id(each): each for each in self.loader_of.values()}.values():
+                        forget: Callable[[], object] = partial(loader.machine.handle, command)
+                        seconds += self._send(sends, loader.process, forget)
+                case ReleaseSteps(step=step):
+                    self._release(step)
+                    for constructor in self.constructors:
+                        let_go = partial(constructor.release, command)
+                        seconds += self._send(sends, constructor.process, let_go)
+                case _:
+                    pass  # the journal is among the costs of a step; the data ends with the steps
+        self.spent_s += seconds
+        return seconds, partial(_each, sends)
+
+    def _publish(self, plans: Sequence[StepPlan], sends: list[Then]) -> float:
+        """Tell every constructor its part; return what that takes."""
+        self.tokens |= {plan.step: sum(plan.tokens_S) for plan in plans}
+        self._plans |= {plan.step: _size_of_plan(plan) for plan in plans}
+        seconds = 0.0
+        for constructor in self.constructors:
+            parts = [plan.part_of(constructor.machine.dp_ranks) for plan in plans]
+            seconds += len(parts) * self.costs.part_s
+            size_bytes = sum(map(_size_of_plan, parts))
+            build = partial(constructor.build, parts)
+            seconds += self._send(sends, constructor.process, build, size_bytes)
+        return seconds
+
+    def _send(
+        self, sends: list[Then], to: Process, then: Callable[[], object], size_bytes: int = 0
+    ) -> float:
+        sends.append(partial(self.wire.carry, self.process, to, then, size_bytes))  # type: ignore[arg-type]
+        return self.wire.sending_s(size_bytes)
+
+    def _report(self, loader: SimulatedLoader, report: SamplesReported) -> None:
+        hear, size_bytes = partial(self.hear, report), _size_of_table(report.table)
+        self.wire.carry(loader.process, self.process, hear, size_bytes)
+
+    def _release(self, step: int) -> None:
+        for each in [each for each in self._plans if each < step]:
+            del self._plans[each]
+
+    def _forget(self, floors: Mapping[int, int]) -> None:
+        for source, floor in floors.items():
+            queue = self._tables.get(source)
+            while queue and queue[0][0] <= floor:
+                queue.popleft()

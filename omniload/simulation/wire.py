@@ -1,0 +1,62 @@
+"""Messages between simulated processes: what they cost either end, how long they are on the way, who speaks to whom."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from omniload.simulation.clock import Host, Process
+from omniload.simulation.profile import MessageCosts
+
+__all__ = ["Wire"]
+
+
+@dataclass(slots=True)
+class Wire:
+    """Carries messages; the seed decides how long each is on its way."""
+
+    costs: MessageCosts
+    seed: int
+    hop_s: float
+    """How much longer a message is on its way to another host."""
+    nodes: dict[int, Process] = field(default_factory=dict)
+    """Ray's own processes of each host, by the host's ``id``; none where roles are threads."""
+    connections: set[frozenset[int]] = field(default_factory=set, init=False)
+    """Pairs of processes that have spoken to each other, each by its ``id``."""
+    _random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)  # noqa: S311 -- no secret
+
+    def sending_s(self, size_bytes: int = 0) -> float:
+        """Return what the sender spends on a message."""
+        return self.costs.end_s + size_bytes * self.costs.send_byte_s
+
+    def receiving_s(self, size_bytes: int = 0) -> float:
+        """Return what the receiver spends on it."""
+        return self.costs.end_s + size_bytes * self.costs.receive_byte_s
+
+    def carry(
+        self, sender: Process, receiver: Process, then: Callable[[], None], size_bytes: int = 0
+    ) -> None:
+        """Call ``then`` once a message is there; what its ends spend is for them to count."""
+        latency_s = self._random.choice(self.costs.latencies_s)
+        if sender is not receiver:
+            self.connections.add(frozenset((id(sender), id(receiver))))
+        hosts: list[Host] = [sender.host]
+        if receiver.host is not sender.host:
+            hosts.append(receiver.host)
+            latency_s += self.hop_s + max(host.transfer_s(size_bytes) for host in hosts)
+        node_s = self.costs.node_s + size_bytes * self.costs.node_byte_s
+        for host in hosts:
+            if (node := self.nodes.get(id(host))) is not None:
+                node.work(node_s, _nothing)
+        sender.host.clock.after(latency_s, then)
+
+    def connections_by(self) -> Counter[int]:
+        """Return to how many processes each speaks, by its ``id``."""
+        return Counter(end for pair in self.connections for end in pair)
+
+
+def _nothing() -> None:
+    """Do nothing: nobody waits for it."""

@@ -1,0 +1,124 @@
+"""What holds of every simulation, whatever is measured and whatever job it is."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omniload.simulation.plane import simulate
+from omniload.simulation.profile import BuildCosts, MessageCosts
+from tests.support.plane.builders import a_mix
+from tests.support.plane.profiles import a_job, a_profile, planned, some_costs
+
+seconds = st.floats(1e-6, 5e-3)
+
+
+@st.composite
+def profiles(draw):
+    builds = BuildCosts(
+        slices_request_s=draw(seconds), slices_token_s=1e-8, rows_s=draw(seconds), rows_token_s=1e-8
+    )
+    messages = MessageCosts(
+        latencies_s=tuple(draw(st.lists(seconds, min_size=1, max_size=4))),
+        end_s=draw(seconds),
+        node_s=draw(seconds),
+        send_byte_s=1e-9,
+        receive_byte_s=1e-9,
+        node_byte_s=1e-9,
+        process_bytes=1 << 20,
+        node_bytes=1 << 20,
+    )
+    sources = {
+        name: some_costs(draw(st.integers(0, 9)), read_s=draw(seconds), block_s=draw(seconds))
+        for name in ("web", "code")
+    }
+    both = {"builds": {"local": builds, "ray": builds}}
+    return a_profile(sources=sources, messages={"local": messages, "ray": messages}, **both)
+
+
+@st.composite
+def jobs(draw):
+    mix = a_mix(
+        rows=16,
+        runtime={
+            "kind": "ray",
+            "prefetch_steps": draw(st.sampled_from([1, 4, 8])),
+            "loaders": draw(st.integers(0, 2)),
+        },
+    )
+    ranks = draw(st.sampled_from([1, 2, 4, 16]))
+    return a_job(
+        mix,
+        ranks=ranks,
+        hosts=draw(st.integers(1, ranks)),
+        cores=draw(st.sampled_from([1.0, 2.0, 8.0])),
+        step_s=draw(st.sampled_from([0.0, 0.02])),
+        steps=8,
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+def slower(costs, times):
+    """Return costs of which every second is so many times as long."""
+    found = {
+        name: tuple(each * times for each in value) if isinstance(value, tuple) else value * times
+        for name, value in costs
+        if name.endswith("_s")
+    }
+    return costs.model_copy(update=found)
+
+
+@settings(max_examples=6)
+@given(jobs(), profiles())
+def test_a_job_a_profile_and_a_seed_give_one_outcome(job, profile):
+    profile = planned(profile, job)
+
+    assert simulate(job, profile) == simulate(job, profile)
+
+
+@settings(max_examples=6)
+@given(jobs(), profiles())
+def test_no_host_works_more_than_its_cores_and_no_step_is_shorter_than_it_takes(job, profile):
+    found = simulate(job, planned(profile, job))
+
+    assert found.memory.first_cores <= job.cores * 1.001
+    assert found.memory.other_cores <= job.cores * 1.001
+    assert found.seconds >= job.steps * job.step_s * 0.999
+    assert found.seconds == pytest.approx(
+        job.steps * (job.step_s + found.waits.mean_s), rel=0.01, abs=1e-6
+    )
+
+
+@settings(max_examples=5)
+@given(jobs(), profiles(), st.sampled_from([2.0, 8.0]))
+def test_where_everything_takes_longer_time_is_stretched_and_nothing_else(job, profile, times):
+    # A network and a trainer have speeds of their own, and loaders become more as work does.
+    one = job.spec.mix.runtime.model_copy(update={"loaders": 1})
+    spec = replace(job.spec, mix=job.spec.mix.model_copy(update={"runtime": one}))
+    job = replace(job, spec=spec, hosts=1, step_s=0.0)
+    profile = planned(profile, job)
+    stretched = profile.model_copy(
+        update={
+            "sources": {name: slower(costs, times) for name, costs in profile.sources.items()},
+            "builds": {"ray": slower(profile.builds["ray"], times)},
+            "messages": {"ray": slower(profile.messages["ray"], times)},
+            "planners": tuple(slower(costs, times) for costs in profile.planners),
+        }
+    )
+
+    before, after = simulate(job, profile), simulate(job, stretched)
+
+    assert after.seconds == pytest.approx(before.seconds * times, rel=0.02)
+    assert after.connections == before.connections
+
+
+@settings(max_examples=5)
+@given(jobs(), profiles())
+def test_more_ranks_or_sources_never_make_fewer_connections_or_other_steps(job, profile):
+    more = replace(job, spec=a_job(job.spec.mix, ranks=16).spec)
+
+    few, many = (simulate(each, planned(profile, each)) for each in (job, more))
+
+    assert many.connections.total >= few.connections.total
+    assert many.tokens_per_step == few.tokens_per_step

@@ -1,0 +1,73 @@
+"""``omniload mix simulate`` on a small corpus, in one process."""
+
+import pytest
+
+from omniload.base.errors import ConfigError
+from tests.support.plane.mix_commands import a_mix_file, json_of, run_mix
+
+QUICK = ("--ranks", 1, "--steps", 4)
+
+
+@pytest.fixture(scope="module")
+def mix_file(tmp_path_factory):
+    return a_mix_file(tmp_path_factory.mktemp("corpus"), rows=8, micro_rows=8)
+
+
+def test_it_prints_waits_throughput_planner_memory_and_connections(mix_file, tmp_path):
+    result = run_mix("simulate", mix_file, *QUICK, "--cache-dir", tmp_path)
+
+    assert result.exit_code == 0, result.output
+    for said in ("wait of a step, p50", "tokens/s", "planner", "memory of the first host"):
+        assert said in result.output
+    assert "1 rank on 1 host, 2 sources, runtime local" in result.output
+
+
+def test_a_kept_profile_gives_the_same_figures_without_the_data(mix_file, tmp_path):
+    arguments = ("simulate", mix_file, *QUICK, "--profile", tmp_path / "profile.json")
+    first = json_of(*arguments, "--cache-dir", tmp_path)
+    (mix_file.parent / "text" / "0.jsonl").rename(tmp_path / "away.jsonl")
+
+    again = json_of(*arguments)
+    (tmp_path / "away.jsonl").rename(mix_file.parent / "text" / "0.jsonl")
+
+    assert again == first
+    assert json_of(*arguments, "--seed", 1) != first
+
+
+def test_more_sources_are_copies_of_those_of_the_file(mix_file, tmp_path):
+    profile = ("--profile", tmp_path / "profile.json")
+
+    found = json_of("simulate", mix_file, *QUICK, "--sources", 7, *profile)
+
+    assert found["sources"] == 7
+    assert found["connections"]["without"] == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--ranks", 2, "--knee"), "--knee needs --step-time"),
+        (("--ranks", 1, "--step-time", "soon"), "soon"),
+        (("--ranks", 1, "--tokens", "0"), "below 1"),
+    ],
+)
+def test_options_that_say_nothing_are_refused(mix_file, arguments, said):
+    result = run_mix("simulate", mix_file, *arguments)
+
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_fewer_rows_than_ranks_are_refused_with_how_many_it_takes(mix_file):
+    result = run_mix("simulate", mix_file, "--ranks", 9)
+
+    assert isinstance(result.exception, ConfigError)
+    assert "raise batch.tokens to 288" in str(result.exception)
+
+
+def test_a_file_that_is_no_profile_is_named(mix_file, tmp_path):
+    (tmp_path / "profile.json").write_text('{"version": 9}')
+
+    result = run_mix("simulate", mix_file, *QUICK, "--profile", tmp_path / "profile.json")
+
+    assert "profile.json: is no profile of this release" in str(result.exception)

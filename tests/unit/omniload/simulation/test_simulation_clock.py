@@ -1,0 +1,85 @@
+"""Virtual time: processes share cores as the kernel shares them."""
+
+import pytest
+
+from omniload.simulation.clock import Clock, Host, Lane
+
+
+def a_host(cores=2.0):
+    clock = Clock()
+    return clock, Host(clock, cores=cores, network_bytes_per_s=1e6)
+
+
+def run(clock):
+    while clock.step():
+        pass
+
+
+def ended(clock, found, name):
+    return lambda: found.append((name, pytest.approx(clock.now_s)))
+
+
+def test_what_is_due_at_once_comes_in_the_order_it_was_asked_for():
+    clock, found = Clock(), []
+    for name in "abc":
+        clock.after(1.0, lambda name=name: found.append(name))
+    clock.after(0.5, lambda: found.append("first"))
+
+    run(clock)
+
+    assert found == ["first", "a", "b", "c"]
+
+
+def test_two_threads_of_a_process_of_one_core_share_it():
+    clock, host = a_host()
+    process, found = host.process("loader", 1.0), []
+    process.work(1.0, ended(clock, found, "short"))
+    process.work(2.0, ended(clock, found, "long"))
+
+    run(clock)
+
+    assert found == [("short", 2.0), ("long", 3.0)]
+    assert process.busy_s == pytest.approx(3.0)
+
+
+def test_three_processes_on_two_cores_each_get_two_thirds():
+    clock, host = a_host()
+    found = []
+    for name in "abc":
+        host.process(name).work(2.0, ended(clock, found, name))
+
+    run(clock)
+
+    assert found == [("a", 3.0), ("b", 3.0), ("c", 3.0)]
+
+
+def test_a_job_that_comes_later_slows_down_those_that_run():
+    clock, host = a_host(cores=1.0)
+    found = []
+    host.process("a").work(2.0, ended(clock, found, "a"))
+    clock.after(1.0, lambda: host.process("b").work(0.5, ended(clock, found, "b")))
+
+    run(clock)
+
+    assert found == [("b", 2.0), ("a", 2.5)]
+
+
+def test_a_lane_takes_calls_in_order_as_its_threads_come_free():
+    clock, host = a_host()
+    lane, found = Lane(host.process("loader", 2.0), 2), []
+    for number in range(4):
+        lane.call(lambda number=number: (1.0, ended(clock, found, number)))
+
+    run(clock)
+
+    assert found == [(0, 1.0), (1, 1.0), (2, 2.0), (3, 2.0)]
+
+
+def test_bytes_go_through_the_network_of_a_host_one_behind_the_other():
+    clock, host = a_host()
+
+    assert host.transfer_s(1_000_000) == pytest.approx(1.0)
+    clock.after(0.5, lambda: None)
+    run(clock)
+
+    assert host.transfer_s(1_000_000) == pytest.approx(1.5)

@@ -1,0 +1,126 @@
+"""What simulated planes come to, where it can be worked out."""
+
+from dataclasses import replace
+
+import pytest
+
+from omniload.base.errors import ConfigError
+from omniload.mix.schedule import weights_at
+from omniload.simulation.figures import Waits, knee_of, limit_of
+from omniload.simulation.plane import simulate
+from omniload.simulation.scale import original_of, with_sources, with_tokens
+from tests.support.plane.builders import a_mix
+from tests.support.plane.profiles import a_job, a_profile, planned
+
+
+def simulated(job, profile=None, **planning):
+    return simulate(job, planned(profile or a_profile(), job, **planning))
+
+
+def test_a_planner_that_takes_longer_than_a_step_is_named_as_the_limit():
+    job = a_job(ranks=4, step_s=0.05, cores=8.0)
+
+    found = simulated(job, step_s=0.1)
+
+    assert found.seconds / found.steps == pytest.approx(found.planner_step_s, rel=0.05)
+    assert 0.1 < found.planner_step_s < 0.12
+    assert "the limit is a planner" in limit_of(found)
+
+
+def test_a_trainer_that_takes_longer_than_the_data_plane_hardly_waits():
+    found = simulated(a_job(ranks=4, step_s=0.5))
+
+    assert found.seconds / found.steps == pytest.approx(0.5, rel=0.02)
+    assert found.waits.p99_s < 0.01
+    assert "data is no limit" in limit_of(found)
+
+
+def test_at_full_speed_one_core_is_busy_all_the_time():
+    found = simulated(a_job(ranks=2, cores=1.0))
+
+    assert found.memory.first_cores == pytest.approx(1.0, rel=0.02)
+    assert found.cpu_step_s == pytest.approx(found.seconds / found.steps, rel=0.02)
+
+
+def test_connections_are_those_of_the_drawing():
+    found = simulated(a_job(ranks=16, hosts=4))
+
+    # planner to a loader, four constructors and 16 ranks; constructors to the loader; ranks to their constructor
+    assert (found.loaders, found.constructors) == (1, 4)
+    assert found.connections.total == 1 + 4 + 16 + 4 + 16
+    assert found.connections.without == 16 * 2
+
+
+def test_a_slow_network_between_hosts_is_waited_for():
+    quick = simulated(a_job(ranks=16, hosts=4))
+    slow = simulated(a_job(ranks=16, hosts=4, network_bytes_per_s=1e4))
+
+    # three hosts of four get their tokens, 4 bytes each, from the first one
+    sent_s = 0.75 * 4 * quick.tokens_per_step / 1e4
+    assert slow.seconds / slow.steps > sent_s
+    assert quick.seconds / quick.steps < sent_s / 4
+
+
+def test_memory_of_processes_is_what_they_hold_beside_what_they_begin_with():
+    found = {role.role: role for role in simulated(a_job(ranks=4)).roles}
+
+    assert found["node"].memory_bytes == 60 << 20
+    # 100 KB at most: some steps of 512 tokens, two blocks
+    assert (50 << 20) < found["loader"].memory_bytes < (50 << 20) + 100_000
+    assert found["rank"].memory_bytes < 100_000
+
+
+def test_the_local_runtime_is_one_process():
+    mix = a_mix(rows=16, runtime={"kind": "local", "prefetch_steps": 4})
+
+    found = simulated(a_job(mix))
+
+    assert [(role.role, role.count) for role in found.roles] == [("process", 1)]
+    assert found.connections.total == 0
+
+
+def test_hybrid_is_refused_by_name():
+    mix = a_mix(rows=16, balance={"strategy": "hybrid"})
+
+    with pytest.raises(ConfigError, match=r"balance.strategy is 'hybrid'"):
+        simulate(a_job(mix), a_profile())
+
+
+def test_what_the_profile_lacks_is_named():
+    job = a_job(ranks=2)
+
+    with pytest.raises(ConfigError, match="no figures of planning for 2 ranks"):
+        simulate(job, a_profile())
+    with pytest.raises(ConfigError, match="no figures of the ray runtime"):
+        simulate(job, a_profile(messages={}))
+    with pytest.raises(ConfigError, match="has no source 'code'"):
+        simulate(job, a_profile(("web",)))
+    with pytest.raises(ConfigError, match=r"--hosts is 3, more than --ranks 2"):
+        simulate(a_job(ranks=2, hosts=3), a_profile())
+
+
+def test_copies_of_sources_share_the_weight_of_the_first():
+    mix = a_mix(weights={"web": 3, "code": 1}, mix={"stop": "never"})
+
+    more = with_sources(mix, 5)
+
+    assert more.names == ("code", "code.2", "code.3", "web", "web.2")
+    assert weights_at(more.mix.stages, more.names, 0) == pytest.approx([1 / 12] * 3 + [3 / 8] * 2)
+    assert [original_of(name, mix) for name in more.names] == ["code"] * 3 + ["web"] * 2
+    with pytest.raises(ConfigError, match="--sources is 1, and the mix has 2 already"):
+        with_sources(mix, 1)
+
+
+def test_a_step_has_whole_rows_of_the_tokens_that_are_asked_for():
+    assert with_tokens(a_mix(length=32), 100).batch.tokens == 128
+
+
+def test_the_knee_is_the_first_size_from_which_on_ranks_wait():
+    def a_size(ranks, wait_s):
+        found = simulated(a_job(ranks=1, step_s=1.0))
+        return replace(found, ranks=ranks, waits=Waits.of([wait_s] * 24), seconds=24 * (1 + wait_s))
+
+    quick, slow = a_size(4, 0.01), [a_size(8, 0.1), a_size(16, 1.0)]
+
+    assert knee_of([a_size(2, 0.2), quick, *slow]) == 8
+    assert knee_of([quick]) is None
