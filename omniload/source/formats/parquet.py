@@ -7,13 +7,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import override
 
-from omniload.base.errors import IntegrityError
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.units import format_bytes
 from omniload.mix.columns import NO_COLUMNS, TableColumn
 from omniload.mix.schema.conditions import NO_CONDITIONS, Condition
 from omniload.mix.sources import ParquetSource
 from omniload.source.content import digest_of_ranges, parquet_ranges
 from omniload.source.files import ShardFile, reading
-from omniload.source.formats.format import Format, Records, UnitTable
+from omniload.source.formats.format import MAX_UNIT_BYTES, Format, Records, UnitTable
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import (
@@ -34,6 +35,8 @@ from omniload.source.patterns import FileNames
 __all__ = ["FORMAT", "ParquetFormat"]
 
 _FIRST_ROWS = 64
+_IMAGES_AT_ONCE = 16
+"""Rows whose images are decoded before what they take is looked at."""
 
 
 class ParquetFormat(Format):
@@ -77,21 +80,22 @@ class ParquetFormat(Format):
         shard, group = int(self._units.shards_U[unit]), int(self._units.starts_U[unit])
         part = f"row group {group}"
         with reading(self._files[shard], part):
-            table = self._shard(shard).read_row_group(
-                group, columns=self._columns(), use_threads=False
-            )
+            opened = self._shard(shard)
+            table = opened.read_row_group(group, columns=self._columns(), use_threads=False)
+            images = self._images_of(opened, group, self._files[shard].path)
             column = self._texts(table)
         where = f"{self._files[shard].path}: {part}"
-        if len(column) != self._units.rows_U[unit]:
-            raise IntegrityError(
-                f"{where}: holds {len(column)} rows of the {self._units.rows_U[unit]} in its footer"
-            )
+        for rows in (len(column), *([] if images is None else [len(images)])):
+            if rows != self._units.rows_U[unit]:
+                raise IntegrityError(
+                    f"{where}: holds {rows} rows of the {self._units.rows_U[unit]} in its footer"
+                )
         records = records_of(column, where, self._holds)
         others = {name: table[other] for name, other in self._others.items()}
         keys = None if self._key is None else table[self._key]
         records = with_keys(with_others(records, others, where), keys, where)
         records = with_where(records, self._where, table)
-        return with_images(records, table[self._images[0]]) if self._images else records
+        return records if images is None else with_images(records, images)
 
     @override
     def first_records(self) -> Records:
@@ -113,16 +117,30 @@ class ParquetFormat(Format):
         records = records_of(self._texts(table), f"{file.path}: {part}", self._holds)
         return with_where(records, self._where, table)
 
+    def _images_of(self, shard: pq.ParquetFile, group: int, path: str) -> pa.ChunkedArray | None:
+        """Read the column of images a few rows at a time, within a limit.
+
+        A footer counts what is written: one image that a dictionary holds for all rows is many when decoded.
+        """
+        if not self._images:
+            return None
+        parts, size_bytes = [], 0
+        for batch in shard.iter_batches(
+            _IMAGES_AT_ONCE, row_groups=[group], columns=list(self._images), use_threads=False
+        ):
+            parts.append(batch.column(0))
+            size_bytes += parts[-1].nbytes
+            _require_room(size_bytes, path, group)
+        return pa.chunked_array(parts, type=shard.schema_arrow.field(self._images[0]).type)
+
     def _texts(self, table: pa.Table) -> pa.ChunkedArray:
         if not self._beside:
             return table[self._column]
         return as_objects({name: table[name] for name in (self._column, *self._beside)})
 
     def _columns(self) -> list[str]:
-        every = (
-            *(self._column, *self._beside, *self._others.values(), *self._images),
-            *(self._key, *self._where),
-        )
+        """Return what is read of a row group at once: all but images."""
+        every = (self._column, *self._beside, *self._others.values(), self._key, *self._where)
         return list(dict.fromkeys(name for name in every if name is not None))
 
     def _shard(self, shard: int) -> pq.ParquetFile:
@@ -135,7 +153,8 @@ class ParquetFormat(Format):
         with reading(file, "footer"), _open(file) as shard:
             metadata, schema = shard.metadata, shard.schema_arrow
             rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-            content = digest_of_ranges(file, parquet_ranges(file, metadata, self._columns()))
+            read = [*self._columns(), *self._images]
+            content = digest_of_ranges(file, parquet_ranges(file, metadata, read))
         for column in (self._column, *self._beside):
             require_column(schema, column, file.path, self._holds)
         require_others(schema, self._others, file.path)
@@ -143,9 +162,34 @@ class ParquetFormat(Format):
         require_where(schema, self._where, file.path)
         for column in self._images:
             require_images(schema, column, file.path)
+            for group in range(len(rows)):
+                _require_room(_size_of(metadata.row_group(group), column), file.path, group)
         groups = np.arange(len(rows))
         return FileUnits(
             rows=np.array(rows, np.int64), starts=groups, stops=groups + 1, content=content
+        )
+
+
+def _size_of(group: pq.RowGroupMetaData, column: str) -> int:
+    """Return the bytes of a column in a row group, decompressed, as its footer counts them."""
+    chunks = (group.column(i) for i in range(group.num_columns))
+    return sum(
+        chunk.total_uncompressed_size
+        for chunk in chunks
+        if f"{chunk.path_in_schema}.".startswith(f"{column}.")
+    )
+
+
+def _require_room(size_bytes: int, path: str, group: int) -> None:
+    """Refuse a row group whose images are more than are decoded in memory at once.
+
+    Raises:
+        ConfigError: With what to do.
+    """
+    if size_bytes > MAX_UNIT_BYTES:
+        raise ConfigError(
+            f"{path}: row group {group} holds {format_bytes(size_bytes)} of images or more, and a unit at most "
+            f"{format_bytes(MAX_UNIT_BYTES)}; write it with fewer rows to a group (row_group_size)"
         )
 
 

@@ -6,8 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError
+from omniload.source.formats import parquet
 from omniload.source.formats.parquet import ParquetFormat
 from omniload.source.index import IndexCache
+from omniload.source.parsing.image_cells import ENCODED
 from omniload.source.patterns import find_files
 
 
@@ -217,3 +219,56 @@ def test_a_large_row_group_may_come_in_several_chunks(opened, tmp_path):
     pq.write_table(table, path)
 
     assert sequences(opened().read_unit(0)) == [[1], [2], [3]]
+
+
+IMAGES = [[b"a" * 300, b"b" * 100], [], [b"c" * 300], None, [b"c" * 300]]
+
+
+def images_of(records):
+    return [records.others[ENCODED][i].tobytes() for i in range(len(records.column))]
+
+
+@pytest.fixture
+def with_images(tmp_path, opened):
+    def open_images(cells, **options):
+        column = pa.array(cells, pa.list_(pa.binary()))
+        table = pa.table({"text": ["x"] * len(cells), "images": column})
+        pq.write_table(table, tmp_path / "a.parquet", **options)
+        return opened("text", holds_text=True, images=("images",))
+
+    return open_images
+
+
+@pytest.mark.parametrize("rows", [5, 50])
+def test_images_of_a_row_group_are_read_whole_however_many_at_a_time(with_images, rows):
+    cells = [IMAGES[i % 5] for i in range(rows)]
+
+    records = with_images(cells, row_group_size=rows).read_unit(0)
+
+    assert images_of(records) == [b"".join(cell or []) for cell in cells]
+
+
+def test_images_that_are_too_much_for_memory_are_refused_by_the_footer(with_images, monkeypatch):
+    monkeypatch.setattr(parquet, "MAX_UNIT_BYTES", 600)
+    plain = {"use_dictionary": False, "write_statistics": False}
+
+    with pytest.raises(
+        ConfigError, match=r"row group 0 holds .* of images or more.* at most 600 B"
+    ):
+        with_images(IMAGES, row_group_size=5, **plain)
+    assert with_images(IMAGES, row_group_size=1, **plain).units().rows_U.sum() == 5
+
+
+def test_an_image_that_a_dictionary_holds_for_many_rows_is_counted_as_often(
+    with_images, monkeypatch
+):
+    monkeypatch.setattr(parquet, "MAX_UNIT_BYTES", 20_000)
+    reader = with_images([[b"c" * 1000]] * 1000, row_group_size=1000)
+    small = (reader.units().rows_U.sum(), reader.units().rows_U.max())
+    held_before = pa.total_allocated_bytes()
+
+    with pytest.raises(ConfigError, match=r"row group 0 holds .* write it with fewer rows"):
+        reader.read_unit(0)
+
+    assert small == (1000, 1000)
+    assert pa.total_allocated_bytes() - held_before < 500_000
