@@ -15,6 +15,7 @@ __all__ = [
     "json_digest",
     "require_version",
     "sealed",
+    "shown",
     "unsealed",
     "whole_number",
 ]
@@ -48,7 +49,7 @@ def require_version(state: Mapping[str, Json], version: int, *, of: str) -> None
     found = state.get("version")
     if type(found) is not int or found != version:
         raise StateError(
-            f"{of} state has version {found!r}, this code reads {version}; "
+            f"{of} state has version {shown(found)}, this code reads {version}; "
             "resume with the release that wrote the checkpoint"
         )
 
@@ -101,5 +102,12 @@ def whole_number(value: Json, *, below: int, least: int = 0) -> int:
         ValueError: It is another number, or no integer: ``true`` and ``3.0`` are none.
     """
     if type(value) is not int or not least <= value < below:
-        raise ValueError(f"{value!r:.60} is not a whole number from {least} to {below - 1}")
+        raise ValueError(f"{shown(value)} is not a whole number from {least} to {below - 1}")
     return value
+
+
+def shown(value: object) -> str:
+    """Return a value of JSON for a message; of one that may be nested deeper than ``repr`` goes, what it is."""
+    if isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    return f"{value!r:.60}"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.base.state import Json, whole_number
+from omniload.base.state import Json, shown, whole_number
 
 __all__ = ["PIECE_COLUMNS", "POSITION_LIMIT", "SUB_LIMIT", "TOKEN_LIMIT", "PieceTable"]
 
@@ -95,7 +95,7 @@ class PieceTable:
                 holds tokens, all of them within its sample.
         """
         if not isinstance(rows, list):
-            raise TypeError(f"carried pieces are {rows!r:.60}, not a list")
+            raise TypeError(f"carried pieces are {shown(rows)}, not a list")
         number_of = {name: s for s, name in enumerate(names)}
         return PieceTable.from_rows([_numbered(row, number_of) for row in rows])
 

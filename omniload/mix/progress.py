@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from omniload.base.errors import StateError
-from omniload.base.state import Json, JsonObject
+from omniload.base.state import Json, JsonObject, shown
 from omniload.base.units import decimal_of
 from omniload.mix.deficit import WEIGHT_ONE, integer_weights
 from omniload.mix.edits.history import History
@@ -182,7 +182,7 @@ def fingerprint_in(base: Mapping[str, Json]) -> dict[str, str]:
     fingerprint = base.get("fingerprint")
     if not isinstance(fingerprint, dict):
         raise StateError(
-            f"the journal's base has the fingerprint {fingerprint!r:.60}, which is none; resume from a checkpoint"
+            f"the journal's base has the fingerprint {shown(fingerprint)}, which is none; resume from a checkpoint"
         )
     return {part: str(digest) for part, digest in fingerprint.items()}
 

@@ -22,9 +22,9 @@ import orjson
 from pydantic import ValidationError
 
 from omniload.base.config import parse_yaml
-from omniload.base.errors import StateError, system_refusals
-from omniload.base.reading import open_file
-from omniload.base.state import require_version, whole_number
+from omniload.base.errors import IntegrityError, StateError, system_refusals
+from omniload.base.reading import read_kept_file
+from omniload.base.state import require_version, shown, whole_number
 from omniload.mix.config import BalanceConfig, MixConfig, mix_text
 
 __all__ = [
@@ -41,6 +41,8 @@ RUN_RECORD_NAME = "run.json"
 """File of the record in the run's folder."""
 RUN_RECORD_VERSION = 1
 _RANKS_LIMIT = 1 << 31
+_MOST_BYTES = 1 << 30
+"""A thousand starts of the largest mix file there may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +170,9 @@ def read_run_record(run_dir: Path) -> RunRecord:
     """
     path = run_dir / RUN_RECORD_NAME
     try:
-        with open_file(path) as file:
-            content = orjson.loads(file.read())
+        content = orjson.loads(
+            read_kept_file(path, most_bytes=_MOST_BYTES, what="the record of a run")
+        )
         require_version(content, RUN_RECORD_VERSION, of="run")
         lives = tuple(_from_json(life, run_dir) for life in content["lives"])
     except FileNotFoundError:
@@ -178,9 +181,11 @@ def read_run_record(run_dir: Path) -> RunRecord:
         raise StateError(
             f"{run_dir} is a file; expected the folder of a run, which holds {RUN_RECORD_NAME}"
         ) from None
+    except IntegrityError as error:
+        raise StateError(f"{error}, or give another run_dir") from error
     except ValidationError as error:
         raise _damaged(path, f"balance: {error.errors()[0]['msg']}") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(path, repr(error)) from error
     if not lives:
         raise _damaged(path, "it holds no start")
@@ -212,7 +217,7 @@ def _from_json(life: dict[str, Any], run_dir: Path) -> RunLife:
 
 def _text_in(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"text is {value!r:.60}, not a text")
+        raise TypeError(f"text is {shown(value)}, not a text")
     return value
 
 

@@ -20,6 +20,7 @@ from omniload.base.state import (
     JsonObject,
     require_version,
     sealed,
+    shown,
     unsealed,
     whole_number,
 )
@@ -218,13 +219,13 @@ class MixState:
 def _require_same(saved: Json, now: Mapping[str, str]) -> None:
     if not isinstance(saved, dict):
         raise StateError(
-            f"the mix state is damaged (its fingerprint is {saved!r:.60}); resume from an earlier checkpoint"
+            f"the mix state is damaged (its fingerprint is {shown(saved)}); resume from an earlier checkpoint"
         )
     changed = sorted(k for k in saved.keys() | now.keys() if saved.get(k) != now.get(k))
     if changed:
-        shown = "; ".join(_difference(k, saved.get(k), now.get(k)) for k in changed)
+        said = "; ".join(_difference(k, saved.get(k), now.get(k)) for k in changed)
         raise StateError(
-            f"the mix is not the one the checkpoint was written with ({shown}); "
+            f"the mix is not the one the checkpoint was written with ({said}); "
             "resume with the old file, data and tokenizer, or start a new run"
         )
 
@@ -296,4 +297,4 @@ def cursor_of(values: Json) -> Cursor:
                 whole_number(token, below=TOKEN_LIMIT),
             )
         case _:
-            raise ValueError(f"a cursor is three integers, not {values!r:.60}")
+            raise ValueError(f"a cursor is three integers, not {shown(values)}")

@@ -8,6 +8,7 @@ some steps before its line.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,12 +17,15 @@ import xxhash
 
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.reading import open_file
-from omniload.base.state import JsonObject, require_version
+from omniload.base.state import JsonObject, require_version, shown, whole_number
+from omniload.base.units import format_bytes
 from omniload.mix.journal.storage import JournalStorage
+from omniload.mix.state import COUNT_LIMIT
 
 __all__ = [
     "BASE",
     "JOURNAL_VERSION",
+    "LARGEST_LINE_BYTES",
     "WORLD",
     "JournalLine",
     "Since",
@@ -37,6 +41,8 @@ BASE = "base"
 """Kind of a note that holds a whole state: whoever needs no step before it reads from there on."""
 WORLD = "world"
 """Kind of a note that says which ranks there are from its step on, until the next one."""
+LARGEST_LINE_BYTES = 1 << 28
+"""Longest line: a base of 5,000 sources, edits and carried pieces takes a hundredth of it."""
 _VERSIONS = (2, JOURNAL_VERSION)
 """Version 2 had no notes, and nothing else that is read differently."""
 _KINDS = frozenset({BASE, WORLD})
@@ -44,6 +50,8 @@ _NOTE, _BASE_NOTE = b'{"kind":', b'\n{"kind":"base","step":'
 _WORLD_NOTE = b'{"kind":"world",'
 _BLOCK = 1 << 20
 _DIGITS = 16
+_BESIDE_TEXT = _DIGITS + 2
+"""A tab, the checksum and a newline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +77,17 @@ class JournalLine:
         return self.text.startswith(_WORLD_NOTE)
 
     def parsed(self) -> JsonObject:
-        """Return the object."""
-        value: JsonObject = orjson.loads(self.text)
+        """Return the object.
+
+        Raises:
+            IntegrityError: The text is none: a checksum is made anew by whoever changes a line.
+        """
+        try:
+            value = orjson.loads(self.text)
+        except orjson.JSONDecodeError as error:
+            raise _no_object(self.text, str(error)) from error
+        if not isinstance(value, dict):
+            raise _no_object(self.text, f"it is of type {type(value).__name__}")
         return value
 
 
@@ -93,7 +110,16 @@ def line_of(value: JsonObject, before: bytes) -> JournalLine:
 
 
 def chained(text: bytes, before: bytes) -> JournalLine:
-    """Return the line of a text that follows a line with checksum ``before``."""
+    """Return the line of a text that follows a line with checksum ``before``.
+
+    Raises:
+        StateError: It is longer than any that is read.
+    """
+    if len(text) >= LARGEST_LINE_BYTES:
+        raise StateError(
+            f"a line of the journal would hold {format_bytes(len(text))}, more than the "
+            f"{format_bytes(LARGEST_LINE_BYTES)} of any; begin a new run with fewer edits or sources"
+        )
     return JournalLine(text, _checksum(before, text))
 
 
@@ -102,6 +128,7 @@ def base_of(line: JournalLine) -> tuple[JsonObject, int]:
 
     Raises:
         StateError: Another version, or no state.
+        IntegrityError: The line holds no object.
     """
     value = line.parsed()
     if line.is_note:
@@ -110,12 +137,16 @@ def base_of(line: JournalLine) -> tuple[JsonObject, int]:
         if value.get("version") not in _VERSIONS:
             require_version(value, JOURNAL_VERSION, of="journal")
         base = value.get("base")
-    step = base.get("step") if isinstance(base, dict) else None
-    if not isinstance(base, dict) or not isinstance(step, int):
+    try:
+        if isinstance(base, dict):
+            return base, whole_number(base.get("step"), below=COUNT_LIMIT)
+    except ValueError as error:
         raise StateError(
-            f"the journal starts from {base!r:.60}, which is no state; resume from a checkpoint"
-        )
-    return base, step
+            f"the journal holds a state whose step is none: {error}; resume from a checkpoint"
+        ) from error
+    raise StateError(
+        f"the journal has {line.text[:60]!r} where a state was due; resume from a checkpoint"
+    )
 
 
 def last_base(path: Path | JournalStorage, *, at_most: int) -> Since:
@@ -137,8 +168,8 @@ def last_base(path: Path | JournalStorage, *, at_most: int) -> Since:
                 step = tail[at + len(_BASE_NOTE) : at + len(_BASE_NOTE) + _DIGITS].partition(b",")
                 if step[0].isdigit() and int(step[0]) <= at_most and start + at >= _DIGITS:
                     file.seek(start + at - _DIGITS)
-                    before, whole = file.read(_DIGITS + 1)[:-1], file.readline().endswith(b"\n")
-                    if whole:
+                    before = file.read(_DIGITS + 1)[:-1]
+                    if file.readline(LARGEST_LINE_BYTES + _BESIDE_TEXT + 1).endswith(b"\n"):
                         return Since(start + at + 1, before)
     return _START
 
@@ -154,7 +185,13 @@ def sound_lines(path: Path | JournalStorage, since: Since = _START) -> Iterator[
     due, before = -1, since.before
     with _opened(path) as file:
         file.seek(since.offset)
-        for number, line in enumerate(file, start=1):
+        read = partial(file.readline, LARGEST_LINE_BYTES + _BESIDE_TEXT + 1)
+        for number, line in enumerate(iter(read, b""), start=1):
+            if len(line) > LARGEST_LINE_BYTES + _BESIDE_TEXT:
+                raise IntegrityError(
+                    f"{_place(path, since, number)}: the line has no end within "
+                    f"{format_bytes(LARGEST_LINE_BYTES)}, as every line of ours has; resume from a checkpoint"
+                )
             text, _, checksum = line.rstrip(b"\n").rpartition(b"\t")
             if _checksum(before, text) != checksum:
                 if _is_torn(line, text) and not file.read(1):
@@ -184,15 +221,15 @@ def sound_lines(path: Path | JournalStorage, since: Since = _START) -> Iterator[
 def _require_note(line: JournalLine, due: int, place: str) -> None:
     note = line.parsed()
     kind, step = note.get("kind"), note.get("step")
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise StateError(
-            f"{place}: a note of kind {kind!r:.40}, this release knows {', '.join(sorted(_KINDS))}; "
+            f"{place}: a note of kind {shown(kind)}, this release knows {', '.join(sorted(_KINDS))}; "
             "read the journal with the release that wrote it"
         )
     fits = type(step) is int and (0 <= step <= due if kind == WORLD else base_of(line)[1] == due)
     if not fits:
         raise IntegrityError(
-            f"{place}: a note of step {step!r:.40} where step {due} is due; resume from a checkpoint"
+            f"{place}: a note of step {shown(step)} where step {due} is due; resume from a checkpoint"
         )
 
 
@@ -205,6 +242,13 @@ def _opened(path: Path | JournalStorage) -> BinaryIO:
         return open_file(path) if isinstance(path, Path) else path.opened()
     except FileNotFoundError:
         raise StateError(f"{path}: no journal; give the folder of a run") from None
+
+
+def _no_object(text: bytes, reason: str) -> IntegrityError:
+    return IntegrityError(
+        f"a line of the journal that starts {text[:24]!r} is no object as we write it ({reason:.80}); "
+        "resume from a checkpoint"
+    )
 
 
 def _checksum(before: bytes, text: bytes) -> bytes:

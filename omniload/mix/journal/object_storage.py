@@ -30,8 +30,7 @@ from fusefs.stores.protocol import Entry, Store
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import IntegrityError, OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
-from omniload.base.state import require_version
-from omniload.mix.journal.segments import Extent, Life, Merging, Segment, extents_of
+from omniload.mix.journal.segments import LAST_LIFE, Extent, Life, Merging, Segment, extents_of
 from omniload.mix.journal.storage import JournalStorage
 
 __all__ = ["CLAIM_VERSION", "ObjectStorage"]
@@ -74,8 +73,13 @@ class ObjectStorage(JournalStorage):
     def claim(self) -> None:
         with _asking(self, "claimed"):
             lives = [*self._claims(), *(segment.life for segment, _ in self._segments())]
-            number = 1 + max((life.number for life in lives), default=0)
-            self._life = Life(number, secrets.token_hex(4))
+            last = max(lives, default=Life(0, ""))
+            if last.number >= LAST_LIFE:
+                raise StateError(
+                    f"{self}: {self._holder(last)} has the last number that a planner can have, which none of ours "
+                    f"comes to; remove what names {last} in {_CLAIMS} and {_LINES}, or give another runtime.journal"
+                )
+            self._life = Life(last.number + 1, secrets.token_hex(4))
             says = {
                 "version": CLAIM_VERSION,
                 "host": socket.gethostname(),
@@ -88,7 +92,7 @@ class ObjectStorage(JournalStorage):
     @override
     def exists(self) -> bool:
         with _asking(self, "read"):
-            return bool(extents_of(self._segments()))
+            return bool(self.extents())
 
     @override
     def opened(self) -> BinaryIO:
@@ -109,7 +113,7 @@ class ObjectStorage(JournalStorage):
         # What earlier lives left in small objects at the end becomes one.
         with _asking(self, "written"):
             start = kept_bytes - 1
-            for extent in reversed(extents_of(self._segments())):
+            for extent in reversed(self.extents()):
                 if extent.start < start:
                     if extent.stop - extent.start >= _SMALL or kept_bytes - extent.start > _SMALL:
                         break
@@ -159,8 +163,31 @@ class ObjectStorage(JournalStorage):
             self._tidying = None
 
     def extents(self) -> list[Extent]:
-        """Return where each byte lies now."""
-        return extents_of(self._segments())
+        """Return where each byte lies now.
+
+        Raises:
+            IntegrityError: An object is missing.
+        """
+        return self._found()[0]
+
+    def _found(self) -> tuple[list[Extent], list[Segment]]:
+        """Return where each byte lies, and all segments, of one listing.
+
+        A listing is no picture of one moment: of what is put or merged meanwhile it may show the later part alone. What
+        is missing in two listings is missing.
+        """
+        missing = ""
+        for _ in range(_LOOKS):
+            found = self._segments()
+            try:
+                return extents_of(found), [segment for segment, _ in found]
+            except IntegrityError as error:
+                if str(error) == missing:
+                    raise
+                missing = str(error)
+        raise UnavailableError(
+            f"{self}: {_LOOKS} listings each missed another object ({missing}); try again"
+        )
 
     def read(self, segment: Segment, offset: int, size_bytes: int) -> bytes:
         """Return bytes of a segment."""
@@ -194,10 +221,15 @@ class ObjectStorage(JournalStorage):
             path = f"{_CLAIMS}/{life}"
             size = self.store.stat(path).size_bytes
             says = orjson.loads(self.store.read(path, 0, min(size, _LARGEST_CLAIM)))
-            require_version(says, CLAIM_VERSION, of="claim")
-            return f"process {int(says['pid'])} on {says['host']!r:.80}"
-        except (OSError, OmniloadError, ValueError, KeyError, TypeError):
+        except (OSError, OmniloadError, ValueError):
             return f"planner {life}"
+        match says:
+            case {"version": version, "pid": int(pid), "host": str(host)} if (
+                version == CLAIM_VERSION
+            ):
+                return f"process {pid} on {host!r:.80}"
+            case _:
+                return f"planner {life}"
 
     def _claims(self) -> list[Life]:
         found = (Life.read(entry.name) for entry in self._listed(_CLAIMS))
@@ -224,9 +256,9 @@ class ObjectStorage(JournalStorage):
 
     def _remove_void(self) -> None:
         assert self._life is not None, "claimed"
-        found = self._segments()
-        needed = {extent.segment for extent in extents_of(found)}
-        for segment, _ in found:
+        extents, found = self._found()
+        needed = {extent.segment for extent in extents}
+        for segment in found:
             if segment not in needed and segment.life < self._life:
                 self._remove(f"{_LINES}/{segment.name}")
         for life in self._claims():

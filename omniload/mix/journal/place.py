@@ -2,12 +2,16 @@
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from omniload.base.errors import ConfigError
 from omniload.base.retry import backoff_s
 from omniload.mix.journal.storage import JournalStorage
 from omniload.mix.run_record import read_run_record
+
+if TYPE_CHECKING:
+    from fusefs.stores.local.store import LocalStore
 
 __all__ = ["JOURNAL_NAME", "journal_at", "journal_of"]
 
@@ -40,6 +44,7 @@ def journal_at(run_dir: Path, url: str) -> Path | JournalStorage:
             "rename the folder: letters, digits, '-', '_', '.', '+' and '=' alone"
         )
     # Imported here: a run whose journal is a file needs no client of a store.
+    from fusefs.stores.local.store import LocalStore  # noqa: PLC0415
     from fusefs.stores.retry import RetryingStore  # noqa: PLC0415
     from fusefs.stores.url import check_root, open_store  # noqa: PLC0415
     from omniload.mix.journal.object_storage import ObjectStorage  # noqa: PLC0415
@@ -49,9 +54,21 @@ def journal_at(run_dir: Path, url: str) -> Path | JournalStorage:
         Path(parts.path, name).mkdir(parents=True, exist_ok=True)
     place = parts._replace(path=f"{parts.path.rstrip('/')}/{name}").geturl()
     store = open_store(place, give_up_after_s=_GIVE_UP_S)
+    if isinstance(store, LocalStore):
+        _require_folder_itself(store, Path(parts.path), name)
     if parts.scheme in _BUCKETS:
         check_root(store, begin=True)
     return ObjectStorage(RetryingStore(store, waits_s=_WAITS_S, give_up_after_s=_GIVE_UP_S))
+
+
+def _require_folder_itself(store: "LocalStore", above: Path, name: str) -> None:
+    """Refuse a folder of a run that is a link: the URL alone is the user's word, below it anyone may write."""
+    if store.location != (above.resolve() / name).as_uri():
+        store.close()
+        raise ConfigError(
+            f"{above / name} leads to {store.location}: a link below runtime.journal is not followed; remove it, or "
+            "name the folder that it leads to"
+        )
 
 
 def journal_of(run_dir: Path) -> Path | JournalStorage:

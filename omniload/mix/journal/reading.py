@@ -49,8 +49,13 @@ class Tail:
 
     @property
     def records(self) -> list[JsonObject]:
-        """The records of steps."""
-        return [line.parsed() for line in self._steps()]
+        """The records of steps.
+
+        Raises:
+            StateError: One of them is none.
+            IntegrityError: A line is no object.
+        """
+        return [_record_in(line) for line in self._steps()]
 
     @property
     def world(self) -> JsonObject | None:
@@ -77,7 +82,7 @@ def read_journal(path: Path | JournalStorage) -> tuple[JsonObject, list[JsonObje
     """
     lines = sound_lines(path)
     base, _ = base_of(next(lines))
-    return base, [line.parsed() for line in lines if not line.is_note]
+    return base, [_record_in(line) for line in lines if not line.is_note]
 
 
 def read_worlds(path: Path | JournalStorage) -> list[JsonObject]:
@@ -88,6 +93,24 @@ def read_worlds(path: Path | JournalStorage) -> list[JsonObject]:
         IntegrityError: As for ``read_journal``.
     """
     return [line.parsed() for line in sound_lines(path) if line.is_world]
+
+
+def _record_in(line: JournalLine) -> JsonObject:
+    """Return the record of a step; of its values no more than the types is checked here."""
+    match line.parsed():
+        case {
+            "step": int(),
+            "revision": int(),
+            "digest": str(),
+            "after": str(),
+            "drawn": dict(),
+            "carried": list(),
+        } as record:
+            return record
+        case _:
+            raise StateError(
+                f"the journal has {line.text[:80]!r} where the record of a step was due; resume from a checkpoint"
+            )
 
 
 def state_before(

@@ -66,7 +66,13 @@ class StepRecord:
             weights_S=weights_S,
             carried=self.carried,
         )
-        if (found := after.digest()) != self.after:
+        try:
+            found = after.digest()
+        except OverflowError as error:
+            raise StateError(
+                f"after step {self.step} more than {COUNT_LIMIT} is drawn of a source; resume from a checkpoint"
+            ) from error
+        if found != self.after:
             raise StateError(
                 f"the state after step {self.step} has digest {found}, its journal says {self.after}: "
                 "another release, another mix or another state; resume from a checkpoint"
@@ -105,7 +111,7 @@ class StepRecord:
                 },
                 carried=PieceTable.from_json(record["carried"], names),
             )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise StateError(
                 f"a journal record is damaged or of another mix ({error!r})"
             ) from error

@@ -24,12 +24,14 @@ from typing_extensions import override
 
 from omniload.base.errors import IntegrityError
 
-__all__ = ["FAN_IN", "Extent", "Life", "Merging", "Segment", "extents_of"]
+__all__ = ["FAN_IN", "LAST_LIFE", "Extent", "Life", "Merging", "Segment", "extents_of"]
 
 FAN_IN = 16
 """Segments of like size that are merged into one: each byte is written again for every power of it."""
 _RESTS_BYTES = 1 << 20
 """A segment as large as that is merged no more."""
+LAST_LIFE = 99_999_999
+"""Greatest number of a life that a name holds."""
 _LIFE = re.compile(r"([0-9]{8})-([0-9a-f]{8})")
 _NAME = re.compile(rf"([0-9]{{16}})-([0-9]{{16}})-{_LIFE.pattern}")
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.state import shown
 from omniload.source.files import ShardFile
 
 __all__ = ["MdsShard", "shards_in"]
@@ -39,7 +40,7 @@ def shards_in(index: ShardFile, value: Mapping[str, Any]) -> list[MdsShard]:
     listed = value.get("shards")
     if value.get("version") != _VERSION or not isinstance(listed, list):
         raise ConfigError(
-            f"{index.path}: is of version {value.get('version')!r:.40}, with {type(listed).__name__} as shards; "
+            f"{index.path}: is of version {shown(value.get('version'))}, with {type(listed).__name__} as shards; "
             f"an index of MDS, version {_VERSION}, is read"
         )
     return [_shard(f"{index.path}: shard {i}", each) for i, each in enumerate(listed)]
@@ -50,14 +51,14 @@ def _shard(where: str, value: object) -> MdsShard:
         raise _fault(where, "it", value)
     if value.get("format") != "mds" or value.get("version", _VERSION) != _VERSION:
         raise ConfigError(
-            f"{where}: format {value.get('format')!r:.40}, version {value.get('version')!r:.40}; "
+            f"{where}: format {shown(value.get('format'))}, version {shown(value.get('version'))}; "
             f"mds, version {_VERSION}, is read"
         )
     raw, zipped = value.get("raw_data"), value.get("zip_data")
     compression = value.get("compression")
     if zipped is not None and str(compression).partition(":")[0] != "zstd":
         raise ConfigError(
-            f"{where}: is compressed by {compression!r:.40}; zstd is read, or nothing: "
+            f"{where}: is compressed by {shown(compression)}; zstd is read, or nothing: "
             "write it anew, or unpack the shards"
         )
     if not isinstance(raw, dict):
@@ -79,7 +80,7 @@ def _shard(where: str, value: object) -> MdsShard:
 
 
 def _fault(where: str, key: str, value: object) -> IntegrityError:
-    return IntegrityError(f"{where}: {key} is {value!r:.80}; the index is corrupt, replace it")
+    return IntegrityError(f"{where}: {key} is {shown(value)}; the index is corrupt, replace it")
 
 
 def _count(where: str, key: str, value: object) -> int:

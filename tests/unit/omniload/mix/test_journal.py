@@ -12,8 +12,8 @@ import pytest
 
 from omniload.base.errors import IntegrityError, StateError
 from omniload.mix.journal.file import Journal
-from omniload.mix.journal.lines import JOURNAL_VERSION, line_of
-from omniload.mix.journal.reading import read_journal, state_before
+from omniload.mix.journal.lines import JOURNAL_VERSION, chained, line_of
+from omniload.mix.journal.reading import read_journal, read_tail, state_before
 from omniload.mix.journal.records import StepRecord
 from omniload.mix.pieces import PieceTable
 from omniload.mix.state import MixState
@@ -432,8 +432,9 @@ from omniload.mix.journal.file import Journal
 journal = Journal.leading_up(Path(sys.argv[1]), {"step": 0, "fingerprint": {}}, "d")
 size = Path(sys.argv[1]).stat().st_size
 resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))
-journal.append({"step": 0, "revision": 0})
-journal.append({"step": 1, "filling": "x" * 200})
+record = {"revision": 0, "digest": "", "after": "", "drawn": {}, "carried": []}
+journal.append({"step": 0, **record})
+journal.append({"step": 1, **record, "filling": "x" * 200})
 """
 
 
@@ -520,3 +521,87 @@ def test_what_is_no_file_is_no_journal_and_not_waited_for(tmp_path, make):
         read_journal(tmp_path / "journal")
     opened(tmp_path / "journal", states(1)[0]).close()
     assert (tmp_path / "journal.aside-1").exists()
+
+
+def forged(path, change):
+    """Write a journal anew with other texts of its lines, each with the checksum that fits."""
+    before, content = b"", b""
+    for text in change([line.rpartition(b"\t")[0] for line in path.read_bytes().splitlines()]):
+        line = chained(text, before)
+        before, content = line.checksum, content + bytes(line)
+    path.write_bytes(content)
+
+
+NESTED = b"[" * 1000 + b"]" * 1000
+FIRST_LINES = [
+    b"no JSON",
+    b"[]",
+    b"null",
+    b'{"version":' + NESTED + b"}",
+    b'{"version":3,"base":' + NESTED + b"}",
+    b'{"version":3,"base":{"step":' + NESTED + b"}}",
+    b'{"version":3,"base":{"step":-5}}',
+    b'{"version":3,"base":{"step":true}}',
+]
+STEP_LINES = [
+    b'{"step":1,no JSON',
+    b'{"step":1,"revision":0}',
+    b'{"step":1,"revision":"0","digest":"","after":"","drawn":{},"carried":[]}',
+    b'{"step":1,"revision":0,"digest":{},"after":"","drawn":{},"carried":[]}',
+    b'{"step":1,"x":' + NESTED + b"}",
+    b'{"kind":no JSON',
+    b'{"kind":[],"step":1}',
+    b'{"kind":"base","step":1,"state":{"step":' + NESTED + b"}}",
+]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, text) for text in FIRST_LINES] + [(2, text) for text in STEP_LINES],
+    ids=lambda value: value[:40].decode() if isinstance(value, bytes) else str(value),
+)
+def test_a_line_that_is_none_of_ours_is_refused_whoever_made_its_checksum(tmp_path, number, text):
+    path = a_journal(tmp_path / "j", states(4))
+
+    forged(path, lambda texts: [*texts[:number], text, *texts[number + 1 :]])
+
+    with pytest.raises((StateError, IntegrityError), match=r"resume from|release that wrote"):
+        read_journal(path)
+    with pytest.raises((StateError, IntegrityError), match=r"resume from|release that wrote"):
+        read_tail(path, 0).records  # noqa: B018 -- a property that reads
+
+
+def test_records_of_more_than_is_counted_are_refused(tmp_path):
+    found = states(3)
+    first = records_between(found)[0].to_json(NAMES)
+    first["drawn"]["web"][3] = 2**63 - 1
+    second = {**records_between(found)[1].to_json(NAMES), "drawn": first["drawn"]}
+    records = [StepRecord.from_json(record, NAMES) for record in (first, second)]
+    start = replace(found[0], drawn_S=(1, 1))
+
+    with pytest.raises(StateError, match="after step 0 more than"):
+        state_before(2, start, records, lambda _: WEIGHTS)
+
+
+@pytest.mark.parametrize("damage", [b"\0", b"x"], ids=["hole", "text"])
+def test_a_line_without_an_end_is_not_held(tmp_path, monkeypatch, damage):
+    monkeypatch.setattr("omniload.mix.journal.lines.LARGEST_LINE_BYTES", 1 << 16)
+    path = a_journal(tmp_path / "j", states(4))
+    with path.open("ab") as file:
+        file.write(damage * (8 << 20))
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(IntegrityError, match=r"j:5: the line has no end within 64 KiB"):
+            read_journal(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_a_line_longer_than_any_that_is_read_is_not_written(monkeypatch):
+    monkeypatch.setattr("omniload.mix.journal.lines.LARGEST_LINE_BYTES", 64)
+
+    with pytest.raises(StateError, match="would hold 100 B, more than the 64 B of any"):
+        chained(b" " * 100, b"")

@@ -1,6 +1,7 @@
 """The record of a run's starts: what was asked for, by whom a step was planned, what is refused."""
 
 import os
+import tracemalloc
 
 import orjson
 import pytest
@@ -205,5 +206,19 @@ def test_a_record_written_by_the_first_release_is_read(tmp_path):
 def test_a_pipe_is_no_record_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / RUN_RECORD_NAME)
 
-    with pytest.raises(StateError, match="is a pipe, not a file"):
+    with pytest.raises(StateError, match="is a pipe, not the record of a run"):
         read_run_record(tmp_path)
+
+
+def test_a_record_larger_than_any_is_refused_before_it_is_held(tmp_path):
+    with (tmp_path / RUN_RECORD_NAME).open("wb") as file:
+        file.truncate(3 << 30)
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(StateError, match=r"run.json: holds 3221225472 bytes.*another run_dir"):
+            read_run_record(tmp_path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
